@@ -1,0 +1,161 @@
+"""Layer id -> learning-rate ratio: the conventions of the field by name, and layer-wise decay for any Paddle optimizer."""
+
+import dataclasses
+
+from .hooks import LayerwiseMixin, check_decay, parameters_of
+
+__all__ = ["CONVENTIONS", "LayerDecay", "apply_layerwise_decay", "reset_layerwise_decay"]
+
+# With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: the exponent of the decay for all ids but the head's, whose
+# ratio is 1 in every convention.
+CONVENTIONS = {
+    # top block d, embeddings d^(n+1); the numbers of BEiT's LayerDecayValueAssigner too
+    "paddlenlp": lambda layer_id, n: n + 1 - layer_id,
+    # one power lower throughout, as in google-research/electra, where it is acknowledged to be off by one
+    "electra": lambda layer_id, n: n + 2 - layer_id,
+    # top block 1, embeddings undecayed, as in zihangdai/xlnet
+    "xlnet": lambda layer_id, n: n - layer_id if layer_id else 0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerDecay:
+    r"""Say how the learning rate falls from layer to layer; give it as `layerwise_decay` wherever `layers` is given too.
+
+    .. math::
+        r_i = \max(d^{e(i)}, \text{min\_ratio}), \qquad e(i) = n + 1 - i \text{ (paddlenlp)}, \qquad
+        r_{n+1} = \text{head\_ratio}
+
+    Args:
+        layerwise_decay (float): d, the ratio of the rates of neighbouring layers, in (0, 1].
+        convention (str, optional): which power each layer gets: "paddlenlp" (the same numbers as BEiT), "electra" (one
+            power lower for all but the head) or "xlnet" (top block and embeddings at the full rate).
+        min_ratio (float, optional): floor of the ratios, in [0, 1].
+        head_ratio (float, optional): ratio of the head, above 0; often more than 1 for a newly initialised one.
+        freeze_below (float, optional): layers whose ratio is below it are frozen (ratio 0: neither the weights nor the
+            optimizer's state change), in [0, 1].
+
+    Raises:
+        TypeError, ValueError: a value of the wrong type or out of range, an unknown convention.
+
+    Examples:
+        .. code-block:: python
+
+            >>> from paddle_ldopt import LayerDecay
+            >>> [LayerDecay(0.5).ratio(i, n_layers=2) for i in range(4)]
+            [0.125, 0.25, 0.5, 1.0]
+            >>> [LayerDecay(0.5, "electra", min_ratio=0.1, head_ratio=2).ratio(i, n_layers=2) for i in range(4)]
+            [0.1, 0.125, 0.25, 2.0]
+    """
+
+    layerwise_decay: float
+    convention: str = "paddlenlp"
+    min_ratio: float = 0.0
+    head_ratio: float = 1.0
+    freeze_below: float = 0.0
+
+    def __post_init__(self):
+        object.__setattr__(self, "layerwise_decay", check_decay(self.layerwise_decay))
+        if self.convention not in CONVENTIONS:
+            known = ", ".join(map(repr, CONVENTIONS))
+            raise ValueError(f"`convention` must be one of {known}. Received: convention={self.convention!r}")
+        for field in ("min_ratio", "head_ratio", "freeze_below"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"`{field}` must be a number. Received: {field}={value!r}")
+            low_enough = 0 < value < float("inf") if field == "head_ratio" else 0 <= value <= 1
+            if not low_enough:
+                span = "above 0 and finite" if field == "head_ratio" else "in [0, 1]"
+                raise ValueError(f"`{field}` must be {span}. Received: {field}={value!r}")
+            object.__setattr__(self, field, float(value))
+
+    def ratio(self, layer_id, n_layers):
+        """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""
+        if layer_id > n_layers:
+            return self.head_ratio
+        power = self.layerwise_decay ** CONVENTIONS[self.convention](layer_id, n_layers)
+        ratio = max(power, self.min_ratio)
+        return 0.0 if ratio < self.freeze_below else ratio
+
+
+def apply_layerwise_decay(optimizer, layers, layerwise_decay):
+    """Give any Paddle optimizer layer-wise learning rates, in place.
+
+    The ratio multiplies what `Optimizer._create_param_lr` returns, for this optimizer alone: nothing is written into the
+    parameters, so applying it twice replaces the first, and other optimizers over the same parameters see none of it.
+
+    Args:
+        optimizer (paddle.optimizer.Optimizer): Momentum, Adam, NAdam, Lamb...; with a scheduler and parameter groups or
+            without. Call it before the optimizer is wrapped by `fleet`.
+        layers (LayerMap): the layers of the model whose parameters it trains.
+        layerwise_decay (float|LayerDecay): ratio of the rates of neighbouring layers, in (0, 1], or a whole rule.
+
+    Returns:
+        Optimizer: the same object.
+
+    Raises:
+        TypeError: not a Paddle optimizer, or one that does not ask for a rate per parameter (LBFGS, Rprop).
+        ValueError: a parameter that `layers` does not know; an optimizer with a layer-wise decay of its own.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> import paddle_ldopt as ldopt
+            >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+            >>> momentum = paddle.optimizer.Momentum(0.1, parameters=encoder.parameters())
+            >>> layers = ldopt.LayerMap.from_model(encoder)
+            >>> ldopt.apply_layerwise_decay(momentum, layers, layerwise_decay=0.5).layerwise_ratio(
+            ...     encoder.layers[0].linear1.weight)
+            0.125
+    """
+    plain = _plain_class(optimizer)
+    ratio_of = layers.ratio_fn(layerwise_decay)
+    for param in parameters_of(optimizer):
+        ratio_of(param)
+    optimizer.__class__ = _layerwise_class(plain)
+    optimizer._ratio_of = ratio_of
+    return optimizer
+
+
+def reset_layerwise_decay(optimizer):
+    """Undo `apply_layerwise_decay`: the optimizer is of its own class again, with the same rate for every layer.
+
+    Args:
+        optimizer (paddle.optimizer.Optimizer): one that `apply_layerwise_decay` was applied to; any other is left alone.
+
+    Returns:
+        Optimizer: the same object.
+    """
+    plain = _plain_class(optimizer)
+    if type(optimizer) is not plain:
+        optimizer.__class__ = plain
+        del optimizer._ratio_of
+    return optimizer
+
+
+def _plain_class(optimizer):
+    """Return the class `optimizer` had before any `apply_layerwise_decay`, raise if none can be applied to it."""
+    from paddle.optimizer import LBFGS, Optimizer, Rprop
+
+    cls = type(optimizer)
+    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, (LBFGS, Rprop)):
+        raise TypeError(
+            "`optimizer` must be a Paddle optimizer that asks for a rate per parameter; LBFGS and Rprop do not, and a "
+            f"wrapped optimizer must be given before it is wrapped. Received: optimizer={cls.__name__}"
+        )
+    if "_plain" in vars(cls):
+        return cls._plain
+    if isinstance(optimizer, LayerwiseMixin):
+        raise ValueError(
+            f"{cls.__name__} has a layer-wise decay of its own: give it `layers` and `layerwise_decay` when it is built. "
+            f"Received: optimizer={cls.__name__}"
+        )
+    return cls
+
+
+def _layerwise_class(plain, _known={}):  # noqa: B006 - one class per optimizer class is the point of the dict
+    # Paddle chooses its multi-tensor path by the class's name: keep it
+    if plain not in _known:
+        _known[plain] = type(plain.__name__, (LayerwiseMixin, plain), {"_plain": plain, "__doc__": plain.__doc__})
+    return _known[plain]

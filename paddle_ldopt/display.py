@@ -1,0 +1,279 @@
+"""The layer table and its plot: what each layer gets, read back from what the optimizer really uses."""
+
+import copy
+import dataclasses
+import io
+import math
+import os
+from typing import Optional
+
+import paddle
+
+from .hooks import parameters_of, unwrap
+
+__all__ = ["LayerRow", "LayerTable", "applied_ratios", "peak_learning_rate"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """What one parameter gets: `ratio` to the optimizer's rate, `now` and at the `peak` of the schedule (None: unknown)."""
+
+    ratio: float
+    now: Optional[float]
+    peak: Optional[float]
+    decayed: Optional[bool]
+    frozen: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerRow:
+    """One layer of a `LayerTable`.
+
+    Args:
+        tower (str): the stack it belongs to; "" for what belongs to several.
+        index (int): layer id: 0 = embeddings, 1..n = blocks, n + 1 = head.
+        label (str): "embeddings", "block 3", "head".
+        tensors (int): number of parameters.
+        elements (int): their elements; None if only names are known.
+        ratio (tuple[float, float]): least and greatest ratio to the optimizer's rate.
+        learning_rate (tuple[float, float]): least and greatest rate now; None if unknown.
+        peak_learning_rate (tuple[float, float]): the same at the peak of the schedule.
+        decayed (int): how many of the tensors decay; None if unknown.
+        frozen (int): how many of the tensors are not trained.
+    """
+
+    tower: str
+    index: int
+    label: str
+    tensors: int
+    elements: Optional[int]
+    ratio: tuple
+    learning_rate: Optional[tuple]
+    peak_learning_rate: Optional[tuple]
+    decayed: Optional[int]
+    frozen: int
+
+
+class LayerTable:
+    """The layers of a model from embeddings to head, with what each one gets; made by `LayerMap.table`.
+
+    Attributes:
+        rows (list[LayerRow]): one row a layer and tower.
+    """
+
+    _COLUMNS = ("layer", "tensors", "parameters", "ratio", "lr now", "lr peak", "weight decay", "frozen")
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    @classmethod
+    def build(cls, tensors, layer_of, rates):
+        """Group tensor name -> (structured name, Parameter or None) and tensor name -> `Rate` by layer."""
+        grouped = {}
+        for tensor_name, (name, param) in tensors.items():
+            if tensor_name in rates:
+                grouped.setdefault(layer_of(name), []).append((param, rates[tensor_name]))
+        towers = list(dict.fromkeys(layer.tower for layer in grouped))
+        order = sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index))
+        return cls([_row(layer, grouped[layer]) for layer in order])
+
+    def to_dict(self):
+        """Return the rows as a list of dicts that JSON can hold."""
+        return [dataclasses.asdict(row) for row in self.rows]
+
+    def to_markdown(self):
+        """Return the table as GitHub Markdown."""
+        lines = [self._COLUMNS, ["---"] + ["--:"] * (len(self._COLUMNS) - 1), *self._cells()]
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+    def __rich__(self):
+        from rich.table import Table
+
+        table = Table(header_style="bold")
+        for column in self._COLUMNS:
+            table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
+        for cells in self._cells():
+            table.add_row(*cells)
+        return table
+
+    def __str__(self):
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=140, color_system=None)
+        console.print(self)
+        return console.file.getvalue().rstrip("\n")
+
+    def _cells(self):
+        many = len({row.tower for row in self.rows if row.tower}) > 1
+        for row in self.rows:
+            place = f"{row.tower or '(shared)'}: " if many else ""
+            yield [
+                place + row.label,
+                str(row.tensors),
+                "-" if row.elements is None else f"{row.elements:,}",
+                _span(row.ratio, "{:.4g}"),
+                _span(row.learning_rate, "{:.3g}"),
+                _span(row.peak_learning_rate, "{:.3g}"),
+                _share(row.decayed, row.tensors),
+                _share(row.frozen, row.tensors),
+            ]
+
+
+def applied_ratios(optimizer):
+    """Return tensor name -> the factor by which the optimizer's next step would scale its learning rate for the parameter.
+
+    Groups, `ParamAttr` and layer-wise ratios are all in it, for it is what `_create_param_lr` itself makes of a rate of 1.
+
+    Args:
+        optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
+    """
+    optimizer = unwrap(optimizer)
+    unit = paddle.ones([], "float64")
+    optimizer._global_learning_rate = lambda *args: unit  # on the instance, for the time of the question
+    try:
+        with paddle.no_grad():
+            return {p.name: float(optimizer._create_param_lr((p, None))) for p in parameters_of(optimizer)}
+    finally:
+        del optimizer._global_learning_rate
+
+
+def peak_learning_rate(learning_rate, num_steps=None):
+    """Return the greatest rate a schedule reaches from where it stands, or the rate itself if it is a number.
+
+    Args:
+        learning_rate (float|LRScheduler): the schedule is not changed: a copy is stepped.
+        num_steps (int, optional): how far to look; as far as Paddle's warm-ups say, at least 10,000 steps, if None.
+    """
+    if not isinstance(learning_rate, paddle.optimizer.lr.LRScheduler):
+        return float(learning_rate)
+    schedule = copy.deepcopy(learning_rate)
+    peak = schedule.last_lr
+    if isinstance(schedule, paddle.optimizer.lr.ReduceOnPlateau):
+        return peak  # it only ever falls
+    for _ in range(num_steps or max(10_000, 2 * getattr(schedule, "warmup_steps", 0))):
+        schedule.step()
+        peak = max(peak, schedule.last_lr)
+    return float(peak)
+
+
+def rates_of_optimizer(optimizer):
+    """Return tensor name -> `Rate`, read back from an optimizer."""
+    optimizer = unwrap(optimizer)
+    now, peak = optimizer.get_lr(), peak_learning_rate(optimizer._learning_rate)
+    ratios = applied_ratios(optimizer)
+    return {
+        p.name: Rate(r, r * now, r * peak, is_decayed(optimizer, p), bool(p.stop_gradient) or r == 0)
+        for p in parameters_of(optimizer)
+        for r in [ratios[p.name]]
+    }
+
+
+def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun):
+    """Return tensor name -> `Rate` for a decay that no optimizer has yet."""
+    now = peak = None
+    if learning_rate is not None:
+        peak = peak_learning_rate(learning_rate)
+        now = learning_rate.last_lr if hasattr(learning_rate, "last_lr") else peak
+    rates = {}
+    for tensor_name, (_, param) in tensors.items():
+        ratio = ratio_of(_Named(tensor_name))
+        decayed = None if apply_decay_param_fun is None else bool(apply_decay_param_fun(tensor_name))
+        frozen = ratio == 0 or (param is not None and bool(param.stop_gradient))
+        scaled = (None, None) if now is None else (ratio * now, ratio * peak)
+        rates[tensor_name] = Rate(ratio, *scaled, decayed, frozen)
+    return rates
+
+
+def is_decayed(optimizer, param):
+    """Say whether the optimizer decays the weights of `param`, by any of Paddle's ways of saying so."""
+    group = next(
+        (g for g in optimizer._param_groups or [] if isinstance(g, dict) and any(p is param for p in g["params"])), {}
+    )
+    chosen = getattr(optimizer, "_apply_decay_param_fun", None)
+    if chosen is not None and not chosen(param.name):
+        return False
+    excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)  # Lamb
+    if excluded is not None and excluded(param):
+        return False
+    for name in ("_weight_decay", "_lamb_weight_decay"):
+        if isinstance(getattr(optimizer, name, None), (int, float)):
+            return group.get("weight_decay", getattr(optimizer, name)) != 0
+    regularizer = param.regularizer if param.regularizer is not None else optimizer.regularization
+    return regularizer is not None and getattr(regularizer, "_coeff", getattr(regularizer, "_regularization_coeff", 1)) != 0
+
+
+def plot_table(table, path):
+    """Draw a `LayerTable` as one line a tower into a file; the ending decides the format."""
+    import matplotlib
+
+    if os.path.splitext(os.fspath(path))[1].lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"`path` must end in .png, .svg or .pdf. Received: path={os.fspath(path)!r}")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    towers = {}
+    for row in table.rows:
+        if row.tower or len({r.tower for r in table.rows}) == 1:
+            towers.setdefault(row.tower, []).append(row)
+    known = all(row.peak_learning_rate is not None for row in table.rows)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for tower, rows in towers.items():
+        heights = [(row.peak_learning_rate if known else row.ratio)[1] for row in rows]
+        axes.plot([row.index for row in rows], heights, marker="o", label=tower or "model")
+    longest = max(towers.values(), key=len)
+    step = max(1, math.ceil(len(longest) / 14))
+    ticks = [row for i, row in enumerate(longest) if i % step == 0 or row is longest[-1]]
+    axes.set_xticks([r.index for r in ticks], [r.label.replace("block ", "") for r in ticks], rotation=30)
+    axes.set_xlabel("layer")
+    axes.set_ylabel("learning rate at the peak" if known else "ratio to the head's learning rate")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    if len(towers) > 1:
+        axes.legend()
+    with matplotlib.rc_context({"svg.hashsalt": "paddle_ldopt"}):
+        figure.savefig(path, dpi=150)
+    return os.fspath(path)
+
+
+class _Named:
+    """Stands for a parameter of which only the name is known."""
+
+    def __init__(self, name):
+        self.name = name
+
+
+def _row(layer, entries):
+    rates = [rate for _, rate in entries]
+    sizes = [None if param is None else param.size for param, _ in entries]
+    decayed = [rate.decayed for rate in rates]
+    return LayerRow(
+        layer.tower,
+        layer.index,
+        layer.label,
+        len(entries),
+        None if None in sizes else int(sum(sizes)),
+        _ends([rate.ratio for rate in rates]),
+        _ends([rate.now for rate in rates]),
+        _ends([rate.peak for rate in rates]),
+        None if None in decayed else sum(decayed),
+        sum(rate.frozen for rate in rates),
+    )
+
+
+def _ends(values):
+    return None if None in values else (min(values), max(values))
+
+
+def _span(ends, form):
+    if ends is None:
+        return "-"
+    low, high = form.format(ends[0]), form.format(ends[1])
+    return low if low == high else f"{low}..{high}"
+
+
+def _share(count, total):
+    if count is None:
+        return "-"
+    return "no" if count == 0 else "yes" if count == total else f"{count} of {total}"

@@ -1,0 +1,327 @@
+"""How a per-parameter learning-rate ratio enters a Paddle optimizer: the documented rule, the hook contracts, the mixin.
+
+A leaf of the import graph: optimizers and `decay` both build on it, and it knows neither of them.
+
+Paddle asks `Optimizer._create_param_lr` for the rate of every parameter, in dygraph, under `to_static` and while it
+builds a static Program. `LayerwiseMixin` multiplies what it returns by the ratio, so decoupled weight decay is scaled
+with it, once, by Paddle's own kernel, and nothing is ever written into the parameters.
+"""
+
+import functools
+import inspect
+import math
+import os
+import re
+import warnings
+
+import numpy as np
+import paddle
+
+__all__ = ["LayerwiseMixin", "adapt_hook", "check_decay", "check_ratio", "layerwise_lr_decay"]
+
+_ENCODER_BLOCK = re.compile(r"encoder\.layers\.(\d+)")
+_ANY_BLOCK = re.compile(r"[\w.]*\b(layers|layer|h|block|blocks|resblocks)\.\d+")
+
+
+def layerwise_lr_decay(decay_rate, name_dict, n_layers, param):
+    r"""Give the ratio of PaddleNLP's documented rule, for models whose blocks are called ``encoder.layers.<i>``.
+
+    .. math::
+        r = d^{n-i} \text{ (block } i\text{)}, \qquad d^{n+1} \text{ (embedding)}, \qquad 1 \text{ (all else)}
+
+    Args:
+        decay_rate (float): the decay d of one layer, in (0, 1].
+        name_dict (dict[str, str]): ``param.name`` -> structured name, for every parameter.
+        n_layers (int): blocks in the encoder; at least as many as the model has.
+        param (Tensor): the parameter.
+
+    Returns:
+        float: the ratio of the parameter's learning rate to the optimizer's.
+
+    Raises:
+        ValueError: `name_dict` lacks the parameter, or the model has more blocks than `n_layers`.
+
+    Examples:
+        .. code-block:: python
+
+            >>> from types import SimpleNamespace
+            >>> from paddle_ldopt import layerwise_lr_decay
+            >>> names = {"linear_0.w_0": "bert.encoder.layers.10.linear1.weight"}
+            >>> print(layerwise_lr_decay(0.5, names, 12, SimpleNamespace(name="linear_0.w_0")))
+            0.25
+
+    Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. Other architectures: ``LayerMap`` and ``layers=``.
+    """
+    name = (name_dict or {}).get(param.name)
+    if name is None:
+        raise ValueError(
+            f"`name_dict` must map every parameter's `name` to its structured name, and lacks '{param.name}'. Build it "
+            "after the model is complete: {p.name: n for n, p in model.named_parameters()}. "
+            f"Received: name_dict={_brief(name_dict)}"
+        )
+    block = _ENCODER_BLOCK.search(name)
+    if block:
+        i = int(block.group(1))
+        if i >= n_layers:
+            raise ValueError(
+                f"`n_layers` must be at least the number of encoder blocks, or '{name}' would get a rate above the "
+                f"head's. Received: n_layers={n_layers}"
+            )
+        return decay_rate ** (n_layers - i)
+    return decay_rate ** (n_layers + 1) if "embedding" in name else 1.0
+
+
+def check_decay(value, argument="layerwise_decay"):
+    """Return `value` as a float if it is a decay in (0, 1], raise otherwise."""
+    if isinstance(value, paddle.Tensor) and value.size == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"`{argument}` must be a number in (0, 1]. Received: {argument}={value!r}")
+    if not 0.0 < value <= 1.0:
+        raise ValueError(
+            f"`{argument}` must be in (0, 1]: 1 gives every layer the same rate. Received: {argument}={value!r}"
+        )
+    return float(value)
+
+
+def check_ratio(ratio, name):
+    """Return what a hook gave for parameter `name` as a float (a graph value stays one), raise if it is no ratio."""
+    if isinstance(ratio, paddle.pir.Value):  # known at run time only: its shape is all that can be checked
+        if math.prod(ratio.shape) != 1:
+            raise ValueError(f"A learning-rate ratio must have one element. Received: shape={ratio.shape} for '{name}'")
+        return ratio
+    if isinstance(ratio, (paddle.Tensor, np.ndarray)):
+        if ratio.size != 1:
+            raise ValueError(
+                f"A learning-rate ratio must have one element. Received: shape={list(ratio.shape)} for '{name}'"
+            )
+        ratio = ratio.item()
+    if isinstance(ratio, bool) or not isinstance(ratio, (int, float, np.integer, np.floating)):
+        raise TypeError(
+            "A learning-rate hook must return a number, or change `param.optimize_attr['learning_rate']` and return "
+            f"None. Received: {ratio!r} for '{name}'"
+        )
+    if not (math.isfinite(ratio) and ratio >= 0):
+        raise ValueError(f"A learning-rate ratio must be finite and not negative. Received: {ratio!r} for '{name}'")
+    return float(ratio)
+
+
+def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
+    """Turn a hook of any contract found in the wild into a function parameter -> checked ratio.
+
+    Args:
+        hook (callable): ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, a `functools.partial` of
+            the first included. It returns a ratio (a number or a one-element Tensor), or multiplies
+            ``param.optimize_attr["learning_rate"]`` and returns None; either way the attribute is as before after the
+            call, so ratios never compound.
+        layerwise_decay, name_dict, n_layers: what a four-argument hook is given.
+
+    Raises:
+        TypeError: not callable, or callable with neither 1 nor 4 arguments.
+    """
+    call = _bind(hook, (layerwise_decay, name_dict, n_layers))
+
+    def ratio_of(param):
+        attr = getattr(param, "optimize_attr", None)
+        if attr is None:
+            return check_ratio(call(param), param.name)
+        before = attr.get("learning_rate", 1.0)
+        attr["learning_rate"] = 1.0
+        try:
+            ratio = call(param)
+            if ratio is None:
+                ratio = attr["learning_rate"]
+        finally:
+            attr["learning_rate"] = before
+        return check_ratio(ratio, param.name)
+
+    return ratio_of
+
+
+def _bind(hook, settings):
+    """Return `hook` as a function of the parameter alone."""
+    if not callable(hook):
+        raise TypeError(f"`set_param_lr_fun` must be callable or None. Received: set_param_lr_fun={hook!r}")
+    four = functools.partial(hook, *settings)
+    try:
+        signature = inspect.signature(hook)
+    except ValueError:  # a builtin without a signature: the documented contract
+        return four
+    required = [
+        p for p in signature.parameters.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if len(required) == 1:
+        only = required[0]
+        if only.kind is only.KEYWORD_ONLY:  # partial(rule, decay_rate=..., name_dict=..., n_layers=...)
+            return lambda param: hook(**{only.name: param})
+        return hook
+    try:
+        signature.bind(*settings, None)
+    except TypeError:
+        raise TypeError(
+            "`set_param_lr_fun` must take (layerwise_decay, name_dict, n_layers, param) or (param). "
+            f"Received: {getattr(hook, '__name__', hook)}{signature}"
+        ) from None
+    return four
+
+
+class LayerwiseMixin:
+    """Multiply the rate of each parameter of the Paddle optimizer that follows in the bases by a ratio.
+
+    A subclass calls `_init_layerwise` before it lets Paddle's constructor change anything. Every ratio of a step is asked
+    for and checked before the step changes anything. A ratio of 0 freezes: neither the parameter nor its state is touched.
+    """
+
+    _ratio_of = None  # function parameter -> ratio, or None: every ratio is 1
+    _ratios_to_check = None  # static graph: what to ask of the ratios once the parameters are known
+    _step_ratios = None  # the ratios of the running step, by parameter name
+
+    def _init_layerwise(self, parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers):
+        """Take the layer-wise arguments of an optimizer's constructor, check them against its parameters.
+
+        Args:
+            parameters (list[Tensor]|list[dict]|None): the optimizer's; None in static graph mode.
+            layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers: as documented in `AdamWDL`.
+        """
+        self.layerwise_decay, self.n_layers, self.set_param_lr_fun = layerwise_decay, n_layers, set_param_lr_fun
+        params = None if parameters is None else flatten_groups(parameters)
+        if params is not None and all(p.stop_gradient for p in params):
+            raise ValueError(f"`parameters` holds no trainable parameter. Received: {len(params)} parameters, all frozen")
+        documented_rule = set_param_lr_fun is layerwise_lr_decay and layers is None
+        if layers is not None:
+            if not hasattr(layers, "ratio_fn"):
+                raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
+            if set_param_lr_fun is not layerwise_lr_decay or name_dict is not None:
+                raise ValueError(
+                    "`layers` takes the place of `name_dict` and `set_param_lr_fun`: give one or the other. "
+                    f"Received: name_dict={_brief(name_dict)}, set_param_lr_fun={set_param_lr_fun!r}"
+                )
+            self._ratio_of = layers.ratio_fn(layerwise_decay)
+        else:
+            decay = check_decay(layerwise_decay)
+            if set_param_lr_fun is None or (documented_rule and name_dict is None):
+                if decay != 1.0:
+                    raise ValueError(
+                        "`layerwise_decay` has no effect without `layers` (LayerMap.from_model(model)), or `name_dict` and "
+                        f"`set_param_lr_fun`. Received: layerwise_decay={layerwise_decay!r}, name_dict={name_dict!r}, "
+                        f"set_param_lr_fun={set_param_lr_fun!r}"
+                    )
+                return
+            self._ratio_of = adapt_hook(set_param_lr_fun, decay, name_dict, n_layers)
+
+        def check(params):
+            ratios = {p.name: self._ratio_of(p) for p in params if not p.stop_gradient}
+            if documented_rule and layerwise_decay != 1.0:
+                _check_documented_rule([name_dict[n] for n in ratios])
+
+        if params is None:
+            self._ratios_to_check = check
+        else:
+            check(params)
+
+    def layerwise_ratio(self, param):
+        """Return the ratio of `param`'s learning rate to the optimizer's that holds now, groups and ParamAttr aside."""
+        if self._ratio_of is None:
+            return 1.0
+        if self._step_ratios is not None and param.name in self._step_ratios:
+            return self._step_ratios[param.name]
+        return self._ratio_of(param)
+
+    def step(self):
+        """Update all parameters once: Paddle's own step, after the ratios of all trainable parameters were checked."""
+        if self._ratio_of is None or not paddle.in_dynamic_mode():
+            return super().step()
+        self._step_ratios = {p.name: self._ratio_of(p) for p in parameters_of(self) if not p.stop_gradient}
+        try:
+            return super().step()
+        finally:
+            self._step_ratios = None
+
+    def _apply_optimize(self, loss, startup_program, params_grads, *args, **kwargs):
+        # `minimize` and the sharding wrappers come here without passing `step`
+        if self._ratio_of is None or self._step_ratios is not None:
+            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+        params = [p for p, _ in (params_grads["params"] if isinstance(params_grads, dict) else params_grads)]
+        if self._ratios_to_check is not None:
+            self._ratios_to_check(params)
+        self._step_ratios = {p.name: self._ratio_of(p) for p in params}
+        try:
+            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+        finally:
+            self._step_ratios = None
+
+    def _create_param_lr(self, param_and_grad):
+        lr = super()._create_param_lr(param_and_grad)
+        ratio = self.layerwise_ratio(param_and_grad[0])
+        return lr if isinstance(ratio, float) and ratio == 1.0 else lr * ratio
+
+    def _append_optimize_op(self, block, param_and_grad):
+        pair = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
+        ratio = self.layerwise_ratio(pair[0])
+        if isinstance(ratio, float) and ratio == 0.0:
+            return None
+        return super()._append_optimize_op(block, param_and_grad)
+
+
+def _check_documented_rule(names):
+    """Raise if PaddleNLP's rule finds no block among the structured `names`, warn if it passes numbered blocks over."""
+    if not any(_ENCODER_BLOCK.search(n) for n in names):
+        raise ValueError(
+            "The default rule decays blocks called 'encoder.layers.<i>' and finds none, so `layerwise_decay` would do "
+            "nothing to this model's blocks. Give layers=LayerMap.from_model(model), which knows every architecture. "
+            f"Received: parameters {', '.join(map(repr, names[:4]))}{', ...' if len(names) > 4 else ''}"
+        )
+    passed_over = sorted({m.group() for n in names if not _ENCODER_BLOCK.search(n) for m in [_ANY_BLOCK.search(n)] if m})
+    if passed_over:
+        warnings.warn(
+            "The default rule decays blocks called 'encoder.layers.<i>' only and leaves others at the full rate: "
+            f"{', '.join(passed_over[:4])}{', ...' if len(passed_over) > 4 else ''}. layers=LayerMap.from_model(model) "
+            "decays them too.",
+            stacklevel=5,
+        )
+
+
+def unwrap(optimizer):
+    """Return the optimizer inside the wrappers of `fleet` and `amp`."""
+    while hasattr(optimizer, "_inner_opt"):
+        optimizer = optimizer._inner_opt
+    return optimizer
+
+
+def parameters_of(optimizer):
+    """Return the parameters of a Paddle optimizer in order, parameter groups flattened."""
+    return flatten_groups(optimizer._parameter_list or [])
+
+
+def flatten_groups(parameters):
+    """Return a plain list of the parameters in a list of Tensors or of parameter groups."""
+    out = []
+    for item in parameters:
+        params = item["params"] if isinstance(item, dict) else item
+        out.extend([params] if isinstance(params, paddle.Tensor) else params)
+    return out
+
+
+def _brief(mapping, most=3):
+    """Show the first few entries of a dict, for an error message."""
+    if not isinstance(mapping, dict):
+        return repr(mapping)
+    shown = ", ".join(f"{k!r}: {v!r}" for k, v in list(mapping.items())[:most])
+    more = f", ... {len(mapping) - most} more" if len(mapping) > most else ""
+    return "{" + shown + more + "}"
+
+
+def _run_untranslated():
+    """Have `paddle.jit.to_static` run this package's code as it is, as it does Paddle's own.
+
+    Its bytecode translator follows code outside Paddle into the optimizer and fails there, on `super()` of a `super()`.
+    """
+    try:
+        from paddle.jit.sot.opcode_translator import skip_files
+    except ImportError:  # a Paddle without the translator, or with it elsewhere
+        return
+    skip_files.skip_file_names.add(os.path.dirname(os.path.abspath(__file__)) + os.sep)
+    paddle.framework.core.eval_frame_skip_file_prefix(tuple(skip_files.skip_file_names))
+
+
+_run_untranslated()

@@ -1,0 +1,350 @@
+"""Structured parameter name -> layer id, for any model: pure Python over names.
+
+Layer 0 holds the embeddings, 1..n the blocks, n + 1 the head. A model with several towers (encoder and decoder, text and
+vision) counts the layers of each by its own depth.
+"""
+
+import dataclasses
+import re
+
+from . import display
+from .decay import LayerDecay
+from .stacks import find_stacks
+
+__all__ = ["Layer", "LayerMap"]
+
+_EMBEDDING = re.compile(
+    r"(^|[._])(embed\w*|emb|embs|wte|wpe|shared|stem|patch_proj|(cls|class|mask|dist|query|register)_tokens?|"
+    r"pos\w*_enc\w*|encode_positions|rel\w*_(attention_)?bias\w*|masked_spec_embed)(?=[._]|$)",
+    re.I,
+)
+_HEAD = re.compile(
+    r"(^|[._])(heads?|pooler|classifier|predictions?|score|logits?|extractor|postnet|neck|project_out|"
+    r"final_(ln|layer_?norm)|cls(?=[.]|$))(?=[._]|$)",
+    re.I,
+)
+_RELATIVE_BIAS = re.compile(r"(^|\.)relative_attention_bias\b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """Say where one parameter sits.
+
+    Args:
+        tower (str): the name of its stack of blocks, or "" for what belongs to several.
+        index (int): layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head.
+        depth (int): number of blocks of the tower; of the deepest one for what belongs to several.
+    """
+
+    tower: str
+    index: int
+    depth: int
+
+    @property
+    def label(self):
+        """Say "embeddings", "block 3" (numbered from 0, as in the model's names) or "head"."""
+        return "embeddings" if self.index == 0 else "head" if self.index > self.depth else f"block {self.index - 1}"
+
+
+class LayerMap:
+    """The layers of a model: where each parameter sits, and what learning rate it gets there.
+
+    Build one with `LayerMap.from_model` or `LayerMap.from_names`.
+
+    Attributes:
+        n_layers (int): blocks of the model; of its deepest tower if there are several.
+        towers (dict[str, int]): name of each stack -> its number of blocks.
+        name_dict (dict[str, str]): ``param.name`` -> structured name; empty when mapped from names.
+
+    Examples:
+        .. code-block:: python
+
+            >>> from paddle_ldopt import LayerMap
+            >>> names = ["embed.w", "h.0.q.w", "h.0.k.w", "h.0.v.w", "h.1.q.w", "h.1.k.w", "h.1.v.w", "norm.w"]
+            >>> layers = LayerMap.from_names(names)
+            >>> print(layers.n_layers, [layers.layer_of(name).index for name in names])
+            2 [0, 1, 1, 1, 2, 2, 2, 3]
+    """
+
+    def __init__(self, layers, towers, name_dict=None, parameters=None):
+        self._layers = layers  # structured name -> Layer
+        self._parameters = parameters or {}  # structured name -> Parameter
+        self.towers = towers
+        self.name_dict = name_dict or {}
+        self.n_layers = max(layer.depth for layer in layers.values())
+
+    @classmethod
+    def from_names(cls, names, rules=None):
+        """Map structured parameter names.
+
+        Args:
+            names (Iterable[str]): the names in the model's order; all of them, for frozen parameters count too.
+            rules (dict[str, int|str]|callable, optional): what goes before the built-in rules. A dict maps a regular
+                expression (`re.search`) to a layer id, to "embeddings", "head", or to a template such as ``r"\\1"`` that
+                expands to a block's number from 0. A callable takes a name and returns a layer id, "embeddings", "head",
+                or None to leave it to the built-in rules.
+
+        Returns:
+            LayerMap: the map.
+
+        Raises:
+            TypeError: `names` or `rules` of another type.
+            ValueError: no names; no stack of blocks; half of the blocks in lists that no rule knows; an illegal rule.
+        """
+        return cls(*_assign(_checked_names(names), rules))
+
+    @classmethod
+    def from_model(cls, model, rules=None):
+        """Map the parameters of a model; tied parameters count once, at the lowest of their layers.
+
+        Args:
+            model (paddle.nn.Layer): any model with numbered blocks; it may be wrapped by `paddle.DataParallel`.
+            rules (dict[str, int|str]|callable, optional): as in `from_names`.
+
+        Returns:
+            LayerMap: the map, with `name_dict`.
+
+        Raises:
+            TypeError: `model` is no `paddle.nn.Layer`.
+            ValueError: as in `from_names`.
+        """
+        if not hasattr(model, "named_sublayers"):
+            raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model={type(model).__name__}")
+        own_names = {param.name: name for name, param in model.named_parameters()}
+        tied_names, parameters = {}, {}
+        for path, sublayer in model.named_sublayers(include_self=True):
+            for key, param in sublayer._parameters.items():
+                if param is not None and param.name in own_names:
+                    tied_names.setdefault(param.name, []).append(f"{path}.{key}" if path else key)
+                    parameters[own_names[param.name]] = param
+        layers, towers = _assign(_checked_names(n for names in tied_names.values() for n in names), rules)
+        mapped = {
+            own_names[tensor]: min((layers[n] for n in names), key=lambda layer: layer.index - layer.depth)
+            for tensor, names in tied_names.items()
+        }
+        return cls({name: mapped[name] for name in own_names.values()}, towers, own_names, parameters)
+
+    @property
+    def names(self):
+        """Structured names of all parameters, in the model's order."""
+        return list(self._layers)
+
+    def layer_of(self, name):
+        """Return the `Layer` of a parameter.
+
+        Args:
+            name (str): its structured name, or its ``param.name`` if the map was made from a model.
+
+        Raises:
+            ValueError: no such parameter.
+        """
+        layer = self._layers.get(self.name_dict.get(name, name))
+        if layer is None:
+            raise ValueError(
+                "The parameter is not in the LayerMap: build the map after the model is complete (LoRA, resized "
+                f"embeddings), from the model that is trained. Received: name='{name}'"
+            )
+        return layer
+
+    def ratio_fn(self, layerwise_decay):
+        """Return the function parameter -> ratio of its learning rate, as optimizers take it.
+
+        Args:
+            layerwise_decay (float|LayerDecay): the decay in (0, 1], or a whole rule.
+        """
+        rule = as_rule(layerwise_decay)
+        ratios = {layer: rule.ratio(layer.index, layer.depth) for layer in set(self._layers.values())}
+
+        def ratio_of(param):
+            return ratios[self.layer_of(param.name)]
+
+        ratio_of.rule, ratio_of.layers = rule, self
+        return ratio_of
+
+    def table(self, layerwise_decay=None, learning_rate=None, optimizer=None, apply_decay_param_fun=None):
+        """Show each layer's parameters and the rate they get; print it, or take its `rows`.
+
+        With an `optimizer` everything is read back from it: the rate its step would use now for each parameter, the rate
+        at the peak of its schedule, which parameters are decayed and trained. Without one it is what `layerwise_decay` and
+        `learning_rate` would give.
+
+        Args:
+            layerwise_decay (float|LayerDecay, optional): required without `optimizer`.
+            learning_rate (float|LRScheduler, optional): the rate at a ratio of 1; without it only ratios are shown.
+            optimizer (paddle.optimizer.Optimizer, optional): any, layer-wise or not.
+            apply_decay_param_fun (callable, optional): ``param.name`` -> decayed, without `optimizer`.
+
+        Returns:
+            LayerTable: with `rows`, `to_dict()`, `to_markdown()`; str() and rich render it.
+
+        Raises:
+            ValueError: neither or both of `layerwise_decay` and `optimizer`; an optimizer over unknown parameters.
+        """
+        if (layerwise_decay is None) == (optimizer is None):
+            raise ValueError(
+                "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
+                f"Received: layerwise_decay={layerwise_decay!r}, optimizer={type(optimizer).__name__}"
+            )
+        if optimizer is not None:
+            rates = display.rates_of_optimizer(optimizer)
+            for tensor_name in rates:
+                self.layer_of(tensor_name)
+        else:
+            ratio_of = self.ratio_fn(layerwise_decay)
+            rates = display.planned_rates(self._tensors(), ratio_of, learning_rate, apply_decay_param_fun)
+        return display.LayerTable.build(self._tensors(), self.layer_of, rates)
+
+    def plot(self, path, layerwise_decay=None, learning_rate=None, optimizer=None):
+        """Draw the rate of each layer into a file.
+
+        Args:
+            path (str|os.PathLike): where to; the ending decides the format (.png, .svg, .pdf).
+            layerwise_decay, learning_rate, optimizer: as in `table`.
+
+        Returns:
+            str: `path`.
+        """
+        return display.plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
+
+    def fingerprint(self):
+        """Return what tells this map from another: per tower its depth, and the layers as (tower, id) -> names."""
+        return {
+            "towers": dict(self.towers),
+            "layers": {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()},
+        }
+
+    def _tensors(self):
+        """Return tensor name -> (structured name, Parameter or None)."""
+        if not self.name_dict:
+            return {name: (name, None) for name in self._layers}
+        return {tensor: (name, self._parameters.get(name)) for tensor, name in self.name_dict.items()}
+
+
+def as_rule(layerwise_decay):
+    """Return a number as the `LayerDecay` with that decay, a `LayerDecay` as it is."""
+    return layerwise_decay if isinstance(layerwise_decay, LayerDecay) else LayerDecay(layerwise_decay)
+
+
+def _checked_names(names):
+    if isinstance(names, str):
+        raise TypeError(f"`names` must be an iterable of strings. Received: names={names!r}")
+    names = list(names)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"`names` must be an iterable of strings. Received: {name!r}")
+    if not names:
+        raise ValueError("There are no parameters to map. Received: names=[]")
+    return names
+
+
+def _assign(names, rules):
+    """Return name -> Layer for all `names`, and tower -> depth."""
+    ruled = _apply_rules(names, rules)
+    free = [name for name in names if name not in ruled]
+    stacks, unknown = find_stacks(free)
+    stacks = [stack for stack in stacks if not _HEAD.search(stack.tower)] or stacks  # a neck, a postnet
+    depths = {stack.tower: stack.depth for stack in stacks}
+    deepest = max([*depths.values(), *(index for index in ruled.values() if index != "head")], default=0)
+    _check_found(names, depths, unknown, deepest)
+    layers = {
+        name: Layer("", deepest + 1 if index == "head" else index, deepest) for name, index in ruled.items()
+    }
+    for stack in stacks:
+        layers.update({n: Layer(stack.tower, number + 1, stack.depth) for n, number in stack.numbers.items()})
+        shared = [n for n in stack.numbers if _RELATIVE_BIAS.search(n)]
+        if len(shared) == 1 < stack.depth:  # T5 keeps the bias that all blocks share in block 0
+            layers[shared[0]] = Layer(stack.tower, 0, stack.depth)
+    for position, name in enumerate(free):
+        if name not in layers:
+            layers[name] = _outside(name, position, stacks, deepest)
+    return {name: layers[name] for name in names}, depths
+
+
+def _outside(name, position, stacks, deepest):
+    """Place a parameter that is in no stack: by what it is called, else by whether it precedes the blocks."""
+    path = name.split(".")[:-1]
+
+    def common(stack):
+        pairs = zip(path, stack.tower.split("."))
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(path), len(stack.tower.split("."))))
+
+    near = max(map(common, stacks), default=0)
+    nearest = [stack for stack in stacks if common(stack) == near]
+    tower, depth = (nearest[0].tower, nearest[0].depth) if len(nearest) == 1 else ("", deepest)
+    # what it is called within what it shares with the tower: `ernie_embed.classifier` is no embedding
+    local = ".".join(name.split(".")[near:])
+    head, embedding = _HEAD.search(local), _EMBEDDING.search(local)
+    if head or embedding:
+        return Layer(tower, depth + 1 if head else 0, depth)
+    # parameters of a model itself (`logit_scale`) come before all its sublayers' and their place says nothing
+    before = bool(path) and len(path) > near and bool(nearest) and position < min(stack.first for stack in nearest)
+    return Layer(tower, 0 if before else depth + 1, depth)
+
+
+def _check_found(names, depths, unknown, deepest):
+    """Raise if there are no blocks, or half of them are in lists that no rule knows."""
+    if not deepest:
+        raise ValueError(
+            "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): give "
+            f"`rules`, such as {{r'cells\\.(\\d+)\\.': r'\\1'}}. Received: names={_some(names)}"
+        )
+    missed = sum(unknown.values())
+    if missed >= sum(depths.values()) and missed and depths:
+        raise ValueError(
+            f"{missed} numbered blocks are in lists of unknown kind ({', '.join(sorted(unknown))}) and only "
+            f"{sum(depths.values())} in known ones ({', '.join(depths)}): give `rules`, such as "
+            f"{{r'{sorted(unknown)[0]}\\.(\\d+)\\.': r'\\1'}}. Received: names={_some(names)}"
+        )
+
+
+def _some(names, most=8):
+    return f"[{', '.join(names[:most])}{f', ... {len(names) - most} more' if len(names) > most else ''}]"
+
+
+def _apply_rules(names, rules):
+    """Return name -> layer id or "head" for the names that `rules` places."""
+    if rules is None:
+        return {}
+    if not callable(rules) and not isinstance(rules, dict):
+        raise TypeError(f"`rules` must be a dict of regular expressions or a callable. Received: rules={rules!r}")
+    place = rules if callable(rules) else _rules_from_dict(rules)
+    out = {}
+    for name in names:
+        layer = place(name)
+        if layer is not None:
+            out[name] = _checked_layer(layer, name)
+    if not out:
+        raise ValueError(f"`rules` match no parameter. Received: rules={rules!r}, names={_some(names)}")
+    return out
+
+
+def _rules_from_dict(rules):
+    compiled = []
+    for pattern, layer in rules.items():
+        try:
+            compiled.append((re.compile(pattern), layer))
+        except (re.error, TypeError) as error:
+            raise ValueError(f"`rules` must map regular expressions ({error}). Received: {pattern!r}") from error
+
+    def place(name):
+        for pattern, layer in compiled:
+            match = pattern.search(name)
+            if match:
+                if not isinstance(layer, str) or layer in ("embeddings", "head"):
+                    return layer
+                number = match.expand(layer)
+                return int(number) + 1 if number.isdigit() else number
+        return None
+
+    return place
+
+
+def _checked_layer(layer, name):
+    if layer in ("embeddings", "head"):
+        return 0 if layer == "embeddings" else layer
+    if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
+        raise ValueError(
+            "A rule must give a layer id from 0, 'embeddings', 'head' or a template that expands to a block's number. "
+            f"Received: {layer!r} for '{name}'"
+        )
+    return layer

@@ -1,0 +1,3 @@
+from .adamwdl import AdamWDL
+
+__all__ = ["AdamWDL"]

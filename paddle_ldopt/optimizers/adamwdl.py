@@ -1,0 +1,139 @@
+"""AdamW with a learning rate of its own for each layer (a port of `paddlenlp.ops.optimizer.AdamWDL`).
+
+Papers: Decoupled Weight Decay Regularization, Loshchilov & Hutter, https://arxiv.org/abs/1711.05101 (Algorithm 2);
+layer-wise decay: ULMFiT, https://arxiv.org/abs/1801.06146 (3.2) and ELECTRA, https://arxiv.org/abs/2003.10555 (3.2).
+"""
+
+import paddle
+from paddle.optimizer import AdamW
+
+from ..hooks import LayerwiseMixin, layerwise_lr_decay
+
+__all__ = ["AdamWDL"]
+
+
+class AdamWDL(LayerwiseMixin, AdamW):
+    r"""AdamW that gives each layer its own learning rate: the choice for fine-tuning a pretrained transformer.
+
+    With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate`:
+
+    .. math::
+        p &\leftarrow p - l \lambda p \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+        p &\leftarrow p - l \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t} \frac{m}{\sqrt{v} + \epsilon \sqrt{1 - \beta_2^t}}
+
+    Paddle's own `adamw` kernel does the arithmetic. Without layer-wise arguments this is `paddle.optimizer.AdamW`, number
+    for number.
+
+    Args:
+        learning_rate (float|LRScheduler, optional): the rate of a layer whose ratio is 1, usually the head.
+        beta1 (float|Tensor, optional): decay of the first moment, in [0, 1).
+        beta2 (float|Tensor, optional): decay of the second moment, in [0, 1).
+        epsilon (float|Tensor, optional): at least 0, added to the root of the second moment.
+        parameters (list[Tensor]|list[dict], optional): what to train; required in dygraph. Dicts are groups with
+            "params" and any of "learning_rate" (a multiplier of the global rate), "weight_decay", "beta1", "beta2",
+            "epsilon", "lazy_mode", "grad_clip".
+        weight_decay (float|Tensor, optional): decoupled decay :math:`\lambda`, scaled by the layer's own rate.
+        apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed. None: all are.
+        grad_clip (GradientClipBase, optional): gradient clipping before the step.
+        lazy_mode (bool, optional): update only the rows that have a gradient.
+        multi_precision (bool, optional): keep float32 master weights of float16 and bfloat16 parameters.
+        layerwise_decay (float|LayerDecay, optional): ratio of the rates of neighbouring layers, in (0, 1]. A `LayerDecay`
+            (other conventions, a floor, freezing) goes with `layers`.
+        n_layers (int, optional): blocks of the model, for `set_param_lr_fun`; at least as many as there are.
+        set_param_lr_fun (callable, optional): ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, called for
+            every parameter in every step. It returns the ratio, or multiplies ``param.optimize_attr["learning_rate"]`` by
+            it. A ratio of 0 freezes the parameter. None: all ratios are 1.
+        name_dict (dict[str, str], optional): ``param.name`` -> structured name, for `set_param_lr_fun`.
+        name (str, optional): prefix of the names of the optimizer's state.
+        layers (LayerMap, optional): the layers of the model; takes the place of `name_dict`, `n_layers` and
+            `set_param_lr_fun` and knows every architecture.
+        lr_ratio (callable, optional): another name for a one-argument `set_param_lr_fun`, as in
+            `paddle.optimizer.AdamW`; works on CPU too.
+
+    Raises:
+        TypeError: an argument of the wrong type, a hook of another arity or with a result that is no number.
+        ValueError: a value out of range; a decay that would change nothing; a `name_dict` that lacks a parameter;
+            `n_layers` smaller than the model; a ratio that is negative, not finite or of more than one element; no
+            trainable parameter. Nothing is changed by then.
+
+    Differs from `paddlenlp.ops.optimizer.AdamWDL`: weights are decayed once, with the layer's rate (there twice, the first
+    time with the base rate); hooks may return a ratio; parameter groups work; it runs on Paddle 3.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> from paddle_ldopt import AdamWDL, LayerMap
+            >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+            >>> layers = LayerMap.from_model(encoder)
+            >>> opt = AdamWDL(1e-3, parameters=encoder.parameters(), layerwise_decay=0.5, layers=layers)
+            >>> print([opt.layerwise_ratio(block.linear1.weight) for block in encoder.layers])
+            [0.125, 0.25, 0.5]
+            >>> encoder(paddle.rand([1, 4, 8])).mean().backward()
+            >>> opt.step()
+            >>> opt.clear_grad()
+    """
+
+    def __init__(
+        self,
+        learning_rate=0.001,
+        beta1=0.9,
+        beta2=0.999,
+        epsilon=1e-08,
+        parameters=None,
+        weight_decay=0.01,
+        apply_decay_param_fun=None,
+        grad_clip=None,
+        lazy_mode=False,
+        multi_precision=False,
+        layerwise_decay=1.0,
+        n_layers=12,
+        set_param_lr_fun=layerwise_lr_decay,
+        name_dict=None,
+        name=None,
+        *,
+        layers=None,
+        lr_ratio=None,
+    ):
+        if lr_ratio is not None:
+            if set_param_lr_fun is not layerwise_lr_decay:
+                raise ValueError(
+                    "`lr_ratio` is another name for `set_param_lr_fun`: give one of them. "
+                    f"Received: lr_ratio={lr_ratio!r}, set_param_lr_fun={set_param_lr_fun!r}"
+                )
+            set_param_lr_fun = lr_ratio
+        if parameters is not None and not isinstance(parameters, (paddle.Tensor, dict)):  # Paddle refuses these two
+            parameters = list(parameters)
+            self._init_layerwise(parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers)
+        elif parameters is None:
+            self._init_layerwise(None, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers)
+        super().__init__(
+            learning_rate=learning_rate,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            parameters=parameters,
+            weight_decay=weight_decay,
+            apply_decay_param_fun=apply_decay_param_fun,
+            grad_clip=grad_clip,
+            lazy_mode=lazy_mode,
+            multi_precision=multi_precision,
+            name=name,
+        )
+
+    def _append_optimize_op(self, block, param_and_grad):
+        if isinstance(param_and_grad, dict):
+            param_and_grad = self._update_param_group(param_and_grad)
+        param, decay = param_and_grad[0], self._weight_decay
+        chosen = self._apply_decay_param_fun
+        if self._ratio_of is None or param.dtype != paddle.float64 or (chosen is not None and not chosen(param.name)):
+            return super()._append_optimize_op(block, param_and_grad)
+        # Paddle's kernel takes the decay as a float32: too coarse next to float64 parameters, so decay them here
+        if self.layerwise_ratio(param) != 0.0:
+            paddle.assign(param * (1.0 - self._create_param_lr(param_and_grad) * decay), param)
+        self._weight_decay = 0.0
+        try:
+            return super()._append_optimize_op(block, param_and_grad)
+        finally:
+            self._weight_decay = decay

@@ -1,0 +1,75 @@
+"""Float64 NumPy references written from the papers, and small helpers that several tests share."""
+
+import numpy as np
+import paddle
+
+
+def adamw(params, grads, ratios, *, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.01, decayed=None):
+    """Train with Algorithm 2 of arXiv 1711.05101, the rate of each parameter scaled by its ratio.
+
+    Args:
+        params (dict[str, ndarray]): start.
+        grads (list[dict[str, ndarray|None]]): one dict a step; None: no gradient in this step.
+        ratios (dict[str, float]|callable): name -> ratio; or (name, step from 1) -> ratio.
+        lr (float|callable): the rate, or step from 1 -> rate.
+        decayed (callable, optional): name -> whether weights are decayed.
+    """
+    x = {n: a.astype("float64") for n, a in params.items()}
+    m, v, t = ({n: 0.0 for n in params} for _ in range(3))
+    for step, grad in enumerate(grads, 1):
+        for n, g in grad.items():
+            if g is None:
+                continue
+            rate = (lr(step) if callable(lr) else lr) * (ratios(n, step) if callable(ratios) else ratios[n])
+            t[n] += 1
+            if decayed is None or decayed(n):
+                x[n] = x[n] - rate * weight_decay * x[n]
+            m[n] = beta1 * m[n] + (1 - beta1) * g
+            v[n] = beta2 * v[n] + (1 - beta2) * g * g
+            m_hat, v_hat = m[n] / (1 - beta1 ** t[n]), v[n] / (1 - beta2 ** t[n])
+            x[n] = x[n] - rate * m_hat / (np.sqrt(v_hat) + epsilon)
+    return x
+
+
+def make_params(arrays, dtype="float32"):
+    """Make trainable parameters out of name -> array, and the name_dict that goes with them."""
+    params = {}
+    for name, array in arrays.items():
+        param = paddle.create_parameter(list(array.shape), dtype)
+        param.set_value(array.astype(dtype))
+        params[name] = param
+    return params, {param.name: name for name, param in params.items()}
+
+
+def take_steps(optimizer, params, grads, each_step=None):
+    """Feed the gradients of every step to the optimizer."""
+    for grad in grads:
+        for name, g in grad.items():
+            if g is not None:
+                params[name].grad = paddle.to_tensor(g, dtype=params[name].dtype)
+        optimizer.step()
+        optimizer.clear_grad(set_to_zero=False)
+        if each_step is not None:
+            each_step()
+    return {name: param.numpy() for name, param in params.items()}
+
+
+def bert_like(seed=0, n_layers=3, steps=6, hidden=5):
+    """Return name -> array of a small model with PaddleNLP's BERT names, and random gradients for some steps."""
+    rng = np.random.default_rng(seed)
+    shapes = {"bert.embeddings.word_embeddings.weight": (7, hidden)}
+    for i in range(n_layers):
+        shapes[f"bert.encoder.layers.{i}.self_attn.q_proj.weight"] = (hidden, hidden)
+        shapes[f"bert.encoder.layers.{i}.self_attn.q_proj.bias"] = (hidden,)
+        shapes[f"bert.encoder.layers.{i}.norm1.weight"] = (hidden,)
+    shapes["bert.pooler.dense.weight"] = (hidden, hidden)
+    shapes["classifier.weight"] = (hidden, 2)
+    arrays = {n: rng.normal(size=s) for n, s in shapes.items()}
+    return arrays, [{n: rng.normal(size=s) for n, s in shapes.items()} for _ in range(steps)]
+
+
+def llrd_ratio(name, decay, n_layers):
+    """PaddleNLP's documented rule, written a second time."""
+    if "encoder.layers." in name:
+        return decay ** (n_layers - int(name.split("encoder.layers.")[1].split(".")[0]))
+    return decay ** (n_layers + 1) if "embedding" in name else 1.0

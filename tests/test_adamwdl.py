@@ -1,0 +1,606 @@
+"""AdamWDL: against AdamW in float64 NumPy, against Paddle's AdamW bit for bit, and every hook contract found in the wild."""
+
+import functools
+import inspect
+
+import numpy as np
+import paddle
+import pytest
+from reference import adamw, bert_like, llrd_ratio, make_params, take_steps
+
+import paddle_ldopt as ldopt
+from paddle_ldopt import AdamWDL, LayerMap, layerwise_lr_decay
+
+N = 3  # blocks of bert_like()
+
+
+def close(got, want, start, rtol=1e-5):
+    """Allow `rtol` of how far a parameter moved, plus 32 roundings of its size: one that hardly moves must be right too."""
+    for name in want:
+        rounding = 32 * np.finfo(got[name].dtype).eps * np.abs(want[name]).max()
+        moved = np.abs(want[name] - start[name]).max()
+        np.testing.assert_allclose(got[name], want[name], rtol=0, atol=rtol * moved + rounding, err_msg=name)
+
+
+def test_signature_is_the_documented_one():
+    parameters = inspect.signature(AdamWDL.__init__).parameters
+    positional = [(p.name, p.default) for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+    assert positional == [
+        ("learning_rate", 0.001),
+        ("beta1", 0.9),
+        ("beta2", 0.999),
+        ("epsilon", 1e-8),
+        ("parameters", None),
+        ("weight_decay", 0.01),
+        ("apply_decay_param_fun", None),
+        ("grad_clip", None),
+        ("lazy_mode", False),
+        ("multi_precision", False),
+        ("layerwise_decay", 1.0),
+        ("n_layers", 12),
+        ("set_param_lr_fun", layerwise_lr_decay),
+        ("name_dict", None),
+        ("name", None),
+    ]
+    assert issubclass(AdamWDL, paddle.optimizer.AdamW)
+
+
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("float64", 1e-12)])
+@pytest.mark.parametrize("layerwise_decay", [1.0, 0.8, 0.3])
+def test_matches_the_float64_reference(dtype, rtol, layerwise_decay):
+    arrays, grads = bert_like(steps=20)
+    params, name_dict = make_params(arrays, dtype)
+    opt = AdamWDL(
+        0.01,
+        parameters=list(params.values()),
+        weight_decay=0.1,
+        apply_decay_param_fun=lambda t: "bias" not in name_dict[t],
+        layerwise_decay=layerwise_decay,
+        n_layers=N,
+        name_dict=name_dict,
+    )
+    got = take_steps(opt, params, grads)
+    start = {n: a.astype(dtype) for n, a in arrays.items()}
+    want = adamw(
+        start,
+        [{n: g.astype(dtype) for n, g in grad.items()} for grad in grads],
+        {n: llrd_ratio(n, layerwise_decay, N) for n in arrays},
+        lr=0.01,
+        weight_decay=0.1,
+        decayed=lambda n: "bias" not in n,
+    )
+    close(got, want, start, rtol)
+
+
+def test_layers_give_the_numbers_of_the_documented_rule():
+    arrays, grads = bert_like()
+    results = []
+    for by_layers in (False, True):
+        params, name_dict = make_params(arrays)
+        layers = LayerMap.from_names(arrays)
+        layers.name_dict.update(name_dict)
+        how = {"layers": layers} if by_layers else {"n_layers": N, "name_dict": name_dict}
+        opt = AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.7, **how)
+        results.append(take_steps(opt, params, grads))
+    for name in arrays:
+        np.testing.assert_array_equal(results[0][name], results[1][name])
+
+
+def test_without_layerwise_arguments_it_is_paddles_adamw_bit_for_bit():
+    arrays, grads = bert_like(steps=10)
+    for dtype in ("float32", "float64"):
+        results = []
+        for cls in (paddle.optimizer.AdamW, AdamWDL):
+            params, _ = make_params(arrays, dtype)
+            clip = paddle.nn.ClipGradByGlobalNorm(0.5)
+            opt = cls(0.01, 0.8, 0.99, 1e-6, parameters=list(params.values()), weight_decay=0.05, grad_clip=clip)
+            results.append(take_steps(opt, params, grads))
+        for name in arrays:
+            np.testing.assert_array_equal(results[0][name], results[1][name])
+
+
+def test_every_ratio_1_is_paddles_adamw_bit_for_bit():
+    arrays, grads = bert_like()
+    results = []
+    for cls, more in ((paddle.optimizer.AdamW, {}), (AdamWDL, {"set_param_lr_fun": lambda p: 1.0})):
+        params, _ = make_params(arrays)
+        results.append(take_steps(cls(0.01, parameters=list(params.values()), **more), params, grads))
+    for name in arrays:
+        np.testing.assert_array_equal(results[0][name], results[1][name])
+
+
+@pytest.mark.parametrize("ratio, left", [(1.0, 0.95), (0.5, 0.975)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_weights_decay_once_with_the_layers_rate(ratio, left, dtype):
+    params, _ = make_params({"w": np.full((4,), 2.0)}, dtype)
+    opt = AdamWDL(0.1, parameters=list(params.values()), weight_decay=0.5, set_param_lr_fun=lambda p: ratio)
+    take_steps(opt, params, [{"w": np.zeros(4)}])
+    np.testing.assert_allclose(params["w"].numpy(), 2.0 * left, rtol=1e-6)
+
+
+# ---- hooks
+
+
+def half(param):
+    return 0.5
+
+
+def half_of_four(layerwise_decay, name_dict, n_layers, param):
+    return layerwise_decay
+
+
+def mutating(param):
+    param.optimize_attr["learning_rate"] *= 0.5
+
+
+def mutating_of_four(layerwise_decay, name_dict, n_layers, param):
+    param.optimize_attr["learning_rate"] *= layerwise_decay
+
+
+class Half:
+    def hook(self, param):
+        return 0.5
+
+    def __call__(self, layerwise_decay, name_dict, n_layers, param):
+        return layerwise_decay
+
+
+HOOKS = {
+    "returns": half,
+    "returns, 4 arguments": half_of_four,
+    "mutates": mutating,
+    "mutates, 4 arguments": mutating_of_four,
+    "method": Half().hook,
+    "object": Half(),
+    "partial": functools.partial(half_of_four, 0.5, None, 12),
+    "partial by keyword": functools.partial(half_of_four, layerwise_decay=0.5, name_dict=None, n_layers=12),
+    "one argument and defaults": lambda param, scale=0.5, other=None, more=None: scale,
+    "any number of arguments": lambda *args: args[0],
+    "Tensor": lambda param: paddle.to_tensor(0.5),
+    "Tensor of shape [1]": lambda param: paddle.to_tensor([0.5]),
+    "NumPy number": lambda param: np.float32(0.5),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+def test_hook_contracts(hook):
+    arrays, grads = bert_like()
+    params, _ = make_params(arrays)
+    opt = AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.5, set_param_lr_fun=hook)
+    got = take_steps(opt, params, grads)
+    want = adamw(arrays, grads, dict.fromkeys(arrays, 0.5), lr=0.01)
+    close(got, want, arrays, 2e-5)
+    assert all(p.optimize_attr["learning_rate"] == 1.0 for p in params.values()), "ratios must not compound"
+
+
+def test_no_hook_is_adamw():
+    arrays, grads = bert_like()
+    params, _ = make_params(arrays)
+    got = take_steps(AdamWDL(0.01, parameters=list(params.values()), set_param_lr_fun=None), params, grads)
+    close(got, adamw(arrays, grads, dict.fromkeys(arrays, 1.0), lr=0.01), arrays)
+
+
+def test_hook_is_asked_in_every_step():
+    arrays, grads = bert_like(steps=5)
+    params, name_dict = make_params(arrays)
+    now = {"step": 1}
+    opt = AdamWDL(
+        0.01,
+        parameters=list(params.values()),
+        set_param_lr_fun=lambda p: now["step"] / 10 if "classifier" in name_dict[p.name] else 1.0,
+    )
+    got = take_steps(opt, params, grads, each_step=lambda: now.update(step=now["step"] + 1))
+    want = adamw(arrays, grads, lambda n, step: step / 10 if "classifier" in n else 1.0, lr=0.01)
+    close(got, want, arrays)
+
+
+def test_a_ratio_of_0_freezes_weights_and_state():
+    arrays, grads = bert_like(steps=3)
+    params, name_dict = make_params(arrays)
+    opt = AdamWDL(
+        0.01,
+        parameters=list(params.values()),
+        weight_decay=0.5,
+        set_param_lr_fun=lambda p: float("embedding" not in name_dict[p.name]),
+    )
+    got = take_steps(opt, params, grads)
+    frozen = "bert.embeddings.word_embeddings.weight"
+    np.testing.assert_array_equal(got[frozen], arrays[frozen].astype("float32"))
+    assert not opt._get_accumulator_master("moment1", params[frozen]).numpy().any()
+    assert np.abs(got["classifier.weight"] - arrays["classifier.weight"]).max() > 0.01
+
+
+def test_lr_ratio_works_on_cpu_as_in_ernie_doc():
+    arrays, grads = bert_like()
+    params, name_dict = make_params(arrays)
+    rule = functools.partial(layerwise_lr_decay, 0.8, name_dict, N)
+    got = take_steps(AdamWDL(0.01, parameters=list(params.values()), lr_ratio=rule), params, grads)
+    close(got, adamw(arrays, grads, {n: llrd_ratio(n, 0.8, N) for n in arrays}, lr=0.01), arrays)
+    with pytest.raises(ValueError, match="give one of them. Received: lr_ratio"):
+        AdamWDL(0.01, parameters=list(params.values()), lr_ratio=rule, set_param_lr_fun=half)
+
+
+# ---- parameter groups
+
+
+def test_groups_with_every_option():
+    arrays, grads = bert_like(steps=8)
+    params, name_dict = make_params(arrays)
+    encoder = [n for n in arrays if "encoder" in n]
+    rest = [n for n in arrays if "encoder" not in n]
+    groups = [
+        {"params": [params[n] for n in encoder], "learning_rate": 0.1, "weight_decay": 0.3, "beta1": 0.7},
+        {"params": [params[n] for n in rest], "beta2": 0.9, "epsilon": 1e-4},
+    ]
+    opt = AdamWDL(0.01, parameters=groups, weight_decay=0.1, layerwise_decay=0.6, n_layers=N, name_dict=name_dict)
+    got = take_steps(opt, params, grads)
+
+    def part(names, scale, **options):
+        ratios = {n: scale * llrd_ratio(n, 0.6, N) for n in names}
+        start = {n: arrays[n] for n in names}
+        return adamw(start, [{n: g[n] for n in names} for g in grads], ratios, lr=0.01, **options)
+
+    want = {**part(encoder, 0.1, weight_decay=0.3, beta1=0.7), **part(rest, 1.0, weight_decay=0.1, beta2=0.9, epsilon=1e-4)}
+    close(got, want, arrays, 2e-5)
+
+
+def test_one_group_per_parameter_as_in_ernie_m():
+    arrays, grads = bert_like()
+    params, _ = make_params(arrays)
+    ratios = {n: llrd_ratio(n, 0.8, N) for n in arrays}
+    groups = [
+        {"params": p, "weight_decay": 0.01, "learning_rate": ratios[n], "dygraph_key_name": n} for n, p in params.items()
+    ]
+    got = take_steps(AdamWDL(0.01, parameters=groups), params, grads)
+    close(got, adamw(arrays, grads, ratios, lr=0.01), arrays)
+
+
+def test_parameters_without_a_gradient_stay():
+    arrays, grads = bert_like(steps=4)
+    params, name_dict = make_params(arrays)
+    grads = [{n: None if "pooler" in n and i % 2 else g for n, g in grad.items()} for i, grad in enumerate(grads)]
+    opt = AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, n_layers=N, name_dict=name_dict)
+    got = take_steps(opt, params, grads)
+    close(got, adamw(arrays, grads, {n: llrd_ratio(n, 0.8, N) for n in arrays}, lr=0.01), arrays)
+
+
+# ---- schedules, clipping, state
+
+
+def test_with_a_schedule():
+    arrays, grads = bert_like(steps=9)
+    params, name_dict = make_params(arrays)
+    schedule = paddle.optimizer.lr.StepDecay(0.01, step_size=3, gamma=0.3)
+    opt = AdamWDL(schedule, parameters=list(params.values()), layerwise_decay=0.8, n_layers=N, name_dict=name_dict)
+    got = take_steps(opt, params, grads, each_step=schedule.step)
+    want = adamw(arrays, grads, {n: llrd_ratio(n, 0.8, N) for n in arrays}, lr=lambda t: 0.01 * 0.3 ** ((t - 1) // 3))
+    close(got, want, arrays)
+
+
+def test_with_global_norm_clipping():
+    arrays, grads = bert_like()
+    params, name_dict = make_params(arrays)
+    clip = paddle.nn.ClipGradByGlobalNorm(0.1)
+    opt = AdamWDL(
+        0.01, parameters=list(params.values()), grad_clip=clip, layerwise_decay=0.8, n_layers=N, name_dict=name_dict
+    )
+    got = take_steps(opt, params, grads)
+    clipped = []
+    for grad in grads:
+        norm = np.sqrt(sum((g**2).sum() for g in grad.values()))
+        clipped.append({n: g * 0.1 / max(norm, 0.1) for n, g in grad.items()})
+    close(got, adamw(arrays, clipped, {n: llrd_ratio(n, 0.8, N) for n in arrays}, lr=0.01), arrays, 2e-5)
+
+
+def test_state_dict_round_trip_is_exact(tmp_path):
+    arrays, grads = bert_like(steps=6)
+    file = str(tmp_path / "opt.pdopt")
+
+    def run(values, grads, load=None, save=None):
+        with paddle.utils.unique_name.guard():  # as in a process of its own: Paddle names the state when it first steps
+            params, name_dict = make_params(values)
+            opt = AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, n_layers=N, name_dict=name_dict)
+            if load:
+                opt.set_state_dict(paddle.load(load))
+            result = take_steps(opt, params, grads)
+            if save:
+                paddle.save(opt.state_dict(), save)
+            return {n: a.copy() for n, a in result.items()}
+
+    whole = run(arrays, grads)
+    half_way = run(arrays, grads[:3], save=file)
+    resumed = run(half_way, grads[3:], load=file)
+    for name in arrays:
+        np.testing.assert_array_equal(resumed[name], whole[name])
+
+
+def test_found_inf_skips_everything():
+    arrays, grads = bert_like(steps=2)
+    params, name_dict = make_params(arrays)
+    opt = AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, n_layers=N, name_dict=name_dict)
+    half_way = {n: a.copy() for n, a in take_steps(opt, params, grads[:1]).items()}
+    opt._set_auxiliary_var("found_inf", paddle.to_tensor([True]))
+    got = take_steps(opt, params, grads[1:])
+    for name in arrays:
+        np.testing.assert_array_equal(got[name], half_way[name])
+
+
+# ---- call sites of PaddleNLP and its users
+
+
+def test_upstreams_docstring_example():
+    def simple_lr_setting(decay_rate, name_dict, n_layers, param):
+        ratio = 1.0
+        static_name = name_dict[param.name]
+        if "weight" in static_name:
+            ratio = decay_rate**0.5
+        param.optimize_attr["learning_rate"] *= ratio
+
+    linear = paddle.nn.Linear(10, 10)
+    name_dict = dict()
+    for n, p in linear.named_parameters():
+        name_dict[p.name] = n
+    before = linear.weight.numpy().copy()
+    adamwdl = AdamWDL(
+        learning_rate=1e-4,
+        parameters=linear.parameters(),
+        set_param_lr_fun=simple_lr_setting,
+        layerwise_decay=0.8,
+        name_dict=name_dict,
+    )
+    loss = paddle.mean(linear(paddle.rand([10, 10], dtype="float32")))
+    loss.backward()
+    adamwdl.step()
+    adamwdl.clear_grad()
+    moved = np.abs(linear.weight.numpy() - before * (1 - 1e-4 * 0.8**0.5 * 0.01))
+    np.testing.assert_allclose(moved, 1e-4 * 0.8**0.5, rtol=2e-3)  # Adam's first step is the rate itself
+
+
+class TinyEncoder(paddle.nn.Layer):
+    """Two blocks under PaddleNLP's names."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings = paddle.nn.Embedding(11, 4)
+        self.encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), 2)
+        self.classifier = paddle.nn.Linear(4, 2)
+
+    def forward(self, tokens):
+        return self.classifier(self.encoder(self.embeddings(tokens)).mean(1))
+
+
+TOKENS = np.array([[1, 2, 3], [4, 5, 6]])
+
+
+def tiny(seed=3):
+    with paddle.utils.unique_name.guard():
+        paddle.seed(seed)
+        model = TinyEncoder()
+    return model, {p.name: n for n, p in model.named_parameters()}
+
+
+def weights(model):
+    return {n: p.numpy().copy() for n, p in model.named_parameters()}
+
+
+def test_scaler_minimize_with_a_name_dict_built_before_data_parallel():
+    plain, name_dict = tiny()
+    opt = AdamWDL(0.01, parameters=plain.parameters(), layerwise_decay=0.5, n_layers=2, name_dict=name_dict)
+    plain(paddle.to_tensor(TOKENS)).square().mean().backward()
+    opt.step()
+
+    model, name_dict = tiny()
+    parallel = paddle.DataParallel(model)
+    opt = AdamWDL(0.01, parameters=parallel.parameters(), layerwise_decay=0.5, n_layers=2, name_dict=name_dict)
+    scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**10)
+    loss = scaler.scale(parallel(paddle.to_tensor(TOKENS)).square().mean())
+    loss.backward()
+    scaler.minimize(opt, loss)
+    for name, value in weights(model).items():
+        np.testing.assert_array_equal(value, weights(plain)[name])
+    assert LayerMap.from_model(parallel).n_layers == 2
+
+
+# ---- to_static and static graphs
+
+
+def dygraph_trajectory(steps=4, weight_decay=0.1, dtype="float32"):
+    model, name_dict = tiny()
+    model.to(dtype=dtype)
+    start = weights(model)
+    opt = AdamWDL(
+        0.01, parameters=model.parameters(), weight_decay=weight_decay, layerwise_decay=0.5, n_layers=2, name_dict=name_dict
+    )
+    for _ in range(steps):
+        model(paddle.to_tensor(TOKENS)).square().mean().backward()
+        opt.step()
+        opt.clear_grad()
+    return start, weights(model)
+
+
+def test_to_static_gives_the_same_trajectory():
+    _, want = dygraph_trajectory()
+    model, name_dict = tiny()
+    opt = AdamWDL(0.01, parameters=model.parameters(), weight_decay=0.1, layerwise_decay=0.5, n_layers=2, name_dict=name_dict)
+
+    @paddle.jit.to_static
+    def train(tokens):
+        loss = model(tokens).square().mean()
+        loss.backward()
+        opt.step()
+        opt.clear_grad()
+        return loss
+
+    for _ in range(4):
+        train(paddle.to_tensor(TOKENS))
+    for name, value in weights(model).items():
+        np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("by_layers", [False, True])
+def test_static_program_gives_the_same_trajectory(by_layers):
+    start, want = dygraph_trajectory()
+    paddle.enable_static()
+    try:
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
+            tokens = paddle.static.data("tokens", [2, 3], "int64")
+            model = TinyEncoder()
+            loss = model(tokens).square().mean()
+            names = {p.name: n for n, p in model.named_parameters()}
+            if by_layers:
+                how = {"layers": LayerMap.from_model(model)}
+            else:
+                how = {"n_layers": 2, "name_dict": names}
+            AdamWDL(0.01, weight_decay=0.1, layerwise_decay=0.5, **how).minimize(loss)
+        executor, scope = paddle.static.Executor(), paddle.static.Scope()
+        with paddle.static.scope_guard(scope):
+            executor.run(startup)
+            for tensor_name, name in names.items():
+                scope.find_var(tensor_name).get_tensor().set(start[name], paddle.CPUPlace())
+            for _ in range(4):
+                executor.run(main, feed={"tokens": TOKENS}, fetch_list=[loss])
+            got = {name: np.array(scope.find_var(t).get_tensor()) for t, name in names.items()}
+    finally:
+        paddle.disable_static()
+    for name, value in got.items():
+        np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+# ---- bad input: an error that says what was received, and nothing changed
+
+
+def wrong(match, **arguments):
+    return pytest.param(arguments, match, id=match[:40])
+
+
+BAD = [
+    wrong("lacks 'extra'", name_dict="incomplete"),
+    wrong("Received: n_layers=2", n_layers=2),
+    wrong("Received: layerwise_decay=0.0", layerwise_decay=0.0),
+    wrong("Received: layerwise_decay=1.2", layerwise_decay=1.2),
+    wrong("Received: layerwise_decay=nan", layerwise_decay=float("nan")),
+    wrong("no effect without `layers`", name_dict=None),
+    wrong("no effect without `layers`", set_param_lr_fun=None),
+    wrong("not negative. Received: -0.5", set_param_lr_fun=lambda p: -0.5),
+    wrong("finite and not negative. Received: nan", set_param_lr_fun=lambda p: float("nan")),
+    wrong("finite and not negative. Received: inf", set_param_lr_fun=lambda p: float("inf")),
+    wrong(r"one element. Received: shape=\[2\]", set_param_lr_fun=lambda p: paddle.ones([2])),
+    wrong(r"one element. Received: shape=\[0\]", set_param_lr_fun=lambda p: np.ones(0)),
+]
+
+
+@pytest.mark.parametrize("arguments, match", BAD)
+def test_bad_values_are_refused_before_anything_changes(arguments, match):
+    arrays, _ = bert_like()
+    params, name_dict = make_params(arrays)
+    name_dict[params["classifier.weight"].name] = "classifier.weight"
+    if arguments.get("name_dict") == "incomplete":
+        extra = paddle.create_parameter([2], "float32", name="extra")
+        params["extra"] = extra
+        arguments = {}
+    groups = [{"params": list(params.values()), "learning_rate": 0.3}]
+    how = {"layerwise_decay": 0.8, "n_layers": N, "name_dict": name_dict, **arguments}
+    with pytest.raises(ValueError, match=match):
+        AdamWDL(0.01, parameters=groups, **how)
+    assert all(p.optimize_attr["learning_rate"] == 1.0 for p in params.values())
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(params[name].numpy(), array.astype("float32"))
+
+
+@pytest.mark.parametrize(
+    "arguments, match",
+    [
+        ({"layerwise_decay": "0.8"}, "Received: layerwise_decay='0.8'"),
+        ({"layerwise_decay": True}, "Received: layerwise_decay=True"),
+        ({"set_param_lr_fun": 0.5}, "Received: set_param_lr_fun=0.5"),
+        ({"set_param_lr_fun": lambda a, b: 1.0}, r"\(param\). Received: <lambda>\(a, b\)"),
+        ({"set_param_lr_fun": lambda p: "0.5"}, "must return a number"),
+        ({"set_param_lr_fun": lambda p: True}, "must return a number"),
+        ({"layers": {"a": 1}}, "`layers` must be a LayerMap. Received: layers=dict"),
+    ],
+)
+def test_bad_types_are_refused(arguments, match):
+    arrays, _ = bert_like()
+    params, name_dict = make_params(arrays)
+    how = {"layerwise_decay": 0.8, "n_layers": N, **({} if "layers" in arguments else {"name_dict": name_dict}), **arguments}
+    with pytest.raises(TypeError, match=match):
+        AdamWDL(0.01, parameters=list(params.values()), **how)
+
+
+def test_a_decay_that_would_do_nothing_is_refused():
+    llama = {"llama.embed_tokens.weight": np.ones((3, 2)), "llama.layers.0.mlp.up_proj.weight": np.ones((2, 2))}
+    params, name_dict = make_params(llama)
+    with pytest.raises(ValueError, match="finds none.*from_model.*Received: parameters 'llama.embed_tokens.weight'"):
+        AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, name_dict=name_dict)
+
+
+def test_blocks_that_the_default_rule_passes_over_are_named():
+    bart = {f"bart.{part}.layers.{i}.fc1.weight": np.ones((2, 2)) for part in ("encoder", "decoder") for i in range(2)}
+    params, name_dict = make_params(bart)
+    with pytest.warns(UserWarning, match=r"bart.decoder.layers.0, bart.decoder.layers.1"):
+        AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, n_layers=2, name_dict=name_dict)
+
+
+def test_no_trainable_parameter_is_refused():
+    arrays, _ = bert_like()
+    params, name_dict = make_params(arrays)
+    for p in params.values():
+        p.stop_gradient = True
+    for how in ({}, {"layerwise_decay": 0.8, "n_layers": N, "name_dict": name_dict}):
+        with pytest.raises(ValueError, match="no trainable parameter"):
+            AdamWDL(0.01, parameters=list(params.values()), **how)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        AdamWDL(0.01, parameters=[])
+
+
+def test_layers_and_name_dict_together_are_refused():
+    arrays, _ = bert_like()
+    params, name_dict = make_params(arrays)
+    layers = LayerMap.from_names(arrays)
+    layers.name_dict.update(name_dict)
+    for more in ({"name_dict": name_dict}, {"set_param_lr_fun": half}):
+        with pytest.raises(ValueError, match="one or the other"):
+            AdamWDL(0.01, parameters=list(params.values()), layers=layers, layerwise_decay=0.8, **more)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_hook_that_goes_bad_in_mid_run_changes_nothing_in_that_step(grouped):
+    arrays, grads = bert_like(steps=2)
+    params, name_dict = make_params(arrays)
+    ratio = {"last": 1.0}
+    parameters = [{"params": [p]} for p in params.values()] if grouped else list(params.values())
+    opt = AdamWDL(
+        0.01,
+        parameters=parameters,
+        set_param_lr_fun=lambda p: ratio["last"] if "classifier" in name_dict[p.name] else 1.0,
+    )
+    take_steps(opt, params, grads[:1])
+    before = {n: p.numpy().copy() for n, p in params.items()}
+    state = {k: v.numpy().copy() for k, v in opt.state_dict().items() if hasattr(v, "numpy")}
+    ratio["last"] = float("nan")
+    with pytest.raises(ValueError, match="Received: nan"):
+        take_steps(opt, params, grads[1:])
+    for name, value in before.items():
+        np.testing.assert_array_equal(params[name].numpy(), value)
+    for key, value in state.items():
+        np.testing.assert_array_equal(opt.state_dict()[key].numpy(), value)
+
+
+def test_a_parameter_unfrozen_in_mid_run_is_asked_for():
+    arrays, grads = bert_like(steps=2)
+    params, name_dict = make_params(arrays)
+    late = params["bert.pooler.dense.weight"]
+    late.stop_gradient = True
+    del name_dict[late.name]
+    opt = AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, n_layers=N, name_dict=name_dict)
+    trained = [{n: g for n, g in grad.items() if "pooler" not in n} for grad in grads]
+    take_steps(opt, params, trained[:1])
+    late.stop_gradient = False
+    with pytest.raises(ValueError, match=f"lacks '{late.name}'"):
+        take_steps(opt, params, trained[1:])
+
+
+def test_public_names():
+    assert ldopt.AdamWDL is AdamWDL
+    assert set(ldopt.__all__) <= set(dir(ldopt))
