@@ -12,8 +12,7 @@ from .decay import LayerDecay, apply_layerwise_decay, reset_layerwise_decay
 from .hooks import layerwise_lr_decay
 from .layers import Layer, LayerMap
 from .optimizers import AdamWDL
-
-__version__ = "0.1.0"
+from .version import __version__
 
 __all__ = [
     "AdamWDL",

@@ -2,7 +2,9 @@
 
 import dataclasses
 
-from .hooks import LayerwiseMixin, check_decay, parameters_of
+from paddle.optimizer import LBFGS, Optimizer, Rprop
+
+from .hooks import LayerwiseMixin, check_decay, parameters_of, ratio_fn
 
 __all__ = ["CONVENTIONS", "LayerDecay", "apply_layerwise_decay", "reset_layerwise_decay"]
 
@@ -110,7 +112,7 @@ def apply_layerwise_decay(optimizer, layers, layerwise_decay):
             0.125
     """
     plain = _plain_class(optimizer)
-    ratio_of = layers.ratio_fn(layerwise_decay)
+    ratio_of = ratio_fn(layers, layerwise_decay)
     for param in parameters_of(optimizer):
         ratio_of(param)
     optimizer.__class__ = _layerwise_class(plain)
@@ -126,6 +128,18 @@ def reset_layerwise_decay(optimizer):
 
     Returns:
         Optimizer: the same object.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> import paddle_ldopt as ldopt
+            >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+            >>> sgd = paddle.optimizer.SGD(0.1, parameters=encoder.parameters())
+            >>> ldopt.apply_layerwise_decay(sgd, ldopt.LayerMap.from_model(encoder), layerwise_decay=0.5) is sgd
+            True
+            >>> type(ldopt.reset_layerwise_decay(sgd)) is paddle.optimizer.SGD
+            True
     """
     plain = _plain_class(optimizer)
     if type(optimizer) is not plain:
@@ -136,8 +150,6 @@ def reset_layerwise_decay(optimizer):
 
 def _plain_class(optimizer):
     """Return the class `optimizer` had before any `apply_layerwise_decay`, raise if none can be applied to it."""
-    from paddle.optimizer import LBFGS, Optimizer, Rprop
-
     cls = type(optimizer)
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, (LBFGS, Rprop)):
         raise TypeError(

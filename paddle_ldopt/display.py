@@ -61,8 +61,6 @@ class LayerTable:
         rows (list[LayerRow]): one row a layer and tower.
     """
 
-    _COLUMNS = ("layer", "tensors", "parameters", "ratio", "lr now", "lr peak", "weight decay", "frozen")
-
     def __init__(self, rows):
         self.rows = rows
 
@@ -83,40 +81,44 @@ class LayerTable:
 
     def to_markdown(self):
         """Return the table as GitHub Markdown."""
-        lines = [self._COLUMNS, ["---"] + ["--:"] * (len(self._COLUMNS) - 1), *self._cells()]
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+        header, rows = self._cells()
+        rule = ["---"] + ["--:"] * (len(header) - 1)
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
 
     def __rich__(self):
+        from rich import box
         from rich.table import Table
 
-        table = Table(header_style="bold")
-        for column in self._COLUMNS:
-            table.add_column(column, justify="left" if column == "layer" else "right", no_wrap=True)
-        for cells in self._cells():
+        header, rows = self._cells()
+        table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+        for i, column in enumerate(header):
+            table.add_column(column, justify="right" if i else "left", no_wrap=True)
+        for cells in rows:
             table.add_row(*cells)
         return table
 
     def __str__(self):
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), width=140, color_system=None)
+        console = Console(file=io.StringIO(), width=200, color_system=None)
         console.print(self)
-        return console.file.getvalue().rstrip("\n")
+        return "\n".join(line.rstrip() for line in console.file.getvalue().strip("\n").splitlines())
 
     def _cells(self):
-        many = len({row.tower for row in self.rows if row.tower}) > 1
-        for row in self.rows:
-            place = f"{row.tower or '(shared)'}: " if many else ""
-            yield [
-                place + row.label,
-                str(row.tensors),
-                "-" if row.elements is None else f"{row.elements:,}",
-                _span(row.ratio, "{:.4g}"),
-                _span(row.learning_rate, "{:.3g}"),
-                _span(row.peak_learning_rate, "{:.3g}"),
-                _share(row.decayed, row.tensors),
-                _share(row.frozen, row.tensors),
-            ]
+        """Return the header and the rows as text; columns about which nothing is known are left out."""
+        prefix = _short_names([row.tower for row in self.rows])
+        columns = {
+            "layer": [prefix[row.tower] + row.label for row in self.rows],
+            "tensors": [str(row.tensors) for row in self.rows],
+            "parameters": [_count(row.elements) for row in self.rows],
+            "ratio": [_span(row.ratio, "{:.4g}") for row in self.rows],
+            "lr now": [_span(row.learning_rate, "{:.3g}") for row in self.rows],
+            "lr peak": [_span(row.peak_learning_rate, "{:.3g}") for row in self.rows],
+            "decayed": [_share(row.decayed, row.tensors) for row in self.rows],
+            "frozen": [_share(row.frozen, row.tensors) for row in self.rows],
+        }
+        known = {name: cells for name, cells in columns.items() if any(cell != "-" for cell in cells)}
+        return list(known), list(zip(*known.values()))
 
 
 def applied_ratios(optimizer):
@@ -173,6 +175,8 @@ def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun):
     now = peak = None
     if learning_rate is not None:
         peak = peak_learning_rate(learning_rate)
+        if not (math.isfinite(peak) and peak >= 0):
+            raise ValueError(f"`learning_rate` must be finite and not negative. Received: learning_rate={learning_rate!r}")
         now = learning_rate.last_lr if hasattr(learning_rate, "last_lr") else peak
     rates = {}
     for tensor_name, (_, param) in tensors.items():
@@ -186,20 +190,18 @@ def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun):
 
 def is_decayed(optimizer, param):
     """Say whether the optimizer decays the weights of `param`, by any of Paddle's ways of saying so."""
-    group = next(
-        (g for g in optimizer._param_groups or [] if isinstance(g, dict) and any(p is param for p in g["params"])), {}
-    )
     chosen = getattr(optimizer, "_apply_decay_param_fun", None)
-    if chosen is not None and not chosen(param.name):
-        return False
     excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)  # Lamb
-    if excluded is not None and excluded(param):
+    if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):
         return False
-    for name in ("_weight_decay", "_lamb_weight_decay"):
+    groups = [g for g in optimizer._param_groups or [] if isinstance(g, dict)]
+    group = next((g for g in groups if any(p is param for p in g["params"])), {})
+    for name in ("_weight_decay", "_lamb_weight_decay"):  # decoupled: AdamW, Lamb
         if isinstance(getattr(optimizer, name, None), (int, float)):
             return group.get("weight_decay", getattr(optimizer, name)) != 0
-    regularizer = param.regularizer if param.regularizer is not None else optimizer.regularization
-    return regularizer is not None and getattr(regularizer, "_coeff", getattr(regularizer, "_regularization_coeff", 1)) != 0
+    regularizer = param.regularizer or optimizer.regularization  # L1Decay or L2Decay, added to the gradient
+    coefficients = [getattr(regularizer, "_coeff", 0.0), getattr(optimizer, "_regularization_coeff", 0.0)]  # Momentum's
+    return any(c != 0 for c in coefficients)
 
 
 def plot_table(table, path):
@@ -221,11 +223,11 @@ def plot_table(table, path):
     axes = figure.add_subplot()
     for tower, rows in towers.items():
         heights = [(row.peak_learning_rate if known else row.ratio)[1] for row in rows]
-        axes.plot([row.index for row in rows], heights, marker="o", label=tower or "model")
+        axes.plot([row.index for row in rows], heights, marker="o", label=tower)
     longest = max(towers.values(), key=len)
     step = max(1, math.ceil(len(longest) / 14))
     ticks = [row for i, row in enumerate(longest) if i % step == 0 or row is longest[-1]]
-    axes.set_xticks([r.index for r in ticks], [r.label.replace("block ", "") for r in ticks], rotation=30)
+    axes.set_xticks([r.index for r in ticks], [r.label.replace("block ", "").replace("embeddings", "emb") for r in ticks])
     axes.set_xlabel("layer")
     axes.set_ylabel("learning rate at the peak" if known else "ratio to the head's learning rate")
     axes.set_ylim(bottom=0)
@@ -277,3 +279,24 @@ def _share(count, total):
     if count is None:
         return "-"
     return "no" if count == 0 else "yes" if count == total else f"{count} of {total}"
+
+
+def _count(elements):
+    if elements is None:
+        return "-"
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if elements >= size:
+            return f"{elements / size:.3g} {unit}"
+    return str(elements)
+
+
+def _short_names(towers):
+    """Return tower -> what tells it from the others, with a space behind it; "" if there is one tower only."""
+    named = list(dict.fromkeys(tower for tower in towers if tower))
+    if len(named) < 2:
+        return dict.fromkeys(towers, "")
+    shared = len(os.path.commonprefix([tower.split(".") for tower in named]))
+    short = {tower: tower.split(".")[shared] for tower in named}
+    if len(set(short.values())) < len(named):
+        short = {tower: tower for tower in named}
+    return {"": "shared ", **{tower: f"{name} " for tower, name in short.items()}}

@@ -165,6 +165,13 @@ def _bind(hook, settings):
     return four
 
 
+def ratio_fn(layers, layerwise_decay):
+    """Return `layers.ratio_fn(layerwise_decay)`, raise if `layers` is no LayerMap."""
+    if not hasattr(layers, "ratio_fn"):
+        raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
+    return layers.ratio_fn(layerwise_decay)
+
+
 class LayerwiseMixin:
     """Multiply the rate of each parameter of the Paddle optimizer that follows in the bases by a ratio.
 

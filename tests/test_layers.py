@@ -1,0 +1,286 @@
+"""LayerMap: rules of the user's own, tied, frozen and adapted parameters, the table and the plot."""
+
+import json
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay
+from paddle_ldopt.display import applied_ratios, peak_learning_rate
+
+PARTS = ("attn.w", "attn.b", "mlp.w")
+
+
+def names_of(stack="h", n=3):
+    return ["embed.w", *(f"{stack}.{i}.{part}" for i in range(n) for part in PARTS), "norm.w"]
+
+
+def ids(layers):
+    return [layers.layer_of(name).index for name in layers.names]
+
+
+class Tied(paddle.nn.Layer):
+    """A decoder whose head is declared first and shares the embedding's weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.lm_head = paddle.nn.Linear(4, 4, bias_attr=False)
+        self.embed_tokens = paddle.nn.Embedding(4, 4)
+        self.embed_tokens.weight = self.lm_head.weight
+        self.layers = paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0) for _ in range(3)])
+        self.norm = paddle.nn.LayerNorm(4)
+
+    def forward(self, tokens):
+        x = self.embed_tokens(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.lm_head(self.norm(x))
+
+
+# ---- layers of names and models
+
+
+def test_tied_parameters_count_once_at_the_lowest_layer():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    assert layers.names == [name for name, _ in model.named_parameters()]
+    assert layers.layer_of("lm_head.weight").index == 0
+    assert layers.layer_of(model.embed_tokens.weight.name).index == 0
+    assert layers.n_layers == 3
+    assert layers.name_dict == {p.name: n for n, p in model.named_parameters()}
+
+
+def test_frozen_parameters_shift_nothing():
+    model = Tied()
+    before = LayerMap.from_model(model).fingerprint()
+    for p in [*model.layers[0].parameters(), *model.layers[1].parameters()]:
+        p.stop_gradient = True
+    assert LayerMap.from_model(model).fingerprint() == before
+    trainable = [n for n, p in model.named_parameters() if not p.stop_gradient]
+    layers = LayerMap.from_names(trainable)
+    assert layers.n_layers == 3 and layers.layer_of("layers.2.linear1.weight").index == 3
+
+
+def test_labels():
+    layers = LayerMap.from_names(names_of())
+    labels = [layers.layer_of(n).label for n in ("embed.w", "h.0.attn.w", "h.2.mlp.w", "norm.w")]
+    assert labels == ["embeddings", "block 0", "block 2", "head"]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {r"cells\.(\d+)\.": r"\1"},
+        {r"cells\.0\.": 1, r"cells\.1\.": 2, r"cells\.2\.": 3},
+        lambda name: int(name.split(".")[1]) + 1 if name.startswith("cells") else None,
+    ],
+    ids=["template", "ids", "callable"],
+)
+def test_rules_of_the_users_own(rules):
+    layers = LayerMap.from_names(names_of("cells"), rules)
+    assert ids(layers) == [0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4] and layers.n_layers == 3
+
+
+def test_rules_go_before_the_built_in_ones():
+    layers = LayerMap.from_names(names_of(), {r"^h\.0\.attn": "embeddings", r"^h\.2\.mlp": "head", r"norm": 3})
+    assert ids(layers) == [0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 3]
+
+
+@pytest.mark.parametrize(
+    "rules, error, match",
+    [
+        ({"nowhere": 1}, ValueError, "match no parameter. Received: rules={'nowhere': 1}, names=.embed.w"),
+        ({"(": 1}, ValueError, r"regular expressions .*Received: '\('"),
+        ({"h": -1}, ValueError, "Received: -1 for 'h.0.attn.w'"),
+        ({"h": "tail"}, ValueError, "Received: 'tail' for 'h.0.attn.w'"),
+        ({"h": 1.5}, ValueError, "Received: 1.5 for"),
+        ({"h": True}, ValueError, "Received: True for"),
+        ([("h", 1)], TypeError, "dict of regular expressions or a callable"),
+    ],
+)
+def test_illegal_rules(rules, error, match):
+    with pytest.raises(error, match=match):
+        LayerMap.from_names(names_of(), rules)
+
+
+@pytest.mark.parametrize("names", ["embed.w", [1, 2]])
+def test_names_of_another_type(names):
+    with pytest.raises(TypeError, match="iterable of strings"):
+        LayerMap.from_names(names)
+
+
+def test_a_model_of_another_type():
+    with pytest.raises(TypeError, match="Received: model=dict"):
+        LayerMap.from_model({})
+
+
+def test_an_unknown_parameter():
+    with pytest.raises(ValueError, match="after the model is complete .*Received: name='lora_A'"):
+        LayerMap.from_names(names_of()).layer_of("lora_A")
+
+
+def test_a_parameter_added_after_the_map_is_refused_by_optimizers():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    late = paddle.create_parameter([2], "float32")
+    with pytest.raises(ValueError, match=f"Received: name='{late.name}'"):
+        AdamWDL(0.1, parameters=[*model.parameters(), late], layers=layers, layerwise_decay=0.8)
+
+
+# ---- table and plot
+
+
+def test_the_planned_table():
+    layers = LayerMap.from_names(names_of())
+    rows = layers.table(layerwise_decay=0.5, learning_rate=1e-3, apply_decay_param_fun=lambda n: n.endswith("w")).rows
+    assert [(r.label, r.tensors, r.ratio[0], r.learning_rate[0], r.decayed) for r in rows] == [
+        ("embeddings", 1, 0.0625, 6.25e-5, 1),
+        ("block 0", 3, 0.125, 1.25e-4, 2),
+        ("block 1", 3, 0.25, 2.5e-4, 2),
+        ("block 2", 3, 0.5, 5e-4, 2),
+        ("head", 1, 1.0, 1e-3, 1),
+    ]
+
+
+def test_the_table_is_read_back_from_what_the_optimizer_uses():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    model.norm.bias.stop_gradient = True
+    schedule = paddle.optimizer.lr.LinearWarmup(paddle.optimizer.lr.PolynomialDecay(1e-3, 100, 0.0), 10, 0.0, 1e-3)
+    groups = [
+        {"params": list(model.layers.parameters()), "weight_decay": 0.0, "learning_rate": 0.1},
+        {"params": [model.lm_head.weight, *model.norm.parameters()]},
+    ]
+    opt = AdamWDL(schedule, parameters=groups, weight_decay=0.1, layers=layers, layerwise_decay=0.5)
+    for _ in range(5):
+        schedule.step()
+    rows = {r.label: r for r in layers.table(optimizer=opt).rows}
+    assert rows["block 1"].ratio == pytest.approx((0.025, 0.025))  # 0.1 of the group times 0.25 of the layer
+    assert rows["block 1"].learning_rate == pytest.approx((0.025 * 5e-4,) * 2)
+    assert rows["block 1"].peak_learning_rate == pytest.approx((0.025 * 1e-3,) * 2)
+    assert rows["block 1"].decayed == 0 and rows["embeddings"].decayed == 1
+    assert rows["head"].tensors == 2 and rows["head"].frozen == 1
+    assert rows["embeddings"].elements == 16
+    before = schedule.last_epoch
+    layers.table(optimizer=opt)
+    assert schedule.last_epoch == before
+
+
+def test_the_table_shows_hooks_and_undecayed_optimizers_too():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    plain = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
+    assert {r.ratio for r in layers.table(optimizer=plain).rows} == {(1.0, 1.0)}
+    hooked = AdamWDL(0.1, parameters=model.parameters(), set_param_lr_fun=lambda p: 0.0 if p.ndim == 1 else 0.5)
+    row = layers.table(optimizer=hooked).rows[1]
+    assert row.ratio == (0.0, 0.5) and row.frozen == sum(p.ndim == 1 for p in model.layers[0].parameters())
+
+
+def test_applied_ratios_are_those_of_a_step():
+    model = Tied()
+    opt = apply_layerwise_decay(
+        paddle.optimizer.SGD(0.5, parameters=model.parameters()), LayerMap.from_model(model), layerwise_decay=0.5
+    )
+    ratios = applied_ratios(opt)
+    before = {n: p.numpy().copy() for n, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = paddle.ones_like(p)
+    opt.step()
+    for n, p in model.named_parameters():
+        np.testing.assert_allclose(before[n] - p.numpy(), 0.5 * ratios[p.name], rtol=1e-5, atol=1e-6)
+
+
+def test_what_weight_decay_the_table_sees():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    cases = [
+        (paddle.optimizer.Momentum(0.1, parameters=model.parameters(), weight_decay=0.1), True),
+        (paddle.optimizer.Momentum(0.1, parameters=model.parameters()), False),
+        (paddle.optimizer.Adam(0.1, parameters=model.parameters(), weight_decay=paddle.regularizer.L2Decay(0.1)), True),
+        (paddle.optimizer.Lamb(0.1, 0.1, parameters=model.parameters()), True),
+        (
+            paddle.optimizer.Lamb(0.1, 0.1, parameters=model.parameters(), exclude_from_weight_decay_fn=lambda p: True),
+            False,
+        ),
+        (paddle.optimizer.AdamW(0.1, parameters=model.parameters(), weight_decay=0.0), False),
+    ]
+    for opt, decayed in cases:
+        row = layers.table(optimizer=opt).rows[0]
+        assert row.decayed == (row.tensors if decayed else 0), type(opt)
+
+
+def test_peak_learning_rate():
+    lr = paddle.optimizer.lr
+    warm = lr.LinearWarmup(lr.CosineAnnealingDecay(0.3, 50), 20, 0.0, 0.3)
+    assert peak_learning_rate(warm) == pytest.approx(0.3) and warm.last_epoch == 0
+    assert peak_learning_rate(lr.LambdaDecay(0.1, lambda s: min(s / 9, 1.0)), num_steps=3) == pytest.approx(0.1 * 3 / 9)
+    assert peak_learning_rate(lr.ReduceOnPlateau(0.2)) == 0.2
+    assert peak_learning_rate(0.4) == 0.4
+
+
+def test_renderings():
+    layers = LayerMap.from_names(names_of())
+    table = layers.table(LayerDecay(0.5, freeze_below=0.1), 1e-3)
+    text = str(table)
+    assert "embeddings" in text and "block 2" in text and "0.0005" in text
+    assert max(map(len, text.splitlines())) <= 80
+    lines = table.to_markdown().splitlines()
+    assert len(lines) == 2 + 5 and lines[0].startswith("| layer |") and len({line.count("|") for line in lines}) == 1
+    assert json.loads(json.dumps(table.to_dict()))[0]["frozen"] == 1
+
+
+def test_towers_are_told_apart():
+    names = [f"m.{t}.layers.{i}.{part}" for t, n in (("encoder", 2), ("decoder", 3)) for i in range(n) for part in PARTS]
+    layers = LayerMap.from_names(["m.shared.w", *names, "head.w"])
+    assert layers.towers == {"m.encoder.layers": 2, "m.decoder.layers": 3}
+    assert layers.n_layers == 3
+    rows = layers.table(0.5).rows
+    assert [(r.tower.split(".")[-2:][0], r.label, r.ratio[0]) for r in rows] == [
+        ("", "embeddings", 0.0625),
+        ("", "head", 1.0),
+        ("encoder", "block 0", 0.25),
+        ("encoder", "block 1", 0.5),
+        ("decoder", "block 0", 0.125),
+        ("decoder", "block 1", 0.25),
+        ("decoder", "block 2", 0.5),
+    ]
+    assert "encoder" in str(layers.table(0.5)) and "decoder" in layers.table(0.5).to_markdown()
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_plot(tmp_path, ending):
+    path = tmp_path / f"rates.{ending}"
+    layers = LayerMap.from_names(names_of())
+    assert layers.plot(path, layerwise_decay=0.8, learning_rate=5e-5) == str(path)
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
+    assert path.read_bytes().startswith(start)
+
+
+def test_plot_refuses_other_formats(tmp_path):
+    with pytest.raises(ValueError, match="Received: path='rates.txt'"):
+        LayerMap.from_names(names_of()).plot("rates.txt", layerwise_decay=0.8)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_table_takes_a_decay_or_an_optimizer(both):
+    model = Tied()
+    opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    how = {"layerwise_decay": 0.8, "optimizer": opt} if both else {}
+    with pytest.raises(ValueError, match="either `layerwise_decay` or `optimizer`"):
+        LayerMap.from_model(model).table(**how)
+
+
+def test_options_that_an_optimizer_settles_are_refused_beside_it():
+    model = Tied()
+    opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    for how in ({"learning_rate": 0.1}, {"apply_decay_param_fun": bool}):
+        with pytest.raises(ValueError, match="read back from `optimizer`"):
+            LayerMap.from_model(model).table(optimizer=opt, **how)
+
+
+def test_table_of_another_models_optimizer():
+    model, other = Tied(), paddle.nn.Linear(2, 2)
+    opt = paddle.optimizer.SGD(0.1, parameters=other.parameters())
+    with pytest.raises(ValueError, match="from the model that is trained"):
+        LayerMap.from_model(model).table(optimizer=opt)
