@@ -4,8 +4,8 @@ try:
     import paddle as _paddle  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "paddle_ldopt needs PaddlePaddle 3: `pip install paddlepaddle` for CPU, or the `paddlepaddle-gpu` wheel for your CUDA "
-        f"version. Received: {error}"
+        "paddle_ldopt needs PaddlePaddle 3: `pip install paddlepaddle` for CPU, or the `paddlepaddle-gpu` wheel for "
+        f"your CUDA version. Received: {error}"
     ) from error
 
 from .decay import LayerDecay, apply_layerwise_decay, reset_layerwise_decay
@@ -19,6 +19,7 @@ __all__ = [
     "Layer",
     "LayerDecay",
     "LayerMap",
+    "__version__",
     "apply_layerwise_decay",
     "layerwise_lr_decay",
     "reset_layerwise_decay",

@@ -1,4 +1,4 @@
-"""Command line: ``python -m paddle_ldopt layers`` shows which layer gets which learning rate before a run is paid for."""
+"""Command line: ``python -m paddle_ldopt layers`` shows which layer gets which rate before a run is paid for."""
 
 import argparse
 import json
@@ -57,7 +57,8 @@ def load_model(name):
     """Build the PaddleNLP model called `name` without its weights: parameters have shapes but take no memory.
 
     Args:
-        name (str): a class name (built from its default config), a local folder, or a hub name (its config alone is read).
+        name (str): a class name (built from its default config), a local folder, or a hub name (only its config is
+            read).
 
     Raises:
         ValueError: PaddleNLP is missing, or knows no such model.
@@ -65,7 +66,9 @@ def load_model(name):
     try:
         import paddlenlp.transformers as nlp
     except ImportError as error:
-        raise ValueError(f"`--model` needs PaddleNLP: pip install paddlenlp ({error}). Received: model={name}") from error
+        raise ValueError(
+            f"`--model` needs PaddleNLP: pip install paddlenlp ({error}). Received: model={name}"
+        ) from error
     cls = getattr(nlp, name, None) if name.isidentifier() else None
     if cls is not None:
         if getattr(cls, "config_class", None) is None:
@@ -76,7 +79,9 @@ def load_model(name):
             config = nlp.AutoConfig.from_pretrained(name)
             cls = getattr(nlp, (config.architectures or ["AutoModel"])[0])
         except Exception as error:  # hubs and config files fail in many ways: the cause is in the message
-            what = "local folder" if os.path.isdir(name) else "class in paddlenlp.transformers, local folder or hub model"
+            what = (
+                "local folder" if os.path.isdir(name) else "class in paddlenlp.transformers, local folder or hub model"
+            )
             raise ValueError(f"Cannot load a {what} of that name ({error}). Received: model={name}") from error
     build = cls.from_config if cls is nlp.AutoModel else cls
     try:

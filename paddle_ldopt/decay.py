@@ -1,4 +1,4 @@
-"""Layer id -> learning-rate ratio: the conventions of the field by name, and layer-wise decay for any Paddle optimizer."""
+"""Layer id -> learning-rate ratio: the conventions of the field by name, and a decay for any Paddle optimizer."""
 
 import dataclasses
 
@@ -8,8 +8,8 @@ from .hooks import LayerwiseMixin, check_decay, parameters_of, ratio_fn
 
 __all__ = ["CONVENTIONS", "LayerDecay", "apply_layerwise_decay", "reset_layerwise_decay"]
 
-# With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: the exponent of the decay for all ids but the head's, whose
-# ratio is 1 in every convention.
+# With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: the exponent of the decay for all ids but the head's,
+# whose ratio is 1 in every convention.
 CONVENTIONS = {
     # top block d, embeddings d^(n+1); the numbers of BEiT's LayerDecayValueAssigner too
     "paddlenlp": lambda layer_id, n: n + 1 - layer_id,
@@ -22,7 +22,7 @@ CONVENTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class LayerDecay:
-    r"""Say how the learning rate falls from layer to layer; give it as `layerwise_decay` wherever `layers` is given too.
+    r"""Say how the learning rate falls from layer to layer; goes wherever `layerwise_decay` is taken beside `layers`.
 
     .. math::
         r_i = \max(d^{e(i)}, \text{min\_ratio}), \qquad e(i) = n + 1 - i \text{ (paddlenlp)}, \qquad
@@ -83,8 +83,8 @@ class LayerDecay:
 def apply_layerwise_decay(optimizer, layers, layerwise_decay):
     """Give any Paddle optimizer layer-wise learning rates, in place.
 
-    The ratio multiplies what `Optimizer._create_param_lr` returns, for this optimizer alone: nothing is written into the
-    parameters, so applying it twice replaces the first, and other optimizers over the same parameters see none of it.
+    The ratio multiplies what `Optimizer._create_param_lr` returns, for this optimizer alone: nothing is written into
+    the parameters, so applying it twice replaces the first, and other optimizers over them see none of it.
 
     Args:
         optimizer (paddle.optimizer.Optimizer): Momentum, Adam, NAdam, Lamb...; with a scheduler and parameter groups or
@@ -124,7 +124,7 @@ def reset_layerwise_decay(optimizer):
     """Undo `apply_layerwise_decay`: the optimizer is of its own class again, with the same rate for every layer.
 
     Args:
-        optimizer (paddle.optimizer.Optimizer): one that `apply_layerwise_decay` was applied to; any other is left alone.
+        optimizer (paddle.optimizer.Optimizer): one that `apply_layerwise_decay` was applied to; others stay.
 
     Returns:
         Optimizer: the same object.
@@ -160,8 +160,8 @@ def _plain_class(optimizer):
         return cls._plain
     if isinstance(optimizer, LayerwiseMixin):
         raise ValueError(
-            f"{cls.__name__} has a layer-wise decay of its own: give it `layers` and `layerwise_decay` when it is built. "
-            f"Received: optimizer={cls.__name__}"
+            f"{cls.__name__} has a layer-wise decay of its own: give it `layers` and `layerwise_decay` when built."
+            f" Received: optimizer={cls.__name__}"
         )
     return cls
 

@@ -16,7 +16,7 @@ __all__ = ["LayerRow", "LayerTable", "applied_ratios", "peak_learning_rate"]
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """What one parameter gets: `ratio` to the optimizer's rate, `now` and at the `peak` of the schedule (None: unknown)."""
+    """What one parameter gets: the ratio to the optimizer's rate, the rate now and at the schedule's peak if known."""
 
     ratio: float
     now: Optional[float]
@@ -67,7 +67,7 @@ class LayerTable:
     @classmethod
     def build(cls, tensors, layer_of, rates):
         """Group tensor name -> (structured name, Parameter or None) and tensor name -> `Rate` by layer."""
-        grouped = {}
+        grouped: dict = {}
         for tensor_name, (name, param) in tensors.items():
             if tensor_name in rates:
                 grouped.setdefault(layer_of(name), []).append((param, rates[tensor_name]))
@@ -81,7 +81,7 @@ class LayerTable:
 
     def to_markdown(self):
         """Return the table as GitHub Markdown."""
-        header, rows = self._cells()
+        header, rows = self.cells()
         rule = ["---"] + ["--:"] * (len(header) - 1)
         return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
 
@@ -89,7 +89,7 @@ class LayerTable:
         from rich import box
         from rich.table import Table
 
-        header, rows = self._cells()
+        header, rows = self.cells()
         table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
         for i, column in enumerate(header):
             table.add_column(column, justify="right" if i else "left", no_wrap=True)
@@ -100,11 +100,11 @@ class LayerTable:
     def __str__(self):
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), width=200, color_system=None)
-        console.print(self)
-        return "\n".join(line.rstrip() for line in console.file.getvalue().strip("\n").splitlines())
+        page = io.StringIO()
+        Console(file=page, width=200, color_system=None).print(self)
+        return "\n".join(line.rstrip() for line in page.getvalue().strip("\n").splitlines())
 
-    def _cells(self):
+    def cells(self):
         """Return the header and the rows as text; columns about which nothing is known are left out."""
         prefix = _short_names([row.tower for row in self.rows])
         columns = {
@@ -122,9 +122,9 @@ class LayerTable:
 
 
 def applied_ratios(optimizer):
-    """Return tensor name -> the factor by which the optimizer's next step would scale its learning rate for the parameter.
+    """Return tensor name -> the factor by which the optimizer's next step would scale its rate for the parameter.
 
-    Groups, `ParamAttr` and layer-wise ratios are all in it, for it is what `_create_param_lr` itself makes of a rate of 1.
+    Groups, `ParamAttr` and layer-wise ratios are all in it: it is what `_create_param_lr` itself makes of a rate of 1.
 
     Args:
         optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
@@ -176,15 +176,17 @@ def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun):
     if learning_rate is not None:
         peak = peak_learning_rate(learning_rate)
         if not (math.isfinite(peak) and peak >= 0):
-            raise ValueError(f"`learning_rate` must be finite and not negative. Received: learning_rate={learning_rate!r}")
+            raise ValueError(
+                f"`learning_rate` must be finite and not negative. Received: learning_rate={learning_rate!r}"
+            )
         now = learning_rate.last_lr if hasattr(learning_rate, "last_lr") else peak
     rates = {}
     for tensor_name, (_, param) in tensors.items():
         ratio = ratio_of(_Named(tensor_name))
         decayed = None if apply_decay_param_fun is None else bool(apply_decay_param_fun(tensor_name))
         frozen = ratio == 0 or (param is not None and bool(param.stop_gradient))
-        scaled = (None, None) if now is None else (ratio * now, ratio * peak)
-        rates[tensor_name] = Rate(ratio, *scaled, decayed, frozen)
+        scaled = [None if rate is None else ratio * rate for rate in (now, peak)]
+        rates[tensor_name] = Rate(ratio, scaled[0], scaled[1], decayed, frozen)
     return rates
 
 
@@ -213,7 +215,7 @@ def plot_table(table, path):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    towers = {}
+    towers: dict = {}
     for row in table.rows:
         if row.tower or len({r.tower for r in table.rows}) == 1:
             towers.setdefault(row.tower, []).append(row)
@@ -227,7 +229,9 @@ def plot_table(table, path):
     longest = max(towers.values(), key=len)
     step = max(1, math.ceil(len(longest) / 14))
     ticks = [row for i, row in enumerate(longest) if i % step == 0 or row is longest[-1]]
-    axes.set_xticks([r.index for r in ticks], [r.label.replace("block ", "").replace("embeddings", "emb") for r in ticks])
+    axes.set_xticks(
+        [r.index for r in ticks], [r.label.replace("block ", "").replace("embeddings", "emb") for r in ticks]
+    )
     axes.set_xlabel("layer")
     axes.set_ylabel("learning rate at the peak" if known else "ratio to the head's learning rate")
     axes.set_ylim(bottom=0)
@@ -249,7 +253,7 @@ class _Named:
 def _row(layer, entries):
     rates = [rate for _, rate in entries]
     sizes = [None if param is None else param.size for param, _ in entries]
-    decayed = [rate.decayed for rate in rates]
+    decayed = [int(rate.decayed) for rate in rates if rate.decayed is not None]
     return LayerRow(
         layer.tower,
         layer.index,
@@ -259,7 +263,7 @@ def _row(layer, entries):
         _ends([rate.ratio for rate in rates]),
         _ends([rate.now for rate in rates]),
         _ends([rate.peak for rate in rates]),
-        None if None in decayed else sum(decayed),
+        sum(decayed) if len(decayed) == len(rates) else None,
         sum(rate.frozen for rate in rates),
     )
 

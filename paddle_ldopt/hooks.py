@@ -1,4 +1,4 @@
-"""How a per-parameter learning-rate ratio enters a Paddle optimizer: the documented rule, the hook contracts, the mixin.
+"""How a per-parameter ratio enters a Paddle optimizer: the documented rule, the hook contracts, the mixin.
 
 A leaf of the import graph: optimizers and `decay` both build on it, and it knows neither of them.
 
@@ -13,9 +13,12 @@ import math
 import os
 import re
 import warnings
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
 import paddle
+
+_Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
 __all__ = ["LayerwiseMixin", "adapt_hook", "check_decay", "check_ratio", "layerwise_lr_decay"]
 
@@ -114,7 +117,9 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
             the first included. It returns a ratio (a number or a one-element Tensor), or multiplies
             ``param.optimize_attr["learning_rate"]`` and returns None; either way the attribute is as before after the
             call, so ratios never compound.
-        layerwise_decay, name_dict, n_layers: what a four-argument hook is given.
+        layerwise_decay (float): the first thing that a four-argument hook is given.
+        name_dict (dict[str, str]): the second.
+        n_layers (int): the third.
 
     Raises:
         TypeError: not callable, or callable with neither 1 nor 4 arguments.
@@ -148,7 +153,9 @@ def _bind(hook, settings):
     except ValueError:  # a builtin without a signature: the documented contract
         return four
     required = [
-        p for p in signature.parameters.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        p
+        for p in signature.parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if len(required) == 1:
         only = required[0]
@@ -172,28 +179,35 @@ def ratio_fn(layers, layerwise_decay):
     return layers.ratio_fn(layerwise_decay)
 
 
-class LayerwiseMixin:
+class LayerwiseMixin(_Base):
     """Multiply the rate of each parameter of the Paddle optimizer that follows in the bases by a ratio.
 
-    A subclass calls `_init_layerwise` before it lets Paddle's constructor change anything. Every ratio of a step is asked
-    for and checked before the step changes anything. A ratio of 0 freezes: neither the parameter nor its state is touched.
+    A subclass calls `_init_layerwise` before it lets Paddle's constructor change anything. Every ratio of a step is
+    asked for and checked before the step changes anything. A ratio of 0 freezes: neither the parameter nor its state is
+    touched.
     """
 
-    _ratio_of = None  # function parameter -> ratio, or None: every ratio is 1
-    _ratios_to_check = None  # static graph: what to ask of the ratios once the parameters are known
-    _step_ratios = None  # the ratios of the running step, by parameter name
+    _ratio_of: Optional[Callable] = None  # function parameter -> ratio, or None: every ratio is 1
+    _ratios_to_check: Optional[Callable] = None  # static graph: what to ask of the ratios once the parameters are known
+    _step_ratios: Optional[dict] = None  # the ratios of the running step, by parameter name
 
     def _init_layerwise(self, parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers):
         """Take the layer-wise arguments of an optimizer's constructor, check them against its parameters.
 
         Args:
             parameters (list[Tensor]|list[dict]|None): the optimizer's; None in static graph mode.
-            layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers: as documented in `AdamWDL`.
+            layerwise_decay (float|LayerDecay): as documented in `AdamWDL`, like the rest.
+            n_layers (int): the model's blocks.
+            set_param_lr_fun (callable): the hook.
+            name_dict (dict[str, str]): for the hook.
+            layers (LayerMap): instead of the hook.
         """
         self.layerwise_decay, self.n_layers, self.set_param_lr_fun = layerwise_decay, n_layers, set_param_lr_fun
         params = None if parameters is None else flatten_groups(parameters)
         if params is not None and all(p.stop_gradient for p in params):
-            raise ValueError(f"`parameters` holds no trainable parameter. Received: {len(params)} parameters, all frozen")
+            raise ValueError(
+                f"`parameters` holds no trainable parameter. Received: {len(params)} parameters, all frozen"
+            )
         documented_rule = set_param_lr_fun is layerwise_lr_decay and layers is None
         if layers is not None:
             if not hasattr(layers, "ratio_fn"):
@@ -209,15 +223,16 @@ class LayerwiseMixin:
             if set_param_lr_fun is None or (documented_rule and name_dict is None):
                 if decay != 1.0:
                     raise ValueError(
-                        "`layerwise_decay` has no effect without `layers` (LayerMap.from_model(model)), or `name_dict` and "
-                        f"`set_param_lr_fun`. Received: layerwise_decay={layerwise_decay!r}, name_dict={name_dict!r}, "
-                        f"set_param_lr_fun={set_param_lr_fun!r}"
+                        "`layerwise_decay` has no effect without `layers` (LayerMap.from_model(model)), or `name_dict` "
+                        f"and `set_param_lr_fun`. Received: layerwise_decay={layerwise_decay!r}, "
+                        f"name_dict={_brief(name_dict)}, set_param_lr_fun={set_param_lr_fun!r}"
                     )
                 return
             self._ratio_of = adapt_hook(set_param_lr_fun, decay, name_dict, n_layers)
+        ratio_of = self._ratio_of
 
         def check(params):
-            ratios = {p.name: self._ratio_of(p) for p in params if not p.stop_gradient}
+            ratios = {p.name: ratio_of(p) for p in params if not p.stop_gradient}
             if documented_rule and layerwise_decay != 1.0:
                 _check_documented_rule([name_dict[n] for n in ratios])
 
@@ -278,7 +293,9 @@ def _check_documented_rule(names):
             "nothing to this model's blocks. Give layers=LayerMap.from_model(model), which knows every architecture. "
             f"Received: parameters {', '.join(map(repr, names[:4]))}{', ...' if len(names) > 4 else ''}"
         )
-    passed_over = sorted({m.group() for n in names if not _ENCODER_BLOCK.search(n) for m in [_ANY_BLOCK.search(n)] if m})
+    passed_over = sorted(
+        {m.group() for n in names if not _ENCODER_BLOCK.search(n) for m in [_ANY_BLOCK.search(n)] if m}
+    )
     if passed_over:
         warnings.warn(
             "The default rule decays blocks called 'encoder.layers.<i>' only and leaves others at the full rate: "
@@ -290,8 +307,8 @@ def _check_documented_rule(names):
 
 def unwrap(optimizer):
     """Return the optimizer inside the wrappers of `fleet` and `amp`."""
-    while hasattr(optimizer, "_inner_opt"):
-        optimizer = optimizer._inner_opt
+    while hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim"):  # the latter: group sharding
+        optimizer = optimizer._inner_opt if hasattr(optimizer, "_inner_opt") else optimizer._optim
     return optimizer
 
 
@@ -302,7 +319,7 @@ def parameters_of(optimizer):
 
 def flatten_groups(parameters):
     """Return a plain list of the parameters in a list of Tensors or of parameter groups."""
-    out = []
+    out: list = []
     for item in parameters:
         params = item["params"] if isinstance(item, dict) else item
         out.extend([params] if isinstance(params, paddle.Tensor) else params)

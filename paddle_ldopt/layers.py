@@ -1,7 +1,7 @@
 """Structured parameter name -> layer id, for any model: pure Python over names.
 
-Layer 0 holds the embeddings, 1..n the blocks, n + 1 the head. A model with several towers (encoder and decoder, text and
-vision) counts the layers of each by its own depth.
+Layer 0 holds the embeddings, 1..n the blocks, n + 1 the head. A model with several towers (encoder and decoder, text
+and vision) counts the layers of each by its own depth.
 """
 
 import dataclasses
@@ -82,14 +82,14 @@ class LayerMap:
 
     @classmethod
     def from_names(cls, names, rules=None):
-        """Map structured parameter names.
+        r"""Map structured parameter names.
 
         Args:
             names (Iterable[str]): the names in the model's order; all of them, for frozen parameters count too.
             rules (dict[str, int|str]|callable, optional): what goes before the built-in rules. A dict maps a regular
-                expression (`re.search`) to a layer id, to "embeddings", "head", or to a template such as ``r"\\1"`` that
-                expands to a block's number from 0. A callable takes a name and returns a layer id, "embeddings", "head",
-                or None to leave it to the built-in rules.
+                expression (`re.search`) to a layer id, to "embeddings", "head", or to a template such as ``r"\1"``
+                that expands to a block's number from 0. A callable takes a name and returns a layer id, "embeddings",
+                "head", or None to leave it to the built-in rules.
 
         Returns:
             LayerMap: the map.
@@ -118,8 +118,8 @@ class LayerMap:
         if not hasattr(model, "named_sublayers"):
             raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model={type(model).__name__}")
         own_names = {param.name: name for name, param in model.named_parameters()}
-        parameters = {name: param for name, param in model.named_parameters()}
-        tied_names = {}
+        parameters = dict(model.named_parameters())
+        tied_names: dict = {}
         for path, sublayer in model.named_sublayers(include_self=True):
             for key, param in sublayer._parameters.items():
                 if param is not None and param.name in own_names:
@@ -167,15 +167,15 @@ class LayerMap:
         def ratio_of(param):
             return ratios[self.layer_of(param.name)]
 
-        ratio_of.rule, ratio_of.layers = rule, self
+        ratio_of.rule, ratio_of.layers = rule, self  # type: ignore[attr-defined]
         return ratio_of
 
     def table(self, layerwise_decay=None, learning_rate=None, optimizer=None, apply_decay_param_fun=None):
         """Show each layer's parameters and the rate they get; print it, or take its `rows`.
 
-        With an `optimizer` everything is read back from it: the rate its step would use now for each parameter, the rate
-        at the peak of its schedule, which parameters are decayed and trained. Without one it is what `layerwise_decay` and
-        `learning_rate` would give.
+        With an `optimizer` everything is read back from it: the rate its step would use now for each parameter, the
+        rate at the peak of its schedule, which parameters are decayed and trained. Without one it is what
+        `layerwise_decay` and `learning_rate` would give.
 
         Args:
             layerwise_decay (float|LayerDecay, optional): required without `optimizer`.
@@ -198,7 +198,9 @@ class LayerMap:
         if optimizer is not None:
             for name, value in (("learning_rate", learning_rate), ("apply_decay_param_fun", apply_decay_param_fun)):
                 if value is not None:
-                    raise ValueError(f"`{name}` is read back from `optimizer`: leave it out. Received: {name}={value!r}")
+                    raise ValueError(
+                        f"`{name}` is read back from `optimizer`: leave it out. Received: {name}={value!r}"
+                    )
             rates = display.rates_of_optimizer(optimizer)
             for tensor_name in rates:
                 self.layer_of(tensor_name)
@@ -212,7 +214,9 @@ class LayerMap:
 
         Args:
             path (str|os.PathLike): where to; the ending decides the format (.png, .svg, .pdf).
-            layerwise_decay, learning_rate, optimizer: as in `table`.
+            layerwise_decay (float|LayerDecay, optional): as in `table`.
+            learning_rate (float|LRScheduler, optional): as in `table`.
+            optimizer (paddle.optimizer.Optimizer, optional): as in `table`.
 
         Returns:
             str: `path`.
@@ -258,9 +262,7 @@ def _assign(names, rules):
     depths = {stack.tower: stack.depth for stack in stacks}
     deepest = max([*depths.values(), *(index for index in ruled.values() if index != "head")], default=0)
     _check_found(names, depths, unknown, deepest)
-    layers = {
-        name: Layer("", deepest + 1 if index == "head" else index, deepest) for name, index in ruled.items()
-    }
+    layers = {name: Layer("", deepest + 1 if index == "head" else index, deepest) for name, index in ruled.items()}
     for stack in stacks:
         layers.update({n: Layer(stack.tower, number + 1, stack.depth) for n, number in stack.numbers.items()})
         shared = [n for n in stack.numbers if _RELATIVE_BIAS.search(n)]
@@ -299,8 +301,8 @@ def _check_found(names, depths, unknown, deepest):
     """Raise if there are no blocks, or half of them are in lists that no rule knows."""
     if not deepest:
         raise ValueError(
-            "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): give "
-            f"`rules`, such as {{r'cells\\.(\\d+)\\.': r'\\1'}}. Received: names={_some(names)}"
+            "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): "
+            f"give `rules`, such as {{r'cells\\.(\\d+)\\.': r'\\1'}}. Received: names={_some(names)}"
         )
     missed = sum(unknown.values())
     if missed >= sum(depths.values()) and missed and depths:

@@ -1,20 +1,32 @@
 """Find the stacks of blocks of a model in the names of its parameters: pure Python, a leaf of the import graph.
 
-A *stack* is a numbered list of blocks, as in ``bert.encoder.layers.<i>``. Three things make it more than a regex: lists of
-stages are counted through (Swin: ``layers.1.blocks.0`` follows the last block of stage 0), lists of unlike parts within a
-block are not (T5: ``block.0.layer.1``), and lists that are too small to be blocks are passed over (an MLP head).
+A *stack* is a numbered list of blocks, as in ``bert.encoder.layers.<i>``. Three things make it more than a regex: lists
+of stages are counted through (Swin: ``layers.1.blocks.0`` follows the last block of stage 0), lists of unlike parts
+within a block are not (T5: ``block.0.layer.1``), and lists too small to be of blocks are passed over (an MLP head).
 """
 
 import dataclasses
 import re
-from typing import List, Optional, Tuple
+from typing import Optional
 
 __all__ = ["Stack", "find_stacks"]
 
 STACK_NAMES = frozenset(
-    "layers layer h block blocks resblocks stages stage attentions albert_layer_groups albert_layers".split()
+    [
+        "layers",
+        "layer",
+        "h",
+        "block",
+        "blocks",
+        "resblocks",
+        "stages",
+        "stage",
+        "attentions",
+        "albert_layer_groups",
+        "albert_layers",
+    ]
 )
-_BESIDE_NAMES = frozenset("ffns encoder_attn downsample_layers".split())  # parts of blocks that are as large as blocks
+_BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "downsample_layers"])  # parts of blocks that are as large as blocks
 _FUSED = re.compile(r"^(layer|stage|block)(\d+)$")  # ResNet: layer1.0, layer2.0
 _MIN_KINDS = 3  # a list whose items have fewer kinds of parameters holds single layers, not blocks
 _MIN_ALIKE = 0.5  # Jaccard similarity from which on inner items count as blocks of one kind
@@ -27,17 +39,19 @@ class _Row:
     name: str
     position: int
     index: int
-    rest: Tuple[str, ...]
+    rest: tuple[str, ...]
 
     @property
     def inner(self) -> Optional[int]:
         """The index in a list directly below, if there is one."""
         if self.rest[0].isdigit():
             return int(self.rest[0])
-        return int(self.rest[1]) if len(self.rest) > 2 and self.rest[0] in STACK_NAMES and self.rest[1].isdigit() else None
+        return (
+            int(self.rest[1]) if len(self.rest) > 2 and self.rest[0] in STACK_NAMES and self.rest[1].isdigit() else None
+        )
 
     @property
-    def inner_rest(self) -> Tuple[str, ...]:
+    def inner_rest(self) -> tuple[str, ...]:
         return self.rest[1:] if self.rest[0].isdigit() else self.rest[2:]
 
 
@@ -51,7 +65,7 @@ class Stack:
         first (int): position of its first parameter among all names.
     """
 
-    def __init__(self, tower: str, rows: List[_Row], from_one: bool):
+    def __init__(self, tower: str, rows: list[_Row], from_one: bool):
         self.tower = tower
         self.first = rows[0].position
         self.kinds = len({row.rest for row in rows})
@@ -64,7 +78,7 @@ class Stack:
             self.depth = 1 + max(self.numbers.values())
             self._starts = {i: i for i in range(self.depth)}
 
-    def take_in(self, tower: str, rows: List[_Row]) -> bool:
+    def take_in(self, tower: str, rows: list[_Row]) -> bool:
         """Number a list beside this one that is as long: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
         parent, _, name = tower.rpartition(".")
         beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
@@ -85,10 +99,12 @@ def find_stacks(names, passed_over=lambda tower: False):
         passed_over (callable, optional): name of a list -> whether it belongs to something that is no stack (a head).
 
     Returns:
-        tuple[list[Stack], dict[str, int]]: the stacks, and the lists that look like blocks but are called otherwise, with
-            their lengths.
+        tuple[list[Stack], dict[str, int]]: the stacks, and the lists that look like blocks but are called otherwise,
+            with their lengths.
     """
-    known, unknown, from_one = {}, {}, set()
+    known: dict = {}
+    unknown: dict = {}
+    from_one = set()
     for position, name in enumerate(names):
         tokens, fused = _tokens(name)
         for k in range(1, len(tokens) - 1):
@@ -118,7 +134,8 @@ def find_stacks(names, passed_over=lambda tower: False):
 
 def _tokens(name):
     """Split a name at its dots, and ResNet's ``layer1.0`` into ``layer``, ``1``, ``0``."""
-    parts, out, fused = name.split("."), [], False
+    parts, fused = name.split("."), False
+    out: list = []
     for here, after in zip(parts, [*parts[1:], ""]):
         match = _FUSED.match(here) if after.isdigit() else None
         fused = fused or bool(match)
@@ -131,7 +148,7 @@ def _counts_through(rows):
     inside = [row for row in rows if row.inner is not None]
     if 2 * len(inside) <= len(rows):
         return False
-    stages = {}
+    stages: dict = {}
     for row in inside:
         stages.setdefault(row.index, {}).setdefault(row.inner, set()).add(row.inner_rest)
     for items in stages.values():
@@ -143,7 +160,7 @@ def _counts_through(rows):
 
 def _count_through(rows):
     """Number the blocks of all stages one after another; a stage's own parameters go with the block next to them."""
-    sizes = {}
+    sizes: dict = {}
     for row in rows:
         sizes[row.index] = max(sizes.get(row.index, 0), 0 if row.inner is None else row.inner + 1)
     start, total = {}, 0

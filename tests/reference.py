@@ -12,10 +12,14 @@ def adamw(params, grads, ratios, *, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, we
         grads (list[dict[str, ndarray|None]]): one dict a step; None: no gradient in this step.
         ratios (dict[str, float]|callable): name -> ratio; or (name, step from 1) -> ratio.
         lr (float|callable): the rate, or step from 1 -> rate.
+        beta1 (float): decay of the first moment.
+        beta2 (float): decay of the second moment.
+        epsilon (float): added to the root of the second moment.
+        weight_decay (float): decoupled decay.
         decayed (callable, optional): name -> whether weights are decayed.
     """
     x = {n: a.astype("float64") for n, a in params.items()}
-    m, v, t = ({n: 0.0 for n in params} for _ in range(3))
+    m, v, t = (dict.fromkeys(params, 0.0) for _ in range(3))
     for step, grad in enumerate(grads, 1):
         for n, g in grad.items():
             if g is None:

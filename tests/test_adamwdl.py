@@ -1,4 +1,4 @@
-"""AdamWDL: against AdamW in float64 NumPy, against Paddle's AdamW bit for bit, and every hook contract found in the wild."""
+"""AdamWDL: against AdamW in float64 NumPy, against Paddle's AdamW bit for bit, and every hook contract in the wild."""
 
 import functools
 import inspect
@@ -15,7 +15,7 @@ N = 3  # blocks of bert_like()
 
 
 def close(got, want, start, rtol=1e-5):
-    """Allow `rtol` of how far a parameter moved, plus 32 roundings of its size: one that hardly moves must be right too."""
+    """Allow `rtol` of how far a parameter moved, plus 32 roundings of its size: one that hardly moves must be right."""
     for name in want:
         rounding = 32 * np.finfo(got[name].dtype).eps * np.abs(want[name]).max()
         moved = np.abs(want[name] - start[name]).max()
@@ -240,7 +240,10 @@ def test_groups_with_every_option():
         start = {n: arrays[n] for n in names}
         return adamw(start, [{n: g[n] for n in names} for g in grads], ratios, lr=0.01, **options)
 
-    want = {**part(encoder, 0.1, weight_decay=0.3, beta1=0.7), **part(rest, 1.0, weight_decay=0.1, beta2=0.9, epsilon=1e-4)}
+    want = {
+        **part(encoder, 0.1, weight_decay=0.3, beta1=0.7),
+        **part(rest, 1.0, weight_decay=0.1, beta2=0.9, epsilon=1e-4),
+    }
     close(got, want, arrays, 2e-5)
 
 
@@ -249,7 +252,8 @@ def test_one_group_per_parameter_as_in_ernie_m():
     params, _ = make_params(arrays)
     ratios = {n: llrd_ratio(n, 0.8, N) for n in arrays}
     groups = [
-        {"params": p, "weight_decay": 0.01, "learning_rate": ratios[n], "dygraph_key_name": n} for n, p in params.items()
+        {"params": p, "weight_decay": 0.01, "learning_rate": ratios[n], "dygraph_key_name": n}
+        for n, p in params.items()
     ]
     got = take_steps(AdamWDL(0.01, parameters=groups), params, grads)
     close(got, adamw(arrays, grads, ratios, lr=0.01), arrays)
@@ -337,7 +341,7 @@ def test_upstreams_docstring_example():
         param.optimize_attr["learning_rate"] *= ratio
 
     linear = paddle.nn.Linear(10, 10)
-    name_dict = dict()
+    name_dict = dict()  # noqa: C408 - the example as it is
     for n, p in linear.named_parameters():
         name_dict[p.name] = n
     before = linear.weight.numpy().copy()
@@ -409,7 +413,12 @@ def dygraph_trajectory(steps=4, weight_decay=0.1, dtype="float32"):
     model.to(dtype=dtype)
     start = weights(model)
     opt = AdamWDL(
-        0.01, parameters=model.parameters(), weight_decay=weight_decay, layerwise_decay=0.5, n_layers=2, name_dict=name_dict
+        0.01,
+        parameters=model.parameters(),
+        weight_decay=weight_decay,
+        layerwise_decay=0.5,
+        n_layers=2,
+        name_dict=name_dict,
     )
     for _ in range(steps):
         model(paddle.to_tensor(TOKENS)).square().mean().backward()
@@ -421,7 +430,9 @@ def dygraph_trajectory(steps=4, weight_decay=0.1, dtype="float32"):
 def test_to_static_gives_the_same_trajectory():
     _, want = dygraph_trajectory()
     model, name_dict = tiny()
-    opt = AdamWDL(0.01, parameters=model.parameters(), weight_decay=0.1, layerwise_decay=0.5, n_layers=2, name_dict=name_dict)
+    opt = AdamWDL(
+        0.01, parameters=model.parameters(), weight_decay=0.1, layerwise_decay=0.5, n_layers=2, name_dict=name_dict
+    )
 
     @paddle.jit.to_static
     def train(tokens):
@@ -448,10 +459,7 @@ def test_static_program_gives_the_same_trajectory(by_layers):
             model = TinyEncoder()
             loss = model(tokens).square().mean()
             names = {p.name: n for n, p in model.named_parameters()}
-            if by_layers:
-                how = {"layers": LayerMap.from_model(model)}
-            else:
-                how = {"n_layers": 2, "name_dict": names}
+            how = {"layers": LayerMap.from_model(model)} if by_layers else {"n_layers": 2, "name_dict": names}
             AdamWDL(0.01, weight_decay=0.1, layerwise_decay=0.5, **how).minimize(loss)
         executor, scope = paddle.static.Executor(), paddle.static.Scope()
         with paddle.static.scope_guard(scope):
@@ -523,7 +531,12 @@ def test_bad_values_are_refused_before_anything_changes(arguments, match):
 def test_bad_types_are_refused(arguments, match):
     arrays, _ = bert_like()
     params, name_dict = make_params(arrays)
-    how = {"layerwise_decay": 0.8, "n_layers": N, **({} if "layers" in arguments else {"name_dict": name_dict}), **arguments}
+    how = {
+        "layerwise_decay": 0.8,
+        "n_layers": N,
+        **({} if "layers" in arguments else {"name_dict": name_dict}),
+        **arguments,
+    }
     with pytest.raises(TypeError, match=match):
         AdamWDL(0.01, parameters=list(params.values()), **how)
 

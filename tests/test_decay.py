@@ -14,7 +14,7 @@ CONVENTIONS = {
     # paddlenlp.ops.optimizer.layerwise_lr_decay: d^(n-i) for block i, d^(n+1), 1;
     # BEiT, optim_factory.py: LayerDecayValueAssigner(d ** (n + 1 - id) for id in range(n + 2))
     "paddlenlp": [0.5**5, 0.5**4, 0.5**3, 0.5**2, 0.5, 1.0],
-    # electra, model/optimization.py: _get_layer_lrs: key_to_depths embeddings 0, layer i -> i + 1, head n + 2; d^(n+2-depth)
+    # electra, model/optimization.py, _get_layer_lrs: depth 0 for embeddings, i + 1, n + 2 for the head; d^(n+2-depth)
     "electra": [0.5**6, 0.5**5, 0.5**4, 0.5**3, 0.5**2, 1.0],
     # xlnet, model_utils.py: d^(n-1-l) for layer l, every other variable untouched
     "xlnet": [1.0, 0.5**3, 0.5**2, 0.5, 1.0, 1.0],
@@ -151,7 +151,9 @@ def test_reset_undoes_it():
     opt = apply_layerwise_decay(paddle.optimizer.Momentum(0.05, parameters=model.parameters()), layers, 0.5)
     assert reset_layerwise_decay(opt) is opt and type(opt) is paddle.optimizer.Momentum
     want, _ = net()
-    for got, expected in zip(train(model, opt), train(want, paddle.optimizer.Momentum(0.05, parameters=want.parameters()))):
+    for got, expected in zip(
+        train(model, opt), train(want, paddle.optimizer.Momentum(0.05, parameters=want.parameters()))
+    ):
         np.testing.assert_array_equal(got, expected)
     assert reset_layerwise_decay(opt) is opt, "an optimizer without layer-wise decay is left alone"
 

@@ -1,6 +1,6 @@
-"""Trajectories computed by the real peers (timm, PaddleNLP, Paddle), where that folder is at hand: it is not ours to ship.
+"""Trajectories computed by the real peers (timm, PaddleNLP, Paddle), where that folder is at hand; not ours to ship.
 
-`LDOPT_GOLDEN` or ``../shared/golden`` beside the checkout. What the suite itself holds is the reference in `reference.py`.
+`LDOPT_GOLDEN` or ``../shared/golden`` beside the checkout. What the suite itself holds is the reference of `reference`.
 """
 
 import importlib.util

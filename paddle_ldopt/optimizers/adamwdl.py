@@ -20,10 +20,11 @@ class AdamWDL(LayerwiseMixin, AdamW):
     .. math::
         p &\leftarrow p - l \lambda p \\
         m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
-        p &\leftarrow p - l \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t} \frac{m}{\sqrt{v} + \epsilon \sqrt{1 - \beta_2^t}}
+        p &\leftarrow p - l \frac{\hat m}{\sqrt{\hat v} + \epsilon}, \qquad
+            \hat m = \frac{m}{1 - \beta_1^t}, \quad \hat v = \frac{v}{1 - \beta_2^t}
 
-    Paddle's own `adamw` kernel does the arithmetic. Without layer-wise arguments this is `paddle.optimizer.AdamW`, number
-    for number.
+    Paddle's own `adamw` kernel does the arithmetic. Without layer-wise arguments this is `paddle.optimizer.AdamW`,
+    number for number.
 
     Args:
         learning_rate (float|LRScheduler, optional): the rate of a layer whose ratio is 1, usually the head.
@@ -38,12 +39,12 @@ class AdamWDL(LayerwiseMixin, AdamW):
         grad_clip (GradientClipBase, optional): gradient clipping before the step.
         lazy_mode (bool, optional): update only the rows that have a gradient.
         multi_precision (bool, optional): keep float32 master weights of float16 and bfloat16 parameters.
-        layerwise_decay (float|LayerDecay, optional): ratio of the rates of neighbouring layers, in (0, 1]. A `LayerDecay`
-            (other conventions, a floor, freezing) goes with `layers`.
+        layerwise_decay (float|LayerDecay, optional): ratio of the rates of neighbouring layers, in (0, 1]. A
+            `LayerDecay` (other conventions, a floor, freezing) goes with `layers`.
         n_layers (int, optional): blocks of the model, for `set_param_lr_fun`; at least as many as there are.
-        set_param_lr_fun (callable, optional): ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, called for
-            every parameter in every step. It returns the ratio, or multiplies ``param.optimize_attr["learning_rate"]`` by
-            it. A ratio of 0 freezes the parameter. None: all ratios are 1.
+        set_param_lr_fun (callable, optional): ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``,
+            called for every parameter in every step. It returns the ratio, or multiplies
+            ``param.optimize_attr["learning_rate"]`` by it. A ratio of 0 freezes the parameter. None: all ratios are 1.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name, for `set_param_lr_fun`.
         name (str, optional): prefix of the names of the optimizer's state.
         layers (LayerMap, optional): the layers of the model; takes the place of `name_dict`, `n_layers` and
@@ -57,8 +58,8 @@ class AdamWDL(LayerwiseMixin, AdamW):
             `n_layers` smaller than the model; a ratio that is negative, not finite or of more than one element; no
             trainable parameter. Nothing is changed by then.
 
-    Differs from `paddlenlp.ops.optimizer.AdamWDL`: weights are decayed once, with the layer's rate (there twice, the first
-    time with the base rate); hooks may return a ratio; parameter groups work; it runs on Paddle 3.
+    Differs from `paddlenlp.ops.optimizer.AdamWDL`: weights are decayed once, with the layer's rate (there twice, the
+    first time with the base rate); hooks may return a ratio; parameter groups work; it runs on Paddle 3.
 
     Examples:
         .. code-block:: python
@@ -125,7 +126,7 @@ class AdamWDL(LayerwiseMixin, AdamW):
     def _append_optimize_op(self, block, param_and_grad):
         if isinstance(param_and_grad, dict):
             param_and_grad = self._update_param_group(param_and_grad)
-        param, decay = param_and_grad[0], self._weight_decay
+        param, decay = param_and_grad[0], float(self._weight_decay)
         chosen = self._apply_decay_param_fun
         if self._ratio_of is None or param.dtype != paddle.float64 or (chosen is not None and not chosen(param.name)):
             return super()._append_optimize_op(block, param_and_grad)

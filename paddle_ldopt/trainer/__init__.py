@@ -1,0 +1,21 @@
+"""Layer-wise learning-rate decay in the Trainer of PaddleNLP (2.8 and 3.0) and PaddleFormers, by mixins.
+
+Nothing here imports either of them: the mixins take the Trainer they are mixed into as it is.
+"""
+
+from .arguments import LdoptArgumentsMixin, OptimizerName
+from .checkpoints import last_checkpoint
+from .mixin import LdoptTrainerMixin
+from .optimizers import OPTIMIZERS, TrainerOptimizer, decayed_parameter_names
+from .report import RunReport
+
+__all__ = [
+    "OPTIMIZERS",
+    "LdoptArgumentsMixin",
+    "LdoptTrainerMixin",
+    "OptimizerName",
+    "RunReport",
+    "TrainerOptimizer",
+    "decayed_parameter_names",
+    "last_checkpoint",
+]

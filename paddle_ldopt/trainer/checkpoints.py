@@ -1,0 +1,240 @@
+"""What a checkpoint says of the layer-wise settings it was trained with, and whether it was written to its end.
+
+Neither the rule nor the layers are in an optimizer's state, so a resume with others would go on without a word. While
+the Trainer writes a checkpoint, the record is there as ``ldopt_layerwise.json.partial``; it gets its name when all the
+rest is on disk. A process that is killed in between leaves a checkpoint that says that it is cut short.
+"""
+
+import json
+import os
+import random
+import re
+
+import numpy as np
+
+from ..decay import LayerDecay
+from ..layers import Layer
+from .arguments import RULE_FIELDS
+
+__all__ = [
+    "begin_checkpoint",
+    "check_checkpoint",
+    "check_thawed",
+    "differences",
+    "finish_checkpoint",
+    "last_checkpoint",
+    "load_epoch_rng",
+    "set_epoch_rng",
+    "take_epoch_rng",
+]
+
+RECORD = "ldopt_layerwise.json"
+PARTIAL = RECORD + ".partial"
+EPOCH_RNG = "ldopt_epoch_rng.json"
+FORMAT = 1
+_NUMBERED = re.compile(r"^checkpoint-(\d+)$")
+_SHOWN = 3
+
+
+def begin_checkpoint(folder, record, epoch_rng):
+    """Mark a checkpoint as being written; `finish_checkpoint` when it is.
+
+    Args:
+        folder (str): the checkpoint's; it may have one of an earlier run in it.
+        record (dict): what `check_checkpoint` compares.
+        epoch_rng (dict|None): what `take_epoch_rng` gave.
+    """
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, PARTIAL), "w", encoding="utf-8") as file:
+        json.dump({"format": FORMAT, **record}, file, indent=1)
+    for stale in (RECORD, EPOCH_RNG):
+        if os.path.exists(os.path.join(folder, stale)):
+            os.remove(os.path.join(folder, stale))
+    if epoch_rng is not None:
+        with open(os.path.join(folder, EPOCH_RNG), "w", encoding="utf-8") as file:
+            json.dump(epoch_rng, file)
+
+
+def finish_checkpoint(folder):
+    """Say that the checkpoint is complete; harmless if it was said before."""
+    if os.path.exists(os.path.join(folder, PARTIAL)):
+        os.replace(os.path.join(folder, PARTIAL), os.path.join(folder, RECORD))
+
+
+def last_checkpoint(output_dir):
+    """Return the newest checkpoint that is complete: what to resume from after a crash.
+
+    Args:
+        output_dir (str): where the Trainer puts its ``checkpoint-<step>`` folders.
+
+    Returns:
+        str|None: the folder; None if there is none. Those that were cut short are passed over. A checkpoint of a
+        Trainer without our mixin counts as complete if it has a trainer state.
+    """
+    found = []
+    for name in os.listdir(output_dir) if os.path.isdir(output_dir) else []:
+        match = _NUMBERED.match(name)
+        if match and _is_complete(os.path.join(output_dir, name)):
+            found.append((int(match.group(1)), os.path.join(output_dir, name)))
+    return max(found)[1] if found else None
+
+
+def _is_complete(folder):
+    names = os.listdir(folder)
+    return PARTIAL not in names and any(name.startswith("trainer_state.") for name in names)
+
+
+def check_checkpoint(folder, record, active, allowed):
+    """Raise if training must not go on from a checkpoint with the settings of `record`.
+
+    Args:
+        folder (str): the checkpoint's.
+        record (dict): the settings of now.
+        active (bool): whether they give any layer another rate than the others.
+        allowed (bool): go on in spite of a difference.
+
+    Returns:
+        list[str]: the differences that were allowed.
+
+    Raises:
+        ValueError: the checkpoint was cut short; its settings are unknown or differ.
+    """
+    received = f"Received: resume_from_checkpoint={folder!r}"
+    if os.path.exists(os.path.join(folder, PARTIAL)):
+        complete = last_checkpoint(os.path.dirname(os.path.abspath(folder)))
+        raise ValueError(
+            "The checkpoint was cut short while it was being saved (killed, or no space left): resume from the last "
+            f"complete one, {complete or 'of which there is none'}. {received}"
+        )
+    if not os.path.exists(os.path.join(folder, RECORD)):
+        if active and not allowed:
+            raise ValueError(
+                f"The checkpoint has no {RECORD}, so it is unknown which layer-wise decay it was trained with (a "
+                "Trainer without LdoptTrainerMixin has none): give `allow_layerwise_change` to go on from it with the "
+                f"decay that is asked for now. {received}"
+            )
+        return [f"the checkpoint has no {RECORD}"] if active else []
+    found = differences(_read_record(folder), record)
+    if found and not allowed:
+        raise ValueError(
+            f"The checkpoint was trained with other layer-wise settings: {'; '.join(found)}. Use the same, or give "
+            f"`allow_layerwise_change` to go on with those of now. {received}"
+        )
+    return found
+
+
+def check_thawed(folder, record):
+    """Raise if layers that were frozen in a checkpoint are to be trained: Paddle would miss their optimizer state.
+
+    Args:
+        folder (str): the checkpoint's.
+        record (dict): the settings of now.
+
+    Raises:
+        ValueError: there are such layers.
+    """
+    if not os.path.exists(os.path.join(folder, RECORD)):
+        return
+    thawed = _frozen(_read_record(folder)) - _frozen(record)
+    if thawed:
+        raise ValueError(
+            f"{len(thawed)} parameters, such as '{min(thawed)}', were frozen in the checkpoint and have no optimizer "
+            "state in it: freeze the same layers, or begin a new training from the checkpoint's weights. "
+            f"Received: resume_from_checkpoint={folder!r}, "
+            f"layerwise_freeze_below={record['rule']['layerwise_freeze_below']}"
+        )
+
+
+def _frozen(record):
+    """Return the names of the parameters that the rule of a record freezes."""
+    rule = LayerDecay(**{field: record["rule"][argument] for argument, field in RULE_FIELDS.items()})
+    layers = record["layers"] or {}
+    return {name for name, (_, index, depth) in layers.items() if rule.ratio(index, depth) == 0}
+
+
+def _read_record(folder):
+    path = os.path.join(folder, RECORD)
+    try:
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+        form = record["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"The layer-wise settings cannot be read ({error}). Received: {path!r}") from error
+    if form != FORMAT:
+        raise ValueError(
+            f"The layer-wise settings were written by another version of paddle_ldopt, which has format {FORMAT}. "
+            f"Received: format={form!r} in {path!r}"
+        )
+    return record
+
+
+def differences(was, now):
+    """Return in words what differs between the record of a checkpoint and the one of now.
+
+    Args:
+        was (dict): the first, with "optimizer" (name of its class), "rule" (argument -> value), "towers" and "layers"
+            (`LayerMap.fingerprint`; None if the rates do not depend on layers) and "ratios" (structured name -> ratio,
+            if they come from a hook of the user's own).
+        now (dict): the second, alike.
+    """
+    out = [
+        f"{key} was {was['rule'].get(key)!r} in the checkpoint and is {value!r} now"
+        for key, value in now["rule"].items()
+        if was["rule"].get(key) != value
+    ]
+    if was["optimizer"] != now["optimizer"]:
+        out.append(f"the optimizer was {was['optimizer']} in the checkpoint and is {now['optimizer']} now")
+    if was["layers"] is not None and now["layers"] is not None:
+        out += _tower_differences(was["towers"], now["towers"]) or _layer_differences(was["layers"], now["layers"])
+    if was["ratios"] is not None or now["ratios"] is not None:
+        out += _item_differences(was["ratios"] or {}, now["ratios"] or {}, "the ratio that a hook gives to", str)
+    return out
+
+
+def _tower_differences(was, now):
+    return [
+        f"the stack '{tower}' had {was.get(tower, 0)} blocks in the checkpoint and has {now.get(tower, 0)} now"
+        for tower in {**was, **now}
+        if was.get(tower) != now.get(tower)
+    ]
+
+
+def _layer_differences(was, now):
+    return _item_differences(was, now, "the layer of", lambda layer: Layer(*layer).label)
+
+
+def _item_differences(was, now, what, show):
+    """Return one entry for the first few keys that differ between two dicts."""
+    out = []
+    for name in {**was, **now}:
+        if name not in now:
+            out.append(f"'{name}' is in the checkpoint only")
+        elif name not in was:
+            out.append(f"'{name}' is not in the checkpoint")
+        elif was[name] != now[name]:
+            out.append(f"{what} '{name}' was {show(was[name])} in the checkpoint and is {show(now[name])} now")
+    return out[:_SHOWN] + ([f"and {len(out) - _SHOWN} more"] if len(out) > _SHOWN else [])
+
+
+def take_epoch_rng():
+    """Return the states of the generators that samplers shuffle with, NumPy's and Python's, as JSON can hold them."""
+    kind, keys, *rest = np.random.get_state()
+    version, state, gauss = random.getstate()
+    return {"numpy": [kind, np.asarray(keys).tolist(), *rest], "python": [version, list(state), gauss]}
+
+
+def load_epoch_rng(folder):
+    """Return what `take_epoch_rng` gave at the beginning of the epoch of a checkpoint, None if it has none."""
+    path = os.path.join(folder, EPOCH_RNG)
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def set_epoch_rng(epoch_rng):
+    """Put the generators into the states that `take_epoch_rng` gave."""
+    kind, keys, *rest = epoch_rng["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype="uint32"), *rest))
+    version, state, gauss = epoch_rng["python"]
+    random.setstate((version, tuple(state), gauss))

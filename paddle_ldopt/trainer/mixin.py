@@ -1,0 +1,270 @@
+"""Layer-wise learning rates, and resumes that keep to them, for any Trainer of the PaddleNLP family."""
+
+import functools
+import importlib
+import logging
+import os
+from typing import Any
+
+from paddle.distributed.fleet.meta_parallel import PipelineLayer
+
+from ..decay import apply_layerwise_decay
+from ..hooks import unwrap
+from ..layers import LayerMap
+from . import checkpoints
+from .arguments import RULE_FIELDS, check_mixed_in_first
+from .optimizers import OFF, OPTIMIZERS, build_optimizer, check_passed_optimizer, freeze, hook_ratios, name_of
+
+__all__ = ["LdoptTrainerMixin"]
+
+_Trainer: Any = object  # for type checkers: the Trainer that follows in the bases
+
+
+class LdoptTrainerMixin(_Trainer):
+    """Make a Trainer do what the arguments of `LdoptArgumentsMixin` say.
+
+    - ``optim="adamwdl"`` trains with `AdamWDL`; any other optimizer of the Trainer gets the layer-wise rates by
+      `apply_layerwise_decay`. Biases and the parameters of norms are not decayed (`decayed_parameter_names`); groups
+      given to `set_optimizer_grouped_parameters` say themselves what is, and their "learning_rate" multiplies the
+      layer's.
+    - ``layerwise_freeze_below`` sets `stop_gradient` on what it freezes, so backward passes end there. It stays set.
+    - The layer table is logged before the first step, read back from the optimizer.
+    - With ``optimizers=(opt, scheduler)``, `scheduler` must be the one that `opt` was built with. A layer-wise decay is
+      then `opt`'s own; if the arguments ask for one too, both must be the same.
+    - Checkpoints hold a record of the rule, the optimizer's class and the layer map. A resume with others is refused
+      unless ``allow_layerwise_change`` is given. One from a checkpoint that was cut short always is;
+      ``train(resume_from_checkpoint=True)`` takes the last complete one. (With asynchronous saving, or parts that other
+      processes save, complete means that the main process has done its part.)
+    - In a training of one process, a resume ends with the same weights, bit for bit, as if it had never stopped. For
+      that, the order of the batches in the second and later epochs, and dropout after a checkpoint at the end of an
+      epoch, are restored, which the Trainer does not do. `gradient_accumulation_steps` must divide the batches of an
+      epoch, for the Trainer carries gradients over into the next one.
+
+    Attributes:
+        layer_rules (dict[str, int|str]|callable, optional): set it in a subclass, or define it as a method
+            ``layer_rules(self, name)``: the `rules` of `LayerMap.from_model`.
+        layer_map (LayerMap): the layers of the model; built at its first use.
+
+    Raises:
+        TypeError: at the definition of the class, if the mixin does not come first.
+        ValueError: from `train`, before anything is loaded or changed: `optimizers` that contradict the arguments or
+            each other, a checkpoint that does not fit, a pipeline of several stages.
+
+    Examples:
+        .. code-block:: python
+
+            from paddlenlp.trainer import Trainer
+            from paddle_ldopt.trainer import LdoptTrainerMixin
+
+            class MyTrainer(LdoptTrainerMixin, Trainer):
+                layer_rules = {r"adapter_in": "embeddings"}
+
+            trainer = MyTrainer(model=model, args=args, train_dataset=train)  # args: MyArguments
+            trainer.train(resume_from_checkpoint=True if resume else None)
+    """
+
+    layer_rules: Any = None
+    optimizer: Any  # the Trainer's
+
+    _resumed_from = None  # checkpoint whose RNG state is to be restored when the first epoch begins
+    _rng_restored = False
+    _epoch_rng = None  # what samplers shuffled this epoch with
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        check_mixed_in_first(cls, LdoptTrainerMixin, "create_optimizer")
+
+    @functools.cached_property
+    def layer_map(self):
+        """The layers of the model."""
+        pipelines = [part for part in self.model.sublayers(include_self=True) if isinstance(part, PipelineLayer)]
+        if any(pipeline._num_stages > 1 for pipeline in pipelines):
+            raise ValueError(
+                "Each process of a pipeline sees the layers of its own stage only and would take them for the whole "
+                "model. Train without pipeline parallelism. Received: a PipelineLayer of several stages in "
+                f"{type(self.model).__name__}"
+            )
+        return LayerMap.from_model(self.model, rules=self.layer_rules)
+
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        """Train, as the Trainer's own `train`, after all that can be checked beforehand was.
+
+        Args:
+            resume_from_checkpoint (str|bool, optional): a checkpoint's folder, or True for the last complete one in
+                `args.output_dir`.
+            *args: for the Trainer's own `train`.
+            **kwargs: for the Trainer's own `train`.
+        """
+        if self.optimizer is not None:
+            check_passed_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._rule)
+        checkpoint = self._resolve(resume_from_checkpoint)
+        self._check_resume(checkpoint, self._record)
+        self._resumed_from, self._rng_restored = checkpoint, False
+        if not any(isinstance(callback, _Events) for callback in self.callback_handler.callbacks):
+            self.add_callback(_Events(self))
+        return super().train(checkpoint, *args, **kwargs)
+
+    def create_optimizer(self, lr_scheduler=None):
+        """Return the Trainer's optimizer; make it, with the layer-wise rates, if there is none."""
+        rule, optim = self._rule, name_of(self.args.optim)
+        if self.optimizer is not None:
+            check_passed_optimizer(self.optimizer, self.lr_scheduler, optim, rule)
+            return super().create_optimizer(lr_scheduler)
+        layers = None if rule == OFF else self.layer_map
+        if layers is not None and rule.freeze_below:
+            self._freeze(layers.ratio_fn(rule))
+        if optim in OPTIMIZERS:
+            learning_rate = self.lr_scheduler if lr_scheduler is None else lr_scheduler
+            groups = self.optimizer_grouped_parameters
+            self.optimizer = build_optimizer(
+                OPTIMIZERS[optim], self.args, self.model, learning_rate, groups, rule, layers
+            )
+        else:
+            super().create_optimizer(lr_scheduler)
+            if layers is not None:
+                apply_layerwise_decay(self.optimizer, layers, rule)
+        return self.optimizer
+
+    def _save_checkpoint(self, *args, **kwargs):
+        folder = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        if self.args.should_save:
+            checkpoints.begin_checkpoint(folder, self._record, self._epoch_rng)
+        super()._save_checkpoint(*args, **kwargs)
+        if self.args.should_save:
+            checkpoints.finish_checkpoint(folder)
+
+    def _rotate_checkpoints(self, *args, **kwargs):
+        # the last thing that a save does: the new checkpoint must count before an older one goes
+        if self.args.should_save:
+            checkpoints.finish_checkpoint(os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}"))
+        return super()._rotate_checkpoints(*args, **kwargs)
+
+    def _load_rng_state(self, checkpoint):
+        # some samplers make the Trainer call this in every epoch after a resume
+        if checkpoint is not None and not self._rng_restored:
+            self._rng_restored = True
+            super()._load_rng_state(checkpoint)
+
+    @property
+    def _rule(self):
+        return getattr(self.args, "layerwise_rule", OFF)
+
+    @functools.cached_property
+    def _record(self):
+        """What a checkpoint says of the training: taken before an optimizer is made, or from the one that was given."""
+        if self.optimizer is None:
+            name, rule, ratios = self._optimizer_name(), self._rule, None
+            layers = None if rule == OFF else self.layer_map
+        else:
+            optimizer = unwrap(self.optimizer)
+            name, rule = type(optimizer).__name__, getattr(getattr(optimizer, "_ratio_of", None), "rule", OFF)
+            ratios = hook_ratios(optimizer, self.model)
+            layers = None if rule == OFF else _layers_of(optimizer)
+        fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
+        fields = {argument: getattr(rule, field) for argument, field in RULE_FIELDS.items()}
+        return {"optimizer": name, "rule": fields, "ratios": ratios, **fingerprint}
+
+    def _optimizer_name(self):
+        """Return the name of the class of the optimizer that is to be made."""
+        optim = name_of(self.args.optim)
+        if optim in OPTIMIZERS:
+            return OPTIMIZERS[optim].cls.__name__
+        try:
+            return self.get_optimizer_cls_and_kwargs(self.args)[0].__name__
+        except ValueError:  # one that only the create_optimizer of a subclass knows
+            return optim
+
+    def _resolve(self, checkpoint):
+        """Return the folder to resume from, or None."""
+        if checkpoint is not True:
+            return checkpoint or None
+        found = checkpoints.last_checkpoint(self.args.output_dir)
+        if found is None:
+            raise ValueError(
+                "`resume_from_checkpoint` is True and there is no complete checkpoint to resume from. "
+                f"Received: output_dir={self.args.output_dir!r}"
+            )
+        return found
+
+    def _check_resume(self, checkpoint, record):
+        if checkpoint is None or not self.args.should_save or not os.path.isdir(checkpoint):
+            return  # the Trainer says what is wrong with a folder that is not there
+        active = any(value != getattr(OFF, RULE_FIELDS[argument]) for argument, value in record["rule"].items())
+        active = active or any(ratio != 1.0 for ratio in (record["ratios"] or {}).values())
+        allowed = getattr(self.args, "allow_layerwise_change", False)
+        found = checkpoints.check_checkpoint(checkpoint, record, active, allowed)
+        if found and self.optimizer is None:
+            checkpoints.check_thawed(checkpoint, record)
+        for difference in found:
+            self._logger.warning(f"Going on from {checkpoint} in spite of a difference: {difference}")
+
+    def _freeze(self, ratio_of):
+        named = list(self.model.named_parameters())
+        frozen = freeze(named, ratio_of)
+        of = sorted({(layer.tower, layer.index, layer.label) for layer in map(self.layer_map.layer_of, frozen)})
+        self._logger.info(
+            f"layerwise_freeze_below={self._rule.freeze_below} freezes {len(frozen)} of {len(named)} parameters: "
+            f"{', '.join(label for _, _, label in of) or 'no layer has a ratio below it'}"
+        )
+
+    def _begin_training(self):
+        layers = _layers_of(unwrap(self.optimizer))
+        if layers is not None and self.is_world_process_zero():
+            self._logger.info(f"Learning rates by layer:\n{layers.table(optimizer=self.optimizer)}")
+
+    def _begin_epoch(self):
+        checkpoint, self._resumed_from = self._resumed_from, None
+        skips = not (self.args.ignore_data_skip or getattr(self.args, "ignore_load_lr_and_optim", False))
+        if checkpoint is not None and skips and self.state.global_step > 0:
+            self._restore_rng(checkpoint)
+        self._epoch_rng = checkpoints.take_epoch_rng()
+
+    def _restore_rng(self, checkpoint):
+        """Restore what the first epoch after a resume begins with; the Trainer does so after the batches it skips."""
+        try:
+            batches = len(self.callback_handler.train_dataloader)
+            updates = max(batches // self.args.gradient_accumulation_steps, 1)
+        except (TypeError, ValueError):  # of unknown length: all steps make one epoch
+            updates = self.state.max_steps
+        if self.state.global_step % updates == 0:
+            self._load_rng_state(checkpoint)
+        elif self.args.world_size <= 1:  # else the samplers shuffle with the epoch's number
+            epoch_rng = checkpoints.load_epoch_rng(checkpoint)
+            if epoch_rng is not None:
+                checkpoints.set_epoch_rng(epoch_rng)
+            elif self.state.global_step > updates:
+                self._logger.warning(
+                    f"{checkpoint} does not say how its epoch was shuffled: the batches that follow are not those that "
+                    "would have followed without the interruption"
+                )
+
+    @property
+    def _logger(self):
+        for cls in type(self).__mro__:
+            package = cls.__module__.split(".")[0]
+            if package in ("paddlenlp", "paddleformers"):
+                return importlib.import_module(f"{package}.utils.log").logger
+        return logging.getLogger(__name__)
+
+
+class _Events:
+    """A TrainerCallback in all but its base class, which is another in every package."""
+
+    def __init__(self, trainer):
+        self._trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._trainer._begin_training()
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        self._trainer._begin_epoch()
+
+    def __getattr__(self, name):
+        if name.startswith("on_"):
+            return lambda *args, **kwargs: None
+        raise AttributeError(name)
+
+
+def _layers_of(optimizer):
+    """Return the LayerMap that an optimizer has its ratios from, None if they come from elsewhere or it has none."""
+    return getattr(getattr(optimizer, "_ratio_of", None), "layers", None)

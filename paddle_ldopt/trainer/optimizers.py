@@ -1,0 +1,187 @@
+"""Our optimizers as the Trainer builds them: names, arguments, what decays; and what users may pass instead."""
+
+import dataclasses
+import re
+
+import paddle
+
+from ..decay import LayerDecay, apply_layerwise_decay
+from ..hooks import LayerwiseMixin, flatten_groups, unwrap
+from ..optimizers import AdamWDL
+
+__all__ = [
+    "OFF",
+    "OPTIMIZERS",
+    "TrainerOptimizer",
+    "build_optimizer",
+    "check_passed_optimizer",
+    "decayed_parameter_names",
+    "freeze",
+    "hook_ratios",
+    "name_of",
+]
+
+OFF = LayerDecay(1.0)
+
+_ADAM = {"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"}
+_NORM = re.compile(r"Norm(\dD)?$")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerOptimizer:
+    """Say how the Trainer builds an optimizer of ours.
+
+    Args:
+        cls (type): the class. All take `learning_rate`, `parameters`, `weight_decay`, `apply_decay_param_fun`,
+            `grad_clip` and `multi_precision`.
+        arguments (dict[str, str]): the rest: argument of the class -> field of the TrainingArguments.
+    """
+
+    cls: type[paddle.optimizer.Optimizer]
+    arguments: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+OPTIMIZERS = {  # what --optim takes on top of the Trainer's own
+    "adamwdl": TrainerOptimizer(AdamWDL, _ADAM),
+}
+
+
+def name_of(optim):
+    """Return an optimizer's name as a plain string, from the enum of a Trainer or from a string."""
+    return str(getattr(optim, "value", optim))
+
+
+def decayed_parameter_names(model):
+    """Return the `param.name` of all parameters that weight decay is for: all but biases and those of norms.
+
+    Left out are parameters with at most one axis; those that a layer of a norm's class (or of one derived from it)
+    holds, whatever it is called in the model (`layer_norm`, `norm1`, `ln_1`, `input_layernorm`); and those with "bias"
+    in their structured name.
+
+    Args:
+        model (paddle.nn.Layer): the model.
+
+    Returns:
+        set[str]: the names.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> from paddle_ldopt.trainer import decayed_parameter_names
+            >>> model = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.LayerNorm(4))
+            >>> decayed_parameter_names(model) == {model[0].weight.name}
+            True
+    """
+    left_out = set()
+    for path, sublayer in model.named_sublayers(include_self=True):
+        norm = any(_NORM.search(cls.__name__) for cls in type(sublayer).__mro__)
+        for key, param in sublayer._parameters.items():
+            if param is not None and (norm or param.ndim <= 1 or "bias" in f"{path}.{key}"):
+                left_out.add(param.name)
+    return {param.name for param in model.parameters()} - left_out
+
+
+def build_optimizer(chosen, args, model, learning_rate, groups, rule, layers):
+    """Return an optimizer of ours with all that the Trainer gives to its own, and the layer-wise rates.
+
+    Args:
+        chosen (TrainerOptimizer): which one.
+        args (TrainingArguments): the Trainer's.
+        model (paddle.nn.Layer): the model.
+        learning_rate (float|LRScheduler): the rate of a layer whose ratio is 1.
+        groups (list[dict]|list[Tensor]|None): what was given to `Trainer.set_optimizer_grouped_parameters`. Dicts say
+            themselves what decays, and their "learning_rate" multiplies the layer's rate.
+        rule (LayerDecay): the rule.
+        layers (LayerMap|None): None if the rule is off.
+    """
+    parameters = model.parameters() if groups is None else groups
+    grouped = any(isinstance(item, dict) for item in parameters)
+    kwargs = {name: getattr(args, field) for name, field in chosen.arguments.items()}
+    own_decay = layers is not None and issubclass(chosen.cls, LayerwiseMixin)
+    if own_decay:
+        kwargs.update(layers=layers, layerwise_decay=rule)
+    optimizer = chosen.cls(
+        learning_rate=learning_rate,
+        parameters=parameters,
+        weight_decay=args.weight_decay,
+        apply_decay_param_fun=None if grouped else decayed_parameter_names(model).__contains__,
+        grad_clip=paddle.nn.ClipGradByGlobalNorm(args.max_grad_norm) if args.max_grad_norm > 0 else None,
+        multi_precision=args.fp16_opt_level == "O2",
+        **kwargs,
+    )
+    return optimizer if own_decay or layers is None else apply_layerwise_decay(optimizer, layers, rule)
+
+
+def check_passed_optimizer(optimizer, scheduler, optim, rule):
+    """Raise if the Trainer, given `optimizers=(optimizer, scheduler)`, would not do what its arguments say.
+
+    Args:
+        optimizer (Optimizer): as it is in the Trainer; may be wrapped.
+        scheduler (LRScheduler|None): as it is in the Trainer.
+        optim (str): the argument `optim`.
+        rule (LayerDecay): the rule of the arguments.
+
+    Raises:
+        ValueError: the scheduler is not what the optimizer takes its rate from; the arguments ask for another optimizer
+            or another rule than the optimizer has.
+    """
+    optimizer = unwrap(optimizer)
+    name = type(optimizer).__name__
+    _check_scheduler(optimizer, scheduler)
+    chosen = OPTIMIZERS.get(optim)
+    if chosen is not None and not isinstance(optimizer, chosen.cls):
+        raise ValueError(
+            f"`optimizers` has an optimizer already, so `optim` would be ignored: leave one of them out. "
+            f"Received: optim={optim!r}, optimizers=({name}, ...)"
+        )
+    if rule == OFF:
+        return
+    own = getattr(getattr(optimizer, "_ratio_of", None), "rule", None)
+    if own != rule:
+        raise ValueError(
+            "`optimizers` has an optimizer already, so the arguments' layer-wise decay would be ignored: leave "
+            "`layerwise_lr_decay` and its kin at their defaults, or build the optimizer with the same rule (`layers` "
+            f"and `layerwise_decay`, or apply_layerwise_decay). Received: layerwise_rule={rule}, and {name} with "
+            f"{own or 'no LayerDecay'}"
+        )
+
+
+def _check_scheduler(optimizer, scheduler):
+    name = type(optimizer).__name__
+    own = optimizer._learning_rate
+    if scheduler is own:
+        return
+    if isinstance(own, paddle.optimizer.lr.LRScheduler):
+        remedy = "give optimizers=(opt, opt._learning_rate), the scheduler it was built with"
+    else:
+        remedy = (
+            "build it with a scheduler and give both; scheduler = paddle.optimizer.lr.LambdaDecay(lr, lambda step: 1) "
+            "keeps the rate constant"
+        )
+    what = "None" if scheduler is None else type(scheduler).__name__
+    own = type(own).__name__ if isinstance(own, paddle.optimizer.lr.LRScheduler) else own
+    raise ValueError(
+        "The Trainer would step a scheduler that the optimizer does not take its rate from, without any effect: "
+        f"{remedy}. Received: optimizers=({name}, {what}), where the learning_rate of {name} is {own}"
+    )
+
+
+def freeze(params, ratio_of):
+    """Set `stop_gradient` where the ratio is 0, return the names of those (name, parameter) pairs that were trained."""
+    frozen = []
+    for name, param in params:
+        if not param.stop_gradient and ratio_of(param) == 0:
+            param.stop_gradient = True
+            frozen.append(name)
+    return frozen
+
+
+def hook_ratios(optimizer, model):
+    """Return structured name -> ratio if the optimizer's ratios come from a hook of the user's, None if not."""
+    ratio_of = getattr(optimizer, "_ratio_of", None)
+    if ratio_of is None or hasattr(ratio_of, "rule"):
+        return None
+    names = {param.name: name for name, param in model.named_parameters()}
+    trained = [param for param in flatten_groups(optimizer._parameter_list) if not param.stop_gradient]
+    return {names.get(param.name, param.name): float(optimizer.layerwise_ratio(param)) for param in trained}

