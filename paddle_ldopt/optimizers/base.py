@@ -1,0 +1,286 @@
+"""What all optimizers written as a pure update rule share: options, groups, casts, master weights, state, write-back.
+
+A rule is a generator over whole tensors in float32 (float64 for float64 parameters), so that it reads like its paper:
+
+    def rule(param, grad, state, lr, *, beta1, weight_decay):
+        moment = beta1 * state["moment1"] + (1 - beta1) * grad
+        (square,) = yield [(moment * moment).sum()]       # sums over the whole tensor, wherever its pieces are
+        return param - lr * moment / square.sqrt(), {"moment1": moment}
+
+It writes nothing. Each `yield [partial sums]` is answered with the sums over all pieces of the tensor: here, where every
+parameter is whole, with what was yielded.
+"""
+
+import math
+
+import paddle
+from paddle.optimizer import Optimizer
+
+from ..hooks import LayerwiseMixin, flatten_groups, layerwise_lr_decay
+
+__all__ = ["STEP", "RuleOptimizer", "checked_float", "checked_range"]
+
+# The name of the step counter in checkpoints. PaddleFormers' flex format creates an optimizer's state before it loads it
+# only if it finds this name among the saved ones; otherwise it resumes with wrong state, silently.
+STEP = "beta1_pow_acc"
+_INFIX = "_fp32_master_0_"  # the only spelling of state names that PaddleNLP's unified checkpoint splits generically
+_GROUP_KEYS = {"params", "learning_rate", "grad_clip", "dygraph_key_name"}  # the last is ernie-m's, and only a label
+
+
+class RuleOptimizer(LayerwiseMixin, Optimizer):
+    """Base of the optimizers whose update is a pure function.
+
+    A subclass has `options` (the names of what a parameter group may override), `state_shapes` and `rule`.
+
+    Args:
+        learning_rate (float|LRScheduler): rate of a layer whose ratio is 1.
+        parameters (list[Tensor]|list[dict]|None): what to train; None in static graph mode.
+        options (dict): default of each option of the rule, "weight_decay" among them.
+        grad_clip (GradientClipBase, optional): gradient clipping before the step.
+        apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed.
+        multi_precision (bool): keep float32 master weights of float16 and bfloat16 parameters.
+        name (str, optional): prefix of the names of the state.
+        layerwise (dict): `layerwise_decay`, `n_layers`, `set_param_lr_fun`, `name_dict`, `layers`, as in `AdamWDL`.
+
+    Raises:
+        TypeError, ValueError: as in `AdamWDL`; a parameter group with an option that the rule does not have. Nothing is
+            changed by then.
+    """
+
+    def __init__(
+        self,
+        learning_rate,
+        parameters,
+        options,
+        *,
+        grad_clip=None,
+        apply_decay_param_fun=None,
+        multi_precision=False,
+        name=None,
+        layerwise=None,
+    ):
+        layerwise = {**_NO_LAYERWISE, **(layerwise or {})}
+        if isinstance(parameters, (paddle.Tensor, dict)):
+            raise TypeError(
+                "`parameters` must be a list of parameters or of parameter groups. "
+                f"Received: parameters of type {type(parameters).__name__}"
+            )
+        if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
+            raise TypeError(
+                f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={apply_decay_param_fun!r}"
+            )
+        parameters = None if parameters is None else list(parameters)
+        for group in parameters or []:
+            if isinstance(group, dict):
+                self._check_group(group, options)
+        self._init_layerwise(parameters, **layerwise)
+        self._defaults = dict(options)
+        self._options = self._defaults
+        self._multi_precision = multi_precision
+        self._apply_decay_param_fun = apply_decay_param_fun
+        layers, name_dict = layerwise["layers"], layerwise["name_dict"]
+        self._structured = name_dict or getattr(layers, "name_dict", None) or {}
+        if isinstance(learning_rate, int) and not isinstance(learning_rate, bool):
+            learning_rate = float(learning_rate)
+        # weight_decay=None: Paddle would turn it into an L2 penalty on the gradient, beside our own
+        super().__init__(learning_rate, parameters, weight_decay=None, grad_clip=grad_clip, name=name)
+        self.type = type(self).__name__.lower()
+
+    # ---- what a subclass says
+
+    def state_shapes(self, param):
+        """Return state name -> shape, for a parameter; `STEP` is always there."""
+        raise NotImplementedError
+
+    def rule(self, param, grad, state, lr, options):
+        """Return the update rule's generator; it returns the new parameter and the new state.
+
+        Args:
+            param (Tensor): value of the parameter, float32 or float64.
+            grad (Tensor): its gradient, in the same type.
+            state (dict[str, Tensor]): its state; `STEP` counts this update already.
+            lr (Tensor): its learning rate, shape [], with the layer's ratio in it.
+            options (dict): the options of its group; "weight_decay" is 0 where it is not to be decayed.
+        """
+        raise NotImplementedError
+
+    def state_dtype(self, state_name, dtype):
+        """Return the dtype in which a state is stored, given the one that the rule computes in."""
+        return dtype
+
+    def is_decayed(self, param):
+        """Say whether `apply_decay_param_fun` lets the parameter be decayed."""
+        return self._apply_decay_param_fun is None or bool(self._apply_decay_param_fun(param.name))
+
+    def structured_name(self, param):
+        """Return the parameter's name in the model, or ``param.name`` if it was not told."""
+        return self._structured.get(param.name, param.name)
+
+    # ---- groups
+
+    def _check_group(self, group, options):
+        """Raise for a parameter group that Paddle or the rule would not understand."""
+        if "params" not in group:
+            raise ValueError(f"A parameter group must have 'params'. Received: keys {list(group)}")
+        unknown = set(group) - _GROUP_KEYS - set(options)
+        if unknown:
+            known = ", ".join(map(repr, sorted({*_GROUP_KEYS, *options} - {"dygraph_key_name"})))
+            raise ValueError(f"A parameter group has one of the keys {known}. Received: {', '.join(sorted(unknown))}")
+        self.check_options({**options, **{key: group[key] for key in options if key in group}})
+
+    def check_options(self, options):
+        """Raise if the options of a group are out of range; a subclass checks its own."""
+
+    def _add_param_group(self, param_group):
+        # hide the decay from Paddle, which would make an L2 penalty of it
+        hidden = {key: param_group.pop(key) for key in ("weight_decay",) if key in param_group}
+        super()._add_param_group(param_group)
+        param_group.pop("weight_decay", None)
+        param_group.update(hidden)
+
+    def _update_param_group(self, parameters):
+        self._options = {key: parameters.get(key, value) for key, value in self._defaults.items()}
+        return parameters["params"]
+
+    # ---- state
+
+    def _create_accumulators(self, block, parameters):
+        if isinstance(parameters, dict):
+            parameters = self._update_param_group(parameters)
+        for param in parameters:
+            if param.name in self._already_create_accumulator:
+                continue
+            owner = self._create_master_weight(param) if self._has_master(param) else param
+            dtype = _compute_dtype(param)
+            for state_name, shape in {**self.state_shapes(param), STEP: []}.items():
+                stored = self.state_dtype(state_name, dtype)
+                self._add_accumulator(state_name, owner, dtype=_accumulator_dtype(stored), fill_value=0.0, shape=shape)
+            self._already_create_accumulator.add(param.name)
+
+    def _has_master(self, param):
+        return self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
+
+    def state_dict(self):
+        """Return the state; named so that PaddleNLP's unified checkpoints can hold it."""
+        return {self._unified_name(key): value for key, value in super().state_dict().items()}
+
+    def set_state_dict(self, state_dict):
+        """Load what `state_dict` gave.
+
+        Args:
+            state_dict (dict): state by name, with "master_weights" and "LR_Scheduler" if there are any.
+        """
+        masters = {weight.name for weight in state_dict.get("master_weights", {}).values()}
+        plain = {}
+        for key, value in state_dict.items():
+            owner, infix, rest = key.partition(_INFIX)
+            own = infix and f"{owner}_fp32_master_0" not in masters
+            plain[f"{owner}_{rest}" if own else key] = value
+        super().set_state_dict(plain)
+
+    load_state_dict = set_state_dict
+
+    def _unified_name(self, key):
+        if key in ("master_weights", "LR_Scheduler") or _INFIX in key:
+            return key
+        prefix = f"{self._name}_" if self._name else ""
+        for state_name in {*self._accumulators, *(f"{prefix}{n}" for n in self._state_names())}:
+            ending = f"_{state_name}_0"
+            if key.endswith(ending):
+                return key[: -len(ending)] + _INFIX + ending[1:]
+        return key
+
+    def _state_names(self):
+        """Return the names of the states of all parameters."""
+        params = flatten_groups(self._parameter_list or [])
+        return {STEP, *(name for param in params for name in self.state_shapes(param))}
+
+    # ---- the step
+
+    def _append_optimize_op(self, block, param_and_grad):
+        if isinstance(param_and_grad, dict):
+            param_and_grad = self._update_param_group(param_and_grad)
+        param, grad = param_and_grad
+        if self.layerwise_ratio(param) == 0.0 or math.prod(param.shape) == 0:
+            return
+        if getattr(grad, "is_selected_rows", lambda: False)():
+            raise TypeError(
+                f"{type(self).__name__} needs dense gradients: build the embedding with sparse=False. "
+                f"Received: a sparse gradient of '{param.name}'"
+            )
+        target = self._master_weights[param.name] if self._has_master(param) else param
+        dtype = _compute_dtype(param)
+        names = (*self.state_shapes(param), STEP)
+        stored = {state_name: self._get_accumulator_master(state_name, param) for state_name in names}
+        state = {state_name: value.astype(dtype) for state_name, value in stored.items()}
+        state[STEP] = self._advance(param, state[STEP])
+        options = dict(self._options)
+        options["weight_decay"] = options.get("weight_decay", 0.0) if self.is_decayed(param) else 0.0
+        lr = self._create_param_lr(param_and_grad).astype(dtype).reshape([])
+        rule = self.rule(target.astype(dtype), grad.astype(dtype), state, lr, options)
+        new_param, new_state = answer_locally(rule)
+        new_state = {**new_state, STEP: state[STEP]}
+        found_inf = None if paddle.in_dynamic_mode() else self._get_auxiliary_var("found_inf")
+        for state_name, value in new_state.items():
+            _write(value, stored[state_name], found_inf)
+        _write(new_param, target, found_inf)
+        if target is not param:
+            _write(new_param, param, found_inf)
+
+    def _advance(self, param, step):
+        """Return the number of this update, from 1, of the parameter; a subclass may count in another way."""
+        return step + 1.0
+
+
+_NO_LAYERWISE = {
+    "layerwise_decay": 1.0,
+    "n_layers": 12,
+    "set_param_lr_fun": layerwise_lr_decay,
+    "name_dict": None,
+    "layers": None,
+}
+
+
+def answer_locally(rule):
+    """Run a rule whose tensors are whole: each request for sums over all pieces is its own answer."""
+    try:
+        request = next(rule)
+        while True:
+            request = rule.send(request)
+    except StopIteration as done:
+        return done.value
+
+
+def _write(value, target, found_inf):
+    value = value.astype(target.dtype)
+    if found_inf is not None:  # static AMP runs the update regardless
+        value = paddle.where(found_inf, target, value)
+    paddle.assign(value, target)
+
+
+def _compute_dtype(param):
+    return paddle.float64 if param.dtype in (paddle.float64, paddle.base.core.DataType.FLOAT64) else paddle.float32
+
+
+def _accumulator_dtype(dtype):
+    """Return a dtype in the spelling that `_add_accumulator` takes in the mode that is on."""
+    if paddle.framework.in_pir_mode():
+        return paddle.pir.core.convert_np_dtype_to_dtype_(str(dtype).rpartition(".")[2])
+    return dtype
+
+
+def checked_float(value, argument, kinds=(int, float)):
+    """Return `value` as a float, raise TypeError if it is none."""
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise TypeError(f"`{argument}` must be a number. Received: {argument}={value!r}")
+    return float(value)
+
+
+def checked_range(value, argument, low=-math.inf, high=math.inf, ends="[]"):
+    """Return `value` as a float within `low` and `high`, each of which belongs to the range if its bracket is square."""
+    value = checked_float(value, argument)
+    above = value >= low if ends[0] == "[" else value > low
+    below = value <= high if ends[1] == "]" else value < high
+    if not (above and below and math.isfinite(value)):
+        raise ValueError(f"`{argument}` must be in {ends[0]}{low:g}, {high:g}{ends[1]}. Received: {argument}={value!r}")
+    return value
