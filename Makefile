@@ -53,8 +53,9 @@ lint: $(STAMP) ## Check style and types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-bench: $(STAMP) ## Measure what layer-wise decay costs
+bench: $(STAMP) ## Measure what layer-wise decay costs, and the size of each optimizer's state
 	$(PY) benchmarks/adamwdl_overhead.py $(ARGS)
+	$(PY) benchmarks/state_bytes.py
 
 clean: ## Remove .venv and what runs left behind
 	rm -rf $(VENV) $(VENV)-nlp2 build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache

@@ -12,15 +12,22 @@ from .decay import LayerDecay, apply_layerwise_decay, reset_layerwise_decay
 from .hooks import layerwise_lr_decay
 from .layers import Layer, LayerMap
 from .optimizers import AdamWDL
+from .registry import OptimizerInfo, create, list_optimizers, optimizer_class
 from .version import __version__
+from .weight_decay import decayed_parameter_names
 
 __all__ = [
     "AdamWDL",
     "Layer",
     "LayerDecay",
     "LayerMap",
+    "OptimizerInfo",
     "__version__",
     "apply_layerwise_decay",
+    "create",
+    "decayed_parameter_names",
     "layerwise_lr_decay",
+    "list_optimizers",
+    "optimizer_class",
     "reset_layerwise_decay",
 ]

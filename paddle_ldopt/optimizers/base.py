@@ -7,8 +7,8 @@ A rule is a generator over whole tensors in float32 (float64 for float64 paramet
         (square,) = yield [(moment * moment).sum()]       # sums over the whole tensor, wherever its pieces are
         return param - lr * moment / square.sqrt(), {"moment1": moment}
 
-It writes nothing. Each `yield [partial sums]` is answered with the sums over all pieces of the tensor: here, where every
-parameter is whole, with what was yielded.
+It writes nothing. Each `yield [partial sums]` is answered with the sums over all pieces of the tensor: here, where
+every parameter is whole, with what was yielded.
 """
 
 import math
@@ -20,8 +20,8 @@ from ..hooks import LayerwiseMixin, flatten_groups, layerwise_lr_decay
 
 __all__ = ["STEP", "RuleOptimizer", "checked_float", "checked_range"]
 
-# The name of the step counter in checkpoints. PaddleFormers' flex format creates an optimizer's state before it loads it
-# only if it finds this name among the saved ones; otherwise it resumes with wrong state, silently.
+# The name of the step counter in checkpoints. PaddleFormers' flex format creates an optimizer's state before it loads
+# it only if it finds this name among the saved ones; otherwise it resumes with wrong state, silently.
 STEP = "beta1_pow_acc"
 _INFIX = "_fp32_master_0_"  # the only spelling of state names that PaddleNLP's unified checkpoint splits generically
 _GROUP_KEYS = {"params", "learning_rate", "grad_clip", "dygraph_key_name"}  # the last is ernie-m's, and only a label
@@ -277,7 +277,7 @@ def checked_float(value, argument, kinds=(int, float)):
 
 
 def checked_range(value, argument, low=-math.inf, high=math.inf, ends="[]"):
-    """Return `value` as a float within `low` and `high`, each of which belongs to the range if its bracket is square."""
+    """Return `value` as a float from `low` to `high`, each of which belongs to the range if its bracket is square."""
     value = checked_float(value, argument)
     above = value >= low if ends[0] == "[" else value > low
     below = value <= high if ends[1] == "]" else value < high

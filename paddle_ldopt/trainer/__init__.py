@@ -6,16 +6,12 @@ Nothing here imports either of them: the mixins take the Trainer they are mixed 
 from .arguments import LdoptArgumentsMixin, OptimizerName
 from .checkpoints import last_checkpoint
 from .mixin import LdoptTrainerMixin
-from .optimizers import OPTIMIZERS, TrainerOptimizer, decayed_parameter_names
 from .report import RunReport
 
 __all__ = [
-    "OPTIMIZERS",
     "LdoptArgumentsMixin",
     "LdoptTrainerMixin",
     "OptimizerName",
     "RunReport",
-    "TrainerOptimizer",
-    "decayed_parameter_names",
     "last_checkpoint",
 ]

@@ -5,7 +5,8 @@ import re
 from typing import Any
 
 from ..decay import LayerDecay
-from .optimizers import OFF, OPTIMIZERS, name_of
+from ..registry import REGISTRY
+from .optimizers import OFF, name_of
 
 __all__ = ["RULE_FIELDS", "LdoptArgumentsMixin", "OptimizerName", "check_mixed_in_first"]
 
@@ -103,16 +104,16 @@ class LdoptArgumentsMixin(_Arguments):
         _check_rule(self)
         args: Any = self
         optim = name_of(args.optim)
-        if optim in OPTIMIZERS:
+        if optim in REGISTRY:
             args.optim = "adamw"  # the enum of the Trainer refuses names it does not have
         try:
             super().__post_init__()
         except ValueError as error:
             if "OptimizerNames" not in str(error):
                 raise
-            ours = ", ".join(map(repr, OPTIMIZERS))
+            ours = ", ".join(map(repr, REGISTRY))
             raise ValueError(f"{error}, or of paddle_ldopt's own: {ours}. Received: optim={optim!r}") from error
-        if optim in OPTIMIZERS:
+        if optim in REGISTRY:
             args.optim = OptimizerName(optim)
 
     @property

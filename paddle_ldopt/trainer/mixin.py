@@ -11,9 +11,10 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 from ..decay import apply_layerwise_decay
 from ..hooks import unwrap
 from ..layers import LayerMap
+from ..registry import REGISTRY
 from . import checkpoints
 from .arguments import RULE_FIELDS, check_mixed_in_first
-from .optimizers import OFF, OPTIMIZERS, build_optimizer, check_passed_optimizer, freeze, hook_ratios, name_of
+from .optimizers import OFF, build_optimizer, check_passed_optimizer, freeze, hook_ratios, name_of
 
 __all__ = ["LdoptTrainerMixin"]
 
@@ -113,11 +114,11 @@ class LdoptTrainerMixin(_Trainer):
         layers = None if rule == OFF else self.layer_map
         if layers is not None and rule.freeze_below:
             self._freeze(layers.ratio_fn(rule))
-        if optim in OPTIMIZERS:
+        if optim in REGISTRY:
             learning_rate = self.lr_scheduler if lr_scheduler is None else lr_scheduler
             groups = self.optimizer_grouped_parameters
             self.optimizer = build_optimizer(
-                OPTIMIZERS[optim], self.args, self.model, learning_rate, groups, rule, layers
+                REGISTRY[optim], self.args, self.model, learning_rate, groups, rule, layers
             )
         else:
             super().create_optimizer(lr_scheduler)
@@ -167,8 +168,8 @@ class LdoptTrainerMixin(_Trainer):
     def _optimizer_name(self):
         """Return the name of the class of the optimizer that is to be made."""
         optim = name_of(self.args.optim)
-        if optim in OPTIMIZERS:
-            return OPTIMIZERS[optim].cls.__name__
+        if optim in REGISTRY:
+            return REGISTRY[optim].cls.__name__
         try:
             return self.get_optimizer_cls_and_kwargs(self.args)[0].__name__
         except ValueError:  # one that only the create_optimizer of a subclass knows

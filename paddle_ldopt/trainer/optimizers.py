@@ -1,21 +1,16 @@
 """Our optimizers as the Trainer builds them: names, arguments, what decays; and what users may pass instead."""
 
-import dataclasses
-import re
-
 import paddle
 
-from ..decay import LayerDecay, apply_layerwise_decay
-from ..hooks import LayerwiseMixin, flatten_groups, unwrap
-from ..optimizers import AdamWDL
+from ..decay import LayerDecay
+from ..hooks import flatten_groups, unwrap
+from ..registry import REGISTRY
+from ..weight_decay import decayed_parameter_names
 
 __all__ = [
     "OFF",
-    "OPTIMIZERS",
-    "TrainerOptimizer",
     "build_optimizer",
     "check_passed_optimizer",
-    "decayed_parameter_names",
     "freeze",
     "hook_ratios",
     "name_of",
@@ -23,70 +18,16 @@ __all__ = [
 
 OFF = LayerDecay(1.0)
 
-_ADAM = {"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"}
-_NORM = re.compile(r"Norm(\dD)?$")
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainerOptimizer:
-    """Say how the Trainer builds an optimizer of ours.
-
-    Args:
-        cls (type): the class. All take `learning_rate`, `parameters`, `weight_decay`, `apply_decay_param_fun`,
-            `grad_clip` and `multi_precision`.
-        arguments (dict[str, str]): the rest: argument of the class -> field of the TrainingArguments.
-    """
-
-    cls: type[paddle.optimizer.Optimizer]
-    arguments: dict[str, str] = dataclasses.field(default_factory=dict)
-
-
-OPTIMIZERS = {  # what --optim takes on top of the Trainer's own
-    "adamwdl": TrainerOptimizer(AdamWDL, _ADAM),
-}
-
-
 def name_of(optim):
     """Return an optimizer's name as a plain string, from the enum of a Trainer or from a string."""
     return str(getattr(optim, "value", optim))
-
-
-def decayed_parameter_names(model):
-    """Return the `param.name` of all parameters that weight decay is for: all but biases and those of norms.
-
-    Left out are parameters with at most one axis; those that a layer of a norm's class (or of one derived from it)
-    holds, whatever it is called in the model (`layer_norm`, `norm1`, `ln_1`, `input_layernorm`); and those with "bias"
-    in their structured name.
-
-    Args:
-        model (paddle.nn.Layer): the model.
-
-    Returns:
-        set[str]: the names.
-
-    Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt.trainer import decayed_parameter_names
-            >>> model = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.LayerNorm(4))
-            >>> decayed_parameter_names(model) == {model[0].weight.name}
-            True
-    """
-    left_out = set()
-    for path, sublayer in model.named_sublayers(include_self=True):
-        norm = any(_NORM.search(cls.__name__) for cls in type(sublayer).__mro__)
-        for key, param in sublayer._parameters.items():
-            if param is not None and (norm or param.ndim <= 1 or "bias" in f"{path}.{key}"):
-                left_out.add(param.name)
-    return {param.name for param in model.parameters()} - left_out
 
 
 def build_optimizer(chosen, args, model, learning_rate, groups, rule, layers):
     """Return an optimizer of ours with all that the Trainer gives to its own, and the layer-wise rates.
 
     Args:
-        chosen (TrainerOptimizer): which one.
+        chosen (OptimizerInfo): which one.
         args (TrainingArguments): the Trainer's.
         model (paddle.nn.Layer): the model.
         learning_rate (float|LRScheduler): the rate of a layer whose ratio is 1.
@@ -97,20 +38,18 @@ def build_optimizer(chosen, args, model, learning_rate, groups, rule, layers):
     """
     parameters = model.parameters() if groups is None else groups
     grouped = any(isinstance(item, dict) for item in parameters)
-    kwargs = {name: getattr(args, field) for name, field in chosen.arguments.items()}
-    own_decay = layers is not None and issubclass(chosen.cls, LayerwiseMixin)
-    if own_decay:
+    kwargs = {name: getattr(args, field) for name, field in chosen.trainer.items()}
+    kwargs.update(chosen.external_rate, **{chosen.weight_decay: args.weight_decay})
+    if layers is not None:
         kwargs.update(layers=layers, layerwise_decay=rule)
-    optimizer = chosen.cls(
+    return chosen.cls(
         learning_rate=learning_rate,
         parameters=parameters,
-        weight_decay=args.weight_decay,
         apply_decay_param_fun=None if grouped else decayed_parameter_names(model).__contains__,
         grad_clip=paddle.nn.ClipGradByGlobalNorm(args.max_grad_norm) if args.max_grad_norm > 0 else None,
         multi_precision=args.fp16_opt_level == "O2",
         **kwargs,
     )
-    return optimizer if own_decay or layers is None else apply_layerwise_decay(optimizer, layers, rule)
 
 
 def check_passed_optimizer(optimizer, scheduler, optim, rule):
@@ -129,7 +68,7 @@ def check_passed_optimizer(optimizer, scheduler, optim, rule):
     optimizer = unwrap(optimizer)
     name = type(optimizer).__name__
     _check_scheduler(optimizer, scheduler)
-    chosen = OPTIMIZERS.get(optim)
+    chosen = REGISTRY.get(optim)
     if chosen is not None and not isinstance(optimizer, chosen.cls):
         raise ValueError(
             f"`optimizers` has an optimizer already, so `optim` would be ignored: leave one of them out. "

@@ -1,0 +1,99 @@
+"""The table of our optimizers: adding one is one file and one row."""
+
+import dataclasses
+import difflib
+
+from .decay import LayerDecay
+from .layers import LayerMap, as_rule
+from .optimizers import AdamWDL
+from .weight_decay import decayed_parameter_names
+
+__all__ = ["REGISTRY", "OptimizerInfo", "create", "list_optimizers", "optimizer_class"]
+
+_ADAM = {"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"}
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerInfo:
+    """One row of the table.
+
+    Args:
+        cls (type): the class.
+        summary (str): when to choose it, and bytes of state a parameter.
+        weight_decay (str): what the class calls its weight decay.
+        trainer (dict[str, str]): argument of the class -> field of a Trainer's arguments that it is taken from.
+        external_rate (dict): arguments it needs to take its rate from outside.
+    """
+
+    cls: type
+    summary: str
+    weight_decay: str = "weight_decay"
+    trainer: dict = dataclasses.field(default_factory=dict)
+    external_rate: dict = dataclasses.field(default_factory=dict)
+
+
+REGISTRY = {
+    "adamwdl": OptimizerInfo(AdamWDL, "AdamW, layer by layer: the choice for fine-tuning; 8 bytes", trainer=_ADAM),
+}
+
+
+def list_optimizers():
+    """Return the names that `create` and the Trainer's ``--optim`` know.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle_ldopt as ldopt
+            >>> "adamwdl" in ldopt.list_optimizers()
+            True
+    """
+    return list(REGISTRY)
+
+
+def optimizer_class(name):
+    """Return the class of an optimizer of ours by its name; raise ValueError, with the names there are, if none has it."""
+    if name not in REGISTRY:
+        close = difflib.get_close_matches(str(name), REGISTRY, 1)
+        raise ValueError(
+            f"`name` must be one of {', '.join(map(repr, REGISTRY))}{f': {close[0]!r}?' if close else '.'} "
+            f"Received: name={name!r}"
+        )
+    return REGISTRY[name].cls
+
+
+def create(name, model, layerwise_decay=1.0, rules=None, **arguments):
+    """Build an optimizer of ours for a model: all its trainable parameters, each layer at its rate.
+
+    Args:
+        name (str): one of `list_optimizers`.
+        model (paddle.nn.Layer): the model.
+        layerwise_decay (float|LayerDecay, optional): ratio of the rates of neighbouring layers, in (0, 1].
+        rules (dict|callable, optional): as in `LayerMap.from_model`, which is called if there is a decay.
+        **arguments: the rest goes to the class. Biases and the parameters of norms are not decayed unless
+            `apply_decay_param_fun` says otherwise.
+
+    Returns:
+        Optimizer: ready to step.
+
+    Raises:
+        ValueError: an unknown name; `rules` without a decay; as the class.
+        TypeError: an argument that the class does not have.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> import paddle_ldopt as ldopt
+            >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+            >>> opt = ldopt.create("adamwdl", encoder, layerwise_decay=0.5, learning_rate=1e-3)
+            >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
+            0.125
+    """
+    cls = optimizer_class(name)
+    arguments.setdefault("parameters", [p for p in model.parameters() if not p.stop_gradient])
+    arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
+    if as_rule(layerwise_decay) != LayerDecay(1.0):
+        return cls(layers=LayerMap.from_model(model, rules), layerwise_decay=layerwise_decay, **arguments)
+    if rules is not None:
+        raise ValueError(f"`rules` have no effect without a layer-wise decay. Received: rules={rules!r}")
+    return cls(**arguments)

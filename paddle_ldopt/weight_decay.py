@@ -1,0 +1,38 @@
+"""Which parameters weight decay is for."""
+
+import re
+
+__all__ = ["decayed_parameter_names"]
+
+_NORM = re.compile(r"Norm(\dD)?$")
+
+
+def decayed_parameter_names(model):
+    """Return the `param.name` of all parameters that weight decay is for: all but biases and those of norms.
+
+    Left out are parameters with at most one axis; those that a layer of a norm's class (or of one derived from it)
+    holds, whatever it is called in the model (`layer_norm`, `norm1`, `ln_1`, `input_layernorm`); and those with "bias"
+    in their structured name.
+
+    Args:
+        model (paddle.nn.Layer): the model.
+
+    Returns:
+        set[str]: the names.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> from paddle_ldopt import decayed_parameter_names
+            >>> model = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.LayerNorm(4))
+            >>> decayed_parameter_names(model) == {model[0].weight.name}
+            True
+    """
+    left_out = set()
+    for path, sublayer in model.named_sublayers(include_self=True):
+        norm = any(_NORM.search(cls.__name__) for cls in type(sublayer).__mro__)
+        for key, param in sublayer._parameters.items():
+            if param is not None and (norm or param.ndim <= 1 or "bias" in f"{path}.{key}"):
+                left_out.add(param.name)
+    return {param.name for param in model.parameters()} - left_out
