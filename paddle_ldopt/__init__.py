@@ -11,13 +11,18 @@ except ImportError as error:
 from .decay import LayerDecay, apply_layerwise_decay, reset_layerwise_decay
 from .hooks import layerwise_lr_decay
 from .layers import Layer, LayerMap
-from .optimizers import AdamWDL
+from .optimizers import Adafactor, AdafactorSchedule, AdamWDL, AdamWeightDecay, Came, Lamb
 from .registry import OptimizerInfo, create, list_optimizers, optimizer_class
 from .version import __version__
 from .weight_decay import decayed_parameter_names
 
 __all__ = [
+    "Adafactor",
+    "AdafactorSchedule",
     "AdamWDL",
+    "AdamWeightDecay",
+    "Came",
+    "Lamb",
     "Layer",
     "LayerDecay",
     "LayerMap",

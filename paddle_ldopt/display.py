@@ -129,14 +129,23 @@ def applied_ratios(optimizer):
     Args:
         optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
     """
+    return {name: factor for name, (factor, _) in _rate_parts(optimizer).items()}
+
+
+def _rate_parts(optimizer):
+    """Return tensor name -> (factor, constant) of the rate factor * optimizer's + constant that a step would use."""
     optimizer = unwrap(optimizer)
-    unit = paddle.ones([], "float64")
-    optimizer._global_learning_rate = lambda *args: unit  # on the instance, for the time of the question
-    try:
-        with paddle.no_grad():
-            return {p.name: float(optimizer._create_param_lr((p, None))) for p in parameters_of(optimizer)}
-    finally:
-        del optimizer._global_learning_rate
+    answers = []
+    for rate in (0.0, 1.0):  # a rate of its own (a Tensor in `optimize_attr`, "lr" of a group) shows at 0
+        tensor = paddle.full([], rate, "float64")
+        optimizer._global_learning_rate = lambda *args, tensor=tensor: tensor  # on the instance, while we ask
+        try:
+            with paddle.no_grad():
+                answers.append([float(optimizer._create_param_lr((p, None))) for p in parameters_of(optimizer)])
+        finally:
+            del optimizer._global_learning_rate
+    names = [p.name for p in parameters_of(optimizer)]
+    return {name: (one - zero, zero) for name, zero, one in zip(names, *answers)}
 
 
 def peak_learning_rate(learning_rate, num_steps=None):
@@ -161,13 +170,15 @@ def peak_learning_rate(learning_rate, num_steps=None):
 def rates_of_optimizer(optimizer):
     """Return tensor name -> `Rate`, read back from an optimizer."""
     optimizer = unwrap(optimizer)
-    now, peak = optimizer.get_lr(), peak_learning_rate(optimizer._learning_rate)
-    ratios = applied_ratios(optimizer)
-    return {
-        p.name: Rate(r, r * now, r * peak, is_decayed(optimizer, p), bool(p.stop_gradient) or r == 0)
-        for p in parameters_of(optimizer)
-        for r in [ratios[p.name]]
-    }
+    now, peak = float(optimizer.get_lr()), peak_learning_rate(optimizer._learning_rate)
+    parts, rates = _rate_parts(optimizer), {}
+    for param in parameters_of(optimizer):
+        factor, constant = parts[param.name]
+        rate = factor * now + constant
+        ratio = rate / now if constant and now else factor
+        frozen = bool(param.stop_gradient) or (factor == 0 and constant == 0)
+        rates[param.name] = Rate(ratio, rate, factor * peak + constant, is_decayed(optimizer, param), frozen)
+    return rates
 
 
 def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun):
@@ -198,6 +209,8 @@ def is_decayed(optimizer, param):
         return False
     groups = [g for g in optimizer._param_groups or [] if isinstance(g, dict)]
     group = next((g for g in groups if any(p is param for p in g["params"])), {})
+    if hasattr(optimizer, "is_decayed"):  # ours
+        return optimizer.is_decayed(param) and group.get("weight_decay", optimizer._defaults["weight_decay"]) != 0
     for name in ("_weight_decay", "_lamb_weight_decay"):  # decoupled: AdamW, Lamb
         if isinstance(getattr(optimizer, name, None), (int, float)):
             return group.get("weight_decay", getattr(optimizer, name)) != 0

@@ -228,6 +228,8 @@ class LayerwiseMixin(_Base):
                         f"name_dict={_brief(name_dict)}, set_param_lr_fun={set_param_lr_fun!r}"
                     )
                 return
+            if documented_rule and decay == 1.0:  # every ratio is 1; `name_dict` may be there for its names alone
+                return
             self._ratio_of = adapt_hook(set_param_lr_fun, decay, name_dict, n_layers)
         ratio_of = self._ratio_of
 
@@ -315,6 +317,15 @@ def unwrap(optimizer):
 def parameters_of(optimizer):
     """Return the parameters of a Paddle optimizer in order, parameter groups flattened."""
     return flatten_groups(optimizer._parameter_list or [])
+
+
+def as_lists(parameters):
+    """Return an optimizer's `parameters` as a list, the "params" of its groups too: an iterator is read only once."""
+    groups = list(parameters)
+    for i, item in enumerate(groups):
+        if isinstance(item, dict) and not isinstance(item.get("params"), (paddle.Tensor, set, type(None))):
+            groups[i] = {**item, "params": list(item["params"])}
+    return groups
 
 
 def flatten_groups(parameters):

@@ -5,7 +5,7 @@ import difflib
 
 from .decay import LayerDecay
 from .layers import LayerMap, as_rule
-from .optimizers import AdamWDL
+from .optimizers import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
 from .weight_decay import decayed_parameter_names
 
 __all__ = ["REGISTRY", "OptimizerInfo", "create", "list_optimizers", "optimizer_class"]
@@ -34,6 +34,21 @@ class OptimizerInfo:
 
 REGISTRY = {
     "adamwdl": OptimizerInfo(AdamWDL, "AdamW, layer by layer: the choice for fine-tuning; 8 bytes", trainer=_ADAM),
+    "came": OptimizerInfo(Came, "large language models in half of AdamW's memory; needs a warm-up; 4 bytes"),
+    "lamb": OptimizerInfo(
+        Lamb, "batches of thousands; 8 bytes", trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"}
+    ),
+    "adafactor": OptimizerInfo(
+        Adafactor,
+        "T5 and its kin, almost without memory; below 0.02 bytes",
+        external_rate={"relative_step": False, "scale_parameter": False},
+    ),
+    "adamweightdecay": OptimizerInfo(
+        AdamWeightDecay,
+        "numbers of TensorFlow's BERT fine-tuning; 8 bytes",
+        weight_decay="weight_decay_rate",
+        trainer={"beta_1": "adam_beta1", "beta_2": "adam_beta2", "epsilon": "adam_epsilon"},
+    ),
 }
 
 

@@ -69,6 +69,8 @@ def test_matches_the_float64_reference(dtype, rtol, layerwise_decay):
         weight_decay=0.1,
         decayed=lambda n: "bias" not in n,
     )
+    if layerwise_decay == 1.0 and dtype == "float64":
+        rtol = 1e-7  # plain AdamW, number for number: Paddle's kernel rounds the weight decay to float32
     close(got, want, start, rtol)
 
 

@@ -7,7 +7,7 @@ layer-wise decay: ULMFiT, https://arxiv.org/abs/1801.06146 (3.2) and ELECTRA, ht
 import paddle
 from paddle.optimizer import AdamW
 
-from ..hooks import LayerwiseMixin, layerwise_lr_decay
+from ..hooks import LayerwiseMixin, as_lists, layerwise_lr_decay
 
 __all__ = ["AdamWDL"]
 
@@ -107,7 +107,7 @@ class AdamWDL(LayerwiseMixin, AdamW):
                 )
             set_param_lr_fun = lr_ratio
         if parameters is not None and not isinstance(parameters, (paddle.Tensor, dict)):  # Paddle refuses these two
-            parameters = list(parameters)
+            parameters = as_lists(parameters)
             self._init_layerwise(parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers)
         elif parameters is None:
             self._init_layerwise(None, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers)

@@ -16,7 +16,7 @@ import math
 import paddle
 from paddle.optimizer import Optimizer
 
-from ..hooks import LayerwiseMixin, flatten_groups, layerwise_lr_decay
+from ..hooks import LayerwiseMixin, as_lists, flatten_groups, layerwise_lr_decay
 
 __all__ = ["STEP", "RuleOptimizer", "checked_float", "checked_range"]
 
@@ -69,7 +69,7 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
             raise TypeError(
                 f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={apply_decay_param_fun!r}"
             )
-        parameters = None if parameters is None else list(parameters)
+        parameters = None if parameters is None else as_lists(parameters)
         for group in parameters or []:
             if isinstance(group, dict):
                 self._check_group(group, options)
@@ -154,7 +154,9 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
             dtype = _compute_dtype(param)
             for state_name, shape in {**self.state_shapes(param), STEP: []}.items():
                 stored = self.state_dtype(state_name, dtype)
-                self._add_accumulator(state_name, owner, dtype=_accumulator_dtype(stored), fill_value=0.0, shape=shape)
+                # not []: PaddleNLP's unified checkpoints cannot be read with that
+                kept = {"dtype": _accumulator_dtype(stored), "shape": shape or [1]}
+                self._add_accumulator(state_name, owner, fill_value=0.0, **kept)
             self._already_create_accumulator.add(param.name)
 
     def _has_master(self, param):
@@ -162,7 +164,9 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
 
     def state_dict(self):
         """Return the state; named so that PaddleNLP's unified checkpoints can hold it."""
-        return {self._unified_name(key): value for key, value in super().state_dict().items()}
+        # Paddle forgets what was loaded for parameters that have had no gradient since
+        state = {**self._accumulators_holder, **super().state_dict()}
+        return {self._unified_name(key): value for key, value in state.items()}
 
     def set_state_dict(self, state_dict):
         """Load what `state_dict` gave.
@@ -175,6 +179,8 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
         for key, value in state_dict.items():
             owner, infix, rest = key.partition(_INFIX)
             own = infix and f"{owner}_fp32_master_0" not in masters
+            if isinstance(value, paddle.Tensor) and not value.shape:
+                value = value.reshape([1])
             plain[f"{owner}_{rest}" if own else key] = value
         super().set_state_dict(plain)
 
@@ -210,14 +216,19 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
             )
         target = self._master_weights[param.name] if self._has_master(param) else param
         dtype = _compute_dtype(param)
-        names = (*self.state_shapes(param), STEP)
-        stored = {state_name: self._get_accumulator_master(state_name, param) for state_name in names}
-        state = {state_name: value.astype(dtype) for state_name, value in stored.items()}
+        shapes = {**self.state_shapes(param), STEP: []}
+        stored = {state_name: self._get_accumulator_master(state_name, param) for state_name in shapes}
+        state = {
+            n: value.astype(dtype) if shapes[n] else value.astype(dtype).reshape([]) for n, value in stored.items()
+        }
         state[STEP] = self._advance(param, state[STEP])
         options = dict(self._options)
         options["weight_decay"] = options.get("weight_decay", 0.0) if self.is_decayed(param) else 0.0
         lr = self._create_param_lr(param_and_grad).astype(dtype).reshape([])
-        rule = self.rule(target.astype(dtype), grad.astype(dtype), state, lr, options)
+        grad = grad.astype(dtype)
+        if list(grad.shape) != list(target.shape):  # ClipGradByGlobalNorm makes [1] of []
+            grad = grad.reshape(target.shape)
+        rule = self.rule(target.astype(dtype), grad, state, lr, options)
         new_param, new_state = answer_locally(rule)
         new_state = {**new_state, STEP: state[STEP]}
         found_inf = None if paddle.in_dynamic_mode() else self._get_auxiliary_var("found_inf")
@@ -253,6 +264,8 @@ def answer_locally(rule):
 
 def _write(value, target, found_inf):
     value = value.astype(target.dtype)
+    if list(value.shape) != list(target.shape):  # [1] holds a state of shape []
+        value = value.reshape(target.shape)
     if found_inf is not None:  # static AMP runs the update regardless
         value = paddle.where(found_inf, target, value)
     paddle.assign(value, target)

@@ -1,0 +1,65 @@
+"""The factored second moment of Adafactor and CAME: means of a matrix's rows and columns instead of all its elements.
+
+Paper: Adafactor, Shazeer & Stern, https://arxiv.org/abs/1804.04235 (section 3, Algorithm 1). The last two dimensions
+are the matrix, those before them a batch of matrices; a parameter of fewer dimensions is not factored.
+
+Everything is pure. What needs a whole tensor is a sum that a rule yields (see `base`) and then divides by a count taken
+from `shape`, the shape of the whole parameter:
+
+    sums = yield row_col_sums(grad * grad + eps)
+    row, col = row_col_means(sums, shape)
+"""
+
+import math
+
+__all__ = [
+    "factored_shapes",
+    "inverse_sqrt_factored",
+    "is_factored",
+    "rms",
+    "row_col_means",
+    "row_col_sums",
+    "square_sum",
+]
+
+
+def is_factored(shape):
+    """Say whether a parameter of this shape has a factored second moment: it has if its rank is 2 or more."""
+    return len(shape) >= 2
+
+
+def factored_shapes(shape):
+    """Return the shapes of the row and of the column means: [..., R] and [..., C] of a parameter [..., R, C]."""
+    shape = list(shape)
+    return shape[:-1], shape[:-2] + shape[-1:]
+
+
+def row_col_sums(matrix):
+    """Return [sums over the columns, sums over the rows] of [..., R, C]: what a rule yields."""
+    return [matrix.sum(axis=-1), matrix.sum(axis=-2)]
+
+
+def row_col_means(sums, shape):
+    """Return the row means [..., R] and the column means [..., C], given the whole tensor's `row_col_sums`."""
+    row_sums, col_sums = sums
+    return row_sums / shape[-1], col_sums / shape[-2]
+
+
+def inverse_sqrt_factored(row, col):
+    r"""Return :math:`1 / \sqrt{V}` of [..., R, C] for :math:`V_{ij} = row_i \, col_j / \overline{row}` (Algorithm 4).
+
+    Args:
+        row (Tensor): means of the whole matrix's rows, [..., R], above 0.
+        col (Tensor): means of its columns, [..., C], above 0.
+    """
+    return (row / row.mean(axis=-1, keepdim=True)).rsqrt().unsqueeze(-1) * col.rsqrt().unsqueeze(-2)
+
+
+def square_sum(tensor):
+    """Return the sum of the squares, shape []: what a rule yields before it asks for `rms`."""
+    return (tensor * tensor).sum()
+
+
+def rms(square_sum, shape):
+    """Return the root of the mean square, given the whole tensor's `square_sum`."""
+    return (square_sum / math.prod(shape)).sqrt()

@@ -1,0 +1,400 @@
+"""Adafactor, and a scheduler that reports its rates (ports of `transformers.Adafactor` and `AdafactorSchedule`).
+
+Paper: Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, Shazeer & Stern, https://arxiv.org/abs/1804.04235
+(Algorithm 4 for matrices, 5 for vectors; decay of the second moment: 7.2; relative step size: 8). Ported from
+`transformers/optimization.py` 4.37, itself from fairseq.
+"""
+
+import math
+
+import paddle
+from paddle.optimizer.lr import LRScheduler
+
+from ..hooks import layerwise_lr_decay, parameters_of, unwrap
+from ._factored import (
+    factored_shapes,
+    inverse_sqrt_factored,
+    is_factored,
+    rms,
+    row_col_means,
+    row_col_sums,
+    square_sum,
+)
+from .base import STEP, RuleOptimizer, checked_range
+
+__all__ = ["Adafactor", "AdafactorSchedule", "adafactor_update"]
+
+_USED_LR = "used_lr"  # the state that `used_lr` and AdafactorSchedule report
+
+
+def adafactor_update(
+    param,
+    grad,
+    state,
+    lr,
+    *,
+    shape,
+    eps,
+    clip_threshold,
+    decay_rate,
+    beta1,
+    weight_decay,
+    scale_parameter,
+    relative_step,
+    warmup_init,
+):
+    """Return (new parameter, new state) of Algorithm 4 or 5, as a rule of `RuleOptimizer`.
+
+    `shape` is the whole parameter's; all other arguments are `Adafactor`'s. State: "exp_avg_sq_row" [..., R] and
+    "exp_avg_sq_col" [..., C] for rank 2 and above, "exp_avg_sq" like the parameter below; "exp_avg" like the parameter
+    with `beta1`; "used_lr" [], which is only written.
+    """
+    t, factored = state[STEP], is_factored(shape)
+    decay = t ** paddle.full_like(t, decay_rate)  # 1 - beta2_t (7.2); Paddle takes a plain exponent as a float32
+
+    squares = grad * grad + eps[0]
+    param_squares, *sums = yield [square_sum(param), *(row_col_sums(squares) if factored else [])]
+    if factored:  # Algorithm 4
+        row_mean, col_mean = row_col_means(sums, shape)
+        row = (1.0 - decay) * state["exp_avg_sq_row"] + decay * row_mean
+        col = (1.0 - decay) * state["exp_avg_sq_col"] + decay * col_mean
+        update = grad * inverse_sqrt_factored(row, col)
+        new_state = {"exp_avg_sq_row": row, "exp_avg_sq_col": col}
+    else:  # Algorithm 5
+        second = (1.0 - decay) * state["exp_avg_sq"] + decay * squares
+        update = grad * second.rsqrt()
+        new_state = {"exp_avg_sq": second}
+    (update_squares,) = yield [square_sum(update)]
+    update = update / (rms(update_squares, shape) / clip_threshold).clip(min=1.0)
+
+    if relative_step:  # rho_t of section 8 and table 2
+        most = 1e-6 * t if warmup_init else paddle.full_like(t, 1e-2)
+        lr = lr * paddle.minimum(most, t.rsqrt())
+    if scale_parameter:
+        lr = lr * rms(param_squares, shape).clip(min=eps[1])
+    update = lr * update
+    if beta1 is not None:  # an average of whole steps, the rates in them
+        update = beta1 * state["exp_avg"] + (1.0 - beta1) * update
+        new_state["exp_avg"] = update
+    if weight_decay != 0.0:  # not in the paper
+        param = param - weight_decay * lr * param
+    return param - update, {**new_state, _USED_LR: lr}
+
+
+class Adafactor(RuleOptimizer):
+    r"""Adam with a second moment of rows and columns only: the choice if an optimizer's memory is what is short.
+
+    Its state is about R + C numbers for a weight of R x C, and nothing else without `beta1`. With :math:`l` the
+    product of `lr` (1 with `relative_step`), the layer's ratio and the group's multiplier, step t from 1 of each
+    parameter, and :math:`\overline{x}` a mean over the row or column:
+
+    .. math::
+        \beta_{2} &= 1 - t^{decay\_rate} \\
+        R &\leftarrow \beta_{2} R + (1 - \beta_{2}) \overline{(g^2 + \epsilon_1)}_{row}, \qquad
+        C \leftarrow \beta_{2} C + (1 - \beta_{2}) \overline{(g^2 + \epsilon_1)}_{col} \\
+        u &= g / \sqrt{R \, C / \overline{R}}, \qquad
+        u \leftarrow u / \max(1, \mathrm{RMS}(u) / clip\_threshold) \\
+        \alpha &= l \cdot \min(10^{-2}, t^{-1/2}) \cdot \max(\epsilon_2, \mathrm{RMS}(p)) \\
+        m &\leftarrow \beta_1 m + (1 - \beta_1) \alpha u \\
+        p &\leftarrow p - \alpha \lambda p - m
+
+    The second factor of :math:`\alpha` is there with `relative_step`, the third with `scale_parameter`; without
+    `beta1`, m is :math:`\alpha u`. Of more than two dimensions the last two are the matrix; with fewer than two the
+    average of :math:`g^2 + \epsilon_1` itself is kept.
+
+    The usual settings for fine-tuning are ``lr=1e-3, scale_parameter=False, relative_step=False`` with a warm-up; or
+    ``warmup_init=True`` alone, with an `AdafactorSchedule` where a scheduler is asked for. Upstream advises against
+    clipping gradients as well.
+
+    Args:
+        parameters (list[Tensor]|list[dict], optional): what to train; required in dygraph. Dicts are groups with
+            "params" and any of "lr" (a rate of its own, a number) or "learning_rate" (a multiplier of the rate),
+            "eps", "clip_threshold", "decay_rate", "beta1", "weight_decay", "scale_parameter", "warmup_init",
+            "grad_clip".
+        lr (float|LRScheduler, optional): at least 0; the rate of a layer whose ratio is 1. None with `relative_step`.
+        eps (tuple[float, float], optional): :math:`\epsilon_1` above 0, added to the squared gradient, and
+            :math:`\epsilon_2`, at least 0, below which `scale_parameter` does not go.
+        clip_threshold (float, optional): above 0, the most that RMS(u) can be.
+        decay_rate (float, optional): exponent of the second moment's decay, at most 0.
+        beta1 (float, optional): decay of the momentum, in [0, 1). None: no momentum, no memory for it.
+        weight_decay (float, optional): decoupled decay :math:`\lambda`, at least 0, scaled by the rate :math:`\alpha`.
+        scale_parameter (bool, optional): multiply the rate by the parameter's own RMS.
+        relative_step (bool, optional): set the rate from the step, without `lr`.
+        warmup_init (bool, optional): with `relative_step`: :math:`10^{-6} t` instead of :math:`10^{-2}`.
+        params (list, optional): another name for `parameters`.
+        learning_rate (float|LRScheduler, optional): another name for `lr`.
+        grad_clip (GradientClipBase, optional): gradient clipping before the step.
+        apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed. None: all are.
+        multi_precision (bool, optional): keep float32 master weights of float16 and bfloat16 parameters.
+        name (str, optional): prefix of the names of the optimizer's state.
+        layerwise_decay (float|LayerDecay, optional): with the rest as in `AdamWDL`. The ratio multiplies the rate,
+            the relative one too.
+        n_layers (int, optional): see `AdamWDL`.
+        set_param_lr_fun (callable, optional): see `AdamWDL`.
+        name_dict (dict[str, str], optional): see `AdamWDL`.
+        layers (LayerMap, optional): see `AdamWDL`.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: a value out of range; both `lr` and `relative_step`, or neither; `warmup_init` without
+            `relative_step`; two names for one argument; a group with an unknown option.
+
+    Differs from the paper: its algorithms 4 and 5 have neither momentum nor weight decay. Differs from transformers:
+    low-precision parameters can have master weights; `relative_step` is not a group's to choose; arguments are checked.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> from paddle_ldopt.optimizers.adafactor import Adafactor
+            >>> linear = paddle.nn.Linear(4, 2)
+            >>> opt = Adafactor(linear.parameters(), lr=1e-3, scale_parameter=False, relative_step=False)
+            >>> linear(paddle.ones([1, 4])).mean().backward()
+            >>> opt.step()
+            >>> print(opt.state_shapes(linear.weight))
+            {'used_lr': [], 'exp_avg_sq_row': [4], 'exp_avg_sq_col': [2]}
+
+    Source: ``transformers.Adafactor``, 4.37.
+    """
+
+    def __init__(
+        self,
+        parameters=None,
+        lr=None,
+        eps=(1e-30, 1e-3),
+        clip_threshold=1.0,
+        decay_rate=-0.8,
+        beta1=None,
+        weight_decay=0.0,
+        scale_parameter=True,
+        relative_step=True,
+        warmup_init=False,
+        *,
+        params=None,
+        learning_rate=None,
+        grad_clip=None,
+        apply_decay_param_fun=None,
+        multi_precision=False,
+        name=None,
+        layerwise_decay=1.0,
+        n_layers=12,
+        set_param_lr_fun=layerwise_lr_decay,
+        name_dict=None,
+        layers=None,
+    ):
+        parameters = _one_of("parameters", parameters, "params", params)
+        lr = _one_of("lr", lr, "learning_rate", learning_rate)
+        if parameters is not None and not isinstance(parameters, (paddle.Tensor, dict)):  # the base refuses these two
+            parameters = list(parameters)
+        self._relative_step = _checked_bool(relative_step, "relative_step")
+        options = {
+            "lr": None,
+            "eps": eps,
+            "clip_threshold": clip_threshold,
+            "decay_rate": decay_rate,
+            "beta1": beta1,
+            "weight_decay": weight_decay,
+            "scale_parameter": scale_parameter,
+            "warmup_init": warmup_init,
+        }
+        self.check_options(options)
+        if lr is not None or relative_step or not _all_have_lr(parameters):
+            lr = self._checked_lr(lr)
+        super().__init__(
+            1.0 if lr is None else lr,
+            parameters,
+            options,
+            grad_clip=grad_clip,
+            apply_decay_param_fun=apply_decay_param_fun,
+            multi_precision=multi_precision,
+            name=name,
+            layerwise={
+                "layerwise_decay": layerwise_decay,
+                "n_layers": n_layers,
+                "set_param_lr_fun": set_param_lr_fun,
+                "name_dict": name_dict,
+                "layers": layers,
+            },
+        )
+        groups = [group for group in self._param_groups or [] if isinstance(group, dict) and "beta1" in group]
+        self._beta1_of = {param.name: group["beta1"] for group in groups for param in group["params"]}
+
+    def check_options(self, options):
+        """Raise if the options of a group are out of range, or of the wrong type."""
+        eps = options["eps"]
+        if not isinstance(eps, (tuple, list)) or len(eps) != 2:
+            raise TypeError(f"`eps` must be two numbers. Received: eps={eps!r}")
+        checked_range(eps[0], "eps[0]", 0.0, math.inf, "()")
+        checked_range(eps[1], "eps[1]", 0.0, math.inf, "[)")
+        checked_range(options["clip_threshold"], "clip_threshold", 0.0, math.inf, "()")
+        checked_range(options["decay_rate"], "decay_rate", -math.inf, 0.0, "(]")
+        if options["lr"] is not None:
+            checked_range(self._checked_lr(options["lr"]), "lr", 0.0)
+        if options["beta1"] is not None:
+            checked_range(options["beta1"], "beta1", 0.0, 1.0, "[)")
+        checked_range(options["weight_decay"], "weight_decay", 0.0, math.inf, "[)")
+        _checked_bool(options["scale_parameter"], "scale_parameter")
+        if _checked_bool(options["warmup_init"], "warmup_init") and not self._relative_step:
+            raise ValueError("`warmup_init=True` requires `relative_step=True`. Received: relative_step=False")
+
+    def _checked_lr(self, lr):
+        """Return the rate as the base takes it, None with `relative_step`."""
+        if self._relative_step:
+            if lr is not None:
+                raise ValueError(
+                    "Cannot combine manual `lr` and `relative_step=True` options: leave out `lr`, or give "
+                    f"relative_step=False. Received: lr={lr!r}, relative_step=True"
+                )
+            return None
+        if lr is None:
+            raise ValueError("`lr` must be given with `relative_step=False`. Received: lr=None, relative_step=False")
+        return lr if isinstance(lr, LRScheduler) else checked_range(lr, "lr", 0.0, math.inf, "[)")
+
+    def _check_group(self, group, options):
+        super()._check_group(group, options)
+        if group.get("lr") is not None and "learning_rate" in group:
+            raise ValueError(
+                "A group has a rate of its own, 'lr', or a multiplier of the optimizer's, 'learning_rate': give one. "
+                f"Received: lr={group['lr']!r}, learning_rate={group['learning_rate']!r}"
+            )
+
+    def _create_param_lr(self, param_and_grad):
+        lr, own = super()._create_param_lr(param_and_grad), self._options["lr"]
+        return lr if own is None else paddle.full_like(lr, own) * self.layerwise_ratio(param_and_grad[0])
+
+    def state_shapes(self, param):
+        """Return the shapes of the second moment, factored or not, of the momentum, if any, and of the rate used."""
+        shape = list(param.shape)
+        shapes: dict[str, list[int]] = {_USED_LR: []}
+        if is_factored(shape):
+            shapes["exp_avg_sq_row"], shapes["exp_avg_sq_col"] = factored_shapes(shape)
+        else:
+            shapes["exp_avg_sq"] = shape
+        if self._beta1_of.get(param.name, self._defaults["beta1"]) is not None:
+            shapes["exp_avg"] = shape
+        return shapes
+
+    def rule(self, param, grad, state, lr, options):
+        """Return the generator of a parameter's update."""
+        options = {key: value for key, value in options.items() if key != "lr"}  # it is in the argument by now
+        return adafactor_update(param, grad, state, lr, shape=param.shape, relative_step=self._relative_step, **options)
+
+    def used_lr(self):
+        r"""Return ``param.name`` -> the rate :math:`\alpha` of the parameter's last update; dygraph and `to_static`.
+
+        It has all in it: step, scale, layer and group. Parameters that were not updated yet are left out.
+        """
+        prefix = f"{self._name}_" if self._name else ""
+        used, steps = (self._accumulators.get(prefix + state, {}) for state in (_USED_LR, STEP))
+        rates = {}
+        for param in parameters_of(self):
+            owner = self._master_weights.get(param.name, param).name
+            if isinstance(used.get(owner), paddle.Tensor) and steps[owner].item() > 0:
+                rates[param.name] = used[owner].item()
+        return rates
+
+    def get_lr(self):
+        """Return the rate `lr`, or, with `relative_step`, the one that the first parameter was updated with, or 0.0."""
+        return next(iter(self.used_lr().values()), 0.0) if self._relative_step else super().get_lr()
+
+    def set_lr(self, value):
+        """Set the rate, as in Paddle's optimizers; an error with `relative_step`."""
+        self._checked_lr(value)
+        super().set_lr(value)
+
+    def set_lr_scheduler(self, scheduler):
+        """Set the scheduler of the rate, as in Paddle's optimizers; an error with `relative_step`."""
+        self._checked_lr(scheduler)
+        super().set_lr_scheduler(scheduler)
+
+
+class AdafactorSchedule(LRScheduler):
+    """A scheduler that sets nothing and reports the rates `Adafactor` used: for logs, and for what needs a scheduler.
+
+    It goes to a Trainer beside an optimizer that sets its rate itself: ``optimizers=(opt, AdafactorSchedule(opt))``.
+
+    Args:
+        optimizer (Adafactor): the optimizer; may be wrapped.
+        initial_lr (float, optional): at least 0, what is reported of a group before its first update.
+
+    Raises:
+        TypeError: an `optimizer` that is no `Adafactor`; an `initial_lr` that is no number.
+        ValueError: a negative `initial_lr`.
+
+    Differs from transformers: a group whose first parameter has no gradient is reported like all others, and nothing is
+    ever written into the optimizer (there an `lr` of its own compounds with the parameter's scale from step to step).
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> from paddle_ldopt.optimizers.adafactor import Adafactor, AdafactorSchedule
+            >>> linear = paddle.nn.Linear(4, 2)
+            >>> opt = Adafactor([{"params": [linear.weight]}, {"params": [linear.bias]}], scale_parameter=False)
+            >>> schedule = AdafactorSchedule(opt, initial_lr=1e-3)
+            >>> linear(paddle.ones([1, 4])).mean().backward()
+            >>> print(schedule.get_lr())
+            [0.001, 0.001]
+            >>> opt.step()
+            >>> schedule.step()
+            >>> print([round(lr, 6) for lr in schedule.get_lr()])
+            [0.01, 0.01]
+
+    Source: ``transformers.optimization.AdafactorSchedule``, 4.37.
+    """
+
+    last_epoch: int
+
+    def __init__(self, optimizer, initial_lr=0.0):
+        self.optimizer = unwrap(optimizer)
+        if not isinstance(self.optimizer, Adafactor):
+            raise TypeError(f"`optimizer` must be an Adafactor. Received: optimizer={type(self.optimizer).__name__}")
+        super().__init__(checked_range(initial_lr, "initial_lr", 0.0, math.inf, "[)"))
+
+    def get_lr(self):
+        """Return the rate really used by each group's first updated parameter, in the order of the groups.
+
+        The parameters of a group differ if their scales or layers do: `Adafactor.used_lr` has every one.
+        """
+        used = self.optimizer.used_lr()
+        groups = self.optimizer._param_groups or []
+        groups = [g["params"] for g in groups] if groups and isinstance(groups[0], dict) else [groups]
+        return [next((used[p.name] for p in group if p.name in used), self.base_lr) for group in groups]
+
+    def step(self, epoch=None):
+        """Take over the rates of the optimizer's last step. `last_lr` and a call give the first group's, a float.
+
+        Args:
+            epoch (int, optional): the number to count on from.
+        """
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        self.last_lrs = self.get_lr()
+        self.last_lr = self.last_lrs[0]
+
+    def get_last_lr(self):
+        """Return the rate of each group at the last `step` of this scheduler."""
+        return self.last_lrs
+
+    def state_keys(self):
+        """Name what `state_dict` has."""
+        self.keys = ["last_epoch", "last_lr", "last_lrs"]
+
+
+def _one_of(argument, value, other, other_value):
+    """Return what an argument with two names was given."""
+    if value is not None and other_value is not None:
+        raise ValueError(
+            f"`{other}` is another name for `{argument}`: give one of them. "
+            f"Received: {argument} of type {type(value).__name__}, {other} of type {type(other_value).__name__}"
+        )
+    return other_value if value is None else value
+
+
+def _all_have_lr(groups):
+    return bool(groups) and all(isinstance(group, dict) and group.get("lr") is not None for group in groups)
+
+
+def _checked_bool(value, argument):
+    if not isinstance(value, bool):
+        raise TypeError(f"`{argument}` must be True or False. Received: {argument}={value!r}")
+    return value

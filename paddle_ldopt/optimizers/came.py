@@ -1,0 +1,356 @@
+"""Confidence-guided Adaptive Memory Efficient optimization (a port of `mindformers.core.optim.Came`).
+
+Paper: CAME, Luo et al., https://arxiv.org/abs/2307.02047 (Algorithm 2). `beta2=` gives the arithmetic of the authors'
+code, https://github.com/yangluo7/CAME.
+"""
+
+import paddle
+from paddle.optimizer.lr import LRScheduler
+
+from ..hooks import layerwise_lr_decay
+from ._factored import factored_shapes, inverse_sqrt_factored, is_factored, rms, row_col_means, row_col_sums, square_sum
+from ._schedules import read_order
+from .base import STEP, RuleOptimizer, checked_range
+
+__all__ = ["Came", "came_update"]
+
+_FLOAT16_MAX = 65504.0
+
+
+def came_update(
+    param,
+    grad,
+    state,
+    lr,
+    *,
+    shape,
+    eps,
+    clip_threshold,
+    decay_rate,
+    beta1,
+    beta2,
+    beta3,
+    weight_decay,
+    scale_parameter=False,
+    relative_step=False,
+    warmup_init=False,
+    loss_scale=1,
+):
+    """Return (new parameter, new state): Algorithm 2 of the paper, as a rule of `RuleOptimizer`.
+
+    `shape` is the whole parameter's; all other arguments are `Came`'s. State: "exp_avg" like the parameter; for rank 2
+    and above "exp_avg_sq_row", "exp_avg_res_row" [..., R] and "exp_avg_sq_col", "exp_avg_res_col" [..., C]; below that
+    "exp_avg_sq" like the parameter. Without `beta1` there is neither "exp_avg" nor "exp_avg_res".
+    """
+    t, new_state = state[STEP], {}
+
+    def average(name, value, beta):  # the exponential moving average called `name`, with `value` in it
+        new_state[name] = beta * state[name] + (1 - beta) * value
+        return new_state[name]
+
+    def factored_average(name, matrix, beta):  # 1 / sqrt of the average of `matrix`, kept as its row and column means
+        row, col = row_col_means((yield row_col_sums(matrix)), shape)
+        return inverse_sqrt_factored(average(f"{name}_row", row, beta), average(f"{name}_col", col, beta))
+
+    if loss_scale != 1:
+        grad = grad / loss_scale
+    if relative_step:
+        highest = 1e-6 * t if warmup_init else paddle.full_like(t, 1e-2)
+        lr = lr * paddle.minimum(highest, t.rsqrt())
+    if scale_parameter:
+        (total,) = yield [square_sum(param)]
+        scale = rms(total, shape)
+        lr = lr * paddle.maximum(scale, paddle.full_like(scale, eps[1]))
+    if beta2 is None:
+        beta2 = 1 - t ** paddle.full_like(t, -decay_rate)  # a number would be rounded to float32
+
+    square = grad * grad + eps[0]
+    if is_factored(shape):
+        update = grad * (yield from factored_average("exp_avg_sq", square, beta2))  # u = g / sqrt(V)
+    else:
+        update = grad * average("exp_avg_sq", square, beta2).rsqrt()
+    (total,) = yield [square_sum(update)]
+    excess = rms(total, shape) / clip_threshold
+    update = update / paddle.maximum(excess, paddle.ones_like(excess))  # u / max(1, RMS(u) / d)
+
+    step = update
+    if beta1:
+        step = average("exp_avg", update, beta1)  # m
+        if is_factored(shape):
+            instability = (update - step).square() + eps[2]  # U = (u - m)^2: the less, the more confidence
+            step = step * (yield from factored_average("exp_avg_res", instability, beta3))  # m / sqrt(S)
+    if weight_decay:
+        step = step + weight_decay * param
+    return param - lr * step, new_state
+
+
+class Came(RuleOptimizer):
+    r"""CAME: Adafactor's memory with a momentum whose step is larger where the update is stable; for large models.
+
+    With :math:`\beta_{2,t} = 1 - t^{-decay\_rate}` and EMA the exponential moving average, for a parameter of rank 2 or
+    more, whose averages of squares are kept as the means of rows and columns (of the last two dimensions):
+
+    .. math::
+        V &= \mathrm{EMA}(g^2 + \epsilon_1; \beta_{2,t}), \qquad
+            u = \frac{g / \sqrt V}{\max(1, \mathrm{RMS}(g / \sqrt V) / clip\_threshold)} \\
+        m &= \mathrm{EMA}(u; \beta_1), \qquad S = \mathrm{EMA}((u - m)^2 + \epsilon_3; \beta_3) \\
+        p &\leftarrow p - l \lambda p - l \, m / \sqrt S
+
+    A parameter of rank 0 or 1 keeps all of V and steps by :math:`l \, m`. :math:`l` is the rate of the parameter's
+    layer, times :math:`\max(\epsilon_2, \mathrm{RMS}(p))` with `scale_parameter`. State: 4 bytes a parameter (2 with
+    `compression`) and 8 for each row and column.
+
+    **Warm the rate up.** S starts at 0 and is not debiased: the first step of a matrix has an RMS of about
+    :math:`0.11 / \sqrt{1 - \beta_3}` rates, 1.1 with the default, 11 with the authors' `beta3` 0.9999, and it falls to
+    below 1 as S fills.
+
+    Args:
+        learning_rate (float|LRScheduler, optional): at least 0, the rate of a layer whose ratio is 1. None with
+            `relative_step`, and only then.
+        eps (tuple|list): three floats above 0: :math:`\epsilon_1` is added to the squared gradient,
+            :math:`\epsilon_2` is the least RMS of a parameter, used with `scale_parameter` only, and
+            :math:`\epsilon_3` is added to the squared instability.
+        clip_threshold (float): above 0, the largest RMS of the update u.
+        decay_rate (float): in [0, 1], of :math:`\beta_{2,t}`; 0 averages nothing.
+        beta1 (float, optional): decay of m, in [0, 1). With 0 or None there is no m to hold the update against: no
+            confidence either, the step is :math:`l \, u` (Adafactor's), and V is the only state.
+        beta3 (float): decay of S, in [0, 1).
+        weight_decay (float): decoupled decay :math:`\lambda`, in [0, 1], scaled by the layer's own rate.
+        scale_parameter (bool): scale the rate by the RMS of the parameter.
+        relative_step (bool): the rate is :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio and the group's
+            multiplier, as in `Adafactor`; `get_lr` is then 1.
+        warmup_init (bool): with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
+        compression (bool): store m as float16. See below.
+        loss_scale (int): above 0; gradients are divided by it (after `grad_clip`).
+        parameters (list[Tensor]|list[dict], optional): what to train; required in dygraph. Dicts are groups with
+            "params" and any of "lr" (its own rate, a float, instead of `learning_rate`), "learning_rate" (a multiplier
+            of the global rate), "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3",
+            "scale_parameter", "grad_clip". MindFormers' ``{"order_params": [...]}`` is checked, and changes nothing.
+        grad_clip (GradientClipBase, optional): gradient clipping before the step.
+        apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed. None: all are.
+        multi_precision (bool): keep float32 master weights of float16 and bfloat16 parameters.
+        name (str, optional): prefix of the names of the optimizer's state.
+        params (list, optional): another name for `parameters`.
+        beta2 (float, optional): a constant decay of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code is
+            ``beta2=0.999, beta3=0.9999``.
+        layerwise_decay (float|LayerDecay): as in `AdamWDL`, like `n_layers`, `set_param_lr_fun`, `name_dict` and
+            `layers`.
+        n_layers (int): blocks of the model.
+        set_param_lr_fun (callable, optional): parameter -> ratio.
+        name_dict (dict[str, str], optional): ``param.name`` -> structured name.
+        layers (LayerMap, optional): the layers of the model, for every architecture.
+
+    Compression: an average of squares does not survive in float16. It underflows where gradients are below 2e-4, and
+    once :math:`1 - \beta` is below 5e-4 rounding stops it altogether. These averages stay in float32; they are a small
+    part of the memory. The error of m is at most :math:`(2^{-11} \max |m| + 2^{-25}) / (1 - \beta_1)`: 0.5% of its
+    largest value with the default.
+
+    Raises:
+        TypeError: `learning_rate` is neither a number nor an LRScheduler (parameters given in its place included);
+            `eps` is no list or tuple; `loss_scale` is no int; a flag is no bool; another number is no float.
+        ValueError: a value out of its range; not three `eps`; `learning_rate` or a group's "lr" with `relative_step`,
+            or neither; `warmup_init` without `relative_step`; `parameters` and `params`, or "lr" and "learning_rate"
+            of a group, at once; an "order_params" that does not list all parameters once; and all of `AdamWDL`'s.
+
+    Differs from MindFormers: `relative_step`, `warmup_init`, `compression`, `loss_scale`, the groups' own rate and
+    decay, and `beta1=0` work; updates are counted for each parameter; 1 is no value for `beta1` (nothing would move)
+    and `beta3` (S would be 0), nor 0 for `clip_threshold`. Differs from the paper: V's decay, unless `beta2` is given.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> from paddle_ldopt.optimizers.came import Came
+            >>> model = paddle.nn.Linear(8, 2)
+            >>> warmup = paddle.optimizer.lr.LinearWarmup(2e-4, warmup_steps=100, start_lr=0.0, end_lr=2e-4)
+            >>> opt = Came(warmup, weight_decay=0.01, parameters=model.parameters())
+            >>> model(paddle.rand([4, 8])).mean().backward()
+            >>> opt.step()
+            >>> opt.clear_grad()
+            >>> warmup.step()
+
+    Source: ``mindformers.core.optim.came.Came``; ``came_pytorch.CAME``.
+    """
+
+    def __init__(
+        self,
+        learning_rate=None,
+        eps=(1e-30, 1e-3, 1e-16),
+        clip_threshold=1.0,
+        decay_rate=0.8,
+        beta1=0.9,
+        beta3=0.99,
+        weight_decay=0.0,
+        scale_parameter=False,
+        relative_step=False,
+        warmup_init=False,
+        compression=False,
+        loss_scale=1,
+        parameters=None,
+        grad_clip=None,
+        apply_decay_param_fun=None,
+        multi_precision=False,
+        name=None,
+        *,
+        params=None,
+        beta2=None,
+        layerwise_decay=1.0,
+        n_layers=12,
+        set_param_lr_fun=layerwise_lr_decay,
+        name_dict=None,
+        layers=None,
+    ):
+        if parameters is not None and params is not None:
+            raise ValueError(
+                "`params` is another name for `parameters`: give one of them. "
+                f"Received: parameters of type {type(parameters).__name__}, params of type {type(params).__name__}"
+            )
+        _check_bool(relative_step, "relative_step")
+        _check_bool(warmup_init, "warmup_init")
+        _check_bool(compression, "compression")
+        _check_learning_rate(learning_rate, relative_step)
+        if warmup_init and not relative_step:
+            raise ValueError("`warmup_init` requires `relative_step=True`. Received: warmup_init=True")
+        if isinstance(loss_scale, bool) or not isinstance(loss_scale, int):
+            raise TypeError(f"`loss_scale` must be an int. Received: loss_scale={loss_scale!r}")
+        if loss_scale <= 0:
+            raise ValueError(f"`loss_scale` must be above 0. Received: loss_scale={loss_scale!r}")
+        self._relative_step, self._warmup_init = relative_step, warmup_init
+        self._compression, self._loss_scale = compression, loss_scale
+        options = {
+            "lr": None,
+            "eps": eps,
+            "clip_threshold": clip_threshold,
+            "decay_rate": decay_rate,
+            "beta1": beta1,
+            "beta2": beta2,
+            "beta3": beta3,
+            "weight_decay": weight_decay,
+            "scale_parameter": scale_parameter,
+        }
+        self.check_options(options)
+        super().__init__(
+            1.0 if relative_step else learning_rate,
+            _without_order(params if parameters is None else parameters),
+            options,
+            grad_clip=grad_clip,
+            apply_decay_param_fun=apply_decay_param_fun,
+            multi_precision=multi_precision,
+            name=name,
+            layerwise={
+                "layerwise_decay": layerwise_decay,
+                "n_layers": n_layers,
+                "set_param_lr_fun": set_param_lr_fun,
+                "name_dict": name_dict,
+                "layers": layers,
+            },
+        )
+
+    def check_options(self, options):
+        """Raise for an option that MindFormers' documentation, or the arithmetic, excludes."""
+        eps, lr = options["eps"], options["lr"]
+        if not isinstance(eps, (list, tuple)):
+            raise TypeError(f"`eps` must be a list or a tuple. Received: eps={eps!r}")
+        if len(eps) != 3:
+            raise ValueError(f"`eps` must have 3 values: (eps1, eps2, eps3). Received: eps={eps!r}")
+        for i, value in enumerate(eps):
+            _check_float(value, f"eps[{i}]", 0.0, float("inf"), "()")
+        _check_float(options["clip_threshold"], "clip_threshold", 0.0, float("inf"), "()")
+        for argument, ends in (("decay_rate", "[]"), ("weight_decay", "[]"), ("beta3", "[)")):
+            _check_float(options[argument], argument, 0.0, 1.0, ends)
+        for argument in ("beta1", "beta2"):
+            if options[argument] is not None:
+                _check_float(options[argument], argument, 0.0, 1.0, "[)")
+        _check_bool(options["scale_parameter"], "scale_parameter")
+        if lr is not None:
+            checked_range(lr, "lr", 0.0)
+            if self._relative_step:
+                raise ValueError(f"A group's 'lr' cannot be combined with `relative_step`. Received: lr={lr!r}")
+
+    def _check_group(self, group, options):
+        super()._check_group(group, options)
+        if group.get("lr") is not None and "learning_rate" in group:
+            raise ValueError(
+                "A group has a rate of its own, 'lr', or a multiplier of the global rate, 'learning_rate': give one. "
+                f"Received: lr={group['lr']!r}, learning_rate={group['learning_rate']!r}"
+            )
+
+    def state_shapes(self, param):
+        """Return state name -> shape, for a parameter."""
+        shape = list(param.shape)
+        if not is_factored(shape):
+            return {"exp_avg_sq": shape, **({"exp_avg": shape} if self._options["beta1"] else {})}
+        row, col = factored_shapes(shape)
+        shapes = {"exp_avg_sq_row": row, "exp_avg_sq_col": col}
+        if self._options["beta1"]:
+            shapes.update(exp_avg=shape, exp_avg_res_row=row, exp_avg_res_col=col)
+        return shapes
+
+    def state_dtype(self, state_name, dtype):
+        """Return the dtype in which a state is stored."""
+        return paddle.float16 if self._compression and state_name == "exp_avg" else dtype
+
+    def _create_param_lr(self, param_and_grad):
+        lr = super()._create_param_lr(param_and_grad)
+        own = self._options["lr"]
+        return lr if own is None else paddle.full_like(lr, own) * self.layerwise_ratio(param_and_grad[0])
+
+    def rule(self, param, grad, state, lr, options):
+        """Return the generator of a parameter's update."""
+        options = {key: value for key, value in options.items() if key != "lr"}  # it is in the argument by now
+        new_param, new_state = yield from came_update(
+            param,
+            grad,
+            state,
+            lr,
+            shape=param.shape,
+            relative_step=self._relative_step,
+            warmup_init=self._warmup_init,
+            loss_scale=self._loss_scale,
+            **options,
+        )
+        if self._compression and "exp_avg" in new_state:  # saturate: |m| may reach clip_threshold * sqrt(size)
+            new_state["exp_avg"] = new_state["exp_avg"].clip(-_FLOAT16_MAX, _FLOAT16_MAX)
+        return new_param, new_state
+
+
+def _without_order(parameters):
+    """Return the parameters or groups without "order_params", which is checked: the update is the same in any order."""
+    if parameters is None or isinstance(parameters, (paddle.Tensor, dict)):  # the base refuses the latter two
+        return parameters
+    groups: list = []
+    orders: list = []
+    for group in parameters:
+        (orders if isinstance(group, dict) and "order_params" in group else groups).append(group)
+    read_order(orders, groups)
+    return groups
+
+
+def _check_learning_rate(learning_rate, relative_step):
+    if learning_rate is None:
+        if not relative_step:
+            raise ValueError("`learning_rate` must be given unless `relative_step=True`. Received: learning_rate=None")
+        return
+    if not isinstance(learning_rate, LRScheduler):
+        if isinstance(learning_rate, bool) or not isinstance(learning_rate, (int, float)):
+            raise TypeError(
+                "`learning_rate` must be a float or an LRScheduler; parameters go into `parameters=`. "
+                f"Received: learning_rate of type {type(learning_rate).__name__}"
+            )
+        checked_range(learning_rate, "learning_rate", 0.0)
+    if relative_step:
+        raise ValueError(
+            "`learning_rate` must be None with `relative_step`, which computes the rate. "
+            f"Received: learning_rate={learning_rate!r}, relative_step=True"
+        )
+
+
+def _check_float(value, argument, low, high, ends):
+    if not isinstance(value, float):
+        raise TypeError(f"`{argument}` must be a float. Received: {argument}={value!r}")
+    checked_range(value, argument, low, high, ends)
+
+
+def _check_bool(value, argument):
+    if not isinstance(value, bool):
+        raise TypeError(f"`{argument}` must be a bool. Received: {argument}={value!r}")

@@ -1,0 +1,498 @@
+"""What every optimizer of ours keeps to: one table, each optimizer crossed with each feature."""
+
+import copy
+
+import numpy as np
+import paddle
+import pytest
+from reference import bert_like, llrd_ratio, make_params, take_steps
+
+import paddle_ldopt as ldopt
+
+N = 3  # blocks of bert_like()
+
+# name -> arguments that make it an optimizer with an external rate of 0.01, a decay of 0.1
+OPTIMIZERS = {
+    "adamwdl": {"learning_rate": 0.01, "weight_decay": 0.1},
+    "came": {"learning_rate": 0.01, "weight_decay": 0.1},
+    "lamb": {"learning_rate": 0.01, "weight_decay": 0.1},
+    "adafactor": {"learning_rate": 0.01, "weight_decay": 0.1, "relative_step": False, "scale_parameter": False},
+    "adamweightdecay": {"learning_rate": 0.01, "weight_decay_rate": 0.1},
+}
+VARIANTS = {
+    **OPTIMIZERS,
+    "came, compressed": {**OPTIMIZERS["came"], "compression": True},
+    "adafactor, relative": {"weight_decay": 0.1},
+    "adafactor, momentum": {**OPTIMIZERS["adafactor"], "beta1": 0.9},
+    "adamweightdecay, amsgrad": {**OPTIMIZERS["adamweightdecay"], "amsgrad": True},
+}
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+every_variant = pytest.mark.parametrize("name", VARIANTS)
+
+
+def make(name, parameters, **more):
+    """Build the optimizer of a row of the table."""
+    arguments = {**VARIANTS[name], **more}
+    return ldopt.optimizer_class(name.split(",")[0])(parameters=parameters, **arguments)
+
+
+def run(name, arrays, grads, dtype="float32", by_name=None, **more):
+    """Train new parameters and return what they become; `by_name` makes arguments out of the name_dict."""
+    with paddle.utils.unique_name.guard():
+        params, name_dict = make_params(arrays, dtype)
+        opt = make(name, list(params.values()), **more, **(by_name(params, name_dict) if by_name else {}))
+        return {n: a.copy() for n, a in take_steps(opt, params, grads).items()}
+
+
+def same(got, want):
+    assert got.keys() == want.keys()
+    for name in want:
+        np.testing.assert_array_equal(got[name], want[name], err_msg=name)
+
+
+def by_rule(params, name_dict):
+    return {"layerwise_decay": 0.6, "n_layers": N, "name_dict": name_dict}
+
+
+# ---- layer-wise rates
+
+
+@every_variant
+def test_layerwise_decay_equals_rates_set_by_hand(name):
+    arrays, grads = bert_like()
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        for n, p in params.items():  # Paddle's own way to give one parameter another rate
+            p.optimize_attr["learning_rate"] = llrd_ratio(n, 0.6, N)
+        want = take_steps(make(name, list(params.values())), params, grads)
+    got = run(name, arrays, grads, by_name=by_rule)
+    for n in want:
+        np.testing.assert_allclose(got[n], want[n], rtol=2e-6, atol=1e-7, err_msg=n)
+    uniform = run(name, arrays, grads)
+    assert any(np.abs(uniform[n] - want[n]).max() > 1e-4 for n in want), "the decay changes something"
+
+
+@every_optimizer
+def test_layers_hooks_and_the_documented_rule_agree(name):
+    arrays, grads = bert_like()
+    layers = ldopt.LayerMap.from_names(arrays)
+
+    def by_layers(params, name_dict):
+        layers.name_dict.update(name_dict)
+        return {"layerwise_decay": 0.6, "layers": layers}
+
+    def by_hook(params, name_dict):
+        return {"set_param_lr_fun": lambda param: llrd_ratio(name_dict[param.name], 0.6, N), "name_dict": name_dict}
+
+    want = run(name, arrays, grads, by_name=by_rule)
+    same(run(name, arrays, grads, by_name=by_layers), want)
+    same(run(name, arrays, grads, by_name=by_hook), want)
+
+
+@every_optimizer
+def test_a_ratio_of_0_freezes(name):
+    arrays, grads = bert_like()
+    frozen = "bert.embeddings.word_embeddings.weight"
+
+    def by_hook(params, name_dict):
+        return {"set_param_lr_fun": lambda param: float(name_dict[param.name] != frozen)}
+
+    got = run(name, arrays, grads, by_name=by_hook)
+    np.testing.assert_array_equal(got[frozen], arrays[frozen].astype("float32"))
+    assert np.abs(got["classifier.weight"] - arrays["classifier.weight"]).max() > 1e-3
+
+
+# ---- groups, exclusion, frozen and unused parameters
+
+
+@every_variant
+def test_groups_equal_optimizers_of_their_own(name):
+    arrays, grads = bert_like()
+    encoder = {n: a for n, a in arrays.items() if "encoder" in n}
+    rest = {n: a for n, a in arrays.items() if "encoder" not in n}
+    decay = "weight_decay_rate" if "weight_decay_rate" in VARIANTS[name] else "weight_decay"
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        groups = [
+            {"params": [params[n] for n in encoder], "weight_decay": 0.0, "learning_rate": 0.5},
+            {"params": [params[n] for n in rest]},
+        ]
+        got = take_steps(make(name, groups), params, grads)
+    part = [{n: g[n] for n in encoder} for g in grads]
+    want = run(name, encoder, part, **{decay: 0.0}, set_param_lr_fun=lambda p: 0.5)
+    want.update(run(name, rest, [{n: g[n] for n in rest} for g in grads]))
+    for n in want:
+        np.testing.assert_allclose(got[n], want[n], rtol=1e-6, atol=1e-7, err_msg=n)
+
+
+@every_variant
+def test_apply_decay_param_fun(name):
+    arrays, grads = bert_like()
+    decay = "weight_decay_rate" if "weight_decay_rate" in VARIANTS[name] else "weight_decay"
+    got = run(name, arrays, grads, by_name=lambda p, names: {"apply_decay_param_fun": lambda t: "bias" not in names[t]})
+    decayed, undecayed = run(name, arrays, grads), run(name, arrays, grads, **{decay: 0.0})
+    for n in arrays:
+        np.testing.assert_array_equal(got[n], (undecayed if "bias" in n else decayed)[n], err_msg=n)
+
+
+@every_optimizer
+def test_frozen_and_unused_parameters_stay(name):
+    arrays, grads = bert_like()
+    grads = [{n: None if "pooler" in n else g for n, g in grad.items()} for grad in grads]
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        params["classifier.weight"].stop_gradient = True
+        got = take_steps(make(name, list(params.values())), params, [{**g, "classifier.weight": None} for g in grads])
+    for n in ("bert.pooler.dense.weight", "classifier.weight"):
+        np.testing.assert_array_equal(got[n], arrays[n].astype("float32"))
+
+
+@every_variant
+def test_a_parameter_without_a_gradient_in_one_step_stays_in_that_step(name):
+    arrays, grads = bert_like(steps=3)
+    skipped = "bert.pooler.dense.weight"
+    grads[1] = {**grads[1], skipped: None}
+    before = run(name, arrays, grads[:1])
+    np.testing.assert_array_equal(run(name, arrays, grads[:2])[skipped], before[skipped])
+    assert np.abs(run(name, arrays, grads)[skipped] - before[skipped]).max() > 0
+
+
+# ---- shapes and types
+
+
+SHAPES = [[], [1], [7], [1, 5], [5, 1], [1, 1], [4, 3], [2, 3, 4], [1, 3, 1], [3, 2, 2, 2], [0], [0, 3], [3, 0]]
+
+
+@every_variant
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shapes(name, shape):
+    rng = np.random.default_rng(0)
+    arrays = {"w": rng.normal(size=shape), "other": rng.normal(size=(2, 2))}
+    grads = [{n: rng.normal(size=a.shape) for n, a in arrays.items()} for _ in range(3)]
+    got = run(name, arrays, grads)["w"]
+    assert list(got.shape) == shape and np.isfinite(got).all()
+    if got.size:
+        assert (got != arrays["w"].astype("float32")).all()
+
+
+def low_precision(arrays, dtype):
+    """Return parameters of `dtype` by name, and what the arrays are once rounded to it."""
+    holder = paddle.nn.Layer()
+    for n, array in arrays.items():
+        param = paddle.create_parameter(list(array.shape), "float32")
+        param.set_value(array.astype("float32"))
+        holder.add_parameter(n.replace(".", "/"), param)
+    holder.to(dtype=dtype)
+    params = {n.replace("/", "."): p for n, p in holder.named_parameters()}
+    assert all(str(p.dtype).endswith(dtype) for p in params.values())
+    return params, {n: p.astype("float32").numpy() for n, p in params.items()}
+
+
+def rounded(array, dtype):
+    return paddle.to_tensor(array).astype(dtype).astype("float32").numpy()
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("masters", [True, False], ids=["masters", "no masters"])
+def test_low_precision(name, dtype, masters):
+    arrays, grads = bert_like(steps=5)
+    with paddle.utils.unique_name.guard():
+        params, start = low_precision(arrays, dtype)
+        grads = [{n: rounded(g.astype("float32"), dtype) for n, g in grad.items()} for grad in grads]
+        opt = make(name, list(params.values()), multi_precision=masters)
+        for grad in grads:
+            for n, g in grad.items():
+                params[n].grad = paddle.to_tensor(g).astype(dtype)
+            opt.step()
+            opt.clear_grad(set_to_zero=False)
+        got = {n: p.astype("float32").numpy() for n, p in params.items()}
+    want = run(name, start, grads)
+    for n in want:
+        one_rounding = np.abs(want[n] - rounded(want[n], dtype)).max()
+        # with masters the result is rounded once; without, each of the five steps rounds, by at most one unit in the last place
+        unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype] * np.abs(want[n]).max()
+        allowed = one_rounding * 1.01 + 1e-6 if masters else 5 * unit + 1e-6
+        assert np.abs(got[n] - want[n]).max() <= allowed, n
+
+
+# ---- clipping, found_inf, bad numbers
+
+
+@every_variant
+def test_grad_clip(name):
+    arrays, grads = bert_like()
+    clipped = []
+    for grad in grads:
+        norm = np.sqrt(sum((g**2).sum() for g in grad.values()))
+        clipped.append({n: g * 0.1 / max(norm, 0.1) for n, g in grad.items()})
+    got = run(name, arrays, grads, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.1))
+    want = run(name, arrays, clipped)
+    for n in want:
+        np.testing.assert_allclose(got[n], want[n], rtol=1e-4, atol=1e-6, err_msg=n)
+
+
+def states(opt):
+    return {k: v.numpy().copy() for k, v in opt.state_dict().items() if hasattr(v, "numpy")}
+
+
+@every_variant
+def test_found_inf_skips_everything_counters_included(name):
+    arrays, grads = bert_like(steps=3)
+    want = run(name, arrays, [grads[0], grads[2]])
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        opt = make(name, list(params.values()))
+        take_steps(opt, params, grads[:1])
+        before, weights = states(opt), {n: p.numpy().copy() for n, p in params.items()}
+        opt._set_auxiliary_var("found_inf", paddle.to_tensor([True]))
+        take_steps(opt, params, grads[1:2])
+        same(states(opt), before)
+        same({n: p.numpy() for n, p in params.items()}, weights)
+        opt._set_auxiliary_var("found_inf", paddle.to_tensor([False]))
+        same(take_steps(opt, params, grads[2:]), want)
+
+
+@every_variant
+def test_a_nan_gradient_stays_in_its_parameter(name):
+    arrays, grads = bert_like(steps=2)
+    bad = "bert.pooler.dense.weight"
+    grads[0] = {**grads[0], bad: np.full_like(grads[0][bad], np.nan)}
+    got = run(name, arrays, grads)
+    want = run(name, arrays, [{**g, bad: None} for g in grads])
+    assert np.isnan(got[bad]).all()
+    for n in set(arrays) - {bad}:
+        np.testing.assert_array_equal(got[n], want[n], err_msg=n)
+
+
+@every_variant
+def test_zero_gradients_leave_only_the_decay(name):
+    arrays, grads = bert_like(steps=3)
+    zero = [{n: np.zeros_like(g) for n, g in grad.items()} for grad in grads]
+    got = run(name, arrays, zero)
+    for n in arrays:
+        assert np.isfinite(got[n]).all()
+        assert (np.abs(got[n]) <= np.abs(arrays[n].astype("float32")) + 1e-7).all()
+
+
+# ---- state
+
+
+def train_and_save(name, arrays, grads, path, save_after):
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        opt = make(name, list(params.values()))
+        half = {n: a.copy() for n, a in take_steps(opt, params, grads[:save_after]).items()}
+        paddle.save(opt.state_dict(), path)
+        return half, {n: a.copy() for n, a in take_steps(opt, params, grads[save_after:]).items()}
+
+
+@every_variant
+@pytest.mark.parametrize("reverse", [False, True], ids=["same order", "other order"])
+def test_a_resume_is_exact(name, reverse, tmp_path):
+    arrays, grads = bert_like(steps=6)
+    path = str(tmp_path / "state.pdopt")
+    half, want = train_and_save(name, arrays, grads, path, 3)
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(half)
+        ordered = list(params.values())
+        opt = make(name, ordered[::-1] if reverse else ordered)
+        opt.set_state_dict(paddle.load(path))
+        same(take_steps(opt, params, grads[3:]), want)
+
+
+@every_variant
+def test_state_loads_into_an_optimizer_that_has_stepped(name, tmp_path):
+    arrays, grads = bert_like(steps=6)
+    path = str(tmp_path / "state.pdopt")
+    half, want = train_and_save(name, arrays, grads, path, 3)
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        opt = make(name, list(params.values()))
+        take_steps(opt, params, grads[:1])
+        for n, p in params.items():
+            p.set_value(half[n])
+        opt.set_state_dict(paddle.load(path))
+        same(take_steps(opt, params, grads[3:]), want)
+
+
+@every_variant
+def test_with_a_schedule(name):
+    if "relative" in name:  # it has no external rate
+        return
+    arrays, grads = bert_like(steps=4)
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        schedule = paddle.optimizer.lr.ExponentialDecay(0.01, 0.5)
+        got = take_steps(make(name, list(params.values()), learning_rate=schedule), params, grads, schedule.step)
+    factor = {"now": 1.0}
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        opt = make(name, list(params.values()), set_param_lr_fun=lambda p: factor["now"])
+        want = take_steps(opt, params, grads, lambda: factor.update(now=factor["now"] / 2))
+    for n in want:
+        np.testing.assert_allclose(got[n], want[n], rtol=1e-6, atol=1e-7, err_msg=n)
+
+
+@every_variant
+def test_two_models_in_one_process(name):
+    arrays, grads = bert_like(seed=0)
+    others, other_grads = bert_like(seed=1)
+    want, other_want = run(name, arrays, grads), run(name, others, other_grads)
+    params, _ = make_params(arrays)
+    other_params, _ = make_params(others)
+    opt, other = make(name, list(params.values())), make(name, list(other_params.values()))
+    for grad, other_grad in zip(grads, other_grads):
+        take_steps(opt, params, [grad])
+        take_steps(other, other_params, [other_grad])
+    same({n: p.numpy() for n, p in params.items()}, want)
+    same({n: p.numpy() for n, p in other_params.items()}, other_want)
+
+
+@every_variant
+def test_gradient_accumulation_is_a_sum(name):
+    model, tokens = tiny_model()
+    opt = make(name, model.parameters())
+    for part in (tokens[:1], tokens[1:]):
+        (model(paddle.to_tensor(part)).square().sum()).backward()
+    opt.step()
+    whole, _ = tiny_model()
+    opt = make(name, whole.parameters())
+    whole(paddle.to_tensor(tokens)).square().sum().backward()
+    opt.step()
+    for a, b in zip(model.parameters(), whole.parameters()):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=2e-5)
+
+
+@every_variant
+def test_a_deep_copy_where_paddles_own_optimizers_have_one(name):
+    arrays, grads = bert_like(steps=2)
+    want = run(name, arrays, grads)
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        opt, copied = copy.deepcopy([make(name, list(params.values())), None])[0], params
+        mine = {n: p for n, p in zip(copied, opt._parameter_list)}
+        same(take_steps(opt, mine, grads), want)
+        same({n: p.numpy() for n, p in params.items()}, {n: a.astype("float32") for n, a in arrays.items()})
+
+
+# ---- to_static and static graphs
+
+
+class TinyModel(paddle.nn.Layer):
+    """An embedding, two linear blocks, a norm: gradients of every parameter are well away from zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = paddle.nn.Embedding(6, 4)
+        self.blocks = paddle.nn.LayerList([paddle.nn.Linear(4, 4) for _ in range(2)])
+        self.norm = paddle.nn.LayerNorm(4)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + paddle.tanh(block(x))
+        return self.norm(x) * paddle.arange(1.0, 5.0)
+
+
+def tiny_model():
+    with paddle.utils.unique_name.guard():
+        paddle.seed(1)
+        return TinyModel(), np.array([[0, 1, 2], [3, 4, 5]])
+
+
+def dygraph_result(name, steps=3):
+    model, tokens = tiny_model()
+    start = {n: p.numpy().copy() for n, p in model.named_parameters()}
+    opt = make(name, model.parameters(), set_param_lr_fun=lambda p: 0.5 if p.ndim == 1 else 1.0)
+    for _ in range(steps):
+        model(paddle.to_tensor(tokens)).square().mean().backward()
+        opt.step()
+        opt.clear_grad()
+    return start, {n: p.numpy().copy() for n, p in model.named_parameters()}
+
+
+@every_variant
+def test_to_static(name):
+    _, want = dygraph_result(name)
+    model, tokens = tiny_model()
+    opt = make(name, model.parameters(), set_param_lr_fun=lambda p: 0.5 if p.ndim == 1 else 1.0)
+
+    @paddle.jit.to_static
+    def train(batch):
+        model(batch).square().mean().backward()
+        opt.step()
+        opt.clear_grad()
+
+    for _ in range(3):
+        train(paddle.to_tensor(tokens))
+    for n, p in model.named_parameters():
+        np.testing.assert_allclose(p.numpy(), want[n], rtol=1e-4, atol=1e-5, err_msg=n)
+
+
+@every_variant
+def test_static_program(name):
+    start, want = dygraph_result(name)
+    paddle.enable_static()
+    try:
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
+            batch = paddle.static.data("batch", [2, 3], "int64")
+            model = TinyModel()
+            loss = model(batch).square().mean()
+            names = {p.name: n for n, p in model.named_parameters()}
+            make(name, None, set_param_lr_fun=lambda p: 0.5 if len(p.shape) == 1 else 1.0).minimize(loss)
+        executor, scope = paddle.static.Executor(), paddle.static.Scope()
+        with paddle.static.scope_guard(scope):
+            executor.run(startup)
+            for tensor_name, n in names.items():
+                scope.find_var(tensor_name).get_tensor().set(start[n], paddle.CPUPlace())
+            for _ in range(3):
+                executor.run(main, feed={"batch": np.array([[0, 1, 2], [3, 4, 5]])}, fetch_list=[loss])
+            got = {n: np.array(scope.find_var(t).get_tensor()) for t, n in names.items()}
+    finally:
+        paddle.disable_static()
+    for n, value in got.items():
+        np.testing.assert_allclose(value, want[n], rtol=1e-4, atol=1e-5, err_msg=n)
+
+
+# ---- bad calls
+
+
+@every_optimizer
+@pytest.mark.parametrize(
+    "arguments, error, match",
+    [
+        ({"layerwise_decay": 0.0}, ValueError, "Received: layerwise_decay=0.0"),
+        ({"layerwise_decay": 0.5}, ValueError, "no effect without `layers`"),
+        ({"set_param_lr_fun": lambda p: -1.0}, ValueError, "Received: -1.0"),
+        ({"set_param_lr_fun": lambda a, b: 1.0}, TypeError, "must take"),
+        ({"layers": {}}, TypeError, "must be a LayerMap"),
+        ({"grad_clip": 1.0}, TypeError, "grad_clip"),
+    ],
+)
+def test_bad_calls(name, arguments, error, match):
+    arrays, _ = bert_like()
+    params, _ = make_params(arrays)
+    with pytest.raises(error, match=match):
+        make(name, list(params.values()), **arguments)
+
+
+@every_optimizer
+def test_no_trainable_parameter(name):
+    arrays, _ = bert_like()
+    params, _ = make_params(arrays)
+    for p in params.values():
+        p.stop_gradient = True
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        make(name, list(params.values()))
+
+
+@every_optimizer
+def test_a_group_with_an_unknown_option(name):
+    if name == "adamwdl":  # Paddle's AdamW takes groups as they come
+        return
+    arrays, _ = bert_like()
+    params, _ = make_params(arrays)
+    with pytest.raises(ValueError, match="Received: betas"):
+        make(name, [{"params": list(params.values()), "betas": (0.9, 0.99)}])
