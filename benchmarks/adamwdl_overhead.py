@@ -2,8 +2,8 @@
 
     make bench
 
-Both step alternately in one process, each over its own 199 tensors (109.5 M parameters, fp32); the ratio of each pair of
-neighbouring steps is taken, and the median of these is the result, so that a slow spell of the machine hits both sides.
+Both step alternately in one process, each over its own 199 tensors (109.5 M parameters, fp32); the ratio of each pair
+of neighbouring steps is taken, and the median of these is the result: a slow spell of the machine hits both sides.
 """
 
 import argparse
@@ -12,7 +12,6 @@ import statistics
 import time
 
 import paddle
-
 from shapes import BLOCKS, bert_base_shapes, parameters
 
 from paddle_ldopt import AdamWDL, LayerMap, apply_layerwise_decay

@@ -1,6 +1,6 @@
 """State of each optimizer on the parameters of BERT-base, counted after a step.
 
-    make bench
+make bench
 """
 
 import argparse

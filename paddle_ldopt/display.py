@@ -265,14 +265,14 @@ class _Named:
 
 def _row(layer, entries):
     rates = [rate for _, rate in entries]
-    sizes = [None if param is None else param.size for param, _ in entries]
+    sizes = [int(param.size) for param, _ in entries if param is not None]
     decayed = [int(rate.decayed) for rate in rates if rate.decayed is not None]
     return LayerRow(
         layer.tower,
         layer.index,
         layer.label,
         len(entries),
-        None if None in sizes else int(sum(sizes)),
+        sum(sizes) if len(sizes) == len(entries) else None,
         _ends([rate.ratio for rate in rates]),
         _ends([rate.now for rate in rates]),
         _ends([rate.peak for rate in rates]),

@@ -66,7 +66,7 @@ def list_optimizers():
 
 
 def optimizer_class(name):
-    """Return the class of an optimizer of ours by its name; raise ValueError, with the names there are, if none has it."""
+    """Return the class of an optimizer of ours by its name; raise ValueError if none has it."""
     if name not in REGISTRY:
         close = difflib.get_close_matches(str(name), REGISTRY, 1)
         raise ValueError(

@@ -1,6 +1,6 @@
 """Trajectories computed by the real peers, where that folder is at hand: it is not ours to ship.
 
-`LDOPT_GOLDEN` or ``../shared/golden`` beside the checkout. What the suite itself holds are the references of `reference`.
+`LDOPT_GOLDEN` or ``../shared/golden`` beside the checkout. The suite itself holds ``golden/`` and `reference`.
 """
 
 import functools

@@ -451,7 +451,7 @@ def test_state_of_bert_base_is_420_mib():
     shapes = [(30522, 768), (512, 768), (2, 768), (768,), (768,), (768, 768), (768,), *block * 12]
     opt = Came(1e-3, parameters=list(make_params({"w": np.ones(2)})[0].values()))
     size = sum(math.prod(shape) for shape in shapes)
-    state = sum(bytes_of(opt.state_shapes(SimpleNamespace(shape=shape))) for shape in shapes)
+    state = sum(bytes_of(opt.state_shapes(SimpleNamespace(name="", shape=shape))) for shape in shapes)
     print(f"Came, BERT-base: {size / 1e6:.1f} M parameters, {state / 2**20:.1f} MiB, {state / size:.3f} bytes each")
     assert size == 109_482_240 and state / 2**20 == pytest.approx(420, abs=1) and state / size < 4.03
 

@@ -210,7 +210,7 @@ def test_low_precision(name, dtype, masters):
     want = run(name, start, grads)
     for n in want:
         one_rounding = np.abs(want[n] - rounded(want[n], dtype)).max()
-        # with masters the result is rounded once; without, each of the five steps rounds, by at most one unit in the last place
+        # with masters the result is rounded once; without, each of the five steps rounds, by at most one unit
         unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype] * np.abs(want[n]).max()
         allowed = one_rounding * 1.01 + 1e-6 if masters else 5 * unit + 1e-6
         assert np.abs(got[n] - want[n]).max() <= allowed, n
@@ -370,8 +370,8 @@ def test_a_deep_copy_where_paddles_own_optimizers_have_one(name):
     want = run(name, arrays, grads)
     with paddle.utils.unique_name.guard():
         params, _ = make_params(arrays)
-        opt, copied = copy.deepcopy([make(name, list(params.values())), None])[0], params
-        mine = {n: p for n, p in zip(copied, opt._parameter_list)}
+        opt = copy.deepcopy(make(name, list(params.values())))
+        mine = dict(zip(params, opt._parameter_list))
         same(take_steps(opt, mine, grads), want)
         same({n: p.numpy() for n, p in params.items()}, {n: a.astype("float32") for n, a in arrays.items()})
 

@@ -83,6 +83,17 @@ def test_resume_is_exact_from_any_checkpoint(tmp_path, form, optim):
 
 
 @pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("optim", [name for name in ldopt.list_optimizers() if name != "adamwdl"])
+def test_resume_is_exact_with_every_optimizer(tmp_path, form, optim):
+    whole = trainer_run.run(tmp_path / "whole", form, max_steps=7, save_steps=4, optim=optim)
+    assert isinstance(whole.optimizer, ldopt.optimizer_class(optim))
+    assert whole.optimizer.layerwise_ratio(whole.model.parameters()[0]) < 1
+    folder = str(tmp_path / "whole/checkpoint-4")
+    resumed = trainer_run.run(tmp_path / "resumed", form, resume=folder, max_steps=7, optim=optim)
+    assert state_of(resumed) == state_of(whole)
+
+
+@pytest.mark.parametrize("form", FORMATS)
 def test_resume_with_frozen_layers_is_exact(tmp_path, form):
     settings = {"layerwise_lr_decay": 0.5, "layerwise_freeze_below": 0.2, "max_steps": 9}
     expected = state_of(trainer_run.run(tmp_path / "whole", form, **settings))

@@ -12,10 +12,13 @@ from `shape`, the shape of the whole parameter:
 
 import math
 
+import paddle
+
 __all__ = [
     "factored_shapes",
     "inverse_sqrt_factored",
     "is_factored",
+    "relative_rate",
     "rms",
     "row_col_means",
     "row_col_sums",
@@ -63,3 +66,13 @@ def square_sum(tensor):
 def rms(square_sum, shape):
     """Return the root of the mean square, given the whole tensor's `square_sum`."""
     return (square_sum / math.prod(shape)).sqrt()
+
+
+def relative_rate(t, warmup_init):
+    r"""Return the rate :math:`\min(10^{-2}, 1 / \sqrt t)` of step t (Adafactor's section 8).
+
+    Args:
+        t (Tensor): number of the step, from 1.
+        warmup_init (bool): start from :math:`10^{-6} t` instead of :math:`10^{-2}`.
+    """
+    return paddle.minimum(1e-6 * t if warmup_init else paddle.full_like(t, 1e-2), t.rsqrt())

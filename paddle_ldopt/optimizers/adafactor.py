@@ -15,12 +15,13 @@ from ._factored import (
     factored_shapes,
     inverse_sqrt_factored,
     is_factored,
+    relative_rate,
     rms,
     row_col_means,
     row_col_sums,
     square_sum,
 )
-from .base import STEP, RuleOptimizer, checked_range
+from .base import STEP, RuleOptimizer, checked_bool, checked_range
 
 __all__ = ["Adafactor", "AdafactorSchedule", "adafactor_update"]
 
@@ -68,8 +69,7 @@ def adafactor_update(
     update = update / (rms(update_squares, shape) / clip_threshold).clip(min=1.0)
 
     if relative_step:  # rho_t of section 8 and table 2
-        most = 1e-6 * t if warmup_init else paddle.full_like(t, 1e-2)
-        lr = lr * paddle.minimum(most, t.rsqrt())
+        lr = lr * relative_rate(t, warmup_init)
     if scale_parameter:
         lr = lr * rms(param_squares, shape).clip(min=eps[1])
     update = lr * update
@@ -146,7 +146,7 @@ class Adafactor(RuleOptimizer):
         .. code-block:: python
 
             >>> import paddle
-            >>> from paddle_ldopt.optimizers.adafactor import Adafactor
+            >>> from paddle_ldopt import Adafactor
             >>> linear = paddle.nn.Linear(4, 2)
             >>> opt = Adafactor(linear.parameters(), lr=1e-3, scale_parameter=False, relative_step=False)
             >>> linear(paddle.ones([1, 4])).mean().backward()
@@ -186,7 +186,7 @@ class Adafactor(RuleOptimizer):
         lr = _one_of("lr", lr, "learning_rate", learning_rate)
         if parameters is not None and not isinstance(parameters, (paddle.Tensor, dict)):  # the base refuses these two
             parameters = list(parameters)
-        self._relative_step = _checked_bool(relative_step, "relative_step")
+        self._relative_step = checked_bool(relative_step, "relative_step")
         options = {
             "lr": None,
             "eps": eps,
@@ -216,8 +216,6 @@ class Adafactor(RuleOptimizer):
                 "layers": layers,
             },
         )
-        groups = [group for group in self._param_groups or [] if isinstance(group, dict) and "beta1" in group]
-        self._beta1_of = {param.name: group["beta1"] for group in groups for param in group["params"]}
 
     def check_options(self, options):
         """Raise if the options of a group are out of range, or of the wrong type."""
@@ -233,8 +231,8 @@ class Adafactor(RuleOptimizer):
         if options["beta1"] is not None:
             checked_range(options["beta1"], "beta1", 0.0, 1.0, "[)")
         checked_range(options["weight_decay"], "weight_decay", 0.0, math.inf, "[)")
-        _checked_bool(options["scale_parameter"], "scale_parameter")
-        if _checked_bool(options["warmup_init"], "warmup_init") and not self._relative_step:
+        checked_bool(options["scale_parameter"], "scale_parameter")
+        if checked_bool(options["warmup_init"], "warmup_init") and not self._relative_step:
             raise ValueError("`warmup_init=True` requires `relative_step=True`. Received: relative_step=False")
 
     def _checked_lr(self, lr):
@@ -270,7 +268,7 @@ class Adafactor(RuleOptimizer):
             shapes["exp_avg_sq_row"], shapes["exp_avg_sq_col"] = factored_shapes(shape)
         else:
             shapes["exp_avg_sq"] = shape
-        if self._beta1_of.get(param.name, self._defaults["beta1"]) is not None:
+        if self.options_of(param)["beta1"] is not None:
             shapes["exp_avg"] = shape
         return shapes
 
@@ -328,7 +326,7 @@ class AdafactorSchedule(LRScheduler):
         .. code-block:: python
 
             >>> import paddle
-            >>> from paddle_ldopt.optimizers.adafactor import Adafactor, AdafactorSchedule
+            >>> from paddle_ldopt import Adafactor, AdafactorSchedule
             >>> linear = paddle.nn.Linear(4, 2)
             >>> opt = Adafactor([{"params": [linear.weight]}, {"params": [linear.bias]}], scale_parameter=False)
             >>> schedule = AdafactorSchedule(opt, initial_lr=1e-3)
@@ -392,9 +390,3 @@ def _one_of(argument, value, other, other_value):
 
 def _all_have_lr(groups):
     return bool(groups) and all(isinstance(group, dict) and group.get("lr") is not None for group in groups)
-
-
-def _checked_bool(value, argument):
-    if not isinstance(value, bool):
-        raise TypeError(f"`{argument}` must be True or False. Received: {argument}={value!r}")
-    return value

@@ -78,6 +78,8 @@ class AdamWDL(LayerwiseMixin, AdamW):
             >>> opt.clear_grad()
     """
 
+    _weight_decay: float
+
     def __init__(
         self,
         learning_rate=0.001,
@@ -132,7 +134,7 @@ class AdamWDL(LayerwiseMixin, AdamW):
         chosen = self._apply_decay_param_fun
         decayed = chosen is None or bool(chosen(param.name))
         if paddle.in_dynamic_mode() and param.dtype in _LOW_PRECISION and param.place.is_cpu_place():
-            return self._low_precision_step(*param_and_grad, decay if decayed else 0.0)
+            return self._low_precision_step(param, param_and_grad[1], decay if decayed else 0.0)
         if self._ratio_of is None or param.dtype != paddle.float64 or not decayed:
             return super()._append_optimize_op(block, param_and_grad)
         # Paddle's kernel takes the decay as a float32: too coarse next to float64 parameters, so decay them here

@@ -18,7 +18,7 @@ from paddle.optimizer import Optimizer
 
 from ..hooks import LayerwiseMixin, as_lists, flatten_groups, layerwise_lr_decay
 
-__all__ = ["STEP", "RuleOptimizer", "checked_float", "checked_range"]
+__all__ = ["STEP", "RuleOptimizer", "checked_bool", "checked_float", "checked_range"]
 
 # The name of the step counter in checkpoints. PaddleFormers' flex format creates an optimizer's state before it loads
 # it only if it finds this name among the saved ones; otherwise it resumes with wrong state, silently.
@@ -76,6 +76,7 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
         self._init_layerwise(parameters, **layerwise)
         self._defaults = dict(options)
         self._options = self._defaults
+        self._group_of: dict = {}  # param.name -> its parameter group
         self._multi_precision = multi_precision
         self._apply_decay_param_fun = apply_decay_param_fun
         layers, name_dict = layerwise["layers"], layerwise["name_dict"]
@@ -137,6 +138,12 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
         super()._add_param_group(param_group)
         param_group.pop("weight_decay", None)
         param_group.update(hidden)
+        self._group_of.update((param.name, param_group) for param in param_group["params"])
+
+    def options_of(self, param):
+        """Return the options of the group of `param`."""
+        group = self._group_of.get(param.name, {})
+        return {key: group.get(key, value) for key, value in self._defaults.items()}
 
     def _update_param_group(self, parameters):
         self._options = {key: parameters.get(key, value) for key, value in self._defaults.items()}
@@ -287,6 +294,13 @@ def checked_float(value, argument, kinds=(int, float)):
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise TypeError(f"`{argument}` must be a number. Received: {argument}={value!r}")
     return float(value)
+
+
+def checked_bool(value, argument):
+    """Return `value` if it is True or False, raise TypeError otherwise."""
+    if not isinstance(value, bool):
+        raise TypeError(f"`{argument}` must be a bool. Received: {argument}={value!r}")
+    return value
 
 
 def checked_range(value, argument, low=-math.inf, high=math.inf, ends="[]"):

@@ -8,9 +8,18 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from ..hooks import layerwise_lr_decay
-from ._factored import factored_shapes, inverse_sqrt_factored, is_factored, rms, row_col_means, row_col_sums, square_sum
+from ._factored import (
+    factored_shapes,
+    inverse_sqrt_factored,
+    is_factored,
+    relative_rate,
+    rms,
+    row_col_means,
+    row_col_sums,
+    square_sum,
+)
 from ._schedules import read_order
-from .base import STEP, RuleOptimizer, checked_range
+from .base import STEP, RuleOptimizer, checked_bool, checked_range
 
 __all__ = ["Came", "came_update"]
 
@@ -55,8 +64,7 @@ def came_update(
     if loss_scale != 1:
         grad = grad / loss_scale
     if relative_step:
-        highest = 1e-6 * t if warmup_init else paddle.full_like(t, 1e-2)
-        lr = lr * paddle.minimum(highest, t.rsqrt())
+        lr = lr * relative_rate(t, warmup_init)
     if scale_parameter:
         (total,) = yield [square_sum(param)]
         scale = rms(total, shape)
@@ -160,7 +168,7 @@ class Came(RuleOptimizer):
         .. code-block:: python
 
             >>> import paddle
-            >>> from paddle_ldopt.optimizers.came import Came
+            >>> from paddle_ldopt import Came
             >>> model = paddle.nn.Linear(8, 2)
             >>> warmup = paddle.optimizer.lr.LinearWarmup(2e-4, warmup_steps=100, start_lr=0.0, end_lr=2e-4)
             >>> opt = Came(warmup, weight_decay=0.01, parameters=model.parameters())
@@ -205,9 +213,9 @@ class Came(RuleOptimizer):
                 "`params` is another name for `parameters`: give one of them. "
                 f"Received: parameters of type {type(parameters).__name__}, params of type {type(params).__name__}"
             )
-        _check_bool(relative_step, "relative_step")
-        _check_bool(warmup_init, "warmup_init")
-        _check_bool(compression, "compression")
+        checked_bool(relative_step, "relative_step")
+        checked_bool(warmup_init, "warmup_init")
+        checked_bool(compression, "compression")
         _check_learning_rate(learning_rate, relative_step)
         if warmup_init and not relative_step:
             raise ValueError("`warmup_init` requires `relative_step=True`. Received: warmup_init=True")
@@ -261,7 +269,7 @@ class Came(RuleOptimizer):
         for argument in ("beta1", "beta2"):
             if options[argument] is not None:
                 _check_float(options[argument], argument, 0.0, 1.0, "[)")
-        _check_bool(options["scale_parameter"], "scale_parameter")
+        checked_bool(options["scale_parameter"], "scale_parameter")
         if lr is not None:
             checked_range(lr, "lr", 0.0)
             if self._relative_step:
@@ -279,10 +287,10 @@ class Came(RuleOptimizer):
         """Return state name -> shape, for a parameter."""
         shape = list(param.shape)
         if not is_factored(shape):
-            return {"exp_avg_sq": shape, **({"exp_avg": shape} if self._options["beta1"] else {})}
+            return {"exp_avg_sq": shape, **({"exp_avg": shape} if self.options_of(param)["beta1"] else {})}
         row, col = factored_shapes(shape)
         shapes = {"exp_avg_sq_row": row, "exp_avg_sq_col": col}
-        if self._options["beta1"]:
+        if self.options_of(param)["beta1"]:
             shapes.update(exp_avg=shape, exp_avg_res_row=row, exp_avg_res_col=col)
         return shapes
 
@@ -349,8 +357,3 @@ def _check_float(value, argument, low, high, ends):
     if not isinstance(value, float):
         raise TypeError(f"`{argument}` must be a float. Received: {argument}={value!r}")
     checked_range(value, argument, low, high, ends)
-
-
-def _check_bool(value, argument):
-    if not isinstance(value, bool):
-        raise TypeError(f"`{argument}` must be a bool. Received: {argument}={value!r}")

@@ -136,7 +136,7 @@ class Lamb(RuleOptimizer):
         .. code-block:: python
 
             >>> import paddle
-            >>> from paddle_ldopt.optimizers.lamb import Lamb
+            >>> from paddle_ldopt import Lamb
             >>> linear = paddle.nn.Linear(4, 2)
             >>> opt = Lamb(lambda step: 0.01 / (step + 1), weight_decay=0.01, parameters=linear.parameters())
             >>> for _ in range(2):

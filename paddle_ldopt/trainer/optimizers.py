@@ -89,7 +89,8 @@ def check_passed_optimizer(optimizer, scheduler, optim, rule):
 def _check_scheduler(optimizer, scheduler):
     name = type(optimizer).__name__
     own = optimizer._learning_rate
-    if scheduler is own:
+    reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it tells what rate was used
+    if scheduler is own or (reports and not isinstance(own, paddle.optimizer.lr.LRScheduler)):
         return
     if isinstance(own, paddle.optimizer.lr.LRScheduler):
         remedy = "give optimizers=(opt, opt._learning_rate), the scheduler it was built with"
