@@ -14,7 +14,7 @@ PIP = $(PY) -m pip --disable-pip-version-check -q
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install finetune test test-slow test-nlp2 lint bench clean
+.PHONY: help install finetune test test-slow test-nlp2 parity lint bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -48,6 +48,15 @@ $(VENV)/.installed-nlp2: setup.cfg
 	$(PIP) install -c $(VENV)/constraints.txt $(PADDLE) paddlenlp==2.8.1 "huggingface_hub<1" -e ".[nlp,dev]"
 	@touch $@
 
+parity: ## Run the real peers again and compare with tests/golden, in a venv of its own (4 GB)
+	$(MAKE) $(VENV)-parity/.installed-parity VENV=$(VENV)-parity
+	$(VENV)-parity/bin/python tests/golden/make.py --check $(ARGS)
+$(VENV)/.installed-parity: setup.cfg
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -U pip setuptools wheel
+	$(PIP) install -e ".[parity]"
+	@touch $@
+
 lint: $(STAMP) ## Check style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -58,4 +67,4 @@ bench: $(STAMP) ## Measure what layer-wise decay costs, and the size of each opt
 	$(PY) benchmarks/state_bytes.py
 
 clean: ## Remove .venv and what runs left behind
-	rm -rf $(VENV) $(VENV)-nlp2 build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-parity build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache

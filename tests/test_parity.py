@@ -1,0 +1,70 @@
+"""Every optimizer follows the trajectories of its peers in `golden`, which come with the repository: no peer is needed.
+
+`make parity` runs the peers again and compares them with what is stored.
+"""
+
+import numpy as np
+import paddle
+import pytest
+from golden.trajectories import ARRAYS, INDEX, error, inputs, load_arrays, load_index, split
+from reference import make_params, take_steps
+
+import paddle_ldopt as ldopt
+
+CASES = load_index()["cases"]
+SHAPES = {name: tuple(shape) for name, shape in load_index()["parameters"].items()}
+FLOAT32 = {"adamwdl": 1e-5}  # Paddle's kernel keeps the powers of the betas in float32: 1 - 0.999 loses four digits
+
+
+def build(ours, params, name_dict):
+    """Return (optimizer, what to call after each step) of an index entry's "ours"."""
+    arguments = dict(ours["arguments"])
+    scheduler = None
+    if "rates" in ours:
+        scheduler = paddle.optimizer.lr.LambdaDecay(1.0, lambda step: [*ours["rates"], 0.0][step])
+        arguments["learning_rate"] = scheduler
+    if "layerwise_decay" in ours:
+        arguments.update(layerwise_decay=ours["layerwise_decay"], n_layers=load_index()["n_layers"])
+    if "decayed" in ours:
+        arguments["apply_decay_param_fun"] = lambda tensor_name: name_dict[tensor_name] in ours["decayed"]
+    cls = ldopt.optimizer_class(ours["optimizer"])
+    optimizer = cls(parameters=list(params.values()), name_dict=name_dict, **arguments)
+    return optimizer, scheduler.step if scheduler else lambda: None
+
+
+def trajectory(case, dtype):
+    """Return (ours, the peer's, start): name -> values after each recorded step, and before the first."""
+    shapes = {name: shape for name, shape in SHAPES.items() if name not in case["leaves_out"]}
+    start, grads = inputs(load_arrays(), SHAPES, case["inputs"], list(shapes))
+    params, name_dict = make_params(start, dtype)
+    optimizer, after_step = build(case["ours"], params, name_dict)
+    values = []
+    take_steps(
+        optimizer, params, grads, lambda: (after_step(), values.append({n: p.numpy() for n, p in params.items()}))
+    )
+    recorded = load_index()["recorded_steps"]
+    got = {name: np.stack([values[step - 1][name] for step in recorded]) for name in shapes}
+    return got, split(load_arrays()[case["id"]], shapes), start
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_float64_is_the_peers(case):
+    size, where = error(*trajectory(case, "float64"))
+    assert size <= case["tolerance"], (where, size, case["reason"])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_float32_is_the_peers_float64_but_for_rounding(case):
+    size, where = error(*trajectory(case, "float32"), "float32")
+    assert size <= FLOAT32.get(case["ours"]["optimizer"], 1e-6), (where, size)
+
+
+def test_every_optimizer_has_cases():
+    assert {case["ours"]["optimizer"] for case in CASES} == set(ldopt.list_optimizers())
+
+
+def test_the_files_are_small_and_belong_together():
+    arrays = load_arrays()
+    assert set(arrays) == {"start", "gradients", "absent", *(case["id"] for case in CASES)}
+    assert all(np.isfinite(array).all() for array in arrays.values())
+    assert INDEX.stat().st_size + ARRAYS.stat().st_size < 200_000
