@@ -18,6 +18,7 @@ __all__ = [
 
 OFF = LayerDecay(1.0)
 
+
 def name_of(optim):
     """Return an optimizer's name as a plain string, from the enum of a Trainer or from a string."""
     return str(getattr(optim, "value", optim))

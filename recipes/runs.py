@@ -1,0 +1,174 @@
+"""What recipes do around a training: go on with a run that was killed, stop it early, compare uniform with layer-wise.
+
+argv = with_arguments_of_run(sys.argv[1:])    # of the run that --resume_from_checkpoint names
+write_json(args.output_dir, ARGUMENTS, argv)  # for that
+trainer.add_callback(EarlyStopping(3, trainer))
+compare(args, learning_rates=[1e-4, 3e-4], seeds=3, train=train)  # train(args) -> (validation, test) score
+"""
+
+import argparse
+import contextlib
+import copy
+import json
+import math
+import os
+import re
+import statistics
+import sys
+
+import paddle
+from paddlenlp.trainer import EarlyStoppingCallback, Trainer, TrainerState
+from rich.console import Console
+from rich.table import Table
+
+from paddle_ldopt.trainer import LdoptTrainerMixin, last_checkpoint
+
+ARGUMENTS = "arguments.json"
+
+
+class FineTuner(LdoptTrainerMixin, Trainer):
+    """PaddleNLP's Trainer with layer-wise rates, for any classifier of texts or tokens."""
+
+    def compute_loss(self, model, inputs, return_outputs=False):
+        """Return the cross entropy, if wanted with (loss, logits)."""
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        logits = outputs[0] if isinstance(outputs, (tuple, list)) else outputs  # some add their cache
+        loss = paddle.nn.functional.cross_entropy(logits, labels)
+        return (loss, (loss, logits)) if return_outputs else loss
+
+    def _save_checkpoint(self, *args, **kwargs):
+        super()._save_checkpoint(*args, **kwargs)
+        if self.args.local_rank == -1:  # PaddleNLP heeds `save_total_limit` where it is 0: with several processes only
+            self._rotate_checkpoints(use_mtime=True, output_dir=self.args.output_dir)
+
+
+class EarlyStopping(EarlyStoppingCallback):
+    """PaddleNLP's, after which a resumed run stops where it would have stopped without the interruption.
+
+    Without `load_best_model_at_end` it stops nothing early.
+
+    Args:
+        patience (int): stop after so many evaluations without a better model.
+        trainer (Trainer): the one that it is for, before it trains.
+    """
+
+    def __init__(self, patience, trainer):
+        args, checkpoint = trainer.args, trainer.args.resume_from_checkpoint
+        super().__init__(patience if args.load_best_model_at_end else math.inf)
+        if checkpoint:
+            state = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
+            updates = max(len(trainer.get_train_dataloader()) // args.gradient_accumulation_steps, 1)
+            if state.best_model_checkpoint:
+                since_best = state.global_step - int(state.best_model_checkpoint.rpartition("-")[2])
+                interval = args.eval_steps if args.evaluation_strategy.value == "steps" else updates
+                self.early_stopping_patience_counter = math.ceil(since_best / interval)
+            steps = args.max_steps if args.max_steps > 0 else int(updates * args.num_train_epochs)
+            if state.global_step >= steps or self.early_stopping_patience_counter >= self.early_stopping_patience:
+                args.max_steps, args.num_train_epochs = -1, 0  # the Trainer would take a step before it looks
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Take the best checkpoint to be in the folder of the run, which may have been moved since."""
+        if state.best_model_checkpoint:
+            name = os.path.basename(state.best_model_checkpoint)
+            state.best_model_checkpoint = os.path.join(args.output_dir, name)
+
+
+def with_arguments_of_run(argv):
+    """Return a command line that resumes a run with the arguments that it began with, below those of `argv`.
+
+    Args:
+        argv (list[str]): a command line; returned as it is if it resumes nothing.
+
+    Raises:
+        ValueError: the folder of a run, or the checkpoint in one, is not there or not complete.
+    """
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--resume_from_checkpoint")
+    given = finder.parse_known_args(argv)[0].resume_from_checkpoint
+    if given is None:
+        return argv
+    checkpoint = given.rstrip("/")
+    if not re.fullmatch(r"checkpoint-\d+", os.path.basename(checkpoint)):
+        checkpoint = last_checkpoint(given)
+    if checkpoint is None or not os.path.exists(os.path.join(checkpoint, "trainer_state.json")):
+        raise ValueError(f"There is no complete checkpoint to resume from. Received: resume_from_checkpoint={given!r}")
+    folder = os.path.dirname(checkpoint) or "."
+    path, first = os.path.join(folder, ARGUMENTS), []
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            first = json.load(file)
+    return [*first, "--output_dir", folder, *argv, "--resume_from_checkpoint", checkpoint]
+
+
+def check_folder(args):
+    """Raise ValueError if a run's folder has, or would get, the checkpoints of two runs."""
+    folder, checkpoint = args.output_dir, args.resume_from_checkpoint
+    if checkpoint and os.path.realpath(os.path.dirname(checkpoint) or ".") != os.path.realpath(folder):
+        raise ValueError(
+            "A run is resumed in its own folder: leave `output_dir` out, or copy the folder first. "
+            f"Received: output_dir={folder!r}, resume_from_checkpoint={checkpoint!r}"
+        )
+    if not checkpoint and last_checkpoint(folder):
+        raise ValueError(
+            f"The folder has checkpoints of another run: give `--resume_from_checkpoint {folder}` to go on with it, or "
+            f"another `output_dir`. Received: output_dir={folder!r}"
+        )
+
+
+def write_json(folder, name, value):
+    """Write a file of a run, in the main process only."""
+    if paddle.distributed.get_rank() == 0:
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+
+
+def compare(args, learning_rates, seeds, train):
+    """Train with a uniform rate and with layer-wise decay, at several rates with the same seeds; print all of it.
+
+    Which rate is best for an arm is decided by the validation score, so that the test score is that of a rate that
+    could have been chosen. Every run is in ``compare.json`` as soon as it is over.
+
+    Args:
+        args (TrainingArguments): with `layerwise_lr_decay`, the decay of the second arm.
+        learning_rates (list[float]): the rates.
+        seeds (int): how many seeds, from `args.seed` on.
+        train (callable): args -> (validation score, test score), of a new model.
+    """
+    arms, runs = {"uniform": 1.0, f"decay {args.layerwise_lr_decay:g}": args.layerwise_lr_decay}, []
+    todo = [(rate, arm, args.seed + seed) for rate in learning_rates for arm in arms for seed in range(seeds)]
+    for rate, arm, seed in todo:
+        now = copy.deepcopy(args)
+        now.learning_rate, now.layerwise_lr_decay, now.seed = rate, arms[arm], seed
+        now.evaluation_strategy = now.save_strategy = type(args.save_strategy)("no")
+        now.load_best_model_at_end, now.report_to = False, []
+        with paddle.utils.unique_name.guard(), contextlib.redirect_stdout(sys.stderr):
+            validation, test = train(now)
+        runs.append({"learning_rate": rate, "arm": arm, "seed": seed, "validation": validation, "test": test})
+        write_json(args.output_dir, "compare.json", runs)
+        _print(
+            f"[{len(runs)}/{len(todo)}] learning rate {rate:g}, {arm}, seed {seed}: "
+            f"validation {validation:.3f}, test {test:.3f}"
+        )
+
+    def scores(rate, arm, split):
+        return [run[split] for run in runs if (run["learning_rate"], run["arm"]) == (rate, arm)]
+
+    table = Table("learning rate", *arms, title=f"test score, mean and standard deviation of {seeds} seeds")
+    for rate in learning_rates:
+        table.add_row(f"{rate:g}", *(_spread(scores(rate, arm, "test")) for arm in arms))
+    _print(table)
+    for arm in arms:
+        best = max(learning_rates, key=lambda rate: statistics.mean(scores(rate, arm, "validation")))
+        _print(f"{arm}: {_spread(scores(best, arm, 'test'))} at learning rate {best:g}, the best by validation")
+
+
+def _spread(values):
+    deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{deviation}"
+
+
+def _print(what):
+    if paddle.distributed.get_rank() == 0:
+        Console(soft_wrap=True, highlight=False).print(what, markup=False)

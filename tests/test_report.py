@@ -1,0 +1,320 @@
+"""The run report: numbers that the optimizer used, text that stays text, and what happens around crashes."""
+
+import base64
+import html.parser
+import json
+import math
+import types
+
+import paddle
+import pytest
+import trainer_common as common
+from matplotlib.figure import Figure
+
+from paddle_ldopt import AdamWDL, LayerMap
+from paddle_ldopt.trainer import RunReport, report
+
+HOSTILE = "<script>alert(1)</script>\"><img src=x onerror=alert(1)> & '$\\frac{' \udcff"
+
+
+class Page(html.parser.HTMLParser):
+    """A report, taken apart: tags with their attributes, tables as rows of text, all the text."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.tables, self.text = [], [], ""
+        with open(path, encoding="utf-8") as file:
+            self.feed(file.read())
+        self.images = [dict(attributes)["src"] for tag, attributes in self.tags if tag == "img"]
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, attributes))
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_data(self, data):
+        self.text += data
+        if self.tags and self.tags[-1][0] in ("td", "th"):
+            self.tables[-1][-1][-1] += data.strip("\n")
+
+
+def state(step=0, main=True):
+    return types.SimpleNamespace(global_step=step, is_world_process_zero=main)
+
+
+def optimizer_of(model, decay=0.5, learning_rate=0.1):
+    layers = LayerMap.from_model(model)
+    parameters = model.parameters()
+    return AdamWDL(learning_rate, parameters=parameters, layers=layers, layerwise_decay=decay), layers
+
+
+def begun(folder, model=None, main=True, **kwargs):
+    """A report of a training that has begun."""
+    optimizer, layers = optimizer_of(model or common.tiny_model(), **kwargs)
+    made = RunReport(str(folder), "title", layers)
+    made.on_train_begin(None, state(main=main), None, optimizer=optimizer)
+    return made, optimizer
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The axes of every figure that is drawn."""
+    drawn = []
+
+    def image(alt, draw, *data, panels=1):
+        drawn.append(list(Figure().subplots(1, panels, squeeze=False).flat))
+        draw(drawn[-1], *data)
+        return ""
+
+    monkeypatch.setattr(report, "_image", image)
+    return drawn
+
+
+# --- what a training leaves behind ---
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A training whose every rate was noted where the optimizer asks for it, its report, and what was logged."""
+    folder = tmp_path_factory.mktemp("trained")
+    used, logged = {}, []
+
+    class Spy(common.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            logged.append((state.global_step, dict(logs)))
+
+    class SpyTrainer(common.LdoptTrainer):
+        def create_optimizer(self, lr_scheduler=None):
+            optimizer = super().create_optimizer(lr_scheduler)
+            ask = optimizer._create_param_lr
+
+            def noted(pair):
+                rate = ask(pair)
+                if pair[1] is not None:  # a step; the table asks without a gradient
+                    used.setdefault(pair[0].name, []).append(float(rate))
+                return rate
+
+            optimizer._create_param_lr = noted
+            return optimizer
+
+    settings = {"optim": "adamwdl", "layerwise_lr_decay": 0.8, "logging_steps": 2, "max_steps": 12, "warmup_steps": 3}
+    evaluate = {"evaluation_strategy": "epoch", "save_strategy": "epoch"}
+    trainer = common.trainer(folder, cls=SpyTrainer, callbacks=[Spy()], **settings, **evaluate)
+    made = RunReport(str(folder), "a run", trainer.layer_map)
+    trainer.add_callback(made)
+    trainer.train()
+    trainer.evaluate()
+    path = made.write({"test accuracy": 0.123456, "steps": 12}, {"seed": 42, "optim": "adamwdl"}, "what it was")
+    return types.SimpleNamespace(trainer=trainer, report=made, page=Page(path), used=used, logged=logged)
+
+
+def test_the_layer_table_has_the_rates_that_the_optimizer_used(trained):
+    header, *rows = trained.page.tables[1]
+    assert header == ["layer", "tensors", "parameters", "ratio", "lr peak", "decayed", "frozen"]
+    by_layer = {}
+    for name, rates in trained.used.items():
+        by_layer.setdefault(trained.trainer.layer_map.layer_of(name).label, []).append(max(rates))
+    assert len(trained.used) == len(trained.trainer.model.parameters())
+    assert [row[0] for row in rows] == ["embeddings", "block 0", "block 1", "head"]
+    for label, tensors, _, ratio, peak, *_ in rows:
+        assert int(tensors) == len(by_layer[label])
+        assert {float(f"{rate:.3g}") for rate in by_layer[label]} == {float(peak)}
+        assert float(ratio) == pytest.approx(by_layer[label][0] / 1e-2, rel=1e-3)  # the peak of the warm-up is 1e-2
+
+
+def test_the_history_has_all_that_was_logged_and_the_rate_of_every_step(trained):
+    history = trained.report.history()
+    curves = [(step, logs) for step, logs in trained.logged if {"loss", "eval_loss"} & set(logs)][:-1]
+    assert [line["step"] for line in history] == [step for step, _ in curves]  # without the evaluation after training
+    for line, (_, logs) in zip(history, curves):
+        for key in {"loss", "eval_loss"} & set(logs):
+            assert line[key] == logs[key]
+    rates = [rate for line in history for rate in line["learning_rates"]]
+    head = next(n for n in trained.used if trained.trainer.layer_map.layer_of(n).label == "head")
+    assert rates == pytest.approx(trained.used[head], rel=1e-6)
+    assert len(rates) == 12
+
+
+def test_results_settings_and_description_are_shown(trained):
+    results, settings = trained.page.tables[0], trained.page.tables[-1]
+    assert results == [["test accuracy", "0.1235"], ["steps", "12"]]
+    assert settings == [["seed", "42"], ["optim", "adamwdl"]]
+    assert "a run" in trained.page.text and "what it was" in trained.page.text
+
+
+def test_the_page_is_self_contained(trained):
+    assert len(trained.page.images) == 2
+    for source in trained.page.images:
+        kind, _, data = source.partition(",")
+        assert kind == "data:image/png;base64" and base64.b64decode(data).startswith(b"\x89PNG")
+    assert not {"script", "link", "iframe"} & {tag for tag, _ in trained.page.tags}
+
+
+# --- text ---
+
+
+def test_hostile_text_stays_text(tmp_path):
+    made, _ = begun(tmp_path)
+    made.title = HOSTILE
+    page = Page(made.write({HOSTILE: HOSTILE}, {HOSTILE: [HOSTILE]}, f"label {HOSTILE}: 3"))
+    tags = {tag for tag, _ in page.tags}
+    assert "script" not in tags and len(page.images) == 2
+    assert {name for _, attributes in page.tags for name, _ in attributes} == {"lang", "charset", "alt", "src"}
+    shown = HOSTILE.replace("\udcff", "\\udcff")  # of a file name that is no UTF-8
+    assert page.tables[0] == [[shown, shown]] and page.text.count(shown) >= 5
+
+
+# --- curves ---
+
+
+def log(made, optimizer, *values, key="loss", first=1):
+    for step, value in enumerate(values, first):
+        made.on_step_begin(None, state(step - 1), None, optimizer=optimizer)
+        made.on_log(None, state(step), None, logs={key: value})
+
+
+def test_values_that_are_not_finite_are_gaps_and_are_counted(tmp_path, figures):
+    made, optimizer = begun(tmp_path)
+    log(made, optimizer, 0.5, math.nan, math.inf, 0.25)
+    log(made, optimizer, math.nan, key="eval_accuracy", first=5)
+    made.write({"test loss": math.nan}, {})
+    losses, metrics = figures[-1]
+    assert losses.lines[0].get_label() == "loss (2 not finite)"
+    assert [str(y) for y in losses.lines[0].get_ydata()] == ["0.5", "nan", "nan", "0.25"]
+    assert metrics.lines[0].get_label() == "eval_accuracy (1 not finite)"
+
+
+@pytest.mark.parametrize("values", [(), (math.nan,), (math.nan, -math.inf)])
+def test_a_run_without_one_finite_value_has_a_report(tmp_path, values):
+    made, optimizer = begun(tmp_path)
+    log(made, optimizer, *values)
+    assert len(Page(made.write({"stopped by": "ValueError"}, {})).images) == 2
+
+
+def test_metrics_other_than_accuracy_are_drawn_and_speeds_are_not(tmp_path, figures):
+    made, optimizer = begun(tmp_path)
+    made.on_log(None, state(1), None, logs={"eval_f1": 0.5, "eval_loss": 1.0, "eval_runtime": 3.0, "note": "x"})
+    made.on_log(None, state(1), None, logs={"eval_samples_per_second": 3.0})
+    made.write({}, {})
+    assert [[line.get_label() for line in axis.lines] for axis in figures[-1]] == [["eval_loss"], ["eval_f1"]]
+
+
+def test_the_rates_of_all_layers_are_drawn(tmp_path, figures):
+    schedule = paddle.optimizer.lr.LinearWarmup(0.1, 2, 0.0, 0.1)
+    made, optimizer = begun(tmp_path, learning_rate=schedule)
+    for step in (1, 2, 3):
+        log(made, optimizer, 0.5, first=step)
+        schedule.step()
+    page = Page(made.write({}, {}))
+    (axis,) = figures[0]
+    drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines]
+    rates = [0.0, 0.05, 0.1]
+    for (steps, heights), ratio in zip(drawn, [0.125, 0.25, 0.5, 1.0]):
+        assert steps == [1, 2, 3] and heights == pytest.approx([ratio * rate for rate in rates])
+    assert len(drawn) == 4
+    assert [row[4] for row in page.tables[1]] == ["lr peak", "0.0125", "0.025", "0.05", "0.1"]
+
+
+def test_frozen_layers_have_a_rate_of_zero(tmp_path, figures):
+    model = common.tiny_model()
+    for name, param in model.named_parameters():
+        param.stop_gradient = "embeddings" in name
+    made, optimizer = begun(tmp_path, model)
+    log(made, optimizer, 0.5)
+    made.write({}, {})
+    assert list(figures[0][0].lines[0].get_ydata()) == [0.0] and list(figures[0][0].lines[1].get_ydata()) != [0.0]
+
+
+@pytest.mark.skipif(common.FORMERS, reason="PaddleFormers has no BART")
+def test_every_tower_has_a_panel(tmp_path, figures):
+    from paddlenlp.transformers import BartConfig, BartForSequenceClassification
+
+    sizes = {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 64}
+    depths = {"encoder_layers": 1, "decoder_layers": 3, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    made, optimizer = begun(tmp_path, BartForSequenceClassification(BartConfig(**sizes, **depths, num_labels=2)))
+    log(made, optimizer, 0.5)
+    made.write({}, {})
+    encoder, decoder = figures[0]
+    assert encoder.get_title() == "bart.encoder.encoder.layers"
+    assert decoder.get_title() == "bart.decoder.decoder.layers"
+    assert encoder.get_ylim() == decoder.get_ylim()
+    expected = {}  # the rates of a panel: the tower's own and those of what both share
+    for row in made._table.rows:
+        for tower in [row.tower] if row.tower else made.layers.towers:
+            expected.setdefault(tower, []).append(0.1 * row.ratio[1])
+    for axis in (encoder, decoder):
+        heights = [line.get_ydata()[0] for line in axis.lines]
+        assert sorted(heights) == pytest.approx(sorted(expected[axis.get_title()]))
+
+
+@pytest.mark.parametrize("panels", [1, 2, 3, 5])
+def test_panels_go_two_in_a_row(panels):
+    seen = []
+    assert report._image("alt", lambda axes: seen.extend(axes), panels=panels).startswith('<img alt="alt" src="data:')
+    assert len(seen) == panels == len(seen[0].figure.axes)
+
+
+# --- crashes, resumes, several processes ---
+
+
+def test_a_resume_keeps_what_came_before_its_checkpoint_and_no_more(tmp_path):
+    made, optimizer = begun(tmp_path)
+    log(made, optimizer, 1.0, 0.9, 0.8, 0.7)
+    with open(tmp_path / "history.jsonl", "a") as file:
+        file.write('{"step": 5, "lo')  # killed while it wrote
+    again = RunReport(str(tmp_path), "title", made.layers)
+    assert [line["step"] for line in again.history()] == [1, 2, 3, 4]
+    again.on_train_begin(None, state(2), None, optimizer=optimizer)
+    log(again, optimizer, 0.81, 0.71, first=3)
+    assert [line["loss"] for line in again.history()] == [1.0, 0.9, 0.81, 0.71]
+    fresh = RunReport(str(tmp_path), "title", made.layers)
+    fresh.on_train_begin(None, state(0), None, optimizer=optimizer)
+    assert fresh.history() == []
+
+
+def test_a_crash_while_the_history_is_rewritten_loses_nothing(tmp_path, monkeypatch):
+    made, optimizer = begun(tmp_path)
+    log(made, optimizer, 1.0, 0.9)
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report.os, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        made.on_train_begin(None, state(2), None, optimizer=optimizer)
+    assert [line["loss"] for line in made.history()] == [1.0, 0.9]
+
+
+def test_the_rates_after_the_last_log_are_kept(tmp_path):
+    made, optimizer = begun(tmp_path)
+    log(made, optimizer, 1.0)
+    for _ in range(3):
+        made.on_step_begin(None, state(), None, optimizer=optimizer)
+    made.on_train_end(None, state(4), None)
+    made.on_log(None, state(4), None, logs={"eval_loss": 0.5})  # of the best model, perhaps of step 1
+    assert made.history()[1:] == [{"step": 4, "learning_rates": [0.1, 0.1, 0.1]}]
+
+
+def test_only_the_main_process_writes(tmp_path):
+    made, optimizer = begun(tmp_path / "run", main=False)
+    log(made, optimizer, 1.0)
+    made.on_train_end(None, state(1), None)
+    assert made.write({}, {}) is None
+    assert not (tmp_path / "run").exists()
+
+
+def test_before_training_there_is_nothing_to_write(tmp_path):
+    made = RunReport(str(tmp_path / "run"), "title", LayerMap.from_model(common.tiny_model()))
+    assert made.write({}, {}) is None
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_history_is_plain_json_lines(tmp_path):
+    made, optimizer = begun(tmp_path)
+    made.on_log(None, state(1), None, logs={"loss": paddle.to_tensor(1.0).numpy()[()], "eval_text": "no number"})
+    (line,) = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"step": 1, "loss": 1.0, "learning_rates": []}
