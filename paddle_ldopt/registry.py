@@ -70,7 +70,7 @@ def optimizer_class(name):
     if name not in REGISTRY:
         close = difflib.get_close_matches(str(name), REGISTRY, 1)
         raise ValueError(
-            f"`name` must be one of {', '.join(map(repr, REGISTRY))}{f': {close[0]!r}?' if close else '.'} "
+            f"`name` must be one of {', '.join(map(repr, REGISTRY))}{f'; the nearest is {close[0]!r}' if close else ''}. "
             f"Received: name={name!r}"
         )
     return REGISTRY[name].cls

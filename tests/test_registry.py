@@ -1,0 +1,95 @@
+"""The table of optimizers, and `create`."""
+
+import numpy as np
+import paddle
+import pytest
+
+import paddle_ldopt as ldopt
+from paddle_ldopt.registry import REGISTRY
+
+
+class Net(paddle.nn.Layer):
+    """An embedding, two blocks with norms, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = paddle.nn.Embedding(6, 4)
+        self.blocks = paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0) for _ in range(2)])
+        self.head = paddle.nn.Linear(4, 3)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+RATES = {"came": {"learning_rate": 0.01}, "lamb": {"learning_rate": 0.01}}
+
+
+def step(model, opt):
+    model(paddle.to_tensor([[1, 2, 3]])).square().mean().backward()
+    opt.step()
+    opt.clear_grad()
+
+
+def test_the_table_holds_every_optimizer_once():
+    assert ldopt.list_optimizers() == ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"]
+    assert [ldopt.optimizer_class(name).__name__.lower() for name in REGISTRY] == list(REGISTRY)
+    assert all(isinstance(info, ldopt.OptimizerInfo) and info.summary for info in REGISTRY.values())
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_create_trains_each_layer_at_its_rate(name):
+    model = Net()
+    model.head.bias.stop_gradient = True
+    opt = ldopt.create(name, model, layerwise_decay=0.5, **RATES.get(name, {}))
+    assert opt.layerwise_ratio(model.embed.weight) == 0.125
+    assert opt.layerwise_ratio(model.blocks[1].linear1.weight) == 0.5
+    before = {n: p.numpy().copy() for n, p in model.named_parameters()}
+    step(model, opt)
+    moved = {n for n, p in model.named_parameters() if not np.array_equal(p.numpy(), before[n])}
+    assert "head.bias" not in moved and {"embed.weight", "head.weight", "blocks.0.linear1.weight"} <= moved
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_create_decays_neither_biases_nor_norms(name):
+    model, info = Net(), REGISTRY[name]
+    for block in model.blocks:
+        block.norm1.weight.set_value(paddle.full([4], 2.0))
+    opt = ldopt.create(name, model, **RATES.get(name, {}), **{info.weight_decay: 0.5})
+    for p in model.parameters():
+        p.grad = paddle.zeros_like(p)
+    before = {n: p.numpy().copy() for n, p in model.named_parameters()}
+    opt.step()
+    decayed = {n for n, p in model.named_parameters() if not np.array_equal(p.numpy(), before[n])}
+    assert decayed == {n for n, p in model.named_parameters() if p.ndim > 1}
+
+
+def test_create_takes_rules_and_a_whole_decay():
+    model = Net()
+    rule = ldopt.LayerDecay(0.5, min_ratio=0.3, head_ratio=2.0)
+    opt = ldopt.create("adamwdl", model, layerwise_decay=rule, rules={"embed": "head"})
+    assert [opt.layerwise_ratio(p) for p in (model.embed.weight, model.blocks[0].norm1.bias)] == [2.0, 0.3]
+
+
+def test_create_takes_a_model_without_blocks_if_there_is_no_decay():
+    model = paddle.nn.Linear(2, 2)
+    assert ldopt.create("lamb", model, learning_rate=0.1).layerwise_ratio(model.weight) == 1.0
+    with pytest.raises(ValueError, match="no stack of blocks"):
+        ldopt.create("lamb", model, learning_rate=0.1, layerwise_decay=0.5)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, match",
+    [
+        ({"name": "camel"}, ValueError, "'adamweightdecay'; the nearest is 'came'. Received: name='camel'"),
+        ({"name": None}, ValueError, "Received: name=None"),
+        ({"rules": {"a": 1}}, ValueError, "`rules` have no effect without a layer-wise decay"),
+        ({"momentum": 0.9}, TypeError, "momentum"),
+        ({"layerwise_decay": 2.0}, ValueError, "Received: layerwise_decay=2.0"),
+    ],
+)
+def test_bad_calls(arguments, error, match):
+    with pytest.raises(error, match=match):
+        ldopt.create(**{"name": "adamwdl", "model": Net(), **arguments})
