@@ -581,9 +581,9 @@ BAD = [
     ({"beta1": True}, TypeError, "`beta1` must be a number. Received: beta1=True"),
     ({"weight_decay": -0.1}, ValueError, r"`weight_decay` must be in \[0, inf\). Received: weight_decay=-0.1"),
     ({"weight_decay": "0.1"}, TypeError, "`weight_decay` must be a number. Received: weight_decay='0.1'"),
-    ({"scale_parameter": 1}, TypeError, "`scale_parameter` must be True or False. Received: scale_parameter=1"),
-    ({"relative_step": None}, TypeError, "`relative_step` must be True or False. Received: relative_step=None"),
-    ({"warmup_init": "no"}, TypeError, "`warmup_init` must be True or False. Received: warmup_init='no'"),
+    ({"scale_parameter": 1}, TypeError, "`scale_parameter` must be a bool. Received: scale_parameter=1"),
+    ({"relative_step": None}, TypeError, "`relative_step` must be a bool. Received: relative_step=None"),
+    ({"warmup_init": "no"}, TypeError, "`warmup_init` must be a bool. Received: warmup_init='no'"),
 ]
 
 

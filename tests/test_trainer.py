@@ -18,6 +18,7 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 import paddle_ldopt as ldopt
 from paddle_ldopt.display import applied_ratios
 from paddle_ldopt.hooks import LayerwiseMixin
+from paddle_ldopt.registry import REGISTRY
 from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptTrainerMixin, OptimizerName
 
 EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
@@ -162,7 +163,7 @@ def test_a_floor_and_freezing_exclude_each_other(tmp_path):
 
 
 def test_an_unknown_optimizer_is_told_ours_too(tmp_path):
-    with pytest.raises(ValueError, match="adamw.*paddle_ldopt's own: 'adamwdl'. Received: optim='none such'$"):
+    with pytest.raises(ValueError, match="adamw.*paddle_ldopt's own: 'adamwdl'.*Received: optim='none such'$"):
         common.arguments(tmp_path, optim="none such")
 
 
@@ -529,7 +530,9 @@ def test_passed_optimizers_that_would_not_do_as_told(tmp_path, kind, scheduler, 
     assert common.same(before, common.weights(model))
 
 
-def test_an_optimizer_that_only_a_subclass_knows(tmp_path):
+def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
+    monkeypatch.delitem(REGISTRY, "adafactor")  # the Trainer's enum has the name, and the Trainer no optimizer for it
+
     class Theirs(common.Trainer):
         def create_optimizer(self, lr_scheduler=None):
             if self.optimizer is None:
