@@ -40,7 +40,8 @@ test-slow: $(STAMP) ## Run the tests that take minutes too
 
 test-nlp2: ## Run the Trainer tests on PaddleNLP 2.8.1, in a venv of its own
 	$(MAKE) $(VENV)-nlp2/.installed-nlp2 VENV=$(VENV)-nlp2
-	$(VENV)-nlp2/bin/python -m pytest tests/test_trainer.py tests/test_trainer_resume.py $(ARGS)
+	$(VENV)-nlp2/bin/python -m pytest tests/test_trainer.py tests/test_trainer_resume.py tests/test_trainer_schedules.py \
+		tests/test_callbacks.py $(ARGS)
 $(VENV)/.installed-nlp2: setup.cfg
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -U pip setuptools wheel

@@ -8,12 +8,35 @@ except ImportError as error:
         f"your CUDA version. Received: {error}"
     ) from error
 
+from .accumulation import GradientAccumulator
 from .decay import LayerDecay, apply_layerwise_decay, reset_layerwise_decay
 from .hooks import layerwise_lr_decay
 from .layers import Layer, LayerMap
 from .optimizers import Adafactor, AdafactorSchedule, AdamWDL, AdamWeightDecay, Came, Lamb
 from .registry import OptimizerInfo, create, list_optimizers, optimizer_class
+from .schedules import (
+    GreedyLR,
+    MetricSchedule,
+    ReduceLROnPlateau,
+    RuleSchedule,
+    SchedulerType,
+    get_constant_schedule,
+    get_constant_schedule_with_cool_down,
+    get_constant_schedule_with_warmup,
+    get_cosine_schedule_with_warmup,
+    get_cosine_with_hard_restarts_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
+    get_greedy_schedule,
+    get_inverse_sqrt_schedule,
+    get_linear_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
+    get_reduce_on_plateau_schedule,
+    get_scheduler,
+    get_wsd_schedule,
+)
 from .version import __version__
+from .warmup import WarmUp, create_optimizer
 from .weight_decay import decayed_parameter_names
 
 __all__ = [
@@ -22,15 +45,37 @@ __all__ = [
     "AdamWDL",
     "AdamWeightDecay",
     "Came",
+    "GradientAccumulator",
+    "GreedyLR",
     "Lamb",
     "Layer",
     "LayerDecay",
     "LayerMap",
+    "MetricSchedule",
     "OptimizerInfo",
+    "ReduceLROnPlateau",
+    "RuleSchedule",
+    "SchedulerType",
+    "WarmUp",
     "__version__",
     "apply_layerwise_decay",
     "create",
+    "create_optimizer",
     "decayed_parameter_names",
+    "get_constant_schedule",
+    "get_constant_schedule_with_cool_down",
+    "get_constant_schedule_with_warmup",
+    "get_cosine_schedule_with_warmup",
+    "get_cosine_with_hard_restarts_schedule_with_warmup",
+    "get_cosine_with_min_lr_schedule_with_warmup",
+    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+    "get_greedy_schedule",
+    "get_inverse_sqrt_schedule",
+    "get_linear_schedule_with_warmup",
+    "get_polynomial_decay_schedule_with_warmup",
+    "get_reduce_on_plateau_schedule",
+    "get_scheduler",
+    "get_wsd_schedule",
     "layerwise_lr_decay",
     "list_optimizers",
     "optimizer_class",

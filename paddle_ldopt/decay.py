@@ -58,7 +58,7 @@ class LayerDecay:
 
     def __post_init__(self):
         object.__setattr__(self, "layerwise_decay", check_decay(self.layerwise_decay))
-        if self.convention not in CONVENTIONS:
+        if not isinstance(self.convention, str) or self.convention not in CONVENTIONS:
             known = ", ".join(map(repr, CONVENTIONS))
             raise ValueError(f"`convention` must be one of {known}. Received: convention={self.convention!r}")
         for field in ("min_ratio", "head_ratio", "freeze_below"):

@@ -1,6 +1,7 @@
 """The layer table and its plot: what each layer gets, read back from what the optimizer really uses."""
 
 import copy
+import csv
 import dataclasses
 import io
 import math
@@ -11,7 +12,21 @@ import paddle
 
 from .hooks import parameters_of, unwrap
 
-__all__ = ["LayerRow", "LayerTable", "applied_ratios", "peak_learning_rate"]
+__all__ = [
+    "LayerRow",
+    "LayerTable",
+    "applied_ratios",
+    "applied_rates",
+    "follows_metric",
+    "peak_learning_rate",
+    "plot_schedule",
+    "schedule_rates",
+    "short_names",
+    "text_plot",
+    "write_schedule",
+]
+
+MOST_POINTS = 10_000  # of a schedule in a file: beyond that, every k-th step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +121,7 @@ class LayerTable:
 
     def cells(self):
         """Return the header and the rows as text; columns about which nothing is known are left out."""
-        prefix = _short_names([row.tower for row in self.rows])
+        prefix = short_names([row.tower for row in self.rows])
         columns = {
             "layer": [prefix[row.tower] + row.label for row in self.rows],
             "tensors": [str(row.tensors) for row in self.rows],
@@ -130,6 +145,20 @@ def applied_ratios(optimizer):
         optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
     """
     return {name: factor for name, (factor, _) in _rate_parts(optimizer).items()}
+
+
+def applied_rates(optimizer, learning_rate=None):
+    """Return tensor name -> the rate that the optimizer's next step would use for it; 0 if it would not touch it.
+
+    Args:
+        optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
+        learning_rate (float, optional): the optimizer's rate to reckon with; the one of now if None.
+    """
+    optimizer = unwrap(optimizer)
+    now = float(optimizer.get_lr() if learning_rate is None else learning_rate)
+    parts = _rate_parts(optimizer)
+    frozen = {p.name for p in parameters_of(optimizer) if p.stop_gradient}
+    return {name: 0.0 if name in frozen else factor * now + constant for name, (factor, constant) in parts.items()}
 
 
 def _rate_parts(optimizer):
@@ -159,12 +188,17 @@ def peak_learning_rate(learning_rate, num_steps=None):
         return float(learning_rate)
     schedule = copy.deepcopy(learning_rate)
     peak = schedule.last_lr
-    if isinstance(schedule, paddle.optimizer.lr.ReduceOnPlateau):
-        return peak  # it only ever falls
+    if follows_metric(schedule):
+        return peak  # what it will be is not known; most only ever fall
     for _ in range(num_steps or max(10_000, 2 * getattr(schedule, "warmup_steps", 0))):
         schedule.step()
         peak = max(peak, schedule.last_lr)
     return float(peak)
+
+
+def follows_metric(schedule):
+    """Say whether a schedule, Paddle's or ours, is stepped with a metric, so that its rates are not known before."""
+    return hasattr(schedule, "num_bad_epochs")
 
 
 def rates_of_optimizer(optimizer):
@@ -177,7 +211,8 @@ def rates_of_optimizer(optimizer):
         rate = factor * now + constant
         ratio = rate / now if constant and now else factor
         frozen = bool(param.stop_gradient) or (factor == 0 and constant == 0)
-        rates[param.name] = Rate(ratio, rate, factor * peak + constant, is_decayed(optimizer, param), frozen)
+        shown = getattr(optimizer, "shown_rate", lambda *args: None)(param, factor) or (rate, factor * peak + constant)
+        rates[param.name] = Rate(ratio, *shown, is_decayed(optimizer, param), frozen)  # type: ignore[call-arg]
     return rates
 
 
@@ -219,12 +254,141 @@ def is_decayed(optimizer, param):
     return any(c != 0 for c in coefficients)
 
 
+def schedule_rates(schedule, num_steps):
+    """Return the rates of the first `num_steps` steps of a schedule from where it stands, and where that is.
+
+    A schedule that stands further on is wound back to step 0 if its rates are then what they were (a copy that is
+    stepped from 0 arrives at the rate of now); if not, its rates are those from now on.
+
+    Args:
+        schedule (LRScheduler): it is not changed: a copy is stepped.
+        num_steps (int): step at which the training ends.
+
+    Returns:
+        tuple[int, list[float]]: the first step, and the rates from it to step `num_steps` - 1.
+    """
+    start = min(max(int(schedule.last_epoch), 0), num_steps)
+    if start:
+        again = copy.deepcopy(schedule)
+        again.step(0)
+        rates = _step_through(again, num_steps)
+        if again.last_epoch == num_steps and start < num_steps and math.isclose(rates[start], schedule.last_lr):
+            return 0, rates
+    return start, _step_through(copy.deepcopy(schedule), num_steps - start)
+
+
+def _step_through(schedule, num_steps):
+    rates = []
+    for _ in range(num_steps):
+        rates.append(float(schedule.last_lr))
+        schedule.step()
+    return rates
+
+
+def _points(count):
+    """Return the positions that are shown of `count`: all, or every k-th and the last."""
+    return [*range(0, count - 1, math.ceil(count / MOST_POINTS)), count - 1] if count else []
+
+
+def write_schedule(path, first, series):
+    """Write the rate of every layer by step as CSV; every k-th step if there are more than 10,000.
+
+    Args:
+        path (str): the file.
+        first (int): step of the first rate.
+        series (dict[str, list[float]]): layer -> its rates.
+    """
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", *series])
+        for i in _points(len(next(iter(series.values())))):
+            writer.writerow([first + i, *(repr(rates[i]) for rates in series.values())])
+
+
+def plot_schedule(path, first, series):
+    """Draw the rate of every layer by step, from the embeddings (light) to the head (dark).
+
+    Args:
+        path (str): the file; its ending decides the format (.png, .svg, .pdf).
+        first (int): step of the first rate.
+        series (dict[str, list[float]]): layer -> its rates.
+
+    Raises:
+        ValueError: another ending.
+    """
+    check_picture(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for i, (label, rates) in enumerate(series.items()):
+        named = label if i in (0, len(series) - 1) else None
+        shade, shown = str(0.8 * (1 - (i + 1) / len(series))), _points(len(rates))
+        axes.plot([first + j for j in shown], [rates[j] for j in shown], color=shade, lw=1.2, label=named)
+    axes.set_xlabel("step")
+    axes.set_ylabel("learning rate")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    return os.fspath(path)
+
+
+def text_plot(first, series, width=72, height=12):
+    """Return a plot of rates by step in plain characters: "*" for the last of the series, "." for the others.
+
+    Args:
+        first (int): step of the first rate.
+        series (dict[str, list[float]]): name -> rates, as many in each; at least one.
+        width (int, optional): columns of the plot, its axis aside.
+        height (int, optional): its rows.
+
+    Examples:
+        .. code-block:: python
+
+            >>> from paddle_ldopt.display import text_plot
+            >>> print(text_plot(0, {"lr": [0.0, 1.0, 2.0, 1.0, 0.0]}, width=5, height=3))
+               2 |  *
+               1 | * *
+               0 |*   *
+                 +-----
+                  0..4
+    """
+    count = len(next(iter(series.values())))
+    width = min(width, count)
+    top = max((max(rates) for rates in series.values()), default=0.0) or 1.0
+    grid = [[" "] * width for _ in range(height)]
+    for i, rates in enumerate(series.values()):
+        for column in range(width):
+            part = rates[column * count // width : max((column + 1) * count // width, column * count // width + 1)]
+            # all that lies in the column: a restart within it must not be lost
+            low, high = (round(value / top * (height - 1)) for value in (min(part), max(part)))
+            for row in range(low, high + 1):
+                grid[height - 1 - row][column] = "*" if i == len(series) - 1 else "."
+    labels = {0: f"{top:.3g}", height // 2: f"{top * (height - 1 - height // 2) / (height - 1):.3g}", height - 1: "0"}
+    margin = max(4, *map(len, labels.values()))
+    lines = [f"{labels.get(i, ''):>{margin}} |{''.join(row)}".rstrip() for i, row in enumerate(grid)]
+    names = list(series)
+    legend = [f"  * {names[-1]}" + (f"   . {names[0]} and what is between" if len(names) > 1 else "")]
+    return "\n".join(
+        [*lines, f"{'':>{margin}} +{'-' * width}", f"{'':>{margin}}  {first}..{first + count - 1}"]
+        + (legend if len(names) > 1 else [])
+    )
+
+
+def check_picture(path):
+    """Raise ValueError if the ending of `path` is no format that can be drawn."""
+    if os.path.splitext(os.fspath(path))[1].lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"`path` must end in .png, .svg or .pdf. Received: path={os.fspath(path)!r}")
+
+
 def plot_table(table, path):
     """Draw a `LayerTable` as one line a tower into a file; the ending decides the format."""
     import matplotlib
 
-    if os.path.splitext(os.fspath(path))[1].lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"`path` must end in .png, .svg or .pdf. Received: path={os.fspath(path)!r}")
+    check_picture(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -307,7 +471,7 @@ def _count(elements):
     return str(elements)
 
 
-def _short_names(towers):
+def short_names(towers):
     """Return tower -> what tells it from the others, with a space behind it; "" if there is one tower only."""
     named = list(dict.fromkeys(tower for tower in towers if tower))
     if len(named) < 2:

@@ -13,11 +13,13 @@ import math
 import os
 import re
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
 import paddle
 
+_GROUP_KEYS = {"params", "learning_rate", "grad_clip", "dygraph_key_name"}  # the last is ernie-m's, and only a label
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
 __all__ = ["LayerwiseMixin", "adapt_hook", "check_decay", "check_ratio", "layerwise_lr_decay"]
@@ -157,7 +159,8 @@ def _bind(hook, settings):
         for p in signature.parameters.values()
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
-    if len(required) == 1:
+    positional = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(required) == 1 and not (len(positional) == 4 and positional[-1] == "param"):
         only = required[0]
         if only.kind is only.KEYWORD_ONLY:  # partial(rule, decay_rate=..., name_dict=..., n_layers=...)
             return lambda param: hook(**{only.name: param})
@@ -174,7 +177,7 @@ def _bind(hook, settings):
 
 def ratio_fn(layers, layerwise_decay):
     """Return `layers.ratio_fn(layerwise_decay)`, raise if `layers` is no LayerMap."""
-    if not hasattr(layers, "ratio_fn"):
+    if not hasattr(layers, "ratio_fn") or isinstance(layers, type):
         raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
     return layers.ratio_fn(layerwise_decay)
 
@@ -205,20 +208,27 @@ class LayerwiseMixin(_Base):
         self.layerwise_decay, self.n_layers, self.set_param_lr_fun = layerwise_decay, n_layers, set_param_lr_fun
         params = None if parameters is None else flatten_groups(parameters)
         if params is not None and all(p.stop_gradient for p in params):
-            raise ValueError(
-                f"`parameters` holds no trainable parameter. Received: {len(params)} parameters, all frozen"
+            received = f"{len(params)} parameters, all frozen" if params else "parameters=[]"
+            raise ValueError(f"`parameters` holds no trainable parameter. Received: {received}")
+        if name_dict is not None and not isinstance(name_dict, Mapping):
+            raise TypeError(
+                "`name_dict` must map each parameter's `name` to its structured name. "
+                f"Received: name_dict of type {type(name_dict).__name__}"
             )
         documented_rule = set_param_lr_fun is layerwise_lr_decay and layers is None
         if layers is not None:
-            if not hasattr(layers, "ratio_fn"):
-                raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
             if set_param_lr_fun is not layerwise_lr_decay or name_dict is not None:
                 raise ValueError(
                     "`layers` takes the place of `name_dict` and `set_param_lr_fun`: give one or the other. "
                     f"Received: name_dict={_brief(name_dict)}, set_param_lr_fun={set_param_lr_fun!r}"
                 )
-            self._ratio_of = layers.ratio_fn(layerwise_decay)
+            self._ratio_of = ratio_fn(layers, layerwise_decay)
         else:
+            if hasattr(layerwise_decay, "layerwise_decay"):
+                raise TypeError(
+                    "A LayerDecay as `layerwise_decay` needs `layers` beside it. "
+                    f"Received: layerwise_decay={layerwise_decay!r}, layers=None"
+                )
             decay = check_decay(layerwise_decay)
             if set_param_lr_fun is None or (documented_rule and name_dict is None):
                 if decay != 1.0:
@@ -230,6 +240,8 @@ class LayerwiseMixin(_Base):
                 return
             if documented_rule and decay == 1.0:  # every ratio is 1; `name_dict` may be there for its names alone
                 return
+            if documented_rule and (isinstance(n_layers, bool) or not isinstance(n_layers, int)):
+                raise TypeError(f"`n_layers` must be an integer. Received: n_layers={n_layers!r}")
             self._ratio_of = adapt_hook(set_param_lr_fun, decay, name_dict, n_layers)
         ratio_of = self._ratio_of
 
@@ -319,13 +331,59 @@ def parameters_of(optimizer):
     return flatten_groups(optimizer._parameter_list or [])
 
 
-def as_lists(parameters):
-    """Return an optimizer's `parameters` as a list, the "params" of its groups too: an iterator is read only once."""
-    groups = list(parameters)
-    for i, item in enumerate(groups):
-        if isinstance(item, dict) and not isinstance(item.get("params"), (paddle.Tensor, set, type(None))):
-            groups[i] = {**item, "params": list(item["params"])}
-    return groups
+def is_listed(parameters):
+    """Say whether `parameters` can be those of an optimizer: an iterable, but not a Tensor or a dict."""
+    return hasattr(parameters, "__iter__") and not isinstance(parameters, (paddle.Tensor, dict, str))
+
+
+def checked_parameters(parameters, options):
+    """Return an optimizer's `parameters` as a list, the "params" of its groups too: an iterator is read only once.
+
+    Args:
+        parameters (Iterable): parameters, or dicts with "params".
+        options (Iterable[str]): what a group may say beside Paddle's "learning_rate" and "grad_clip".
+
+    Raises:
+        TypeError: no parameters or groups; both; a set, which has no order; a group's rate that is no number.
+        ValueError: a group without "params" or with an unknown key; a rate out of range; a parameter twice.
+    """
+    if not is_listed(parameters):
+        raise TypeError(
+            "`parameters` must be a list of parameters or of parameter groups. "
+            f"Received: parameters of type {type(parameters).__name__}"
+        )
+    items = list(parameters)
+    groups = [_checked_group(item, options) for item in items if isinstance(item, dict)]
+    if groups and len(groups) < len(items):
+        raise TypeError("`parameters` must hold parameters or parameter groups. Received: both")
+    seen = set()
+    for param in flatten_groups(groups) if groups else items:
+        if not hasattr(param, "stop_gradient"):
+            raise TypeError(f"`parameters` must hold parameters. Received: {param!r} of type {type(param).__name__}")
+        if id(param) in seen:
+            raise ValueError(f"A parameter is in `parameters` twice. Received: '{param.name}'")
+        seen.add(id(param))
+    return groups or items
+
+
+def _checked_group(group, options):
+    if "params" not in group:
+        raise ValueError(f"A parameter group must have 'params'. Received: keys {list(group)}")
+    unknown = set(group) - _GROUP_KEYS - set(options)
+    if unknown:
+        known = ", ".join(map(repr, sorted({*_GROUP_KEYS, *options} - {"dygraph_key_name"})))
+        raise ValueError(
+            f"A parameter group has one of the keys {known}. Received: {', '.join(sorted(map(str, unknown)))}"
+        )
+    params, rate = group["params"], group.get("learning_rate", 1.0)
+    if isinstance(params, (set, str)):
+        raise TypeError(f"A group's 'params' must be an ordered collection. Received: {type(params).__name__}")
+    if not isinstance(rate, paddle.Tensor):  # a Tensor is Paddle's way to give an absolute rate
+        if isinstance(rate, bool) or not isinstance(rate, (int, float, np.integer, np.floating)):
+            raise TypeError(f"A group's 'learning_rate', a multiplier, must be a number. Received: {rate!r}")
+        if not (math.isfinite(rate) and rate >= 0):
+            raise ValueError(f"A group's 'learning_rate', a multiplier, must be at least 0. Received: {rate!r}")
+    return {**group, "params": params if hasattr(params, "stop_gradient") else list(params)}
 
 
 def flatten_groups(parameters):
@@ -333,7 +391,7 @@ def flatten_groups(parameters):
     out: list = []
     for item in parameters:
         params = item["params"] if isinstance(item, dict) else item
-        out.extend([params] if isinstance(params, paddle.Tensor) else params)
+        out.extend([params] if hasattr(params, "stop_gradient") else params)
     return out
 
 

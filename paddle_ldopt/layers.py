@@ -30,6 +30,7 @@ _EXCEPTIONS = {
     re.compile(r"\baudio_encoder\.batch_norm\."): 0,  # CLAP: of the spectrogram
     re.compile(r"\btransposed_convolution\."): "head",  # CLIPSeg: makes the logits
 }
+_COPY = re.compile(r"_deepcopy_\d+$")
 _RELATIVE_BIAS = re.compile(r"(^|\.)relative_attention_bias\b")
 
 
@@ -131,6 +132,11 @@ class LayerMap:
             own_names[tensor]: min((layers[n] for n in names), key=lambda layer: layer.index - layer.depth)
             for tensor, names in tied_names.items()
         }
+        if not rules and all(layer.index for layer in mapped.values()):  # neither name nor place told the embeddings
+            for sublayer in model.sublayers():
+                name = own_names.get(getattr(sublayer._parameters.get("weight"), "name", None))
+                if type(sublayer).__name__ == "Embedding" and name and mapped[name].index > mapped[name].depth:
+                    mapped[name] = Layer(mapped[name].tower, 0, mapped[name].depth)
         return cls({name: mapped[name] for name in own_names.values()}, towers, own_names, parameters)
 
     @property
@@ -147,12 +153,13 @@ class LayerMap:
         Raises:
             ValueError: no such parameter.
         """
-        layer = self._layers.get(self.name_dict.get(name, name))
+        known = name if name in self.name_dict else _COPY.sub("", name)  # Paddle renames parameters when it copies them
+        layer = self._layers.get(self.name_dict.get(known, name))
         if layer is None:
-            raise ValueError(
-                "The parameter is not in the LayerMap: build the map after the model is complete (LoRA, resized "
-                f"embeddings), from the model that is trained. Received: name='{name}'"
-            )
+            how = "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
+            if not self.name_dict:
+                how = "a map made by `from_names` has no `name_dict`: use `from_model` to give it to an optimizer"
+            raise ValueError(f"The parameter is not in the LayerMap: {how}. Received: name='{name}'")
         return layer
 
     def ratio_fn(self, layerwise_decay):
@@ -268,14 +275,19 @@ def _assign(names, rules):
         shared = [n for n in stack.numbers if _RELATIVE_BIAS.search(n)]
         if len(shared) == 1 < stack.depth:  # T5 keeps the bias that all blocks share in block 0
             layers[shared[0]] = Layer(stack.tower, 0, stack.depth)
+    starts = [i for i, name in enumerate(names) if isinstance(ruled.get(name), int) and ruled[name] > 0]
+    first_ruled = sum(name not in ruled for name in names[: starts[0]]) if starts else 0
     for position, name in enumerate(free):
         if name not in layers:
-            layers[name] = _outside(name, position, stacks, deepest)
+            layers[name] = _outside(name, position, stacks, deepest, first_ruled)
     return {name: layers[name] for name in names}, depths
 
 
-def _outside(name, position, stacks, deepest):
-    """Place a parameter that is in no stack: by what it is called, else by whether it precedes the blocks."""
+def _outside(name, position, stacks, deepest, first_ruled):
+    """Place a parameter that is in no stack: by what it is called, else by whether it precedes the blocks.
+
+    `first_ruled` is the position of the first block that the user's rules place, which counts where there is no stack.
+    """
     path = name.split(".")[:-1]
 
     def common(stack):
@@ -293,7 +305,8 @@ def _outside(name, position, stacks, deepest):
     if exception == 0 or _EMBEDDING.search(local):
         return Layer(tower, 0, depth)
     # parameters of a model itself (`logit_scale`) come before all its sublayers' and their place says nothing
-    before = bool(path) and len(path) > near and bool(nearest) and position < min(stack.first for stack in nearest)
+    first = min((stack.first for stack in nearest), default=first_ruled)
+    before = bool(path) and len(path) > near and position < first
     return Layer(tower, 0 if before else depth + 1, depth)
 
 
@@ -348,7 +361,10 @@ def _rules_from_dict(rules):
             if match:
                 if not isinstance(layer, str) or layer in ("embeddings", "head"):
                     return layer
-                number = match.expand(layer)
+                try:
+                    number = match.expand(layer)
+                except (re.error, IndexError) as error:
+                    raise ValueError(f"`rules` has a bad template ({error}). Received: {layer!r}") from error
                 return int(number) + 1 if number.isdigit() else number
         return None
 

@@ -23,6 +23,7 @@ class OptimizerInfo:
         weight_decay (str): what the class calls its weight decay.
         trainer (dict[str, str]): argument of the class -> field of a Trainer's arguments that it is taken from.
         external_rate (dict): arguments it needs to take its rate from outside.
+        own_exclusion (tuple[str]): arguments by which it says itself what is decayed.
     """
 
     cls: type
@@ -30,11 +31,16 @@ class OptimizerInfo:
     weight_decay: str = "weight_decay"
     trainer: dict = dataclasses.field(default_factory=dict)
     external_rate: dict = dataclasses.field(default_factory=dict)
+    own_exclusion: tuple = ()
 
 
 REGISTRY = {
     "adamwdl": OptimizerInfo(AdamWDL, "AdamW, layer by layer: the choice for fine-tuning; 8 bytes", trainer=_ADAM),
-    "came": OptimizerInfo(Came, "large language models in half of AdamW's memory; needs a warm-up; 4 bytes"),
+    "came": OptimizerInfo(
+        Came,
+        "large language models in half of AdamW's memory; needs a warm-up; 4 bytes",
+        trainer={"beta1": "adam_beta1"},
+    ),
     "lamb": OptimizerInfo(
         Lamb, "batches of thousands; 8 bytes", trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"}
     ),
@@ -47,6 +53,7 @@ REGISTRY = {
         AdamWeightDecay,
         "numbers of TensorFlow's BERT fine-tuning; 8 bytes",
         weight_decay="weight_decay_rate",
+        own_exclusion=("include_in_weight_decay", "exclude_from_weight_decay"),
         trainer={"beta_1": "adam_beta1", "beta_2": "adam_beta2", "epsilon": "adam_epsilon"},
     ),
 }
@@ -68,11 +75,8 @@ def list_optimizers():
 def optimizer_class(name):
     """Return the class of an optimizer of ours by its name; raise ValueError if none has it."""
     if name not in REGISTRY:
-        close = difflib.get_close_matches(str(name), REGISTRY, 1)
-        raise ValueError(
-            f"`name` must be one of {', '.join(map(repr, REGISTRY))}{f'; the nearest is {close[0]!r}' if close else ''}. "
-            f"Received: name={name!r}"
-        )
+        close = "".join(f"; the nearest is {near!r}" for near in difflib.get_close_matches(str(name), REGISTRY, 1))
+        raise ValueError(f"`name` must be one of {', '.join(map(repr, REGISTRY))}{close}. Received: name={name!r}")
     return REGISTRY[name].cls
 
 
@@ -104,11 +108,21 @@ def create(name, model, layerwise_decay=1.0, rules=None, **arguments):
             >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
             0.125
     """
-    cls = optimizer_class(name)
-    arguments.setdefault("parameters", [p for p in model.parameters() if not p.stop_gradient])
-    arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
-    if as_rule(layerwise_decay) != LayerDecay(1.0):
-        return cls(layers=LayerMap.from_model(model, rules), layerwise_decay=layerwise_decay, **arguments)
-    if rules is not None:
-        raise ValueError(f"`rules` have no effect without a layer-wise decay. Received: rules={rules!r}")
+    cls, info = optimizer_class(name), REGISTRY[name]
+    if "params" not in arguments:
+        arguments.setdefault("parameters", [p for p in model.parameters() if not p.stop_gradient])
+    if not any(arguments.get(argument) for argument in info.own_exclusion):
+        arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
+    if "learning_rate" in arguments or "lr" in arguments:
+        arguments = {**info.external_rate, **arguments}
+    decays = as_rule(layerwise_decay) != LayerDecay(1.0)
+    if rules is not None and (not decays or "layers" in arguments):
+        raise ValueError(
+            f"`rules` have no effect without a layer-wise decay, or beside `layers`. Received: rules={rules!r}"
+        )
+    if decays:
+        arguments.setdefault("layers", LayerMap.from_model(model, rules))
+        return cls(layerwise_decay=layerwise_decay, **arguments)
+    if "layers" not in arguments and "set_param_lr_fun" not in arguments:
+        arguments.setdefault("name_dict", {param.name: name for name, param in model.named_parameters()})
     return cls(**arguments)

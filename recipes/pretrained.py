@@ -146,7 +146,7 @@ def _load_minilm(overrides):
 
 def _build_untrained(name, overrides):
     model_class, vocabulary = _model_class(name), load_tokenizer("minilm")
-    special = {"pad_token_id": vocabulary.pad_token_id, "eos_token_id": vocabulary.sep_token_id}  # BART pools at the end
+    special = {"pad_token_id": vocabulary.pad_token_id, "eos_token_id": vocabulary.sep_token_id}
     base = {**SMALL_CONFIG, "vocab_size": len(vocabulary), **special}
     try:
         model = model_class(_config(model_class.config_class, base, overrides))

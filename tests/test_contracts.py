@@ -468,6 +468,14 @@ def test_static_program(name):
         ({"set_param_lr_fun": lambda p: -1.0}, ValueError, "Received: -1.0"),
         ({"set_param_lr_fun": lambda a, b: 1.0}, TypeError, "must take"),
         ({"layers": {}}, TypeError, "must be a LayerMap"),
+        ({"layers": ldopt.LayerMap}, TypeError, "must be a LayerMap. Received: layers=type"),
+        ({"layerwise_decay": ldopt.LayerDecay(0.5)}, TypeError, "needs `layers` beside it"),
+        (
+            {"name_dict": ["a"], "layerwise_decay": 0.5},
+            TypeError,
+            "`name_dict` must map .*Received: name_dict of type list",
+        ),
+        ({"apply_decay_param_fun": {"a"}}, TypeError, "must be callable. Received: apply_decay_param_fun"),
         ({"grad_clip": 1.0}, TypeError, "grad_clip"),
     ],
 )
@@ -489,10 +497,49 @@ def test_no_trainable_parameter(name):
 
 
 @every_optimizer
-def test_a_group_with_an_unknown_option(name):
-    if name == "adamwdl":  # Paddle's AdamW takes groups as they come
-        return
+@pytest.mark.parametrize(
+    "spoil, error, match",
+    [
+        (lambda p: [{"params": p, "betas": (0.9, 0.99)}], ValueError, "has one of the keys .*Received: betas"),
+        (lambda p: [{"learning_rate": 1.0}], ValueError, "must have 'params'"),
+        (lambda p: [{"params": p, "learning_rate": -1.0}], ValueError, "must be at least 0. Received: -1.0"),
+        (lambda p: [{"params": p, "learning_rate": float("nan")}], ValueError, "must be at least 0. Received: nan"),
+        (lambda p: [{"params": p, "learning_rate": "x"}], TypeError, "must be a number. Received: 'x'"),
+        (lambda p: [{"params": p, "weight_decay": -1.0}], ValueError, "weight_decay.*Received: .*-1.0"),
+        (lambda p: [{"params": p[:1]}, *p[1:]], TypeError, "Received: both"),
+        (lambda p: [{"params": set(p)}], TypeError, "ordered collection. Received: set"),
+        (lambda p: [*p, p[0]], ValueError, "twice. Received: '"),
+        (lambda p: [(q.name, q) for q in p], TypeError, "must hold parameters( or dicts)?. Received: "),
+        (lambda p: [q.name for q in p], TypeError, "must hold parameters( or dicts)?. Received: "),
+        (lambda p: p[0], TypeError, "must be a list of parameters|Received: parameters of type"),
+        (lambda p: 1e-3, TypeError, "must be a list of parameters or of parameter groups. Received"),
+    ],
+)
+def test_bad_parameters_are_refused_before_anything_changes(name, spoil, error, match):
     arrays, _ = bert_like()
     params, _ = make_params(arrays)
-    with pytest.raises(ValueError, match="Received: betas"):
-        make(name, [{"params": list(params.values()), "betas": (0.9, 0.99)}])
+    with pytest.raises(error, match=match):
+        make(name, spoil(list(params.values())))
+    assert all(p.optimize_attr["learning_rate"] == 1.0 and p.regularizer is None for p in params.values())
+
+
+@every_optimizer
+def test_an_iterator_in_a_group_is_read_once(name):
+    arrays, grads = bert_like(steps=2)
+    want = run(name, arrays, grads)
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        same(take_steps(make(name, iter([{"params": iter(list(params.values()))}])), params, grads), want)
+
+
+@every_optimizer
+def test_sparse_gradients_are_refused_before_anything_changes(name):
+    if name == "adamwdl":  # Paddle's kernel takes them
+        return
+    dense, sparse = paddle.nn.Linear(3, 3), paddle.nn.Embedding(5, 3, sparse=True)
+    opt = make(name, [*dense.parameters(), *sparse.parameters()])
+    before = dense.weight.numpy().copy()
+    dense(sparse(paddle.to_tensor([1, 2]))).sum().backward()
+    with pytest.raises(TypeError, match="needs dense gradients.*Received: a sparse gradient of"):
+        opt.step()
+    np.testing.assert_array_equal(dense.weight.numpy(), before)

@@ -47,6 +47,7 @@ def test_floor_head_and_freezing():
         ({"layerwise_decay": 1.01}, ValueError, "Received: layerwise_decay=1.01"),
         ({"layerwise_decay": None}, TypeError, "Received: layerwise_decay=None"),
         ({"convention": "beit2"}, ValueError, "'paddlenlp', 'electra', 'xlnet'. Received: convention='beit2'"),
+        ({"convention": ["xlnet"]}, ValueError, "Received: convention="),
         ({"min_ratio": -0.1}, ValueError, "Received: min_ratio=-0.1"),
         ({"min_ratio": 1.1}, ValueError, "Received: min_ratio=1.1"),
         ({"min_ratio": "0"}, TypeError, "Received: min_ratio='0'"),

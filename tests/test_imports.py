@@ -25,9 +25,23 @@ ARROWS = {
     "optimizers": {"hooks"},
     "weight_decay": set(),
     "registry": {"decay", "layers", "optimizers", "weight_decay"},
-    "__main__": {"decay", "layers"},
-    "__init__": {"decay", "hooks", "layers", "optimizers", "registry", "version", "weight_decay"},
-    "trainer": {"decay", "display", "hooks", "layers", "registry", "weight_decay"},
+    "schedules": {"hooks"},
+    "accumulation": {"hooks"},
+    "warmup": {"decay", "hooks", "layers", "optimizers", "weight_decay"},
+    "__main__": {"decay", "display", "layers", "schedules"},
+    "__init__": {
+        "accumulation",
+        "decay",
+        "hooks",
+        "layers",
+        "optimizers",
+        "registry",
+        "schedules",
+        "version",
+        "warmup",
+        "weight_decay",
+    },
+    "trainer": {"decay", "display", "hooks", "layers", "registry", "schedules", "weight_decay"},
 }
 
 

@@ -1,11 +1,13 @@
 """LayerMap: rules of the user's own, tied, frozen and adapted parameters, the table and the plot."""
 
+import copy
 import json
 
 import numpy as np
 import paddle
 import pytest
 
+import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay
 from paddle_ldopt.display import applied_ratios, peak_learning_rate
 
@@ -96,6 +98,7 @@ def test_rules_go_before_the_built_in_ones():
         ({"h": "tail"}, ValueError, "Received: 'tail' for 'h.0.attn.w'"),
         ({"h": 1.5}, ValueError, "Received: 1.5 for"),
         ({"h": True}, ValueError, "Received: True for"),
+        ({"h": r"\2"}, ValueError, r"bad template .*Received: '.*2'"),
         ([("h", 1)], TypeError, "dict of regular expressions or a callable"),
     ],
 )
@@ -117,7 +120,34 @@ def test_a_model_of_another_type():
 
 def test_an_unknown_parameter():
     with pytest.raises(ValueError, match="after the model is complete .*Received: name='lora_A'"):
+        LayerMap.from_model(Tied()).layer_of("lora_A")
+    with pytest.raises(ValueError, match="made by `from_names` has no `name_dict`.*Received: name='lora_A'"):
         LayerMap.from_names(names_of()).layer_of("lora_A")
+
+
+def test_embeddings_are_found_wherever_they_are():
+    class Odd(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.layers = paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(4, 2, 8) for _ in range(2)])
+            self.tokens, self.fc = paddle.nn.Embedding(5, 4), paddle.nn.Linear(4, 2)
+
+    layers = LayerMap.from_model(Odd())
+    assert (layers.layer_of("tokens.weight").index, layers.layer_of("fc.weight").index) == (0, 3)
+
+
+def test_what_precedes_the_ruled_blocks_is_embeddings():
+    names = ["tok.w", *(f"cells.{i}.{part}" for i in range(2) for part in PARTS), "fc.w"]
+    layers = LayerMap.from_names(names, {r"cells\.(\d+)\.": r"\1"})
+    assert ids(layers) == [0, 1, 1, 1, 2, 2, 2, 3]
+
+
+def test_a_copied_models_parameters_are_known():
+    model, layers = Tied(), None
+    layers = LayerMap.from_model(model)
+    copied = copy.deepcopy(model)
+    opt = AdamWDL(0.1, parameters=copied.parameters(), layers=layers, layerwise_decay=0.5)
+    assert opt.layerwise_ratio(copied.layers[0].linear1.weight) == 0.125
 
 
 def test_a_parameter_added_after_the_map_is_refused_by_optimizers():
@@ -286,3 +316,58 @@ def test_table_of_another_models_optimizer():
     opt = paddle.optimizer.SGD(0.1, parameters=other.parameters())
     with pytest.raises(ValueError, match="from the model that is trained"):
         LayerMap.from_model(model).table(optimizer=opt)
+
+
+# ---- optimizers whose rate is not just `learning_rate`
+
+
+def rates(layers, opt):
+    """Return layer -> (rate now, at the peak), least and greatest."""
+    return {r.label: (r.learning_rate, r.peak_learning_rate) for r in layers.table(optimizer=opt).rows}
+
+
+@pytest.mark.parametrize("name", ["came", "adafactor", "lamb"])
+def test_the_table_shows_a_groups_own_rate(name):
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    inside, rest = model.layers.parameters(), [model.lm_head.weight, *model.norm.parameters()]
+    for groups in (
+        [{"params": inside, "lr": 0.5}, {"params": rest}],
+        [{"params": rest}, {"params": inside, "lr": 0.5}],
+    ):
+        more = {"relative_step": False, "scale_parameter": False} if name == "adafactor" else {}
+        opt = ldopt.optimizer_class(name)(
+            learning_rate=1e-3, parameters=groups, layers=layers, layerwise_decay=0.5, **more
+        )
+        for stepped in (False, True):
+            if stepped:
+                model(paddle.to_tensor([[0, 1, 2]])).square().mean().backward()
+                opt.step()
+                opt.clear_grad()
+            found = rates(layers, opt)
+            assert found["block 1"][0] == pytest.approx((0.125, 0.125)), "its own rate times the layer's ratio"
+            assert found["head"][0] == pytest.approx((1e-3, 1e-3))
+            assert found["embeddings"][0] == pytest.approx((1e-3 * 0.0625,) * 2)
+
+
+def test_the_table_says_what_it_cannot_know_of_relative_steps():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    came = ldopt.Came(relative_step=True, parameters=model.parameters(), layers=layers, layerwise_decay=0.5)
+    assert set(rates(layers, came).values()) == {(None, None)}
+    opt = ldopt.Adafactor(model.parameters(), layers=layers, layerwise_decay=0.5)
+    model(paddle.to_tensor([[0, 1, 2]])).square().mean().backward()
+    opt.step()
+    used = opt.used_lr()
+    block = [used[p.name] for p in model.layers[1].parameters()]
+    assert rates(layers, opt)["block 1"] == ((min(block), max(block)), None)
+    assert {r.label: r.ratio for r in layers.table(optimizer=opt).rows}["block 1"] == (0.25, 0.25)
+
+
+def test_the_table_shows_schedules_that_advance_with_the_optimizer():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    how = {"parameters": model.parameters(), "layers": layers, "layerwise_decay": 0.5}
+    assert rates(layers, ldopt.Lamb([1e-4, 9e-4, 2e-4], **how))["head"] == ((1e-4, 1e-4), (9e-4, 9e-4))
+    found = rates(layers, ldopt.Lamb(lambda step: 1e-3 * (step + 1), **how))["block 2"]
+    assert found == (pytest.approx((5e-4, 5e-4)), None)

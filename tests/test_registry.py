@@ -93,3 +93,18 @@ def test_create_takes_a_model_without_blocks_if_there_is_no_decay():
 def test_bad_calls(arguments, error, match):
     with pytest.raises(error, match=match):
         ldopt.create(**{"name": "adamwdl", "model": Net(), **arguments})
+
+
+def test_create_leaves_exclusion_to_patterns():
+    model, patterns = Net(), {"include_in_weight_decay": ["head.bias"], "exclude_from_weight_decay": ["bias", "norm"]}
+    opt = ldopt.create("adamweightdecay", model, weight_decay_rate=0.1, **patterns)
+    assert opt.is_decayed(model.head.bias) and not opt.is_decayed(model.blocks[0].linear1.bias)
+
+
+def test_create_with_a_rate_or_without_and_with_layers_or_params_of_its_own():
+    model = Net()
+    assert ldopt.create("adafactor", model, learning_rate=1e-3).get_lr() == 1e-3
+    assert ldopt.create("adafactor", model).get_lr() == 0.0  # relative_step: no step yet
+    layers = ldopt.LayerMap.from_model(model)
+    opt = ldopt.create("came", model, 0.5, learning_rate=1e-3, layers=layers, params=model.head.parameters())
+    assert opt.layerwise_ratio(model.head.weight) == 1.0 and len(opt._parameter_list) == 2

@@ -289,6 +289,17 @@ def test_a_change_can_be_allowed(saved, tmp_path, monkeypatch):
     assert trainer.optimizer.layerwise_ratio(block) == 0.25
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+def test_another_optimizers_state_is_refused(saved, tmp_path, allowed):
+    with pytest.raises(ValueError, match="The state of AdamWDL cannot be loaded into Came.*Received: resume_from"):
+        resume(saved, tmp_path, optim="came", allow_layerwise_change=allowed)
+
+
+def test_adamwdl_goes_on_with_adamws_state_if_allowed(saved, tmp_path):
+    trainer = resume(saved, tmp_path, optim="adamw", allow_layerwise_change=True)
+    assert type(trainer.optimizer).__name__ == "AdamW" and trainer.state.global_step == 4
+
+
 def test_thawing_is_refused_for_there_is_no_state_to_go_on_from(tmp_path):
     settings = {"layerwise_lr_decay": 0.5, "allow_layerwise_change": True, "max_steps": 2, "save_steps": 2}
     trainer_run.run(tmp_path, layerwise_freeze_below=0.3, **settings)

@@ -11,6 +11,7 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
+from ..hooks import is_listed
 from .base import checked_range
 
 __all__ = ["Schedule", "as_list", "decay_or_schedule", "is_convolution", "rate_or_schedule", "read_groups"]
@@ -91,7 +92,7 @@ def decay_or_schedule(value, argument="weight_decay"):
 
 def read_groups(parameters):
     """Return the parameters or groups, with each group's rate and decay read, and the update order or None."""
-    if parameters is None or isinstance(parameters, (paddle.Tensor, dict)):
+    if not is_listed(parameters):
         return parameters, None
     parameters = list(parameters)
     kinds = {"dict" if isinstance(item, dict) else "parameter" for item in parameters}

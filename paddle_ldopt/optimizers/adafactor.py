@@ -10,7 +10,7 @@ import math
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import layerwise_lr_decay, parameters_of, unwrap
+from ..hooks import is_listed, layerwise_lr_decay, parameters_of, unwrap
 from ._factored import (
     factored_shapes,
     inverse_sqrt_factored,
@@ -184,7 +184,7 @@ class Adafactor(RuleOptimizer):
     ):
         parameters = _one_of("parameters", parameters, "params", params)
         lr = _one_of("lr", lr, "learning_rate", learning_rate)
-        if parameters is not None and not isinstance(parameters, (paddle.Tensor, dict)):  # the base refuses these two
+        if is_listed(parameters):  # the base refuses these two
             parameters = list(parameters)
         self._relative_step = checked_bool(relative_step, "relative_step")
         options = {
@@ -257,8 +257,12 @@ class Adafactor(RuleOptimizer):
             )
 
     def _create_param_lr(self, param_and_grad):
-        lr, own = super()._create_param_lr(param_and_grad), self._options["lr"]
+        lr, own = super()._create_param_lr(param_and_grad), self.options_of(param_and_grad[0])["lr"]
         return lr if own is None else paddle.full_like(lr, own) * self.layerwise_ratio(param_and_grad[0])
+
+    def shown_rate(self, param, factor):
+        """Return the rate of the last step if the rate comes from the step and the parameter's size."""
+        return (self.used_lr().get(param.name), None) if self._relative_step else None
 
     def state_shapes(self, param):
         """Return the shapes of the second moment, factored or not, of the momentum, if any, and of the rate used."""

@@ -13,7 +13,7 @@ import warnings
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import flatten_groups, layerwise_lr_decay
+from ..hooks import flatten_groups, is_listed, layerwise_lr_decay
 from .base import STEP, RuleOptimizer, checked_range
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
@@ -80,7 +80,7 @@ class AdamWeightDecay(RuleOptimizer):
     `include_in_weight_decay` finds is decayed, one that only `exclude_from_weight_decay` finds is not, all others are.
     TensorFlow's usual ``["LayerNorm", "layer_norm", "bias"]`` misses Paddle's ``norm1.weight``, ``input_layernorm`` and
     ``ln_1``. Short and safe are ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class of the
-    layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__`` of `paddle_ldopt.trainer`.
+    layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__`` of `paddle_ldopt`.
 
     Args:
         learning_rate (float|LRScheduler, optional): rate of a layer whose ratio is 1, at least 0.
@@ -416,7 +416,7 @@ def _global_clip(global_clipnorm, grad_clip, clipnorm, clipvalue):
 
 def _paddles_groups(parameters):
     """Return `parameters` with "weight_decay_rate" of a group under Paddle's name for it."""
-    if parameters is None or isinstance(parameters, (paddle.Tensor, dict)):
+    if not is_listed(parameters):
         return parameters
     groups = []
     for item in parameters:

@@ -7,10 +7,11 @@ layer-wise decay: ULMFiT, https://arxiv.org/abs/1801.06146 (3.2) and ELECTRA, ht
 import paddle
 from paddle.optimizer import AdamW
 
-from ..hooks import LayerwiseMixin, as_lists, layerwise_lr_decay
+from ..hooks import LayerwiseMixin, checked_parameters, layerwise_lr_decay
 
 __all__ = ["AdamWDL"]
 
+_GROUP_OPTIONS = ("weight_decay", "beta1", "beta2", "epsilon", "lazy_mode")
 _LOW_PRECISION = (paddle.float16, paddle.bfloat16)
 
 
@@ -108,11 +109,18 @@ class AdamWDL(LayerwiseMixin, AdamW):
                     f"Received: lr_ratio={lr_ratio!r}, set_param_lr_fun={set_param_lr_fun!r}"
                 )
             set_param_lr_fun = lr_ratio
-        if parameters is not None and not isinstance(parameters, (paddle.Tensor, dict)):  # Paddle refuses these two
-            parameters = as_lists(parameters)
-            self._init_layerwise(parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers)
-        elif parameters is None:
-            self._init_layerwise(None, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers)
+        if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
+            raise TypeError(
+                f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={apply_decay_param_fun!r}"
+            )
+        if parameters is not None:
+            parameters = checked_parameters(parameters, _GROUP_OPTIONS)
+        for decay in [weight_decay, *(g.get("weight_decay", 0.0) for g in parameters or [] if isinstance(g, dict))]:
+            if isinstance(decay, (int, float)) and not 0.0 <= decay < float("inf"):
+                raise ValueError(f"`weight_decay` must be at least 0. Received: weight_decay={decay!r}")
+            if decay is None or isinstance(decay, (bool, str)):
+                raise TypeError(f"`weight_decay` must be a number. Received: weight_decay={decay!r}")
+        self._init_layerwise(parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers)
         super().__init__(
             learning_rate=learning_rate,
             beta1=beta1,

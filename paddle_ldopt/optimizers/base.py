@@ -16,7 +16,7 @@ import math
 import paddle
 from paddle.optimizer import Optimizer
 
-from ..hooks import LayerwiseMixin, as_lists, flatten_groups, layerwise_lr_decay
+from ..hooks import LayerwiseMixin, checked_parameters, flatten_groups, layerwise_lr_decay
 
 __all__ = ["STEP", "RuleOptimizer", "checked_bool", "checked_float", "checked_range"]
 
@@ -24,7 +24,6 @@ __all__ = ["STEP", "RuleOptimizer", "checked_bool", "checked_float", "checked_ra
 # it only if it finds this name among the saved ones; otherwise it resumes with wrong state, silently.
 STEP = "beta1_pow_acc"
 _INFIX = "_fp32_master_0_"  # the only spelling of state names that PaddleNLP's unified checkpoint splits generically
-_GROUP_KEYS = {"params", "learning_rate", "grad_clip", "dygraph_key_name"}  # the last is ernie-m's, and only a label
 
 
 class RuleOptimizer(LayerwiseMixin, Optimizer):
@@ -60,19 +59,14 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
         layerwise=None,
     ):
         layerwise = {**_NO_LAYERWISE, **(layerwise or {})}
-        if isinstance(parameters, (paddle.Tensor, dict)):
-            raise TypeError(
-                "`parameters` must be a list of parameters or of parameter groups. "
-                f"Received: parameters of type {type(parameters).__name__}"
-            )
         if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
             raise TypeError(
                 f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={apply_decay_param_fun!r}"
             )
-        parameters = None if parameters is None else as_lists(parameters)
+        parameters = None if parameters is None else checked_parameters(parameters, options)
         for group in parameters or []:
             if isinstance(group, dict):
-                self._check_group(group, options)
+                self.check_options({**options, **{key: group[key] for key in options if key in group}})
         self._init_layerwise(parameters, **layerwise)
         self._defaults = dict(options)
         self._options = self._defaults
@@ -117,17 +111,18 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
         """Return the parameter's name in the model, or ``param.name`` if it was not told."""
         return self._structured.get(param.name, param.name)
 
-    # ---- groups
+    def shown_rate(self, param, factor):
+        """Return (rate of the next step, greatest rate ahead) of a parameter, each None if it is not known beforehand.
 
-    def _check_group(self, group, options):
-        """Raise for a parameter group that Paddle or the rule would not understand."""
-        if "params" not in group:
-            raise ValueError(f"A parameter group must have 'params'. Received: keys {list(group)}")
-        unknown = set(group) - _GROUP_KEYS - set(options)
-        if unknown:
-            known = ", ".join(map(repr, sorted({*_GROUP_KEYS, *options} - {"dygraph_key_name"})))
-            raise ValueError(f"A parameter group has one of the keys {known}. Received: {', '.join(sorted(unknown))}")
-        self.check_options({**options, **{key: group[key] for key in options if key in group}})
+        A subclass whose rate does not come from `learning_rate` alone has one of its own; None leaves it to that.
+
+        Args:
+            param (Tensor): the parameter.
+            factor (float): what its layer and group make of the optimizer's rate.
+        """
+        return None
+
+    # ---- groups
 
     def check_options(self, options):
         """Raise if the options of a group are out of range; a subclass checks its own."""
@@ -210,17 +205,21 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
 
     # ---- the step
 
+    def _apply_optimize(self, loss, startup_program, params_grads, *args, **kwargs):
+        for param, grad in params_grads["params"] if isinstance(params_grads, dict) else params_grads:
+            if getattr(grad, "is_selected_rows", lambda: False)():
+                raise TypeError(
+                    f"{type(self).__name__} needs dense gradients: build the embedding with sparse=False. "
+                    f"Received: a sparse gradient of '{param.name}'"
+                )
+        return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+
     def _append_optimize_op(self, block, param_and_grad):
         if isinstance(param_and_grad, dict):
             param_and_grad = self._update_param_group(param_and_grad)
         param, grad = param_and_grad
         if self.layerwise_ratio(param) == 0.0 or math.prod(param.shape) == 0:
             return
-        if getattr(grad, "is_selected_rows", lambda: False)():
-            raise TypeError(
-                f"{type(self).__name__} needs dense gradients: build the embedding with sparse=False. "
-                f"Received: a sparse gradient of '{param.name}'"
-            )
         target = self._master_weights[param.name] if self._has_master(param) else param
         dtype = _compute_dtype(param)
         shapes = {**self.state_shapes(param), STEP: []}

@@ -7,7 +7,7 @@ code, https://github.com/yangluo7/CAME.
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import layerwise_lr_decay
+from ..hooks import is_listed, layerwise_lr_decay
 from ._factored import (
     factored_shapes,
     inverse_sqrt_factored,
@@ -300,8 +300,22 @@ class Came(RuleOptimizer):
 
     def _create_param_lr(self, param_and_grad):
         lr = super()._create_param_lr(param_and_grad)
-        own = self._options["lr"]
+        own = self.options_of(param_and_grad[0])["lr"]
         return lr if own is None else paddle.full_like(lr, own) * self.layerwise_ratio(param_and_grad[0])
+
+    def shown_rate(self, param, factor):
+        """Return nothing known if the rate comes from the step and the parameter's size."""
+        return (None, None) if self._relative_step else None
+
+    def set_lr(self, value):
+        """Set the rate; not where the step sets it.
+
+        Args:
+            value (float): the new rate.
+        """
+        if self._relative_step:
+            raise RuntimeError(f"`relative_step` sets the rate from the step. Received: value={value!r}")
+        super().set_lr(value)
 
     def rule(self, param, grad, state, lr, options):
         """Return the generator of a parameter's update."""
@@ -324,7 +338,7 @@ class Came(RuleOptimizer):
 
 def _without_order(parameters):
     """Return the parameters or groups without "order_params", which is checked: the update is the same in any order."""
-    if parameters is None or isinstance(parameters, (paddle.Tensor, dict)):  # the base refuses the latter two
+    if not is_listed(parameters):  # the base refuses the latter two
         return parameters
     groups: list = []
     orders: list = []

@@ -380,6 +380,16 @@ class Lamb(RuleOptimizer):
             return super()._append_optimize_op(block, param_and_grad)
         self._waiting[param_and_grad["params"][0].name] = (block, param_and_grad)
 
+    def shown_rate(self, param, factor):
+        """Return the rate of a schedule now and at its peak; of a callable the peak is not known."""
+        own = self._group_rates.get(param.name)
+        rate = self._schedule if own is None else own
+        factor = factor if own is None else self.layerwise_ratio(param)
+        if isinstance(rate, LRScheduler) or not isinstance(rate, Schedule):
+            return None
+        now = factor * rate.reported(self._steps_taken())
+        return now, None if callable(rate.source) else factor * max(rate.source)
+
     def _create_param_lr(self, param_and_grad):
         param = param_and_grad[0]
         rate = self._group_rates.get(param.name)

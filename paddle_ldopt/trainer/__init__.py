@@ -3,15 +3,20 @@
 Nothing here imports either of them: the mixins take the Trainer they are mixed into as it is.
 """
 
-from .arguments import LdoptArgumentsMixin, OptimizerName
+from .arguments import LdoptArgumentsMixin, OptimizerName, SchedulerName
+from .callbacks import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallback
 from .checkpoints import last_checkpoint
 from .mixin import LdoptTrainerMixin
 from .report import RunReport
 
 __all__ = [
+    "GradualUnfreezeCallback",
+    "LayerLRCallback",
     "LdoptArgumentsMixin",
     "LdoptTrainerMixin",
     "OptimizerName",
     "RunReport",
+    "ScheduleCallback",
+    "SchedulerName",
     "last_checkpoint",
 ]

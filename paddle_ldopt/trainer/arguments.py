@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
-from typing import Any
+from typing import Any, Optional
 
 from ..decay import LayerDecay
 from ..registry import REGISTRY
+from . import schedules
 from .optimizers import OFF, name_of
 
-__all__ = ["RULE_FIELDS", "LdoptArgumentsMixin", "OptimizerName", "check_mixed_in_first"]
+__all__ = ["RULE_FIELDS", "LdoptArgumentsMixin", "OptimizerName", "SchedulerName", "check_mixed_in_first"]
 
 RULE_FIELDS = {  # our argument -> field of LayerDecay
     "layerwise_lr_decay": "layerwise_decay",
@@ -22,13 +23,19 @@ _ARGUMENT_OF = {field: argument for argument, field in RULE_FIELDS.items()}
 _FIELD = re.compile(r"(?<=`)({0})(?=`)|(?<=Received: )({0})(?==)".format("|".join(_ARGUMENT_OF)))
 
 
-class OptimizerName(str):
-    """Name of an optimizer that the Trainer's own enum does not have; like a member of it, it has a `value`."""
-
+class _Name(str):
     @property
     def value(self):
         """The name as a plain string."""
         return str(self)
+
+
+class OptimizerName(_Name):
+    """Name of an optimizer that the Trainer's own enum does not have; like a member of it, it has a `value`."""
+
+
+class SchedulerName(_Name):
+    """Name of a schedule that the Trainer's own enum does not have; like a member of it, it has a `value`."""
 
 
 def check_mixed_in_first(cls, mixin, method):
@@ -43,7 +50,7 @@ def check_mixed_in_first(cls, mixin, method):
 
 @dataclasses.dataclass
 class LdoptArgumentsMixin(_Arguments):
-    """Give TrainingArguments the layer-wise arguments, and `optim` the names of our optimizers.
+    """Give TrainingArguments the layer-wise arguments, and `optim` and `lr_scheduler_type` the names of ours.
 
     Args:
         layerwise_lr_decay (float, optional): ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. 0.8 to
@@ -52,13 +59,19 @@ class LdoptArgumentsMixin(_Arguments):
         layerwise_min_ratio (float, optional): floor of the ratios, in [0, 1].
         layerwise_head_ratio (float, optional): ratio of the head, above 0; has an effect without a decay, too.
         layerwise_freeze_below (float, optional): layers with a ratio below it are frozen, in [0, 1].
-        allow_layerwise_change (bool, optional): resume even if the checkpoint was trained with another rule, optimizer
-            or layer map.
-        optim (str, optional): "adamwdl", or any that the Trainer has; all of them get the layer-wise rates.
+        allow_layerwise_change (bool, optional): resume even if the checkpoint was trained with another rule or layer map.
+        optim (str, optional): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
+        lr_scheduler_type (str, optional): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup"
+            and "polynomial" stay the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless
+            `lr_scheduler_kwargs` are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, on
+            `metric_for_best_model` (the loss if None); `greater_is_better` says which way is better.
+        lr_scheduler_kwargs (str, optional): a JSON object with what else the schedule takes, as
+            `scheduler_specific_kwargs` of `get_scheduler`: ``--lr_scheduler_kwargs '{"num_cycles": 3}'``.
 
     Raises:
         ValueError: a value out of range or of the wrong type; an option that would change nothing; an unknown
-            optimizer. All are found before anything else happens.
+            optimizer or schedule; a schedule that follows a metric and no `evaluation_strategy`. All are found before
+            anything else happens.
         TypeError: at the definition of the class, if the mixin does not come first.
 
     Examples:
@@ -95,6 +108,9 @@ class LdoptArgumentsMixin(_Arguments):
     allow_layerwise_change: bool = dataclasses.field(
         default=False, metadata={"help": "Resume even if the checkpoint was trained with other layer-wise settings."}
     )
+    lr_scheduler_kwargs: Optional[str] = dataclasses.field(
+        default=None, metadata={"help": "What else the schedule takes, as JSON: '{\"num_cycles\": 3}'."}
+    )
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -103,23 +119,39 @@ class LdoptArgumentsMixin(_Arguments):
     def __post_init__(self):
         _check_rule(self)
         args: Any = self
-        optim = name_of(args.optim)
+        schedules.check_schedule(args)
+        optim, kind = name_of(args.optim), name_of(args.lr_scheduler_type)
+        ours = kind in schedules.SCHEDULERS and kind not in schedules.BUILT_IN
         if optim in REGISTRY:
             args.optim = "adamw"  # the enum of the Trainer refuses names it does not have
+        if ours:
+            args.lr_scheduler_type = "linear"
         try:
             super().__post_init__()
         except ValueError as error:
-            if "OptimizerNames" not in str(error):
-                raise
-            ours = ", ".join(map(repr, REGISTRY))
-            raise ValueError(f"{error}, or of paddle_ldopt's own: {ours}. Received: optim={optim!r}") from error
+            _tell_our_names(error, optim, kind)
+            raise
         if optim in REGISTRY:
             args.optim = OptimizerName(optim)
+        if ours:
+            args.lr_scheduler_type = SchedulerName(kind)
+        schedules.check_evaluation(args)
 
     @property
     def layerwise_rule(self):
         """The `LayerDecay` that the arguments make together."""
         return LayerDecay(**{field: getattr(self, argument) for argument, field in RULE_FIELDS.items()})
+
+
+def _tell_our_names(error, optim, kind):
+    """Raise the Trainer's error about an unknown name with our names in it; return if it is about something else."""
+    for enum, names, received in (
+        ("OptimizerNames", REGISTRY, f"optim={optim!r}"),
+        ("SchedulerType", schedules.SCHEDULERS, f"lr_scheduler_type={kind!r}"),
+    ):
+        if enum in str(error):
+            own = ", ".join(map(repr, names))
+            raise ValueError(f"{error}, or of paddle_ldopt's own: {own}. Received: {received}") from error
 
 
 def _check_rule(args):

@@ -30,6 +30,7 @@ __all__ = [
 
 RECORD = "ldopt_layerwise.json"
 PARTIAL = RECORD + ".partial"
+_SAME_STATE = {"AdamW", "AdamWDL"}  # one can go on with what the other saved
 EPOCH_RNG = "ldopt_epoch_rng.json"
 FORMAT = 1
 _NUMBERED = re.compile(r"^checkpoint-(\d+)$")
@@ -114,7 +115,14 @@ def check_checkpoint(folder, record, active, allowed):
                 f"decay that is asked for now. {received}"
             )
         return [f"the checkpoint has no {RECORD}"] if active else []
-    found = differences(_read_record(folder), record)
+    was = _read_record(folder)
+    found = differences(was, record)
+    changed = {was["optimizer"], record["optimizer"]}
+    if len(changed) > 1 and not changed <= _SAME_STATE:
+        raise ValueError(
+            f"The state of {was['optimizer']} cannot be loaded into {record['optimizer']}: resume with the same optimizer, "
+            f"or start a new run from the checkpoint's weights. {received}"
+        )
     if found and not allowed:
         raise ValueError(
             f"The checkpoint was trained with other layer-wise settings: {'; '.join(found)}. Use the same, or give "

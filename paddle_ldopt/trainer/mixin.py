@@ -12,8 +12,9 @@ from ..decay import apply_layerwise_decay
 from ..hooks import unwrap
 from ..layers import LayerMap
 from ..registry import REGISTRY
-from . import checkpoints
+from . import checkpoints, schedules
 from .arguments import RULE_FIELDS, check_mixed_in_first
+from .callbacks import all_open, layers_of
 from .optimizers import OFF, build_optimizer, check_passed_optimizer, freeze, hook_ratios, name_of
 
 __all__ = ["LdoptTrainerMixin"]
@@ -28,6 +29,8 @@ class LdoptTrainerMixin(_Trainer):
       `apply_layerwise_decay`. Biases and the parameters of norms are not decayed (`decayed_parameter_names`); groups
       given to `set_optimizer_grouped_parameters` say themselves what is, and their "learning_rate" multiplies the
       layer's.
+    - ``lr_scheduler_type`` takes every `SchedulerType`, with ``lr_scheduler_kwargs``. Those that follow a metric take a
+      step after each evaluation that the Trainer makes in its training; those made by hand do not count.
     - ``layerwise_freeze_below`` sets `stop_gradient` on what it freezes, so backward passes end there. It stays set.
     - The layer table is logged before the first step, read back from the optimizer.
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the one that `opt` was built with. A layer-wise decay is
@@ -49,7 +52,8 @@ class LdoptTrainerMixin(_Trainer):
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
         ValueError: from `train`, before anything is loaded or changed: `optimizers` that contradict the arguments or
-            each other, a checkpoint that does not fit, a pipeline of several stages.
+            each other, a checkpoint that does not fit, a pipeline of several stages, a schedule that follows a metric
+            and no `eval_dataset`. In the training: an evaluation without that metric.
 
     Examples:
         .. code-block:: python
@@ -66,7 +70,10 @@ class LdoptTrainerMixin(_Trainer):
 
     layer_rules: Any = None
     optimizer: Any  # the Trainer's
+    lr_scheduler: Any
 
+    _own_scheduler = None  # the schedule that we made
+    _found: Any = None  # the metrics of the training's running evaluation, as long as the schedule's is not among them
     _resumed_from = None  # checkpoint whose RNG state is to be restored when the first epoch begins
     _rng_restored = False
     _epoch_rng = None  # what samplers shuffled this epoch with
@@ -98,6 +105,10 @@ class LdoptTrainerMixin(_Trainer):
         """
         if self.optimizer is not None:
             check_passed_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._rule)
+        self._check_scheduler()
+        for callback in self.callback_handler.callbacks:
+            if hasattr(callback, "extra_logs"):
+                callback.attached = True
         checkpoint = self._resolve(resume_from_checkpoint)
         self._check_resume(checkpoint, self._record)
         self._resumed_from, self._rng_restored = checkpoint, False
@@ -126,6 +137,60 @@ class LdoptTrainerMixin(_Trainer):
                 apply_layerwise_decay(self.optimizer, layers, rule)
         return self.optimizer
 
+    def create_scheduler(self, num_training_steps):
+        """Return the Trainer's schedule; make it, if it is one of ours and there is none.
+
+        Args:
+            num_training_steps (int): optimizer steps.
+        """
+        # PaddleFormers' `freeze_training` has a schedule of its own
+        if self.lr_scheduler is None and self._schedule_is_ours and not getattr(self.args, "freeze_training", False):
+            self.lr_scheduler = self._own_scheduler = schedules.build_scheduler(self.args, num_training_steps)
+        return super().create_scheduler(num_training_steps)
+
+    def log(self, logs, *args, **kwargs):
+        """Log, with what callbacks such as `LayerLRCallback` add for all who listen.
+
+        Args:
+            logs (dict[str, float]): the Trainer's own.
+            *args: for the Trainer's own `log`.
+            **kwargs: for the Trainer's own `log`.
+        """
+        if "loss" in logs:  # of the training, no evaluation's and no summary
+            for callback in self.callback_handler.callbacks:
+                if hasattr(callback, "extra_logs"):
+                    logs.update(callback.extra_logs())
+        return super().log(logs, *args, **kwargs)
+
+    def evaluate(self, *args, **kwargs):
+        """Evaluate, as the Trainer's own `evaluate`; within the training, tell a schedule that follows a metric.
+
+        Args:
+            *args: for the Trainer's own `evaluate`.
+            **kwargs: for the Trainer's own `evaluate`.
+        """
+        metrics = super().evaluate(*args, **kwargs)
+        if self._found is not None:
+            self._found.update(metrics)
+            if schedules.step_on_metric(self.lr_scheduler, self.args, metrics):
+                self._found = None  # other data sets of the same evaluation have other metrics
+        return metrics
+
+    def _maybe_log_save_evaluate(self, *args, **kwargs):
+        # a checkpoint is saved in here after the evaluation: the schedule must have taken its step by then
+        self._found = {}
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+            missed = self._found
+        finally:
+            self._found = None
+        if missed:
+            raise ValueError(
+                "The evaluation does not give the metric that the schedule follows: set `metric_for_best_model` to "
+                f"one of {', '.join(sorted(missed))}. Received: metric_for_best_model="
+                f"{self.args.metric_for_best_model!r}, lr_scheduler_type={name_of(self.args.lr_scheduler_type)!r}"
+            )
+
     def _save_checkpoint(self, *args, **kwargs):
         folder = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
         if self.args.should_save:
@@ -147,6 +212,26 @@ class LdoptTrainerMixin(_Trainer):
             super()._load_rng_state(checkpoint)
 
     @property
+    def _schedule_is_ours(self):
+        return hasattr(self.args, "lr_scheduler_kwargs") and schedules.is_ours(self.args)
+
+    def _check_scheduler(self):
+        """Raise if the schedule of the arguments would be ignored, or follows a metric that nothing gives."""
+        if not self._schedule_is_ours:
+            return
+        received = f"lr_scheduler_type={name_of(self.args.lr_scheduler_type)!r}"
+        if self.lr_scheduler is not None and self.lr_scheduler is not self._own_scheduler:
+            raise ValueError(
+                "`optimizers` has a scheduler already, so `lr_scheduler_type` would be ignored: leave one of them out. "
+                f"Received: optimizers=(..., {type(self.lr_scheduler).__name__}), {received}"
+            )
+        if name_of(self.args.lr_scheduler_type) in schedules.ON_METRIC and self.eval_dataset is None:
+            raise ValueError(
+                "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`. "
+                f"Received: eval_dataset=None, {received}"
+            )
+
+    @property
     def _rule(self):
         return getattr(self.args, "layerwise_rule", OFF)
 
@@ -160,7 +245,7 @@ class LdoptTrainerMixin(_Trainer):
             optimizer = unwrap(self.optimizer)
             name, rule = type(optimizer).__name__, getattr(getattr(optimizer, "_ratio_of", None), "rule", OFF)
             ratios = hook_ratios(optimizer, self.model)
-            layers = None if rule == OFF else _layers_of(optimizer)
+            layers = None if rule == OFF else layers_of(optimizer)
         fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
         fields = {argument: getattr(rule, field) for argument, field in RULE_FIELDS.items()}
         return {"optimizer": name, "rule": fields, "ratios": ratios, **fingerprint}
@@ -209,9 +294,11 @@ class LdoptTrainerMixin(_Trainer):
         )
 
     def _begin_training(self):
-        layers = _layers_of(unwrap(self.optimizer))
+        layers = layers_of(unwrap(self.optimizer))
         if layers is not None and self.is_world_process_zero():
-            self._logger.info(f"Learning rates by layer:\n{layers.table(optimizer=self.optimizer)}")
+            with all_open(self.optimizer):
+                table = layers.table(optimizer=self.optimizer)
+            self._logger.info(f"Learning rates by layer:\n{table}")
 
     def _begin_epoch(self):
         checkpoint, self._resumed_from = self._resumed_from, None
@@ -264,8 +351,3 @@ class _Events:
         if name.startswith("on_"):
             return lambda *args, **kwargs: None
         raise AttributeError(name)
-
-
-def _layers_of(optimizer):
-    """Return the LayerMap that an optimizer has its ratios from, None if they come from elsewhere or it has none."""
-    return getattr(getattr(optimizer, "_ratio_of", None), "layers", None)

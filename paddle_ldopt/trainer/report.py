@@ -8,9 +8,11 @@ import json
 import math
 import numbers
 import os
+from typing import Any
 
 from ..display import LayerTable
 from ..hooks import unwrap
+from .callbacks import all_open
 
 __all__ = ["RunReport"]
 
@@ -35,8 +37,9 @@ class RunReport:
 
     def __init__(self, folder, title, layers):
         self.folder, self.title, self.layers = folder, title, layers
-        self._table = None  # until training begins
+        self._table: Any = None  # until training begins
         self._recording = False
+        self._starts: Any = None  # (tower, layer id) -> the step from which it is trained; None before the first step
         self._rates = []  # of the steps since something was logged
         self._history = os.path.join(folder, "history.jsonl")
 
@@ -44,14 +47,19 @@ class RunReport:
         """Take the layer table, drop what was logged after the checkpoint that is gone on from."""
         self._recording = state.is_world_process_zero
         if self._recording:
-            self._table = self.layers.table(optimizer=unwrap(optimizer))
+            with all_open(optimizer):
+                self._table = self.layers.table(optimizer=unwrap(optimizer))
+            self._starts = None
             self._rates = []
             kept = [line for line in self.history() if line["step"] <= state.global_step] if state.global_step else []
             os.makedirs(self.folder, exist_ok=True)
             _write(self._history, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
-        """Note the rate of the step."""
+        """Note the rate of the step, and before the first when each layer is opened (other callbacks say so)."""
+        if self._recording and self._starts is None:
+            with all_open(optimizer) as start_of:
+                self._starts = {(row.tower, row.index): start_of(row.tower, row.index) for row in self._table.rows}
         self._rates.append(float(optimizer.get_lr()))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -108,7 +116,7 @@ class RunReport:
         parts = [
             f"<h1>{html.escape(self.title)}</h1><p>{html.escape(description)}</p>",
             "<h2>Results</h2>" + _pairs(results),
-            "<h2>Layers</h2>" + _table(*_with_peaks(self._table, max(rates.values(), default=None)).cells()),
+            "<h2>Layers</h2>" + _table(*_with_peaks(self._table, rates, self._starts or {}).cells()),
             "<h2>Learning rates</h2>" + self._rate_plot(self._table.rows, rates),
             "<h2>Loss and metrics</h2>" + _image("loss and metrics by step", _draw_history, history, panels=2),
             f"<details><summary>Settings</summary>{_pairs(settings)}</details>",
@@ -127,20 +135,26 @@ class RunReport:
         for row in rows:
             for tower in [row.tower] if row.tower in towers else towers:
                 towers[tower].append(row)
-        return _image("learning rate of each layer by step", _draw_rates, towers, rates, panels=len(towers))
+        return _image(
+            "learning rate of each layer by step", _draw_rates, towers, rates, self._starts or {}, panels=len(towers)
+        )
 
 
-def _with_peaks(table, peak):
+def _with_peaks(table, rates, starts):
     """Return the table with the highest rates that were used, in place of those at the moment training began."""
-    if peak is None:
+    if not rates:
         return table
-    used = [(row.ratio[0] * peak, row.ratio[1] * peak) for row in table.rows]
+    peaks = [
+        max((rate for step, rate in rates.items() if step > starts.get((row.tower, row.index), 0)), default=0.0)
+        for row in table.rows
+    ]
+    used = [(row.ratio[0] * peak, row.ratio[1] * peak) for row, peak in zip(table.rows, peaks)]
     return LayerTable(
         [dataclasses.replace(row, learning_rate=None, peak_learning_rate=ends) for row, ends in zip(table.rows, used)]
     )
 
 
-def _draw_rates(axes, towers, rates):
+def _draw_rates(axes, towers, rates, starts):
     """Draw the rate of every layer, from the embeddings (light) to the head (dark)."""
     top = max((row.ratio[1] for rows in towers.values() for row in rows), default=1) * max(rates.values(), default=1)
     for axis, (tower, rows) in zip(axes, towers.items()):
@@ -149,7 +163,9 @@ def _draw_rates(axes, towers, rates):
             shade = str(0.8 * (1 - i / max(len(rows) - 1, 1)))
             named = row.label if i in (0, len(rows) - 1) else None
             ratio = 0 if row.frozen == row.tensors else row.ratio[1]
-            axis.plot(list(rates), [ratio * rate for rate in rates.values()], color=shade, lw=1.2, label=named)
+            start = starts.get((row.tower, row.index), 0)
+            heights = [ratio * rate if step > start else 0.0 for step, rate in rates.items()]
+            axis.plot(list(rates), heights, color=shade, lw=1.2, label=named)
         axis.set_title(tower if len(towers) > 1 else "", fontsize="medium")
         axis.set_xlabel("step")
         axis.set_ylabel("learning rate")

@@ -1,0 +1,50 @@
+"""Learning-rate schedules: transformers' functions and more, on Paddle's `LRScheduler`, in closed form.
+
+`rules` is the arithmetic, `closed_form` the functions on it, `metric` the schedules that follow a metric, `factory`
+finds any of them by name.
+"""
+
+from .closed_form import (
+    RuleSchedule,
+    get_constant_schedule,
+    get_constant_schedule_with_cool_down,
+    get_constant_schedule_with_warmup,
+    get_cosine_schedule_with_warmup,
+    get_cosine_with_hard_restarts_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
+    get_inverse_sqrt_schedule,
+    get_linear_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
+    get_wsd_schedule,
+)
+from .factory import SchedulerType, get_scheduler
+from .metric import (
+    GreedyLR,
+    MetricSchedule,
+    ReduceLROnPlateau,
+    get_greedy_schedule,
+    get_reduce_on_plateau_schedule,
+)
+
+__all__ = [
+    "GreedyLR",
+    "MetricSchedule",
+    "ReduceLROnPlateau",
+    "RuleSchedule",
+    "SchedulerType",
+    "get_constant_schedule",
+    "get_constant_schedule_with_cool_down",
+    "get_constant_schedule_with_warmup",
+    "get_cosine_schedule_with_warmup",
+    "get_cosine_with_hard_restarts_schedule_with_warmup",
+    "get_cosine_with_min_lr_schedule_with_warmup",
+    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+    "get_greedy_schedule",
+    "get_inverse_sqrt_schedule",
+    "get_linear_schedule_with_warmup",
+    "get_polynomial_decay_schedule_with_warmup",
+    "get_reduce_on_plateau_schedule",
+    "get_scheduler",
+    "get_wsd_schedule",
+]

@@ -1,0 +1,85 @@
+"""What all schedules share: their base, where their peak comes from, what their arguments have to be."""
+
+import math
+import numbers
+
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
+
+from ..hooks import unwrap
+
+
+class Schedule(LRScheduler):
+    """Base of our schedules; `base_lr` is what they were built with, the peak of those that have one."""
+
+    base_lr: float
+    last_lr: float
+    last_epoch: int
+
+
+def checked_steps(value, argument, least=0):
+    """Return `value` as an int if it is a number of steps from `least` on, raise otherwise."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"`{argument}` must be a whole number of steps, no ratio. Received: {argument}={value!r}")
+    if value < least:
+        raise ValueError(f"`{argument}` must be at least {least}. Received: {argument}={value!r}")
+    return int(value)
+
+
+def checked_phases(num_warmup_steps, num_training_steps):
+    """Return the steps of the warm-up and those after it, raise if the warm-up would not end within the training."""
+    warmup = checked_steps(num_warmup_steps, "num_warmup_steps")
+    total = checked_steps(num_training_steps, "num_training_steps", least=1)
+    if warmup > total:
+        raise ValueError(
+            "`num_warmup_steps` must be at most `num_training_steps`, or the peak would never be reached. "
+            f"Received: num_warmup_steps={warmup}, num_training_steps={total}"
+        )
+    return warmup, total - warmup
+
+
+def checked_number(value, argument, low=0.0, high=math.inf, ends="[]"):
+    """Return `value` as a float from `low` to `high`, each of which belongs to the range if its bracket is square."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"`{argument}` must be a number. Received: {argument}={value!r}")
+    above = value >= low if ends[0] == "[" else value > low
+    below = value <= high if ends[1] == "]" else value < high
+    if not (above and below and math.isfinite(value)):
+        raise ValueError(f"`{argument}` must be in {ends[0]}{low:g}, {high:g}{ends[1]}. Received: {argument}={value!r}")
+    return float(value)
+
+
+def checked_choice(value, argument, choices):
+    """Return `value` if it is one of `choices`, raise otherwise."""
+    if value not in choices:
+        raise ValueError(f"`{argument}` must be one of {', '.join(map(repr, choices))}. Received: {argument}={value!r}")
+    return value
+
+
+def peak_of(optimizer):
+    """Return the peak of a schedule, above 0, from its first argument.
+
+    Args:
+        optimizer (Optimizer|float): an optimizer or the peak. Of an optimizer it is the current rate, but if it has a
+            schedule of ours already, the peak of that one: its current rate may be that of a warm-up.
+    """
+    optimizer = unwrap(optimizer)
+    if isinstance(optimizer, Optimizer):
+        attached = optimizer._learning_rate
+        peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
+    elif isinstance(optimizer, numbers.Real) and not isinstance(optimizer, bool):
+        peak = float(optimizer)
+    else:
+        hint = " A schedule is built from a number, not from another one." if isinstance(optimizer, LRScheduler) else ""
+        raise TypeError(
+            f"`optimizer` must be a Paddle optimizer or a learning rate.{hint} Received: optimizer={optimizer!r}"
+        )
+    return checked_number(peak, "learning_rate", ends="(]")
+
+
+def attach(schedule, optimizer):
+    """Make `schedule` the one of `optimizer` if that is an optimizer, and return it."""
+    optimizer = unwrap(optimizer)
+    if isinstance(optimizer, Optimizer):
+        optimizer.set_lr_scheduler(schedule)
+    return schedule

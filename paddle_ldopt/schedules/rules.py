@@ -1,0 +1,186 @@
+"""The schedules as arithmetic: step -> factor of the peak, in closed form. Knows no Paddle.
+
+Each rule is a frozen dataclass: it can be pickled, compared, printed and checked without an optimizer. With w the steps
+of the warm-up and k = step - w, all of them start with step / w, except where they say something else. The operations
+are in the order of transformers', so that the numbers are the same but for the last bit.
+"""
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Warmup:
+    """Rise in a line to 1 at step `warmup`, and stay there; base of the rules that do something else from there on."""
+
+    warmup: int = 0
+
+    def __call__(self, step):
+        """Return the factor of a step, counted from 0."""
+        return step / self.warmup if step < self.warmup else self.after(step - self.warmup)
+
+    def after(self, k):
+        """Return the factor `k` steps after the warm-up."""
+        return 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Warmup):
+    """1 - k / decay, then 0."""
+
+    decay: int = 1
+
+    def after(self, k):
+        """Return the factor `k` steps after the warm-up."""
+        return (self.decay - k) / self.decay if k < self.decay else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine(Warmup):
+    """f + (1 - f) (1 + cos(2 pi cycles k / decay)) / 2, with f the floor; a wave that never ends."""
+
+    decay: int = 1
+    cycles: float = 0.5
+    floor: float = 0.0
+
+    def after(self, k):
+        """Return the factor `k` steps after the warm-up."""
+        factor = 0.5 * (1.0 + math.cos(math.pi * self.cycles * 2.0 * (k / (self.decay or 1))))
+        return factor * (1.0 - self.floor) + self.floor
+
+
+@dataclasses.dataclass(frozen=True)
+class CosineOneAhead(Cosine):
+    """The cosine a step early: the warm-up, (step + 1) / w or from `start` in a line, ends at step w - 1."""
+
+    start: "float | None" = None
+
+    def __call__(self, step):
+        """Return the factor of a step, counted from 0."""
+        if step >= self.warmup:
+            return self.after(step - self.warmup + 1)
+        if self.start is None:
+            return (step + 1.0) / self.warmup
+        # the sum of the rounded parts may be an ulp above 1
+        return min(1.0, self.start + (1.0 - self.start) * step / max(1, self.warmup - 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class CosineRestarts(Warmup):
+    """(1 + cos(pi (cycles k / decay mod 1))) / 2, then 0."""
+
+    decay: int = 1
+    cycles: float = 1.0
+
+    def after(self, k):
+        """Return the factor `k` steps after the warm-up."""
+        progress = k / (self.decay or 1)
+        if progress >= 1.0:
+            return 0.0
+        return 0.5 * (1.0 + math.cos(math.pi * ((self.cycles * progress) % 1.0)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial(Warmup):
+    """e + (1 - e) (1 - k / decay)^power, then e."""
+
+    decay: int = 1
+    power: float = 1.0
+    end: float = 0.0
+
+    def after(self, k):
+        """Return the factor `k` steps after the warm-up."""
+        if k > self.decay:
+            return self.end
+        return (1.0 - self.end) * (1 - k / (self.decay or 1)) ** self.power + self.end
+
+
+@dataclasses.dataclass(frozen=True)
+class InverseSqrt(Warmup):
+    """1 / sqrt((k + timescale) / timescale)."""
+
+    timescale: float = 10_000
+
+    def after(self, k):
+        """Return the factor `k` steps after the warm-up."""
+        return 1.0 / math.sqrt((k + self.timescale) / self.timescale)
+
+
+def _linear(progress, _cycles):
+    return 1.0 - progress
+
+
+def _cosine(progress, cycles):
+    return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress))
+
+
+def _one_minus_sqrt(progress, _cycles):
+    return 1.0 - math.sqrt(progress)
+
+
+FALLS = {"linear": _linear, "cosine": _cosine, "1-sqrt": _one_minus_sqrt}  # share of the phase -> 1 to 0
+
+
+@dataclasses.dataclass(frozen=True)
+class StableDecay:
+    """f + (1 - f) rise(step / w), then 1 for `stable` steps, then f + (1 - f) fall(k / decay), then f, the floor."""
+
+    warmup: int
+    stable: int
+    decay: int
+    rise: str
+    fall: str
+    floor: float
+    cycles: float
+
+    def __call__(self, step):
+        """Return the factor of a step, counted from 0."""
+        if step < self.warmup:
+            factor = _RISES[self.rise](step / self.warmup)
+        else:
+            k = step - self.warmup - self.stable
+            if k < 0:
+                return 1.0
+            if k >= self.decay:
+                return self.floor
+            factor = FALLS[self.fall](k / self.decay, self.cycles)
+        return factor * (1.0 - self.floor) + self.floor
+
+
+def _rise_linear(progress):
+    return progress
+
+
+def _rise_cosine(progress):
+    return 0.5 * (1.0 - math.cos(math.pi * progress))
+
+
+def _rise_one_minus_sqrt(progress):
+    return 1.0 - math.sqrt(1.0 - progress)
+
+
+_RISES = {"linear": _rise_linear, "cosine": _rise_cosine, "1-sqrt": _rise_one_minus_sqrt}
+
+
+@dataclasses.dataclass(frozen=True)
+class CoolDown(Warmup):
+    """From `start` to 1, 1 for `keep` steps, a cosine to `end1` in `decay`, there for `final` steps, then `end2`."""
+
+    keep: int = 0
+    decay: int = 1
+    final: int = 0
+    start: float = 0.0
+    end1: float = 0.0
+    end2: float = 0.0
+    cycles: float = 0.5
+
+    def __call__(self, step):
+        """Return the factor of a step, counted from 0."""
+        if step < self.warmup:
+            return self.start + (1.0 - self.start) * (step / self.warmup)
+        k = step - self.warmup - self.keep
+        if k < 0:
+            return 1.0
+        if k < self.decay:
+            return self.end1 + (1.0 - self.end1) * _cosine(k / self.decay, self.cycles)
+        return self.end1 if k < self.decay + self.final else self.end2

@@ -1,0 +1,284 @@
+"""Callbacks that show the rate of each layer, or open the layers one by one; for any Trainer like PaddleNLP's."""
+
+import contextlib
+import math
+import os
+import warnings
+from typing import Any
+
+from ..decay import apply_layerwise_decay
+from ..display import (
+    applied_rates,
+    check_picture,
+    follows_metric,
+    plot_schedule,
+    schedule_rates,
+    short_names,
+    text_plot,
+    write_schedule,
+)
+from ..hooks import LayerwiseMixin, parameters_of, unwrap
+from ..layers import LayerMap
+
+__all__ = ["GradualUnfreezeCallback", "LayerLRCallback", "ScheduleCallback", "all_open", "layers_of"]
+
+
+class _Callback:
+    """A TrainerCallback in all but its base class, which is another in every package."""
+
+    def __getattr__(self, name):
+        if name.startswith("on_"):
+            return lambda *args, **kwargs: None
+        raise AttributeError(name)
+
+
+class LayerLRCallback(_Callback):
+    """Log the rate that was really applied to each layer: one number a layer of each tower, beside the loss.
+
+    They are called "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3") and go wherever
+    the Trainer's logs go: VisualDL, TensorBoard, the console, the run report. Each is that of the last step, read back
+    from the optimizer, so the schedule, groups, hooks and freezing are in it: the greatest of the layer, 0 if frozen.
+
+    Args:
+        layers (LayerMap, optional): the layers; those of the optimizer's decay, or of the model, if None.
+
+    Raises:
+        TypeError: from the training, if the Trainer lacks `LdoptTrainerMixin`: a callback alone cannot add to its logs.
+        ValueError: the model's layers are not found; a parameter that is not in `layers`.
+
+    Examples:
+        .. code-block:: python
+
+            trainer.add_callback(LayerLRCallback())
+            trainer.train()  # loss: 0.69, learning_rate: 1e-3, lr/embeddings: 1.25e-4, lr/block_0: 2.5e-4, ...
+    """
+
+    attached = False  # the mixin of the Trainer sets it
+
+    def __init__(self, layers=None):
+        self.layers = layers
+        self._step: Any = None  # the optimizer, and its rate in the last step
+
+    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
+        """Find the layers."""
+        if not self.attached:
+            raise TypeError(
+                "LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: class MyTrainer(LdoptTrainerMixin, "
+                "Trainer). Received: a Trainer without it"
+            )
+        layers = _find_layers(self.layers, optimizer, model)
+        self._names = _layer_names(layers, [p.name for p in parameters_of(unwrap(optimizer))])
+
+    def on_optimizer_begin(self, args, state, control, optimizer=None, **kwargs):
+        """Note the rate of the step that comes; the schedule goes on before anything is logged."""
+        self._step = optimizer, float(optimizer.get_lr())
+
+    def extra_logs(self):
+        """Return the rates of the last step, by what they are called in the logs."""
+        if self._step is None:
+            return {}
+        applied = applied_rates(*self._step)  # here, not in every step: it takes 0.2 ms a parameter
+        rates: dict = {}
+        for tensor, name in self._names.items():
+            rates[name] = max(rates.get(name, 0.0), applied[tensor])
+        return {name: float(f"{rate:.6g}") for name, rate in rates.items()}
+
+
+class ScheduleCallback(_Callback):
+    """Show the whole schedule of every layer before the first step: print it, and write it as PNG and CSV.
+
+    Layers that `GradualUnfreezeCallback` opens later (add it first) are at 0 until then. A resume shows the whole
+    schedule again, or what is left of it if the schedule cannot be wound back. In a distributed training the main
+    process alone prints and writes.
+
+    Args:
+        path (str|os.PathLike): the picture (.png, .svg, .pdf); the CSV goes beside it. The CSV has a column a layer
+            and a row a step, or every k-th of more than 10,000.
+        layers (LayerMap, optional): the layers; those of the optimizer's decay, or of the model, if None.
+
+    Raises:
+        ValueError: another ending. From the training: a schedule that follows a metric and so is not known beforehand.
+    """
+
+    def __init__(self, path, layers=None):
+        check_picture(path)
+        self.path, self.layers = os.fspath(path), layers
+
+    def on_train_begin(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **kwargs):
+        """Print and write the schedule."""
+        if follows_metric(lr_scheduler):
+            raise ValueError(
+                "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training: leave "
+                f"it out; LayerLRCallback logs what comes of it. Received: lr_scheduler={type(lr_scheduler).__name__}"
+            )
+        if not state.is_world_process_zero:
+            return
+        layers = _find_layers(self.layers, optimizer, model)
+        first, rates = schedule_rates(lr_scheduler, state.max_steps)
+        with all_open(optimizer) as start_of:
+            rows = layers.table(optimizer=optimizer).rows
+        short = short_names([row.tower for row in rows])
+        series = {}
+        for row in rows:
+            ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
+            start = start_of(row.tower, row.index)
+            series[short[row.tower] + row.label] = [
+                ratio * rate if first + i >= start else 0.0 for i, rate in enumerate(rates)
+            ]
+        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        plot_schedule(self.path, first, series)
+        table = os.path.splitext(self.path)[0] + ".csv"
+        write_schedule(table, first, series)
+        print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(first, series)}")
+
+
+class GradualUnfreezeCallback(_Callback):
+    r"""Open the layers one by one from the top, as ULMFiT does: the head first, one more layer every k steps.
+
+    .. math::
+        \text{layer } i \text{ of } n \text{ blocks is trained from step } k (n + 1 - i)
+
+    A closed layer has a rate of 0: neither its weights nor its optimizer state change, and its gradients do not count
+    in clipping. Which layers are open follows from the number of the step alone, and the optimizer has the state of all
+    of them from the first step, so a resume with the same callback is exact. In a model of several towers each opens
+    from its own top.
+
+    Args:
+        every_k_steps (int): k, optimizer steps, at least 1; the steps of an epoch in ULMFiT.
+        layers (LayerMap, optional): for an optimizer that has no layers of its own; all ratios stay 1 then.
+
+    Raises:
+        TypeError, ValueError: `every_k_steps` is no whole number above 0. From the training: an optimizer without
+            layers.
+
+    Differs from ULMFiT: `stop_gradient` is left alone, for parameters that it opens after a resume have no optimizer
+    state in the checkpoint and Paddle refuses to make it. The backward pass goes through closed layers, so they save
+    no time.
+
+    Examples:
+        .. code-block:: python
+
+            trainer.add_callback(GradualUnfreezeCallback(every_k_steps=100))  # --layerwise_lr_decay 0.8
+
+    Source: Howard and Ruder 2018, "Universal Language Model Fine-tuning for Text Classification", section 3.3.
+    """
+
+    def __init__(self, every_k_steps, layers=None):
+        if isinstance(every_k_steps, bool) or not isinstance(every_k_steps, int):
+            raise TypeError(f"`every_k_steps` must be a whole number. Received: every_k_steps={every_k_steps!r}")
+        if every_k_steps < 1:
+            raise ValueError(f"`every_k_steps` must be at least 1. Received: every_k_steps={every_k_steps!r}")
+        self.every_k_steps, self.layers = every_k_steps, layers
+        self._ratio: Any = None  # the optimizer's, while it trains
+
+    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+        """Put the opening of the layers before the optimizer's own ratios."""
+        optimizer = unwrap(optimizer)
+        if layers_of(optimizer) is None:
+            if self.layers is None:
+                raise ValueError(
+                    "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or `layers` "
+                    f"(LayerMap.from_model(model)) to the callback. Received: optimizer={type(optimizer).__name__}"
+                )
+            if isinstance(optimizer, LayerwiseMixin) and "_plain" not in vars(type(optimizer)):
+                if optimizer._ratio_of is not None:
+                    raise ValueError(
+                        "GradualUnfreezeCallback cannot open layers of an optimizer whose ratios come from a hook. "
+                        f"Received: set_param_lr_fun={optimizer.set_param_lr_fun!r}"
+                    )
+                optimizer._ratio_of = self.layers.ratio_fn(1.0)
+            else:
+                apply_layerwise_decay(optimizer, self.layers, 1.0)
+        elif self.layers is not None and self.layers is not layers_of(optimizer):
+            raise ValueError(
+                "The optimizer has layers of its own: leave out the callback's. "
+                f"Received: layers={self.layers!r}, optimizer={type(optimizer).__name__}"
+            )
+        self._restore(optimizer)  # of a training that did not come to its end
+        self._ratio = optimizer._ratio_of = _Opening(optimizer._ratio_of, self.every_k_steps)
+        self._ratio.step = state.global_step
+        late = {self._ratio.start(layer) for layer in self._ratio.layers_of_all}
+        if max(late) >= state.max_steps:
+            warnings.warn(
+                f"The layers that open at steps {sorted(s for s in late if s >= state.max_steps)} are never trained: "
+                f"the training ends before. Received: every_k_steps={self.every_k_steps}, max_steps={state.max_steps}",
+                stacklevel=2,
+            )
+
+    def on_optimizer_begin(self, args, state, control, optimizer=None, **kwargs):
+        """Open what is to be open in the step that comes, clear the gradients of the rest."""
+        self._ratio.step = state.global_step
+        for param in parameters_of(unwrap(optimizer)):
+            if not param.stop_gradient and self._ratio.is_closed(param):
+                # zeros, not None: Paddle makes the state of what has a gradient, and a checkpoint needs all of it
+                param.clear_gradient(True)
+                if getattr(param, "main_grad", None) is not None:
+                    param.main_grad.zero_()
+
+    def on_train_end(self, args, state, control, optimizer=None, **kwargs):
+        """Leave the optimizer as it was."""
+        self._restore(unwrap(optimizer))
+
+    def _restore(self, optimizer):
+        if isinstance(optimizer._ratio_of, _Opening):
+            optimizer._ratio_of = optimizer._ratio_of.ratio_of
+
+
+class _Opening:
+    """A function parameter -> ratio that is 0 for the layers that are closed at its `step`."""
+
+    def __init__(self, ratio_of, every_k_steps):
+        self.ratio_of, self.every_k_steps = ratio_of, every_k_steps
+        self.rule, self.layers = ratio_of.rule, ratio_of.layers
+        self.layers_of_all = {self.layers.layer_of(name) for name in self.layers.names}
+        self.step = 0.0
+
+    def start(self, layer):
+        """Return the step from which a layer is trained."""
+        return self.every_k_steps * max(layer.depth + 1 - layer.index, 0)
+
+    def is_closed(self, param):
+        return self.step < self.start(self.layers.layer_of(param.name))
+
+    def __call__(self, param):
+        return 0.0 if self.is_closed(param) else self.ratio_of(param)
+
+
+@contextlib.contextmanager
+def all_open(optimizer):
+    """Let an optimizer answer, for what is read from it meanwhile, as if every layer were open.
+
+    Yields:
+        callable: function (tower, layer id) -> the step from which it is trained; 0 without gradual unfreezing.
+    """
+    opening = getattr(unwrap(optimizer), "_ratio_of", None)
+    if not isinstance(opening, _Opening):
+        yield lambda tower, index: 0
+        return
+    starts = {(layer.tower, layer.index): opening.start(layer) for layer in opening.layers_of_all}
+    step, opening.step = opening.step, math.inf
+    try:
+        yield lambda tower, index: starts[tower, index]
+    finally:
+        opening.step = step
+
+
+def layers_of(optimizer):
+    """Return the LayerMap that an optimizer has its ratios from, None if they come from elsewhere or it has none."""
+    return getattr(getattr(optimizer, "_ratio_of", None), "layers", None)
+
+
+def _find_layers(layers, optimizer, model):
+    return layers or layers_of(unwrap(optimizer)) or LayerMap.from_model(model)
+
+
+def _layer_names(layers, tensors):
+    """Return tensor name -> what its layer is called in the logs, from the embeddings to the head."""
+    placed = {tensor: layers.layer_of(tensor) for tensor in tensors}
+    towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
+    short = short_names(towers)
+    order = sorted(placed, key=lambda tensor: (towers.index(placed[tensor].tower), placed[tensor].index))
+    return {
+        tensor: "lr/" + (short[placed[tensor].tower] + placed[tensor].label.replace(" ", "_")).replace(" ", "/")
+        for tensor in order
+    }

@@ -1,0 +1,188 @@
+"""The schedules of `--lr_scheduler_type` as the Trainer builds them: names, arguments, warm-up, evaluation metric."""
+
+import dataclasses
+import functools
+import json
+import warnings
+from typing import Any
+
+from ..schedules import MetricSchedule, SchedulerType, get_scheduler
+from .optimizers import name_of
+
+__all__ = [
+    "SCHEDULERS",
+    "build_scheduler",
+    "check_evaluation",
+    "check_schedule",
+    "is_ours",
+    "metric_of",
+    "parse_kwargs",
+    "step_on_metric",
+]
+
+SCHEDULERS = [kind.value for kind in SchedulerType]
+# Kinds that every Trainer has -> the fields of its arguments that shape them. Without `lr_scheduler_kwargs` they stay
+# the Trainer's own, so that adding our mixin to a training changes nothing in it.
+BUILT_IN: dict = {
+    "linear": (),
+    "cosine": ("num_cycles",),
+    "constant": (),
+    "constant_with_warmup": (),
+    "polynomial": ("lr_end", "power"),
+}
+ON_METRIC = ("reduce_lr_on_plateau", "greedy")  # what they do depends on evaluations; they have no warm-up of steps
+_LONG = 10**9  # stands for a number of steps that is not known before the data are
+
+
+def parse_kwargs(text):
+    """Return `lr_scheduler_kwargs`, a JSON object or a dict, as a dict; raise ValueError if it is neither."""
+    if text is None:
+        return {}
+    found = text
+    if isinstance(text, str):
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise ValueError(
+                f"`lr_scheduler_kwargs` must be a JSON object such as '{{\"min_lr\": 1e-6}}' ({error}). "
+                f"Received: lr_scheduler_kwargs={text!r}"
+            ) from None
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"`lr_scheduler_kwargs` must be a JSON object such as '{{\"min_lr\": 1e-6}}'. "
+            f"Received: lr_scheduler_kwargs={text!r}"
+        )
+    return found
+
+
+def is_ours(args):
+    """Say whether we build the schedule: a kind that the Trainer does not have, or one with `lr_scheduler_kwargs`."""
+    kind = name_of(args.lr_scheduler_type)
+    return kind in SCHEDULERS and (kind not in BUILT_IN or bool(parse_kwargs(args.lr_scheduler_kwargs)))
+
+
+def check_schedule(args):
+    """Raise ValueError, before anything else happens, if `lr_scheduler_kwargs` and the rest make no schedule."""
+    kind, kwargs = name_of(args.lr_scheduler_type), parse_kwargs(args.lr_scheduler_kwargs)
+    if not kwargs and kind not in SCHEDULERS:
+        return  # the Trainer says that there is no such kind
+    received = f"Received: lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}"
+    if kind not in SCHEDULERS:
+        raise ValueError(f"`lr_scheduler_kwargs` are for {', '.join(map(repr, SCHEDULERS))}. {received}")
+    if kwargs and kind in BUILT_IN and not BUILT_IN[kind]:
+        raise ValueError(f"The schedule {kind!r} takes no `lr_scheduler_kwargs`. {received}")
+    for field in BUILT_IN.get(kind, ()) if kwargs else ():
+        value = getattr(args, field)
+        if field in kwargs and value != _default(args, field):
+            raise ValueError(
+                f"`{field}` is an argument of its own and in `lr_scheduler_kwargs`: leave one out. "
+                f"Received: {field}={value!r}, lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}"
+            )
+    if kind in ON_METRIC and (args.warmup_steps or args.warmup_ratio):
+        raise ValueError(
+            f"The schedule {kind!r} has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored. "
+            f"Received: warmup_steps={args.warmup_steps!r}, warmup_ratio={args.warmup_ratio!r}"
+        )
+    for key, source in (("mode", "from `greater_is_better`"), ("last_epoch", "from the checkpoint")):
+        if key in kwargs:
+            raise ValueError(f"The `{key}` of a schedule comes {source}: leave it out. {received}")
+    if is_ours(args):
+        steps = args.max_steps if args.max_steps > 0 else _LONG
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about a number of steps that may be a stand-in; they come again
+                _build(args, steps)
+        except (TypeError, ValueError) as error:
+            what = "`lr_scheduler_kwargs`" if kwargs else f"`lr_scheduler_type` {kind!r} without `lr_scheduler_kwargs`"
+            raise ValueError(f"{what}: {error}") from error
+
+
+def build_scheduler(args, num_training_steps):
+    """Return the schedule of a training.
+
+    Args:
+        args (TrainingArguments): the Trainer's, with the fields of our mixin. The warm-up is `warmup_steps`, or if that
+            is 0 the whole part of `warmup_ratio` of the steps; `decay_steps`, if the Trainer has it and it is above 0,
+            stands for the number of steps: all as the Trainer's own.
+        num_training_steps (int): optimizer steps.
+    """
+    schedule = _build(args, num_training_steps)
+    if name_of(args.lr_scheduler_type) in ON_METRIC:
+        plain: Any = type(schedule)
+        schedule.__class__ = _on_metric_class(plain)
+    return schedule
+
+
+def _build(args, num_training_steps):
+    kind = name_of(args.lr_scheduler_type)
+    kwargs = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
+    kwargs.update(parse_kwargs(args.lr_scheduler_kwargs))
+    if kind in ON_METRIC:
+        kwargs["mode"] = metric_of(args)[1]
+        return get_scheduler(kind, args.learning_rate, scheduler_specific_kwargs=kwargs)
+    warmup = args.warmup_steps if args.warmup_steps > 0 else int(args.warmup_ratio * num_training_steps)
+    decay_steps = getattr(args, "decay_steps", None)
+    steps = decay_steps if decay_steps and decay_steps > 0 else num_training_steps
+    return get_scheduler(
+        kind,
+        args.learning_rate,
+        num_warmup_steps=warmup,
+        num_training_steps=steps,
+        scheduler_specific_kwargs=kwargs or None,
+    )
+
+
+def _default(args, field):
+    return next(f.default for f in dataclasses.fields(args) if f.name == field)
+
+
+def metric_of(args):
+    """Return the key of the evaluation metric that a schedule follows, and "max" or "min".
+
+    It is `metric_for_best_model`, the loss if that is None; with `greater_is_better` None, all but the loss shall rise.
+    """
+    metric = args.metric_for_best_model or "loss"
+    greater = args.greater_is_better
+    if greater is None:
+        greater = metric not in ("loss", "eval_loss")
+    return metric if metric.startswith("eval_") else f"eval_{metric}", "max" if greater else "min"
+
+
+def check_evaluation(args):
+    """Raise ValueError if the schedule follows a metric and the Trainer is not asked to evaluate."""
+    kind = name_of(args.lr_scheduler_type)
+    if kind in ON_METRIC and name_of(args.evaluation_strategy) == "no":
+        raise ValueError(
+            f"The schedule {kind!r} follows an evaluation metric and would never change without one: give "
+            f"`evaluation_strategy` 'steps' or 'epoch'. Received: evaluation_strategy='no', lr_scheduler_type={kind!r}"
+        )
+
+
+@functools.cache
+def _on_metric_class(plain):
+    """Return `plain` as a class whose `step` without a metric, the Trainer's after every optimizer step, waits."""
+
+    def step(self, metrics=None, *args, **kwargs):
+        if metrics is not None:
+            plain.step(self, metrics, *args, **kwargs)
+
+    return type(plain.__name__, (plain,), {"step": step, "__doc__": plain.__doc__})
+
+
+def step_on_metric(schedule, args, metrics):
+    """Give an evaluation's metric to a schedule that follows one.
+
+    Args:
+        schedule (LRScheduler): any.
+        args (TrainingArguments): they say which metric.
+        metrics (dict[str, float]): what an evaluation found.
+
+    Returns:
+        bool: whether the metric was among them, or none is needed.
+    """
+    if not isinstance(schedule, MetricSchedule):
+        return True
+    key = metric_of(args)[0]
+    if key in metrics:
+        schedule.step(float(metrics[key]))
+    return key in metrics

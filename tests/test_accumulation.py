@@ -1,0 +1,578 @@
+"""GradientAccumulator: TensorFlow's numbers, reductions, resumes in mid-cycle, two processes, and every error."""
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import paddle
+import pytest
+from golden_cases import cases, load, loader, needs_golden
+
+from paddle_ldopt import AdamWDL
+from paddle_ldopt.accumulation import GradientAccumulator
+
+TABLES = [c for c in cases("adamweightdecay", "table") if c["cls"].endswith(".GradientAccumulator")]
+ERRORS = [c for c in cases("adamweightdecay", "error") if c["cls"].endswith(".GradientAccumulator")]
+LEFT_OUT = "ignore:Gradients at .* are left out"
+
+
+def tensor(*values, dtype="float32"):
+    return paddle.to_tensor(values, dtype=dtype)
+
+
+# ---- TensorFlow's own numbers
+
+
+@needs_golden
+@pytest.mark.filterwarnings(LEFT_OUT)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("entry", TABLES, ids=lambda entry: entry["id"])
+def test_sums_are_tensorflows(entry, dtype):
+    want, accumulator, steps = load(entry).arrays, GradientAccumulator(), []
+    shapes = dict(loader().PARAMSETS[entry["paramset"]])
+    _, grads = loader().inputs(entry["paramset"], entry["profile"])
+    seen = 0
+    for call in range(1, 9):
+        gradients = [None if g is None else paddle.to_tensor(g, dtype=dtype) for g in grads[call - 1].values()]
+        accumulator(gradients)
+        steps.append(accumulator.step)
+        if any(key.startswith(f"t{call}_") for key in want):
+            for place, (gradient, shape) in enumerate(zip(accumulator.gradients, shapes.values())):
+                array = want.get(f"t{call}_p{place}")
+                assert (gradient is None) == (array is None)
+                if array is not None:
+                    flat = gradient.numpy().reshape(-1)[loader().positions(entry["paramset"], shape)]
+                    tol = entry["tol"] if dtype == "float64" else entry["tol_fp32"]
+                    scale = np.abs(array).max()
+                    np.testing.assert_allclose(flat, array, tol["rtol"], tol["atol"] * max(1.0, scale))
+                    seen += 1
+        if call == 4:
+            accumulator.reset()
+            steps.append(accumulator.step)
+    assert steps == want["step_log"].tolist() and seen == len(want) - 1
+
+
+@needs_golden
+@pytest.mark.parametrize("entry", ERRORS, ids=lambda entry: entry["id"])
+def test_errors_are_transformers(entry):
+    accumulator = GradientAccumulator()
+    with pytest.raises(ValueError, match=re.escape(entry["error"]["match"])):
+        if entry["opt"] == "accum_err_length":
+            accumulator([tensor(1.0)])
+            accumulator([tensor(1.0), tensor(1.0)])
+        else:
+            accumulator.gradients  # noqa: B018 - it raises
+
+
+def test_the_test_of_transformers():
+    accumulator = GradientAccumulator()
+    for values in ([1.0, 2.0], [-2.0, 1.0], [-1.0, 2.0]):
+        accumulator([tensor(*values)])
+    with pytest.raises(ValueError, match="Expected 1 gradients, but got 2"):
+        accumulator([tensor(1.0, 1.0), tensor(2.0, 2.0)])
+    assert accumulator.step == 3 and len(accumulator.gradients) == 1
+    assert accumulator.gradients[0].tolist() == [-2.0, 5.0]
+    accumulator.reset()
+    assert accumulator.step == 0 and accumulator.gradients[0].tolist() == [0.0, 0.0]
+
+
+# ---- lists
+
+
+def test_none_stays_and_what_comes_to_it_later_is_left_out_aloud():
+    accumulator = GradientAccumulator()
+    accumulator([None, tensor(1.0)])
+    accumulator([None, None])
+    with pytest.warns(UserWarning, match=r"Gradients at \[0\] of the list are left out"):
+        accumulator([tensor(1.0), tensor(2.0)])
+    assert accumulator.gradients[0] is None and accumulator.gradients[1].tolist() == [3.0]
+
+
+def test_nothing_is_shared_with_the_caller():
+    accumulator, gradient = GradientAccumulator(), tensor(1.0, 2.0)
+    accumulator([gradient])
+    gradient.zero_()
+    accumulator.gradients[0].zero_()
+    state = accumulator.state_dict()
+    other = GradientAccumulator()
+    other.set_state_dict(state)
+    accumulator([tensor(1.0, 1.0)])
+    assert other.gradients[0].tolist() == state["gradients"]["0"].tolist() == [1.0, 2.0]
+    other([tensor(1.0, 1.0)])
+    assert state["gradients"]["0"].tolist() == [1.0, 2.0]
+    assert gradient.tolist() == [0.0, 0.0] and accumulator.gradients[0].tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_reductions(dtype):
+    rng = np.random.default_rng(0)
+    grads, weights = rng.normal(size=(3, 4)), [3, 0.5, 7]
+    want = {
+        "sum": grads.sum(0),
+        "mean": grads.mean(0),
+        "token": np.average(grads, axis=0, weights=weights),
+    }
+    for reduction, expected in want.items():
+        accumulator = GradientAccumulator(reduction)
+        for g, w in zip(grads, weights):
+            accumulator([paddle.to_tensor(g, dtype=dtype)], *([w] if reduction == "token" else []))
+        (got,) = accumulator.gradients
+        assert got.dtype == getattr(paddle, dtype)
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-14 if dtype == "float64" else 2e-6)
+        accumulator.reset()
+        assert accumulator.gradients[0].tolist() == [0.0] * 4
+
+
+def test_a_weight_of_nothing_leaves_out_what_is_not_a_number():
+    accumulator = GradientAccumulator("token")
+    accumulator([tensor(float("nan"))], weight=0)
+    with pytest.raises(ValueError, match="weight=0 in all of 1 calls"):
+        accumulator.gradients  # noqa: B018 - it raises
+    accumulator([tensor(3.0)], weight=paddle.to_tensor(2))
+    accumulator([tensor(6.0)], weight=np.int64(1))
+    assert accumulator.gradients[0].tolist() == [4.0] and accumulator.step == 3
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_low_precision_gradients_are_summed_in_float32(dtype):
+    accumulator = GradientAccumulator()
+    big, small = {"bfloat16": (256.0, 1.0), "float16": (60000.0, 16.0)}[dtype]
+    accumulator([tensor(big, dtype=dtype)])
+    for _ in range(8):
+        accumulator([tensor(small, dtype=dtype)])  # each alone would be lost, or overflow
+    accumulator([tensor(big, dtype=dtype)])
+    (got,) = accumulator.gradients
+    assert got.dtype == paddle.float32
+    start = float(tensor(big, dtype=dtype).astype("float32"))
+    assert got.tolist() == [2 * start + 8 * small]
+
+
+# ---- models
+
+
+def net(seed=0):
+    paddle.seed(seed)
+    return paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.Tanh(), paddle.nn.Linear(8, 2))
+
+
+def batches(count=4, seed=0):
+    rng = np.random.default_rng(seed)
+    sizes = [3, 5, 2, 6] * (count // 4 + 1)
+    return [
+        (rng.normal(size=(n, 4)).astype("float32"), rng.normal(size=(n, 2)).astype("float32")) for n in sizes[:count]
+    ]
+
+
+def backward(model, batch):
+    x, y = batch
+    (model(paddle.to_tensor(x)) - paddle.to_tensor(y)).square().mean().backward()
+
+
+def arrays(model):
+    return {name: param.numpy() for name, param in model.named_parameters()}
+
+
+def make(seed=0):
+    model = net(seed)
+    return model, paddle.optimizer.AdamW(0.05, parameters=model.parameters(), weight_decay=0.1)
+
+
+def test_token_weighted_steps_are_those_of_the_large_batch():
+    model, optimizer = make()
+    whole, other = make()
+    accumulator = GradientAccumulator("token")
+    for start in range(0, 12, 4):
+        part = batches(12)[start : start + 4]
+        for batch in part:
+            backward(model, batch)
+            accumulator(model, weight=len(batch[0]))
+            assert all(p.grad is None for p in model.parameters()), "it takes them"
+        accumulator.apply(optimizer)
+        assert accumulator.step == 0 and all(p.grad is None for p in model.parameters())
+        backward(whole, tuple(np.concatenate(arrays) for arrays in zip(*part)))
+        other.step()
+        other.clear_grad()
+    for name, value in arrays(whole).items():
+        np.testing.assert_allclose(arrays(model)[name], value, rtol=0, atol=2e-6)
+
+
+def test_parameters_without_a_gradient():
+    model = net()
+    optimizer = paddle.optimizer.AdamW(0.1, parameters=model.parameters(), weight_decay=0.5)
+    accumulator, before = GradientAccumulator("mean"), arrays(model)
+    model[0](paddle.ones([2, 4])).sum().backward()
+    accumulator(model)
+    assert [g is None for g in accumulator.gradients] == [False, False, True, True]
+    accumulator.apply(optimizer)
+    changed = [name for name, value in arrays(model).items() if (value != before[name]).any()]
+    assert changed == ["0.weight", "0.bias"], "no gradient, no decay"
+    backward(model, batches()[0])  # one that comes later has its place
+    accumulator(model)
+    assert all(g is not None for g in accumulator.gradients)
+    accumulator.apply(optimizer)
+    before = arrays(model)
+    model[2](paddle.ones([2, 8])).sum().backward()
+    accumulator(model)
+    accumulator.apply(optimizer)  # the sums of 0.* are zeros now, and still nothing moves them
+    changed = [name for name, value in arrays(model).items() if (value != before[name]).any()]
+    assert changed == ["2.weight", "2.bias"]
+
+
+def test_the_trainable_parameters_may_change_between_cycles_only():
+    model = net()
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    accumulator = GradientAccumulator()
+    for param in model[0].parameters():
+        param.stop_gradient = True
+    backward(model, batches()[0])
+    accumulator(model)
+    for param in model[0].parameters():
+        param.stop_gradient = False
+    backward(model, batches()[1])
+    with pytest.raises(ValueError, match="4 parameters .0.weight.*after 2 parameters .2.weight"):
+        accumulator(model)
+    accumulator.reset()
+    accumulator(model)
+    assert len(accumulator.gradients) == 4
+    accumulator.apply(optimizer)
+
+
+def test_write_gradients_for_an_optimizer_with_clipping():
+    model, optimizer = make()
+    accumulator = GradientAccumulator("mean")
+    for batch in batches(2):
+        backward(model, batch)
+        accumulator(model)
+    want = [g.numpy() for g in accumulator.gradients]
+    accumulator.write_gradients()
+    for param, gradient in zip(model.parameters(), want):
+        np.testing.assert_array_equal(param.grad.numpy(), gradient)
+    accumulator.reset()
+    assert model.parameters()[0].grad.abs().max().item() > 0, "they are the parameters' own"
+    optimizer.step()
+
+
+def test_written_gradients_have_the_parameters_type():
+    layer = paddle.nn.Linear(2, 2).to(dtype="bfloat16")
+    accumulator = GradientAccumulator("mean")
+    accumulator([paddle.ones([2, 2], "bfloat16"), None])
+    accumulator.write_gradients(layer.parameters())
+    assert layer.weight.grad.dtype == paddle.bfloat16 and layer.bias.grad is None
+
+
+def test_lists_step_the_optimizers_parameters():
+    model = net()
+    optimizer = AdamWDL(0.1, parameters=[{"params": model[0].parameters()}, {"params": model[2].parameters()}])
+    accumulator, before = GradientAccumulator(), arrays(model)
+    accumulator([None if i == 1 else paddle.ones_like(p) for i, p in enumerate(model.parameters())])
+    accumulator.apply(optimizer)
+    changed = [name for name, value in arrays(model).items() if (value != before[name]).any()]
+    assert changed == ["0.weight", "2.weight", "2.bias"]
+
+
+# ---- resumes
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "token"])
+@pytest.mark.parametrize("stop", [0, 1, 3, 4, 5])
+def test_a_resume_in_mid_cycle_is_bit_exact(stop, reduction, tmp_path):
+    def run(model, optimizer, accumulator, calls):
+        for i in calls:
+            backward(model, batches(8)[i])
+            accumulator(model, *([len(batches(8)[i][0])] if reduction == "token" else []))
+            if i % 4 == 3:
+                accumulator.apply(optimizer)
+
+    with paddle.utils.unique_name.guard():
+        model, optimizer = make()
+        run(model, optimizer, GradientAccumulator(reduction), range(8))
+    want = arrays(model)
+
+    accumulator = GradientAccumulator(reduction)
+    with paddle.utils.unique_name.guard():
+        model, optimizer = make()
+        run(model, optimizer, accumulator, range(stop))
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "sums": accumulator.state_dict()}
+    for name, state in states.items():
+        paddle.save(state, str(tmp_path / name))
+    accumulator = GradientAccumulator(reduction)
+    accumulator.set_state_dict(paddle.load(str(tmp_path / "sums"), return_numpy=stop == 3))
+    assert accumulator.step == stop % 4
+    with paddle.utils.unique_name.guard():
+        model, optimizer = make(seed=1)
+        model.set_state_dict(paddle.load(str(tmp_path / "model")))
+        optimizer.set_state_dict(paddle.load(str(tmp_path / "optimizer")))
+        run(model, optimizer, accumulator, range(stop, 8))
+    for name, value in arrays(model).items():
+        np.testing.assert_array_equal(value, want[name])
+
+
+def test_a_resume_at_the_end_of_a_cycle_needs_the_model():
+    model, optimizer = make()
+    first, second = GradientAccumulator("mean"), GradientAccumulator("mean")
+    backward(model, batches()[0])
+    first(model)
+    second.set_state_dict(first.state_dict())
+    with pytest.raises(ValueError, match="`target` must be given.*Received: target=None"):
+        second.apply(optimizer)
+    with pytest.raises(ValueError, match="must be the model"):
+        second.apply(optimizer, paddle.nn.Linear(2, 2))
+    twin, other = make()
+    first.apply(optimizer)
+    second.apply(other, twin)
+    for name, value in arrays(model).items():
+        np.testing.assert_array_equal(value, arrays(twin)[name])
+
+
+def test_bad_states_are_refused():
+    accumulator, other = GradientAccumulator(), GradientAccumulator("mean")
+    accumulator([tensor(1.0)])
+    state = accumulator.state_dict()
+    with pytest.raises(ValueError, match="reduction='sum' for reduction='mean'"):
+        other.set_state_dict(state)
+    state.pop("received")
+    with pytest.raises(ValueError, match=r"lacks \['received'\]"):
+        accumulator.set_state_dict(state)
+    assert accumulator.gradients[0].tolist() == [1.0]
+
+
+# ---- errors
+
+
+def test_bad_calls_are_refused_and_change_nothing():
+    model = net()
+    accumulator = GradientAccumulator()
+    accumulator([tensor(1.0), None, tensor(2.0)])
+    sparse = paddle.nn.Embedding(4, 2, sparse=True)
+    sparse(paddle.to_tensor([1])).sum().backward()
+    bad = [
+        ([tensor(1.0), None], ValueError, "Expected 3 gradients, but got 2"),
+        ([tensor(1.0), None, tensor(2.0, 3.0)], ValueError, r"shape=\[2\] at 2"),
+        ([tensor(1.0), None, np.ones(1)], TypeError, "ndarray at 2"),
+        ([tensor(1.0), None, paddle.to_tensor([1])], TypeError, "dtype=paddle.int64 at 2"),
+        ([sparse.weight.grad, None, None], TypeError, "sparse gradient at 0"),
+        (tensor(1.0, 2.0, 3.0), TypeError, "gradients of type Tensor"),
+        (None, TypeError, "gradients of type NoneType"),
+        (model, ValueError, "none with a gradient"),
+    ]
+    for gradients, error, message in bad:
+        with pytest.raises(error, match=message):
+            accumulator(gradients)
+    backward(model, batches()[0])
+    with pytest.raises(ValueError, match="4 parameters.*after a list of 3 gradients"):
+        accumulator(model)
+    assert model.parameters()[0].grad is not None
+    assert accumulator.step == 1 and accumulator.gradients[0].tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    "reduction, weight, error",
+    [
+        ("token", None, ValueError),
+        ("token", -1, ValueError),
+        ("token", float("nan"), ValueError),
+        ("token", "many", TypeError),
+        ("token", True, TypeError),
+        ("sum", 1.0, ValueError),
+        ("mean", 1.0, ValueError),
+    ],
+)
+def test_bad_weights(reduction, weight, error):
+    with pytest.raises(error, match="`weight`.*Received: weight="):
+        GradientAccumulator(reduction)([tensor(1.0)], weight)
+
+
+def test_other_errors():
+    with pytest.raises(
+        ValueError, match="`reduction` must be one of 'sum', 'mean', 'token'. Received: reduction='max'"
+    ):
+        GradientAccumulator("max")
+    model, optimizer = make()
+    accumulator = GradientAccumulator()
+    with pytest.raises(ValueError, match="Received: step=0"):
+        accumulator.apply(optimizer)
+    accumulator([tensor(1.0)])
+    with pytest.raises(ValueError, match="must hold 1 parameters. Received: 4"):
+        accumulator.apply(optimizer)
+    with pytest.raises(ValueError, match=r"shape=\[4, 8\] for a gradient of shape \[1\], at 0"):
+        accumulator.write_gradients([model[0].weight])
+    with pytest.raises(TypeError, match="`optimizer`.*Received: optimizer of type Sequential"):
+        accumulator.apply(model)
+    accumulator.reset()
+    with pytest.raises(ValueError, match="Received: step=0"):
+        accumulator.apply(optimizer)
+
+
+# ---- processes
+
+
+def test_one_process_has_nothing_to_add_but_the_order_is_checked():
+    accumulator = GradientAccumulator("mean")
+    with pytest.raises(ValueError, match="should be called first"):
+        accumulator.synchronize()
+    accumulator([tensor(1.0)])
+    accumulator([tensor(3.0)])
+    accumulator.synchronize()
+    assert accumulator.gradients[0].tolist() == [2.0]
+    with pytest.raises(ValueError, match="must be called once"):
+        accumulator.synchronize()
+    with pytest.raises(ValueError, match="call `reset` or `apply` before"):
+        accumulator([tensor(1.0)])
+    accumulator.reset()
+    accumulator([tensor(5.0)])
+    accumulator.synchronize()
+    assert accumulator.gradients[0].tolist() == [5.0]
+
+
+def train(reduction, mine, wrap=lambda model: model):
+    """Take three steps on those of each cycle's micro-batches that are ours."""
+    model, optimizer = make()
+    wrapped, accumulator = wrap(model), GradientAccumulator(reduction)
+    for cycle in range(3):
+        for batch in [b for i, b in enumerate(batches(12)[4 * cycle : 4 * cycle + 4]) if mine(i)]:
+            if wrapped is model:
+                backward(model, batch)
+            else:
+                with wrapped.no_sync():
+                    backward(wrapped, batch)
+            accumulator(wrapped, *([len(batch[0])] if reduction == "token" else []))
+        accumulator.synchronize()
+        accumulator.apply(optimizer)
+    return arrays(model)
+
+
+def worker(folder):
+    """Run as one of two processes: what they make goes into a file, what they see of errors too."""
+    dist = paddle.distributed
+    dist.init_parallel_env()
+    rank = dist.get_rank()
+    out, seen = {}, {}
+    for reduction in ("sum", "mean", "token"):
+        # one and three micro-batches: ranks may differ
+        for name, value in train(reduction, lambda i: (i == 0) == (rank == 0)).items():
+            out[f"{reduction}/{name}"] = value
+    wrapped = train("token", lambda i: i % 2 == rank, lambda model: paddle.DataParallel(model))
+    out.update({f"wrapped/{name}": value for name, value in wrapped.items()})
+
+    # a parameter that has a gradient on one process only
+    model = net()
+    accumulator = GradientAccumulator("mean")
+    (model[0](paddle.ones([2, 4])).sum() if rank == 0 else model(paddle.ones([2, 4])).sum()).backward()
+    accumulator(model)
+    accumulator.synchronize()
+    accumulator.write_gradients()
+    out.update({f"part/{name}": param.grad.numpy() for name, param in model.named_parameters()})
+    out["float16"] = half_sum(rank)
+
+    def error_of(call):
+        try:
+            call()
+        except ValueError as error:
+            return str(error)
+
+    accumulator.reset()
+    seen["no call"] = error_of(accumulator.synchronize)
+    for what, gradients in {
+        "length": [tensor(1.0)] * (1 + rank),
+        "shape": [tensor(*[1.0] * (1 + rank))],
+        "none": [tensor(1.0), tensor(1.0) if rank else None],
+    }.items():
+        accumulator = GradientAccumulator()
+        accumulator(gradients)
+        before = [None if g is None else g.tolist() for g in accumulator.gradients]
+        seen[what] = error_of(accumulator.synchronize)
+        assert before == [None if g is None else g.tolist() for g in accumulator.gradients]
+    other = GradientAccumulator("mean" if rank else "sum")
+    other([tensor(1.0)])
+    seen["reduction"] = error_of(other.synchronize)
+    np.savez(os.path.join(folder, f"{rank}.npz"), **out)
+    pathlib.Path(folder, f"{rank}.json").write_text(json.dumps(seen))
+
+
+def half_sum(rank):
+    accumulator = GradientAccumulator()
+    accumulator([tensor(40000.0 + 64 * rank, dtype="float16")])
+    accumulator.synchronize()
+    return accumulator.gradients[0].numpy()
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    ports = []
+    for _ in range(2):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            ports.append(probe.getsockname()[1])
+    endpoints = [f"127.0.0.1:{port}" for port in ports]
+    root = pathlib.Path(__file__).parent
+    runs = []
+    for rank in range(2):
+        env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "FLAGS_selected"))},
+            "PADDLE_DISTRI_BACKEND": "gloo",
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_TRAINERS_NUM": "2",
+            "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+            "PADDLE_MASTER": endpoints[0],
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(root.parent), str(root)]),
+        }
+        command = [sys.executable, __file__, str(folder)]
+        log = open(folder / f"{rank}.log", "w")  # noqa: SIM115 - the process has it
+        runs.append((subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT), log))
+    try:
+        codes = [run.wait(timeout=120) for run, _ in runs]
+    finally:
+        for run, log in runs:
+            run.kill()
+            run.wait()
+            log.close()
+    assert codes == [0, 0], [(folder / f"{rank}.log").read_text()[-3000:] for rank in range(2)]
+    return [
+        (dict(np.load(folder / f"{rank}.npz")), json.loads((folder / f"{rank}.json").read_text())) for rank in range(2)
+    ]
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "token", "wrapped"])
+def test_two_processes_are_one_on_the_global_batch(two_processes, reduction):
+    want = train("token" if reduction == "wrapped" else reduction, lambda i: True)
+    alone = train("token" if reduction == "wrapped" else reduction, lambda i: i == 0)
+    for name, value in want.items():
+        (first, _), (second, _) = two_processes
+        np.testing.assert_array_equal(first[f"{reduction}/{name}"], second[f"{reduction}/{name}"])
+        np.testing.assert_allclose(first[f"{reduction}/{name}"], value, rtol=0, atol=2e-6)
+    assert max(np.abs(alone[name] - want[name]).max() for name in want) > 1e-3, "without the others it is not that"
+
+
+def test_a_gradient_of_one_process_counts_for_all(two_processes):
+    model = net()
+    model[0](paddle.ones([2, 4])).sum().backward()
+    model(paddle.ones([2, 4])).sum().backward()
+    for out, _ in two_processes:
+        for name, param in model.named_parameters():
+            np.testing.assert_allclose(out[f"part/{name}"], param.grad.numpy() / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_float16_does_not_overflow_between_processes(two_processes):
+    assert [out["float16"].tolist() for out, _ in two_processes] == [[80064.0]] * 2
+
+
+def test_processes_that_differ_all_raise(two_processes):
+    for _, seen in two_processes:
+        assert "should be called first" in seen["no call"]
+        assert "as many gradients" in seen["length"]
+        assert "same shape and type" in seen["shape"] and "same shape and type" in seen["none"]
+        assert "the same reduction" in seen["reduction"]
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    worker(sys.argv[1])

@@ -1,0 +1,224 @@
+"""`lr_scheduler_type` and `lr_scheduler_kwargs` in the Trainer."""
+
+import json
+import re
+
+import numpy as np
+import paddle
+import pytest
+import trainer_common as common
+from trainer_run import checkpoint_format
+
+from paddle_ldopt.schedules import SchedulerType, get_scheduler
+from paddle_ldopt.trainer.arguments import SchedulerName
+from paddle_ldopt.trainer.schedules import BUILT_IN, ON_METRIC
+
+STEPS = 10
+EXTRA = {  # what a kind cannot do without
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "cosine_warmup_with_min_lr": {"min_lr_rate": 0.1},
+    "warmup_stable_decay": {"num_decay_steps": 4},
+}
+KINDS = [kind.value for kind in SchedulerType if kind.value not in ON_METRIC]
+
+
+class Rates(common.TrainerCallback):
+    """Notes the rate of each step."""
+
+    def __init__(self):
+        self.rates = []
+
+    def on_optimizer_begin(self, args, state, control, optimizer=None, **kwargs):
+        self.rates.append(optimizer.get_lr())
+
+
+def train(folder, resume=None, cls=common.LdoptTrainer, **kwargs):
+    """Return the Trainer after a training, and the rates of its steps."""
+    rates = Rates()
+    with paddle.utils.unique_name.guard():
+        trainer = common.trainer(
+            folder, cls=cls, callbacks=[rates], **{"max_steps": STEPS, **checkpoint_format("plain"), **kwargs}
+        )
+        trainer.train(resume_from_checkpoint=resume)
+    return trainer, rates.rates
+
+
+def extra(kind):
+    return {"lr_scheduler_kwargs": json.dumps(EXTRA[kind])} if kind in EXTRA else {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_what_get_scheduler_gives(tmp_path, kind):
+    warmup = {} if kind == "constant" else {"warmup_steps": 3}
+    trainer = common.trainer(tmp_path, max_steps=STEPS, lr_scheduler_type=kind, **warmup, **extra(kind))
+    assert trainer.args.lr_scheduler_type.value == kind
+    got = trainer.create_scheduler(STEPS)
+    fields = [] if trainer._schedule_is_ours else BUILT_IN[kind]
+    kwargs = {**{field: getattr(trainer.args, field) for field in fields}, **EXTRA.get(kind, {})}
+    expected = get_scheduler(kind, 1e-2, warmup.get("warmup_steps"), STEPS, kwargs or None)
+    for _ in range(STEPS):
+        np.testing.assert_allclose(got.last_lr, expected.last_lr, rtol=1e-12, atol=1e-20)
+        got.step()
+        expected.step()
+
+
+def test_a_training_uses_it_and_resumes_exactly(tmp_path):
+    settings = {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": '{"num_cycles": 2}'}
+    settings.update(warmup_ratio=0.25, save_steps=5, optim="adamwdl", layerwise_lr_decay=0.8)
+    whole, rates = train(tmp_path / "whole", **settings)
+    expected = get_scheduler("cosine_with_restarts", 1e-2, 2, STEPS, {"num_cycles": 2})
+    for rate in rates:
+        assert rate == pytest.approx(expected.last_lr, rel=1e-12)
+        expected.step()
+    rest, later = train(tmp_path / "rest", resume=str(tmp_path / "whole" / "checkpoint-5"), **settings)
+    assert later == rates[5:]
+    assert common.same(common.weights(rest.model), common.weights(whole.model))
+
+
+@pytest.mark.parametrize("kind", sorted(BUILT_IN))
+def test_the_trainers_own_kinds_stay_its_own(tmp_path, kind):
+    trainer = common.trainer(tmp_path, max_steps=STEPS, lr_scheduler_type=kind)
+    plain = common.trainer(
+        tmp_path,
+        cls=common.Trainer,
+        args=common.arguments(tmp_path, cls=common.TrainingArguments, lr_scheduler_type=kind),
+    )
+    assert trainer.args.lr_scheduler_type is plain.args.lr_scheduler_type
+    assert type(trainer.create_scheduler(STEPS)) is type(plain.create_scheduler(STEPS))
+
+
+def test_arguments_of_a_built_in_kind_as_json(tmp_path):
+    trainer = common.trainer(
+        tmp_path, max_steps=STEPS, lr_scheduler_type="polynomial", lr_end=1e-3, lr_scheduler_kwargs='{"power": 2.0}'
+    )
+    got = trainer.create_scheduler(STEPS)
+    expected = get_scheduler("polynomial", 1e-2, 0, STEPS, {"power": 2.0, "lr_end": 1e-3})
+    got.step(4)
+    expected.step(4)
+    assert got.last_lr == expected.last_lr
+
+
+def test_from_a_command_line_and_through_a_file(tmp_path):
+    line = ["--output_dir", str(tmp_path), "--device", "cpu", "--lr_scheduler_type", "warmup_stable_decay"]
+    line += ["--lr_scheduler_kwargs", '{"num_decay_steps": 10}', "--max_steps", "40"]
+    line += ["--amp_master_grad", "False"] if common.FORMERS else []
+    (args,) = common.PdArgumentParser(common.Arguments).parse_args_into_dataclasses(line)
+    paddle.save(args, str(tmp_path / "training_args.bin"))
+    again = paddle.load(str(tmp_path / "training_args.bin"))
+    assert isinstance(again.lr_scheduler_type, SchedulerName) and again.lr_scheduler_type.value == "warmup_stable_decay"
+    assert again.lr_scheduler_kwargs == '{"num_decay_steps": 10}'
+    assert args.to_dict()["lr_scheduler_type"] == "warmup_stable_decay"
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({"lr_scheduler_type": "no_such"}, "'inverse_sqrt'.*Received: lr_scheduler_type='no_such'$"),
+        ({"lr_scheduler_type": "no_such", "lr_scheduler_kwargs": '{"a": 1}'}, "are for 'linear'"),
+        (
+            {"lr_scheduler_kwargs": '{"a": 1}'},
+            "'linear' takes no `lr_scheduler_kwargs`. Received: lr_scheduler_kwargs=",
+        ),
+        ({"lr_scheduler_type": "constant", "lr_scheduler_kwargs": '{"a": 1}'}, "'constant' takes no"),
+        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": "{a}"}, "must be a JSON object.*kwargs='{a}'$"),
+        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": "[1]"}, "must be a JSON object.*kwargs='.1.'$"),
+        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": '{"no_such": 1}'}, "no_such"),
+        ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": '{"no_such": 1}'}, "no_such"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "min_lr"),
+        (
+            {"lr_scheduler_type": "cosine", "num_cycles": 1.5, "lr_scheduler_kwargs": '{"num_cycles": 2}'},
+            "leave one out. Received: num_cycles=1.5",
+        ),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "Received: evaluation_strategy='no'"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau", "warmup_steps": 3}, "no warm-up.*warmup_steps=3"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": '{"mode": "max"}'}, "greater_is_better"),
+    ],
+)
+def test_bad_arguments(tmp_path, kwargs, message):
+    with pytest.raises(ValueError, match=re.compile(message, re.S)):
+        common.arguments(tmp_path, **kwargs)
+
+
+def test_a_schedule_that_would_be_ignored(tmp_path):
+    model = common.tiny_model()
+    scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
+    trainer = common.trainer(tmp_path, model, (None, scheduler), lr_scheduler_type="inverse_sqrt")
+    with pytest.raises(ValueError, match="LambdaDecay.*lr_scheduler_type='inverse_sqrt'$"):
+        trainer.train()
+
+
+def test_a_second_training_keeps_the_schedule_of_the_first(tmp_path):
+    trainer, _ = train(tmp_path, lr_scheduler_type="inverse_sqrt", max_steps=2)
+    trainer.train()
+
+
+# --- schedules that follow a metric ---
+
+
+class Scripted(common.LdoptTrainer):
+    """Its evaluations find what the script says."""
+
+    script, key = [5.0, 4.0, 4.0, 4.0, 1.0], "eval_loss"
+
+    def evaluation_loop(self, *args, **kwargs):
+        output = super().evaluation_loop(*args, **kwargs)
+        number = self.state.global_step // 2 - 1
+        output.metrics[self.key] = self.script[number] if number < len(self.script) else 0.0
+        return output
+
+
+PLATEAU = {
+    "lr_scheduler_type": "reduce_lr_on_plateau",
+    "lr_scheduler_kwargs": '{"patience": 1, "factor": 0.5}',
+    "evaluation_strategy": "steps",
+    "eval_steps": 2,
+}
+
+
+def test_a_plateau_lowers_the_rate_after_evaluations_only(tmp_path):
+    _, rates = train(tmp_path, cls=Scripted, **PLATEAU)
+    # the third evaluation in a row without a gain is the second bad one, at step 8: more than `patience`
+    assert rates == [1e-2] * 8 + [5e-3] * 2
+
+
+def test_a_plateau_of_a_metric_that_shall_rise(tmp_path):
+    class Accuracy(Scripted):
+        script, key = [0.5, 0.6, 0.5, 0.4, 0.3], "eval_accuracy"
+
+    _, rates = train(tmp_path, cls=Accuracy, metric_for_best_model="accuracy", **PLATEAU)
+    assert rates == [1e-2] * 8 + [5e-3] * 2
+
+
+def test_a_plateau_resumes_exactly(tmp_path):
+    settings = {**PLATEAU, "save_steps": 6}
+    whole, rates = train(tmp_path / "whole", cls=Scripted, **settings)
+    checkpoint = str(tmp_path / "whole" / "checkpoint-6")
+    rest, later = train(tmp_path / "rest", resume=checkpoint, cls=Scripted, **settings)
+    assert later == rates[6:]
+    assert common.same(common.weights(rest.model), common.weights(whole.model))
+    assert rest.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()
+
+
+def test_evaluations_by_hand_do_not_count(tmp_path):
+    trainer, _ = train(tmp_path, cls=Scripted, max_steps=4, **PLATEAU)
+    before = trainer.lr_scheduler.state_dict()
+    trainer.evaluate()
+    assert trainer.lr_scheduler.state_dict() == before
+
+
+def test_an_evaluation_without_the_metric(tmp_path):
+    with pytest.raises(ValueError, match="one of .*eval_loss.*Received: metric_for_best_model='f1'"):
+        train(tmp_path, metric_for_best_model="f1", **PLATEAU)
+
+
+def test_no_data_to_evaluate_on(tmp_path):
+    trainer = common.trainer(tmp_path, **PLATEAU)
+    trainer.eval_dataset = None
+    with pytest.raises(ValueError, match="Received: eval_dataset=None"):
+        trainer.train()
+
+
+def test_greedy_follows_the_metric(tmp_path):
+    settings = {**PLATEAU, "lr_scheduler_type": "greedy", "lr_scheduler_kwargs": '{"patience": 1, "factor": 0.5}'}
+    trainer, rates = train(tmp_path, cls=Scripted, **settings)
+    assert rates[0] == 1e-2 and len(set(rates)) > 1
