@@ -59,7 +59,7 @@ class LdoptArgumentsMixin(_Arguments):
         layerwise_min_ratio (float, optional): floor of the ratios, in [0, 1].
         layerwise_head_ratio (float, optional): ratio of the head, above 0; has an effect without a decay, too.
         layerwise_freeze_below (float, optional): layers with a ratio below it are frozen, in [0, 1].
-        allow_layerwise_change (bool, optional): resume even if the checkpoint was trained with another rule or layer map.
+        allow_layerwise_change (bool, optional): resume even if the checkpoint has another rule or layer map.
         optim (str, optional): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
         lr_scheduler_type (str, optional): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup"
             and "polynomial" stay the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless

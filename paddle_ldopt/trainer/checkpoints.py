@@ -120,8 +120,8 @@ def check_checkpoint(folder, record, active, allowed):
     changed = {was["optimizer"], record["optimizer"]}
     if len(changed) > 1 and not changed <= _SAME_STATE:
         raise ValueError(
-            f"The state of {was['optimizer']} cannot be loaded into {record['optimizer']}: resume with the same optimizer, "
-            f"or start a new run from the checkpoint's weights. {received}"
+            f"The state of {was['optimizer']} cannot be loaded into {record['optimizer']}: resume with the same "
+            f"optimizer, or start a new run from the checkpoint's weights. {received}"
         )
     if found and not allowed:
         raise ValueError(
