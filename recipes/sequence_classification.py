@@ -28,7 +28,7 @@ from pretrained import load_model, load_tokenizer
 from runs import ARGUMENTS, EarlyStopping, FineTuner, check_folder, compare, with_arguments_of_run, write_json
 from text_data import TextDataset, load_splits
 
-from paddle_ldopt.trainer import LdoptArgumentsMixin, RunReport
+from paddle_ldopt.trainer import LayerLRCallback, LdoptArgumentsMixin, RunReport, ScheduleCallback
 
 
 @dataclasses.dataclass
@@ -124,6 +124,9 @@ def fine_tune(args, options, splits, argv):
     rates = f"decay {args.layerwise_lr_decay:g}, learning rate {args.learning_rate:g}"
     report = RunReport(args.output_dir, f"{options.model} on {options.data}, {rates}", trainer.layer_map)
     trainer.add_callback(report)
+    trainer.add_callback(LayerLRCallback())
+    if str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)) not in ("reduce_lr_on_plateau", "greedy"):
+        trainer.add_callback(ScheduleCallback(f"{args.output_dir}/schedule.png"))  # and schedule.csv
     trainer.add_callback(EarlyStopping(options.early_stopping_patience, trainer))
     if not args.resume_from_checkpoint:
         write_json(args.output_dir, ARGUMENTS, argv)

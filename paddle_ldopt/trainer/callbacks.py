@@ -115,6 +115,8 @@ class ScheduleCallback(_Callback):
             return
         layers = _find_layers(self.layers, optimizer, model)
         first, rates = schedule_rates(lr_scheduler, state.max_steps)
+        if not rates:  # a run that was over when it was resumed
+            return
         with all_open(optimizer) as start_of:
             rows = layers.table(optimizer=optimizer).rows
         short = short_names([row.tower for row in rows])
