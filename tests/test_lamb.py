@@ -670,7 +670,7 @@ BAD = [
     (ValueError, {"parameters": "2-D rate"}, r"Received: lr of shape \[2, 2\]"),
     (ValueError, {"parameters": "negative decay"}, "Received: weight_decay=-1"),
     (ValueError, {"parameters": "beta"}, "Received: beta1=1.5"),
-    (ValueError, {"parameters": "twice"}, "more than one parameter group"),
+    (ValueError, {"parameters": "twice"}, "in `parameters` twice. Received: "),
     (ValueError, {"parameters": "order with a key"}, r"one dict of its own. Received: keys \['order_params', 'lr'\]"),
     (ValueError, {"parameters": "two orders"}, "one dict of its own. Received: keys"),
     (ValueError, {"parameters": "order lacks"}, "each once. Received: an order that lacks parameters of the groups: "),

@@ -248,14 +248,6 @@ class Adafactor(RuleOptimizer):
             raise ValueError("`lr` must be given with `relative_step=False`. Received: lr=None, relative_step=False")
         return lr if isinstance(lr, LRScheduler) else checked_range(lr, "lr", 0.0, math.inf, "[)")
 
-    def _check_group(self, group, options):
-        super()._check_group(group, options)
-        if group.get("lr") is not None and "learning_rate" in group:
-            raise ValueError(
-                "A group has a rate of its own, 'lr', or a multiplier of the optimizer's, 'learning_rate': give one. "
-                f"Received: lr={group['lr']!r}, learning_rate={group['learning_rate']!r}"
-            )
-
     def _create_param_lr(self, param_and_grad):
         lr, own = super()._create_param_lr(param_and_grad), self.options_of(param_and_grad[0])["lr"]
         return lr if own is None else paddle.full_like(lr, own) * self.layerwise_ratio(param_and_grad[0])

@@ -66,6 +66,12 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
         parameters = None if parameters is None else checked_parameters(parameters, options)
         for group in parameters or []:
             if isinstance(group, dict):
+                if "lr" in options and group.get("lr") is not None and "learning_rate" in group:
+                    raise ValueError(
+                        "A parameter group has either 'lr', its absolute rate, or 'learning_rate', a multiplier of the "
+                        "optimizer's: give one. "
+                        f"Received: lr={group['lr']!r}, learning_rate={group['learning_rate']!r}"
+                    )
                 self.check_options({**options, **{key: group[key] for key in options if key in group}})
         self._init_layerwise(parameters, **layerwise)
         self._defaults = dict(options)

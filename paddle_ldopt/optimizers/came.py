@@ -275,14 +275,6 @@ class Came(RuleOptimizer):
             if self._relative_step:
                 raise ValueError(f"A group's 'lr' cannot be combined with `relative_step`. Received: lr={lr!r}")
 
-    def _check_group(self, group, options):
-        super()._check_group(group, options)
-        if group.get("lr") is not None and "learning_rate" in group:
-            raise ValueError(
-                "A group has a rate of its own, 'lr', or a multiplier of the global rate, 'learning_rate': give one. "
-                f"Received: lr={group['lr']!r}, learning_rate={group['learning_rate']!r}"
-            )
-
     def state_shapes(self, param):
         """Return state name -> shape, for a parameter."""
         shape = list(param.shape)

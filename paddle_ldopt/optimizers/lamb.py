@@ -258,14 +258,6 @@ class Lamb(RuleOptimizer):
                 f"Received: grad_centralization={options['grad_centralization']!r}"
             )
 
-    def _check_group(self, group, options):
-        if "lr" in group and "learning_rate" in group:
-            raise ValueError(
-                "A parameter group has either 'lr', its absolute rate, or 'learning_rate', a multiplier of the "
-                f"optimizer's. Received: lr={group['lr']!r}, learning_rate={group['learning_rate']!r}"
-            )
-        super()._check_group(group, options)
-
     # ---- schedules
 
     def get_lr(self):
