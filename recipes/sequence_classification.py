@@ -25,7 +25,7 @@ from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments, set_seed
 from paddlenlp.utils.log import logger
 from pretrained import load_model, load_tokenizer
-from runs import ARGUMENTS, EarlyStopping, FineTuner, check_folder, compare, with_arguments_of_run, write_json
+from run_control import ARGUMENTS, EarlyStopping, FineTuner, check_folder, compare, with_arguments_of_run, write_json
 from text_data import TextDataset, load_splits
 
 from paddle_ldopt.trainer import LayerLRCallback, LdoptArgumentsMixin, RunReport, ScheduleCallback

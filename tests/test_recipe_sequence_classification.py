@@ -22,7 +22,7 @@ import pytest
 import sequence_classification as recipe
 import text_data
 from paddlenlp.trainer import EarlyStoppingCallback
-from runs import compare, with_arguments_of_run
+from run_control import compare, with_arguments_of_run
 
 from paddle_ldopt.trainer import last_checkpoint, report
 
