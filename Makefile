@@ -14,7 +14,7 @@ PIP = $(PY) -m pip --disable-pip-version-check -q
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install finetune test test-slow test-nlp2 parity lint bench clean
+.PHONY: help install finetune pipeline test test-slow test-nlp2 parity lint bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt requirements-minilm.txt
 
 finetune: $(STAMP) ## Fine-tune a pretrained encoder with layer-wise decay (below 4 minutes on 2 cores)
 	$(PY) recipes/sequence_classification.py $(ARGS)
+
+pipeline: $(STAMP) ## Train a small LLaMA on two pipeline stages, with a loss scale (below 2 minutes on 2 cores)
+	$(PY) recipes/pipeline_sft.py $(ARGS)
 
 test: $(STAMP) ## Run the tests
 	$(PY) -m pytest $(ARGS)
@@ -63,9 +66,14 @@ lint: $(STAMP) ## Check style and types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-bench: $(STAMP) ## Measure what layer-wise decay costs, and the size of each optimizer's state
-	$(PY) benchmarks/adamwdl_overhead.py $(ARGS)
-	$(PY) benchmarks/state_bytes.py
+bench: ## Measure every optimizer's step beside its peers (15 minutes), in a venv of its own (4 GB)
+	$(MAKE) $(VENV)-bench/.installed-bench VENV=$(VENV)-bench
+	$(VENV)-bench/bin/python benchmarks/bench.py --write $(ARGS)
+$(VENV)/.installed-bench: setup.cfg constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -U pip setuptools wheel
+	$(PIP) install -c constraints.txt $(PADDLE) -e ".[bench]"
+	@touch $@
 
 clean: ## Remove .venv and what runs left behind
-	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-parity build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-parity $(VENV)-bench build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache

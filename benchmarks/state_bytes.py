@@ -1,25 +1,31 @@
 """State of each optimizer on the parameters of BERT-base, counted after a step.
 
-make bench
+python benchmarks/state_bytes.py
 """
 
 import argparse
 
-from shapes import bert_base_shapes, parameters
+from shapes import bert_base_shapes, count, parameters
 
 import paddle_ldopt as ldopt
 
-# beside the defaults; what the arithmetic says in bytes a parameter is in benchmarks/README.md
+# beside the defaults: arguments, and what the state is made of
 ROWS = {
-    "adamwdl": {},
-    "lamb": {"learning_rate": 1e-3},
-    "came": {"learning_rate": 1e-3},
-    "came, compression": {"learning_rate": 1e-3, "compression": True},
-    "adafactor": {},
-    "adafactor, beta1": {"beta1": 0.9},
-    "adamweightdecay": {},
-    "adamweightdecay, amsgrad": {"amsgrad": True},
+    "adamwdl": ({}, "two moments"),
+    "lamb": ({"learning_rate": 1e-3}, "two moments"),
+    "came": ({"learning_rate": 1e-3}, "one moment, four row and column averages of a matrix"),
+    "came, compression": ({"learning_rate": 1e-3, "compression": True}, "the moment as float16"),
+    "adafactor": ({}, "two row and column averages"),
+    "adafactor, beta1": ({"beta1": 0.9}, "and a moment"),
+    "adamweightdecay": ({}, "two moments"),
+    "adamweightdecay, amsgrad": ({"amsgrad": True}, "three"),
 }
+
+
+def bytes_of(optimizer):
+    """Return the bytes of all state tensors of a Paddle optimizer."""
+    state = [value for value in optimizer.state_dict().values() if hasattr(value, "element_size")]
+    return sum(value.size * value.element_size() for value in state)
 
 
 def state_bytes(name, arguments, shapes):
@@ -27,8 +33,14 @@ def state_bytes(name, arguments, shapes):
     params, name_dict = parameters(shapes)
     optimizer = ldopt.optimizer_class(name.split(",")[0])(parameters=params, name_dict=name_dict, **arguments)
     optimizer.step()
-    state = [value for value in optimizer.state_dict().values() if hasattr(value, "element_size")]
-    return sum(value.size * value.element_size() for value in state), sum(param.size for param in params)
+    return bytes_of(optimizer), count(shapes)
+
+
+def rows(shapes):
+    """Yield one row of the table after the other."""
+    for name, (arguments, what) in ROWS.items():
+        size, elements = state_bytes(name, arguments, shapes)
+        yield {"optimizer": name, "bytes": size, "elements": elements, "what": what}
 
 
 def main():
@@ -36,9 +48,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     print("| optimizer | state, MiB | bytes a parameter |\n| --- | --: | --: |")
-    for name, arguments in ROWS.items():
-        size, elements = state_bytes(name, arguments, bert_base_shapes())
-        print(f"| `{name}` | {size / 2**20:.1f} | {size / elements:.4f} |", flush=True)
+    for row in rows(bert_base_shapes()):
+        size = row["bytes"]
+        print(f"| `{row['optimizer']}` | {size / 2**20:.1f} | {size / row['elements']:.4f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,141 @@
+"""Results as Markdown: the section of README.md between the markers, its charts and results.json."""
+
+import json
+
+BEGIN, END = "<!-- measured: begin (written by `make bench`) -->", "<!-- measured: end -->"
+
+
+def text(results):
+    """Return the Markdown of all results."""
+    parts = [_about(results["about"])]
+    writers = {"models": _models, "layerwise": _layerwise, "denormal": _denormal, "growth": _growth, "state": _state}
+    parts += [writer(results) for name, writer in writers.items() if results.get(name)]
+    return "\n\n".join(parts)
+
+
+def write(results, folder):
+    """Put the results into README.md, between its markers, and beside it.
+
+    Args:
+        results (dict): of `bench.measure`.
+        folder (Path): where README.md is.
+    """
+    import charts
+
+    readme = folder / "README.md"
+    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"the markers are not in the page. Received: {readme}")
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    readme.write_text(f"{before}{BEGIN}\n\n{text(results)}\n\n{END}{after}", encoding="utf-8")
+    charts.draw(results, folder / "images")
+
+
+def table(head, rows):
+    """Return a Markdown table; the first column is text, the others are numbers."""
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def milliseconds(value):
+    """Return a time with three figures or more."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def mebibytes(value):
+    """Return a size in MiB, "-" if it is not known."""
+    return "-" if value is None else f"{value / 2**20:.1f}"
+
+
+def _about(about):
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    bandwidths = ", ".join(f"{value / 1e9:.1f} GB/s ({used} threads)" for used, value in about["triad"].items())
+    lines = [
+        f"{about['date']}, commit `{about['commit']}`: {about['cpu']}, {about['cores']} cores, "
+        f"{about['memory_bytes'] / 2**30:.0f} GiB; load {about['load_before']:.2f} before and "
+        f"{about['load_after']:.2f} after; at most {about['rounds']} rounds, {about['minutes']:.0f} minutes.",
+        f"Python {about['python']}, {versions}.",
+    ]
+    if bandwidths:
+        lines.append(f"Triad: {bandwidths}.")
+    if about["absent"]:
+        lines.append("Left out: " + "; ".join(f"`{label}` ({why})" for label, why in about["absent"].items()) + ".")
+    return "\n".join(lines)
+
+
+def _models(results):
+    parts, groups = ["## A step"], {}
+    for row in results["models"]:
+        groups.setdefault((row["model"], row["threads"]), []).append(row)
+    for (model, threads), rows in groups.items():
+        size = f"{rows[0]['tensors']} tensors, {rows[0]['elements'] / 1e6:.1f} M parameters"
+        parts.append(f"### {model}, {threads} thread{'s' * (threads > 1)}\n\n{size}")
+        parts.append(table(_STEP_HEAD, map(_step, rows)))
+    paths = sorted({f"`{row['label']}`: {row['path']}" for row in results["models"] if row["path"]})
+    return "\n\n".join(
+        [parts[0], "![Times of a step](images/steps.svg)", *parts[1:], "Ran on: " + ", ".join(paths) + "."]
+    )
+
+
+_STEP_HEAD = ["optimizer", "median step, ms", "ours / this", "this / floor", "state, MiB", "peak transient, MiB"]
+
+
+def _step(row):
+    bold = "**" * (row["ratio"] == 1.0)
+    cells = [f"{row['ratio']:.3f}", f"{row['of_floor']:.2f}", mebibytes(row["state_bytes"])]
+    return [f"{bold}`{row['label']}`{bold}", milliseconds(row["ms"]), *cells, mebibytes(row["transient_bytes"])]
+
+
+def _layerwise(results):
+    rows = results["layerwise"]
+    cells = [[f"`{row['label']}`", milliseconds(row["ms"]), f"{1 / row['ratio']:.3f}"] for row in rows]
+    return "## What layer-wise decay costs\n\nBERT-base, " + (
+        f"{results['about']['threads']} threads.\n\n{table(['optimizer', 'median step, ms', 'this / AdamW'], cells)}"
+    )
+
+
+def _denormal(results):
+    cells = [[f"`{row['label']}`", f"{row['ratio']:.3f}", row["path"]] for row in results["denormal"]]
+    head = ["optimizer", "denormal / normal", "ran on"]
+    return (
+        f"## Denormal gradients\n\n100 matrices of 100 x 1000, gradients of 1e-41 beside 1e-3.\n\n{table(head, cells)}"
+    )
+
+
+AXES = {
+    "elements": "Parameters in all",
+    "tensors": "Tensors of 1 M parameters in all",
+    "blocks": "Blocks of 16 tensors",
+}
+
+
+def _growth(results):
+    parts = [
+        "## Growth",
+        "![Growth of a step's time](images/growth.svg)",
+        f"{results['about']['threads']} threads, median step in ms; in brackets, over the floor (caches can beat it).",
+    ]
+    for axis, title in AXES.items():
+        rows = [row for row in results["growth"] if row["axis"] == axis]
+        labels = list(dict.fromkeys(row["label"] for row in rows))
+        points = list(dict.fromkeys(row[axis] for row in rows))
+        found = {(row["label"], row[axis]): row for row in rows}
+        cells = [[f"`{label}`", *(_grown(found[label, point]) for point in points)] for label in labels]
+        parts.append(f"### {title}\n\n{table(['optimizer', *(f'{point:,}' for point in points)], cells)}")
+    return "\n\n".join(parts)
+
+
+def _grown(row):
+    if "lacks_bytes" in row:
+        return f"not run: needs {row['lacks_bytes'] / 2**30:.0f} GiB"
+    return f"{milliseconds(row['ms'])} ({row['of_floor']:.1f})"
+
+
+def _state(results):
+    cells = [
+        [f"`{row['optimizer']}`", row["what"], mebibytes(row["bytes"]), f"{row['bytes'] / row['elements']:.4f}"]
+        for row in results["state"]
+    ]
+    head = ["optimizer", "by arithmetic", "state, MiB", "bytes a parameter"]
+    return f"## State\n\nBERT-base, counted after a step.\n\n{table(head, cells)}"

@@ -1,0 +1,168 @@
+"""The benchmarks: that they run, measure what they say, and that the page has the numbers that were measured."""
+
+import json
+import pathlib
+import time
+
+import bench
+import paddle
+import page
+import pytest
+import shapes
+from contestants import CONTESTANTS, Triad
+from process import Process, Worker
+
+FOLDER = pathlib.Path(bench.__file__).parent
+TINY = shapes.stack(3, 8)
+IN_PADDLE = [(o, label) for o, rows in CONTESTANTS.items() for label, row in rows.items() if row.in_paddle]
+
+
+@pytest.mark.parametrize(
+    ("model", "tensors", "elements"),
+    [("bert-base", 199, 109_482_240), ("vit-b16", 152, 86_567_656), ("t5-small", 131, 60_506_624)],
+)
+def test_models_have_the_sizes_that_are_published(model, tensors, elements):
+    model_shapes = shapes.MODELS[model]()
+    assert (len(model_shapes), shapes.count(model_shapes)) == (tensors, elements)
+
+
+def test_growth_is_along_one_axis():
+    assert [shapes.count(s) for s in bench.GROWTH["elements"]] == [10**6, 10**7, 10**8, 3 * 10**8, 10**9]
+    assert {len(s) for s in bench.GROWTH["elements"]} == {100}
+    assert [(len(s), shapes.count(s)) for s in bench.GROWTH["tensors"]] == [(n, 10**6) for n in (10, 100, 1000, 10000)]
+    assert [len(s) for s in bench.GROWTH["blocks"]] == [16 * n for n in (4, 40, 400)]
+
+
+@pytest.mark.parametrize(("optimizer", "label"), IN_PADDLE)
+def test_a_contestant_steps(optimizer, label):
+    try:
+        worker = Worker(optimizer, label)
+    except ImportError:
+        assert label.endswith("(fused=False)")
+        assert not CONTESTANTS[optimizer][label].has("fused")
+        return
+    facts = worker.build(TINY)
+    assert (facts["tensors"], facts["elements"]) == (48, shapes.count(TINY))
+    optimizer_ = getattr(worker.optimizer, "_inner_opt", worker.optimizer)
+    before = [param.clone() for param in optimizer_._parameter_list]
+    assert worker.step() > 0
+    for param, old in zip(optimizer_._parameter_list, before):
+        assert not paddle.equal_all(param, old), param.name
+
+
+def test_state_is_counted():
+    """Two moments of each element, and the two powers of each tensor."""
+    facts = Worker("adamwdl", "paddle.optimizer.AdamW").build(TINY)
+    assert facts["state_bytes"] == 4 * (2 * facts["elements"] + 2 * facts["tensors"])
+
+
+def test_transient_memory_is_seen(monkeypatch):
+    """A step that takes 64 MiB and gives them back."""
+    worker = Worker("adamwdl", "paddle.optimizer.AdamW")
+    worker.build(TINY)
+    plain = worker.transient()
+    if plain is None:
+        pytest.skip("there is no /proc here")
+    assert plain < 8 << 20
+    monkeypatch.setattr(worker.optimizer, "step", lambda: paddle.ones([1 << 24]).sum())
+    assert 64 << 20 <= worker.transient() < 80 << 20
+
+
+def test_a_pair_in_processes_becomes_a_page(tmp_path):
+    said = []
+    runner = bench.Bench(rounds=2, say=said.append)
+    labels = ["AdamWDL", "paddle.optimizer.AdamW"]
+    rows = runner.family("adamwdl", TINY, threads=1, labels=labels)
+    assert [row["label"] for row in rows] == labels
+    assert [row["ratio"] for row in rows] == [1.0, pytest.approx(rows[1]["ratio"])]
+    assert all(row["ms"] > 0 and row["of_floor"] > 0 for row in rows) and rows[1]["ratio"] > 0
+    assert runner.bandwidths["1"] and len(said) == 1
+    about = {**bench.describe(), "load_before": 0, "load_after": 0, "minutes": 0, "rounds": 2, "threads": 1}
+    about.update(absent={}, triad={"1": 1e9})
+    results = {
+        "about": about,
+        "models": [{"model": "tiny", "threads": 1, "optimizer": "adamwdl", **row} for row in rows],
+    }
+    (tmp_path / "README.md").write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    page.write(results, tmp_path)
+    written = (tmp_path / "README.md").read_text()
+    assert written.startswith(f"before\n{page.BEGIN}\n") and written.endswith(f"{page.END}\nafter\n")
+    assert "old" not in written and "`paddle.optimizer.AdamW`" in written
+    assert (tmp_path / "images" / "steps.svg").stat().st_size
+    with pytest.raises(ValueError, match="markers"):
+        (tmp_path / "README.md").write_text("no markers")
+        page.write(results, tmp_path)
+
+
+def test_who_is_not_asked_stands_still():
+    process = Process("triad", 1, threads=1)
+    try:
+        assert process.ask("step") > 0
+        status = pathlib.Path(f"/proc/{process.process.pid}/stat")
+        if status.exists():
+            deadline = time.monotonic() + 10
+            while status.read_text().rpartition(")")[2].split()[0] != "T":
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    finally:
+        process.close()
+    assert process.process.returncode
+
+
+def test_a_peer_that_is_not_installed_is_left_out_and_named(tmp_path, monkeypatch):
+    (tmp_path / "came_pytorch.py").write_text("raise ImportError('not here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    runner = bench.Bench(rounds=1, say=print)
+    with runner.started("came", ["came_pytorch.CAME"], threads=1) as (processes, _):
+        assert not processes
+    assert runner.absent == {"came_pytorch.CAME": "not here"}
+
+
+def test_a_failing_process_says_why():
+    with pytest.raises(RuntimeError, match="KeyError: 'no such'"):
+        Process("optimizer", "adamwdl", "no such", threads=1).ready()
+
+
+def test_ratios_are_of_neighbours():
+    assert bench.median_ratio([1, 20, 3], [2, 40, 2]) == 0.5
+    assert bench.floor_seconds("adamwdl", 10**9, Triad.bandwidth(12 * Triad.ELEMENTS / 28e9)) == pytest.approx(1.0)
+
+
+def test_what_does_not_fit_is_said_not_run(monkeypatch):
+    monkeypatch.setattr(bench, "available_memory", lambda: 2**30)
+    said = []
+    row = bench.Bench(1, said.append)._grown("adamwdl", "AdamWDL", None, None, TINY)
+    assert "ms" not in row and row["lacks_bytes"] > 2**30
+    assert "not run" in said[0] and "not run" in page._grown(row)
+
+
+@pytest.mark.parametrize("argv", [["--rounds", "0"], ["--threads", "0"], ["--models", "gpt"]])
+def test_arguments_out_of_range_are_refused(argv, capsys):
+    with pytest.raises(SystemExit):
+        bench.arguments(argv)
+    assert argv[0].strip("-") in capsys.readouterr().err
+
+
+def test_the_page_has_the_numbers_that_were_measured():
+    measured = FOLDER / "results.json"
+    section = (FOLDER / "README.md").read_text().partition(page.BEGIN)[2].partition(page.END)[0]
+    assert section.strip() == (page.text(json.loads(measured.read_text())) if measured.exists() else "")
+
+
+def test_a_pair_that_takes_long_is_cut_short(monkeypatch):
+    class Fake:
+        def ask(self, method):
+            return 1.0
+
+    assert len(bench.in_turn([Fake()], 9)[0]) == 9
+    monkeypatch.setattr(bench, "LONGEST", -1.0)
+    assert len(bench.in_turn([Fake()], 9)[0]) == bench.FEWEST
+
+
+def test_one_thread_is_for_the_first_model_unless_threads_are_given(monkeypatch):
+    monkeypatch.setattr(bench.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    plan = bench.arguments(["--models", "vit-b16", "t5-small"]).plan
+    assert plan == [("vit-b16", 1), ("vit-b16", 2), ("t5-small", 2)]
+    plan = bench.arguments(["--models", "vit-b16", "t5-small", "--threads", "1"]).plan
+    assert plan == [("vit-b16", 1), ("t5-small", 1)]
+    assert bench.arguments(["--quick"]).plan == [("bert-base", 2)]
