@@ -1,0 +1,114 @@
+"""Write the tables of scaling.md: ``python docs/scaling.py``; with ``--check`` only say whether they differ."""
+
+import argparse
+import functools
+import pathlib
+import re
+import sys
+
+from paddle_ldopt.display import markdown
+from paddle_ldopt.memory import Layout, OptimizerSpec, Transformer, gib, plan
+
+PAGE = pathlib.Path(__file__).parent / "scaling.md"
+SIZES = {"7 B": 7e9, "70 B": 70e9, "400 B": 400e9, "1 T": 1e12}
+TOKENS = 2**20  # that each pipeline works through in a step
+OPTIMIZERS = [
+    OptimizerSpec("adamwdl"),
+    OptimizerSpec("lamb"),
+    OptimizerSpec("came"),
+    OptimizerSpec("came", compression=True),
+    OptimizerSpec("adafactor"),
+    OptimizerSpec("adafactor", beta1=0.9),
+    OptimizerSpec("adamweightdecay", amsgrad=True),
+]
+LAYOUTS = [
+    Layout(dp=64),
+    Layout(sharding=64),
+    Layout(sharding=64, split_param=True),
+    Layout(sharding=64, stage=2),
+    Layout(sharding=64, stage=3),
+    Layout(mp=8, pp=8),
+    Layout(dp=16, mp=8, pp=8),
+    Layout(sharding=16, mp=8, pp=8),
+    Layout(sharding=16, split_param=True, mp=8, pp=8),
+]
+
+
+@functools.lru_cache
+def plans(model):
+    """Return layout -> one plan for each optimizer, None where it is refused."""
+    return {layout: [_plan(model, optimizer, layout) for optimizer in OPTIMIZERS] for layout in LAYOUTS}
+
+
+def _plan(model, optimizer, layout):
+    try:
+        return plan(model, optimizer, layout, TOKENS)
+    except ValueError:
+        return None
+
+
+def models_table():
+    """Return the table of the models that stand for the sizes."""
+    rows = []
+    for size, params in SIZES.items():
+        model = Transformer.of_size(params)
+        numbers = (model.hidden, model.intermediate, model.layers, model.heads, model.vocab)
+        rows.append([size, *map(str, numbers), f"{model.size / 1e9:.4g} B"])
+    return markdown(["size", "hidden", "intermediate", "blocks", "heads", "vocabulary", "parameters"], rows)
+
+
+def memory_table(params):
+    """Return the table of one size: GiB of state, and in all, for each layout and optimizer."""
+    rows = []
+    for layout, answers in plans(Transformer.of_size(params)).items():
+        shown = [f"{gib(answer.state)} / {gib(answer.total)}" if answer else "refused" for answer in answers]
+        rows.append([str(layout), str(layout.devices), *shown])
+    return markdown(["layout", "devices", *map(str, OPTIMIZERS)], rows)
+
+
+def sent_table(params):
+    """Return the table of one size: GiB that a device sends, for each layout."""
+    asking = [i for i, optimizer in enumerate(OPTIMIZERS) if optimizer.sums(2) and not str(optimizer).count(",")]
+    rows = []
+    for layout, answers in plans(Transformer.of_size(params)).items():
+        first = answers[0]
+        common = (first.sent_gradients, first.sent_parameters, first.sent_activations)
+        sums = [gib(answers[i].sent_sums) if answers[i] else "refused" for i in asking]
+        rows.append([str(layout), *map(gib, common), *sums])
+    header = ["layout", "gradients", "parameters", "activations", *(f"sums of {OPTIMIZERS[i]}" for i in asking)]
+    return markdown(header, rows)
+
+
+def tables():
+    """Return name -> table, as between the marks of the page."""
+    answer = {"models": models_table()}
+    for size, params in SIZES.items():
+        answer[f"memory {size}"] = memory_table(params)
+        answer[f"sent {size}"] = sent_table(params)
+    return answer
+
+
+def filled(page):
+    """Return the text of a page with the tables that its marks name."""
+    found = tables()
+    return re.sub(
+        r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)",
+        lambda match: f"{match.group(1)}{found[match.group(2)]}\n{match.group(3)}",
+        page,
+        flags=re.S,
+    )
+
+
+def main():
+    """Write the page, or say whether it is up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the tables differ")
+    check = parser.parse_args().check
+    page = PAGE.read_text(encoding="utf-8")
+    if not check:
+        PAGE.write_text(filled(page), encoding="utf-8")
+    return int(check and filled(page) != page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
