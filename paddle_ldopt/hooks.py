@@ -24,6 +24,7 @@ _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
 __all__ = ["LayerwiseMixin", "adapt_hook", "check_decay", "check_ratio", "layerwise_lr_decay"]
 
+_N_LAYERS = 12  # the default of `n_layers`, as in PaddleNLP
 _ENCODER_BLOCK = re.compile(r"encoder\.layers\.(\d+)")
 _ANY_BLOCK = re.compile(r"[\w.]*\b(layers|layer|h|block|blocks|resblocks)\.\d+")
 
@@ -126,7 +127,7 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
     Raises:
         TypeError: not callable, or callable with neither 1 nor 4 arguments.
     """
-    call = _bind(hook, (layerwise_decay, name_dict, n_layers))
+    call, _ = _bind(hook, (layerwise_decay, name_dict, n_layers))
 
     def ratio_of(param):
         attr = getattr(param, "optimize_attr", None)
@@ -146,14 +147,14 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
 
 
 def _bind(hook, settings):
-    """Return `hook` as a function of the parameter alone."""
+    """Return `hook` as a function of the parameter alone, and whether it is given the `settings`."""
     if not callable(hook):
         raise TypeError(f"`set_param_lr_fun` must be callable or None. Received: set_param_lr_fun={hook!r}")
     four = functools.partial(hook, *settings)
     try:
         signature = inspect.signature(hook)
     except ValueError:  # a builtin without a signature: the documented contract
-        return four
+        return four, True
     required = [
         p
         for p in signature.parameters.values()
@@ -163,8 +164,8 @@ def _bind(hook, settings):
     if len(required) == 1 and not (len(positional) == 4 and positional[-1] == "param"):
         only = required[0]
         if only.kind is only.KEYWORD_ONLY:  # partial(rule, decay_rate=..., name_dict=..., n_layers=...)
-            return lambda param: hook(**{only.name: param})
-        return hook
+            return lambda param: hook(**{only.name: param}), False
+        return hook, False
     try:
         signature.bind(*settings, None)
     except TypeError:
@@ -172,7 +173,20 @@ def _bind(hook, settings):
             "`set_param_lr_fun` must take (layerwise_decay, name_dict, n_layers, param) or (param). "
             f"Received: {getattr(hook, '__name__', hook)}{signature}"
         ) from None
-    return four
+    return four, True
+
+
+def _check_hook_sees(hook, decay):
+    """Raise if a decay stands beside a hook of the parameter alone, which cannot see it."""
+    if decay == 1.0 or _bind(hook, (decay, None, 0))[1]:
+        return
+    bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
+    if not any(isinstance(value, (int, float)) and value == decay for value in bound):
+        raise ValueError(
+            "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`: leave that out, or give a "
+            "hook that takes (layerwise_decay, name_dict, n_layers, param). "
+            f"Received: layerwise_decay={decay!r}, set_param_lr_fun={hook!r}"
+        )
 
 
 def ratio_fn(layers, layerwise_decay):
@@ -192,6 +206,8 @@ class LayerwiseMixin(_Base):
 
     _ratio_of: Optional[Callable] = None  # function parameter -> ratio, or None: every ratio is 1
     _ratios_to_check: Optional[Callable] = None  # static graph: what to ask of the ratios once the parameters are known
+    _built_with: Optional[list] = None  # the parameters, before anything wraps them; None where there is no `_ratio_of`
+    _by_name: dict = {}
     _step_ratios: Optional[dict] = None  # the ratios of the running step, by parameter name
 
     def _init_layerwise(self, parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers):
@@ -223,6 +239,11 @@ class LayerwiseMixin(_Base):
                     f"Received: name_dict={_brief(name_dict)}, set_param_lr_fun={set_param_lr_fun!r}"
                 )
             self._ratio_of = ratio_fn(layers, layerwise_decay)
+            if n_layers != _N_LAYERS:
+                raise ValueError(
+                    "`layers` knows the number of blocks, so `n_layers` would be ignored: leave it out. "
+                    f"Received: n_layers={n_layers!r}, and layers with {layers.n_layers} blocks"
+                )
         else:
             if hasattr(layerwise_decay, "layerwise_decay"):
                 raise TypeError(
@@ -242,6 +263,7 @@ class LayerwiseMixin(_Base):
                 return
             if documented_rule and (isinstance(n_layers, bool) or not isinstance(n_layers, int)):
                 raise TypeError(f"`n_layers` must be an integer. Received: n_layers={n_layers!r}")
+            _check_hook_sees(set_param_lr_fun, decay)
             self._ratio_of = adapt_hook(set_param_lr_fun, decay, name_dict, n_layers)
         ratio_of = self._ratio_of
 
@@ -254,6 +276,7 @@ class LayerwiseMixin(_Base):
             self._ratios_to_check = check
         else:
             check(params)
+            self._built_with = params
 
     def layerwise_ratio(self, param):
         """Return the ratio of `param`'s learning rate to the optimizer's that holds now, groups and ParamAttr aside."""
@@ -261,13 +284,29 @@ class LayerwiseMixin(_Base):
             return 1.0
         if self._step_ratios is not None and param.name in self._step_ratios:
             return self._step_ratios[param.name]
-        return self._ratio_of(param)
+        return self._ratio_of(self._original(param))
+
+    def _original(self, param):
+        """Return the parameter that a slice of it, made by sharding, has the name of; raise if there is none."""
+        if self._built_with is None:
+            return param
+        if param.name not in self._by_name:
+            self._by_name = {p.name: p for p in self._built_with}  # a deep copy has other names
+        if param.name not in self._by_name:
+            raise ValueError(
+                f"The optimizer was not built with '{param.name}', so its layer is not known. If a wrapper has fused "
+                "parameters into buffers or cut them up: set sharding_configs.tensor_fusion=False; instead of group "
+                "sharding of level 'p_g_os' use 'os_g', or sharding of stage 1. "
+                f"Received: '{param.name}' of shape {list(param.shape)}"
+            )
+        return self._by_name[param.name]
 
     def step(self):
         """Update all parameters once: Paddle's own step, after the ratios of all trainable parameters were checked."""
         if self._ratio_of is None or not paddle.in_dynamic_mode():
             return super().step()
-        self._step_ratios = {p.name: self._ratio_of(p) for p in parameters_of(self) if not p.stop_gradient}
+        params = [p for p in parameters_of(self) if not p.stop_gradient]
+        self._step_ratios = {p.name: self._ratio_of(self._original(p)) for p in params}
         try:
             return super().step()
         finally:
@@ -280,7 +319,7 @@ class LayerwiseMixin(_Base):
         params = [p for p, _ in (params_grads["params"] if isinstance(params_grads, dict) else params_grads)]
         if self._ratios_to_check is not None:
             self._ratios_to_check(params)
-        self._step_ratios = {p.name: self._ratio_of(p) for p in params}
+        self._step_ratios = {p.name: self._ratio_of(self._original(p)) for p in params}
         try:
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
         finally:
@@ -327,8 +366,12 @@ def unwrap(optimizer):
 
 
 def parameters_of(optimizer):
-    """Return the parameters of a Paddle optimizer in order, parameter groups flattened."""
-    return flatten_groups(optimizer._parameter_list or [])
+    """Return the parameters of an optimizer in order, groups flattened; of a sharded one those of all ranks."""
+    lists = [optimizer._parameter_list or []]
+    while hasattr(optimizer, "_inner_opt"):  # within the wrapper for sharding are this rank's parameters only
+        optimizer = optimizer._inner_opt
+        lists.append(optimizer._parameter_list or [])
+    return flatten_groups(max(lists, key=len))
 
 
 def is_listed(parameters):

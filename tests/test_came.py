@@ -12,6 +12,7 @@ from reference import make_params, take_steps
 from reference_came import came
 
 from paddle_ldopt import layerwise_lr_decay
+from paddle_ldopt.optimizers._pieces import Piece
 from paddle_ldopt.optimizers.base import STEP, answer_locally
 from paddle_ldopt.optimizers.came import Came, came_update
 
@@ -184,7 +185,7 @@ def test_a_rule_asks_for_sums_only():
         "beta2": None,
         "beta3": 0.99,
         "weight_decay": 0.0,
-        "shape": shape,
+        "piece": Piece(shape),
     }
     rule, requests = came_update(ones, ones, state, paddle.full([], 0.1), **options), []
     request = next(rule)
@@ -229,7 +230,7 @@ def test_a_scheduler_gives_the_rate():
 )
 def test_relative_step_is_transformers_rule(warmup, t, rate):
     how = {"eps": (1e-30, 1e-3, 1e-16), "clip_threshold": 1.0, "decay_rate": 0.0, "beta1": 0.0, "beta2": None}
-    how.update(beta3=0.99, weight_decay=0.0, relative_step=True, warmup_init=warmup, shape=[1])
+    how.update(beta3=0.99, weight_decay=0.0, relative_step=True, warmup_init=warmup, piece=Piece([1]))
     param, grad, t = (paddle.to_tensor(x, dtype="float64") for x in ([1.0], [5.0], t))
     state = {STEP: t, "exp_avg_sq": paddle.zeros([1], "float64")}
     new, _ = answer_locally(came_update(param, grad, state, paddle.ones([], "float64"), **how))
@@ -496,6 +497,7 @@ BAD = [
     wrong(TypeError, r"`beta3` must be a float. Received: beta3=None", beta3=None),
     wrong(ValueError, r"`beta3` must be in \[0, 1\). Received: beta3=1.0", beta3=1.0),
     wrong(ValueError, r"`beta3` must be in \[0, 1\). Received: beta3=nan", beta3=NAN),
+    wrong(ValueError, r"give one of them. Received: beta2=0.9, decay_rate=0.7", beta2=0.9, decay_rate=0.7),
     wrong(TypeError, r"`beta2` must be a float. Received: beta2='0.9'", beta2="0.9"),
     wrong(ValueError, r"`beta2` must be in \[0, 1\). Received: beta2=1.0", beta2=1.0),
     wrong(TypeError, r"`scale_parameter` must be a bool. Received: scale_parameter=1", scale_parameter=1),

@@ -4,18 +4,20 @@ Paper: Adafactor, Shazeer & Stern, https://arxiv.org/abs/1804.04235 (section 3, 
 are the matrix, those before them a batch of matrices; a parameter of fewer dimensions is not factored.
 
 Everything is pure. What needs a whole tensor is a sum that a rule yields (see `base`) and then divides by a count taken
-from `shape`, the shape of the whole parameter:
+from the whole parameter's shape, which its `Piece` knows:
 
-    sums = yield row_col_sums(grad * grad + eps)
-    row, col = row_col_means(sums, shape)
+    sums = yield row_col_sums(grad * grad + eps, piece)
+    row, col = row_col_means(sums, piece.shape)
 """
 
 import math
 
 import paddle
 
+from .base import COLUMN, ROW
+
 __all__ = [
-    "factored_shapes",
+    "factored_kinds",
     "inverse_sqrt_factored",
     "is_factored",
     "relative_rate",
@@ -31,15 +33,14 @@ def is_factored(shape):
     return len(shape) >= 2
 
 
-def factored_shapes(shape):
-    """Return the shapes of the row and of the column means: [..., R] and [..., C] of a parameter [..., R, C]."""
-    shape = list(shape)
-    return shape[:-1], shape[:-2] + shape[-1:]
+def factored_kinds(name):
+    """Return the names and kinds of the states that hold the row and the column means of what is called `name`."""
+    return {f"{name}_row": ROW, f"{name}_col": COLUMN}
 
 
-def row_col_sums(matrix):
+def row_col_sums(matrix, piece):
     """Return [sums over the columns, sums over the rows] of [..., R, C]: what a rule yields."""
-    return [matrix.sum(axis=-1), matrix.sum(axis=-2)]
+    return [piece.row_sums(matrix), piece.col_sums(matrix)]
 
 
 def row_col_means(sums, shape):
@@ -48,14 +49,16 @@ def row_col_means(sums, shape):
     return row_sums / shape[-1], col_sums / shape[-2]
 
 
-def inverse_sqrt_factored(row, col):
+def inverse_sqrt_factored(row, col, piece):
     r"""Return :math:`1 / \sqrt{V}` of [..., R, C] for :math:`V_{ij} = row_i \, col_j / \overline{row}` (Algorithm 4).
 
     Args:
         row (Tensor): means of the whole matrix's rows, [..., R], above 0.
         col (Tensor): means of its columns, [..., C], above 0.
+        piece (Piece): of what elements it is asked for.
     """
-    return (row / row.mean(axis=-1, keepdim=True)).rsqrt().unsqueeze(-1) * col.rsqrt().unsqueeze(-2)
+    row = (row / row.mean(axis=-1, keepdim=True)).rsqrt()
+    return piece.spread_rows(row) * piece.spread_cols(col.rsqrt())
 
 
 def square_sum(tensor):

@@ -12,7 +12,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..hooks import is_listed, layerwise_lr_decay, parameters_of, unwrap
 from ._factored import (
-    factored_shapes,
+    factored_kinds,
     inverse_sqrt_factored,
     is_factored,
     relative_rate,
@@ -21,7 +21,9 @@ from ._factored import (
     row_col_sums,
     square_sum,
 )
-from .base import STEP, RuleOptimizer, checked_bool, checked_range
+from ._fused import FusedRule
+from ._pieces import Piece
+from .base import ELEMENT, SCALAR, STEP, RuleOptimizer, checked_bool, checked_range
 
 __all__ = ["Adafactor", "AdafactorSchedule", "adafactor_update"]
 
@@ -34,7 +36,7 @@ def adafactor_update(
     state,
     lr,
     *,
-    shape,
+    piece,
     eps,
     clip_threshold,
     decay_rate,
@@ -46,20 +48,20 @@ def adafactor_update(
 ):
     """Return (new parameter, new state) of Algorithm 4 or 5, as a rule of `RuleOptimizer`.
 
-    `shape` is the whole parameter's; all other arguments are `Adafactor`'s. State: "exp_avg_sq_row" [..., R] and
-    "exp_avg_sq_col" [..., C] for rank 2 and above, "exp_avg_sq" like the parameter below; "exp_avg" like the parameter
-    with `beta1`; "used_lr" [], which is only written.
+    `piece` is what the tensors are of the parameter; all other arguments are `Adafactor`'s. State: "exp_avg_sq_row"
+    [..., R] and "exp_avg_sq_col" [..., C] for rank 2 and above, "exp_avg_sq" like the parameter below; "exp_avg" like
+    the parameter with `beta1`; "used_lr" [], which is only written.
     """
-    t, factored = state[STEP], is_factored(shape)
+    t, shape, factored = state[STEP], piece.shape, is_factored(piece.shape)
     decay = t ** paddle.full_like(t, decay_rate)  # 1 - beta2_t (7.2); Paddle takes a plain exponent as a float32
 
     squares = grad * grad + eps[0]
-    param_squares, *sums = yield [square_sum(param), *(row_col_sums(squares) if factored else [])]
+    param_squares, *sums = yield [square_sum(param), *(row_col_sums(squares, piece) if factored else [])]
     if factored:  # Algorithm 4
         row_mean, col_mean = row_col_means(sums, shape)
         row = (1.0 - decay) * state["exp_avg_sq_row"] + decay * row_mean
         col = (1.0 - decay) * state["exp_avg_sq_col"] + decay * col_mean
-        update = grad * inverse_sqrt_factored(row, col)
+        update = grad * inverse_sqrt_factored(row, col, piece)
         new_state = {"exp_avg_sq_row": row, "exp_avg_sq_col": col}
     else:  # Algorithm 5
         second = (1.0 - decay) * state["exp_avg_sq"] + decay * squares
@@ -133,6 +135,7 @@ class Adafactor(RuleOptimizer):
         set_param_lr_fun (callable, optional): see `AdamWDL`.
         name_dict (dict[str, str], optional): see `AdamWDL`.
         layers (LayerMap, optional): see `AdamWDL`.
+        fused (bool, optional): see `AdamWDL`.
 
     Raises:
         TypeError: an argument of the wrong type.
@@ -181,6 +184,7 @@ class Adafactor(RuleOptimizer):
         set_param_lr_fun=layerwise_lr_decay,
         name_dict=None,
         layers=None,
+        fused=None,
     ):
         parameters = _one_of("parameters", parameters, "params", params)
         lr = _one_of("lr", lr, "learning_rate", learning_rate)
@@ -208,6 +212,7 @@ class Adafactor(RuleOptimizer):
             apply_decay_param_fun=apply_decay_param_fun,
             multi_precision=multi_precision,
             name=name,
+            fused=fused,
             layerwise={
                 "layerwise_decay": layerwise_decay,
                 "n_layers": n_layers,
@@ -248,30 +253,42 @@ class Adafactor(RuleOptimizer):
             raise ValueError("`lr` must be given with `relative_step=False`. Received: lr=None, relative_step=False")
         return lr if isinstance(lr, LRScheduler) else checked_range(lr, "lr", 0.0, math.inf, "[)")
 
-    def _create_param_lr(self, param_and_grad):
-        lr, own = super()._create_param_lr(param_and_grad), self.options_of(param_and_grad[0])["lr"]
-        return lr if own is None else paddle.full_like(lr, own) * self.layerwise_ratio(param_and_grad[0])
-
     def shown_rate(self, param, factor):
         """Return the rate of the last step if the rate comes from the step and the parameter's size."""
         return (self.used_lr().get(param.name), None) if self._relative_step else None
 
-    def state_shapes(self, param):
-        """Return the shapes of the second moment, factored or not, of the momentum, if any, and of the rate used."""
-        shape = list(param.shape)
-        shapes: dict[str, list[int]] = {_USED_LR: []}
-        if is_factored(shape):
-            shapes["exp_avg_sq_row"], shapes["exp_avg_sq_col"] = factored_shapes(shape)
-        else:
-            shapes["exp_avg_sq"] = shape
-        if self.options_of(param)["beta1"] is not None:
-            shapes["exp_avg"] = shape
-        return shapes
+    def state_kinds(self, param):
+        """Return the kinds of the second moment, factored or not, of the momentum, if any, and of the rate used."""
+        kinds = {_USED_LR: SCALAR}
+        kinds.update(factored_kinds("exp_avg_sq") if is_factored(self.whole_shape(param)) else {"exp_avg_sq": ELEMENT})
+        return kinds if self.options_of(param)["beta1"] is None else {**kinds, "exp_avg": ELEMENT}
 
-    def rule(self, param, grad, state, lr, options):
+    def rule(self, param, grad, state, lr, options, piece=None):
         """Return the generator of a parameter's update."""
         options = {key: value for key, value in options.items() if key != "lr"}  # it is in the argument by now
-        return adafactor_update(param, grad, state, lr, shape=param.shape, relative_step=self._relative_step, **options)
+        piece = piece or Piece(param.shape)
+        return adafactor_update(param, grad, state, lr, piece=piece, relative_step=self._relative_step, **options)
+
+    def fused_rule(self, options):
+        """Return the rule as the C library knows it."""
+        fields = {
+            "beta1": options["beta1"] or 0.0,
+            "eps": (*options["eps"], 0),
+            "clip": options["clip_threshold"],
+            "decay_rate": -options["decay_rate"],
+        }
+        flags = {
+            "momentum": options["beta1"] is not None,
+            "scale_parameter": options["scale_parameter"],
+            "relative_step": self._relative_step,
+            "warmup_init": options["warmup_init"],
+        }
+        states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")
+        return FusedRule("adafactor", states, fields, tuple(flag for flag in flags if flags[flag]), aux=_USED_LR)
+
+    def fused_flags(self, shape, options):
+        """Return the flag that depends on a parameter's shape."""
+        return ("factored",) if is_factored(shape) else ()
 
     def used_lr(self):
         r"""Return ``param.name`` -> the rate :math:`\alpha` of the parameter's last update; dygraph and `to_static`.

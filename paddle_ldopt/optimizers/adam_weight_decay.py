@@ -14,7 +14,8 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from ..hooks import flatten_groups, is_listed, layerwise_lr_decay
-from .base import STEP, RuleOptimizer, checked_range
+from ._fused import FusedRule
+from .base import ELEMENT, STEP, RuleOptimizer, checked_range
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
 
@@ -112,6 +113,7 @@ class AdamWeightDecay(RuleOptimizer):
         set_param_lr_fun (callable, optional): the hook that gives the ratio.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name.
         layers (LayerMap, optional): the layers of the model, instead of the three above.
+        fused (bool, optional): see `AdamWDL`.
 
     Raises:
         TypeError: an argument of the wrong type, or one that there is not.
@@ -175,6 +177,7 @@ class AdamWeightDecay(RuleOptimizer):
         set_param_lr_fun=layerwise_lr_decay,
         name_dict=None,
         layers=None,
+        fused=None,
     ):
         learning_rate = _one_of("learning_rate", learning_rate, 0.001, "lr", lr)
         weight_decay_rate = _one_of("weight_decay_rate", weight_decay_rate, 0.0, "weight_decay", weight_decay)
@@ -201,6 +204,7 @@ class AdamWeightDecay(RuleOptimizer):
             "exclude_from_weight_decay": _compiled(exclude_from_weight_decay, "exclude_from_weight_decay"),
         }
         self._number_of_this_step = None  # within a step, once it is known
+        self._steps_taken = None  # once a step was taken: how many, so that the next need not ask all counters
         self._in_step = False
         objects = {  # what JSON cannot hold, or only one process understands: `from_config` is given it again
             "grad_clip": grad_clip,
@@ -230,6 +234,7 @@ class AdamWeightDecay(RuleOptimizer):
             apply_decay_param_fun=apply_decay_param_fun,
             multi_precision=multi_precision,
             name=None if name == "AdamWeightDecay" else name,
+            fused=fused,
             layerwise={
                 "layerwise_decay": layerwise_decay,
                 "n_layers": n_layers,
@@ -241,14 +246,35 @@ class AdamWeightDecay(RuleOptimizer):
         if self._parameter_list is not None:
             self._warn_of_idle_patterns(flatten_groups(self._parameter_list))
 
-    def state_shapes(self, param):
-        """Return the moments' names and shapes: those of the parameter."""
-        names = ("moment1", "moment2", "moment2_max") if self.amsgrad else ("moment1", "moment2")
-        return {name: list(param.shape) for name in names}
+    def state_kinds(self, param):
+        """Return the moments' names and kinds."""
+        return dict.fromkeys(("moment1", "moment2", *(["moment2_max"] if self.amsgrad else [])), ELEMENT)
 
-    def rule(self, param, grad, state, lr, options):
-        """Return the generator of one parameter's update."""
+    def rule(self, param, grad, state, lr, options, piece=None):
+        """Return the generator of one parameter's update; its only sum needs no `piece`."""
         return adam_weight_decay_update(param, grad, state, lr, amsgrad=self.amsgrad, decay=self.decay, **options)
+
+    def fused_rule(self, options):
+        """Return the rule as the C library knows it."""
+        fields = {
+            "beta1": options["beta_1"],
+            "beta2": options["beta_2"],
+            "eps": (options["epsilon"], 0, 0),
+            "clip": options["clipnorm"] or 0.0,
+            "clip_value": options["clipvalue"] or 0.0,
+            "decay_rate": self.decay,
+            "count": self._this_step(),
+        }
+        flags = {
+            "amsgrad": self.amsgrad,
+            "clip_norm": options["clipnorm"] is not None,
+            "clip_value": options["clipvalue"] is not None,
+        }
+        states = ("moment1", "moment2", "moment2_max")
+        return FusedRule("adam_weight_decay", states, fields, tuple(flag for flag in flags if flags[flag]))
+
+    def _clips_values(self):
+        return self._defaults["clipvalue"] is not None or self._defaults["clipnorm"] is not None
 
     def check_options(self, options):
         """Raise if an option, of the optimizer or of a group, is of the wrong type or out of range."""
@@ -308,6 +334,11 @@ class AdamWeightDecay(RuleOptimizer):
         self._in_step = True
         try:
             yield
+            if self._number_of_this_step is not None:
+                self._steps_taken = self._number_of_this_step
+        except BaseException:
+            self._steps_taken = None
+            raise
         finally:
             if outermost:
                 self._in_step, self._number_of_this_step = False, None
@@ -316,9 +347,25 @@ class AdamWeightDecay(RuleOptimizer):
         """Return 1 + the largest count of any parameter before this step."""
         if not paddle.in_dynamic_mode():  # a graph updates all its parameters or none: they count alike
             return step + 1.0
+        return paddle.full([], self._this_step(), step.dtype)
+
+    def _this_step(self):
+        """Return the number of the running step, from 1."""
         if self._number_of_this_step is None:
-            self._number_of_this_step = paddle.stack(self._counts()).max() + 1.0
-        return self._number_of_this_step.astype(step.dtype)
+            taken = self._steps_taken
+            self._number_of_this_step = (max(map(float, self._counts())) if taken is None else taken) + 1.0
+        return self._number_of_this_step
+
+    def set_state_dict(self, state_dict):
+        """Load what `state_dict` gave.
+
+        Args:
+            state_dict (dict): state by name, with "master_weights" and "LR_Scheduler" if there are any.
+        """
+        self._steps_taken = None
+        super().set_state_dict(state_dict)
+
+    load_state_dict = set_state_dict
 
     def _counts(self):
         """Return the counter of every parameter, those loaded for parameters that had no gradient since included."""
@@ -328,6 +375,14 @@ class AdamWeightDecay(RuleOptimizer):
         loaded = [v for k, v in self._accumulators_holder.items() if prefix + STEP in k and k not in known]
         counts = live + [paddle.assign(count).reshape([]) for count in loaded]
         return [count.astype("float32").reshape([]) for count in counts]
+
+    def rate_divisor(self, ahead=0):
+        """Return what `decay` divides the rate by.
+
+        Args:
+            ahead (int): steps between now and the step that is asked about; 0 is the next one.
+        """
+        return 1.0 + self.decay * (max(map(float, self._counts()), default=0.0) + ahead) if self.decay else 1.0
 
     # ---- configuration
 

@@ -4,10 +4,17 @@ Papers: Decoupled Weight Decay Regularization, Loshchilov & Hutter, https://arxi
 layer-wise decay: ULMFiT, https://arxiv.org/abs/1801.06146 (3.2) and ELECTRA, https://arxiv.org/abs/2003.10555 (3.2).
 """
 
+import math
+from typing import Optional
+
 import paddle
 from paddle.optimizer import AdamW
 
 from ..hooks import LayerwiseMixin, checked_parameters, layerwise_lr_decay
+from ._checkpoint import ShardedStateMixin
+from ._fused import FusedMixin, FusedRule, check_fused
+from ._pieces import refuse_sharded_groups
+from .base import Task
 
 __all__ = ["AdamWDL"]
 
@@ -15,7 +22,7 @@ _GROUP_OPTIONS = ("weight_decay", "beta1", "beta2", "epsilon", "lazy_mode")
 _LOW_PRECISION = (paddle.float16, paddle.bfloat16)
 
 
-class AdamWDL(LayerwiseMixin, AdamW):
+class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
     r"""AdamW that gives each layer its own learning rate: the choice for fine-tuning a pretrained transformer.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate`:
@@ -26,8 +33,8 @@ class AdamWDL(LayerwiseMixin, AdamW):
         p &\leftarrow p - l \frac{\hat m}{\sqrt{\hat v} + \epsilon}, \qquad
             \hat m = \frac{m}{1 - \beta_1^t}, \quad \hat v = \frac{v}{1 - \beta_2^t}
 
-    Paddle's own `adamw` kernel does the arithmetic. Without layer-wise arguments this is `paddle.optimizer.AdamW`,
-    number for number.
+    Without layer-wise arguments this is `paddle.optimizer.AdamW`: bit for bit with ``fused=False``, where Paddle's own
+    kernel does the arithmetic, otherwise to float32 rounding.
 
     Args:
         learning_rate (float|LRScheduler, optional): the rate of a layer whose ratio is 1, usually the head.
@@ -54,12 +61,18 @@ class AdamWDL(LayerwiseMixin, AdamW):
             `set_param_lr_fun` and knows every architecture.
         lr_ratio (callable, optional): another name for a one-argument `set_param_lr_fun`, as in
             `paddle.optimizer.AdamW`; works on CPU too.
+        fused (bool, optional): whether a step is one call of the package's C library, which is several times as fast.
+            None: what it can do, which is all in dygraph on a CPU but float64; Paddle's operations do the rest. True: an
+            error if it cannot do all. False: never. The state is the same, and numbers agree to float32 rounding;
+            numbers below 1.2e-38 are taken as 0. It uses OMP_NUM_THREADS threads, and Paddle sets that to 1 unless it
+            is set before Python starts.
 
     Raises:
         TypeError: an argument of the wrong type, a hook of another arity or with a result that is no number.
         ValueError: a value out of range; a decay that would change nothing; a `name_dict` that lacks a parameter;
             `n_layers` smaller than the model; a ratio that is negative, not finite or of more than one element; no
-            trainable parameter. Nothing is changed by then.
+            trainable parameter; `fused=True` where it is not possible, at the first step if it is only known then.
+            Nothing is changed by then.
 
     Differs from `paddlenlp.ops.optimizer.AdamWDL`: weights are decayed once, with the layer's rate (there twice, the
     first time with the base rate); hooks may return a ratio; parameter groups work; it runs on Paddle 3.
@@ -101,7 +114,9 @@ class AdamWDL(LayerwiseMixin, AdamW):
         *,
         layers=None,
         lr_ratio=None,
+        fused=None,
     ):
+        self._fused = check_fused(fused)
         if lr_ratio is not None:
             if set_param_lr_fun is not layerwise_lr_decay:
                 raise ValueError(
@@ -115,6 +130,7 @@ class AdamWDL(LayerwiseMixin, AdamW):
             )
         if parameters is not None:
             parameters = checked_parameters(parameters, _GROUP_OPTIONS)
+            refuse_sharded_groups(parameters)
         for decay in [weight_decay, *(g.get("weight_decay", 0.0) for g in parameters or [] if isinstance(g, dict))]:
             if isinstance(decay, (int, float)) and not 0.0 <= decay < float("inf"):
                 raise ValueError(f"`weight_decay` must be at least 0. Received: weight_decay={decay!r}")
@@ -135,12 +151,75 @@ class AdamWDL(LayerwiseMixin, AdamW):
             name=name,
         )
 
+    _collected: Optional[dict] = None  # while a dygraph step is collected: parameter name -> (task, what it came as)
+
+    def state_kinds(self, param):
+        """Return state name -> how it follows from the parameter."""
+        moments, powers = (
+            (self._moment1_acc_str, self._moment2_acc_str),
+            (self._beta1_pow_acc_str, self._beta2_pow_acc_str),
+        )
+        return {**dict.fromkeys(moments, "element"), **dict.fromkeys(powers, "scalar")}
+
+    # ---- the fused step
+
+    _bumps_version = False  # as Paddle's kernel
+
+    def fused_rule(self, options):
+        """Return the rule as the C library knows it, or why it does not."""
+        tensors = [name for name in ("beta1", "beta2", "epsilon") if isinstance(options[name], paddle.Tensor)]
+        if tensors:
+            return f"`{tensors[0]}` is a Tensor"
+        fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["epsilon"], 0, 0)}
+        states = (self._moment1_acc_str, self._moment2_acc_str)
+        return FusedRule("adamw", states, fields, aux=self._beta2_pow_acc_str, counter=self._beta1_pow_acc_str)
+
+    def fused_options(self, param=None):
+        """Return the options that hold now: of a parameter's group while it is updated."""
+        options = {name: getattr(self, f"_{name}") for name in ("beta1", "beta2", "epsilon")}
+        decay = float(self._weight_decay) if param is None or self.is_decayed(param) else 0.0
+        return {**options, "weight_decay": decay}
+
+    def is_decayed(self, param):
+        """Say whether `apply_decay_param_fun` lets the parameter be decayed."""
+        return self._apply_decay_param_fun is None or bool(self._apply_decay_param_fun(param.name))
+
+    def _has_master(self, param):
+        return self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
+
+    def _create_optimization_pass(self, params_grads, *args, **kwargs):
+        if not paddle.in_dynamic_mode() or self._fused is False:
+            return super()._create_optimization_pass(params_grads, *args, **kwargs)
+        self._collected = {}
+        try:
+            done = super()._create_optimization_pass(params_grads, *args, **kwargs)  # found_inf: collects nothing
+            collected = self._collected
+        finally:
+            self._collected = None
+        for task in self.update_fused([task for task, _ in collected.values()]):
+            self._update_by_paddle(*collected[task.param.name][1])
+        return done
+
+    # ---- Paddle's operations
+
     def _append_optimize_op(self, block, param_and_grad):
+        if self._collected is None:
+            return self._update_by_paddle(block, param_and_grad)
+        given = (block, param_and_grad)
+        if isinstance(param_and_grad, dict):
+            param_and_grad = self._update_param_group(param_and_grad)
+        param, grad = param_and_grad
+        ratio = self.layerwise_ratio(param)
+        if ratio != 0.0 and math.prod(param.shape) != 0:
+            own = param.optimize_attr["learning_rate"]
+            rate = ratio * float(own if isinstance(own, paddle.Tensor) else own * float(self._global_learning_rate()))
+            self._collected[param.name] = Task(param, grad, self.fused_options(param), rate), given
+
+    def _update_by_paddle(self, block, param_and_grad):
         if isinstance(param_and_grad, dict):
             param_and_grad = self._update_param_group(param_and_grad)
         param, decay = param_and_grad[0], float(self._weight_decay)
-        chosen = self._apply_decay_param_fun
-        decayed = chosen is None or bool(chosen(param.name))
+        decayed = self.is_decayed(param)
         if paddle.in_dynamic_mode() and param.dtype in _LOW_PRECISION and param.place.is_cpu_place():
             return self._low_precision_step(param, param_and_grad[1], decay if decayed else 0.0)
         if self._ratio_of is None or param.dtype != paddle.float64 or not decayed:

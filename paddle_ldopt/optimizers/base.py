@@ -1,35 +1,66 @@
 """What all optimizers written as a pure update rule share: options, groups, casts, master weights, state, write-back.
 
-A rule is a generator over whole tensors in float32 (float64 for float64 parameters), so that it reads like its paper:
+A rule is a generator over tensors in float32 (float64 for float64 parameters), so that it reads like its paper:
 
     def rule(param, grad, state, lr, *, beta1, weight_decay):
         moment = beta1 * state["moment1"] + (1 - beta1) * grad
         (square,) = yield [(moment * moment).sum()]       # sums over the whole tensor, wherever its pieces are
         return param - lr * moment / square.sqrt(), {"moment1": moment}
 
-It writes nothing. Each `yield [partial sums]` is answered with the sums over all pieces of the tensor: here, where
-every parameter is whole, with what was yielded.
+It writes nothing. Each `yield [partial sums]` is answered with the sums over all pieces of the tensor (see `_pieces`).
+
+In dygraph a step first collects what there is to do, as a list of `Task`, and then does it in `_update`: parameters
+that a process has all of one after the other, those in pieces side by side. In a graph each is done when it is met.
 """
 
 import math
+from typing import Any, NamedTuple, Optional
 
 import paddle
 from paddle.optimizer import Optimizer
 
 from ..hooks import LayerwiseMixin, checked_parameters, flatten_groups, layerwise_lr_decay
+from ._checkpoint import ShardedStateMixin
+from ._fused import FusedMixin, check_fused
+from ._pieces import Piece, PieceFinder, answer_locally, answer_together, refuse_sharded_groups
 
-__all__ = ["STEP", "RuleOptimizer", "checked_bool", "checked_float", "checked_range"]
+__all__ = [
+    "COLUMN",
+    "ELEMENT",
+    "ROW",
+    "SCALAR",
+    "STEP",
+    "RuleOptimizer",
+    "Task",
+    "checked_bool",
+    "checked_float",
+    "checked_range",
+]
 
 # The name of the step counter in checkpoints. PaddleFormers' flex format creates an optimizer's state before it loads
 # it only if it finds this name among the saved ones; otherwise it resumes with wrong state, silently.
 STEP = "beta1_pow_acc"
+
+# The kinds of state: like the parameter, of its rows, of its columns (as in `_factored`), and one number.
+ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
+
 _INFIX = "_fp32_master_0_"  # the only spelling of state names that PaddleNLP's unified checkpoint splits generically
 
 
-class RuleOptimizer(LayerwiseMixin, Optimizer):
+class Task(NamedTuple):
+    """One update of one parameter, collected and not yet done."""
+
+    param: Any  # the parameter, or the flat slice of it that `fleet` gives
+    grad: Any  # its gradient, as it comes
+    options: dict  # of its group; "weight_decay" is 0 where it is not to be decayed
+    lr: Any  # Tensor of shape [] in the type that the rule computes in, the layer's ratio in it; tasks may share it
+    piece: Optional[Piece] = None  # what of the parameter this process has; known once it is to be done
+
+
+class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
     """Base of the optimizers whose update is a pure function.
 
-    A subclass has `options` (the names of what a parameter group may override), `state_shapes` and `rule`.
+    A subclass has `options` (the names of what a parameter group may override), `state_kinds` and `rule`.
 
     Args:
         learning_rate (float|LRScheduler): rate of a layer whose ratio is 1.
@@ -39,6 +70,7 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
         apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed.
         multi_precision (bool): keep float32 master weights of float16 and bfloat16 parameters.
         name (str, optional): prefix of the names of the state.
+        fused (bool, optional): whether steps are done by the C library, as in `AdamWDL`.
         layerwise (dict): `layerwise_decay`, `n_layers`, `set_param_lr_fun`, `name_dict`, `layers`, as in `AdamWDL`.
 
     Raises:
@@ -56,14 +88,17 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
         apply_decay_param_fun=None,
         multi_precision=False,
         name=None,
+        fused=None,
         layerwise=None,
     ):
+        self._fused = check_fused(fused)
         layerwise = {**_NO_LAYERWISE, **(layerwise or {})}
         if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
             raise TypeError(
                 f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={apply_decay_param_fun!r}"
             )
         parameters = None if parameters is None else checked_parameters(parameters, options)
+        refuse_sharded_groups(parameters)
         for group in parameters or []:
             if isinstance(group, dict):
                 if "lr" in options and group.get("lr") is not None and "learning_rate" in group:
@@ -75,8 +110,11 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
                 self.check_options({**options, **{key: group[key] for key in options if key in group}})
         self._init_layerwise(parameters, **layerwise)
         self._defaults = dict(options)
-        self._options = self._defaults
+        self._finder = PieceFinder(flatten_groups(parameters or []))
+        self._collected: Optional[list] = None  # in dygraph, while a step is being collected: its tasks
+        self._rates: dict = {}  # of what is being collected: what makes a rate -> its Tensor
         self._group_of: dict = {}  # param.name -> its parameter group
+        self._param_groups = None
         self._multi_precision = multi_precision
         self._apply_decay_param_fun = apply_decay_param_fun
         layers, name_dict = layerwise["layers"], layerwise["name_dict"]
@@ -89,25 +127,31 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
 
     # ---- what a subclass says
 
-    def state_shapes(self, param):
-        """Return state name -> shape, for a parameter; `STEP` is always there."""
+    def state_kinds(self, param):
+        """Return state name -> kind, for a parameter; `STEP` is always there, a `SCALAR`."""
         raise NotImplementedError
 
-    def rule(self, param, grad, state, lr, options):
+    def rule(self, param, grad, state, lr, options, piece=None):
         """Return the update rule's generator; it returns the new parameter and the new state.
 
         Args:
-            param (Tensor): value of the parameter, float32 or float64.
+            param (Tensor): value of the parameter, or of the piece that the process has, float32 or float64.
             grad (Tensor): its gradient, in the same type.
-            state (dict[str, Tensor]): its state; `STEP` counts this update already.
+            state (dict[str, Tensor]): its state; `STEP` counts this update already. What is of the `ROW` or `COLUMN`
+                kind is the whole tensor's.
             lr (Tensor): its learning rate, shape [], with the layer's ratio in it.
             options (dict): the options of its group; "weight_decay" is 0 where it is not to be decayed.
+            piece (Piece, optional): what the tensors are of the parameter. None: all of it.
         """
         raise NotImplementedError
 
     def state_dtype(self, state_name, dtype):
         """Return the dtype in which a state is stored, given the one that the rule computes in."""
         return dtype
+
+    def own_rate(self, param):
+        """Return the rate that the parameter's group has instead of the optimizer's, None if it has none."""
+        return self.options_of(param).get("lr")
 
     def is_decayed(self, param):
         """Say whether `apply_decay_param_fun` lets the parameter be decayed."""
@@ -143,14 +187,30 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
 
     def options_of(self, param):
         """Return the options of the group of `param`."""
+        if param.name not in self._group_of:  # no groups; or a deep copy, whose parameters have other names
+            groups = [group for group in self._param_groups or [] if isinstance(group, dict)]
+            self._group_of.update((p.name, group) for group in groups for p in group["params"])
         group = self._group_of.get(param.name, {})
         return {key: group.get(key, value) for key, value in self._defaults.items()}
 
     def _update_param_group(self, parameters):
-        self._options = {key: parameters.get(key, value) for key, value in self._defaults.items()}
         return parameters["params"]
 
+    def _create_param_lr(self, param_and_grad):
+        lr, own = super()._create_param_lr(param_and_grad), self.own_rate(param_and_grad[0])
+        return lr if own is None else paddle.full_like(lr, own) * self.layerwise_ratio(param_and_grad[0])
+
     # ---- state
+
+    def whole_shape(self, param):
+        """Return the shape of the whole tensor that a parameter is, or that it is a piece of."""
+        return self._finder.shape(param)
+
+    def state_shapes(self, param):
+        """Return state name -> shape, for a parameter; rows and columns are the whole tensor's."""
+        whole = self.whole_shape(param)
+        shapes = {ELEMENT: list(param.shape), ROW: whole[:-1], COLUMN: whole[:-2] + whole[-1:], SCALAR: []}
+        return {name: shapes[kind] for name, kind in self.state_kinds(param).items()}
 
     def _create_accumulators(self, block, parameters):
         if isinstance(parameters, dict):
@@ -158,6 +218,7 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
         for param in parameters:
             if param.name in self._already_create_accumulator:
                 continue
+            self._check_piece(param)
             owner = self._create_master_weight(param) if self._has_master(param) else param
             dtype = _compute_dtype(param)
             for state_name, shape in {**self.state_shapes(param), STEP: []}.items():
@@ -206,8 +267,7 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
 
     def _state_names(self):
         """Return the names of the states of all parameters."""
-        params = flatten_groups(self._parameter_list or [])
-        return {STEP, *(name for param in params for name in self.state_shapes(param))}
+        return {STEP, *(name for param in self._finder.params.values() for name in self.state_kinds(param))}
 
     # ---- the step
 
@@ -220,35 +280,140 @@ class RuleOptimizer(LayerwiseMixin, Optimizer):
                 )
         return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
 
+    def _create_optimization_pass(self, params_grads, param_group_idx=0):
+        if not paddle.in_dynamic_mode():
+            return super()._create_optimization_pass(params_grads, param_group_idx)
+        self._collected, self._rates = [], {}
+        try:
+            done = super()._create_optimization_pass(params_grads, param_group_idx)  # found_inf: collects nothing
+            tasks, overflow = self._collected, bool(self._get_auxiliary_var("found_inf"))
+        finally:
+            self._collected, self._rates = None, {}
+        if not overflow:
+            self._update(tasks)
+        return done
+
     def _append_optimize_op(self, block, param_and_grad):
         if isinstance(param_and_grad, dict):
             param_and_grad = self._update_param_group(param_and_grad)
         param, grad = param_and_grad
         if self.layerwise_ratio(param) == 0.0 or math.prod(param.shape) == 0:
             return
+        self._check_piece(param)
+        task = Task(param, grad, self._options_now(param), self._rate(param, grad))
+        if self._collected is None:
+            self._update_whole([task._replace(piece=Piece(self.whole_shape(param)))])
+        else:
+            self._collected.append(task)
+
+    def _check_piece(self, param):
+        """Raise if a parameter is not what the optimizer was built with."""
+        if paddle.in_dynamic_mode() and self._finder.params:
+            self._finder.check(param)
+
+    def _options_now(self, param):
+        options = self.options_of(param)
+        return {**options, "weight_decay": options.get("weight_decay", 0.0) if self.is_decayed(param) else 0.0}
+
+    def fused_options(self, param=None):
+        """Return the options of a parameter's group as they are now, or those of a parameter without a group."""
+        return dict(self._defaults) if param is None else self._options_now(param)
+
+    def _rate(self, param, grad):
+        """Return the rate of a parameter; parameters of one rate share it while a step is collected."""
+        dtype, factor = _compute_dtype(param), getattr(param, "optimize_attr", None) or {}
+        key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.own_rate(param))
+        if self._collected is None or key not in self._rates:
+            self._rates[key] = self._create_param_lr((param, grad)).astype(dtype).reshape([])
+        return self._rates[key]
+
+    def _update(self, tasks):
+        """Do what was collected.
+
+        Args:
+            tasks (list[Task]): in the order in which they were collected.
+        """
+        pieces = self._finder.find(self._parameter_list)
+        tasks = [task._replace(piece=pieces[task.param.name]) for task in tasks if task.param.name in pieces]
+        if self._fused and any(task.piece.groups or task.piece.slice_size is not None for task in tasks):
+            raise ValueError(
+                "`fused=True` does not go with parameters in pieces (tensor parallel, sharding version 2): use None or "
+                "False. Received: fused=True"
+            )
+        self._update_whole([task for task in tasks if not task.piece.groups])
+        self._update_pieces({task.param.name: task for task in tasks if task.piece.groups}, pieces)
+
+    def _update_whole(self, tasks):
+        """Update parameters of which this process has all, one after the other.
+
+        Args:
+            tasks (list[Task]): their updates.
+        """
+        whole = [task for task in tasks if task.piece.slice_size is None]
+        sliced = [task for task in tasks if task.piece.slice_size is not None]
+        for task in [*self.update_fused(whole), *sliced]:
+            rule, write = self._start(task)
+            write(*answer_locally(rule))
+
+    def _update_pieces(self, tasks, pieces):
+        """Update parameters that are in pieces side by side with the other processes that have pieces of them.
+
+        Args:
+            tasks (dict[str, Task]): parameter name -> its update, of those that this process has a piece of.
+            pieces (dict[str, Piece]): of all parameters.
+        """
+        rules, writes = [], []
+        for name, piece in pieces.items():
+            param = self._finder.params[name]
+            if not piece.groups or param.stop_gradient or self.layerwise_ratio(param) == 0.0:
+                continue
+            if name in tasks:
+                rule, write = self._start(tasks[name])
+            elif piece.span == (0, 0):  # the other processes wait for sums from all
+                rule, write = self._start_empty(param, piece), None
+            else:
+                continue
+            rules.append((piece, rule))
+            writes.append(write)
+        for write, result in zip(writes, answer_together(rules)):
+            if write is not None:
+                write(*result)
+
+    def _start(self, task):
+        """Return the rule of a task, to be run, and a function that writes what it returns."""
+        param, piece = task.param, task.piece
         target = self._master_weights[param.name] if self._has_master(param) else param
-        dtype = _compute_dtype(param)
-        shapes = {**self.state_shapes(param), STEP: []}
-        stored = {state_name: self._get_accumulator_master(state_name, param) for state_name in shapes}
-        state = {
-            n: value.astype(dtype) if shapes[n] else value.astype(dtype).reshape([]) for n, value in stored.items()
-        }
+        dtype, kinds = _compute_dtype(param), {**self.state_kinds(param), STEP: SCALAR}
+        stored = {name: self._get_accumulator_master(name, param) for name in kinds}
+        state = {name: value.astype(dtype) for name, value in stored.items()}
+        for name, kind in kinds.items():
+            if kind == SCALAR:
+                state[name] = state[name].reshape([])
+            elif kind == ELEMENT:
+                state[name] = piece.view(state[name])
         state[STEP] = self._advance(param, state[STEP])
-        options = dict(self._options)
-        options["weight_decay"] = options.get("weight_decay", 0.0) if self.is_decayed(param) else 0.0
-        lr = self._create_param_lr(param_and_grad).astype(dtype).reshape([])
-        grad = grad.astype(dtype)
+        grad = task.grad.astype(dtype)
         if list(grad.shape) != list(target.shape):  # ClipGradByGlobalNorm makes [1] of []
             grad = grad.reshape(target.shape)
-        rule = self.rule(target.astype(dtype), grad, state, lr, options)
-        new_param, new_state = answer_locally(rule)
-        new_state = {**new_state, STEP: state[STEP]}
-        found_inf = None if paddle.in_dynamic_mode() else self._get_auxiliary_var("found_inf")
-        for state_name, value in new_state.items():
-            _write(value, stored[state_name], found_inf)
-        _write(new_param, target, found_inf)
-        if target is not param:
-            _write(new_param, param, found_inf)
+        rule = self.rule(piece.view(target.astype(dtype)), piece.view(grad), state, task.lr, task.options, piece)
+
+        def write(new_param, new_state):
+            found_inf = None if paddle.in_dynamic_mode() else self._get_auxiliary_var("found_inf")
+            for name, value in {**new_state, STEP: state[STEP]}.items():
+                _write(value, stored[name], found_inf, piece if kinds[name] == ELEMENT else None)
+            _write(new_param, target, found_inf, piece)
+            if target is not param:
+                _write(new_param, param, found_inf, piece)
+
+        return rule, write
+
+    def _start_empty(self, param, piece):
+        """Return the rule of a parameter that this process has nothing of: its sums are zeros."""
+        dtype, kinds, shapes = _compute_dtype(param), self.state_kinds(param), self.state_shapes(param)
+        empty = paddle.zeros([0], dtype)
+        state = {n: empty if kinds[n] == ELEMENT else paddle.zeros(shapes[n], dtype) for n in kinds}
+        state[STEP] = paddle.ones([], dtype)
+        return self.rule(empty, empty, state, paddle.zeros([], dtype), self._options_now(param), piece)
 
     def _advance(self, param, step):
         """Return the number of this update, from 1, of the parameter; a subclass may count in another way."""
@@ -264,23 +429,19 @@ _NO_LAYERWISE = {
 }
 
 
-def answer_locally(rule):
-    """Run a rule whose tensors are whole: each request for sums over all pieces is its own answer."""
-    try:
-        request = next(rule)
-        while True:
-            request = rule.send(request)
-    except StopIteration as done:
-        return done.value
-
-
-def _write(value, target, found_inf):
+def _write(value, target, found_inf=None, piece=None):
     value = value.astype(target.dtype)
+    if piece is not None and piece.slice_size is not None:
+        paddle._C_ops.assign_out_(value.flatten(), piece.stored(target))
+        return
     if list(value.shape) != list(target.shape):  # [1] holds a state of shape []
         value = value.reshape(target.shape)
     if found_inf is not None:  # static AMP runs the update regardless
         value = paddle.where(found_inf, target, value)
-    paddle.assign(value, target)
+    if paddle.in_dynamic_mode():
+        paddle._C_ops.assign_out_(value, target)  # what `paddle.assign` does after half a dozen checks
+    else:
+        paddle.assign(value, target)
 
 
 def _compute_dtype(param):

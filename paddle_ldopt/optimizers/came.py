@@ -9,7 +9,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..hooks import is_listed, layerwise_lr_decay
 from ._factored import (
-    factored_shapes,
+    factored_kinds,
     inverse_sqrt_factored,
     is_factored,
     relative_rate,
@@ -18,11 +18,14 @@ from ._factored import (
     row_col_sums,
     square_sum,
 )
+from ._fused import FusedRule
+from ._pieces import Piece
 from ._schedules import read_order
-from .base import STEP, RuleOptimizer, checked_bool, checked_range
+from .base import ELEMENT, STEP, RuleOptimizer, checked_bool, checked_range
 
 __all__ = ["Came", "came_update"]
 
+_DECAY_RATE = 0.8  # the default
 _FLOAT16_MAX = 65504.0
 
 
@@ -32,7 +35,7 @@ def came_update(
     state,
     lr,
     *,
-    shape,
+    piece,
     eps,
     clip_threshold,
     decay_rate,
@@ -47,19 +50,20 @@ def came_update(
 ):
     """Return (new parameter, new state): Algorithm 2 of the paper, as a rule of `RuleOptimizer`.
 
-    `shape` is the whole parameter's; all other arguments are `Came`'s. State: "exp_avg" like the parameter; for rank 2
-    and above "exp_avg_sq_row", "exp_avg_res_row" [..., R] and "exp_avg_sq_col", "exp_avg_res_col" [..., C]; below that
-    "exp_avg_sq" like the parameter. Without `beta1` there is neither "exp_avg" nor "exp_avg_res".
+    `piece` is what the tensors are of the parameter; all other arguments are `Came`'s. State: "exp_avg" like the
+    parameter; for rank 2 and above "exp_avg_sq_row", "exp_avg_res_row" [..., R] and "exp_avg_sq_col",
+    "exp_avg_res_col" [..., C]; below that "exp_avg_sq" like the parameter. Without `beta1` there is neither "exp_avg"
+    nor "exp_avg_res".
     """
-    t, new_state = state[STEP], {}
+    t, shape, new_state = state[STEP], piece.shape, {}
 
     def average(name, value, beta):  # the exponential moving average called `name`, with `value` in it
         new_state[name] = beta * state[name] + (1 - beta) * value
         return new_state[name]
 
     def factored_average(name, matrix, beta):  # 1 / sqrt of the average of `matrix`, kept as its row and column means
-        row, col = row_col_means((yield row_col_sums(matrix)), shape)
-        return inverse_sqrt_factored(average(f"{name}_row", row, beta), average(f"{name}_col", col, beta))
+        row, col = row_col_means((yield row_col_sums(matrix, piece)), shape)
+        return inverse_sqrt_factored(average(f"{name}_row", row, beta), average(f"{name}_col", col, beta), piece)
 
     if loss_scale != 1:
         grad = grad / loss_scale
@@ -126,7 +130,7 @@ class Came(RuleOptimizer):
         weight_decay (float): decoupled decay :math:`\lambda`, in [0, 1], scaled by the layer's own rate.
         scale_parameter (bool): scale the rate by the RMS of the parameter.
         relative_step (bool): the rate is :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio and the group's
-            multiplier, as in `Adafactor`; `get_lr` is then 1.
+            multiplier, as in `Adafactor`; `get_lr` is then that of the next step.
         warmup_init (bool): with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
         compression (bool): store m as float16. See below.
         loss_scale (int): above 0; gradients are divided by it (after `grad_clip`).
@@ -147,6 +151,7 @@ class Came(RuleOptimizer):
         set_param_lr_fun (callable, optional): parameter -> ratio.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name.
         layers (LayerMap, optional): the layers of the model, for every architecture.
+        fused (bool, optional): see `AdamWDL`.
 
     Compression: an average of squares does not survive in float16. It underflows where gradients are below 2e-4, and
     once :math:`1 - \beta` is below 5e-4 rounding stops it altogether. These averages stay in float32; they are a small
@@ -157,8 +162,9 @@ class Came(RuleOptimizer):
         TypeError: `learning_rate` is neither a number nor an LRScheduler (parameters given in its place included);
             `eps` is no list or tuple; `loss_scale` is no int; a flag is no bool; another number is no float.
         ValueError: a value out of its range; not three `eps`; `learning_rate` or a group's "lr" with `relative_step`,
-            or neither; `warmup_init` without `relative_step`; `parameters` and `params`, or "lr" and "learning_rate"
-            of a group, at once; an "order_params" that does not list all parameters once; and all of `AdamWDL`'s.
+            or neither; `warmup_init` without `relative_step`; `parameters` and `params`, `beta2` and `decay_rate`, or
+            "lr" and "learning_rate" of a group, at once; an "order_params" that does not list all parameters once; and
+            all of `AdamWDL`'s.
 
     Differs from MindFormers: `relative_step`, `warmup_init`, `compression`, `loss_scale`, the groups' own rate and
     decay, and `beta1=0` work; updates are counted for each parameter; 1 is no value for `beta1` (nothing would move)
@@ -185,7 +191,7 @@ class Came(RuleOptimizer):
         learning_rate=None,
         eps=(1e-30, 1e-3, 1e-16),
         clip_threshold=1.0,
-        decay_rate=0.8,
+        decay_rate=_DECAY_RATE,
         beta1=0.9,
         beta3=0.99,
         weight_decay=0.0,
@@ -207,11 +213,17 @@ class Came(RuleOptimizer):
         set_param_lr_fun=layerwise_lr_decay,
         name_dict=None,
         layers=None,
+        fused=None,
     ):
         if parameters is not None and params is not None:
             raise ValueError(
                 "`params` is another name for `parameters`: give one of them. "
                 f"Received: parameters of type {type(parameters).__name__}, params of type {type(params).__name__}"
+            )
+        if beta2 is not None and decay_rate != _DECAY_RATE:
+            raise ValueError(
+                "`beta2` takes the place of `decay_rate`: give one of them. "
+                f"Received: beta2={beta2!r}, decay_rate={decay_rate!r}"
             )
         checked_bool(relative_step, "relative_step")
         checked_bool(warmup_init, "warmup_init")
@@ -245,6 +257,7 @@ class Came(RuleOptimizer):
             apply_decay_param_fun=apply_decay_param_fun,
             multi_precision=multi_precision,
             name=name,
+            fused=fused,
             layerwise={
                 "layerwise_decay": layerwise_decay,
                 "n_layers": n_layers,
@@ -275,29 +288,31 @@ class Came(RuleOptimizer):
             if self._relative_step:
                 raise ValueError(f"A group's 'lr' cannot be combined with `relative_step`. Received: lr={lr!r}")
 
-    def state_shapes(self, param):
-        """Return state name -> shape, for a parameter."""
-        shape = list(param.shape)
-        if not is_factored(shape):
-            return {"exp_avg_sq": shape, **({"exp_avg": shape} if self.options_of(param)["beta1"] else {})}
-        row, col = factored_shapes(shape)
-        shapes = {"exp_avg_sq_row": row, "exp_avg_sq_col": col}
-        if self.options_of(param)["beta1"]:
-            shapes.update(exp_avg=shape, exp_avg_res_row=row, exp_avg_res_col=col)
-        return shapes
+    def state_kinds(self, param):
+        """Return state name -> kind, for a parameter."""
+        momentum = bool(self.options_of(param)["beta1"])
+        if not is_factored(self.whole_shape(param)):
+            return {"exp_avg_sq": ELEMENT, **({"exp_avg": ELEMENT} if momentum else {})}
+        kinds = factored_kinds("exp_avg_sq")
+        return {**kinds, "exp_avg": ELEMENT, **factored_kinds("exp_avg_res")} if momentum else kinds
 
     def state_dtype(self, state_name, dtype):
         """Return the dtype in which a state is stored."""
         return paddle.float16 if self._compression and state_name == "exp_avg" else dtype
 
-    def _create_param_lr(self, param_and_grad):
-        lr = super()._create_param_lr(param_and_grad)
-        own = self.options_of(param_and_grad[0])["lr"]
-        return lr if own is None else paddle.full_like(lr, own) * self.layerwise_ratio(param_and_grad[0])
-
     def shown_rate(self, param, factor):
         """Return nothing known if the rate comes from the step and the parameter's size."""
         return (None, None) if self._relative_step else None
+
+    def get_lr(self):
+        """Return the rate of the next step for a layer whose ratio is 1, `scale_parameter` aside."""
+        if not self._relative_step or not paddle.in_dynamic_mode():
+            return super().get_lr()
+        counter = (f"{self._name}_" if self._name else "") + STEP
+        live = list(self._accumulators[counter].values())
+        loaded = [value for key, value in self._accumulators_holder.items() if counter in key]  # of no step yet
+        taken = max((float(paddle.assign(count)) for count in live or loaded), default=0.0)
+        return float(relative_rate(paddle.full([], taken + 1.0), self._warmup_init))
 
     def set_lr(self, value):
         """Set the rate; not where the step sets it.
@@ -309,7 +324,32 @@ class Came(RuleOptimizer):
             raise RuntimeError(f"`relative_step` sets the rate from the step. Received: value={value!r}")
         super().set_lr(value)
 
-    def rule(self, param, grad, state, lr, options):
+    def fused_rule(self, options):
+        """Return the rule as the C library knows it."""
+        fields = {
+            "beta1": options["beta1"] or 0.0,
+            "beta2": options["beta2"] or 0.0,
+            "beta3": options["beta3"],
+            "eps": options["eps"],
+            "clip": options["clip_threshold"],
+            "decay_rate": options["decay_rate"],
+            "grad_scale": 1.0 / self._loss_scale,
+        }
+        flags = {
+            "momentum": bool(options["beta1"]),
+            "constant_beta2": options["beta2"] is not None,
+            "scale_parameter": options["scale_parameter"],
+            "relative_step": self._relative_step,
+            "warmup_init": self._warmup_init,
+        }
+        states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg", "exp_avg_res_row", "exp_avg_res_col")
+        return FusedRule("came", states, fields, tuple(flag for flag in flags if flags[flag]))
+
+    def fused_flags(self, shape, options):
+        """Return the flag that depends on a parameter's shape."""
+        return ("factored",) if is_factored(shape) else ()
+
+    def rule(self, param, grad, state, lr, options, piece=None):
         """Return the generator of a parameter's update."""
         options = {key: value for key, value in options.items() if key != "lr"}  # it is in the argument by now
         new_param, new_state = yield from came_update(
@@ -317,7 +357,7 @@ class Came(RuleOptimizer):
             grad,
             state,
             lr,
-            shape=param.shape,
+            piece=piece or Piece(param.shape),
             relative_step=self._relative_step,
             warmup_init=self._warmup_init,
             loss_scale=self._loss_scale,

@@ -13,8 +13,10 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from ..hooks import layerwise_lr_decay
+from ._fused import FusedRule
+from ._pieces import Piece
 from ._schedules import Schedule, as_list, decay_or_schedule, is_convolution, rate_or_schedule, read_groups
-from .base import STEP, RuleOptimizer, checked_range
+from .base import ELEMENT, SCALAR, STEP, RuleOptimizer, checked_range
 
 __all__ = ["Lamb", "lamb_update"]
 
@@ -24,7 +26,7 @@ GLOBAL_STEP = "global_step"
 _GLOBAL_STEP_KEY = re.compile(rf"_{GLOBAL_STEP}_\d+$")
 
 
-def lamb_update(param, grad, state, lr, *, beta1, beta2, eps, weight_decay, grad_centralization=False):
+def lamb_update(param, grad, state, lr, *, beta1, beta2, eps, weight_decay, grad_centralization=False, piece=None):
     """Algorithm 2 of arXiv 1904.00962.
 
     Args:
@@ -37,6 +39,7 @@ def lamb_update(param, grad, state, lr, *, beta1, beta2, eps, weight_decay, grad
         eps (float): added to the root of the second moment.
         weight_decay (float): lambda.
         grad_centralization (bool): subtract from each output channel's gradient its mean, if x is a convolution's.
+        piece (Piece, optional): what the tensors are of x. None: all of it.
 
     Yields:
         list[Tensor]: sums over the piece, to be answered with those over the whole tensor.
@@ -44,10 +47,10 @@ def lamb_update(param, grad, state, lr, *, beta1, beta2, eps, weight_decay, grad
     Returns:
         tuple[Tensor, dict[str, Tensor]]: the new x and the new moments.
     """
-    t = state[STEP]
-    if grad_centralization and is_convolution(param.shape):
-        (sums,) = yield [grad.sum(axis=list(range(1, grad.ndim)), keepdim=True)]
-        grad = grad - sums / math.prod(param.shape[1:])  # arXiv 2004.01461, eq. 1
+    t, piece = state[STEP], piece or Piece(param.shape)
+    if grad_centralization and is_convolution(piece.shape):
+        (sums,) = yield [piece.channel_sums(grad)]
+        grad = grad - piece.spread_channels(sums / math.prod(piece.shape[1:]))  # arXiv 2004.01461, eq. 1
     m = beta1 * state["moment1"] + (1.0 - beta1) * grad
     v = beta2 * state["moment2"] + (1.0 - beta2) * grad * grad
     m_hat = m / one_minus_power(beta1, t)
@@ -115,6 +118,7 @@ class Lamb(RuleOptimizer):
         set_param_lr_fun (callable, optional): ratio of each parameter's rate.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name.
         layers (LayerMap, optional): the layers of the model, instead of the last three.
+        fused (bool, optional): see `AdamWDL`.
         params (list[Tensor]|list[dict], optional): another name for `parameters`, as in MindSpore.
 
     Raises:
@@ -168,6 +172,7 @@ class Lamb(RuleOptimizer):
         set_param_lr_fun=layerwise_lr_decay,
         name_dict=None,
         layers=None,
+        fused=None,
         params=None,
     ):
         if params is not None:
@@ -188,7 +193,7 @@ class Lamb(RuleOptimizer):
         groups = [g for g in parameters if isinstance(g, dict)] if isinstance(parameters, list) else []
         self._grouped = bool(groups)
         self._order = order  # parameters in the order of their updates, or None
-        self._waiting = {}  # parameter name -> what `_append_optimize_op` was called with, if there is an order
+        self._waiting = []  # if there is an order: the tasks of the groups so far
         self._schedule = rate if isinstance(rate, Schedule) else None
         found = (rate, options["weight_decay"], *(g.get(key) for g in groups for key in ("lr", "weight_decay")))
         self._schedules = [value for value in found if isinstance(value, Schedule)]
@@ -204,6 +209,7 @@ class Lamb(RuleOptimizer):
             apply_decay_param_fun=apply_decay_param_fun,
             multi_precision=multi_precision,
             name=name,
+            fused=fused,
             layerwise={
                 "layerwise_decay": layerwise_decay,
                 "n_layers": n_layers,
@@ -216,26 +222,40 @@ class Lamb(RuleOptimizer):
 
     # ---- the rule
 
-    def state_shapes(self, param):
-        """Return the two moments' shapes, and that of the optimizer's count of steps if a schedule needs it."""
-        shapes = {"moment1": list(param.shape), "moment2": list(param.shape)}
-        return {**shapes, GLOBAL_STEP: []} if self._counts_steps else shapes
+    def state_kinds(self, param):
+        """Return the two moments' kinds, and that of the optimizer's count of steps if a schedule needs it."""
+        kinds = {"moment1": ELEMENT, "moment2": ELEMENT}
+        return {**kinds, GLOBAL_STEP: SCALAR} if self._counts_steps else kinds
 
     def state_dtype(self, state_name, dtype):
         """Return float32 for the optimizer's count of steps, so that all parameters' can be compared."""
         return paddle.float32 if state_name == GLOBAL_STEP else dtype
 
-    def rule(self, param, grad, state, lr, options):
+    def rule(self, param, grad, state, lr, options, piece=None):
         """Return `lamb_update`, and the optimizer's count of steps beside it if a schedule needs it."""
         options = {**options, "weight_decay": self._now(options["weight_decay"])}
         del options["lr"]
         counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._counts_steps else {}
 
         def update():
-            new_param, new_state = yield from lamb_update(param, grad, state, lr, **options)
+            new_param, new_state = yield from lamb_update(param, grad, state, lr, piece=piece, **options)
             return new_param, {**new_state, **counted}
 
         return update()
+
+    def fused_rule(self, options):
+        """Return the rule as the C library knows it."""
+        count = self._scheduled[GLOBAL_STEP] if self._counts_steps else 0.0
+        fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["eps"], 0, 0), "count": count}
+        return FusedRule("lamb", ("moment1", "moment2"), fields, aux=GLOBAL_STEP)
+
+    def fused_flags(self, shape, options):
+        """Return the flag that depends on a parameter's shape."""
+        return ("centralize",) if options["grad_centralization"] and is_convolution(shape) else ()
+
+    def decay_now(self, options):
+        """Return the decay of this step."""
+        return self._now(options["weight_decay"])
 
     def is_decayed(self, param):
         """Say whether the parameter is decayed: see `apply_decay_param_fun`."""
@@ -352,7 +372,7 @@ class Lamb(RuleOptimizer):
 
     def step(self):
         """Update all parameters once, after all schedules were asked for their values."""
-        self._waiting = {}
+        self._waiting = []
         with self._on_schedule():
             return super().step()
 
@@ -361,16 +381,15 @@ class Lamb(RuleOptimizer):
             result = super()._apply_optimize(*args, **kwargs)
             last = len(self._param_groups or []) - 1
             if self._waiting and kwargs.get("param_group_idx", last) == last:
-                waiting, self._waiting = self._waiting, {}
-                for param in self._order:
-                    if param.name in waiting:
-                        super()._append_optimize_op(*waiting[param.name])
+                place = {param.name: i for i, param in enumerate(self._order)}
+                waiting, self._waiting = self._waiting, []
+                super()._update(sorted(waiting, key=lambda task: place[task.param.name]))
             return result
 
-    def _append_optimize_op(self, block, param_and_grad):
+    def _update(self, tasks):
         if self._order is None:
-            return super()._append_optimize_op(block, param_and_grad)
-        self._waiting[param_and_grad["params"][0].name] = (block, param_and_grad)
+            return super()._update(tasks)
+        self._waiting += tasks
 
     def shown_rate(self, param, factor):
         """Return the rate of a schedule now and at its peak; of a callable the peak is not known."""
@@ -382,12 +401,10 @@ class Lamb(RuleOptimizer):
         now = factor * rate.reported(self._steps_taken())
         return now, None if callable(rate.source) else factor * max(rate.source)
 
-    def _create_param_lr(self, param_and_grad):
-        param = param_and_grad[0]
+    def own_rate(self, param):
+        """Return the rate of the parameter's group in this step, None if it has none of its own."""
         rate = self._group_rates.get(param.name)
-        if rate is None:
-            return super()._create_param_lr(param_and_grad)
-        return paddle.full([], self._now(rate), "float64") * self.layerwise_ratio(param)
+        return None if rate is None else self._now(rate)
 
 
 def _largest(values):

@@ -1,0 +1,57 @@
+/* The inner loops, each compiled for several instruction sets, and conversion of 16-bit numbers. */
+#ifndef LDOPT_LOOPS_H
+#define LDOPT_LOOPS_H
+
+#include "step.h"
+
+/* Multiply-add is not contracted (see setup.py), and sums are kept in LANES partial sums: so all versions of a loop
+   give the same bits. AVX-512 is left out: memory is what limits these loops. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__gnu_linux__) && !defined(LDOPT_PLAIN)
+#define CLONES __attribute__((target_clones("default", "avx2")))
+#else
+#define CLONES
+#endif
+
+struct adam {
+    float beta1, rest1, beta2, rest2, eps, rate, decay, grad_scale;
+};
+
+void to_float(float *restrict out, const void *restrict in, int dtype, int64_t at, int64_t n);
+void from_float(void *restrict out, const float *restrict in, int dtype, int64_t at, int64_t n);
+void clip_values(float *restrict x, float bound, int64_t n);
+void subtract(float *restrict x, float mean, int64_t n);
+double sum(const float *restrict x, int64_t n);
+double square_sum(const float *restrict x, float scale, int64_t n);
+
+void adam(float *restrict p, const float *restrict g, float *restrict m, float *restrict v, struct adam a, int64_t n);
+void adam_max(float *restrict p, const float *restrict g, float *restrict m, float *restrict v, float *restrict v_max,
+              struct adam a, int64_t n);
+void lamb_moments(const float *restrict p, const float *restrict g, float *restrict m, float *restrict v, struct adam a,
+                  float scale1, float scale2, int64_t n, double *sums);
+void lamb_step(float *restrict p, const float *restrict m, const float *restrict v, struct adam a, float scale1,
+               float scale2, int64_t n);
+
+/* Of matrices: `stride` elements from row to row, `row` one number for each row and `col` for each column. */
+void row_col_sums(const float *restrict g, float scale, int64_t rows, int64_t cols, int64_t stride,
+                  float *restrict row_sums, float *restrict col_sums);
+double factored_square_sum(const float *restrict g, const float *restrict row, const float *restrict col, int64_t rows,
+                           int64_t cols, int64_t stride);
+void factored_average(float *restrict m, const float *restrict g, const float *restrict row, const float *restrict col,
+                      float beta, float rest, float scale, int64_t rows, int64_t cols, int64_t stride);
+void came_average(float *restrict m, const float *restrict g, const float *restrict row, const float *restrict col,
+                  float beta, float rest, float scale, int64_t rows, int64_t cols, int64_t stride,
+                  float *restrict row_sums, float *restrict col_sums);
+void factored_step(float *restrict p, const float *restrict x, const float *restrict row, const float *restrict col,
+                   float decay, float rate, int64_t rows, int64_t cols, int64_t stride);
+
+/* Of vectors, whose second moment s is not factored. */
+double second_moment(float *restrict s, const float *restrict g, float scale, float beta, float rest, float eps,
+                     int64_t n);
+void vector_average(float *restrict m, const float *restrict g, const float *restrict s, float beta, float rest,
+                    float scale, int64_t n);
+void vector_step(float *restrict p, const float *restrict g, const float *restrict s, float decay, float rate,
+                 int64_t n);
+void plain_step(float *restrict p, const float *restrict x, float decay, float rate, int64_t n);
+void inverse_roots(float *restrict x, int64_t n);
+
+#endif

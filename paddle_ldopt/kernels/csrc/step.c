@@ -1,0 +1,219 @@
+/* One step: who works on what.
+
+   Tensors above a size are worked on by all threads together, tile by tile and phase by phase. Of the others each is
+   one thread's alone, several small ones at once. Neither changes any number: see rules.c. */
+#ifdef __linux__
+#define _GNU_SOURCE
+#endif
+#include "step.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#else
+static int omp_get_max_threads(void) { return 1; }
+static int omp_get_thread_num(void) { return 0; }
+#endif
+
+/* Elements above which a tensor is shared whatever else there is, up to which none is, and for which a thread is worth
+   being woken. A shared tensor makes the threads wait for one another, the longer the busier the machine is. */
+enum { SHARED = 1 << 22, OWN = 1 << 18, PER_THREAD = 1 << 14 };
+
+/* ---- denormal numbers: taken as 0 within a step, or a state that fades out would slow it down many times */
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+enum { FLUSH = 0x8040 }; /* both results and inputs */
+static unsigned long get_mode(void) { return _mm_getcsr(); }
+static void set_mode(unsigned long mode) { _mm_setcsr((unsigned)mode); }
+#elif defined(__aarch64__)
+enum { FLUSH = 1 << 24 };
+static unsigned long get_mode(void)
+{
+    unsigned long mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+}
+static void set_mode(unsigned long mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
+#else
+enum { FLUSH = 0 };
+static unsigned long get_mode(void) { return 0; }
+static void set_mode(unsigned long mode) { (void)mode; }
+#endif
+
+/* ---- a forked child has none of the threads that its parent's OpenMP believes in: it works alone */
+
+static int forked;
+static void in_child(void) { forked = 1; }
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+
+/* ---- division of the work */
+
+struct plan {
+    int64_t *order;                /* tensors that are shared from 0, the others before `n`, as given */
+    int64_t shared, runs, *starts; /* runs of the others: one unit of work each */
+    int64_t shared_bytes, own_bytes;
+};
+
+static int64_t elements(const struct tensor *t) { return t->batch * t->rows * t->cols; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static void divide(const struct tensor *tensors, int64_t n, int64_t most, struct plan *plan)
+{
+    int64_t others = 0, in_run = 0;
+    struct work w;
+    for (int64_t i = 0; i < n; i++) {
+        if (elements(&tensors[i]) <= most) continue;
+        plan->order[plan->shared++] = i;
+        cut(&tensors[i], &w);
+        plan->shared_bytes = larger(plan->shared_bytes, scratch_bytes(&w));
+    }
+    for (int64_t i = 0; i < n; i++) {
+        int64_t size = elements(&tensors[i]);
+        if (size > most) continue;
+        if (others == 0 || in_run + size > TILE) {
+            plan->starts[plan->runs++] = plan->shared + others;
+            in_run = 0;
+        }
+        plan->order[plan->shared + others++] = i;
+        in_run += size + 256; /* a tensor costs something even if it is small */
+        cut(&tensors[i], &w);
+        plan->own_bytes = larger(plan->own_bytes, scratch_bytes(&w));
+    }
+    plan->starts[plan->runs] = n;
+    plan->own_bytes = (plan->own_bytes + 63) / 64 * 64;
+    plan->shared_bytes = (plan->shared_bytes + 63) / 64 * 64;
+}
+
+/* Every other pass goes backwards: it begins with what is still in the cache. */
+static int64_t tile_of(int64_t i, int phase, const struct work *w) { return phase % 2 ? w->tiles - 1 - i : i; }
+
+static void step_alone(const struct tensor *t, void *scratch, struct stage *stage)
+{
+    struct work w;
+    cut(t, &w);
+    if (w.tiles == 0) return;
+    begin(&w, scratch);
+    for (int phase = 0; phase < w.phases; phase++) {
+        for (int64_t i = 0; i < w.tiles; i++) run_tile(&w, phase, tile_of(i, phase, &w), stage);
+        end_phase(&w, phase);
+    }
+}
+
+/* Called by all threads of a team, with the same `w` in shared memory. */
+static void step_together(const struct tensor *t, struct work *w, void *scratch, struct stage *stage)
+{
+#pragma omp single
+    {
+        cut(t, w);
+        begin(w, scratch);
+    }
+    int phases = w->phases; /* a thread that is ahead may set `w` for the next tensor while others leave the loop */
+    for (int phase = 0; phase < phases; phase++) {
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < w->tiles; i++) run_tile(w, phase, tile_of(i, phase, w), stage);
+#pragma omp single
+        end_phase(w, phase);
+    }
+}
+
+static void run(const struct tensor *tensors, int64_t n, int threads, const struct plan *plan, char *scratch)
+{
+    struct work together;
+    (void)n;
+#pragma omp parallel num_threads(threads)
+    {
+        struct stage stage;
+        char *own = scratch + plan->shared_bytes + omp_get_thread_num() * plan->own_bytes;
+        unsigned long mode = get_mode();
+        set_mode(mode | FLUSH);
+        for (int64_t i = 0; i < plan->shared; i++)
+            step_together(&tensors[plan->order[i]], &together, scratch, &stage);
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t r = 0; r < plan->runs; r++)
+            for (int64_t i = plan->starts[r]; i < plan->starts[r + 1]; i++)
+                step_alone(&tensors[plan->order[i]], own, &stage);
+        set_mode(mode);
+    }
+}
+
+static int team(int64_t size, int threads)
+{
+    if (threads <= 0) threads = omp_get_max_threads();
+    if (forked) threads = 1;
+    return threads > 1 + size / PER_THREAD ? (int)(1 + size / PER_THREAD) : threads;
+}
+
+/* Return the sum of the squares of all gradients, or -1 if there is not enough memory. */
+EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n, int threads)
+{
+    int64_t size = 0, *first = malloc(((size_t)n + 1) * sizeof *first);
+    double *sums, total = 0;
+    if (!first) return -1;
+    first[0] = 0;
+    for (int64_t i = 0; i < n; i++) {
+        size += elements(&tensors[i]);
+        first[i + 1] = first[i] + norm_tiles(&tensors[i]);
+    }
+    sums = malloc((size_t)first[n] * sizeof *sums + 1);
+    if (!sums) {
+        free(first);
+        return -1;
+    }
+#pragma omp parallel num_threads(team(size, threads))
+    {
+        struct stage stage;
+        unsigned long mode = get_mode();
+        set_mode(mode | FLUSH);
+#pragma omp for schedule(dynamic, 16) nowait
+        for (int64_t k = 0; k < first[n]; k++) {
+            int64_t low = 0, high = n; /* the tensor that tile k is of */
+            while (high - low > 1) {
+                int64_t middle = (low + high) / 2;
+                if (first[middle] <= k)
+                    low = middle;
+                else
+                    high = middle;
+            }
+            sums[k] = norm_tile(&tensors[low], k - first[low], &stage);
+        }
+        set_mode(mode);
+    }
+    for (int64_t k = 0; k < first[n]; k++) total += sums[k];
+    free(sums);
+    free(first);
+    return total;
+}
+
+/* Update all tensors. `threads`: at most so many, 0: as many as OpenMP has. Return 0, or 1 if there is not enough memory,
+   in which case nothing was changed. */
+EXPORT int ldopt_step(const struct tensor *tensors, int64_t n, int threads)
+{
+    int64_t size = 0, most = SHARED;
+    struct plan plan = {0};
+    char *scratch = NULL;
+    int failed;
+    for (int64_t i = 0; i < n; i++) size += elements(&tensors[i]);
+    threads = team(size, threads);
+    if (most > size / (4 * threads)) most = larger(OWN, size / (4 * threads));
+    if (threads == 1) most = size;
+    plan.order = malloc((size_t)n * sizeof *plan.order + 1);
+    plan.starts = malloc(((size_t)n + 1) * sizeof *plan.starts);
+    failed = !plan.order || !plan.starts;
+    if (!failed) {
+        divide(tensors, n, most, &plan);
+        scratch = malloc((size_t)(plan.shared_bytes + threads * plan.own_bytes) + 64);
+        failed = !scratch;
+    }
+    if (!failed) run(tensors, n, threads, &plan, scratch);
+    free(scratch);
+    free(plan.starts);
+    free(plan.order);
+    return failed;
+}
+
+/* What the caller must agree on: the size of `struct tensor` and the number of threads that a step may use. */
+EXPORT int64_t ldopt_layout(void) { return (int64_t)sizeof(struct tensor); }
+EXPORT int ldopt_threads(void) { return forked ? 1 : omp_get_max_threads(); }

@@ -1,0 +1,43 @@
+"""The arguments of the C library as NumPy sees them: `struct tensor` and its enumerations in csrc/step.h."""
+
+import numpy as np
+
+__all__ = ["FLAGS", "RULES", "TENSOR", "TYPES"]
+
+TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+RULES = {name: i for i, name in enumerate(("adamw", "adam_weight_decay", "lamb", "adafactor", "came"))}
+FLAGS = {
+    name: 1 << i
+    for i, name in enumerate(
+        (
+            "factored",
+            "momentum",
+            "scale_parameter",
+            "relative_step",
+            "warmup_init",
+            "constant_beta2",
+            "amsgrad",
+            "clip_norm",
+            "clip_value",
+            "centralize",
+        )
+    )
+}
+TENSOR = np.dtype(
+    [
+        ("param", "u8"),
+        ("copy", "u8"),
+        ("grad", "u8"),
+        ("state", "u8", 5),
+        ("step", "u8"),
+        ("aux", "u8"),
+        ("batch", "i8"),
+        ("rows", "i8"),
+        ("cols", "i8"),
+        *((name, "f8") for name in ("lr", "weight_decay", "beta1", "beta2", "beta3")),
+        ("eps", "f8", 3),
+        *((name, "f8") for name in ("clip", "clip_value", "decay_rate", "count", "grad_scale")),
+        *((name, "i4") for name in ("rule", "flags", "param_type", "copy_type", "grad_type", "moment_type")),
+    ],
+    align=True,
+)

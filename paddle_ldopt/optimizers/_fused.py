@@ -1,0 +1,401 @@
+"""When a step is done by the C library of `kernels`, and how what a Paddle optimizer holds gets there.
+
+In dygraph on a CPU one call updates all parameters in place, on Paddle's own tensors: the optimizer's state is the same
+with and without, and so are checkpoints. A step comes here in one of two ways. If Paddle has to clip or to regularize
+gradients, or if there are parameter groups, it collects the updates and gives them to `FusedMixin.update_fused`, which
+does those that it can. Otherwise `FusedMixin.step` passes by all that Paddle does for each parameter in Python.
+"""
+
+import collections
+import math
+import warnings
+from typing import NamedTuple, Optional
+
+import numpy as np
+import paddle
+
+from .. import kernels
+from ..hooks import flatten_groups
+
+__all__ = ["FusedMixin", "FusedRule", "check_fused"]
+
+_TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
+_Tensor = paddle.base.core.eager.Tensor
+_warned: set = set()
+
+
+class FusedRule(NamedTuple):
+    """An update rule as the C library knows it; see `struct tensor` in kernels/csrc/step.h."""
+
+    name: str  # in `kernels.RULES`
+    states: tuple  # names of the states in their order there, a tuple of names where they exclude each other
+    fields: dict  # field of the struct -> number
+    flags: tuple = ()  # names in `kernels.FLAGS`
+    aux: Optional[str] = None  # name of the state of one number, beside the counter
+    counter: str = "beta1_pow_acc"  # name of the counter
+
+
+def check_fused(fused):
+    """Return `fused` if it is None, True or False, and True only where the C library is there and of use."""
+    if fused is not None and not isinstance(fused, bool):
+        raise TypeError(f"`fused` must be None, True or False. Received: fused={fused!r}")
+    if fused and kernels.library() is None:
+        raise ValueError(f"`fused=True` is not possible: {kernels.why_not()}. Received: fused=True")
+    if fused and not paddle.in_dynamic_mode():
+        raise ValueError("`fused=True` is not possible in a static graph: use None or False. Received: fused=True")
+    return fused
+
+
+class FusedMixin:
+    """Lets the C library do the updates that it can do; put before the other bases of an optimizer.
+
+    A subclass has `fused_rule` and `state_kinds`.
+    """
+
+    _fused: Optional[bool] = None
+    _plan: Optional["Plan"] = None
+    _bumps_version = True  # whether an update by Paddle's ops shows in `Tensor.inplace_version`, as it then does here
+
+    def fused_rule(self, options):
+        """Return the `FusedRule` for the options of a group, or a string that says why there is none."""
+        raise NotImplementedError
+
+    def fused_flags(self, shape, options):
+        """Return the names of flags that depend on a parameter's shape."""
+        return ()
+
+    def decay_now(self, options):
+        """Return the decay of this step that is in the options."""
+        return options["weight_decay"]
+
+    def fused_options(self, param=None):
+        """Return the options of a parameter's group as they are now, or those of a parameter without a group."""
+        raise NotImplementedError
+
+    def set_state_dict(self, state_dict):
+        """Load what `state_dict` gave.
+
+        Args:
+            state_dict (dict): state by name.
+        """
+        self._plan = None
+        super().set_state_dict(state_dict)
+
+    load_state_dict = set_state_dict
+
+    # ---- updates that were collected
+
+    def update_fused(self, updates):
+        """Do the updates that the C library can do, return the others.
+
+        Args:
+            updates (list[Task]): of parameters of which this process has all.
+
+        Raises:
+            ValueError: one of them cannot be done and `fused` is True. Nothing is changed by then.
+        """
+        if not updates or self._fused is False:
+            return updates
+        why = _why_not_here()
+        if why is not None:
+            if self._fused:
+                raise ValueError(f"`fused=True` is not possible: {why}. Use None or False. Received: fused=True")
+            if paddle.in_dynamic_mode() and updates[0].param.place.is_cpu_place():
+                _warn_once(f"Optimizers use Paddle's operations, which are slower: {why}.")
+            return updates
+        params = [update.param for update in updates]
+        if self._plan is None or not self._plan.holds(params):
+            self._plan = Plan(self, params)
+        chosen, rest = [], []
+        for update in updates:
+            grad, why = _readable(update.grad, update.param)
+            why = self._plan.refused.get(update.param.name) or why
+            if why is None:
+                chosen.append(update._replace(grad=grad))
+            elif self._fused:
+                raise ValueError(
+                    f"`fused=True` is not possible for parameter '{update.param.name}': {why}. Use None, which leaves "
+                    "such parameters to Paddle's operations, or False. Received: fused=True"
+                )
+            else:
+                rest.append(update)
+        if chosen:
+            self._update_collected(chosen)
+        return rest
+
+    def _update_collected(self, updates):
+        plan, rates = self._plan, {}
+        records = plan.records[[plan.index[update.param.name] for update in updates]]
+        for record, update in zip(records, updates):
+            if id(update.lr) not in rates:
+                rates[id(update.lr)] = float(update.lr)
+            plan.fill_rule(record, list(update.param.shape), update.options)
+            record["weight_decay"] = self.decay_now(update.options)
+            record["lr"] = rates[id(update.lr)]
+        records["grad"] = [update.grad.data_ptr() for update in updates]
+        records["grad_type"] = [_TYPES[update.grad.dtype] for update in updates]
+        self._call(records, [update.param for update in updates])
+
+    def _call(self, records, params):
+        kernels.step(records)
+        if self._bumps_version:
+            collections.deque(map(_Tensor._bump_inplace_version, params), maxlen=0)
+
+    # ---- a step in which there is nothing else to do
+
+    def step(self):
+        """Update all parameters that have a gradient once."""
+        if not (self._is_plain() and self._plain_step()):
+            super().step()
+
+    def _is_plain(self):
+        """Say whether nothing is asked of a step but updates that the C library has done before."""
+        plan = self._plan
+        return (
+            plan is not None
+            and plan.is_plain
+            and self._parameter_list is plan.parameter_list
+            and _why_not_here() is None
+            and not paddle.base.dygraph.base.in_to_static_mode()
+            and not paddle.distributed.is_initialized()
+            and self._clips_as_fused()
+            and self.regularization is None
+            and not self._get_auxiliary_var("found_inf")
+        )
+
+    def _clips_as_fused(self):
+        clip = self._grad_clip
+        return clip is None or (type(clip) is paddle.nn.ClipGradByGlobalNorm and not self._clips_values())
+
+    def _clips_values(self):
+        """Say whether the rule has a nonlinear use of the gradient before all others, which clipping must precede."""
+        return False
+
+    def _plain_step(self):
+        """Take a step; or return False, with nothing changed, if it needs more than it seemed."""
+        plan = self._plan
+        grads = [param._grad_ivar() for param in plan.params]
+        frozen = list(map(_Tensor.stop_gradient.__get__, plan.params))
+        live = [i for i, grad in enumerate(grads) if grad is not None and not frozen[i]]
+        grads, params = [grads[i] for i in live], [plan.params[i] for i in live]
+        addresses = list(map(_Tensor.data_ptr, grads))  # of a sparse gradient None
+        if (
+            not live
+            or None in addresses
+            or not all(map(_Tensor.is_same_shape, grads, params))
+            or not all(map(_Tensor.is_contiguous, grads))
+            or not plan.is_current()
+        ):
+            return False
+        factors = [param.optimize_attr["learning_rate"] for param in params]
+        if any(kind not in (int, float) for kind in set(map(type, factors))):
+            return False
+        types = plan.grad_types(grads)
+        if types is None:
+            return False
+        options = self.fused_options()
+        plan.refresh(options)
+        self._create_global_learning_rate()
+        records = plan.records[live]
+        ratios = np.array(plan.ratios(frozen))[live]
+        records["lr"] = factors * ratios * float(self._global_learning_rate())
+        records["weight_decay"] = self.decay_now(options) * np.array(plan.decayed(), "f8")[live]
+        records["grad"], records["grad_type"] = addresses, types
+        if self._grad_clip is not None:
+            if not plan.all_float32:  # Paddle rounds what it clips
+                return False
+            clipped = np.array([getattr(param, "need_clip", True) is not False for param in params])
+            records["grad_scale"][clipped] *= _clip_scale(records[clipped], self._grad_clip.clip_norm)
+        moving = ratios != 0.0
+        if not moving.all():
+            records, params = records[moving], [param for param, moves in zip(params, moving) if moves]
+        self._call(records, params)
+        return True
+
+
+class Plan:
+    """The parameters of an optimizer as the C library takes them, and what shows whether they still are that.
+
+    Args:
+        optimizer (FusedMixin): the optimizer.
+        params (list[Tensor]): those to be updated; others that have state by now are taken in too.
+    """
+
+    def __init__(self, optimizer, params):
+        self.optimizer, self.parameter_list = optimizer, optimizer._parameter_list
+        self.params: list = []
+        self.index: dict = {}  # parameter name -> its row in `records`
+        self.refused: dict = {}  # parameter name -> why the C library cannot update it
+        every = flatten_groups(self.parameter_list or params)
+        known = {param.name: param for param in [*every, *params]}
+        wanted = {param.name for param in params} | optimizer._already_create_accumulator
+        self._held: list = []  # all tensors that are pointed to, gradients aside
+        records = []
+        for name, param in known.items():
+            if name not in wanted or math.prod(param.shape) == 0:
+                continue
+            record = np.zeros(1, kernels.TENSOR)
+            why = self._fill(record[0], param)
+            if why is None:
+                self.index[name] = len(self.params)
+                self.params.append(param)
+                records.append(record)
+            else:
+                self.refused[name] = why
+        self.records = np.concatenate(records) if records else np.zeros(0, kernels.TENSOR)
+        self._addresses = self._addresses_now()
+        self._rule = None
+        self._decayed = None
+        self._ratios = None
+        self.all_float32 = all(param.dtype == paddle.float32 for param in self.params)
+        self.is_plain = (
+            len(self.params) == len(every)
+            and not any(isinstance(item, dict) for item in self.parameter_list or [{}])
+            and not any(getattr(p, name, None) is not None for p in every for name in ("regularizer", "main_grad"))
+        )
+
+    # ---- whether it still holds
+
+    def holds(self, params):
+        """Say whether it knows all of these, and all memory is where it was."""
+        for param in params:
+            row = self.index.get(param.name)
+            if self.params[row] is not param if row is not None else param.name not in self.refused:
+                return False
+        return self.parameter_list is self.optimizer._parameter_list and self.is_current()
+
+    def is_current(self):
+        """Say whether all memory is where it was."""
+        return np.array_equal(self._addresses_now(), self._addresses)
+
+    def _addresses_now(self):
+        return np.array(list(map(_Tensor.data_ptr, self._held)), "u8")
+
+    # ---- what stays from step to step
+
+    def _fill(self, record, param):
+        """Fill in the record of a parameter, or return why it cannot be updated."""
+        optimizer = self.optimizer
+        options = optimizer.fused_options(param)
+        rule = optimizer.fused_rule(options)
+        if isinstance(rule, str):
+            return rule
+        kinds = optimizer.state_kinds(param)
+        master = optimizer._master_weights[param.name] if optimizer._has_master(param) else None
+        state = {name: optimizer._get_accumulator_master(name, param) for name in {*kinds, rule.counter}}
+        tensors = {"param": param if master is None else master, "step": state[rule.counter]}
+        if master is not None:
+            tensors["copy"] = param
+        if rule.aux in state:
+            tensors["aux"] = state[rule.aux]
+        for i, names in enumerate(rule.states):
+            known = [name for name in (names if isinstance(names, tuple) else (names,)) if name in state]
+            if known:
+                tensors[i] = state[known[0]]
+        for place, tensor in tensors.items():
+            why = _why_not(tensor)
+            if why is None and place not in ("param", "copy", 2) and tensor.dtype != paddle.float32:
+                why = f"its state is of type {tensor.dtype}"
+            if why is not None:
+                return why
+        self._held += tensors.values()
+        for place, tensor in tensors.items():
+            if isinstance(place, int):
+                record["state"][place] = tensor.data_ptr()
+            else:
+                record[place] = tensor.data_ptr()
+        record["param_type"], record["copy_type"] = _TYPES[tensors["param"].dtype], _TYPES[param.dtype]
+        record["moment_type"] = _TYPES[tensors[2].dtype] if 2 in tensors else _TYPES[paddle.float32]
+        self.fill_rule(record, list(param.shape), options)
+        return None
+
+    def fill_rule(self, record, shape, options):
+        """Fill in the numbers of a rule and how it sees a parameter of this shape."""
+        rule = self.optimizer.fused_rule(options)
+        flags = {*rule.flags, *self.optimizer.fused_flags(shape, options)}
+        sizes = (1, 1, math.prod(shape))
+        if "factored" in flags:
+            sizes = (math.prod(shape[:-2]), *shape[-2:])
+        elif "centralize" in flags:
+            sizes = (1, shape[0], math.prod(shape[1:]))
+        record["batch"], record["rows"], record["cols"] = sizes
+        record["rule"] = kernels.RULES[rule.name]
+        record["flags"] = sum(kernels.FLAGS[flag] for flag in flags)
+        for field, value in {"grad_scale": 1.0, **rule.fields}.items():
+            record[field] = value
+
+    # ---- what a plain step needs
+
+    def refresh(self, options):
+        """Fill in the numbers of the rule, which are the same for all parameters, if they have changed."""
+        rule = self.optimizer.fused_rule(options)
+        if rule != self._rule:
+            self._rule = rule
+            for field, value in rule.fields.items():
+                self.records[field] = value
+
+    def ratios(self, frozen):
+        """Return each parameter's ratio, asked for and checked unless it is frozen."""
+        ratio_of = self.optimizer._ratio_of
+        if ratio_of is None:
+            return [1.0] * len(self.params)
+        if hasattr(ratio_of, "rule"):  # a LayerMap's: it does not change
+            if self._ratios is None:
+                self._ratios = list(map(ratio_of, self.params))
+            return self._ratios
+        return [0.0 if idle else ratio_of(param) for param, idle in zip(self.params, frozen)]
+
+    def decayed(self):
+        """Return for each parameter whether it is decayed."""
+        if self._decayed is None or self.optimizer._apply_decay_param_fun is not None:
+            self._decayed = list(map(self.optimizer.is_decayed, self.params))
+        return self._decayed
+
+    def grad_types(self, grads):
+        """Return the type of each gradient, None if one cannot be read."""
+        if self.all_float32:  # which their gradients then are, or twice as long or half
+            return 0 if set(map(_Tensor.element_size, grads)) == {4} else None
+        types = [_TYPES.get(grad.dtype) for grad in grads]
+        return None if None in types else types
+
+
+def _clip_scale(records, clip_norm):
+    """Return what `paddle.nn.ClipGradByGlobalNorm` multiplies gradients by."""
+    norm = np.float32(kernels.norm(records)) if len(records) else np.float32(0.0)
+    return np.float32(clip_norm) / np.maximum(norm, np.float32(clip_norm))  # of NaN NaN
+
+
+def _why_not_here():
+    """Return why no step can be fused at the moment, None if one can."""
+    if not paddle.in_dynamic_mode():
+        return "a static graph, or `to_static`, is made of Paddle's operations"
+    return kernels.why_not()
+
+
+def _why_not(tensor):
+    """Return why the C library cannot work on a tensor, None if it can."""
+    if tensor.dtype not in _TYPES:
+        return f"the type is {tensor.dtype}"
+    if not tensor.place.is_cpu_place():
+        return f"it is on {tensor.place}"
+    if not tensor.is_contiguous():
+        return "it is not contiguous"
+    return None
+
+
+def _readable(grad, param):
+    """Return a gradient as the C library can read it and None, or None and why there is none."""
+    if grad.is_selected_rows():
+        return None, "the gradient is sparse"
+    if math.prod(grad.shape) != math.prod(param.shape):
+        return None, f"the gradient has shape {list(grad.shape)}"
+    if not grad.is_contiguous():
+        grad = grad.contiguous()
+    why = _why_not(grad)
+    return (grad, None) if why is None else (None, f"of the gradient: {why}")
+
+
+def _warn_once(message):
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=6)

@@ -1,0 +1,156 @@
+"""Run a function in several local processes that can talk to each other (gloo, on a CPU), from a test.
+
+    from distributed_launch import launch
+    from distributed_setup import start_fleet
+
+    def worker(steps):                         # at the top of a module in this folder; no test function
+        hcg = start_fleet(sharding=2)          # Paddle's `fleet`, with what gloo lacks made good for tests
+        ...
+        return {"weights": ...}                # anything that can be pickled, no Tensors
+
+    def test_it():
+        first, second = launch(worker, ranks=2, timeout=120, steps=20)
+
+Every process is killed when one of them has failed or the time is up; `LaunchError` then shows what each wrote.
+"""
+
+import importlib
+import os
+import pathlib
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+__all__ = ["LaunchError", "launch"]
+
+_HERE = pathlib.Path(__file__).resolve().parent
+
+
+class LaunchError(AssertionError):
+    """A rank failed, or the time was up.
+
+    Attributes:
+        returncodes (list[int]): of each rank; negative: the signal that ended it.
+        outputs (list[str]): what each rank wrote.
+        killed (list[int]): ranks that were still running at the end and were killed.
+    """
+
+    def __init__(self, why, returncodes, outputs, killed):
+        self.returncodes, self.outputs, self.killed = returncodes, outputs, killed
+        ranks = (
+            f"---- rank {rank}: exit code {code}{', killed by the launcher' if rank in killed else ''}\n{text[-4000:]}"
+            for rank, (code, text) in enumerate(zip(returncodes, outputs))
+        )
+        super().__init__("\n".join([why, *ranks]))
+
+
+def launch(function, ranks=2, timeout=120, grace=10, env=None, **config):
+    """Run `function(**config)` in `ranks` processes at once and return what each returned, by rank.
+
+    Args:
+        function (callable): at the top of a module that is in this folder.
+        ranks (int): number of processes.
+        timeout (float): seconds for all of it, starting the processes included.
+        grace (float): seconds that the others have to end by themselves once a rank has failed.
+        env (dict[str, str], optional): further environment variables.
+        **config: arguments of the function; picklable.
+
+    Raises:
+        LaunchError: a rank ended with an error or without a result, or did not end in time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        task = pathlib.Path(folder, "task")
+        module = pathlib.Path(function.__code__.co_filename).stem
+        task.write_bytes(pickle.dumps((module, function.__name__, config)))
+        logs = [pathlib.Path(folder, f"log{rank}") for rank in range(ranks)]
+        processes = []
+        try:
+            for variables, log in zip(_environments(ranks), logs):
+                with log.open("wb") as out:
+                    command = [sys.executable, str(pathlib.Path(__file__).resolve()), folder]
+                    variables = {**os.environ, **variables, **(env or {})}
+                    processes.append(
+                        subprocess.Popen(command, stdout=out, stderr=out, env=variables, start_new_session=True)
+                    )
+            why = _wait(processes, timeout, grace)
+        finally:
+            killed = _kill(processes)
+        codes = [process.returncode for process in processes]
+        results = [pathlib.Path(folder, f"result{rank}") for rank in range(ranks)]
+        if why is None and not all(result.exists() for result in results):
+            why = "A rank ended without a result."
+        if why is not None:
+            raise LaunchError(why, codes, [log.read_text(errors="replace") for log in logs], killed)
+        return [pickle.loads(result.read_bytes()) for result in results]
+
+
+def _environments(ranks):
+    """Return the environment of each rank: all that `paddle.distributed.launch` sets and gloo reads."""
+    endpoints = [f"127.0.0.1:{port}" for port in _free_ports(ranks + 1)]
+    common = {
+        "PADDLE_DISTRI_BACKEND": "gloo",
+        "PADDLE_MASTER": endpoints.pop(),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_TRAINERS_NUM": str(ranks),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join([str(_HERE), str(_HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONUNBUFFERED": "1",
+    }
+    return [
+        {**common, "PADDLE_TRAINER_ID": str(rank), "PADDLE_CURRENT_ENDPOINT": endpoint}
+        for rank, endpoint in enumerate(endpoints)
+    ]
+
+
+def _free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for opened in sockets:
+            opened.bind(("127.0.0.1", 0))
+        return [opened.getsockname()[1] for opened in sockets]
+    finally:
+        for opened in sockets:
+            opened.close()
+
+
+def _wait(processes, timeout, grace):
+    """Wait until all processes have ended; return None, or what went wrong."""
+    end, why = time.monotonic() + timeout, None
+    while any(process.poll() is None for process in processes):
+        failed = [rank for rank, process in enumerate(processes) if process.poll()]
+        if failed and why is None:
+            why, end = f"Rank {failed[0]} failed.", min(end, time.monotonic() + grace)
+        if time.monotonic() > end:
+            return why or f"The ranks did not end within {timeout} seconds."
+        time.sleep(0.05)
+    failed = [rank for rank, process in enumerate(processes) if process.returncode]
+    return why or (f"Rank {failed[0]} failed." if failed else None)
+
+
+def _kill(processes):
+    """Kill what is still running, its children too; return the ranks."""
+    running = [rank for rank, process in enumerate(processes) if process.poll() is None]
+    for rank in running:
+        os.killpg(processes[rank].pid, signal.SIGKILL)  # each is the leader of a session of its own
+        processes[rank].wait()
+    return running
+
+
+def _main(folder):
+    """Be one rank."""
+    module, name, config = pickle.loads(pathlib.Path(folder, "task").read_bytes())
+    result = getattr(importlib.import_module(module), name)(**config)
+    part = pathlib.Path(folder, f"part{os.environ['PADDLE_TRAINER_ID']}")
+    part.write_bytes(pickle.dumps(result))
+    part.rename(part.with_name(part.name.replace("part", "result")))
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may wait for ranks that have left: what was asked for is done
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,89 @@
+"""Every optimizer under `fleet` trains as in one process: to 1e-5 of the way that the parameters go in 20 steps.
+
+A launch trains many optimizers under many layouts, one after the other, because starting the processes is what takes
+time. Upstream's own faults, gone around in distributed_cases.py: a weight tied over stages counts twice in the norm of
+`ClipGradByGlobalNorm`, and the first step of data parallelism beside sharding version 2 leaves out the former.
+"""
+
+import functools
+
+import pytest
+from distributed_cases import LAYOUTS, OPTIMIZERS, alone, apart, given, joined, refusals, worker
+from distributed_launch import launch
+
+TOLERANCE = 1e-5  # of the way
+FEW = ["adamwdl", "lamb", "adafactor, relative", "came", "adamweightdecay"]
+UNSUMMED = ["lamb", "adafactor", "came", "adamweightdecay"]
+
+
+@functools.cache
+def reference(case, of_parts):
+    return given(None, case) if of_parts else alone(case)
+
+
+def check(results, layout, case):
+    """Compare all processes' parameters with those of one process."""
+    mp = LAYOUTS[layout].get("mp", 1)
+    start, end = reference(case, mp > 1)
+    got = [result[layout, case] for result in results]
+    for values in [joined(got[i : i + mp]) for i in range(0, len(got), mp)] if mp > 1 else got:
+        assert apart(values, start, end) < TOLERANCE
+    assert set().union(*got) == set(end)
+
+
+@pytest.fixture(scope="module")
+def two():
+    layouts = ["dp", "sharding v1", "sharding v2", "pp", "mp"]
+    return launch(worker, 2, timeout=500, layouts=layouts, cases=[*OPTIMIZERS, "lamb, centralized"], unsummed=UNSUMMED)
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+@pytest.mark.parametrize("layout", ["dp", "sharding v1", "sharding v2", "pp", "mp"])
+def test_two_processes(two, layout, case):
+    check(two, layout, case)
+
+
+def test_gradients_centralized_over_tensor_parallel_parts(two):
+    check(two, "mp", "lamb, centralized")
+
+
+@pytest.mark.parametrize("case", UNSUMMED)
+def test_sums_that_stay_in_the_process_are_found_out(two, case):
+    """The network would not do if slices of parameters that are updated by themselves passed."""
+    start, end = reference(case, False)
+    for result in two:
+        assert apart(result["sharding v2", f"{case}, unsummed"], start, end) > 1e-3
+
+
+def test_slices_of_version_2_have_whole_rows_and_columns(two):
+    for result in two:
+        shapes, cut = result["state shapes"], result["cut"]
+        assert cut == ["inner.1.linear.weight"], "the network is built for it"
+        rows_cols = {name: shape for name, shape in shapes.items() if name[1].endswith(("_row", "_col"))}
+        assert rows_cols and all(shape in ([18], [25], [4, 1, 3]) for shape in rows_cols.values())
+
+
+def test_refusals():
+    """What cannot be served says what to change, before anything changes."""
+    for messages in launch(refusals, 2, timeout=120):
+        assert "sharding takes a plain list" in messages["groups"] and "Received: 2 groups" in messages["groups"]
+        assert "tensor_fusion=False" in messages["fused buffers, lamb"]
+        assert "tensor_fusion=False" in messages["fused buffers, adamwdl"]
+        assert "split_axis" in messages["no split axis"]
+
+
+def test_four_processes():
+    layouts = ["sharding v2, 4", "dp x pp", "sharding x pp", "mp x sharding v2"]
+    results = launch(worker, 4, timeout=500, layouts=layouts, cases=FEW)
+    for layout in layouts:
+        for case in FEW:
+            check(results, layout, case)
+
+
+@pytest.mark.slow
+def test_four_processes_all():
+    layouts = [layout for layout, degrees in LAYOUTS.items() if "x" in layout or degrees.get("sharding") == 4]
+    results = launch(worker, 4, timeout=900, layouts=layouts, cases=[*OPTIMIZERS, "lamb, centralized"])
+    for layout in layouts:
+        for case in OPTIMIZERS:
+            check(results, layout, case)
