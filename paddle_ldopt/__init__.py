@@ -9,10 +9,12 @@ except ImportError as error:
     ) from error
 
 from .accumulation import GradientAccumulator
+from .config import LdoptConfig
 from .decay import LayerDecay, apply_layerwise_decay, reset_layerwise_decay
 from .hooks import layerwise_lr_decay
 from .layers import Layer, LayerMap
 from .optimizers import Adafactor, AdafactorSchedule, AdamWDL, AdamWeightDecay, Came, Lamb
+from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
 from .registry import OptimizerInfo, create, list_optimizers, optimizer_class
 from .schedules import (
     GreedyLR,
@@ -44,15 +46,20 @@ __all__ = [
     "AdafactorSchedule",
     "AdamWDL",
     "AdamWeightDecay",
+    "AdaptiveLossScaler",
     "Came",
+    "DynamicLossScaler",
+    "FixedLossScaler",
     "GradientAccumulator",
     "GreedyLR",
     "Lamb",
     "Layer",
     "LayerDecay",
     "LayerMap",
+    "LdoptConfig",
     "MetricSchedule",
     "OptimizerInfo",
+    "PipelineWithLossScale",
     "ReduceLROnPlateau",
     "RuleSchedule",
     "SchedulerType",

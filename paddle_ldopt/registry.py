@@ -121,7 +121,8 @@ def create(name, model, layerwise_decay=1.0, rules=None, **arguments):
             f"`rules` have no effect without a layer-wise decay, or beside `layers`. Received: rules={rules!r}"
         )
     if decays:
-        arguments.setdefault("layers", LayerMap.from_model(model, rules))
+        if "layers" not in arguments:  # a stage of a pipeline alone would not tell how many layers there are
+            arguments["layers"] = LayerMap.from_model(model, rules)
         return cls(layerwise_decay=layerwise_decay, **arguments)
     if "layers" not in arguments and "set_param_lr_fun" not in arguments:
         arguments.setdefault("name_dict", {param.name: name for name, param in model.named_parameters()})

@@ -1,0 +1,7 @@
+"""Training on more than one process, on Paddle's own engine (`paddle.distributed.fleet`)."""
+
+from .checkpoints import load_checkpoint, save_checkpoint
+from .pipeline import PipelineWithLossScale
+from .scalers import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, LossScaler
+
+__all__ = ["AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "LossScaler", "PipelineWithLossScale"]

@@ -1,0 +1,193 @@
+"""Supervised fine-tuning of a small LLaMA split in pipeline stages, with a loss scale that recovers from overflows.
+
+    make pipeline                                                          # two processes on a CPU; below 2 minutes
+    make pipeline ARGS="--inject_overflow 5,9"                             # an inf in a gradient of steps 5 and 9
+    . .venv/bin/activate                                                   # what that has installed
+    python recipes/pipeline_sft.py --data rows.csv --optim came --steps 400
+    python recipes/pipeline_sft.py --output_dir runs/sft                   # keeps checkpoints; --resume goes on
+    python -m paddle.distributed.launch --devices 0,1,2,3 recipes/pipeline_sft.py --stages 2 --float16    # GPUs: 2 x 2
+
+It starts its processes itself unless `paddle.distributed.launch` has. The model learns to write, byte by byte, a text
+of a given class: by default the docstring of a function, class or module of Python's library. Only the text counts in
+the loss, so micro-batches differ in tokens, and the loss is per token. Layers are trained at rates that decay by layer.
+"""
+
+import argparse
+import glob
+import os
+import subprocess
+import sys
+import tempfile
+
+import fast_cpu  # noqa: F401 - before Paddle
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from language_data import IGNORED, VOCABULARY, encode_pairs, unigram
+from paddle.distributed import fleet
+from rich.console import Console
+from text_data import load_splits
+
+import paddle_ldopt as ldopt
+
+SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+
+
+def arguments():
+    """Return the parsed command line."""
+    steps = lambda text: {int(step) for step in text.split(",")}  # noqa: E731
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="docstrings", help="as in recipes/sequence_classification.py")
+    parser.add_argument("--optim", default="adamwdl", choices=ldopt.list_optimizers())
+    for name, default, text in (
+        ("learning_rate", 2e-3, "of the head, at the peak of a cosine"),
+        ("layerwise_decay", 0.9, "ratio of the rates of neighbouring layers"),
+        ("max_grad_norm", 1.0, "norm of all gradients above which they are clipped"),
+        ("loss_scale", 2.0**12, "the first one; it doubles after 50 steps without an overflow"),
+        ("steps", 200, "updates, those that overflow included"),
+        ("stages", 2, "of the pipeline; data parallel with the other processes"),
+        ("micro_batch_num", 4, "micro-batches of a step"),
+        ("micro_batch_size", 8, "rows of a micro-batch"),
+        ("length", 64, "bytes after which a row is cut off"),
+        ("seed", 0, "of the weights and the order of the rows"),
+        ("save_steps", 100, "steps from one checkpoint to the next"),
+    ):
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} ({default:g})")
+    parser.add_argument("--inject_overflow", type=steps, default=(), help="such as 5,9: an inf in a gradient of these")
+    parser.add_argument("--float16", action="store_true", help="autocast; on GPU only")
+    parser.add_argument("--output_dir", help="where checkpoints go; none are kept without it")
+    parser.add_argument("--resume", action="store_true", help="from the last complete checkpoint in --output_dir")
+    args = parser.parse_args()
+    if args.stages < 2 or (args.float16 and not paddle.is_compiled_with_cuda()):
+        parser.error(f"--stages is at least 2, --float16 needs a GPU. Received: {args.stages}, {args.float16}")
+    return args
+
+
+def launched(args):
+    """Return True in a process of several; start them otherwise, and end with their exit code."""
+    if "PADDLE_TRAINER_ID" in os.environ:
+        return True
+    threads = max((os.cpu_count() or 1) // args.stages, 1)  # more than there are cores are slow
+    with tempfile.TemporaryDirectory() as logs:
+        command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(args.stages)]
+        environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+        sys.exit(subprocess.run([*command, "--log_dir", logs, *sys.argv], env=environment, check=False).returncode)
+
+
+def start(args):
+    """Start fleet: `stages` processes to a pipeline, as many pipelines as there are processes for."""
+    if dist.get_world_size() % args.stages:
+        raise ValueError(f"`stages` must divide the {dist.get_world_size()} processes. Received: stages={args.stages}")
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {"pp_degree": args.stages, "dp_degree": dist.get_world_size() // args.stages}
+    strategy.pipeline_configs = {"accumulate_steps": args.micro_batch_num, "micro_batch_size": args.micro_batch_size}
+    if not paddle.is_compiled_with_cuda():
+        strategy.hybrid_configs["pp_configs"].use_batch_p2p_comm = False  # gloo has no batched messages
+        dist.ParallelEnv._device_id = 0  # a PipelineLayer asks for the number of the device, which a CPU lacks
+    fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
+    paddle.seed(args.seed + dist.get_rank())
+    return fleet.get_hybrid_communicate_group()
+
+
+def encode(rows, names, length):
+    """Return inputs and labels, byte by byte: "class: text", of which the text is to be learnt."""
+    texts = [text if isinstance(text, str) else " / ".join(text) for text, _ in rows]
+    return encode_pairs([(f"{names[label]}: ", text) for text, (_, label) in zip(texts, rows)], length)
+
+
+def llama(length):
+    """Return this stage of PaddleNLP's model, with a loss per token in training, and the layers of all stages."""
+    from paddlenlp.transformers import LlamaConfig, LlamaForCausalLMPipe  # takes seconds: not to start processes
+
+    from paddle_ldopt.trainer.stages import map_layers
+
+    def loss(logits, labels):
+        counts = (labels != IGNORED).astype("float32")
+        losses = paddle.nn.functional.cross_entropy(logits, labels.clip(min=0), reduction="none")
+        total, count = (losses.flatten() * counts.flatten()).sum(), counts.sum()
+        return (total, count) if network.training else total / count
+
+    config = {"vocab_size": VOCABULARY, "max_position_embeddings": length, "use_flash_attention": False}
+    network = LlamaForCausalLMPipe(LlamaConfig(**config, **SHAPE, tie_word_embeddings=False))
+    network._loss_fn = [loss]
+    return network, map_layers(network)
+
+
+def part_of(folder, done, rank):
+    """Return the file with a process's part of a checkpoint."""
+    return os.path.join(folder, f"checkpoint-{done}", f"rank{rank:04}.pdparams")
+
+
+def last_step(args):
+    """Return the step of the last complete checkpoint, 0 if the run begins."""
+    ranks = range(dist.get_world_size())
+    paths = glob.glob(os.path.join(args.output_dir, "checkpoint-*")) if args.output_dir else []
+    steps = [int(path.rpartition("-")[2]) for path in paths]
+    steps = [step for step in steps if all(os.path.exists(part_of(args.output_dir, step, rank)) for rank in ranks)]
+    if bool(steps) != args.resume:
+        raise ValueError(
+            "`output_dir` must have a checkpoint of as many processes with --resume, and none without. "
+            f"Received: output_dir={args.output_dir!r}, resume={args.resume}, steps={steps}, processes={len(ranks)}"
+        )
+    return max(steps, default=0)
+
+
+def main():
+    """Train."""
+    args = arguments()
+    launched(args)
+    hcg = start(args)
+    done = last_step(args)
+    console = Console(quiet=dist.get_rank() != 0, soft_wrap=True, highlight=False)
+    splits = load_splits(args.data)
+    inputs, labels = encode(splits.train, splits.labels, args.length)
+    rows = args.micro_batch_num * args.micro_batch_size
+    tested = encode(splits.test[: len(splits.test) // rows * rows], splits.labels, args.length)
+    if not len(tested[0]):
+        raise ValueError(f"A batch has {rows} rows: there must be as many to test. Received: data={args.data!r}")
+
+    network, layers = llama(args.length)
+    schedule = ldopt.get_cosine_schedule_with_warmup(args.learning_rate, max(args.steps // 10, 1), args.steps)
+    optimizer = ldopt.create(args.optim, network, args.layerwise_decay, learning_rate=schedule, layers=layers)
+    console.print(layers.table(optimizer=optimizer))
+    model = fleet.distributed_model(network)
+    step = ldopt.PipelineWithLossScale(
+        model,
+        fleet.distributed_optimizer(optimizer),
+        max_grad_norm=args.max_grad_norm,
+        scale_sense=ldopt.DynamicLossScaler(args.loss_scale, scale_factor=2, scale_window=50),
+        micro_batch_num=args.micro_batch_num,
+        calculate_per_token_loss=True,
+    )
+    parts = {"network": network, "optimizer": optimizer, "step": step}
+    if done:
+        for name, state in paddle.load(part_of(args.output_dir, done, dist.get_rank())).items():
+            parts[name].set_state_dict(state)
+
+    now = [0]
+    if dist.get_rank() == dist.get_world_size() - 1:  # in one process: all are to see it
+        broken = network.parameters()[0]
+        broken.register_hook(lambda gradient: gradient * np.inf if now[0] in args.inject_overflow else gradient)
+
+    console.print(" step     loss overflow loss_scale learning_rate global_norm")
+    mine = slice(hcg.get_data_parallel_rank() * rows, (hcg.get_data_parallel_rank() + 1) * rows)
+    for now[0] in range(done + 1, args.steps + 1):
+        everyone = rows * hcg.get_data_parallel_world_size()
+        drawn = np.random.default_rng([args.seed, now[0]]).choice(len(inputs), everyone, replace=False)[mine]
+        with paddle.amp.auto_cast(args.float16, dtype="float16"):
+            output = step(paddle.to_tensor(inputs[drawn]), paddle.to_tensor(labels[drawn]))
+        loss, overflow, scale, rate, norm = (value.item() for value in output)
+        console.print(f"{now[0]:5} {loss:8.4f} {overflow!s:>8} {scale:10g} {rate:13.3e} {norm:11.4f}")
+        if args.output_dir and (now[0] % args.save_steps == 0 or now[0] == args.steps):
+            path = part_of(args.output_dir, now[0], dist.get_rank())
+            paddle.save({name: part.state_dict() for name, part in parts.items()}, f"{path}.part")
+            os.replace(f"{path}.part", path)  # whole or not at all
+
+    batches = [[paddle.to_tensor(part[i : i + rows]) for part in tested] for i in range(0, len(tested[0]), rows)]
+    loss = np.mean([model.eval_batch(batch, compute_loss=True).item() for batch in batches])
+    baseline = unigram(labels[labels != IGNORED], tested[1][tested[1] != IGNORED], VOCABULARY)
+    console.print(f"loss on {len(tested[0])} texts that were held out: {loss:.3f}; unigram baseline: {baseline:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""Networks, data, the direct computation and the workers of test_pipeline.py and test_pipeline_distributed.py."""
+
+import zlib
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
+
+import paddle_ldopt as ldopt
+
+paddle.distributed.ParallelEnv._device_id = 0  # a PipelineLayer asks for it, and on CPU there is none
+
+VOCABULARY, HIDDEN, LENGTH, BLOCKS = 11, 6, 5, 4
+MICRO_BATCHES, SIZE = 4, 2  # of this many rows
+IGNORED = -100
+
+
+class Embed(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.weight = self.create_parameter([VOCABULARY, HIDDEN])
+
+    def forward(self, tokens):
+        return F.embedding(tokens, self.weight)
+
+
+class Block(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(HIDDEN, HIDDEN)
+        self.norm = nn.LayerNorm(HIDDEN)
+
+    def forward(self, hidden):
+        return self.norm(hidden + paddle.tanh(self.linear(hidden)))
+
+
+def tied_head(embed, hidden):
+    return paddle.matmul(hidden, embed.weight, transpose_y=True)
+
+
+def mean_loss(logits, labels):
+    return F.cross_entropy(logits, labels)
+
+
+def token_loss(logits, labels):
+    """(sum over tokens, how many there are)."""
+    counts = (labels != IGNORED).astype("float32")
+    losses = F.cross_entropy(logits, labels.clip(min=0), reduction="none")
+    return (losses.flatten() * counts.flatten()).sum(), counts.sum()
+
+
+class Staged(PipelineLayer):
+    """As Paddle's pipeline takes it; the embedding is tied to the head, which is in another stage."""
+
+    def __init__(self, loss=mean_loss, **arguments):
+        shared = {"shared_weight_attr": "weight"}
+        layers = [
+            SharedLayerDesc("tied", Embed, **shared),
+            *(LayerDesc(Block) for _ in range(BLOCKS)),
+            SharedLayerDesc("tied", Embed, forward_func=tied_head, **shared),
+        ]
+        super().__init__(layers=layers, loss_fn=loss, **arguments)
+
+
+class Whole(nn.Layer):
+    """The same network as one plain Layer, which returns its loss."""
+
+    def __init__(self, loss=mean_loss):
+        super().__init__()
+        self.embed, self.loss = Embed(), loss
+        self.blocks = nn.LayerList([Block() for _ in range(BLOCKS)])
+
+    def forward(self, tokens, labels):
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.loss(tied_head(self.embed, hidden), labels)
+
+
+def plain_name(name):
+    """Return the name in `Whole` of a parameter of either network, or of either wrapped."""
+    name = name.replace("shared_layers.tied", "embed").replace("_layers.", "")
+    return f"blocks.{int(name.split('.')[0]) - 1}.{name.partition('.')[2]}" if name[0].isdigit() else name
+
+
+def values(network):
+    return {plain_name(name): value.numpy().copy() for name, value in network.state_dict().items()}
+
+
+def initialise(network):
+    """Give each parameter a value that depends on its name alone."""
+    for name, param in network.state_dict().items():
+        name = plain_name(name)
+        draw = np.random.default_rng(zlib.crc32(name.encode()))
+        centre = 1.0 if name.endswith("norm.weight") else 0.0
+        param.set_value((centre + 0.3 * draw.standard_normal(param.shape)).astype("float32"))
+    return network
+
+
+def batch(step, parts=1, ragged=False):
+    """Return the tokens and labels of all processes; `ragged` rows lack more labels the later they come."""
+    draw = np.random.default_rng(1000 + step)
+    rows = MICRO_BATCHES * SIZE * parts
+    tokens = draw.integers(0, VOCABULARY, [rows, LENGTH])
+    labels = (tokens * 3 + 1) % VOCABULARY
+    if ragged:
+        labels[draw.random(labels.shape) < np.linspace(0.0, 0.9, rows)[:, None]] = IGNORED
+        labels[SIZE : 2 * SIZE] = IGNORED  # a micro-batch without any
+    return tokens, labels
+
+
+def tensors(arrays, part=0, parts=1):
+    rows = len(arrays[0]) // parts
+    return tuple(paddle.to_tensor(array[part * rows : (part + 1) * rows]) for array in arrays)
+
+
+ARGUMENTS = {
+    "adamwdl": {},
+    "came": {},
+    "lamb": {},
+    "adafactor": {"clip_threshold": 1.0},
+    "adamweightdecay": {},
+}
+
+
+def optimizer_of(name, network, rate=1e-2, **arguments):
+    """Return one of ours with a schedule; "sgd" is Paddle's, which shows a gradient as it is."""
+    schedule = paddle.optimizer.lr.LambdaDecay(1.0 if name == "sgd" else rate, lambda epoch: 0.9**epoch)
+    if name == "sgd":
+        return paddle.optimizer.SGD(schedule, network.parameters())
+    decay = {ldopt.registry.REGISTRY[name].weight_decay: 0.01}
+    return ldopt.create(name, network, learning_rate=schedule, **decay, **ARGUMENTS[name], **arguments)
+
+
+def directly(name, steps, overflows=(), parts=1, ragged=False, max_norm=0.05, scaler=None):
+    """Train `Whole` in one process on whole batches, without anything of `paddle_ldopt.parallel` but the scaler.
+
+    Returns:
+        list[dict]: of each step "loss", "overflow", "scale", "rate", "norm" (before clipping), "weights" (after).
+    """
+    with paddle.utils.unique_name.guard("direct_"):
+        network = initialise(Whole(token_loss if ragged else mean_loss))
+        optimizer = optimizer_of(name, network)
+        clip = paddle.nn.ClipGradByGlobalNorm(max_norm)
+    params, out = network.parameters(), []
+    for step in range(steps):
+        loss = network(*tensors(batch(step, parts, ragged)))
+        loss = loss[0] / loss[1] if ragged else loss
+        loss.backward()
+        row = {"loss": loss.item(), "overflow": step in overflows, "rate": optimizer.get_lr()}
+        row["norm"] = float(np.sqrt(sum(np.sum(p.grad.numpy().astype("float64") ** 2) for p in params)))
+        row["scale"] = scaler.get_loss_scale() if scaler else 1.0
+        if step not in overflows:
+            for param, grad in clip([(param, param.grad) for param in params]):
+                param.grad = grad
+            optimizer.step()
+            optimizer._learning_rate.step()
+        optimizer.clear_grad()
+        if scaler:
+            scaler.update(step in overflows)
+        out.append({**row, "weights": values(network)})
+    return out
+
+
+def apart(got, direct):
+    """Return the greatest distance of weights from those of `directly`, by the way that these have gone."""
+    start = values(initialise(Whole()))
+    worst = 0.0
+    for name, value in got.items():
+        way = np.abs(direct[name] - start[name]).max()
+        worst = max(worst, np.abs(value - direct[name]).max() / way)
+    return worst
+
+
+# ---- in a process of several
+
+
+def build(hcg, kind, name, ragged=False, **arguments):
+    """Return (network, step) of a part of the processes; `kind` is "staged" or "whole"."""
+    from paddle.distributed import fleet
+
+    loss = token_loss if ragged else mean_loss
+    with paddle.utils.unique_name.guard():
+        network = Staged(loss, topology=hcg.topology()) if kind == "staged" else Whole(loss)
+        initialise(network)
+        optimizer = fleet.distributed_optimizer(optimizer_of(name, network))
+        model = fleet.distributed_model(network)
+    arguments = {"max_grad_norm": 0.05, "micro_batch_num": MICRO_BATCHES, **arguments}
+    return network, ldopt.PipelineWithLossScale(model, optimizer, calculate_per_token_loss=ragged, **arguments)
+
+
+def inject(network, due):
+    """Make the gradient of a parameter inf whenever `due()`."""
+    linear = [param for name, param in network.named_parameters() if name.endswith("linear.weight")]
+    param = [*linear, *network.parameters()][0]  # a last stage may have the head alone
+    return param.register_hook(lambda grad: grad * float("inf") if due() else grad)
+
+
+def snapshot(network, step):
+    """Return all that an overflow must leave as it is."""
+    optimizer = ldopt.hooks.unwrap(step._optimizer)
+    state = {
+        key: value.numpy().copy() for key, value in optimizer.state_dict().items() if isinstance(value, paddle.Tensor)
+    }
+    return {**values(network), **state, "epoch": np.array(optimizer._learning_rate.last_epoch)}
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(np.array_equal(first[key], second[key]) for key in first)
+
+
+def data_part(hcg):
+    shards = hcg.get_sharding_parallel_world_size()
+    parts = hcg.get_data_parallel_world_size() * shards
+    return hcg.get_data_parallel_rank() * shards + hcg.get_sharding_parallel_rank(), parts
+
+
+def train(hcg, kind, name, steps, overflows=(), ragged=False, **arguments):
+    """Train with `PipelineWithLossScale`; `overflows` maps a step to the rank that gets an inf."""
+    rank, now = paddle.distributed.get_rank(), [None]
+    network, step = build(hcg, kind, name, ragged, **arguments)
+    hit = {step: rank % paddle.distributed.get_world_size() for step, rank in dict(overflows).items()}
+    inject(network, lambda: hit.get(now[0]) == rank)
+    rows, kept = [], []
+    for now[0] in range(steps):
+        part, parts = data_part(hcg)
+        before = snapshot(network, step) if now[0] in overflows else None
+        output = step(*tensors(batch(now[0], parts, ragged), part, parts))
+        rows.append(row_of(output))
+        if before is not None:
+            cleared = all(p.grad is None or not p.grad.numpy().any() for p in network.parameters())
+            kept.append(cleared and same(before, snapshot(network, step)))
+    return {"rows": rows, "kept": kept, "weights": values(network)}
+
+
+def row_of(output):
+    names = {"loss": "loss", "overflow": "overflow", "loss_scale": "scale", "learning_rate": "rate"}
+    row = {short: getattr(output, name).item() for name, short in names.items()}
+    return {**row, "norm": None if output.global_norm is None else output.global_norm.item()}
+
+
+def check(results, name, steps, overflows, ragged=False, parts=1, scaler=None, tolerance=1e-5):
+    """Compare what each process got from `train` with `directly`."""
+    direct = directly(name, steps, overflows, parts, ragged, scaler=scaler)
+    for result in results:
+        assert result["rows"] == results[0]["rows"], "the same values in all processes"
+        assert result["kept"] == [True] * len(overflows), "an overflow leaves everything as it was"
+        assert apart(result["weights"], direct[-1]["weights"]) < tolerance
+    for row, expected in zip(results[0]["rows"], direct):
+        assert row["overflow"] == expected["overflow"]
+        assert row["scale"] == expected["scale"]
+        np.testing.assert_allclose(row["rate"], expected["rate"], rtol=1e-6)
+        np.testing.assert_allclose(row["loss"], expected["loss"], rtol=2e-6)
+        if not row["overflow"]:
+            np.testing.assert_allclose(row["norm"], expected["norm"], rtol=5e-6)
+    held = [name for result in results for name in result["weights"]]
+    assert set(held) == set(direct[-1]["weights"])
+    for name in held:
+        of_it = [result["weights"][name] for result in results if name in result["weights"]]
+        assert all(np.array_equal(of_it[0], other) for other in of_it), "bit for bit"

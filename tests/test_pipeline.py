@@ -1,0 +1,317 @@
+"""`PipelineWithLossScale` in one process: numbers, overflows, several dtypes, resumes, wrong arguments."""
+
+import math
+
+import numpy as np
+import paddle
+import pipeline_cases as cases
+import pytest
+
+import paddle_ldopt as ldopt
+
+STEPS, OVERFLOWS = 20, {1: 0, 4: 0, 5: 0}
+
+
+def scaler():
+    return ldopt.DynamicLossScaler(2**10, 2, 3)
+
+
+def made(kind="whole", name="adamwdl", ragged=False, **arguments):
+    loss = cases.token_loss if ragged else cases.mean_loss
+    with paddle.utils.unique_name.guard():
+        network = cases.initialise(cases.Whole(loss) if kind == "whole" else cases.Staged(loss, num_stages=1))
+        optimizer = cases.optimizer_of(name, network)
+    arguments = {"max_grad_norm": 0.05, "micro_batch_num": cases.MICRO_BATCHES, **arguments}
+    step = ldopt.PipelineWithLossScale(network, optimizer, calculate_per_token_loss=ragged, **arguments)
+    return network, optimizer, step
+
+
+@pytest.mark.parametrize("kind", ["whole", "staged"])
+@pytest.mark.parametrize("name", [*cases.ARGUMENTS, "ragged"])
+def test_it_is_a_direct_computation_on_the_whole_batch(name, kind):
+    ragged = name == "ragged"
+    name = "sgd" if ragged else name
+    now = [0]
+    network, _, step = made(kind, name, ragged, scale_sense=scaler())
+    cases.inject(network, lambda: now[0] in OVERFLOWS)
+    rows, kept = [], []
+    for now[0] in range(STEPS):
+        before = cases.snapshot(network, step)
+        rows.append(cases.row_of(step(*cases.tensors(cases.batch(now[0], ragged=ragged)))))
+        if now[0] in OVERFLOWS:
+            assert not any(p.grad is not None and p.grad.numpy().any() for p in network.parameters())
+            kept.append(cases.same(before, cases.snapshot(network, step)))
+    result = {"rows": rows, "kept": kept, "weights": cases.values(network)}
+    cases.check([result], name, STEPS, OVERFLOWS, ragged, scaler=scaler())
+
+
+def test_the_number_of_micro_batches_changes_nothing():
+    outputs = []
+    for count in (1, 2, 8):
+        network, _, step = made(micro_batch_num=count, scale_sense=2.0**6)
+        for i in range(3):
+            output = step(*cases.tensors(cases.batch(i)))
+        outputs.append([output.loss.item(), output.global_norm.item(), *network.embed.weight.numpy().ravel()])
+    np.testing.assert_allclose(outputs[1:], [outputs[0]] * 2, rtol=1e-4, atol=1e-7)
+
+
+def test_the_tuple():
+    _, _, step = made(scale_sense=paddle.to_tensor([4.0]))
+    output = step(*cases.tensors(cases.batch(0)))
+    assert output._fields == ("loss", "overflow", "loss_scale", "learning_rate", "global_norm")
+    assert [value.shape for value in output] == [[]] * 5
+    assert output.overflow.dtype == paddle.bool and output.loss_scale.item() == 4.0
+    network, _, step = made(use_clip_grad=False, max_grad_norm=1.0, local_norm=True)
+    output = step(*cases.tensors(cases.batch(0)))
+    assert output._fields[5:] == ("local_norm", "size") and output.global_norm is None
+    assert output.size.tolist() == [param.size for param in network.parameters()]
+
+
+def test_without_clipping_the_gradient_is_as_it_is():
+    network, _, step = made(name="sgd", use_clip_grad=False, max_grad_norm=1.0)
+    before = cases.values(network)
+    direct = cases.directly("sgd", 1, max_norm=1e9)[0]["weights"]
+    step(*cases.tensors(cases.batch(0)))
+    assert cases.apart(cases.values(network), direct) < 1e-5
+    assert not cases.same(before, cases.values(network))
+
+
+class Dtypes(paddle.nn.Layer):
+    """A parameter of each type, whose gradients are known: the input times the weight's position."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("float16", "bfloat16", "float32", "float64"):
+            setattr(
+                self, f"as_{name}", self.create_parameter([3], dtype=name, attr=paddle.nn.initializer.Constant(1.0))
+            )
+        self.outside = self.create_parameter([1], attr=paddle.ParamAttr(need_clip=False))
+
+    def forward(self, inputs):
+        parts = [self.as_float16, self.as_bfloat16, self.as_float32, self.as_float64]
+        total = sum((part.astype("float32") * (i + 1)).sum() for i, part in enumerate(parts))
+        return (total + 100.0 * self.outside.sum()) * inputs.mean()
+
+
+def test_parameters_of_several_dtypes():
+    network = Dtypes()
+    optimizer = paddle.optimizer.SGD(1.0, network.parameters(), multi_precision=True)
+    step = ldopt.PipelineWithLossScale(network, optimizer, max_grad_norm=3.0, scale_sense=2.0**7, local_norm=True)
+    gradients = {}
+
+    def apply():
+        gradients.update({name: p.grad.astype("float32").numpy() for name, p in network.named_parameters()})
+        optimizer.clear_grad()
+
+    step._gradients.apply = apply
+    output = step(paddle.ones([2]))
+    norm = math.sqrt(3 * (1 + 4 + 9 + 16))
+    np.testing.assert_allclose(output.global_norm.item(), norm, rtol=1e-6)
+    for i, name in enumerate(("float16", "bfloat16", "float32", "float64")):
+        tolerance = {"float16": 1e-3, "bfloat16": 8e-3}.get(name, 1e-6)
+        np.testing.assert_allclose(gradients[f"as_{name}"], 3.0 / norm * (i + 1), rtol=tolerance)
+    np.testing.assert_allclose(gradients["outside"], 100.0, err_msg="need_clip=False")
+    np.testing.assert_allclose(output.local_norm.tolist(), [math.sqrt(3) * i for i in range(1, 5)] + [100], rtol=1e-6)
+    network.as_float16.set_value(paddle.full([3], 100.0, "float16"))
+    assert step(paddle.full([2], 600.0)).overflow.item(), "128 x 600 is inf in float16"
+
+
+def test_float32_master_gradients():
+    """`main_grad` of mixed precision is what is scaled, checked and clipped."""
+    from paddle.distributed.fleet.utils import mix_precision_utils
+
+    network = paddle.nn.Linear(3, 1)
+    loss = paddle.nn.Sequential(network, paddle.nn.Identity())
+    loss = mix_precision_utils.MixPrecisionLayer(loss, dtype="bfloat16")
+    optimizer = mix_precision_utils.MixPrecisionOptimizer(paddle.optimizer.SGD(1.0, network.parameters()))
+
+    class Mean(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = loss
+
+        def forward(self, inputs):
+            return self.inner(inputs).mean()
+
+    before = network.weight.numpy().copy()
+    step = ldopt.PipelineWithLossScale(Mean(), optimizer, max_grad_norm=1.0, scale_sense=2.0**10, micro_batch_num=2)
+    output = step(paddle.full([4, 3], 2.0))
+    np.testing.assert_allclose(output.global_norm.item(), math.sqrt(13), rtol=1e-6)
+    np.testing.assert_allclose(before - network.weight.numpy(), np.full([3, 1], 2 / math.sqrt(13)), rtol=1e-5)
+    assert step(paddle.full([4, 3], 1e38)).overflow.item()
+    assert not step(paddle.full([4, 3], 1.0)).overflow.item(), "the inf is gone"
+
+
+def test_a_norm_that_overflows_is_an_overflow():
+    network, optimizer, step = made(name="sgd")
+    network.parameters()[0].register_hook(lambda grad: grad * 0 + 1e30)
+    before = cases.snapshot(network, step)
+    output = step(*cases.tensors(cases.batch(0)))
+    assert output.overflow.item() and output.global_norm.item() == math.inf
+    assert cases.same(before, cases.snapshot(network, step)) and optimizer.get_lr() == 1.0
+
+
+# ---- the schedule
+
+
+def test_a_schedule_that_is_advanced_elsewhere_is_an_error():
+    _, optimizer, step = made()
+    inputs = cases.tensors(cases.batch(0))
+    step(*inputs)
+    optimizer._learning_rate.step()
+    with pytest.raises(ValueError, match="Received: last_epoch=2 after 1"):
+        step(*inputs)
+    optimizer.set_state_dict(optimizer.state_dict())
+    step.set_state_dict(step.state_dict())
+    step(*inputs)
+    assert optimizer._learning_rate.last_epoch == 3
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [paddle.optimizer.lr.ReduceOnPlateau(0.1), ldopt.get_reduce_on_plateau_schedule(0.1)],
+    ids=["paddle", "ldopt"],
+)
+def test_a_schedule_that_takes_a_metric_is_left_to_the_caller(schedule):
+    network = cases.Whole()
+    optimizer = paddle.optimizer.SGD(schedule, network.parameters())
+    step = ldopt.PipelineWithLossScale(network, optimizer)
+    for i in range(3):
+        output = step(*cases.tensors(cases.batch(i)))
+        schedule.step(output.loss)
+    assert schedule.last_epoch == 3
+
+
+# ---- state
+
+
+def test_a_resume_is_exact(tmp_path):
+    def run(steps, path=None, save=None):
+        with paddle.utils.unique_name.guard():  # a process of its own
+            return in_new_process(steps, path, save)
+
+    def in_new_process(steps, path, save):
+        network, optimizer, step = made(name="lamb", scale_sense=ldopt.AdaptiveLossScaler(2**8, 2, 2, 8, 2))
+        now = [0]
+        cases.inject(network, lambda: now[0] in (3, 8))
+        if path:
+            saved = paddle.load(path)
+            network.set_state_dict(saved["network"])
+            optimizer.set_state_dict(saved["optimizer"])
+            step.set_state_dict(saved["step"])
+        rows = []
+        for now[0] in steps:
+            rows.append(cases.row_of(step(*cases.tensors(cases.batch(now[0])))))
+        if save:
+            states = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
+            paddle.save({**states, "step": step.state_dict()}, save)
+        return rows, cases.snapshot(network, step)
+
+    path = str(tmp_path / "state.pdparams")
+    rows, end = run(range(12))
+    first, _ = run(range(5), save=path)
+    second, resumed = run(range(5, 12), path=path)
+    assert first + second == rows and cases.same(end, resumed)
+
+
+def test_a_state_of_another_scaler_is_an_error():
+    _, _, step = made(scale_sense=scaler())
+    _, _, other = made(scale_sense=2.0)
+    with pytest.raises(ValueError, match="Received: keys=\\['loss_scale'\\]"):
+        step.set_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="Received: keys=\\['other'\\]"):
+        step.set_state_dict({"other": 1})
+
+
+# ---- wrong arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"scale_sense": "8"}, TypeError, "scale_sense of type str"),
+        ({"scale_sense": paddle.ones([2])}, ValueError, r"shape=\[2\]"),
+        ({"use_clip_grad": 1}, TypeError, "use_clip_grad=1"),
+        ({"max_grad_norm": 0.0}, ValueError, "max_grad_norm=0.0"),
+        ({"max_grad_norm": math.inf}, ValueError, "max_grad_norm=inf"),
+        ({"use_clip_grad": False, "max_grad_norm": 2.0}, ValueError, "max_grad_norm=2.0, use_clip_grad=False"),
+        ({"micro_batch_num": 0}, ValueError, "micro_batch_num=0"),
+        ({"micro_batch_num": 2.0}, TypeError, "micro_batch_num=2.0"),
+        ({"local_norm": None}, TypeError, "local_norm=None"),
+        ({"calculate_per_token_loss": "yes"}, TypeError, "calculate_per_token_loss='yes'"),
+        ({"parallel_config": {}}, TypeError, "parallel_config={}"),
+        ({"print_separate_loss": True}, TypeError, "print_separate_loss=True"),
+        ({"global_norm_spike_threshold": 2.0}, ValueError, "global_norm_spike_threshold=2.0"),
+        ({"use_skip_data_by_global_norm": 1}, TypeError, "use_skip_data_by_global_norm=1"),
+        ({"use_skip_data_by_global_norm": True, "use_clip_grad": False}, ValueError, "use_clip_grad=False"),
+    ],
+)
+def test_wrong_arguments(arguments, error, message):
+    network = paddle.nn.Linear(2, 1)
+    optimizer = paddle.optimizer.SGD(parameters=network.parameters())
+    with pytest.raises(error, match=f"Received: .*{message}"):
+        ldopt.PipelineWithLossScale(network, optimizer, **arguments)
+
+
+def test_wrong_networks_and_optimizers():
+    network, other = paddle.nn.Linear(2, 1), paddle.nn.Linear(2, 1)
+    clip = paddle.nn.ClipGradByNorm(1.0)
+    optimizer = paddle.optimizer.SGD(parameters=network.parameters())
+    with pytest.raises(TypeError, match="Received: network of type function"):
+        ldopt.PipelineWithLossScale(lambda inputs: inputs, optimizer)
+    with pytest.raises(TypeError, match="Received: optimizer of type float"):
+        ldopt.PipelineWithLossScale(network, 0.1)
+    with pytest.raises(ValueError, match="parameters of the network. Received: 2 others"):
+        ldopt.PipelineWithLossScale(other, optimizer)
+    with pytest.raises(ValueError, match="Received: grad_clip=ClipGradByNorm"):
+        ldopt.PipelineWithLossScale(network, paddle.optimizer.SGD(parameters=network.parameters(), grad_clip=clip))
+    groups = [{"params": network.parameters(), "grad_clip": clip}]
+    with pytest.raises(ValueError, match="Received: grad_clip=ClipGradByNorm"):
+        ldopt.PipelineWithLossScale(network, paddle.optimizer.SGD(parameters=groups))
+    virtual = cases.Staged(num_stages=1, num_virtual_pipeline_stages=2, seg_method="layer:Block")
+    with pytest.raises(ValueError, match="leave out num_virtual_pipeline_stages.* Received: network of type Staged"):
+        ldopt.PipelineWithLossScale(virtual, optimizer)
+    with pytest.raises(ValueError, match="one loss function. Received: loss_fn=\\[None\\]"):
+        ldopt.PipelineWithLossScale(cases.Staged(None, num_stages=1), optimizer)
+
+
+def test_parameter_groups_are_clipped_together():
+    network = cases.initialise(cases.Whole())
+    groups = [{"params": network.parameters()[:3]}, {"params": network.parameters()[3:]}]
+    step = ldopt.PipelineWithLossScale(network, paddle.optimizer.SGD(1.0, groups), max_grad_norm=0.05)
+    output = step(*cases.tensors(cases.batch(0)))
+    direct = cases.directly("sgd", 1)[0]
+    assert cases.apart(cases.values(network), direct["weights"]) < 1e-5
+    np.testing.assert_allclose(output.global_norm.item(), direct["norm"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ragged", "inputs", "error", "message"),
+    [
+        (False, (paddle.zeros([6, 5], "int64"),) * 2, ValueError, r"shape=\[6, 5\], micro_batch_num=4"),
+        (False, (paddle.to_tensor(1.0),) * 2, ValueError, r"shape=\[\]"),
+        (False, ([1, 2, 3, 4], paddle.zeros([8, 5], "int64")), TypeError, "int"),
+        (True, (paddle.zeros([8, 5], "int64"), paddle.full([8, 5], cases.IGNORED, "int64")), ValueError, "0 tokens"),
+    ],
+)
+def test_wrong_inputs(ragged, inputs, error, message):
+    _, _, step = made(ragged=ragged)
+    with pytest.raises(error, match=f"Received: .*{message}"):
+        step(*inputs)
+
+
+@pytest.mark.parametrize(
+    ("ragged", "result", "message"),
+    [
+        (True, 0, "Received: Tensor"),
+        (True, (0,), "Received: tuple"),
+        (False, "[8]", r"Received: Tensor of shape \[8\]"),
+    ],
+)
+def test_wrong_losses(ragged, result, message):
+    network, _, step = made(ragged=ragged, micro_batch_num=1)
+    tensor = network.embed.weight.sum()
+    results = {0: tensor, (0,): (tensor,), "[8]": tensor.expand([8])}
+    network.loss = lambda logits, labels: results[result]
+    with pytest.raises(TypeError, match=message):
+        step(*cases.tensors(cases.batch(0)))

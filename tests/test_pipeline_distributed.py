@@ -1,0 +1,364 @@
+"""`PipelineWithLossScale` in several processes: the numbers of one process, the same decisions everywhere."""
+
+import math
+import os
+import signal
+
+import numpy as np
+import paddle
+import pipeline_cases as cases
+import pytest
+from distributed_launch import LaunchError, launch
+
+import paddle_ldopt as ldopt
+
+OVERFLOWS = {1: 0, 4: 1, 5: 1}  # step -> rank
+
+
+def scaler():
+    return ldopt.DynamicLossScaler(2**10, 2, 3)
+
+
+def several(kinds, steps, **degrees):
+    """A worker: for each kind of network the optimizers that are named, and a loss per token ("ragged")."""
+    from distributed_setup import start_fleet
+
+    hcg = start_fleet(**degrees, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE)
+    runs = {}
+    for kind, names in kinds.items():
+        for name in names:
+            ragged = name == "ragged"
+            run = cases.train(hcg, kind, "sgd" if ragged else name, steps, OVERFLOWS, ragged, scale_sense=scaler())
+            runs[kind, name] = run
+    return runs
+
+
+def compare(kinds, steps, ranks, **degrees):
+    results = launch(several, ranks=ranks, timeout=300, kinds=kinds, steps=steps, **degrees)
+    for kind, names in kinds.items():
+        for name in names:
+            ragged = name == "ragged"
+            runs = [result[kind, name] for result in results]
+            parts = ranks // degrees.get("pp", 1)
+            cases.check(runs, "sgd" if ragged else name, steps, OVERFLOWS, ragged, parts, scaler())
+
+
+ALL = [*cases.ARGUMENTS, "ragged"]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "kinds"),
+    [
+        ({"pp": 2}, {"staged": ALL}),
+        ({"dp": 2}, {"staged": ["lamb", "ragged"], "whole": ["came", "ragged"]}),
+        ({"sharding": 2}, {"staged": ["came", "ragged"], "whole": ["lamb", "ragged"]}),
+    ],
+    ids=lambda value: "x".join(value),
+)
+def test_two_processes_are_one(degrees, kinds):
+    compare(kinds, 20, 2, **degrees)
+
+
+def test_one_process_under_fleet():
+    compare({"staged": ["lamb", "ragged"]}, 20, 1)
+
+
+def test_four_processes_are_one():
+    compare({"staged": ["came", "ragged"]}, 20, 4, pp=2, dp=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "degrees",
+    [{"pp": 2, "dp": 2}, {"pp": 2, "sharding": 2}, {"pp": 4}, {"dp": 2, "sharding": 2}, {"dp": 4}, {"sharding": 4}],
+    ids=str,
+)
+def test_four_processes_are_one_with_every_optimizer(degrees):
+    compare({"staged": ALL} if "pp" in degrees else {"staged": ALL, "whole": ALL}, 20, 4, **degrees)
+
+
+def test_slices_of_parameters():
+    """Sharding v2, with update rules that go element by element: the norm is that of all slices."""
+    compare({"whole": ["adamwdl", "ragged"]}, 20, 2, sharding=2, sharding_configs={"split_param": True})
+
+
+# ---- many overflows
+
+
+def random_overflows(steps, kind, **degrees):
+    """A worker: infs at random steps in random processes, drawn by each on its own."""
+    from distributed_setup import start_fleet
+
+    hcg = start_fleet(**degrees, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE)
+    draw, now = np.random.default_rng(paddle.distributed.get_rank()), [False]
+    adaptive = ldopt.AdaptiveLossScaler(2**10, 2, 2, max_scale_window=8, min_scale_window=2)
+    network, step = cases.build(hcg, kind, "lamb", scale_sense=adaptive)
+    cases.inject(network, lambda: now[0])
+    rows, own = [], []
+    for i in range(steps):
+        now[0] = bool(draw.random() < 0.15)
+        part, parts = cases.data_part(hcg)
+        rows.append(cases.row_of(step(*cases.tensors(cases.batch(i % 10, parts), part, parts))))
+        own.append(now[0])
+    return {"rows": rows, "own": own, "weights": cases.values(network), "scaler": step.state_dict()}
+
+
+@pytest.mark.parametrize(
+    ("steps", "kind", "degrees"),
+    [
+        (100, "staged", {"pp": 2}),
+        pytest.param(1000, "staged", {"pp": 2}, marks=pytest.mark.slow),
+        pytest.param(1000, "whole", {"dp": 2}, marks=pytest.mark.slow),
+        pytest.param(1000, "staged", {"pp": 2, "dp": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_random_overflows(steps, kind, degrees):
+    ranks = math.prod(degrees.values())
+    results = launch(random_overflows, ranks=ranks, timeout=600, steps=steps, kind=kind, **degrees)
+    rows = results[0]["rows"]
+    assert all(result["rows"] == rows and result["scaler"] == results[0]["scaler"] for result in results)
+    alone = ldopt.AdaptiveLossScaler(2**10, 2, 2, max_scale_window=8, min_scale_window=2)
+    for row, own in zip(rows, zip(*(result["own"] for result in results))):
+        assert row["overflow"] == any(own)
+        assert row["scale"] == alone.get_loss_scale()
+        assert math.isfinite(row["loss"])
+        alone.update(any(own))
+    assert results[0]["scaler"] == {"scaler": alone.state_dict()}
+    assert 0.1 < np.mean([row["overflow"] for row in rows]) < 0.6
+    good = [row["loss"] for row in rows]
+    assert np.mean(good[-10:]) < np.mean(good[:10]) - 0.05, "training goes on"
+    for name, value in results[0]["weights"].items():
+        others = [result["weights"][name] for result in results if name in result["weights"]]
+        assert all(np.array_equal(value, other) for other in others)
+
+
+# ---- a process that dies
+
+
+def interrupted(folder, steps, dies=None, also_whole=False):
+    """A worker: go on from the last checkpoint in a folder; process 1 kills itself in the backward of step `dies`."""
+    from distributed_setup import start_fleet
+
+    hcg = start_fleet(pp=2, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE)
+    rank = paddle.distributed.get_rank()
+
+    def run(path, dies=None):
+        network, step = cases.build(hcg, "staged", "came", scale_sense=scaler())
+        optimizer, now, first = ldopt.hooks.unwrap(step._optimizer), [0], 0
+        if path and os.path.exists(path):
+            saved = paddle.load(path)
+            network.set_state_dict(saved["network"])
+            optimizer.set_state_dict(saved["optimizer"])
+            step.set_state_dict(saved["step"])
+            first = saved["done"]
+        cases.inject(network, lambda: now[0] in (2, 5) and rank == 0)
+
+        def die(gradient):
+            if now[0] == dies and rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        network.parameters()[0].register_hook(die)
+        rows = []
+        for now[0] in range(first, steps):
+            rows.append(cases.row_of(step(*cases.tensors(cases.batch(now[0])))))
+            if path:
+                state = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
+                paddle.save({**state, "step": step.state_dict(), "done": now[0] + 1}, f"{path}.part")
+                os.replace(f"{path}.part", path)
+        return {"rows": rows, "first": first, "weights": cases.values(network), "state": step.state_dict()}
+
+    resumed = run(os.path.join(folder, f"rank{rank}.pdparams"), dies)
+    return (resumed, run(None)) if also_whole else resumed
+
+
+def test_a_killed_process_ends_the_others_and_a_relaunch_goes_on(tmp_path):
+    with pytest.raises(LaunchError) as error:
+        launch(interrupted, ranks=2, timeout=90, grace=30, folder=str(tmp_path), steps=9, dies=6)
+    assert error.value.returncodes[1] == -signal.SIGKILL
+    assert error.value.returncodes[0] not in (0, -signal.SIGKILL), "an error of its own, in time"
+    assert error.value.killed == []
+    for resumed, whole in launch(interrupted, ranks=2, timeout=90, folder=str(tmp_path), steps=9, also_whole=True):
+        assert resumed["first"] == 6 and whole["first"] == 0
+        assert resumed["rows"] == whole["rows"][6:]
+        assert cases.same(resumed["weights"], whole["weights"]) and resumed["state"] == whole["state"]
+
+
+# ---- the rest of what it says, two stages
+
+
+def refused(function, *needles):
+    """Return whether a call raises a ValueError or TypeError whose message has all of these."""
+    try:
+        function()
+    except (ValueError, TypeError) as error:
+        return all(needle in str(error) for needle in (*needles, "Received: ")) or str(error)
+    return "no error"
+
+
+def two_stages():
+    from distributed_setup import start_fleet
+    from paddle.distributed import fleet
+
+    hcg = start_fleet(pp=2, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE)
+    found = {}
+    network, step = cases.build(hcg, "staged", "adamwdl", local_norm=True, scale_sense=2.0**8)
+    model, optimizer = step._layout.network, step._optimizer
+    inputs = cases.tensors(cases.batch(0))
+    loss_fn = network._loss_fn[0]
+    before = model.eval_batch(list(inputs), compute_loss=True).item()
+    middle = step(*inputs)
+    found["eval"] = [before, middle.loss.item()]
+    found["restored"] = network._loss_fn[0] is loss_fn
+    names = {id(param): cases.plain_name(name) for name, param in network.named_parameters()}
+    found["local"] = [
+        (names[id(param)], norm, size)
+        for param, norm, size in zip(optimizer._parameter_list, middle.local_norm.tolist(), middle.size.tolist())
+    ]
+    network, skipping = cases.build(
+        hcg, "staged", "lamb", use_skip_data_by_global_norm=True, global_norm_spike_threshold=1e-3
+    )
+    kept = cases.snapshot(network, skipping)
+    output = skipping(*inputs)
+    unchanged = cases.same(kept, cases.snapshot(network, skipping))
+    found["skipped"] = unchanged and not output.overflow.item() and output.global_norm.item() > 1e-3
+
+    make, inner = ldopt.PipelineWithLossScale, ldopt.hooks.unwrap(optimizer)
+    found["refused"] = [
+        refused(lambda: make(model, optimizer, micro_batch_num=2), "accumulate_steps", "micro_batch_num=2"),
+        refused(lambda: make(model, inner, micro_batch_num=4), "fleet.distributed_optimizer"),
+        refused(lambda: make(network, inner, micro_batch_num=4), "fleet.distributed_model"),
+        refused(lambda: make(cases.Whole(), optimizer, micro_batch_num=4), "fleet.distributed_model"),
+        refused(lambda: make(model, skipping._optimizer, micro_batch_num=4), "parameters of the network"),
+        refused(lambda: step(*(tensor[:4] for tensor in inputs)), "same shapes", "[4, 5]"),
+        refused(lambda: step(inputs[0][:7], inputs[1]), "multiple of `micro_batch_num`", "[7, 5]"),
+        refused(lambda: step(inputs[0]), "inputs and labels"),
+    ]
+    model._dp_comm_overlap = True
+    found["refused"].append(refused(lambda: make(model, optimizer, micro_batch_num=4), "pp_configs", "dp_comm_overlap"))
+    model._dp_comm_overlap = False
+    with paddle.utils.unique_name.guard():
+        clipped = paddle.optimizer.SGD(1.0, network.parameters(), grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0))
+        clipped = fleet.distributed_optimizer(clipped)
+    found["refused"].append(refused(lambda: make(model, clipped, micro_batch_num=4), "grad_clip=None", "max_grad_norm"))
+    return found
+
+
+def test_two_stages():
+    results = launch(two_stages, ranks=2, timeout=120)
+    direct = cases.Whole()
+    cases.initialise(direct)
+    direct(*cases.tensors(cases.batch(0))).backward()
+    norms = {name: (param.grad.norm().item(), param.size) for name, param in direct.named_parameters()}
+    for found in results:
+        np.testing.assert_allclose(found["eval"][0], found["eval"][1], rtol=1e-6)
+        assert found["restored"] and found["skipped"] and found["refused"] == [True] * 10
+        assert "embed.weight" in [name for name, _, _ in found["local"]]
+        for name, norm, size in found["local"]:
+            np.testing.assert_allclose(norm, norms[name][0], rtol=1e-5)
+            assert size == norms[name][1]
+    assert {name for found in results for name, _, _ in found["local"]} == set(norms)
+
+
+# ---- data parallel
+
+
+class Sometimes(paddle.nn.Layer):
+    """Of its two parts each process uses one."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = paddle.nn.LayerList([paddle.nn.Linear(3, 1), paddle.nn.Linear(3, 1)])
+
+    def forward(self, inputs, part):
+        return self.parts[int(part[0])](inputs).mean()
+
+
+def data_parallel():
+    from distributed_setup import start_fleet
+    from paddle.distributed import fleet
+
+    hcg = start_fleet(dp=2)
+    rank, found = paddle.distributed.get_rank(), {}
+
+    def made(wrapped, **arguments):
+        with paddle.utils.unique_name.guard():
+            network = Sometimes()
+            for param in network.parameters():
+                param.set_value(paddle.ones_like(param))
+            optimizer = paddle.optimizer.SGD(1.0, network.parameters())
+        if wrapped == "fleet":
+            model, optimizer = fleet.distributed_model(network), fleet.distributed_optimizer(optimizer)
+        else:
+            model = paddle.DataParallel(network)
+        return network, ldopt.PipelineWithLossScale(model, optimizer, max_grad_norm=100.0, **arguments)
+
+    for wrapped in ("fleet", "plain"):
+        network, step = made(wrapped)
+        output = step(paddle.full([4, 3], 2.0 + rank), paddle.full([4], rank, "int64"))
+        found[wrapped] = [param.numpy().ravel().tolist() for param in network.parameters()], cases.row_of(output)
+
+    # an overflow that only one process sees, after the reduction
+    network, step = made("fleet", scale_sense=ldopt.DynamicLossScaler(8.0, 2, 5))
+    reduce = step._gradients.reduce
+
+    def reduce_with_inf():
+        reduce()
+        if rank == 1:
+            network.parameters()[0].grad[0] = float("inf")
+
+    step._gradients.reduce = reduce_with_inf
+    kept = [param.numpy().copy() for param in network.parameters()]
+    output = step(paddle.ones([4, 3]), paddle.zeros([4], "int64"))
+    found["reduction"] = (
+        cases.row_of(output),
+        all(np.array_equal(a, b.numpy()) for a, b in zip(kept, network.parameters())),
+    )
+
+    network, step = cases.build(hcg, "whole", "sgd", ragged=True)
+    labels = paddle.full([8, cases.LENGTH], cases.IGNORED, "int64")
+    found["no token"] = refused(lambda: step(paddle.zeros_like(labels), labels), "0 tokens")
+    found["cleared"] = all(not param.grad.numpy().any() for param in network.parameters())
+    return found
+
+
+def test_data_parallel():
+    results = launch(data_parallel, ranks=2, timeout=120)
+    for found in results:
+        for wrapped in ("fleet", "plain"):
+            weights, row = found[wrapped]
+            assert row == results[0][wrapped][1] and row["loss"] == (7 + 10) / 2
+            np.testing.assert_allclose(sum(weights, []), [*[0.0] * 3, 0.5, *[-0.5] * 3, 0.5])
+            np.testing.assert_allclose(row["norm"], math.sqrt(3 * 1.0 + 0.25 + 3 * 1.5**2 + 0.25), rtol=1e-6)
+        row, unchanged = found["reduction"]
+        assert row["overflow"] and row["scale"] == 8.0 and row["norm"] == math.inf and unchanged
+        assert found["no token"] is True and found["cleared"]
+
+
+# ---- tensor parallel
+
+
+def tensor_parallel():
+    from distributed_setup import start_fleet
+    from paddle.distributed import fleet
+    from paddle.distributed.fleet.meta_parallel import tensor_parallel as engine
+
+    engine.broadcast_input_data = lambda hcg, *inputs, **options: (inputs, options)  # has no CPU kernel; all have it
+    start_fleet(mp=2)
+    rank = paddle.distributed.get_rank()
+    network = paddle.nn.Linear(3, 1)
+    network.weight.is_distributed = True  # as of a layer that is cut: each process has other elements
+    network.forward = lambda inputs: (inputs.mean(0) * (rank + 1.0) @ network.weight + network.bias).sum()
+    before = [param.numpy().copy() for param in network.parameters()]
+    optimizer = fleet.distributed_optimizer(paddle.optimizer.SGD(1.0, network.parameters()))
+    step = ldopt.PipelineWithLossScale(fleet.distributed_model(network), optimizer, max_grad_norm=2.0, scale_sense=4.0)
+    output = step(paddle.ones([2, 3]))
+    moved = [float(np.abs(a - p.numpy()).max()) for a, p in zip(before, network.parameters())]
+    return output.global_norm.item(), moved
+
+
+def test_a_tensor_that_is_cut_counts_in_the_norm_with_all_its_pieces():
+    norm = math.sqrt(3 * 1 + 3 * 4 + 1)
+    for rank, (found, moved) in enumerate(launch(tensor_parallel, ranks=2, timeout=120)):
+        np.testing.assert_allclose(found, norm, rtol=1e-6)
+        np.testing.assert_allclose(moved, [2 / norm * (rank + 1), 2 / norm], rtol=1e-5)

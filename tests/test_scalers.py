@@ -1,0 +1,251 @@
+"""Loss scalers against references in float64, and the numbers that MindSpore and MindFormers document."""
+
+import math
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_ldopt import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler
+from paddle_ldopt.parallel.scalers import as_scaler
+
+
+def reference(overflows, scale, factor, window, windows=None):
+    """MindFormers' rule by iteration numbers, as its cell counts, in float64; the scale and window of each step.
+
+    Ours stays within float32, where MindFormers' goes to inf for good.
+    """
+    scale, factor = np.float64(scale), np.float64(factor)
+    iteration, last = 1, 0
+    index = windows.index(window) if windows else None
+    ups = downs = 0
+    out = []
+    for overflow in overflows:
+        out.append((float(scale), window))
+        if overflow:
+            scale, last = max(scale / factor, np.float64(1)), iteration
+        elif iteration - last >= window:
+            last = iteration
+            if scale * factor > np.finfo(np.float32).max:
+                iteration += 1
+                continue
+            scale = scale * factor
+            ups, downs = (ups + 1) % 4, 0
+            if windows and ups == 3 and index != len(windows) - 1:
+                index, ups = index + 1, 0
+                window = windows[max(index, 0)]
+        iteration += 1
+        if overflow and windows:
+            downs = (downs + 1) % 4
+            if downs == 3 and index not in (-1, 0):
+                index, window, ups, downs = -1, 1, 0, 0
+    return out
+
+
+def trajectory(scaler, overflows):
+    out = []
+    for overflow in overflows:
+        out.append((scaler.get_loss_scale(), scaler.scale_window))
+        scaler.update(overflow)
+    return out
+
+
+def drawn(seed, steps, rate):
+    """Overflows that come in bursts: what moves the window both ways."""
+    draw = np.random.default_rng(seed)
+    state, out = False, []
+    for _ in range(steps):
+        state = draw.random() < (0.7 if state else rate)
+        out.append(bool(state))
+    return out
+
+
+WINDOWS = [20, 30, 40, 50, 100, 200, 500, 1000]
+
+
+@pytest.mark.parametrize("window", [1, 3, 20])
+@pytest.mark.parametrize("factor", [2, 1.5])
+def test_dynamic_follows_the_reference(window, factor):
+    overflows = drawn(window, 2000, 0.05)
+    scaler = DynamicLossScaler(2**10, factor, window)
+    assert trajectory(scaler, overflows) == reference(overflows, 2**10, factor, window)
+
+
+def test_dynamic_stays_finite():
+    scaler = DynamicLossScaler(2**126, 2, 1)
+    assert [scale for scale, _ in trajectory(scaler, [False] * 3 + [True])] == [2.0**126, 2.0**127, 2.0**127, 2.0**127]
+    assert scaler.get_loss_scale() == 2.0**126
+
+
+def test_dynamic_never_falls_below_1():
+    scaler = DynamicLossScaler(3, 2, 10)
+    assert [scale for scale, _ in trajectory(scaler, [True] * 4)] == [3.0, 1.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("seed", "rate", "start"), [(0, 0.001, 20), (1, 0.005, 1000), (2, 0.03, 50), (3, 0.0, 20)])
+def test_adaptive_follows_the_reference(seed, rate, start):
+    overflows = drawn(seed, 6000, rate)
+    scaler = AdaptiveLossScaler(2**32, 2, start)
+    got = trajectory(scaler, overflows)
+    assert got == reference(overflows, 2**32, 2, start, WINDOWS)
+    assert len({window for _, window in got}) >= (5 if seed != 2 else 3)
+
+
+def test_the_adaptive_window_as_documented():
+    """MindFormers: three increases lift the window; three decreases in a row set it to 1, but not from the smallest."""
+    scaler = AdaptiveLossScaler(2**10, 2, 20, max_scale_window=1000, min_scale_window=20)
+    for _ in range(3):
+        scaler.update(True)
+    assert scaler.scale_window == 20, "the smallest stays"
+    for _ in range(59):
+        scaler.update(False)
+    assert scaler.scale_window == 20
+    scaler.update(False)
+    assert (scaler.scale_window, scaler.get_loss_scale()) == (30, 2**10)
+    for overflow in (True, True, *[False] * 30, True, True):
+        scaler.update(overflow)
+    assert scaler.scale_window == 30, "an increase between them"
+    scaler.update(True)
+    assert scaler.scale_window == 1, "hidden below the smallest"
+    for _ in range(3):
+        scaler.update(False)
+    assert scaler.scale_window == 20, "next to it"
+
+
+def test_the_numbers_that_are_documented():
+    assert AdaptiveLossScaler(212, 2, 1000, max_scale_window=1000, min_scale_window=20).get_loss_scale() == 212
+    assert AdaptiveLossScaler(4294967296, 2, 20, 1000, 20).windows == WINDOWS
+    assert DynamicLossScaler(loss_scale_value=2**12, scale_factor=2, scale_window=1000).get_loss_scale() == 4096.0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "windows"),
+    [(20, 150, [20, 150]), (7, 50, [7, 8, 11, 15, 18, 22, 25, 29, 32, 36, 39, 43, 46, 50]), (100, 250, [100, 250])],
+)
+def test_no_window_is_below_the_smallest(low, high, windows):
+    assert AdaptiveLossScaler(max_scale_window=high, min_scale_window=low).windows == windows
+
+
+MAKE = {
+    "fixed": lambda: FixedLossScaler(8),
+    "dynamic": lambda: DynamicLossScaler(2**8, 2, 3),
+    "adaptive": lambda: AdaptiveLossScaler(2**8, 2, 20, 200, 20),
+}
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_state_goes_on_where_it_was(name, tmp_path):
+    overflows = drawn(5, 900, 0.02)
+    whole, first, second = MAKE[name](), MAKE[name](), MAKE[name]()
+    for overflow in overflows[:437]:
+        whole.update(overflow)
+        first.update(overflow)
+    path = str(tmp_path / "scaler.pdstate")
+    paddle.save(first.state_dict(), path)
+    second.set_state_dict(paddle.load(path))
+    scales = []
+    for overflow in overflows[437:]:
+        scales.append((whole.get_loss_scale(), second.get_loss_scale()))
+        whole.update(overflow)
+        second.update(overflow)
+    assert all(a == b for a, b in scales)
+    assert whole.state_dict() == second.state_dict()
+    assert name == "fixed" or len({a for a, _ in scales}) > 3
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"loss_scale": 2.0}, "must be that of a AdaptiveLossScaler"),
+        ({"window_index": 99}, "same windows"),
+        ({"loss_scale": math.inf}, "loss_scale"),
+        ({"good_steps": -1}, "good_steps"),
+    ],
+)
+def test_a_state_that_is_wrong_changes_nothing(state, message):
+    scaler = AdaptiveLossScaler()
+    before = scaler.state_dict()
+    wrong = state if "must be that" in message else {**before, **state}
+    with pytest.raises(ValueError, match=message):
+        scaler.set_state_dict(wrong)
+    assert scaler.state_dict() == before
+
+
+def test_scale_multiplies():
+    assert FixedLossScaler(4).scale(paddle.to_tensor([1.5])).tolist() == [6.0]
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments", "error"),
+    [
+        (FixedLossScaler, {"loss_scale_value": 0}, ValueError),
+        (FixedLossScaler, {"loss_scale_value": math.nan}, ValueError),
+        (FixedLossScaler, {"loss_scale_value": "1"}, TypeError),
+        (DynamicLossScaler, {"loss_scale_value": 0.5}, ValueError),
+        (DynamicLossScaler, {"scale_factor": 1}, ValueError),
+        (DynamicLossScaler, {"scale_window": 0}, ValueError),
+        (DynamicLossScaler, {"scale_window": 1.5}, TypeError),
+        (AdaptiveLossScaler, {"max_scale_window": 20}, ValueError),
+        (AdaptiveLossScaler, {"min_scale_window": 0}, ValueError),
+        (AdaptiveLossScaler, {"scale_window": 25}, ValueError),
+        (AdaptiveLossScaler, {"max_scale_window": 1000.0}, TypeError),
+    ],
+)
+def test_wrong_arguments(cls, arguments, error):
+    with pytest.raises(error, match=f"Received: .*{next(iter(arguments))}"):
+        cls(**arguments)
+
+
+@pytest.mark.parametrize("given", [64, 64.0, np.float64(64), paddle.to_tensor(64.0), paddle.to_tensor([64.0])])
+def test_a_number_is_a_fixed_scale(given):
+    scaler = as_scaler(given)
+    assert type(scaler) is FixedLossScaler and scaler.get_loss_scale() == 64.0
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("64", TypeError, "scale_sense of type str"),
+        (None, TypeError, "NoneType"),
+        (True, TypeError, "bool"),
+        (np.ones(1), TypeError, "ndarray"),
+        (paddle.ones([2]), ValueError, r"shape=\[2\]"),
+        (paddle.ones([1, 1]), ValueError, r"shape=\[1, 1\]"),
+        (0, ValueError, "scale_sense=0"),
+        (-1.0, ValueError, "scale_sense=-1.0"),
+        (math.inf, ValueError, "scale_sense=inf"),
+    ],
+)
+def test_what_is_no_scale(given, error, message):
+    with pytest.raises(error, match=f"Received: .*{message}"):
+        as_scaler(given)
+
+
+def test_paddles_scaler_is_off_on_a_cpu():
+    with pytest.warns(UserWarning, match="makes no effect"):
+        off = paddle.amp.GradScaler()
+    with pytest.raises(ValueError, match="use DynamicLossScaler"):
+        as_scaler(off)
+
+
+def test_paddles_scaler_is_told(monkeypatch, capsys):
+    """As it is on GPU: its own arithmetic and its own state, our decisions."""
+    place = type("Place", (), {"is_gpu_place": lambda self: True})()
+    tracer = type("Tracer", (), {"_expected_place": place})()
+    settings = {"init_loss_scaling": 2.0**8, "incr_every_n_steps": 3, "decr_every_n_nan_or_inf": 2}
+    with monkeypatch.context() as on_gpu:
+        on_gpu.setattr("paddle.amp.grad_scaler._dygraph_tracer", lambda: tracer)
+        theirs, again = paddle.amp.GradScaler(**settings), paddle.amp.GradScaler(**settings)
+    scaler = as_scaler(theirs)
+    scales = []
+    for overflow in (False, True, True, False, False, False):
+        scales.append(scaler.get_loss_scale())
+        scaler.update(overflow)
+    assert scales == [256.0, 256.0, 256.0, 128.0, 128.0, 128.0] and scaler.get_loss_scale() == 256.0
+    assert scaler.scale(paddle.to_tensor([2.0])).tolist() == [512.0]
+    other = as_scaler(again)
+    scaler.update(True)
+    other.set_state_dict(scaler.state_dict())
+    for each in (scaler, other):
+        each.update(True)
+        assert each.get_loss_scale() == 128.0
