@@ -4,4 +4,12 @@ from .checkpoints import load_checkpoint, save_checkpoint
 from .pipeline import PipelineWithLossScale
 from .scalers import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, LossScaler
 
-__all__ = ["AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "LossScaler", "PipelineWithLossScale"]
+__all__ = [
+    "AdaptiveLossScaler",
+    "DynamicLossScaler",
+    "FixedLossScaler",
+    "LossScaler",
+    "PipelineWithLossScale",
+    "load_checkpoint",
+    "save_checkpoint",
+]
