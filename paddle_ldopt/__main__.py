@@ -1,18 +1,22 @@
-"""Command line: ``layers`` shows which layer gets which rate before a run is paid for, ``schedule`` rates by step."""
+"""Command line: ``layers`` shows which layer gets which rate before a run is paid for, ``schedule`` rates by step.
+
+``memory`` says how many bytes each device would hold and send.
+"""
 
 import argparse
+import dataclasses
 import json
+import math
 import os
 import sys
 
 import paddle
 
 from .decay import CONVENTIONS, LayerDecay
-from .display import check_picture, plot_schedule, schedule_rates, text_plot
+from .display import check_picture, markdown, plot_schedule, rich_table, schedule_rates, text_plot
 from .layers import Layer, LayerMap
-from .schedules import SchedulerType, get_scheduler
-
-ON_METRIC = ("reduce_lr_on_plateau", "greedy")
+from .memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, plan
+from .schedules import ON_METRIC, SchedulerType, get_scheduler
 
 
 def main(argv=None):
@@ -35,6 +39,7 @@ def main(argv=None):
     layers.add_argument("--json", action="store_true", help="print JSON instead of a table")
     layers.set_defaults(show=show_layers)
     _add_schedule(commands)
+    _add_memory(commands)
     options = parser.parse_args(argv)
     try:
         options.show(options)
@@ -56,6 +61,110 @@ def _add_schedule(commands):
     schedule.add_argument("--layers", type=int, metavar="N", help="blocks of the model; needs --decay")
     schedule.add_argument("--plot", metavar="FILE", help="draw into a .png, .svg or .pdf instead of the terminal")
     schedule.set_defaults(show=show_schedule)
+
+
+def _add_memory(commands):
+    memory = commands.add_parser("memory", help="show the bytes that each device holds and sends in a step")
+    memory.add_argument("--params", type=float, help="size of a plausible decoder, from 1e9")
+    for field in dataclasses.fields(Transformer):
+        memory.add_argument(f"--{field.name.replace('_', '-')}", type=int, help="a decoder by its shape")
+    memory.add_argument("--model", help="a model as in `layers`, by its parameters alone; it is not cut")
+    memory.add_argument(
+        "--optimizer",
+        nargs="+",
+        default=["adamwdl"],
+        metavar="NAME[,OPTION...]",
+        help="one or several, such as: came came,compression adafactor,beta1=0.9 adamweightdecay,amsgrad",
+    )
+    memory.add_argument("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="of the parameters")
+    memory.add_argument("--grad-dtype", choices=list(ITEMSIZE), help="of the gradients; that of the parameters")
+    memory.add_argument("--no-masters", action="store_true", help="no float32 masters of low-precision parameters")
+    for field in dataclasses.fields(Layout):
+        kind = {"action": "store_true", "default": None} if field.name == "split_param" else {"type": int}
+        memory.add_argument(f"--{field.name.replace('_', '-')}", **kind, help="the layout, in fleet's words")
+    memory.add_argument(
+        "--layout",
+        nargs="+",
+        metavar="SETTING[,SETTING...]",
+        help="several layouts instead, such as: dp=8 sharding=8 sharding=8,split_param,mp=8",
+    )
+    memory.add_argument("--tokens", type=int, help="tokens of a step of one pipeline: batch times length")
+    memory.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    memory.add_argument("--markdown", action="store_true", help="print GitHub Markdown instead of a table")
+    memory.set_defaults(show=show_memory)
+
+
+def show_memory(options):
+    """Print what each optimizer takes under each layout."""
+    model, name, size = _sized_model(options)
+    shared = {"dtype": options.dtype, "grad_dtype": options.grad_dtype}
+    if options.no_masters:
+        shared["multi_precision"] = False
+    specs = [
+        OptimizerSpec(text.split(",")[0], **_settings(text, 1, OptimizerSpec), **shared) for text in options.optimizer
+    ]
+    plans = [plan(model, spec, layout, options.tokens) for layout in _layouts(options) for spec in specs]
+    if options.json:
+        answer = {"model": name, "size": size, "plans": [answer.to_dict() for answer in plans]}
+        print(json.dumps(answer, indent=1))
+        return
+    print(f"{name}: {size / 1e9:.3g} B parameters, {options.dtype}; bytes a device holds, and sends in a step")
+    if options.markdown:
+        header, rows = cells(plans)
+        print(markdown([head.replace("\n", ", ") for head in header], rows))
+        return
+    from rich.console import Console
+
+    console = Console()
+    fit = max(1, (console.width - 19) // 19)
+    for i in range(0, len(plans), fit):
+        console.print(rich_table(*cells(plans[i : i + fit])))
+
+
+def _sized_model(options):
+    """Return the model that the options of ``memory`` ask for, what to call it, and its number of parameters."""
+    shape = {field.name: getattr(options, field.name) for field in dataclasses.fields(Transformer)}
+    shape = {name: value for name, value in shape.items() if value is not None}
+    if (options.params is not None) + bool(shape) + (options.model is not None) != 1:
+        raise ValueError(
+            "Give one of `--params`, `--model`, or a shape with `--hidden` and `--layers`. "
+            f"Received: params={options.params}, model={options.model}, shape={shape}"
+        )
+    if options.model:
+        params = load_model(options.model).named_parameters()
+        shapes = {name: list(param.shape) for name, param in params if not param.stop_gradient}
+        return shapes, options.model, sum(math.prod(shape) for shape in shapes.values())
+    if shape and not {"hidden", "layers"} <= set(shape):
+        raise ValueError(f"A shape needs `--hidden` and `--layers`. Received: shape={shape}")
+    model = Transformer(**{"vocab": 32000, **shape}) if shape else Transformer.of_size(options.params)
+    return model, f"{model.hidden} wide ({model.intermediate} inside), {model.layers} blocks", model.size
+
+
+def _layouts(options):
+    """Return the layouts that the options of ``memory`` ask for."""
+    single = {field.name: getattr(options, field.name) for field in dataclasses.fields(Layout)}
+    single = {name: value for name, value in single.items() if value is not None}
+    if not options.layout:
+        return [Layout(**single)]
+    if single:
+        raise ValueError(f"`--layout` takes the place of the others. Received: layout={options.layout}, {single}")
+    return [Layout(**_settings(text, 0, Layout)) for text in options.layout]
+
+
+def _settings(text, skip, cls):
+    """Return the settings in "name=value,flag" behind the first `skip` words, in the types of the fields of `cls`."""
+    known = {field.name: field.default for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
+    settings = {}
+    for word in text.split(",")[skip:]:
+        name, given, value = word.partition("=")
+        try:
+            if name not in known or (known[name] is False) == bool(given):
+                raise ValueError
+            settings[name] = True if not given else float(value) if name == "beta1" else int(value)
+        except ValueError:
+            numbers = [f"{name}=NUMBER" if known[name] is not False else name for name in known]
+            raise ValueError(f"A setting must be one of {', '.join(numbers)}. Received: {text!r}") from None
+    return settings
 
 
 def show_schedule(options):
@@ -111,6 +220,13 @@ def _layer_ratios(decay, n_layers):
 def show_layers(options):
     """Print the table of `options.model`, draw it if asked."""
     rule = LayerDecay(options.decay, options.convention, options.min_ratio, options.head_ratio, options.freeze_below)
+    for field in ("convention", "min_ratio", "freeze_below"):
+        value = getattr(rule, field)
+        if rule.layerwise_decay == 1.0 and value != getattr(LayerDecay(1.0), field):
+            raise ValueError(
+                f"`--{field.replace('_', '-')}` has no effect without `--decay`: every layer has a ratio of 1. "
+                f"Received: {field}={value!r}, decay={options.decay!r}"
+            )
     layers = LayerMap.from_model(load_model(options.model))
     table = layers.table(rule, options.lr)
     if options.json:

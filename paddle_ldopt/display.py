@@ -6,7 +6,7 @@ import dataclasses
 import io
 import math
 import os
-from typing import Optional
+from typing import Any, Optional
 
 import paddle
 
@@ -18,8 +18,12 @@ __all__ = [
     "applied_ratios",
     "applied_rates",
     "follows_metric",
+    "markdown",
+    "next_rate",
     "peak_learning_rate",
     "plot_schedule",
+    "rate_divisor",
+    "rich_table",
     "schedule_rates",
     "short_names",
     "text_plot",
@@ -96,21 +100,10 @@ class LayerTable:
 
     def to_markdown(self):
         """Return the table as GitHub Markdown."""
-        header, rows = self.cells()
-        rule = ["---"] + ["--:"] * (len(header) - 1)
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
+        return markdown(*self.cells())
 
     def __rich__(self):
-        from rich import box
-        from rich.table import Table
-
-        header, rows = self.cells()
-        table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-        for i, column in enumerate(header):
-            table.add_column(column, justify="right" if i else "left", no_wrap=True)
-        for cells in rows:
-            table.add_row(*cells)
-        return table
+        return rich_table(*self.cells())
 
     def __str__(self):
         from rich.console import Console
@@ -136,6 +129,25 @@ class LayerTable:
         return list(known), list(zip(*known.values()))
 
 
+def markdown(header, rows):
+    """Return a table of text as GitHub Markdown: the first column is on the left, the others on the right."""
+    rule = ["---"] + ["--:"] * (len(header) - 1)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
+
+
+def rich_table(header, rows):
+    """Return a table of text for rich's console."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for i, column in enumerate(header):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
 def applied_ratios(optimizer):
     """Return tensor name -> the factor by which the optimizer's next step would scale its rate for the parameter.
 
@@ -144,56 +156,86 @@ def applied_ratios(optimizer):
     Args:
         optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
     """
-    return {name: factor for name, (factor, _) in _rate_parts(optimizer).items()}
+    return {name: factor for name, (factor, _) in _rate_parts(unwrap(optimizer), parameters_of(optimizer)).items()}
 
 
 def applied_rates(optimizer, learning_rate=None):
     """Return tensor name -> the rate that the optimizer's next step would use for it; 0 if it would not touch it.
 
+    Where `Adafactor` sets the rate itself, it is that of its last step.
+
     Args:
         optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
         learning_rate (float, optional): the optimizer's rate to reckon with; the one of now if None.
     """
-    optimizer = unwrap(optimizer)
-    now = float(optimizer.get_lr() if learning_rate is None else learning_rate)
-    parts = _rate_parts(optimizer)
-    frozen = {p.name for p in parameters_of(optimizer) if p.stop_gradient}
+    params, optimizer = parameters_of(optimizer), unwrap(optimizer)
+    now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
+    parts = _rate_parts(optimizer, params)
+    frozen = {p.name for p in params if p.stop_gradient}
+    if getattr(optimizer, "_relative_step", False) and hasattr(optimizer, "used_lr"):  # Adafactor: no rate to multiply
+        used = optimizer.used_lr()
+        return {name: 0.0 if name in frozen else used.get(name, 0.0) for name in parts}
     return {name: 0.0 if name in frozen else factor * now + constant for name, (factor, constant) in parts.items()}
 
 
-def _rate_parts(optimizer):
+def rate_divisor(optimizer, ahead=0):
+    """Return what an optimizer divides the rate by that it reports, in its next step or one that is `ahead` of it."""
+    return getattr(unwrap(optimizer), "rate_divisor", lambda ahead: 1.0)(ahead)  # AdamWeightDecay's `decay`
+
+
+def next_rate(optimizer):
+    """Return the rate that the optimizer's next step uses for a layer whose ratio is 1."""
+    return float(unwrap(optimizer).get_lr()) / rate_divisor(optimizer)
+
+
+def _rate_parts(optimizer, params):
     """Return tensor name -> (factor, constant) of the rate factor * optimizer's + constant that a step would use."""
-    optimizer = unwrap(optimizer)
     answers = []
     for rate in (0.0, 1.0):  # a rate of its own (a Tensor in `optimize_attr`, "lr" of a group) shows at 0
         tensor = paddle.full([], rate, "float64")
         optimizer._global_learning_rate = lambda *args, tensor=tensor: tensor  # on the instance, while we ask
         try:
             with paddle.no_grad():
-                answers.append([float(optimizer._create_param_lr((p, None))) for p in parameters_of(optimizer)])
+                answers.append([float(optimizer._create_param_lr((p, None))) for p in params])
         finally:
             del optimizer._global_learning_rate
-    names = [p.name for p in parameters_of(optimizer)]
+    names = [p.name for p in params]
     return {name: (one - zero, zero) for name, zero, one in zip(names, *answers)}
 
 
-def peak_learning_rate(learning_rate, num_steps=None):
+def peak_learning_rate(learning_rate, num_steps=None, divisor=None):
     """Return the greatest rate a schedule reaches from where it stands, or the rate itself if it is a number.
+
+    Of a schedule of ours it is found at any length, without stepping through it. Of others the steps up to the peak are
+    looked at, and how far that may be they do not say: the next 10,000 unless `num_steps` or their own `warmup_steps`
+    or `total_steps` are more.
 
     Args:
         learning_rate (float|LRScheduler): the schedule is not changed: a copy is stepped.
-        num_steps (int, optional): how far to look; as far as Paddle's warm-ups say, at least 10,000 steps, if None.
+        num_steps (int, optional): how many steps ahead to look.
+        divisor (callable, optional): steps ahead -> what the rate is divided by there, as `rate_divisor` says. If that
+            changes, a schedule of ours is looked at like all others.
     """
+    divisor = divisor or (lambda ahead: 1.0)
     if not isinstance(learning_rate, paddle.optimizer.lr.LRScheduler):
-        return float(learning_rate)
-    schedule = copy.deepcopy(learning_rate)
-    peak = schedule.last_lr
-    if follows_metric(schedule):
-        return peak  # what it will be is not known; most only ever fall
-    for _ in range(num_steps or max(10_000, 2 * getattr(schedule, "warmup_steps", 0))):
-        schedule.step()
-        peak = max(peak, schedule.last_lr)
-    return float(peak)
+        return float(learning_rate) / divisor(0)
+    if follows_metric(learning_rate):
+        return float(learning_rate.last_lr) / divisor(0)  # what it will be is not known; most only ever fall
+    turns = getattr(getattr(learning_rate, "rule", None), "turns", None)
+    if turns is None or divisor(1) != divisor(0):
+        said = [getattr(learning_rate, name, None) for name in ("warmup_steps", "total_steps")]
+        far = (
+            max([10_000, *(2 * steps for steps in said if isinstance(steps, int))]) if num_steps is None else num_steps
+        )
+        rates: Any = enumerate(_step_through(copy.deepcopy(learning_rate), far + 1))
+    else:
+        now = learning_rate.last_epoch
+        turning = [step - now for step in turns(now + (num_steps or 0))]
+        last = max(turning) if num_steps is None else num_steps
+        ahead = [0, last, *turning]
+        rates = [(i, learning_rate.base_lr * learning_rate.rule(now + i)) for i in ahead if 0 <= i <= last]
+        rates.append((0, learning_rate.last_lr))
+    return max(float(rate) / divisor(i) for i, rate in rates)
 
 
 def follows_metric(schedule):
@@ -201,12 +243,18 @@ def follows_metric(schedule):
     return hasattr(schedule, "num_bad_epochs")
 
 
-def rates_of_optimizer(optimizer):
-    """Return tensor name -> `Rate`, read back from an optimizer."""
-    optimizer = unwrap(optimizer)
-    now, peak = float(optimizer.get_lr()), peak_learning_rate(optimizer._learning_rate)
-    parts, rates = _rate_parts(optimizer), {}
-    for param in parameters_of(optimizer):
+def rates_of_optimizer(optimizer, num_steps=None):
+    """Return tensor name -> `Rate`, read back from an optimizer.
+
+    Args:
+        optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
+        num_steps (int, optional): as in `peak_learning_rate`.
+    """
+    params, optimizer = parameters_of(optimizer), unwrap(optimizer)
+    now = next_rate(optimizer)
+    peak = peak_learning_rate(optimizer._learning_rate, num_steps, lambda ahead: rate_divisor(optimizer, ahead))
+    parts, rates = _rate_parts(optimizer, params), {}
+    for param in params:
         factor, constant = parts[param.name]
         rate = factor * now + constant
         ratio = rate / now if constant and now else factor
@@ -216,11 +264,11 @@ def rates_of_optimizer(optimizer):
     return rates
 
 
-def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun):
+def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun, num_steps=None):
     """Return tensor name -> `Rate` for a decay that no optimizer has yet."""
     now = peak = None
     if learning_rate is not None:
-        peak = peak_learning_rate(learning_rate)
+        peak = peak_learning_rate(learning_rate, num_steps)
         if not (math.isfinite(peak) and peak >= 0):
             raise ValueError(
                 f"`learning_rate` must be finite and not negative. Received: learning_rate={learning_rate!r}"
@@ -244,8 +292,10 @@ def is_decayed(optimizer, param):
         return False
     groups = [g for g in optimizer._param_groups or [] if isinstance(g, dict)]
     group = next((g for g in groups if any(p is param for p in g["params"])), {})
-    if hasattr(optimizer, "is_decayed"):  # ours
-        return optimizer.is_decayed(param) and group.get("weight_decay", optimizer._defaults["weight_decay"]) != 0
+    if hasattr(optimizer, "is_decayed") and not optimizer.is_decayed(param):  # ours
+        return False
+    if "weight_decay" in getattr(optimizer, "_defaults", {}):
+        return group.get("weight_decay", optimizer._defaults["weight_decay"]) != 0
     for name in ("_weight_decay", "_lamb_weight_decay"):  # decoupled: AdamW, Lamb
         if isinstance(getattr(optimizer, name, None), (int, float)):
             return group.get("weight_decay", getattr(optimizer, name)) != 0

@@ -177,7 +177,9 @@ class LayerMap:
         ratio_of.rule, ratio_of.layers = rule, self  # type: ignore[attr-defined]
         return ratio_of
 
-    def table(self, layerwise_decay=None, learning_rate=None, optimizer=None, apply_decay_param_fun=None):
+    def table(
+        self, layerwise_decay=None, learning_rate=None, optimizer=None, apply_decay_param_fun=None, num_steps=None
+    ):
         """Show each layer's parameters and the rate they get; print it, or take its `rows`.
 
         With an `optimizer` everything is read back from it: the rate its step would use now for each parameter, the
@@ -189,6 +191,8 @@ class LayerMap:
             learning_rate (float|LRScheduler, optional): the rate at a ratio of 1; without it only ratios are shown.
             optimizer (paddle.optimizer.Optimizer, optional): any, layer-wise or not.
             apply_decay_param_fun (callable, optional): ``param.name`` -> decayed, without `optimizer`.
+            num_steps (int, optional): how many steps ahead to look for the peak of the schedule. If None, to the end of
+                a schedule of this package, and of others 10,000 or what Paddle's warm-ups say.
 
         Returns:
             LayerTable: with `rows`, `to_dict()`, `to_markdown()`; str() and rich render it.
@@ -208,12 +212,12 @@ class LayerMap:
                     raise ValueError(
                         f"`{name}` is read back from `optimizer`: leave it out. Received: {name}={value!r}"
                     )
-            rates = display.rates_of_optimizer(optimizer)
+            rates = display.rates_of_optimizer(optimizer, num_steps)
             for tensor_name in rates:
                 self.layer_of(tensor_name)
         else:
             ratio_of = self.ratio_fn(layerwise_decay)
-            rates = display.planned_rates(self._tensors(), ratio_of, learning_rate, apply_decay_param_fun)
+            rates = display.planned_rates(self._tensors(), ratio_of, learning_rate, apply_decay_param_fun, num_steps)
         return display.LayerTable.build(self._tensors(), self.layer_of, rates)
 
     def plot(self, path, layerwise_decay=None, learning_rate=None, optimizer=None):

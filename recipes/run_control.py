@@ -13,11 +13,12 @@ import json
 import math
 import os
 import re
+import signal
 import statistics
 import sys
 
 import paddle
-from paddlenlp.trainer import EarlyStoppingCallback, Trainer, TrainerState
+from paddlenlp.trainer import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerState
 from rich.console import Console
 from rich.table import Table
 
@@ -36,11 +37,6 @@ class FineTuner(LdoptTrainerMixin, Trainer):
         logits = outputs[0] if isinstance(outputs, (tuple, list)) else outputs  # some add their cache
         loss = paddle.nn.functional.cross_entropy(logits, labels)
         return (loss, (loss, logits)) if return_outputs else loss
-
-    def _save_checkpoint(self, *args, **kwargs):
-        super()._save_checkpoint(*args, **kwargs)
-        if self.args.local_rank == -1:  # PaddleNLP heeds `save_total_limit` where it is 0: with several processes only
-            self._rotate_checkpoints(use_mtime=True, output_dir=self.args.output_dir)
 
 
 class EarlyStopping(EarlyStoppingCallback):
@@ -62,16 +58,43 @@ class EarlyStopping(EarlyStoppingCallback):
             if state.best_model_checkpoint:
                 since_best = state.global_step - int(state.best_model_checkpoint.rpartition("-")[2])
                 interval = args.eval_steps if args.evaluation_strategy.value == "steps" else updates
-                self.early_stopping_patience_counter = math.ceil(since_best / interval)
-            steps = args.max_steps if args.max_steps > 0 else int(updates * args.num_train_epochs)
-            if state.global_step >= steps or self.early_stopping_patience_counter >= self.early_stopping_patience:
-                args.max_steps, args.num_train_epochs = -1, 0  # the Trainer would take a step before it looks
+                self.early_stopping_patience_counter = since_best // interval  # those since the last may be few
+            if self.early_stopping_patience_counter >= self.early_stopping_patience:
+                args.max_steps, args.num_train_epochs = -1, 0  # the Trainer would take a step before it asks
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Take the best checkpoint to be in the folder of the run, which may have been moved since."""
-        if state.best_model_checkpoint:
-            name = os.path.basename(state.best_model_checkpoint)
-            state.best_model_checkpoint = os.path.join(args.output_dir, name)
+        """Do without what PaddleNLP's insists on: with no best model, `patience` is endless."""
+
+
+class StopOnSigterm(TrainerCallback):
+    """On SIGTERM, as schedulers send it before they kill, save a checkpoint after the step that is running, and end."""
+
+    asked = False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Take the signal over; it can be taken in the main thread only."""
+        self._before = signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, *_):
+        self.asked = True
+        signal.signal(signal.SIGTERM, self._before)  # a second one is not made to wait for a step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Ask for a checkpoint."""
+        if self.asked:
+            control.should_save = True
+
+    def on_save(self, args, state, control, **kwargs):
+        """End, with the code that a shell gives for the signal."""
+        if self.asked:
+            print(f"SIGTERM: go on with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Give the signal back, and heed one that came after the last step."""
+        signal.signal(signal.SIGTERM, self._before)
+        if self.asked:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def with_arguments_of_run(argv):
@@ -157,14 +180,15 @@ def compare(args, learning_rates, seeds, train):
 
     table = Table("learning rate", *arms, title=f"test score, mean and standard deviation of {seeds} seeds")
     for rate in learning_rates:
-        table.add_row(f"{rate:g}", *(_spread(scores(rate, arm, "test")) for arm in arms))
+        table.add_row(f"{rate:g}", *(spread(scores(rate, arm, "test")) for arm in arms))
     _print(table)
     for arm in arms:
         best = max(learning_rates, key=lambda rate: statistics.mean(scores(rate, arm, "validation")))
-        _print(f"{arm}: {_spread(scores(best, arm, 'test'))} at learning rate {best:g}, the best by validation")
+        _print(f"{arm}: {spread(scores(best, arm, 'test'))} at learning rate {best:g}, the best by validation")
 
 
-def _spread(values):
+def spread(values):
+    """Return mean and standard deviation in words."""
     deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.3f}{deviation}"
 

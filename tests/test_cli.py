@@ -51,6 +51,9 @@ def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
         (["--model", "{folder}"], "Received: model={folder}"),
         (["--model", BERT, "--decay", "1.5"], "Received: layerwise_decay=1.5"),
         (["--model", BERT, "--lr", "-1"], "Received: learning_rate=-1.0"),
+        (["--model", BERT, "--min-ratio", "0.1"], "`--min-ratio` has no effect without `--decay`"),
+        (["--model", BERT, "--decay", "1", "--freeze-below", "0.1"], "Received: freeze_below=0.1, decay=1.0"),
+        (["--model", BERT, "--convention", "xlnet"], "Received: convention='xlnet', decay=1.0"),
         (["--model", BERT, "--plot", "rates.txt"], "Received: path='rates.txt'"),
     ],
 )

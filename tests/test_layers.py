@@ -8,8 +8,9 @@ import paddle
 import pytest
 
 import paddle_ldopt as ldopt
-from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay
-from paddle_ldopt.display import applied_ratios, peak_learning_rate
+from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay
+from paddle_ldopt.display import applied_rates, applied_ratios, peak_learning_rate
+from paddle_ldopt.schedules import RuleSchedule, get_linear_schedule_with_warmup, rules
 
 PARTS = ("attn.w", "attn.b", "mlp.w")
 
@@ -247,6 +248,75 @@ def test_peak_learning_rate():
     assert peak_learning_rate(lr.LambdaDecay(0.1, lambda s: min(s / 9, 1.0)), num_steps=3) == pytest.approx(0.1 * 3 / 9)
     assert peak_learning_rate(lr.ReduceOnPlateau(0.2)) == 0.2
     assert peak_learning_rate(0.4) == 0.4
+
+
+RULES = [
+    rules.Warmup(7),
+    rules.Linear(30, 40),
+    rules.InverseSqrt(20, 30),
+    rules.Polynomial(10, 30, 2.0, 0.3),
+    rules.Cosine(10, 50, 0.5, 0.1),
+    rules.Cosine(10, 50, 3.3),
+    rules.Cosine(0, 7, 40.0),
+    rules.Cosine(5, 0, 0.5),
+    rules.CosineOneAhead(10, 50, 1.7, 0.1),
+    rules.CosineOneAhead(10, 50, 0.5, 0.1, 0.2),
+    rules.CosineRestarts(10, 50, 3.3),
+    rules.CosineRestarts(0, 53, 7),
+    rules.StableDecay(10, 20, 30, "linear", "cosine", 0.1, 0.5),
+    rules.StableDecay(10, 20, 30, "1-sqrt", "cosine", 0.1, 1.4),
+    rules.StableDecay(10, 0, 30, "cosine", "1-sqrt", 0.0, 0.5),
+    rules.CoolDown(10, 20, 30, 10, 0.1, 0.2, 0.8, 0.5),
+    rules.CoolDown(10, 0, 30, 10, 0.1, 0.2, 0.0, 1.9),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_the_peak_of_a_schedule_of_ours_is_that_of_all_its_steps(rule):
+    schedule, end = RuleSchedule(0.3, rule), max(rule.turns())
+    for start in range(0, end + 5):
+        schedule.step(start)
+        ahead = [schedule.base_lr * rule(step) for step in range(start, max(end, start) + 1)]
+        assert peak_learning_rate(schedule) == max(ahead), start
+        for num_steps in (0, 1, 5, 33):
+            ahead = [schedule.base_lr * rule(step) for step in range(start, start + num_steps + 1)]
+            assert peak_learning_rate(schedule, num_steps) == max(ahead), (start, num_steps)
+
+
+def test_the_peak_of_a_long_schedule():
+    assert peak_learning_rate(get_linear_schedule_with_warmup(0.3, 10**8, 10**9)) == 0.3
+    foreign = RuleSchedule(0.3, lambda step: min(step / 20_000, 1.0))
+    assert peak_learning_rate(foreign) == pytest.approx(0.15), "10,000 steps, as documented"
+    assert peak_learning_rate(foreign, 30_000) == pytest.approx(0.3)
+    warm = paddle.optimizer.lr.LinearWarmup(0.3, 15_000, 0.0, 0.3)
+    assert peak_learning_rate(warm) == pytest.approx(0.3), "it says how long it is"
+    layers = LayerMap.from_names(names_of())
+    assert layers.table(1.0, foreign).rows[0].peak_learning_rate[1] == pytest.approx(0.15)
+    assert layers.table(1.0, foreign, num_steps=30_000).rows[0].peak_learning_rate[1] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_decay_of_the_rate_is_shown(scheduled):
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    rate = RuleSchedule(0.1, lambda step: min((step + 1) / 10, 1.0)) if scheduled else 0.1
+    opt = AdamWeightDecay(rate, decay=0.5, layers=layers, layerwise_decay=0.5, parameters=model.parameters())
+    for step in range(3):
+        row = layers.table(optimizer=opt, num_steps=4).rows[-1]
+        rates = [(0.1 * (s + 1) / 10 if scheduled else 0.1) / (1 + 0.5 * s) for s in range(step, step + 5)]
+        assert row.learning_rate[1] == pytest.approx(rates[0])
+        assert row.peak_learning_rate[1] == pytest.approx(max(rates))
+        assert applied_rates(opt)[row_param(model, layers)] == pytest.approx(rates[0])
+        for param in model.parameters():
+            param.clear_gradient()
+            (param * param).sum().backward()
+        opt.step()
+        if scheduled:
+            rate.step()
+
+
+def row_param(model, layers):
+    return next(param.name for param in model.parameters() if layers.layer_of(param.name).label == "head")
 
 
 def test_renderings():

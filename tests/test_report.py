@@ -43,7 +43,7 @@ class Page(html.parser.HTMLParser):
 
 
 def state(step=0, main=True):
-    return types.SimpleNamespace(global_step=step, is_world_process_zero=main)
+    return types.SimpleNamespace(global_step=step, is_world_process_zero=main, max_steps=100)
 
 
 def optimizer_of(model, decay=0.5, learning_rate=0.1):

@@ -19,7 +19,13 @@ import paddle_ldopt as ldopt
 from paddle_ldopt.display import applied_ratios
 from paddle_ldopt.hooks import LayerwiseMixin
 from paddle_ldopt.registry import REGISTRY
-from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptTrainerMixin, OptimizerName
+from paddle_ldopt.trainer import (
+    LayerLRCallback,
+    LdoptArgumentsMixin,
+    LdoptTrainerMixin,
+    OptimizerName,
+    ScheduleCallback,
+)
 
 EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 
@@ -397,21 +403,15 @@ def test_a_model_without_blocks(tmp_path):
         train(tmp_path, model=Flat(), optim="adamw", layerwise_lr_decay=0.8)
 
 
-def test_a_pipeline_is_refused(tmp_path):
+def test_a_pipeline_of_one_stage_is_a_model_like_any(tmp_path):
     class Stage(PipelineLayer):
-        def __init__(self, stages):
+        def __init__(self):
             nn.Layer.__init__(self)
-            self._num_stages = stages
+            self._num_stages = 1
 
     trainer = common.trainer(tmp_path, layerwise_lr_decay=0.8)
-    trainer.model.stage = Stage(1)
+    trainer.model.stage = Stage()
     assert trainer.layer_map.n_layers == 2
-    trainer = common.trainer(tmp_path, layerwise_lr_decay=0.8)
-    trainer.model.stage = Stage(2)
-    with pytest.raises(
-        ValueError, match="Train without pipeline parallelism. Received: a PipelineLayer of several stages"
-    ):
-        trainer.train()
 
 
 def test_the_logger_is_that_of_the_trainers_package(tmp_path):
@@ -472,6 +472,74 @@ def test_a_passed_scheduler_alone(tmp_path):
     trainer = train(tmp_path, optimizers=(None, scheduler), optim="adamwdl", layerwise_lr_decay=0.5)
     assert trainer.optimizer._learning_rate is trainer.lr_scheduler is scheduler
     assert trainer.optimizer.get_lr() == 1e-2
+
+
+def own_rate(kind, decay=0.5):
+    model = common.tiny_model()
+    how = {"layers": ldopt.LayerMap.from_model(model), "layerwise_decay": decay, "parameters": model.parameters()}
+    if kind == "came":
+        return model, ldopt.Came(relative_step=True, **how)
+    if kind == "adafactor":
+        return model, ldopt.Adafactor(relative_step=True, scale_parameter=False, **how)
+    return model, ldopt.Lamb([1e-2, 2e-2, 3e-2, 4e-2] if kind == "lamb, sequence" else lambda s: 1e-2 * (s + 1), **how)
+
+
+@pytest.mark.parametrize("kind", ["came", "adafactor", "lamb, sequence", "lamb, callable"])
+def test_an_optimizer_that_sets_its_rate_itself_trains_without_a_scheduler(tmp_path, kind):
+    out = []
+
+    class Listener(common.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            out.append(dict(logs))
+
+    model, opt = own_rate(kind)
+    callbacks = [LayerLRCallback(), Listener()]
+    trainer = common.trainer(tmp_path, model=model, optimizers=(opt, None), callbacks=callbacks, logging_steps=1)
+    trainer.train()
+    rates = [1e-2 * (step + 1) if "lamb" in kind else 1e-2 for step in range(4)]
+    assert [line["lr/head"] for line in out[:4]] == pytest.approx(rates)
+    assert [line["lr/embeddings"] for line in out[:4]] == pytest.approx([rate / 8 for rate in rates])
+    assert not common.same(common.weights(model), common.weights(common.tiny_model()))
+
+
+@pytest.mark.parametrize("kind", ["came", "lamb, callable"])
+def test_a_schedule_beside_an_optimizer_that_sets_its_rate_itself_is_refused(tmp_path, kind):
+    model, opt = own_rate(kind)
+    trainer = common.trainer(tmp_path, model=model, optimizers=(opt, OTHER))
+    with pytest.raises(ValueError, match=r"sets its rate itself, so give optimizers=\(opt, None\)"):
+        trainer.train()
+    trainer = common.trainer(tmp_path, model=model, optimizers=(opt, None), lr_scheduler_type="inverse_sqrt")
+    with pytest.raises(ValueError, match="so `lr_scheduler_type` would be ignored.*lr_scheduler_type='inverse_sqrt'"):
+        trainer.train()
+    show = ScheduleCallback(str(tmp_path / "schedule.png"))
+    trainer = common.trainer(tmp_path, model=model, optimizers=(opt, None), callbacks=[show])
+    with pytest.raises(ValueError, match="sets its rate itself: leave it out; LayerLRCallback"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"layerwise_lr_decay": 0.8},
+        {"layerwise_head_ratio": 2.0},
+        {"optim": "adamwdl"},
+        {"lr_scheduler_type": "inverse_sqrt"},
+        {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": '{"num_cycles": 1.5}'},
+    ],
+    ids=str,
+)
+def test_our_arguments_in_a_trainer_without_our_mixin_are_refused(tmp_path, asked):
+    args = common.arguments(tmp_path, **asked)
+    args.print_config()  # reads all that a Trainer reads
+    name = next(iter(asked))
+    received = f"Received: .*{name}={asked[name]!r}"
+    with pytest.raises(RuntimeError, match=f"LdoptTrainerMixin, Trainer.*{received}"):
+        common.trainer(tmp_path, cls=common.Trainer, args=args)
+    common.trainer(tmp_path, args=args)
+    again = pickle.loads(pickle.dumps(args))
+    with pytest.raises(RuntimeError, match="LdoptTrainerMixin"):
+        common.trainer(tmp_path, cls=common.Trainer, args=again)
+    common.trainer(tmp_path, cls=common.Trainer, args=common.arguments(tmp_path)).train()  # nothing is asked
 
 
 OTHER = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)

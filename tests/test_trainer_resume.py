@@ -16,7 +16,7 @@ import trainer_common as common
 import trainer_run
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.trainer import LdoptTrainerMixin, checkpoints, last_checkpoint
+from paddle_ldopt.trainer import GradualUnfreezeCallback, LdoptTrainerMixin, checkpoints, last_checkpoint
 
 FORMATS = ["plain", "flex"] if common.FORMERS else ["plain", "unified"]
 RECORD = "ldopt_layerwise.json"
@@ -401,23 +401,120 @@ def test_a_checkpoint_that_is_written_anew_is_not_complete_meanwhile(checkpoint)
     assert last_checkpoint(checkpoint.parent) == str(checkpoint)
 
 
-def test_the_new_checkpoint_is_complete_before_an_older_one_goes(tmp_path):
-    trainer = trainer_run.run(tmp_path, max_steps=2, save_steps=2, save_total_limit=1)
-    checkpoints.begin_checkpoint(str(tmp_path / "checkpoint-4"), trainer._record, None)
-    shutil.copy(next((tmp_path / "checkpoint-2").glob("trainer_state.*")), tmp_path / "checkpoint-4")
-    trainer.state.global_step = 4
-    trainer._rotate_checkpoints(use_mtime=False, output_dir=str(tmp_path))
+def test_the_new_checkpoint_is_complete_before_an_older_one_goes(tmp_path, monkeypatch):
+    rotate, seen = common.Trainer._rotate_checkpoints, []
+
+    def rotated(self, *args, **kwargs):
+        seen.append(last_checkpoint(tmp_path))
+        rotate(self, *args, **kwargs)
+
+    monkeypatch.setattr(common.Trainer, "_rotate_checkpoints", rotated)
+    trainer_run.run(tmp_path, max_steps=4, save_steps=2, save_total_limit=1)
+    newest = [str(tmp_path / f"checkpoint-{step}") for step in (2, 4)]
+    assert sorted(set(seen)) == newest and seen == sorted(seen)
     assert [name for name in os.listdir(tmp_path) if name.startswith("checkpoint-")] == ["checkpoint-4"]
-    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
 
 
-def test_only_the_process_that_saves_writes_and_compares(saved, tmp_path, monkeypatch):
+def test_of_the_checkpoints_the_best_and_the_last_stay(tmp_path, monkeypatch):
+    values = iter([3.0, 1.0, 2.0, 4.0, 5.0])
+    monkeypatch.setattr(common.Trainer, "evaluate", lambda self, *args, **kwargs: {"eval_loss": next(values)})
+    settings = {"save_strategy": "epoch", "num_train_epochs": 5, "max_steps": -1, "save_total_limit": 2, **EVALUATE}
+    trainer = trainer_run.run(f"{tmp_path}/", **settings)
+    kept = sorted(name for name in os.listdir(tmp_path) if name.startswith("checkpoint-"))
+    assert kept == ["checkpoint-12", "checkpoint-30"]
+    assert os.path.basename(trainer.state.best_model_checkpoint) == "checkpoint-12"
+
+
+@pytest.mark.parametrize("end", [{"max_steps": 8}, {"num_train_epochs": 1.5, "max_steps": -1}], ids=str)
+def test_a_run_that_ended_within_an_epoch_is_over(tmp_path, end):
+    whole = trainer_run.run(tmp_path, save_steps=1, **end)
+    step = whole.state.global_step
+    again = trainer_run.run(tmp_path, save_steps=1, resume=str(tmp_path / f"checkpoint-{step}"), **end)
+    assert again.state.global_step == step and step % 6 != 0
+    assert common.same(common.weights(again.model), common.weights(whole.model))
+    assert not os.path.exists(tmp_path / f"checkpoint-{step + 1}")
+    longer = trainer_run.run(tmp_path, resume=str(tmp_path / f"checkpoint-{step}"), max_steps=step + 1)
+    assert longer.state.global_step == step + 1, "unless more is asked for"
+
+
+def test_the_best_model_of_a_run_that_was_moved(tmp_path, monkeypatch):
+    values = iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    monkeypatch.setattr(common.Trainer, "evaluate", lambda self, *args, **kwargs: {"eval_loss": next(values)})
+    settings = {"save_strategy": "epoch", "num_train_epochs": 3, "max_steps": -1, "save_total_limit": 2, **EVALUATE}
+    trainer_run.run(tmp_path / "first", **settings)
+    best = dict(np.load(one_array(tmp_path / "first/checkpoint-6")))
+    shutil.move(tmp_path / "first", tmp_path / "second")
+    done = trainer_run.run(
+        tmp_path / "second", resume=str(tmp_path / "second/checkpoint-18"), **{**settings, "num_train_epochs": 4}
+    )
+    assert done.state.best_model_checkpoint == str(tmp_path / "second/checkpoint-6")
+    assert common.same(best, common.weights(done.model)), "the best model is loaded at the end"
+    copied = trainer_run.run(
+        tmp_path / "third", resume=str(tmp_path / "second/checkpoint-24"), **{**settings, "num_train_epochs": 5}
+    )
+    assert copied.state.best_model_checkpoint == str(tmp_path / "second/checkpoint-6")
+    assert sorted(os.listdir(tmp_path / "third"))[0].startswith("checkpoint-"), "none of another folder is deleted"
+    assert (tmp_path / "second/checkpoint-6").exists()
+
+
+def one_array(folder):
+    """Write the weights of a checkpoint as arrays beside it; return the file's name."""
+    model = common.tiny_model(dropout=0.1)
+    model.set_state_dict(paddle.load(str(next(folder.glob("model_state*.pdparams")))))
+    np.savez(folder.parent / "arrays.npz", **common.weights(model))
+    return folder.parent / "arrays.npz"
+
+
+def test_only_the_process_that_saves_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(common.Arguments, "should_save", False)
     trainer = common.trainer(tmp_path, layerwise_lr_decay=0.5)
-    trainer._check_resume(saved, trainer._record)
     monkeypatch.setattr(common.Trainer, "_save_checkpoint", lambda *args, **kwargs: None)
     trainer._save_checkpoint(trainer.model)
     assert not os.path.exists(tmp_path / "checkpoint-0")
+
+
+def test_other_gradual_unfreezing_is_refused(tmp_path):
+    def run(k, **kwargs):
+        callbacks = [GradualUnfreezeCallback(k)] if k else None
+        return trainer_run.run(tmp_path, callbacks=callbacks, max_steps=4, save_steps=2, **kwargs)
+
+    run(1)
+    folder = str(tmp_path / "checkpoint-2")
+    for k, said in ((2, "2"), (None, "not used")):
+        with pytest.raises(ValueError, match=f"GradualUnfreezeCallback was 1 in the checkpoint and is {said} now"):
+            run(k, resume=folder)
+    assert run(1, resume=folder).state.global_step == 4
+    with open(os.path.join(folder, RECORD), encoding="utf-8") as file:
+        record = json.load(file)
+    del record["unfreeze_every_k_steps"], record["layout"]  # as version 0.1 wrote it
+    with open(os.path.join(folder, RECORD), "w", encoding="utf-8") as file:
+        json.dump(record, file)
+    assert run(2, resume=folder).state.global_step == 4
+
+
+@pytest.mark.parametrize("kind", ["came", "lamb"])
+def test_resume_is_exact_with_an_optimizer_that_sets_its_rate_itself(tmp_path, kind):
+    def run(output_dir, resume=None):
+        with paddle.utils.unique_name.guard():
+            model = common.tiny_model(dropout=0.1)
+            how = {"layers": ldopt.LayerMap.from_model(model), "layerwise_decay": 0.8}
+            how["parameters"] = model.parameters()
+            if kind == "came":
+                opt = ldopt.Came(relative_step=True, **how)
+            else:
+                opt = ldopt.Lamb(lambda step: 1e-2 / (step + 1), **how)
+            trainer = common.trainer(
+                output_dir,
+                model=model,
+                optimizers=(opt, None),
+                **{"max_steps": 7, "save_steps": 4, **trainer_run.checkpoint_format("plain")},
+            )
+            trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    whole = run(tmp_path / "whole")
+    assert whole.optimizer.get_lr() == pytest.approx(1e-2 if kind == "came" else 1e-2 / 8)
+    assert state_of(run(tmp_path / "resumed", str(tmp_path / "whole/checkpoint-4"))) == state_of(whole)
 
 
 def test_the_order_of_batches_that_a_checkpoint_does_not_tell_is_warned_of(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ does those that it can. Otherwise `FusedMixin.step` passes by all that Paddle do
 import collections
 import math
 import warnings
-from typing import NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 import paddle
@@ -20,7 +20,9 @@ from ..hooks import flatten_groups
 __all__ = ["FusedMixin", "FusedRule", "check_fused"]
 
 _TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
+_Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 _Tensor = paddle.base.core.eager.Tensor
+_CHECKED = 2048  # states whose address is checked in one step: all of a model with some 500 parameters
 _warned: set = set()
 
 
@@ -46,14 +48,14 @@ def check_fused(fused):
     return fused
 
 
-class FusedMixin:
+class FusedMixin(_Base):
     """Lets the C library do the updates that it can do; put before the other bases of an optimizer.
 
     A subclass has `fused_rule` and `state_kinds`.
     """
 
     _fused: Optional[bool] = None
-    _plan: Optional["Plan"] = None
+    _plan: Any = None  # the `Plan` of the last step that was fused
     _bumps_version = True  # whether an update by Paddle's ops shows in `Tensor.inplace_version`, as it then does here
 
     def fused_rule(self, options):
@@ -165,7 +167,8 @@ class FusedMixin:
 
     def _clips_as_fused(self):
         clip = self._grad_clip
-        return clip is None or (type(clip) is paddle.nn.ClipGradByGlobalNorm and not self._clips_values())
+        as_paddle = type(clip) is paddle.nn.ClipGradByGlobalNorm and self._plan.all_float32  # 16 bits Paddle rounds
+        return clip is None or (as_paddle and not self._clips_values())
 
     def _clips_values(self):
         """Say whether the rule has a nonlinear use of the gradient before all others, which clipping must precede."""
@@ -198,12 +201,10 @@ class FusedMixin:
         self._create_global_learning_rate()
         records = plan.records[live]
         ratios = np.array(plan.ratios(frozen))[live]
-        records["lr"] = factors * ratios * float(self._global_learning_rate())
+        records["lr"] = np.array(factors) * ratios * float(self._global_learning_rate())
         records["weight_decay"] = self.decay_now(options) * np.array(plan.decayed(), "f8")[live]
         records["grad"], records["grad_type"] = addresses, types
         if self._grad_clip is not None:
-            if not plan.all_float32:  # Paddle rounds what it clips
-                return False
             clipped = np.array([getattr(param, "need_clip", True) is not False for param in params])
             records["grad_scale"][clipped] *= _clip_scale(records[clipped], self._grad_clip.clip_norm)
         moving = ratios != 0.0
@@ -229,7 +230,9 @@ class Plan:
         every = flatten_groups(self.parameter_list or params)
         known = {param.name: param for param in [*every, *params]}
         wanted = {param.name for param in params} | optimizer._already_create_accumulator
-        self._held: list = []  # all tensors that are pointed to, gradients aside
+        self._weights: list = []  # all tensors that are pointed to, gradients aside
+        self._states: list = []
+        self._checked = 0  # the first of the states to be checked next
         records = []
         for name, param in known.items():
             if name not in wanted or math.prod(param.shape) == 0:
@@ -243,7 +246,8 @@ class Plan:
             else:
                 self.refused[name] = why
         self.records = np.concatenate(records) if records else np.zeros(0, kernels.TENSOR)
-        self._addresses = self._addresses_now()
+        self._kept = [state.detach() for state in self._states]
+        self._addresses = [np.array(list(map(_Tensor.data_ptr, x)), "u8") for x in (self._weights, self._states)]
         self._rule = None
         self._decayed = None
         self._ratios = None
@@ -252,6 +256,7 @@ class Plan:
             len(self.params) == len(every)
             and not any(isinstance(item, dict) for item in self.parameter_list or [{}])
             and not any(getattr(p, name, None) is not None for p in every for name in ("regularizer", "main_grad"))
+            and all("learning_rate" in (getattr(param, "optimize_attr", None) or {}) for param in every)
         )
 
     # ---- whether it still holds
@@ -265,11 +270,16 @@ class Plan:
         return self.parameter_list is self.optimizer._parameter_list and self.is_current()
 
     def is_current(self):
-        """Say whether all memory is where it was."""
-        return np.array_equal(self._addresses_now(), self._addresses)
+        """Say whether memory is where it was: that of all weights, and of some states, others the next time.
 
-    def _addresses_now(self):
-        return np.array(list(map(_Tensor.data_ptr, self._held)), "u8")
+        Nothing in Paddle moves the state of a running optimizer in a process of its own. Should something do so, it is
+        seen within some steps, and until then the library writes into memory that `_kept` holds on to.
+        """
+        weights = np.array(list(map(_Tensor.data_ptr, self._weights)), "u8")
+        part = slice(self._checked, self._checked + _CHECKED)
+        self._checked = part.stop if part.stop < len(self._states) else 0
+        states = np.array(list(map(_Tensor.data_ptr, self._states[part])), "u8")
+        return np.array_equal(weights, self._addresses[0]) and np.array_equal(states, self._addresses[1][part])
 
     # ---- what stays from step to step
 
@@ -283,7 +293,7 @@ class Plan:
         kinds = optimizer.state_kinds(param)
         master = optimizer._master_weights[param.name] if optimizer._has_master(param) else None
         state = {name: optimizer._get_accumulator_master(name, param) for name in {*kinds, rule.counter}}
-        tensors = {"param": param if master is None else master, "step": state[rule.counter]}
+        tensors: dict = {"param": param if master is None else master, "step": state[rule.counter]}
         if master is not None:
             tensors["copy"] = param
         if rule.aux in state:
@@ -298,7 +308,8 @@ class Plan:
                 why = f"its state is of type {tensor.dtype}"
             if why is not None:
                 return why
-        self._held += tensors.values()
+        for place, tensor in tensors.items():
+            (self._weights if place in ("param", "copy") else self._states).append(tensor)
         for place, tensor in tensors.items():
             if isinstance(place, int):
                 record["state"][place] = tensor.data_ptr()

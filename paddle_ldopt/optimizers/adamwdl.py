@@ -62,8 +62,8 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         lr_ratio (callable, optional): another name for a one-argument `set_param_lr_fun`, as in
             `paddle.optimizer.AdamW`; works on CPU too.
         fused (bool, optional): whether a step is one call of the package's C library, which is several times as fast.
-            None: what it can do, which is all in dygraph on a CPU but float64; Paddle's operations do the rest. True: an
-            error if it cannot do all. False: never. The state is the same, and numbers agree to float32 rounding;
+            None: what it can do, which is all in dygraph on a CPU but float64; Paddle's operations do the rest. True:
+            an error if it cannot do all. False: never. The state is the same, and numbers agree to float32 rounding;
             numbers below 1.2e-38 are taken as 0. It uses OMP_NUM_THREADS threads, and Paddle sets that to 1 unless it
             is set before Python starts.
 
@@ -202,6 +202,11 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
 
     # ---- Paddle's operations
 
+    def _create_param_lr(self, param_and_grad):
+        if self._lr_ratio is not None:  # the kernel multiplies, which saves an operation a parameter
+            return AdamW._create_param_lr(self, param_and_grad)
+        return super()._create_param_lr(param_and_grad)
+
     def _append_optimize_op(self, block, param_and_grad):
         if self._collected is None:
             return self._update_by_paddle(block, param_and_grad)
@@ -211,7 +216,7 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         param, grad = param_and_grad
         ratio = self.layerwise_ratio(param)
         if ratio != 0.0 and math.prod(param.shape) != 0:
-            own = param.optimize_attr["learning_rate"]
+            own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)
             rate = ratio * float(own if isinstance(own, paddle.Tensor) else own * float(self._global_learning_rate()))
             self._collected[param.name] = Task(param, grad, self.fused_options(param), rate), given
 
@@ -223,7 +228,12 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         if paddle.in_dynamic_mode() and param.dtype in _LOW_PRECISION and param.place.is_cpu_place():
             return self._low_precision_step(param, param_and_grad[1], decay if decayed else 0.0)
         if self._ratio_of is None or param.dtype != paddle.float64 or not decayed:
-            return super()._append_optimize_op(block, param_and_grad)
+            on_gpu = paddle.in_dynamic_mode() and param.place.is_gpu_place()
+            self._lr_ratio = self.layerwise_ratio if on_gpu and self._ratio_of is not None else None
+            try:
+                return super()._append_optimize_op(block, param_and_grad)
+            finally:
+                self._lr_ratio = None
         # Paddle's kernel takes the decay as a float32: too coarse next to float64 parameters, so decay them here
         if self.layerwise_ratio(param) != 0.0:
             paddle.assign(param * (1.0 - self._create_param_lr(param_and_grad) * decay), param)

@@ -18,7 +18,7 @@ from .closed_form import (
     get_polynomial_decay_schedule_with_warmup,
     get_wsd_schedule,
 )
-from .factory import SchedulerType, get_scheduler
+from .factory import ON_METRIC, SchedulerType, get_scheduler
 from .metric import (
     GreedyLR,
     MetricSchedule,
@@ -28,6 +28,7 @@ from .metric import (
 )
 
 __all__ = [
+    "ON_METRIC",
     "GreedyLR",
     "MetricSchedule",
     "ReduceLROnPlateau",

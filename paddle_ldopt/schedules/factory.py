@@ -6,7 +6,7 @@ import inspect
 
 from . import closed_form, metric
 
-__all__ = ["SchedulerType", "get_scheduler"]
+__all__ = ["ON_METRIC", "SchedulerType", "get_scheduler"]
 
 
 class SchedulerType(str, enum.Enum):
@@ -73,6 +73,8 @@ _CLASSES = {
     metric.get_reduce_on_plateau_schedule: metric.ReduceLROnPlateau,
     metric.get_greedy_schedule: metric.GreedyLR,
 }
+
+ON_METRIC = tuple(kind.value for kind, function in FUNCTIONS.items() if function in _CLASSES)  # they follow a metric
 
 
 def get_scheduler(name, optimizer, num_warmup_steps=None, num_training_steps=None, scheduler_specific_kwargs=None):

@@ -3,6 +3,9 @@
 Each rule is a frozen dataclass: it can be pickled, compared, printed and checked without an optimizer. With w the steps
 of the warm-up and k = step - w, all of them start with step / w, except where they say something else. The operations
 are in the order of transformers', so that the numbers are the same but for the last bit.
+
+`turns` gives the steps between which a rule only rises or only falls, up to the end of what it was made for or the step
+`until`: the greatest factor from a step on is that of the step itself or of a turn that follows.
 """
 
 import dataclasses
@@ -22,6 +25,10 @@ class Warmup:
     def after(self, k):
         """Return the factor `k` steps after the warm-up."""
         return 1.0
+
+    def turns(self, until=0):
+        """Return the steps at which a rise or a fall may end."""
+        return [self.warmup]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +55,10 @@ class Cosine(Warmup):
         factor = 0.5 * (1.0 + math.cos(math.pi * self.cycles * 2.0 * (k / (self.decay or 1))))
         return factor * (1.0 - self.floor) + self.floor
 
+    def turns(self, until=0):
+        """Return the steps at which a rise or a fall may end."""
+        return _waves(self.warmup, self.decay, 2.0 * self.cycles, until)
+
 
 @dataclasses.dataclass(frozen=True)
 class CosineOneAhead(Cosine):
@@ -64,6 +75,10 @@ class CosineOneAhead(Cosine):
         # the sum of the rounded parts may be an ulp above 1
         return min(1.0, self.start + (1.0 - self.start) * step / max(1, self.warmup - 1))
 
+    def turns(self, until=0):
+        """Return the steps at which a rise or a fall may end."""
+        return [max(step - 1, 0) for step in super().turns(until + 1)]
+
 
 @dataclasses.dataclass(frozen=True)
 class CosineRestarts(Warmup):
@@ -79,6 +94,10 @@ class CosineRestarts(Warmup):
             return 0.0
         return 0.5 * (1.0 + math.cos(math.pi * ((self.cycles * progress) % 1.0)))
 
+    def turns(self, until=0):
+        """Return the steps at which a rise or a fall may end."""
+        return _waves(self.warmup, self.decay, self.cycles)
+
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial(Warmup):
@@ -93,6 +112,10 @@ class Polynomial(Warmup):
         if k > self.decay:
             return self.end
         return (1.0 - self.end) * (1 - k / (self.decay or 1)) ** self.power + self.end
+
+    def turns(self, until=0):
+        """Return the steps at which a rise or a fall may end."""
+        return [self.warmup, self.warmup + self.decay + 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +169,10 @@ class StableDecay:
             factor = FALLS[self.fall](k / self.decay, self.cycles)
         return factor * (1.0 - self.floor) + self.floor
 
+    def turns(self, until=0):
+        """Return the steps at which a rise or a fall may end."""
+        return [self.warmup, *_waves(self.warmup + self.stable, self.decay, 2.0 * self.cycles)]
+
 
 def _rise_linear(progress):
     return progress
@@ -184,3 +211,22 @@ class CoolDown(Warmup):
         if k < self.decay:
             return self.end1 + (1.0 - self.end1) * _cosine(k / self.decay, self.cycles)
         return self.end1 if k < self.decay + self.final else self.end2
+
+    def turns(self, until=0):
+        """Return the steps at which a rise or a fall may end."""
+        waves = _waves(self.warmup + self.keep, self.decay, 2.0 * self.cycles)
+        return [self.warmup, *waves, self.warmup + self.keep + self.decay + self.final]
+
+
+def _waves(start, steps, halves, until=0):
+    """Return the whole steps about the turns of waves of which `halves` halves take `steps` steps.
+
+    They begin at step `start` and end `steps` later, or at step `until` if that is later.
+    """
+    length = max(steps, until - start)
+    if halves >= steps:
+        return list(range(start, start + length + 1))
+    turns = {0, steps - 1, steps, length}
+    for i in range(1, math.floor(halves * length / steps) + 1):
+        turns.update(math.floor(i * steps / halves) + near for near in (-1, 0, 1, 2))
+    return [start + min(max(turn, 0), length) for turn in turns]

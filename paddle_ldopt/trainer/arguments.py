@@ -1,26 +1,18 @@
 """The layer-wise arguments of a fine-tuning, mixed into the TrainingArguments of PaddleNLP or PaddleFormers."""
 
 import dataclasses
-import re
 from typing import Any, Optional
 
+from ..config import RULE_FIELDS, json_object, option_problems, rule_problems, tell_all
 from ..decay import LayerDecay
 from ..registry import REGISTRY
 from . import schedules
 from .optimizers import OFF, name_of
 
-__all__ = ["RULE_FIELDS", "LdoptArgumentsMixin", "OptimizerName", "SchedulerName", "check_mixed_in_first"]
+__all__ = ["RULE_FIELDS", "LdoptArgumentsMixin", "OptimizerName", "SchedulerName", "check_mixed_in_first", "serve"]
 
-RULE_FIELDS = {  # our argument -> field of LayerDecay
-    "layerwise_lr_decay": "layerwise_decay",
-    "layerwise_convention": "convention",
-    "layerwise_min_ratio": "min_ratio",
-    "layerwise_head_ratio": "head_ratio",
-    "layerwise_freeze_below": "freeze_below",
-}
+_SERVED = "_ldopt_served"  # in the arguments' __dict__: a Trainer with our mixin has taken them
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
-_ARGUMENT_OF = {field: argument for argument, field in RULE_FIELDS.items()}
-_FIELD = re.compile(r"(?<=`)({0})(?=`)|(?<=Received: )({0})(?==)".format("|".join(_ARGUMENT_OF)))
 
 
 class _Name(str):
@@ -61,6 +53,9 @@ class LdoptArgumentsMixin(_Arguments):
         layerwise_freeze_below (float, optional): layers with a ratio below it are frozen, in [0, 1].
         allow_layerwise_change (bool, optional): resume even if the checkpoint has another rule or layer map.
         optim (str, optional): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
+        optim_kwargs (str, optional): a JSON object with what else an optimizer of `list_optimizers` takes:
+            ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's own arguments (`adam_beta1`...) stay.
+        layerwise_rules (str, optional): a JSON object, the `rules` of `LayerMap.from_model`.
         lr_scheduler_type (str, optional): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup"
             and "polynomial" stay the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless
             `lr_scheduler_kwargs` are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, on
@@ -71,7 +66,8 @@ class LdoptArgumentsMixin(_Arguments):
     Raises:
         ValueError: a value out of range or of the wrong type; an option that would change nothing; an unknown
             optimizer or schedule; a schedule that follows a metric and no `evaluation_strategy`. All are found before
-            anything else happens.
+            anything else happens, and what is wrong with these arguments is told at once.
+        RuntimeError: from the constructor of a Trainer without `LdoptTrainerMixin`, which would ignore what is asked.
         TypeError: at the definition of the class, if the mixin does not come first.
 
     Examples:
@@ -108,6 +104,12 @@ class LdoptArgumentsMixin(_Arguments):
     allow_layerwise_change: bool = dataclasses.field(
         default=False, metadata={"help": "Resume even if the checkpoint was trained with other layer-wise settings."}
     )
+    optim_kwargs: Optional[str] = dataclasses.field(
+        default=None, metadata={"help": "What else the optimizer takes, as JSON: '{\"clip_threshold\": 2.0}'."}
+    )
+    layerwise_rules: Optional[str] = dataclasses.field(
+        default=None, metadata={"help": 'Which parameters are in which layer, as JSON: \'{"adapter": "head"}\'.'}
+    )
     lr_scheduler_kwargs: Optional[str] = dataclasses.field(
         default=None, metadata={"help": "What else the schedule takes, as JSON: '{\"num_cycles\": 3}'."}
     )
@@ -117,9 +119,8 @@ class LdoptArgumentsMixin(_Arguments):
         check_mixed_in_first(cls, LdoptArgumentsMixin, "__post_init__")
 
     def __post_init__(self):
-        _check_rule(self)
         args: Any = self
-        schedules.check_schedule(args)
+        tell_all(_problems(args))
         optim, kind = name_of(args.optim), name_of(args.lr_scheduler_type)
         ours = kind in schedules.SCHEDULERS and kind not in schedules.BUILT_IN
         if optim in REGISTRY:
@@ -138,9 +139,53 @@ class LdoptArgumentsMixin(_Arguments):
         schedules.check_evaluation(args)
 
     @property
+    def should_load_sharding_stage1_model(self):
+        """The Trainer's own. Its constructor reads this, so one that would ignore our arguments is found out here."""
+        _check_served(self)
+        return super().should_load_sharding_stage1_model
+
+    def print_config(self, *args, **kwargs):
+        """Print as the Trainer's own; it reads every property, as if it were a Trainer.
+
+        Args:
+            *args: for the Trainer's own `print_config`.
+            **kwargs: for the Trainer's own `print_config`.
+        """
+        served = vars(self).get(_SERVED, False)
+        self.__dict__[_SERVED] = True
+        try:
+            super().print_config(*args, **kwargs)
+        finally:
+            self.__dict__[_SERVED] = served
+
+    def __getstate__(self):
+        return {key: value for key, value in vars(self).items() if key != _SERVED}  # a copy is for another Trainer
+
+    @property
     def layerwise_rule(self):
         """The `LayerDecay` that the arguments make together."""
         return LayerDecay(**{field: getattr(self, argument) for argument, field in RULE_FIELDS.items()})
+
+
+def serve(args):
+    """Note that a Trainer with our mixin has taken the arguments, if they are ours."""
+    if isinstance(args, LdoptArgumentsMixin):
+        args.__dict__[_SERVED] = True
+
+
+def _check_served(args):
+    """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
+    asked = {argument: getattr(args, argument) for argument in RULE_FIELDS}
+    asked = {argument: value for argument, value in asked.items() if value != getattr(OFF, RULE_FIELDS[argument])}
+    if name_of(args.optim) in REGISTRY:
+        asked["optim"] = name_of(args.optim)
+    if schedules.is_ours(args):
+        asked["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
+    if asked and not vars(args).get(_SERVED):
+        raise RuntimeError(
+            "The Trainer lacks LdoptTrainerMixin and would ignore what the arguments ask for: class MyTrainer("
+            "LdoptTrainerMixin, Trainer). Received: " + ", ".join(f"{key}={value!r}" for key, value in asked.items())
+        )
 
 
 def _tell_our_names(error, optim, kind):
@@ -154,22 +199,38 @@ def _tell_our_names(error, optim, kind):
             raise ValueError(f"{error}, or of paddle_ldopt's own: {own}. Received: {received}") from error
 
 
-def _check_rule(args):
-    """Raise ValueError, in terms of the arguments, if they make no rule or one of them has no effect."""
+def _problems(args):
+    """Yield all that is wrong with the arguments of ours."""
+    yield from rule_problems(args)
+    optim = name_of(args.optim)
+    for name in ("layerwise_rules", "optim_kwargs"):
+        try:
+            found = json_object(getattr(args, name), name)
+        except ValueError as error:
+            yield str(error)
+            continue
+        if name == "optim_kwargs" and found:
+            yield from _option_problems(args, optim, found)
     try:
-        rule = args.layerwise_rule
-    except (TypeError, ValueError) as error:
-        raise ValueError(_FIELD.sub(lambda match: _ARGUMENT_OF[match.group()], str(error))) from None
-    for argument, field in RULE_FIELDS.items():
-        value = getattr(rule, field)
-        if rule.layerwise_decay == 1.0 and field != "head_ratio" and value != getattr(OFF, field):
-            raise ValueError(
-                f"`{argument}` has no effect while `layerwise_lr_decay` is 1: every layer has a ratio of 1 (the head "
-                f"`layerwise_head_ratio`). Received: {argument}={value!r}"
-            )
-    if rule.min_ratio and rule.freeze_below:
-        raise ValueError(
-            "`layerwise_min_ratio` and `layerwise_freeze_below` exclude each other: what the floor lifts is either "
-            f"frozen all the same or nothing is. Received: layerwise_min_ratio={rule.min_ratio!r}, "
-            f"layerwise_freeze_below={rule.freeze_below!r}"
+        schedules.check_schedule(args)
+    except ValueError as error:
+        yield str(error)
+
+
+def _option_problems(args, optim, options):
+    if optim not in REGISTRY:
+        yield (
+            f"`optim_kwargs` are for {', '.join(map(repr, REGISTRY))}. "
+            f"Received: optim={optim!r}, optim_kwargs={args.optim_kwargs!r}"
         )
+        return
+    own = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}
+    for name in options.keys() & own.keys():
+        yield f"`{own[name]}` says the {name} of {optim!r}: leave it out here. Received: optim_kwargs={options!r}"
+    if options.get("relative_step"):
+        yield (
+            "An optimizer that sets its rate itself goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`. "
+            f"Received: optim_kwargs={options!r}"
+        )
+        return
+    yield from option_problems(optim, {name: value for name, value in options.items() if name not in own})

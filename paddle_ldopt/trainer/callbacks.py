@@ -11,14 +11,17 @@ from ..display import (
     applied_rates,
     check_picture,
     follows_metric,
+    next_rate,
     plot_schedule,
+    rate_divisor,
     schedule_rates,
     short_names,
     text_plot,
     write_schedule,
 )
 from ..hooks import LayerwiseMixin, parameters_of, unwrap
-from ..layers import LayerMap
+from .optimizers import sets_own_rate
+from .stages import map_layers
 
 __all__ = ["GradualUnfreezeCallback", "LayerLRCallback", "ScheduleCallback", "all_open", "layers_of"]
 
@@ -67,11 +70,11 @@ class LayerLRCallback(_Callback):
                 "Trainer). Received: a Trainer without it"
             )
         layers = _find_layers(self.layers, optimizer, model)
-        self._names = _layer_names(layers, [p.name for p in parameters_of(unwrap(optimizer))])
+        self._names = _layer_names(layers, [p.name for p in parameters_of(optimizer)])
 
     def on_optimizer_begin(self, args, state, control, optimizer=None, **kwargs):
         """Note the rate of the step that comes; the schedule goes on before anything is logged."""
-        self._step = optimizer, float(optimizer.get_lr())
+        self._step = optimizer, next_rate(optimizer)
 
     def extra_logs(self):
         """Return the rates of the last step, by what they are called in the logs."""
@@ -97,7 +100,8 @@ class ScheduleCallback(_Callback):
         layers (LayerMap, optional): the layers; those of the optimizer's decay, or of the model, if None.
 
     Raises:
-        ValueError: another ending. From the training: a schedule that follows a metric and so is not known beforehand.
+        ValueError: another ending. From the training: a schedule that follows a metric and so is not known beforehand;
+            an optimizer that sets its rate itself.
     """
 
     def __init__(self, path, layers=None):
@@ -111,14 +115,20 @@ class ScheduleCallback(_Callback):
                 "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training: leave "
                 f"it out; LayerLRCallback logs what comes of it. Received: lr_scheduler={type(lr_scheduler).__name__}"
             )
-        if not state.is_world_process_zero:
-            return
+        if sets_own_rate(optimizer):
+            raise ValueError(
+                "ScheduleCallback cannot show the schedule of an optimizer that sets its rate itself: leave it out; "
+                f"LayerLRCallback logs what comes of it. Received: optimizer={type(unwrap(optimizer)).__name__}"
+            )
         layers = _find_layers(self.layers, optimizer, model)
         first, rates = schedule_rates(lr_scheduler, state.max_steps)
+        rates = [rate / rate_divisor(optimizer, first + i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # a run that was over when it was resumed
             return
         with all_open(optimizer) as start_of:
-            rows = layers.table(optimizer=optimizer).rows
+            rows = layers.table(optimizer=optimizer).rows  # in all processes: those of a pipeline have a part each
+        if not state.is_world_process_zero:
+            return
         short = short_names([row.tower for row in rows])
         series = {}
         for row in rows:
@@ -271,7 +281,7 @@ def layers_of(optimizer):
 
 
 def _find_layers(layers, optimizer, model):
-    return layers or layers_of(unwrap(optimizer)) or LayerMap.from_model(model)
+    return layers or layers_of(unwrap(optimizer)) or map_layers(model)
 
 
 def _layer_names(layers, tensors):

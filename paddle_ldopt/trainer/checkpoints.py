@@ -5,6 +5,7 @@ the Trainer writes a checkpoint, the record is there as ``ldopt_layerwise.json.p
 rest is on disk. A process that is killed in between leaves a checkpoint that says that it is cut short.
 """
 
+import glob
 import json
 import os
 import random
@@ -13,18 +14,23 @@ import re
 import numpy as np
 
 from ..decay import LayerDecay
+from ..hooks import parameters_of
 from ..layers import Layer
 from .arguments import RULE_FIELDS
 
 __all__ = [
     "begin_checkpoint",
+    "beside",
     "check_checkpoint",
+    "check_layout",
     "check_thawed",
+    "check_unified",
     "differences",
     "finish_checkpoint",
     "last_checkpoint",
     "load_epoch_rng",
     "set_epoch_rng",
+    "step_of",
     "take_epoch_rng",
 ]
 
@@ -32,6 +38,7 @@ RECORD = "ldopt_layerwise.json"
 PARTIAL = RECORD + ".partial"
 _SAME_STATE = {"AdamW", "AdamWDL"}  # one can go on with what the other saved
 EPOCH_RNG = "ldopt_epoch_rng.json"
+CONFIG = "ldopt_config.json"
 FORMAT = 1
 _NUMBERED = re.compile(r"^checkpoint-(\d+)$")
 _SHOWN = 3
@@ -48,7 +55,7 @@ def begin_checkpoint(folder, record, epoch_rng):
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, PARTIAL), "w", encoding="utf-8") as file:
         json.dump({"format": FORMAT, **record}, file, indent=1)
-    for stale in (RECORD, EPOCH_RNG):
+    for stale in (RECORD, EPOCH_RNG, CONFIG):
         if os.path.exists(os.path.join(folder, stale)):
             os.remove(os.path.join(folder, stale))
     if epoch_rng is not None:
@@ -83,6 +90,84 @@ def last_checkpoint(output_dir):
 def _is_complete(folder):
     names = os.listdir(folder)
     return PARTIAL not in names and any(name.startswith("trainer_state.") for name in names)
+
+
+def beside(checkpoint, other, output_dir):
+    """Return the path of `other`, a checkpoint of the same run as `checkpoint`: beside it, if it is there.
+
+    Args:
+        checkpoint (str): where this one is.
+        other (str): where that one was when this one was saved.
+        output_dir (str): the run's folder as its arguments say it, which the Trainer compares paths with.
+    """
+    folder = os.path.dirname(os.path.abspath(checkpoint))
+    found = os.path.join(folder, os.path.basename(other))
+    if not os.path.isdir(found):
+        return other
+    if os.path.realpath(folder) == os.path.realpath(output_dir):
+        return os.path.join(output_dir, os.path.basename(other))
+    return found
+
+
+def step_of(checkpoint, state_class):
+    """Return the number of steps that were taken at a checkpoint; 0 without one, or if it does not say.
+
+    Args:
+        checkpoint (str|None): its folder.
+        state_class (type): the Trainer's `TrainerState`.
+    """
+    for name, load in (("trainer_state.json", "load_from_json"), ("trainer_state.bin", "load")):
+        path = os.path.join(checkpoint or "", name)
+        if checkpoint is not None and os.path.isfile(path):
+            return getattr(state_class, load)(path).global_step
+    return 0
+
+
+def check_layout(folder, record):
+    """Raise if a checkpoint's files are parts of another layout: the Trainer would miss some, or take wrong ones.
+
+    Args:
+        folder (str): the checkpoint's.
+        record (dict): the settings of now.
+
+    Raises:
+        ValueError: so it is. (Data parallelism has no part in the layout: its processes all have the same.)
+    """
+    parts = [
+        name for form in ("pdopt", "safetensors") for name in glob.glob(os.path.join(folder, f"optimizer*.{form}"))
+    ]
+    if not os.path.exists(os.path.join(folder, RECORD)) or not parts:
+        return
+    was, now = _read_record(folder).get("layout", record["layout"]), record["layout"]
+    if was != now:
+        said = [", ".join(f"{name} {degree}" for name, degree in layout.items()) for layout in (was, now)]
+        raise ValueError(
+            f"The checkpoint was saved in another layout, {said[0]}, and its optimizer's state is in parts that fit no "
+            "other: resume in that layout, or begin a new training from the checkpoint's weights. "
+            f"Received: resume_from_checkpoint={folder!r}, {said[1]}"
+        )
+
+
+def check_unified(args, optimizer, processes):
+    """Raise if PaddleNLP's unified checkpoints of this training could be saved and not be resumed from.
+
+    Args:
+        args (TrainingArguments): the Trainer's.
+        optimizer (Optimizer): one of ours.
+        processes (int): of the training.
+
+    Raises:
+        ValueError: more than one process, and parameters with different states: PaddleNLP looks for each in all.
+    """
+    if processes == 1 or not getattr(args, "unified_checkpoint", False):
+        return
+    params = [param for param in parameters_of(optimizer) if not param.stop_gradient]
+    if len({frozenset(optimizer.state_kinds(param)) for param in params}) > 1:
+        raise ValueError(
+            f"PaddleNLP cannot resume unified checkpoints of {type(optimizer).__name__} in more than one process, for "
+            "matrices and vectors have different states: set unified_checkpoint=False. "
+            f"Received: unified_checkpoint=True, {processes} processes"
+        )
 
 
 def check_checkpoint(folder, record, active, allowed):
@@ -181,8 +266,9 @@ def differences(was, now):
 
     Args:
         was (dict): the first, with "optimizer" (name of its class), "rule" (argument -> value), "towers" and "layers"
-            (`LayerMap.fingerprint`; None if the rates do not depend on layers) and "ratios" (structured name -> ratio,
-            if they come from a hook of the user's own).
+            (`LayerMap.fingerprint`; None if the rates do not depend on layers), "ratios" (structured name -> ratio,
+            if they come from a hook of the user's own) and "unfreeze_every_k_steps" (`GradualUnfreezeCallback`'s; None
+            without it).
         now (dict): the second, alike.
     """
     out = [
@@ -192,6 +278,10 @@ def differences(was, now):
     ]
     if was["optimizer"] != now["optimizer"]:
         out.append(f"the optimizer was {was['optimizer']} in the checkpoint and is {now['optimizer']} now")
+    unfrozen = "unfreeze_every_k_steps"
+    if was.get(unfrozen, now[unfrozen]) != now[unfrozen]:  # it is not in records of version 0.1
+        was_said, now_said = (record[unfrozen] or "not used" for record in (was, now))
+        out.append(f"every_k_steps of GradualUnfreezeCallback was {was_said} in the checkpoint and is {now_said} now")
     if was["layers"] is not None and now["layers"] is not None:
         out += _tower_differences(was["towers"], now["towers"]) or _layer_differences(was["layers"], now["layers"])
     if was["ratios"] is not None or now["ratios"] is not None:

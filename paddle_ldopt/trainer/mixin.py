@@ -2,23 +2,35 @@
 
 import functools
 import importlib
+import inspect
 import logging
 import os
 from typing import Any
 
-from paddle.distributed.fleet.meta_parallel import PipelineLayer
+from paddle import distributed
 
+from ..config import OPTIMIZERS, LdoptConfig, json_object
 from ..decay import apply_layerwise_decay
 from ..hooks import unwrap
-from ..layers import LayerMap
 from ..registry import REGISTRY
 from . import checkpoints, schedules
-from .arguments import RULE_FIELDS, check_mixed_in_first
-from .callbacks import all_open, layers_of
-from .optimizers import OFF, build_optimizer, check_passed_optimizer, freeze, hook_ratios, name_of
+from .arguments import RULE_FIELDS, check_mixed_in_first, serve
+from .callbacks import GradualUnfreezeCallback, all_open, layers_of
+from .optimizers import (
+    OFF,
+    OwnRate,
+    build_optimizer,
+    check_passed_optimizer,
+    freeze,
+    hook_ratios,
+    name_of,
+    sets_own_rate,
+)
+from .stages import gathered, map_layers, pipeline_of
 
 __all__ = ["LdoptTrainerMixin"]
 
+_DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor", "pipeline")]  # of the arguments
 _Trainer: Any = object  # for type checkers: the Trainer that follows in the bases
 
 
@@ -33,12 +45,18 @@ class LdoptTrainerMixin(_Trainer):
       step after each evaluation that the Trainer makes in its training; those made by hand do not count.
     - ``layerwise_freeze_below`` sets `stop_gradient` on what it freezes, so backward passes end there. It stays set.
     - The layer table is logged before the first step, read back from the optimizer.
-    - With ``optimizers=(opt, scheduler)``, `scheduler` must be the one that `opt` was built with. A layer-wise decay is
-      then `opt`'s own; if the arguments ask for one too, both must be the same.
-    - Checkpoints hold a record of the rule, the optimizer's class and the layer map. A resume with others is refused
-      unless ``allow_layerwise_change`` is given. One from a checkpoint that was cut short always is;
-      ``train(resume_from_checkpoint=True)`` takes the last complete one. (With asynchronous saving, or parts that other
-      processes save, complete means that the main process has done its part.)
+    - With ``optimizers=(opt, scheduler)``, `scheduler` must be the one that `opt` was built with, or None if `opt` sets
+      its rate itself (`relative_step`, a `Lamb` with a callable). A layer-wise decay is then `opt`'s own; if the
+      arguments ask for one too, both must be the same.
+    - Checkpoints hold ``ldopt_config.json``, the arguments as an `LdoptConfig`, if they made the optimizer.
+    - In a distributed training all processes use the same rates, those of the whole model: a pipeline's stages agree on
+      its layers, so `layer_map` must be asked for in all of them at once. The main process alone logs the table.
+    - Checkpoints hold a record of the rule, the optimizer's class, the layer map and `GradualUnfreezeCallback`. A
+      resume with others is refused unless ``allow_layerwise_change`` is given. One from a checkpoint that was cut short
+      always is; ``train(resume_from_checkpoint=True)`` takes the last complete one. (With asynchronous saving, complete
+      means that the files were all begun.)
+    - ``save_total_limit`` is heeded in a training of one process too. A resumed run that is over takes no further step,
+      and the best model is looked for beside the checkpoint that is gone on from, if the run was moved.
     - In a training of one process, a resume ends with the same weights, bit for bit, as if it had never stopped. For
       that, the order of the batches in the second and later epochs, and dropout after a checkpoint at the end of an
       epoch, are restored, which the Trainer does not do. `gradient_accumulation_steps` must divide the batches of an
@@ -52,7 +70,7 @@ class LdoptTrainerMixin(_Trainer):
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
         ValueError: from `train`, before anything is loaded or changed: `optimizers` that contradict the arguments or
-            each other, a checkpoint that does not fit, a pipeline of several stages, a schedule that follows a metric
+            each other, a checkpoint that does not fit, a schedule that follows a metric
             and no `eval_dataset`. In the training: an evaluation without that metric.
 
     Examples:
@@ -72,6 +90,7 @@ class LdoptTrainerMixin(_Trainer):
     optimizer: Any  # the Trainer's
     lr_scheduler: Any
 
+    _rotation: Any = None  # while a checkpoint is saved: the calls of `_rotate_checkpoints`, which wait for its end
     _own_scheduler = None  # the schedule that we made
     _found: Any = None  # the metrics of the training's running evaluation, as long as the schedule's is not among them
     _resumed_from = None  # checkpoint whose RNG state is to be restored when the first epoch begins
@@ -82,17 +101,26 @@ class LdoptTrainerMixin(_Trainer):
         super().__init_subclass__(**kwargs)
         check_mixed_in_first(cls, LdoptTrainerMixin, "create_optimizer")
 
+    @property
+    def args(self):
+        """The Trainer's arguments."""
+        return self.__dict__["args"]
+
+    @args.setter
+    def args(self, args):
+        serve(args)
+        self.__dict__["args"] = args
+
     @functools.cached_property
     def layer_map(self):
         """The layers of the model."""
-        pipelines = [part for part in self.model.sublayers(include_self=True) if isinstance(part, PipelineLayer)]
-        if any(pipeline._num_stages > 1 for pipeline in pipelines):
+        rules = json_object(getattr(self.args, "layerwise_rules", None), "layerwise_rules")
+        if rules and self.layer_rules is not None:
             raise ValueError(
-                "Each process of a pipeline sees the layers of its own stage only and would take them for the whole "
-                "model. Train without pipeline parallelism. Received: a PipelineLayer of several stages in "
-                f"{type(self.model).__name__}"
+                "The Trainer has `layer_rules` and its arguments `layerwise_rules`: leave one of them out. "
+                f"Received: layerwise_rules={rules!r}"
             )
-        return LayerMap.from_model(self.model, rules=self.layer_rules)
+        return map_layers(self.model, rules or self.layer_rules)
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """Train, as the Trainer's own `train`, after all that can be checked beforehand was.
@@ -109,8 +137,10 @@ class LdoptTrainerMixin(_Trainer):
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "extra_logs"):
                 callback.attached = True
-        checkpoint = self._resolve(resume_from_checkpoint)
-        self._check_resume(checkpoint, self._record)
+            if hasattr(callback, "config") and self._config is not None:
+                callback.config = self._config
+        record = self._record
+        checkpoint = self._agree(lambda: self._check_resume(self._resolve(resume_from_checkpoint), record))
         self._resumed_from, self._rng_restored = checkpoint, False
         if not any(isinstance(callback, _Events) for callback in self.callback_handler.callbacks):
             self.add_callback(_Events(self))
@@ -131,6 +161,8 @@ class LdoptTrainerMixin(_Trainer):
             self.optimizer = build_optimizer(
                 REGISTRY[optim], self.args, self.model, learning_rate, groups, rule, layers
             )
+            processes = distributed.get_world_size()
+            self._agree(lambda: checkpoints.check_unified(self.args, self.optimizer, processes))
         else:
             super().create_optimizer(lr_scheduler)
             if layers is not None:
@@ -144,7 +176,9 @@ class LdoptTrainerMixin(_Trainer):
             num_training_steps (int): optimizer steps.
         """
         # PaddleFormers' `freeze_training` has a schedule of its own
-        if self.lr_scheduler is None and self._schedule_is_ours and not getattr(self.args, "freeze_training", False):
+        if self.lr_scheduler is None and sets_own_rate(self.optimizer):
+            self.lr_scheduler = OwnRate(self.optimizer)
+        elif self.lr_scheduler is None and self._schedule_is_ours and not getattr(self.args, "freeze_training", False):
             self.lr_scheduler = self._own_scheduler = schedules.build_scheduler(self.args, num_training_steps)
         return super().create_scheduler(num_training_steps)
 
@@ -159,8 +193,17 @@ class LdoptTrainerMixin(_Trainer):
         if "loss" in logs:  # of the training, no evaluation's and no summary
             for callback in self.callback_handler.callbacks:
                 if hasattr(callback, "extra_logs"):
-                    logs.update(callback.extra_logs())
+                    logs.update(self._of_all_stages(callback.extra_logs()))
         return super().log(logs, *args, **kwargs)
+
+    def _of_all_stages(self, rates):
+        """Return the rates that all stages of a pipeline give, of a layer in several of them the greatest."""
+        if pipeline_of(self.model) is None:
+            return rates
+        merged: dict = {}
+        for stage in gathered(rates):
+            merged.update({name: max(rate, merged.get(name, 0.0)) for name, rate in stage.items()})
+        return merged
 
     def evaluate(self, *args, **kwargs):
         """Evaluate, as the Trainer's own `evaluate`; within the training, tell a schedule that follows a metric.
@@ -191,19 +234,69 @@ class LdoptTrainerMixin(_Trainer):
                 f"{self.args.metric_for_best_model!r}, lr_scheduler_type={name_of(self.args.lr_scheduler_type)!r}"
             )
 
+    def _inner_training_loop(self, *args, **kwargs):
+        # the Trainer takes a step before it looks whether the run was over
+        arguments = inspect.signature(super()._inner_training_loop).bind(*args, **kwargs)
+        counts_from_0 = getattr(self.args, "ignore_load_lr_and_optim", False)
+        taken = 0 if counts_from_0 else checkpoints.step_of(self._resumed_from, type(self.state))
+        if taken >= arguments.arguments["max_steps"]:
+            arguments.arguments["num_train_epochs"] = 0
+        return super()._inner_training_loop(*arguments.args, **arguments.kwargs)
+
     def _save_checkpoint(self, *args, **kwargs):
         folder = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
         if self.args.should_save:
             checkpoints.begin_checkpoint(folder, self._record, self._epoch_rng)
-        super()._save_checkpoint(*args, **kwargs)
-        if self.args.should_save:
-            checkpoints.finish_checkpoint(folder)
+            if self._config is not None:
+                self._config.to_json(os.path.join(folder, checkpoints.CONFIG))
+        self._wait_for_all()  # no process writes into the checkpoint before it is marked, none deletes another before
+        self._rotation = []
+        try:
+            super()._save_checkpoint(*args, **kwargs)
+            self._wait_for_all()  # it is complete
+            if self.args.should_save:
+                checkpoints.finish_checkpoint(folder)
+            if not self._rotation and self.args.local_rank == -1:  # PaddleNLP does so where it is 0 only
+                self._rotation.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
+        finally:
+            rotation, self._rotation = self._rotation, None
+        for positional, named in rotation:
+            self._rotate_checkpoints(*positional, **named)
 
     def _rotate_checkpoints(self, *args, **kwargs):
-        # the last thing that a save does: the new checkpoint must count before an older one goes
-        if self.args.should_save:
-            checkpoints.finish_checkpoint(os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}"))
-        return super()._rotate_checkpoints(*args, **kwargs)
+        if self._rotation is not None:
+            self._rotation.append((args, kwargs))
+            return
+        # the Trainer takes for granted that the best checkpoint is among those it may delete
+        best = self.state.best_model_checkpoint
+        folder = inspect.signature(super()._rotate_checkpoints).bind(*args, **kwargs).arguments.get("output_dir")
+        if best is not None and folder is not None:
+            inside = os.path.realpath(os.path.dirname(best)) == os.path.realpath(folder)
+            self.state.best_model_checkpoint = os.path.join(folder, os.path.basename(best)) if inside else None
+        try:
+            super()._rotate_checkpoints(*args, **kwargs)
+        finally:
+            self.state.best_model_checkpoint = best
+
+    def _agree(self, ask):
+        """Return in all processes what `ask()` gives in the main one, or raise what it raises there."""
+        if self.args.world_size <= 1:
+            return ask()
+        answer: list = [None]
+        if self.is_world_process_zero():
+            try:
+                answer = [(ask(), None)]
+            except Exception as raised:  # the others would wait for this process
+                answer = [(None, raised)]
+        distributed.broadcast_object_list(answer, src=0)
+        result, problem = answer[0]
+        if problem is not None:
+            raise problem
+        return result
+
+    def _wait_for_all(self):
+        if self.args.world_size > 1:
+            distributed.barrier()
 
     def _load_rng_state(self, checkpoint):
         # some samplers make the Trainer call this in every epoch after a resume
@@ -220,6 +313,11 @@ class LdoptTrainerMixin(_Trainer):
         if not self._schedule_is_ours:
             return
         received = f"lr_scheduler_type={name_of(self.args.lr_scheduler_type)!r}"
+        if sets_own_rate(self.optimizer):
+            raise ValueError(
+                "The optimizer sets its rate itself, so `lr_scheduler_type` would be ignored: leave it out. "
+                f"Received: optimizers=({type(unwrap(self.optimizer)).__name__}, ...), {received}"
+            )
         if self.lr_scheduler is not None and self.lr_scheduler is not self._own_scheduler:
             raise ValueError(
                 "`optimizers` has a scheduler already, so `lr_scheduler_type` would be ignored: leave one of them out. "
@@ -235,9 +333,19 @@ class LdoptTrainerMixin(_Trainer):
     def _rule(self):
         return getattr(self.args, "layerwise_rule", OFF)
 
-    @functools.cached_property
+    @property
     def _record(self):
-        """What a checkpoint says of the training: taken before an optimizer is made, or from the one that was given."""
+        """What a checkpoint says of the training."""
+        unfreezing = [c for c in self.callback_handler.callbacks if isinstance(c, GradualUnfreezeCallback)]
+        return {
+            **self._settings,
+            "unfreeze_every_k_steps": unfreezing[0].every_k_steps if unfreezing else None,
+            "layout": {name: max(getattr(self.args, field, 1), 1) for name, field in _DEGREES},
+        }
+
+    @functools.cached_property
+    def _settings(self):
+        """The part of the record that stays: taken before an optimizer is made, or from the one that was given."""
         if self.optimizer is None:
             name, rule, ratios = self._optimizer_name(), self._rule, None
             layers = None if rule == OFF else self.layer_map
@@ -249,6 +357,13 @@ class LdoptTrainerMixin(_Trainer):
         fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
         fields = {argument: getattr(rule, field) for argument, field in RULE_FIELDS.items()}
         return {"optimizer": name, "rule": fields, "ratios": ratios, **fingerprint}
+
+    @functools.cached_property
+    def _config(self):
+        """The arguments as an `LdoptConfig`; None if the optimizer was given, or is one that the Trainer alone has."""
+        if self.optimizer is not None or not hasattr(self.args, "layerwise_rules"):
+            return None
+        return LdoptConfig.from_arguments(self.args) if name_of(self.args.optim) in OPTIMIZERS else None
 
     def _optimizer_name(self):
         """Return the name of the class of the optimizer that is to be made."""
@@ -273,32 +388,44 @@ class LdoptTrainerMixin(_Trainer):
         return found
 
     def _check_resume(self, checkpoint, record):
-        if checkpoint is None or not self.args.should_save or not os.path.isdir(checkpoint):
-            return  # the Trainer says what is wrong with a folder that is not there
+        """Return `checkpoint`, raise if the training of `record` must not go on from it."""
+        if checkpoint is None or not os.path.isdir(checkpoint):
+            return checkpoint  # the Trainer says what is wrong with a folder that is not there
         active = any(value != getattr(OFF, RULE_FIELDS[argument]) for argument, value in record["rule"].items())
         active = active or any(ratio != 1.0 for ratio in (record["ratios"] or {}).values())
+        active = active or record["unfreeze_every_k_steps"] is not None
         allowed = getattr(self.args, "allow_layerwise_change", False)
+        checkpoints.check_layout(checkpoint, record)
         found = checkpoints.check_checkpoint(checkpoint, record, active, allowed)
         if found and self.optimizer is None:
             checkpoints.check_thawed(checkpoint, record)
         for difference in found:
             self._logger.warning(f"Going on from {checkpoint} in spite of a difference: {difference}")
+        return checkpoint
 
     def _freeze(self, ratio_of):
         named = list(self.model.named_parameters())
         frozen = freeze(named, ratio_of)
         of = sorted({(layer.tower, layer.index, layer.label) for layer in map(self.layer_map.layer_of, frozen)})
-        self._logger.info(
+        self._tell(
             f"layerwise_freeze_below={self._rule.freeze_below} freezes {len(frozen)} of {len(named)} parameters: "
             f"{', '.join(label for _, _, label in of) or 'no layer has a ratio below it'}"
         )
 
     def _begin_training(self):
+        best, checkpoint = self.state.best_model_checkpoint, self._resumed_from
+        if best is not None and checkpoint is not None:
+            # of the same run as the checkpoint, which may have been moved or copied since
+            self.state.best_model_checkpoint = checkpoints.beside(checkpoint, best, self.args.output_dir)
         layers = layers_of(unwrap(self.optimizer))
-        if layers is not None and self.is_world_process_zero():
+        if layers is not None:
             with all_open(self.optimizer):
-                table = layers.table(optimizer=self.optimizer)
-            self._logger.info(f"Learning rates by layer:\n{table}")
+                table = layers.table(optimizer=self.optimizer, num_steps=self._last_step_ahead)
+            self._tell(f"Learning rates by layer:\n{table}")
+
+    @property
+    def _last_step_ahead(self):
+        return max(self.state.max_steps - 1 - self.state.global_step, 0)
 
     def _begin_epoch(self):
         checkpoint, self._resumed_from = self._resumed_from, None
@@ -325,6 +452,10 @@ class LdoptTrainerMixin(_Trainer):
                     f"{checkpoint} does not say how its epoch was shuffled: the batches that follow are not those that "
                     "would have followed without the interruption"
                 )
+
+    def _tell(self, line):
+        if self.is_world_process_zero():
+            self._logger.info(line)
 
     @property
     def _logger(self):

@@ -1,7 +1,9 @@
 """Our optimizers as the Trainer builds them: names, arguments, what decays; and what users may pass instead."""
 
 import paddle
+from paddle.optimizer.lr import LRScheduler
 
+from ..config import json_object
 from ..decay import LayerDecay
 from ..hooks import flatten_groups, unwrap
 from ..registry import REGISTRY
@@ -9,14 +11,39 @@ from ..weight_decay import decayed_parameter_names
 
 __all__ = [
     "OFF",
+    "OwnRate",
     "build_optimizer",
     "check_passed_optimizer",
     "freeze",
     "hook_ratios",
     "name_of",
+    "sets_own_rate",
 ]
 
 OFF = LayerDecay(1.0)
+
+
+class OwnRate(LRScheduler):
+    """Stand, in a Trainer, for the schedule of an optimizer that sets its rate itself: it sets nothing and reports it.
+
+    Args:
+        optimizer (Optimizer): the optimizer.
+    """
+
+    def __init__(self, optimizer):
+        self.optimizer = unwrap(optimizer)
+        super().__init__(float(self.optimizer.get_lr()))
+
+    def get_lr(self):
+        """Return the rate that the optimizer reports."""
+        return float(self.optimizer.get_lr())
+
+
+def sets_own_rate(optimizer):
+    """Say whether an optimizer takes its rate from its own steps, so that a scheduler beside it has no effect."""
+    optimizer = unwrap(optimizer)
+    # Came and Adafactor; Lamb with a sequence or a callable
+    return bool(getattr(optimizer, "_relative_step", False)) or getattr(optimizer, "_schedule", None) is not None
 
 
 def name_of(optim):
@@ -41,12 +68,14 @@ def build_optimizer(chosen, args, model, learning_rate, groups, rule, layers):
     grouped = any(isinstance(item, dict) for item in parameters)
     kwargs = {name: getattr(args, field) for name, field in chosen.trainer.items()}
     kwargs.update(chosen.external_rate, **{chosen.weight_decay: args.weight_decay})
+    kwargs.update(json_object(getattr(args, "optim_kwargs", None), "optim_kwargs"))
+    if not grouped and not any(kwargs.get(argument) for argument in chosen.own_exclusion):
+        kwargs["apply_decay_param_fun"] = decayed_parameter_names(model).__contains__
     if layers is not None:
         kwargs.update(layers=layers, layerwise_decay=rule)
     return chosen.cls(
         learning_rate=learning_rate,
         parameters=parameters,
-        apply_decay_param_fun=None if grouped else decayed_parameter_names(model).__contains__,
         grad_clip=paddle.nn.ClipGradByGlobalNorm(args.max_grad_norm) if args.max_grad_norm > 0 else None,
         multi_precision=args.fp16_opt_level == "O2",
         **kwargs,
@@ -91,9 +120,13 @@ def _check_scheduler(optimizer, scheduler):
     name = type(optimizer).__name__
     own = optimizer._learning_rate
     reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it tells what rate was used
-    if scheduler is own or (reports and not isinstance(own, paddle.optimizer.lr.LRScheduler)):
+    if scheduler is own or (reports and not isinstance(own, LRScheduler)):
         return
-    if isinstance(own, paddle.optimizer.lr.LRScheduler):
+    if sets_own_rate(optimizer):
+        if scheduler is None:
+            return
+        remedy = "it sets its rate itself, so give optimizers=(opt, None)"
+    elif isinstance(own, LRScheduler):
         remedy = "give optimizers=(opt, opt._learning_rate), the scheduler it was built with"
     else:
         remedy = (
@@ -101,7 +134,7 @@ def _check_scheduler(optimizer, scheduler):
             "keeps the rate constant"
         )
     what = "None" if scheduler is None else type(scheduler).__name__
-    own = type(own).__name__ if isinstance(own, paddle.optimizer.lr.LRScheduler) else own
+    own = "its own" if sets_own_rate(optimizer) else type(own).__name__ if isinstance(own, LRScheduler) else own
     raise ValueError(
         "The Trainer would step a scheduler that the optimizer does not take its rate from, without any effect: "
         f"{remedy}. Received: optimizers=({name}, {what}), where the learning_rate of {name} is {own}"

@@ -10,8 +10,7 @@ import numbers
 import os
 from typing import Any
 
-from ..display import LayerTable
-from ..hooks import unwrap
+from ..display import LayerTable, next_rate
 from .callbacks import all_open
 
 __all__ = ["RunReport"]
@@ -33,10 +32,15 @@ class RunReport:
         folder (str): where both files go, usually the Trainer's `output_dir`.
         title (str): heading of the report.
         layers (LayerMap): the layers whose rates are shown.
+
+    Attributes:
+        config (LdoptConfig|None): shown as "Optimizer and schedule"; the Trainer's mixin sets it when training begins,
+            unless the Trainer was given an optimizer.
     """
 
     def __init__(self, folder, title, layers):
         self.folder, self.title, self.layers = folder, title, layers
+        self.config: Any = None
         self._table: Any = None  # until training begins
         self._recording = False
         self._starts: Any = None  # (tower, layer id) -> the step from which it is trained; None before the first step
@@ -46,9 +50,11 @@ class RunReport:
     def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
         """Take the layer table, drop what was logged after the checkpoint that is gone on from."""
         self._recording = state.is_world_process_zero
+        ahead = max(state.max_steps - 1 - state.global_step, 0)
+        with all_open(optimizer):  # in all processes: those of a pipeline have a part each
+            table = self.layers.table(optimizer=optimizer, num_steps=ahead)
         if self._recording:
-            with all_open(optimizer):
-                self._table = self.layers.table(optimizer=unwrap(optimizer))
+            self._table = table
             self._starts = None
             self._rates = []
             kept = [line for line in self.history() if line["step"] <= state.global_step] if state.global_step else []
@@ -60,7 +66,7 @@ class RunReport:
         if self._recording and self._starts is None:
             with all_open(optimizer) as start_of:
                 self._starts = {(row.tower, row.index): start_of(row.tower, row.index) for row in self._table.rows}
-        self._rates.append(float(optimizer.get_lr()))
+        self._rates.append(next_rate(optimizer))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Keep losses and metrics; the summary at the end is no point of a curve."""
@@ -118,6 +124,7 @@ class RunReport:
             "<h2>Results</h2>" + _pairs(results),
             "<h2>Layers</h2>" + _table(*_with_peaks(self._table, rates, self._starts or {}).cells()),
             "<h2>Learning rates</h2>" + self._rate_plot(self._table.rows, rates),
+            "" if self.config is None else "<h2>Optimizer and schedule</h2>" + _pairs(self.config.to_dict()),
             "<h2>Loss and metrics</h2>" + _image("loss and metrics by step", _draw_history, history, panels=2),
             f"<details><summary>Settings</summary>{_pairs(settings)}</details>",
         ]

@@ -2,11 +2,11 @@
 
 import dataclasses
 import functools
-import json
 import warnings
 from typing import Any
 
-from ..schedules import MetricSchedule, SchedulerType, get_scheduler
+from ..config import BUILT_IN, json_object
+from ..schedules import ON_METRIC, MetricSchedule, SchedulerType, get_scheduler
 from .optimizers import name_of
 
 __all__ = [
@@ -21,38 +21,12 @@ __all__ = [
 ]
 
 SCHEDULERS = [kind.value for kind in SchedulerType]
-# Kinds that every Trainer has -> the fields of its arguments that shape them. Without `lr_scheduler_kwargs` they stay
-# the Trainer's own, so that adding our mixin to a training changes nothing in it.
-BUILT_IN: dict = {
-    "linear": (),
-    "cosine": ("num_cycles",),
-    "constant": (),
-    "constant_with_warmup": (),
-    "polynomial": ("lr_end", "power"),
-}
-ON_METRIC = ("reduce_lr_on_plateau", "greedy")  # what they do depends on evaluations; they have no warm-up of steps
 _LONG = 10**9  # stands for a number of steps that is not known before the data are
 
 
 def parse_kwargs(text):
     """Return `lr_scheduler_kwargs`, a JSON object or a dict, as a dict; raise ValueError if it is neither."""
-    if text is None:
-        return {}
-    found = text
-    if isinstance(text, str):
-        try:
-            found = json.loads(text)
-        except ValueError as error:
-            raise ValueError(
-                f"`lr_scheduler_kwargs` must be a JSON object such as '{{\"min_lr\": 1e-6}}' ({error}). "
-                f"Received: lr_scheduler_kwargs={text!r}"
-            ) from None
-    if not isinstance(found, dict):
-        raise ValueError(
-            f"`lr_scheduler_kwargs` must be a JSON object such as '{{\"min_lr\": 1e-6}}'. "
-            f"Received: lr_scheduler_kwargs={text!r}"
-        )
-    return found
+    return json_object(text, "lr_scheduler_kwargs")
 
 
 def is_ours(args):

@@ -1,0 +1,104 @@
+"""The layers of a model whose stages are in several processes: each has its part, and numbers it as in the whole."""
+
+import dataclasses
+
+from paddle import distributed
+from paddle.distributed import fleet
+from paddle.distributed.fleet.meta_parallel import PipelineLayer
+
+from ..display import LayerTable
+from ..layers import LayerMap
+
+__all__ = ["gathered", "map_layers", "pipeline_of"]
+
+
+def pipeline_of(model):
+    """Return the `PipelineLayer` of several stages that a model is or wraps, None if it has none."""
+    parts = [part for part in model.sublayers(include_self=True) if isinstance(part, PipelineLayer)]
+    return next((part for part in parts if part._num_stages > 1), None)
+
+
+def map_layers(model, rules=None):
+    """Return the `LayerMap` of a model; of one stage of a pipeline, which all stages must ask for at once.
+
+    Args:
+        model (paddle.nn.Layer): the model.
+        rules (dict[str, int|str]|callable, optional): as in `LayerMap.from_model`.
+    """
+    return (LayerMap if pipeline_of(model) is None else StageLayers).from_model(model, rules)
+
+
+def gathered(value):
+    """Return what the stages of this pipeline gave as `value`, from the first to the last; all must call it at once."""
+    values: list = []
+    distributed.all_gather_object(values, value, group=fleet.get_hybrid_communicate_group().get_pipe_parallel_group())
+    return values
+
+
+class StageLayers(LayerMap):
+    """The layers of one stage, numbered as in the whole model. `table` and `plot` show all stages.
+
+    Names are those that PaddleNLP's ``state_dict`` gives, the same as without a pipeline. A weight that several stages
+    share is in the lowest of its layers, so that all of its copies take the same steps.
+    """
+
+    @classmethod
+    def from_model(cls, model, rules=None):
+        """Map the parameters of a stage; all stages must call it at once.
+
+        Args:
+            model (paddle.nn.Layer): this process's stage.
+            rules (dict[str, int|str]|callable, optional): as in `LayerMap`.
+
+        Returns:
+            StageLayers: with the names of the whole model, and the `name_dict` of this stage.
+
+        Raises:
+            ValueError: as in `LayerMap.from_names`.
+        """
+        trained = {param.name: param for param in model.parameters()}
+        own = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}
+        shared = {key: own[tensor] for key, tensor in _shared(pipeline_of(model)).items()}
+        stages = gathered((list(own.values()), shared))
+        whole = LayerMap.from_names(dict.fromkeys(name for names, _ in stages for name in names), rules)
+        layers = {name: whole.layer_of(name) for name in whole.names}
+        for key in {key for _, shared in stages for key in shared}:
+            names = [shared[key] for _, shared in stages if key in shared]
+            lowest = min((layers[name] for name in names), key=lambda layer: layer.index - layer.depth)
+            layers.update(dict.fromkeys(names, lowest))
+        return cls(layers, whole.towers, own, {name: trained[tensor] for tensor, name in own.items()})
+
+    def table(self, *args, **kwargs):
+        """Show the layers of all stages, as `LayerMap.table`; all must call it at once.
+
+        Args:
+            *args: as in `LayerMap.table`.
+            **kwargs: as in `LayerMap.table`.
+        """
+        merged: dict = {}
+        for rows in gathered(super().table(*args, **kwargs).rows):
+            for row in rows:
+                place = row.tower, row.index
+                merged[place] = _added(merged[place], row) if place in merged else row
+        towers = list(dict.fromkeys(tower for tower, _ in merged))
+        return LayerTable([merged[place] for place in sorted(merged, key=lambda p: (towers.index(p[0]), p[1]))])
+
+
+def _shared(pipeline):
+    """Return what a shared weight is called in all stages -> its `param.name` in this one."""
+    return {
+        f"{key}.{attribute}": getattr(shared["layer"], attribute).name
+        for key, shared in pipeline.shared_comm.items()
+        for attribute in ([shared["weight_attr"]] if isinstance(shared["weight_attr"], str) else shared["weight_attr"])
+    }
+
+
+def _added(first, second):
+    """Return the row of a layer of which two stages hold a part."""
+    ends = {}
+    for field in ("ratio", "learning_rate", "peak_learning_rate"):
+        both = [getattr(row, field) for row in (first, second)]
+        ends[field] = None if None in both else (min(low for low, _ in both), max(high for _, high in both))
+    counts = {field: getattr(first, field) + getattr(second, field) for field in ("tensors", "elements", "frozen")}
+    decayed = None if None in (first.decayed, second.decayed) else first.decayed + second.decayed
+    return dataclasses.replace(first, **ends, **counts, decayed=decayed)

@@ -1,0 +1,152 @@
+"""The Trainer in two processes: the numbers of one on the same data, one who speaks, resumes."""
+
+import json
+
+import numpy as np
+import pytest
+import trainer_common as common
+import trainer_ranks
+from distributed_launch import launch
+
+LAYOUTS = ["dp", "stage1"] if common.FORMERS else ["dp", "stage1", "pipeline"]
+SECOND = {"dp": "lamb", "stage1": "came", "pipeline": "came"}  # what is trained beside AdamWDL
+MODEL = {"dp": "bert", "stage1": "bert", "pipeline": "llama"}
+UNIFIED = {"unified_checkpoint": True}
+# Without effect on the model's output, so that its gradient is rounding noise, which CAME scales up to full steps.
+NOISE = "k_proj.bias"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    """Train in this process; each training once."""
+    done = {}
+
+    def call(name, **arguments):
+        if name not in done:
+            done[name] = trainer_ranks.attempt(folder=str(folder / name), **arguments)
+        return done[name]
+
+    return call
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def ranks(request, folder, alone):
+    """Train in two processes, in one layout all that is asked of it; return its name and [training -> what it gave]."""
+    layout = request.param
+    base, at = {"layout": layout, "model": MODEL[layout]}, folder / layout
+    saved = {**base, "optim": "adamwdl", "save_steps": 2, **({"dropout": 0.1} if layout != "pipeline" else {})}
+    resumed = str(at / "saved" / "checkpoint-4")
+    alone("saved", optim="adamwdl", save_steps=2, model=MODEL[layout])
+    trainings = {
+        "adamwdl": {**base, "optim": "adamwdl", "callbacks": True},
+        "second": {**base, "optim": SECOND[layout]},
+        "saved": saved,
+        "resumed": {**saved, "save_steps": 100, "resume": resumed},
+        "other decay": {**saved, "layerwise_lr_decay": 0.6, "resume": resumed},
+        "of one": {**base, "optim": "adamwdl", "resume": str(folder / "saved" / "checkpoint-4")},
+    }
+    if layout == "pipeline":
+        trainings["tied"] = {**base, "model": "tied", "optim": "adamwdl", "max_grad_norm": 0.0}
+    if layout != "dp" and not common.FORMERS:  # under plain data parallelism the Trainer itself fails to save it
+        trainings["unified"] = {**base, "optim": "adamwdl", "save_steps": 4, **UNIFIED}
+        resumed = str(at / "unified" / "checkpoint-4")
+        trainings["unified again"] = {**trainings["unified"], "save_steps": 100, "resume": resumed}
+        trainings["unified, factored"] = {**base, "optim": "came", "save_steps": 4, **UNIFIED}
+    names = list(trainings)
+    gave = launch(
+        trainer_ranks.in_ranks,
+        ranks=2,
+        timeout=280,
+        trainings=[{"folder": str(at / name), **trainings[name]} for name in names],
+    )
+    return layout, [dict(zip(names, results)) for results in gave]
+
+
+def check_equal(several, one):
+    """Check that weights are those of one process, to 1e-5 of how far they went."""
+    names = [name for name in several["weights"] if NOISE not in name]
+    went = [one["weights"][name] - one["start"][name] for name in names]
+    off = [several["weights"][name] - one["weights"][name] for name in names]
+    length, error = (
+        np.sqrt(sum(float((part.astype("float64") ** 2).sum()) for part in parts)) for parts in (went, off)
+    )
+    assert length > 0 and error < 1e-5 * length, error / length
+
+
+@pytest.mark.parametrize("training", ["adamwdl", "second", "tied"])
+def test_the_weights_are_those_of_one_process(ranks, alone, training):
+    layout, gave = ranks
+    if training not in gave[0]:
+        pytest.skip("only a pipeline has several copies of a weight")
+    model = "tied" if training == "tied" else MODEL[layout]
+    optim = SECOND[layout] if training == "second" else "adamwdl"
+    settings = {"max_grad_norm": 0.0} if training == "tied" else {}
+    one = alone(f"{optim}-{model}", model=model, optim=optim, **settings)
+    assert one["step"] == trainer_ranks.STEPS
+    for rank in gave:
+        check_equal(rank[training], one)
+        assert rank[training]["ratios"].items() <= one["ratios"].items()
+    assert {name for rank in gave for name in rank[training]["weights"]} == set(one["weights"])
+
+
+def test_one_process_speaks(ranks, alone):
+    layout, gave = ranks
+    main, other = (rank["adamwdl"] for rank in gave)
+    one = alone(f"adamwdl-{MODEL[layout]}-callbacks", model=MODEL[layout], optim="adamwdl", callbacks=True)
+    assert len(main["said"]) == 1 and main["said"] == one["said"], "the table of all layers"
+    assert "learning rates by step" in main["printed"] and main["report"] is not None
+    assert (other["said"], other["printed"], other["report"]) == ([], "", None)
+    assert {"history.jsonl", "report.html", "schedule.csv", "schedule.png"} <= set(main["files"])
+    for key in [key for key in one["logs"][0] if key.startswith("lr/")]:
+        assert [line.get(key) for line in main["logs"]] == [line.get(key) for line in one["logs"]]
+
+
+def test_a_resume_in_the_same_layout_is_exact(ranks, folder):
+    layout, gave = ranks
+    for rank in gave:
+        assert rank["resumed"]["step"] == trainer_ranks.STEPS
+        assert common.same(rank["saved"]["weights"], rank["resumed"]["weights"])
+    saved = folder / layout / "saved" / "checkpoint-4"
+    record = json.loads((saved / "ldopt_layerwise.json").read_text())
+    towers = {"dp": {"bert.encoder.layers": 2}, "pipeline": {"llama.layers": 3}}
+    assert record["towers"] == towers.get(layout, towers["dp"])
+    assert not list(saved.glob("*.partial"))
+
+
+def test_a_resume_that_is_refused_is_refused_in_all_processes(ranks):
+    _, gave = ranks
+    for rank in gave:
+        assert "layerwise_lr_decay was 0.7 in the checkpoint and is 0.6 now" in rank["other decay"]["error"]
+
+
+def test_a_resume_in_another_layout_goes_on_or_is_refused(ranks, folder, alone):
+    layout, gave = ranks
+    saved = str(folder / layout / "saved" / "checkpoint-4")
+    back = alone(f"back-{layout}", model=MODEL[layout], optim="adamwdl", resume=saved)
+    for result in (gave[0]["of one"], gave[1]["of one"], back):
+        if layout == "dp":
+            assert result["step"] == trainer_ranks.STEPS
+        else:
+            kind = {"stage1": "sharding", "pipeline": "pipeline"}[layout]
+            assert "was saved in another layout" in result["error"] and f"{kind} 2" in result["error"]
+    if "unified" in gave[0]:
+        folder = str(folder / layout / "unified" / "checkpoint-4")
+        result = alone(f"unified-{layout}", model=MODEL[layout], optim="adamwdl", resume=folder, **UNIFIED)
+        assert "was saved in another layout" in result["error"]
+
+
+def test_unified_checkpoints_go_on_in_the_same_layout_or_are_not_begun(ranks, folder):
+    layout, gave = ranks
+    if "unified" not in gave[0]:
+        pytest.skip("not in this layout or package")
+    for rank in gave:
+        assert common.same(rank["unified"]["weights"], rank["unified again"]["weights"])
+        assert (
+            "set unified_checkpoint=False. Received: unified_checkpoint=True, 2" in rank["unified, factored"]["error"]
+        )
+    assert not list((folder / layout / "unified, factored").glob("checkpoint-*"))
