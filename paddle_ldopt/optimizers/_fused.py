@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 import paddle
+from paddle.base.layer_helper import LayerHelper
 
 from .. import kernels
 from ..hooks import flatten_groups
 
-__all__ = ["FusedMixin", "FusedRule", "check_fused"]
+__all__ = ["FusedMixin", "FusedRule", "check_fused", "layer_rates"]
 
 _TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
@@ -147,28 +148,27 @@ class FusedMixin(_Base):
 
     def step(self):
         """Update all parameters that have a gradient once."""
-        if not (self._is_plain() and self._plain_step()):
+        if not (self._may_be_plain() and self._plain_step()):
             super().step()
 
-    def _is_plain(self):
-        """Say whether nothing is asked of a step but updates that the C library has done before."""
-        plan = self._plan
+    def _may_be_plain(self):
+        """Say whether nothing is asked of a step but updates, as far as that shows without looking at parameters.
+
+        The answer depends on nothing that a resume does not restore: the library takes the norm for clipping, which is
+        rounded in another way than Paddle's, and a run must have the same bits whether it was interrupted or not.
+        """
+        clip = self._grad_clip
         return (
-            plan is not None
-            and plan.is_plain
-            and self._parameter_list is plan.parameter_list
+            self._fused is not False
             and _why_not_here() is None
+            and bool(self._parameter_list)
+            and not isinstance(self._parameter_list[0], dict)
             and not paddle.base.dygraph.base.in_to_static_mode()
             and not paddle.distributed.is_initialized()
-            and self._clips_as_fused()
+            and (clip is None or (type(clip) is paddle.nn.ClipGradByGlobalNorm and not self._clips_values()))
             and self.regularization is None
             and not self._get_auxiliary_var("found_inf")
         )
-
-    def _clips_as_fused(self):
-        clip = self._grad_clip
-        as_paddle = type(clip) is paddle.nn.ClipGradByGlobalNorm and self._plan.all_float32  # 16 bits Paddle rounds
-        return clip is None or (as_paddle and not self._clips_values())
 
     def _clips_values(self):
         """Say whether the rule has a nonlinear use of the gradient before all others, which clipping must precede."""
@@ -176,33 +176,38 @@ class FusedMixin(_Base):
 
     def _plain_step(self):
         """Take a step; or return False, with nothing changed, if it needs more than it seemed."""
-        plan = self._plan
-        grads = [param._grad_ivar() for param in plan.params]
-        frozen = list(map(_Tensor.stop_gradient.__get__, plan.params))
-        live = [i for i, grad in enumerate(grads) if grad is not None and not frozen[i]]
-        grads, params = [grads[i] for i in live], [plan.params[i] for i in live]
-        addresses = list(map(_Tensor.data_ptr, grads))  # of a sparse gradient None
+        every = self._parameter_list
+        grads = [param._grad_ivar() for param in every]
+        frozen = list(map(_Tensor.stop_gradient.__get__, every))
+        addresses = [0 if grad is None or idle else grad.data_ptr() for grad, idle in zip(grads, frozen)]
+        live = [
+            i for i, address in enumerate(addresses) if address != 0
+        ]  # 0 of an empty gradient, None of a sparse one
+        grads, params, addresses = [[items[i] for i in live] for items in (grads, every, addresses)]
         if (
             not live
             or None in addresses
             or not all(map(_Tensor.is_same_shape, grads, params))
             or not all(map(_Tensor.is_contiguous, grads))
-            or not plan.is_current()
         ):
             return False
-        factors = [param.optimize_attr["learning_rate"] for param in params]
-        if any(kind not in (int, float) for kind in set(map(type, factors))):
+        try:
+            factors = [param.optimize_attr["learning_rate"] for param in params]
+        except (AttributeError, KeyError, TypeError):  # no parameters of Paddle's layers
             return False
+        if not set(map(type, factors)) <= {int, float}:
+            return False
+        ratios = self._ratios_now(every, frozen)
+        plan = self._plan_for(live, params)
         types = plan.grad_types(grads)
-        if types is None:
-            return False
+        if not plan.is_plain or types is None or (self._grad_clip is not None and not plan.all_float32):
+            return False  # 16 bits Paddle rounds when it clips
         options = self.fused_options()
         plan.refresh(options)
         self._create_global_learning_rate()
-        records = plan.records[live]
-        ratios = np.array(plan.ratios(frozen))[live]
-        records["lr"] = np.array(factors) * ratios * float(self._global_learning_rate())
-        records["weight_decay"] = self.decay_now(options) * np.array(plan.decayed(), "f8")[live]
+        records, ratios = plan.records[plan.rows], np.array(ratios)[live]
+        records["lr"] = layer_rates(self._global_learning_rate(), factors, ratios)
+        records["weight_decay"] = self.decay_now(options) * np.array(plan.decayed(), "f8")[plan.rows]
         records["grad"], records["grad_type"] = addresses, types
         if self._grad_clip is not None:
             clipped = np.array([getattr(param, "need_clip", True) is not False for param in params])
@@ -212,6 +217,46 @@ class FusedMixin(_Base):
             records, params = records[moving], [param for param, moves in zip(params, moving) if moves]
         self._call(records, params)
         return True
+
+    def _plan_for(self, live, params):
+        """Return the plan with the rows of `params`, those numbered `live`; a new one if the last is not it."""
+        plan = self._plan
+        if plan is not None and plan.live == live and plan.parameter_list is self._parameter_list and plan.is_current():
+            return plan
+        if plan is None or not plan.holds(params):
+            self.helper = LayerHelper(type(self).__name__)
+            given = [p for p in self._parameter_list if not p.stop_gradient and p._grad_ivar() is not None]
+            with paddle.no_grad():  # state for empty ones too, as Paddle's step makes it
+                self._create_accumulators(paddle.static.default_main_program().global_block(), given)
+            plan = self._plan = Plan(self, params)
+        if not plan.refused:
+            plan.live, plan.rows = live, [plan.index[param.name] for param in params]
+        return plan
+
+    def _ratios_now(self, params, frozen):
+        """Return the parameters' ratios, each asked for and checked unless it is frozen."""
+        ratio_of = self._ratio_of
+        if ratio_of is None:
+            return [1.0] * len(params)
+        plan = self._plan
+        if plan is not None and plan.ratios is not None and plan.ratios[0] == frozen:
+            return plan.ratios[1]
+        ratios = [0.0 if idle else ratio_of(param) for param, idle in zip(params, frozen)]
+        if plan is not None and hasattr(ratio_of, "rule"):  # a LayerMap's: it does not change
+            plan.ratios = frozen, ratios
+        return ratios
+
+
+def layer_rates(rate, factors, ratios):
+    """Return each parameter's rate as `LayerwiseMixin._create_param_lr` makes it, which rounds after each product.
+
+    Args:
+        rate (Tensor): the optimizer's.
+        factors (list[float]): of each parameter, its own `optimize_attr`.
+        ratios (list[float]|ndarray): of each parameter, its layer's.
+    """
+    kind = "f4" if rate.dtype == paddle.float32 else "f8"
+    return np.array(float(rate), kind) * np.array(factors, kind) * np.array(ratios, kind)
 
 
 class Plan:
@@ -250,13 +295,14 @@ class Plan:
         self._addresses = [np.array(list(map(_Tensor.data_ptr, x)), "u8") for x in (self._weights, self._states)]
         self._rule = None
         self._decayed = None
-        self._ratios = None
+        self.ratios: Any = None  # which parameters were frozen, and each one's ratio; while neither changes
+        self.live: Any = None  # which parameters had a gradient in the last plain step, by number
+        self.rows: list = []  # their rows in `records`
         self.all_float32 = all(param.dtype == paddle.float32 for param in self.params)
-        self.is_plain = (
-            len(self.params) == len(every)
-            and not any(isinstance(item, dict) for item in self.parameter_list or [{}])
-            and not any(getattr(p, name, None) is not None for p in every for name in ("regularizer", "main_grad"))
-            and all("learning_rate" in (getattr(param, "optimize_attr", None) or {}) for param in every)
+        self.is_plain = not self.refused and not any(
+            getattr(param, name, None) is not None
+            for param in self.params
+            for name in ("regularizer", "main_grad", "_need_shard_auto")
         )
 
     # ---- whether it still holds
@@ -344,17 +390,6 @@ class Plan:
             self._rule = rule
             for field, value in rule.fields.items():
                 self.records[field] = value
-
-    def ratios(self, frozen):
-        """Return each parameter's ratio, asked for and checked unless it is frozen."""
-        ratio_of = self.optimizer._ratio_of
-        if ratio_of is None:
-            return [1.0] * len(self.params)
-        if hasattr(ratio_of, "rule"):  # a LayerMap's: it does not change
-            if self._ratios is None:
-                self._ratios = list(map(ratio_of, self.params))
-            return self._ratios
-        return [0.0 if idle else ratio_of(param) for param, idle in zip(self.params, frozen)]
 
     def decayed(self):
         """Return for each parameter whether it is decayed."""

@@ -224,6 +224,7 @@ class AdamWeightDecay(RuleOptimizer):
             "multi_precision": multi_precision,
             "layerwise_decay": layerwise_decay,
             "n_layers": n_layers,
+            "fused": fused,
             "not_in_config": [argument for argument, value in objects.items() if value is not None],
         }
         super().__init__(

@@ -12,7 +12,7 @@ from paddle.optimizer import AdamW
 
 from ..hooks import LayerwiseMixin, checked_parameters, layerwise_lr_decay
 from ._checkpoint import ShardedStateMixin
-from ._fused import FusedMixin, FusedRule, check_fused
+from ._fused import FusedMixin, FusedRule, check_fused, layer_rates
 from ._pieces import refuse_sharded_groups
 from .base import Task
 
@@ -217,7 +217,8 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         ratio = self.layerwise_ratio(param)
         if ratio != 0.0 and math.prod(param.shape) != 0:
             own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)
-            rate = ratio * float(own if isinstance(own, paddle.Tensor) else own * float(self._global_learning_rate()))
+            absolute = isinstance(own, paddle.Tensor)
+            rate = layer_rates(*((own, 1.0) if absolute else (self._global_learning_rate(), own)), ratio)
             self._collected[param.name] = Task(param, grad, self.fused_options(param), rate), given
 
     def _update_by_paddle(self, block, param_and_grad):

@@ -1,0 +1,249 @@
+"""The C library driven by NumPy alone: no Paddle, so that it also runs under the sanitizers (`make sanitize`)."""
+
+import math
+
+import numpy as np
+
+TYPES = ("float32", "bfloat16", "float16")
+
+
+def encode(array, dtype):
+    """Return the array in `dtype`, bfloat16 as the uint16 that hold its bits, rounded to nearest even."""
+    array = np.asarray(array, "float32")
+    if dtype != "bfloat16":
+        with np.errstate(over="ignore"):
+            return array.astype(dtype)
+    bits = array.reshape(-1).view("u4").astype("u8")
+    rounded = ((bits + np.uint64(0x7FFF) + (bits >> np.uint64(16) & np.uint64(1))) >> np.uint64(16)).astype("u2")
+    return np.where(np.isnan(array), np.uint16(0x7FC0), rounded.reshape(array.shape))
+
+
+def decode(array, dtype):
+    """Return what `encode` gave as float32."""
+    if dtype != "bfloat16":
+        return array.astype("float32")
+    return (array.reshape(-1).astype("u4") << np.uint32(16)).view("float32").reshape(array.shape)
+
+
+def placed(array, offset):
+    """Return a copy of the array that begins `offset` elements into its memory, guarded by sentinels on both sides."""
+    memory = np.full(array.size + 2 * offset + 8, 77, array.dtype)
+    view = memory[offset : offset + array.size].reshape(array.shape)
+    view[...] = array
+    return view, memory
+
+
+class Optimizer:
+    """Tensors, their state and one rule.
+
+    Args:
+        kernels (module): `paddle_ldopt.kernels`.
+        rule (str): its name in `kernels.RULES`.
+        arrays (dict[str, ndarray]): start of the weights.
+        param_type (str): type of the weights.
+        grad_type (str): type of the gradients.
+        masters (bool): weights of `param_type` follow float32 masters.
+        offset (int): elements between the start of an allocation and the array in it.
+        **options: of the rule, under the names of the struct's fields; `flags` is a set of names.
+    """
+
+    def __init__(
+        self, kernels, rule, arrays, param_type="float32", grad_type="float32", masters=False, offset=0, **options
+    ):
+        self.kernels, self.rule, self.offset = kernels, rule, offset
+        self.param_type, self.grad_type, self.masters = param_type, grad_type, masters
+        self.memory, self.arrays = [], {}
+        self.tensors = np.zeros(len(arrays), kernels.TENSOR)
+        defaults = {
+            "decay_rate": 0.8 if rule in ("adafactor", "came") else 0.0,
+            "lr": 0.01,
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "beta3": 0.99,
+            "clip": 1.0,
+            "grad_scale": 1.0,
+        }
+        eps = {"adafactor": (1e-30, 1e-3, 0), "came": (1e-30, 1e-3, 1e-16)}.get(rule, (1e-8, 0, 0))
+        for record, (name, array) in zip(self.tensors, arrays.items()):
+            own = {**defaults, "eps": eps, **options}
+            flags = set(own.pop("flags", ()))
+            self.moment_type = own.pop("moment_type", "float32")
+            for field, value in own.items():
+                record[field] = value
+            record["rule"] = kernels.RULES[rule]
+            self._place(record, name, array, flags)
+
+    def _place(self, record, name, array, flags):
+        shape, kernels = list(array.shape), self.kernels
+        matrix = self.rule in ("adafactor", "came") and len(shape) >= 2
+        rows, cols = (1, array.size)
+        if matrix:
+            flags.add("factored")
+            rows, cols = shape[-2:]
+        if "centralize" in flags:
+            rows, cols = (shape[0], math.prod(shape[1:])) if len(shape) in (4, 5) else (1, array.size)
+            if len(shape) not in (4, 5):
+                flags.remove("centralize")
+        batch = math.prod(shape[:-2]) if matrix else 1
+        record["batch"], record["rows"], record["cols"] = batch, rows, cols
+        record["flags"] = sum(kernels.FLAGS[flag] for flag in flags)
+        states = self._states(matrix, flags, (batch, rows, cols), array.size)
+        held = {"param": encode(array, "float32" if self.masters else self.param_type)}
+        if self.masters:
+            held["copy"] = encode(array, self.param_type)
+        held.update({state: np.zeros(size, "float32") for state, size in states.items()})
+        if 2 in held and self.moment_type != "float32":
+            held[2] = held[2].astype("float16")
+        held["step"] = np.full(1, record["beta1"] if self.rule == "adamw" else 0, "float32")
+        if self.rule in ("adamw", "adafactor"):
+            held["aux"] = np.full(1, record["beta2"] if self.rule == "adamw" else 0, "float32")
+        self.arrays[name] = {}
+        for field, value in held.items():
+            view, memory = placed(value, self.offset)
+            self.arrays[name][field] = view
+            self.memory.append((view, memory))
+            if isinstance(field, int):
+                record["state"][field] = view.ctypes.data
+            else:
+                record[field] = view.ctypes.data
+        record["param_type"] = kernels.TYPES["float32" if self.masters else self.param_type]
+        record["copy_type"] = kernels.TYPES[self.param_type]
+        record["grad_type"] = kernels.TYPES[self.grad_type]
+        record["moment_type"] = kernels.TYPES[self.moment_type]
+
+    def _states(self, matrix, flags, sizes, whole):
+        batch, rows, cols = sizes
+        if self.rule in ("adamw", "adam_weight_decay", "lamb"):
+            return dict.fromkeys(range(3 if "amsgrad" in flags else 2), whole)
+        states = {0: batch * rows, 1: batch * cols} if matrix else {0: whole}
+        if "momentum" in flags:
+            states[2] = whole
+            if matrix and self.rule == "came":
+                states.update({3: batch * rows, 4: batch * cols})
+        return states
+
+    def step(self, grads, threads=0, using=None):
+        """Take one step, check that nothing outside the arrays was written, return the norm of the gradients."""
+        chosen, kept = [], []
+        for i, grad in enumerate(grads.values()):
+            if grad is None:
+                continue
+            view, memory = placed(encode(grad, self.grad_type), self.offset)
+            kept.append((view, memory))
+            self.tensors[i]["grad"] = view.ctypes.data
+            chosen.append(i)
+        given = np.ascontiguousarray(self.tensors[chosen])
+        if self.rule == "adam_weight_decay":
+            given["count"] += 1
+            self.tensors["count"] += 1
+        norm = self.kernels.norm(given, threads, using)
+        self.kernels.step(given, threads, using)
+        for view, memory in self.memory + kept:
+            outside = np.concatenate([memory[: self.offset], memory[self.offset + view.size :]])
+            assert (outside == 77).all(), "written outside of an array"
+        return norm
+
+    def weights(self):
+        """Return name -> weights, as float32; those that follow the masters if there are any."""
+        field = "copy" if self.masters else "param"
+        return {name: decode(held[field], self.param_type) for name, held in self.arrays.items()}
+
+    def bits(self):
+        """Return all that there is, to be compared bit for bit."""
+        return {(name, field): a.tobytes() for name, held in self.arrays.items() for field, a in held.items()}
+
+
+SHAPES = {
+    "0-D": (),
+    "one": (1,),
+    "odd": (1003,),
+    "long": (300007,),
+    "empty": (0, 3),
+    "row": (1, 37),
+    "column": (41, 1),
+    "small": (5, 7),
+    "square": (129, 64),
+    "wide": (3, 9001),
+    "tall": (3001, 3),
+    "batch": (3, 4, 5),
+    "matrices": (2, 140, 1030),
+    "convolution": (8, 3, 3, 3),
+    "patches": (100, 3, 16, 16),
+    "volume": (3, 2, 3, 2, 2),
+}
+
+
+def problem(seed=0, steps=5, shapes=None):
+    """Return name -> array of many shapes, and random gradients of different sizes for some steps."""
+    rng = np.random.default_rng(seed)
+    shapes = SHAPES if shapes is None else shapes
+    arrays = {n: rng.normal(size=s).astype("float32") for n, s in shapes.items()}
+    grads = [
+        {n: (rng.normal(size=s) * 10.0 ** rng.uniform(-4, 1)).astype("float32") for n, s in shapes.items()}
+        for _ in range(steps)
+    ]
+    return arrays, grads
+
+
+# name -> (rule, options of the struct, (reference, its options))
+VARIANTS = {
+    "adamw": ("adamw", {"weight_decay": 0.1}, ("adamw", {"lr": 0.01, "weight_decay": 0.1})),
+    "adam_weight_decay": (
+        "adam_weight_decay",
+        {"weight_decay": 0.1, "eps": (1e-7, 0, 0), "decay_rate": 0.1},
+        ("adam_weight_decay", {"lr": 0.01, "weight_decay_rate": 0.1, "decay": 0.1}),
+    ),
+    "amsgrad": (
+        "adam_weight_decay",
+        {"eps": (1e-7, 0, 0), "beta1": 0.0, "flags": ["amsgrad"]},
+        ("adam_weight_decay", {"lr": 0.01, "amsgrad": True, "beta_1": 0.0}),
+    ),
+    "clipped": (
+        "adam_weight_decay",
+        {"eps": (1e-7, 0, 0), "flags": ["clip_norm", "clip_value"], "clip": 0.5, "clip_value": 0.4},
+        ("adam_weight_decay", {"lr": 0.01, "clipnorm": 0.5, "clipvalue": 0.4}),
+    ),
+    "lamb": ("lamb", {"weight_decay": 0.1, "eps": (1e-6, 0, 0)}, ("lamb", {"lr": 0.01, "weight_decay": 0.1})),
+    "lamb, centralized": (
+        "lamb",
+        {"eps": (1e-6, 0, 0), "flags": ["centralize"]},
+        ("lamb", {"lr": 0.01, "centralized": ("convolution", "patches", "volume")}),
+    ),
+    "adafactor": (
+        "adafactor",
+        {"lr": 1.0, "flags": ["relative_step", "scale_parameter"], "weight_decay": 0.1},
+        ("adafactor", {"weight_decay": 0.1}),
+    ),
+    "adafactor, warm-up": (
+        "adafactor",
+        {"lr": 1.0, "flags": ["relative_step", "warmup_init"], "decay_rate": 0.5},
+        ("adafactor", {"warmup_init": True, "scale_parameter": False, "decay_rate": -0.5}),
+    ),
+    "adafactor, momentum": (
+        "adafactor",
+        {"flags": ["momentum"], "weight_decay": 0.1, "clip": 0.5},
+        (
+            "adafactor",
+            {
+                "lr": 0.01,
+                "beta1": 0.9,
+                "weight_decay": 0.1,
+                "clip_threshold": 0.5,
+                "relative_step": False,
+                "scale_parameter": False,
+            },
+        ),
+    ),
+    "came": ("came", {"flags": ["momentum"], "weight_decay": 0.1}, ("came", {"weight_decay": 0.1})),
+    "came, options": (
+        "came",
+        {"flags": ["momentum", "scale_parameter", "constant_beta2"], "grad_scale": 1 / 8, "beta2": 0.9, "clip": 0.7},
+        ("came", {"scale_parameter": True, "beta2": 0.9, "clip_threshold": 0.7, "loss_scale": 8}),
+    ),
+    "came, relative": (
+        "came",
+        {"lr": 1.0, "flags": ["momentum", "relative_step"]},
+        ("came", {"lr": 1.0, "relative_step": True}),
+    ),
+    "came without momentum": ("came", {"flags": []}, ("came", {"beta1": 0.0})),
+}

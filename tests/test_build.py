@@ -1,0 +1,59 @@
+"""Installing the package builds the C library; without a compiler it is installed without."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def build(tmp_path, **environment):
+    """Build a copy of the sources as `pip install` does; return what lies in paddle_ldopt/kernels then."""
+    sources = tmp_path / "sources"
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(ROOT / "paddle_ldopt", sources / "paddle_ldopt", ignore=ignored)
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "build", "--build-lib", str(tmp_path / "built")],
+        cwd=sources,
+        env={**os.environ, **environment},
+        capture_output=True,
+        timeout=300,
+        check=True,
+    )
+    built = tmp_path / "built" / "paddle_ldopt" / "kernels"
+    assert (built / "layout.py").exists()
+    return built
+
+
+def answer(built):
+    """Ask the package as built, in another process, whether it has a library."""
+    code = "import kernels; print(kernels.library() is not None, kernels.why_not())"
+    run = subprocess.run([sys.executable, "-c", code], cwd=built.parent, capture_output=True, text=True, check=True)
+    return run.stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None and shutil.which("clang") is None, reason="no compiler")
+def test_with_a_compiler(tmp_path):
+    assert answer(build(tmp_path)) == "True None"
+
+
+def test_without_a_compiler(tmp_path):
+    assert "the C library was not built" in answer(build(tmp_path, CC="/bin/false"))
+
+
+def test_without_openmp(tmp_path):
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no compiler")
+    wrapper = tmp_path / "cc"
+    wrapper.write_text(f'#!/bin/sh\nfor a in "$@"; do [ "$a" = -fopenmp ] && exit 1; done\nexec {compiler} "$@"\n')
+    wrapper.chmod(0o755)
+    built = build(tmp_path, CC=str(wrapper), LDSHARED=f"{wrapper} -shared")
+    assert answer(built) == "True None"
+    assert b"GOMP_parallel" not in next(built.glob("libstep*")).read_bytes()

@@ -1,0 +1,310 @@
+"""The C library: against the float64 references, and what it promises about bits, threads, modes and memory."""
+
+import concurrent.futures
+import multiprocessing
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from kernel_cases import SHAPES, TYPES, VARIANTS, Optimizer, decode, encode, problem
+from reference import adamw
+from reference_adafactor import adafactor
+from reference_adam_weight_decay import adam_weight_decay
+from reference_came import came
+from reference_lamb import lamb
+
+from paddle_ldopt import kernels
+
+pytestmark = pytest.mark.skipif(kernels.library() is None, reason=str(kernels.why_not()))
+PACKAGE = pathlib.Path(kernels.__file__).parent.parent
+PATHS = [str(PACKAGE), str(pathlib.Path(__file__).parent)]
+every_variant = pytest.mark.parametrize("name", VARIANTS)
+
+
+def reference(name, arrays, grads):
+    """Return what the float64 reference of a variant makes of the arrays."""
+    which, options = VARIANTS[name][2]
+    if which == "adamw":
+        return adamw(arrays, grads, dict.fromkeys(arrays, 1.0), **options)
+    if which == "came":
+        return came(arrays, grads, **{"lr": 0.01, **options})[-1][0]
+    return {"adafactor": adafactor, "adam_weight_decay": adam_weight_decay, "lamb": lamb}[which](
+        arrays, grads, **options
+    )
+
+
+def make(name, arrays, **more):
+    rule, options, _ = VARIANTS[name]
+    return Optimizer(kernels, rule, arrays, **{**options, **more})
+
+
+def train(name, arrays, grads, threads=0, **more):
+    optimizer = make(name, arrays, **more)
+    for grad in grads:
+        optimizer.step(grad, threads)
+    return optimizer
+
+
+@every_variant
+def test_it_is_the_papers_rule(name):
+    shapes = {n: s for n, s in SHAPES.items() if 0 not in s}
+    arrays, grads = problem(steps=6, shapes=shapes)
+    grads[2] = {**grads[2], "small": None}
+    if VARIANTS[name][2][0] == "adam_weight_decay":
+        grads[2]["small"] = np.zeros((5, 7), "float32")  # the driver counts for all
+    got, want = train(name, arrays, grads).weights(), reference(name, arrays, grads)
+    for n in shapes:
+        moved = np.abs(want[n] - arrays[n]).max()
+        np.testing.assert_allclose(got[n], want[n], rtol=3e-7, atol=2e-5 * moved + 3e-7, err_msg=n)
+
+
+# ---- bits
+
+
+@every_variant
+def test_the_bits_depend_on_neither_threads_nor_the_run_nor_the_address(name):
+    arrays, grads = problem(steps=3)
+    want = train(name, arrays, grads, threads=1).bits()
+    for threads in (1, 2, 3, 4):
+        assert train(name, arrays, grads, threads=threads, offset=threads - 1).bits() == want
+
+
+@every_variant
+def test_tensors_do_not_depend_on_their_neighbours(name):
+    arrays, grads = problem(steps=2)
+    together = train(name, arrays, grads).weights()
+    for n in arrays:
+        alone = train(name, {n: arrays[n]}, [{n: grad[n]} for grad in grads]).weights()[n]
+        np.testing.assert_array_equal(alone, together[n], err_msg=n)
+
+
+def test_omp_num_threads_changes_no_bit():
+    code = (
+        f"import sys, hashlib; sys.path[:0] = {PATHS!r}\n"
+        "import kernels; from kernel_cases import Optimizer, VARIANTS, problem\n"
+        "arrays, grads = problem(steps=2); digest = hashlib.sha256()\n"
+        "for rule, options, _ in VARIANTS.values():\n"
+        "    optimizer = Optimizer(kernels, rule, arrays, **options)\n"
+        "    for grad in grads: optimizer.step(grad)\n"
+        "    digest.update(b''.join(optimizer.bits().values()))\n"
+        "print(kernels.threads(), digest.hexdigest())"
+    )
+    seen = set()
+    for threads in ("1", "2", "3", "4"):
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "OMP_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        used, digest = run.stdout.split()
+        assert used == threads
+        seen.add(digest)
+    assert len(seen) == 1
+
+
+def test_the_norm_of_all_gradients():
+    arrays, grads = problem(steps=1)
+    norms = {make("lamb", arrays).step(grads[0], threads) for threads in (1, 2, 3, 4)}
+    want = np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in grads[0].values()))
+    assert len(norms) == 1
+    np.testing.assert_allclose(norms.pop(), want, rtol=1e-7)
+
+
+# ---- types
+
+
+@pytest.mark.parametrize("dtype", TYPES[1:])
+@every_variant
+def test_masters_are_what_float32_weights_become(name, dtype):
+    arrays, grads = problem(steps=3)
+    grads = [{n: decode(encode(g, dtype), dtype) for n, g in grad.items()} for grad in grads]
+    plain, low = make(name, arrays), make(name, arrays, param_type=dtype, grad_type=dtype, masters=True)
+    for grad in grads:
+        plain.step(grad)
+        low.step(grad)
+    for n in arrays:
+        if name == "adamw":  # Paddle's kernel rounds the betas to float32 first, where it is there
+            np.testing.assert_allclose(low.arrays[n]["param"], plain.arrays[n]["param"], rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(low.arrays[n]["param"], plain.arrays[n]["param"], err_msg=n)
+        np.testing.assert_array_equal(low.arrays[n]["copy"], encode(low.arrays[n]["param"], dtype), err_msg=n)
+
+
+@pytest.mark.parametrize("dtype", TYPES[1:])
+@every_variant
+def test_without_masters_each_step_rounds_once(name, dtype):
+    arrays, grads = problem(steps=3)
+    low, plain = make(name, arrays, param_type=dtype), make(name, arrays, masters=True)
+    for grad in grads:
+        for n in arrays:
+            plain.arrays[n]["param"][...] = low.weights()[n]
+        low.step(grad)
+        plain.step(grad)
+        for n in arrays:
+            want = encode(plain.arrays[n]["param"], dtype)
+            np.testing.assert_array_equal(low.arrays[n]["param"], want, err_msg=n)
+
+
+@pytest.mark.parametrize("dtype", TYPES[1:])
+def test_rounding_is_to_nearest_even(dtype):
+    rng = np.random.default_rng(0)
+    every = np.arange(1 << 16, dtype="u2")
+    numbers = decode(every if dtype == "bfloat16" else every.view("float16"), dtype)
+    halfway = numbers.view("u4") + np.uint32(0x8000 if dtype == "bfloat16" else 0x1000)
+    bits = [numbers.view("u4"), halfway, halfway - 1, halfway + 1, rng.integers(0, 1 << 32, 100000).astype("u4")]
+    values = np.concatenate(bits).view("float32")
+    values = values[np.isfinite(values) & (np.abs(values) > 1e-37)]  # below, the step flushes
+    optimizer = Optimizer(kernels, "adamw", {"w": values}, param_type=dtype, masters=True, lr=0.0)
+    optimizer.step({"w": np.ones_like(values)})
+    np.testing.assert_array_equal(optimizer.arrays["w"]["param"], values)
+    np.testing.assert_array_equal(optimizer.arrays["w"]["copy"], encode(values, dtype))
+
+
+def test_compressed_momentum_is_rounded_after_the_step():
+    arrays, grads = problem(steps=4)
+    plain, low = make("came", arrays), make("came", arrays, moment_type="float16")
+    for grad in grads:
+        for n, held in low.arrays.items():
+            plain.arrays[n][2][...] = held[2]
+        low.step(grad)
+        plain.step(grad)
+        for n, held in low.arrays.items():
+            np.testing.assert_array_equal(held["param"], plain.arrays[n]["param"], err_msg=n)
+            np.testing.assert_array_equal(held[2], plain.arrays[n][2].astype("float16"), err_msg=n)
+
+
+def test_compressed_momentum_saturates():
+    arrays = {"w": np.zeros(100000, "float32"), "matrix": np.zeros((300, 300), "float32")}
+    grads = {n: np.zeros(a.shape, "float32") for n, a in arrays.items()}
+    for grad in grads.values():
+        grad.flat[0], grad.flat[-1] = 1.0, -1.0
+    optimizer = make("came", arrays, moment_type="float16", clip=1e9, beta1=0.0)
+    for held in optimizer.arrays.values():  # 0.9 of these is above the largest float16, were it not for the beta
+        held[2].flat[0] = 65504
+    optimizer.tensors["beta1"] = 1.5
+    optimizer.step(grads)
+    for held in optimizer.arrays.values():
+        assert held[2].flat[0] == 65504 and np.isfinite(held[2]).all()
+
+
+# ---- numbers that are none, and denormal ones
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@every_variant
+def test_nan_and_infinity_stay_in_their_tensor(name, value):
+    if np.isinf(value) and name == "clipped":
+        pytest.skip("clipped to a finite value")
+    arrays, grads = problem(steps=1)
+    want = train(name, arrays, grads).weights()
+    spoilt = [{n: g.copy() for n, g in grads[0].items()}]
+    for n in ("odd", "matrices", "patches"):
+        spoilt[0][n].flat[17] = value
+    got = train(name, arrays, spoilt).weights()
+    for n in arrays:
+        if n in ("odd", "matrices", "patches"):
+            assert np.isnan(got[n].flat[17]), n
+        else:
+            np.testing.assert_array_equal(got[n], want[n], err_msg=n)
+
+
+def test_the_mode_for_denormal_numbers_is_restored():
+    tiny = np.float32(1e-40)
+    assert tiny * np.float32(1.0) > 0
+    arrays, grads = problem(steps=1)
+    train("lamb", arrays, grads)
+    assert tiny * np.float32(1.0) > 0 and np.array([tiny] * 100) @ np.ones(100, "float32") > 0
+
+
+@pytest.mark.parametrize("name", ["adamw", "amsgrad", "lamb", "adafactor, momentum", "came"])
+def test_denormal_numbers_cost_nothing(name):
+    arrays = {"w": np.ones((512, 768), "float32"), "v": np.ones(30000, "float32")}
+
+    def seconds(grad, state):
+        optimizer = make(name, arrays)
+        for held in optimizer.arrays.values():
+            for field in held:
+                if isinstance(field, int):
+                    held[field][...] = state
+        optimizer.step({n: np.full(a.shape, grad, "float32") for n, a in arrays.items()}, 1)
+        start = time.perf_counter()
+        for _ in range(5):
+            kernels.step(optimizer.tensors, 1)
+        return time.perf_counter() - start
+
+    for _ in range(10):  # of a machine that does other things too, the best of several
+        ratio = seconds(1e-40, 1e-40) / seconds(1e-2, 1e-2)
+        if ratio < 1.2:
+            return
+    raise AssertionError(f"{ratio:.2f} times as long")
+
+
+# ---- threads, processes, memory
+
+
+def test_several_python_threads_at_once():
+    arrays, grads = problem(steps=5)
+    want = {name: train(name, arrays, grads).bits() for name in VARIANTS}
+    with concurrent.futures.ThreadPoolExecutor(len(VARIANTS)) as pool:
+        got = dict(zip(VARIANTS, pool.map(lambda name: train(name, arrays, grads, 2).bits(), VARIANTS)))
+    assert got == want
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_works_alone():
+    arrays, grads = problem(steps=2)
+    want = train("came", arrays, grads, threads=2).bits()
+    assert kernels.threads() >= 1
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+
+    def child():
+        queue.put((kernels.threads(), train("came", arrays, grads, threads=2).bits() == want))
+
+    process = context.Process(target=child)
+    process.start()
+    assert queue.get(timeout=60) == (1, True)
+    process.join(60)
+    assert process.exitcode == 0
+    assert train("came", arrays, grads, threads=2).bits() == want
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the peak cannot be reset")
+@pytest.mark.parametrize("name", ["adafactor", "lamb", "came"])
+def test_no_transient_the_size_of_a_parameter(name):
+    code = (
+        f"import sys; sys.path[:0] = {PATHS!r}\n"
+        "import numpy as np; import kernels; from kernel_cases import Optimizer, VARIANTS\n"
+        "arrays = {'embedding': np.ones((30522, 256), 'f4'), 'block': np.ones((768, 3072), 'f4')}\n"
+        f"rule, options, _ = VARIANTS[{name!r}]\n"
+        "optimizer = Optimizer(kernels, rule, arrays, **options)\n"
+        "grads = {n: np.ones_like(a) for n, a in arrays.items()}\n"
+        "for i, g in enumerate(grads.values()): optimizer.tensors[i]['grad'] = g.ctypes.data\n"
+        "small = Optimizer(kernels, rule, {'w': np.ones((40, 3), 'f4')}, **options)\n"
+        "small.step({'w': np.ones((40, 3), 'f4')}, 2)\n"  # the threads' own stacks
+        "def peak(): return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
+        "def risen(work):\n"
+        "    open('/proc/self/clear_refs', 'w').write('5')\n"
+        "    before = peak(); work(); return peak() - before\n"
+        "print(risen(lambda: np.ones(1 << 24, 'u1')), risen(lambda: kernels.step(optimizer.tensors, 2)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    seen, transient = map(int, run.stdout.split())
+    assert seen > 12000, "16 MB do show"
+    assert transient < 2048, "KB"
+
+
+# ---- the library itself
+
+
+def test_a_library_of_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(kernels, "TENSOR", np.dtype([("param", "u8")]))
+    with pytest.raises(OSError, match="another version"):
+        kernels.load(kernels.library()._name)
