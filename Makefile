@@ -14,7 +14,7 @@ PIP = $(PY) -m pip --disable-pip-version-check -q
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install finetune pipeline test test-slow test-nlp2 parity lint bench clean
+.PHONY: help install finetune pipeline test test-slow test-nlp2 test-formers parity sanitize lint bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -52,6 +52,17 @@ $(VENV)/.installed-nlp2: setup.cfg
 	$(PIP) install -c $(VENV)/constraints.txt $(PADDLE) paddlenlp==2.8.1 "huggingface_hub<1" -e ".[nlp,dev]"
 	@touch $@
 
+test-formers: ## Run the Trainer tests on PaddleFormers 1.2, in a venv of its own
+	$(MAKE) $(VENV)-formers/.installed-formers VENV=$(VENV)-formers
+	$(VENV)-formers/bin/python -m pytest tests/test_trainer.py tests/test_trainer_resume.py tests/test_trainer_schedules.py \
+		tests/test_callbacks.py $(ARGS)
+$(VENV)/.installed-formers: setup.cfg
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -U pip setuptools wheel
+	grep -vE '^(paddlenlp|aistudio-sdk)' constraints.txt > $(VENV)/constraints.txt
+	$(PIP) install -c $(VENV)/constraints.txt $(PADDLE) paddleformers==1.2.0 -e ".[dev]"
+	@touch $@
+
 parity: ## Run the real peers again and compare with tests/golden, in a venv of its own (4 GB)
 	$(MAKE) $(VENV)-parity/.installed-parity VENV=$(VENV)-parity
 	$(VENV)-parity/bin/python tests/golden/make.py --check $(ARGS)
@@ -60,6 +71,14 @@ $(VENV)/.installed-parity: setup.cfg
 	$(PIP) install -U pip setuptools wheel
 	$(PIP) install -e ".[parity]"
 	@touch $@
+
+SANITIZED = build/libstep-sanitized.so
+sanitize: $(STAMP) ## Fuzz the C library under AddressSanitizer and UndefinedBehaviorSanitizer (gcc; below a minute)
+	@mkdir -p build
+	gcc -std=gnu11 -g -O1 -fPIC -shared -fopenmp -ffp-contract=off -fno-omit-frame-pointer -DLDOPT_PLAIN -Wall -Wextra \
+		-Werror -fsanitize=address,undefined -fno-sanitize-recover=all -o $(SANITIZED) paddle_ldopt/kernels/csrc/*.c -lm
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		OMP_NUM_THREADS=2 $(PY) tests/sanitize.py $(SANITIZED) 40 $(ARGS)
 
 lint: $(STAMP) ## Check style and types
 	$(VENV)/bin/ruff check .
@@ -76,4 +95,4 @@ $(VENV)/.installed-bench: setup.cfg constraints.txt
 	@touch $@
 
 clean: ## Remove .venv and what runs left behind
-	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-parity $(VENV)-bench build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-formers $(VENV)-parity $(VENV)-bench build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache

@@ -175,6 +175,7 @@ class LayerMap:
             return ratios[self.layer_of(param.name)]
 
         ratio_of.rule, ratio_of.layers = rule, self  # type: ignore[attr-defined]
+        ratio_of.is_constant = True  # type: ignore[attr-defined]
         return ratio_of
 
     def table(

@@ -500,6 +500,7 @@ def test_config_keeps_everything():
         "multi_precision": True,
         "layerwise_decay": 0.9,
         "n_layers": 3,
+        "fused": False,
         "global_clipnorm": None,
     }
     opt = AdamWeightDecay(**given, parameters=list(params.values()), name_dict=name_dict)

@@ -85,6 +85,7 @@ def test_signature_is_the_documented_one():
         "set_param_lr_fun": layerwise_lr_decay,
         "name_dict": None,
         "layers": None,
+        "fused": None,
     }
     assert issubclass(Came, paddle.optimizer.Optimizer)
 

@@ -3,7 +3,8 @@
 In dygraph on a CPU one call updates all parameters in place, on Paddle's own tensors: the optimizer's state is the same
 with and without, and so are checkpoints. A step comes here in one of two ways. If Paddle has to clip or to regularize
 gradients, or if there are parameter groups, it collects the updates and gives them to `FusedMixin.update_fused`, which
-does those that it can. Otherwise `FusedMixin.step` passes by all that Paddle does for each parameter in Python.
+does those that it can. Otherwise `FusedMixin.step` passes by all that Paddle does for each parameter in Python, from the
+first step on.
 """
 
 import collections
@@ -57,6 +58,7 @@ class FusedMixin(_Base):
 
     _fused: Optional[bool] = None
     _plan: Any = None  # the `Plan` of the last step that was fused
+    _kept_ratios: Any = None  # function, parameters, which of them were frozen, ratios: of the last plain step
     _bumps_version = True  # whether an update by Paddle's ops shows in `Tensor.inplace_version`, as it then does here
 
     def fused_rule(self, options):
@@ -180,10 +182,9 @@ class FusedMixin(_Base):
         grads = [param._grad_ivar() for param in every]
         frozen = list(map(_Tensor.stop_gradient.__get__, every))
         addresses = [0 if grad is None or idle else grad.data_ptr() for grad, idle in zip(grads, frozen)]
-        live = [
-            i for i, address in enumerate(addresses) if address != 0
-        ]  # 0 of an empty gradient, None of a sparse one
-        grads, params, addresses = [[items[i] for i in live] for items in (grads, every, addresses)]
+        live = [i for i, address in enumerate(addresses) if address != 0]  # it is None of a sparse gradient
+        grads, params = [grads[i] for i in live], [every[i] for i in live]
+        addresses = [addresses[i] for i in live]
         if (
             not live
             or None in addresses
@@ -238,12 +239,12 @@ class FusedMixin(_Base):
         ratio_of = self._ratio_of
         if ratio_of is None:
             return [1.0] * len(params)
-        plan = self._plan
-        if plan is not None and plan.ratios is not None and plan.ratios[0] == frozen:
-            return plan.ratios[1]
+        kept = self._kept_ratios
+        if kept is not None and kept[0] is ratio_of and kept[1] is params and kept[2] == frozen:
+            return kept[3]
         ratios = [0.0 if idle else ratio_of(param) for param, idle in zip(params, frozen)]
-        if plan is not None and hasattr(ratio_of, "rule"):  # a LayerMap's: it does not change
-            plan.ratios = frozen, ratios
+        if getattr(ratio_of, "is_constant", False):  # a LayerMap's
+            self._kept_ratios = ratio_of, params, frozen, ratios
         return ratios
 
 
@@ -295,7 +296,6 @@ class Plan:
         self._addresses = [np.array(list(map(_Tensor.data_ptr, x)), "u8") for x in (self._weights, self._states)]
         self._rule = None
         self._decayed = None
-        self.ratios: Any = None  # which parameters were frozen, and each one's ratio; while neither changes
         self.live: Any = None  # which parameters had a gradient in the last plain step, by number
         self.rows: list = []  # their rows in `records`
         self.all_float32 = all(param.dtype == paddle.float32 for param in self.params)

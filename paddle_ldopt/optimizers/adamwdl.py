@@ -217,8 +217,10 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         ratio = self.layerwise_ratio(param)
         if ratio != 0.0 and math.prod(param.shape) != 0:
             own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)
-            absolute = isinstance(own, paddle.Tensor)
-            rate = layer_rates(*((own, 1.0) if absolute else (self._global_learning_rate(), own)), ratio)
+            if isinstance(own, paddle.Tensor):  # Paddle's way to give an absolute rate
+                rate = layer_rates(own, 1.0, ratio)
+            else:
+                rate = layer_rates(self._global_learning_rate(), own, ratio)
             self._collected[param.name] = Task(param, grad, self.fused_options(param), rate), given
 
     def _update_by_paddle(self, block, param_and_grad):
