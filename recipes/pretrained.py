@@ -1,6 +1,7 @@
 """Encoders for the recipes: one that needs no hub, a saved one, one from a hub, or an untrained architecture.
 
     model, tokenizer = load_model("minilm", num_classes=3), load_tokenizer("minilm")
+    model = load_model("ernie-3.0-base-zh", task="QuestionAnswering")
 
 A name is, looked up in this order:
     "minilm"                   all-MiniLM-L6-v2 (BERT, 6 layers, 22.7 M parameters) out of an installed package;
@@ -47,12 +48,14 @@ RENAMES = (
 NOT_WEIGHTS = {"embeddings.position_ids"}  # torch's constant 0..511; Paddle makes it in forward
 
 
-def load_model(name="minilm", num_classes=2, config=None):
-    """Returns a PaddleNLP sequence classifier with a new head; call `paddle.seed` first to fix the head's draw.
+def load_model(name="minilm", num_classes=2, config=None, task="SequenceClassification"):
+    """Returns a PaddleNLP encoder with a new head; call `paddle.seed` first to fix the head's draw.
 
     Args:
         name (str|Path): see the top of this file.
-        num_classes (int): number of classes, 2 or more.
+        num_classes (int): number of classes, 2 or more; of use to the tasks that classify.
+        task (str): the end of PaddleNLP's class: "SequenceClassification", "TokenClassification", "QuestionAnswering",
+            "MaskedLM"...
         config (dict, optional): overrides of the model's configuration, such as {"hidden_dropout_prob": 0.0}.
 
     Raises:
@@ -62,12 +65,12 @@ def load_model(name="minilm", num_classes=2, config=None):
         raise ValueError(f"`num_classes` must be an integer of 2 or more. Received: num_classes={num_classes!r}.")
     overrides, kind = {**(config or {}), "num_labels": num_classes}, _kind(name)
     if kind == "minilm":
-        return _load_minilm(overrides)
+        return _load_minilm(overrides, task)
     if kind == "class":
-        return _build_untrained(name, overrides)
-    from paddlenlp.transformers import AutoModelForSequenceClassification
+        return _build_untrained(name, overrides, task)
+    from paddlenlp import transformers
 
-    return _from_pretrained(AutoModelForSequenceClassification, name, kind, overrides)
+    return _from_pretrained(getattr(transformers, f"AutoModelFor{task}"), name, kind, overrides)
 
 
 def load_tokenizer(name="minilm"):
@@ -85,7 +88,7 @@ def load_tokenizer(name="minilm"):
 
     tokenizer = BertTokenizer.from_pretrained(str(minilm_dir()))
     if kind == "class":  # DistilBert, for one, takes no token_type_ids
-        taken = inspect.signature(_model_class(name).forward).parameters
+        taken = inspect.signature(_model_class(name, "").forward).parameters
         tokenizer.model_input_names = [field for field in tokenizer.model_input_names if field in taken]
     return tokenizer
 
@@ -127,9 +130,9 @@ def _paddle_name(torch_name):
     return next((name.replace(old, new) for old, new in RENAMES if old in name), name)
 
 
-def _load_minilm(overrides):
+def _load_minilm(overrides, task):
     import paddle
-    from paddlenlp.transformers import BertConfig, BertForSequenceClassification
+    from paddlenlp.transformers import BertConfig
     from safetensors.numpy import load_file
 
     folder = minilm_dir()
@@ -137,15 +140,15 @@ def _load_minilm(overrides):
     known = set(inspect.signature(BertConfig.__init__).parameters) - {"use_cache"}
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = _config(BertConfig, {key: value for key, value in stored.items() if key in known}, overrides)
-    model = BertForSequenceClassification(config)
+    model = _model_class(f"BertFor{task}", task)(config)
     shapes = {name: tuple(value.shape) for name, value in model.bert.state_dict().items()}
     state = convert_bert(load_file(str(folder / "model.safetensors")), shapes)
     model.bert.set_state_dict({name: paddle.to_tensor(value) for name, value in state.items()})
     return model
 
 
-def _build_untrained(name, overrides):
-    model_class, vocabulary = _model_class(name), load_tokenizer("minilm")
+def _build_untrained(name, overrides, task):
+    model_class, vocabulary = _model_class(name, task), load_tokenizer("minilm")
     special = {"pad_token_id": vocabulary.pad_token_id, "eos_token_id": vocabulary.sep_token_id}
     base = {**SMALL_CONFIG, "vocab_size": len(vocabulary), **special}
     try:
@@ -168,14 +171,15 @@ def _config(config_class, base, overrides):
     return config_class(**{aliases.get(key, key): value for key, value in {**base, **overrides}.items()})
 
 
-def _model_class(name):
+def _model_class(name, task):
     from paddlenlp import transformers
 
-    classes = [c for c in dir(transformers) if re.fullmatch(r"(?!Auto)\w+ForSequenceClassification", c)]
+    classes = [c for c in dir(transformers) if re.fullmatch(rf"(?!Auto)\w+For{task or '[A-Z]'}\w*", c)]
     if name in classes:
         return getattr(transformers, name)
     close = difflib.get_close_matches(name, classes) or "none"
-    raise ValueError(f"PaddleNLP has no such classifier; close: {close}. {ACCEPTED} Received: name={name!r}.")
+    what = f"for {task}" if task else "with a head"
+    raise ValueError(f"PaddleNLP has no such class {what}; close: {close}. {ACCEPTED} Received: name={name!r}.")
 
 
 def _kind(name):
@@ -185,7 +189,7 @@ def _kind(name):
     if Path(text).is_dir():
         return "directory"
     if re.fullmatch(r"[A-Z]\w*(Model|For[A-Z]\w+)", text):
-        _model_class(text)  # raises: a class that PaddleNLP lacks is not worth asking a hub for
+        _model_class(text, "")  # raises: a class that PaddleNLP lacks is not worth asking a hub for
         return "class"
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", text):
         return "hub"

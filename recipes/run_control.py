@@ -19,6 +19,7 @@ import sys
 
 import paddle
 from paddlenlp.trainer import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerState
+from paddlenlp.utils.log import logger
 from rich.console import Console
 from rich.table import Table
 
@@ -147,6 +148,17 @@ def write_json(folder, name, value):
             json.dump(value, file, indent=1)
 
 
+@contextlib.contextmanager
+def quiet(path):
+    """Write what is printed and logged to a file."""
+    with open(path, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        before = logger.handler.setStream(log)
+        try:
+            yield
+        finally:
+            logger.handler.setStream(before)
+
+
 def compare(args, learning_rates, seeds, train):
     """Train with a uniform rate and with layer-wise decay, at several rates with the same seeds; print all of it.
 
@@ -189,7 +201,7 @@ def compare(args, learning_rates, seeds, train):
 
 def spread(values):
     """Return mean and standard deviation in words."""
-    deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 and all(map(math.isfinite, values)) else ""
     return f"{statistics.mean(values):.3f}{deviation}"
 
 

@@ -30,6 +30,7 @@ except ModuleNotFoundError:  # reading data needs no Paddle
     Dataset = object
 
 NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
+NO_DOCSTRINGS = "This Python carries no docstrings in its library; name a file instead."
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
 
@@ -108,27 +109,33 @@ def load_splits(
 
 
 def _docstring_parts():
-    root, found = Path(sysconfig.get_paths()["stdlib"]), {}
-    for path in sorted(root.rglob("*.py")):
-        if NOT_LIBRARY.isdisjoint(path.relative_to(root).parts):
-            for text, kind in _docstrings(path):
-                # One row per opening of four words, so that no template ("Python Character Mapping Codec ...") or
-                # repeated text is in two splits; an opening that two kinds share says nothing and is dropped.
-                opening = tuple(re.findall(r"\w+", text.casefold())[:4])
-                if len(opening) == 4:
-                    found.setdefault(opening, (text, set()))[1].add(kind)
+    found = {}
+    for tree in library_trees():
+        for text, kind in _docstrings(tree):
+            # One row per opening of four words, so that no template ("Python Character Mapping Codec ...") or
+            # repeated text is in two splits; an opening that two kinds share says nothing and is dropped.
+            opening = tuple(re.findall(r"\w+", text.casefold())[:4])
+            if len(opening) == 4:
+                found.setdefault(opening, (text, set()))[1].add(kind)
     rows = [(text, *kinds) for text, kinds in found.values() if len(kinds) == 1]
     if len({kind for _, kind in rows}) < 3:
-        raise error(f"This Python carries no docstrings in {root}; name a file instead.", source="docstrings")
+        raise error(NO_DOCSTRINGS, source="docstrings")
     # Functions outnumber modules fifteen to one: with equal classes chance is one in three and accuracy is readable.
     parts = _split_off(rows, {"test": 0.4, "validation": 0.1})
     return {split: _sample(part, min(_counts(part).values()), 0) for split, part in parts.items()}
 
 
-def _docstrings(path):
-    with tokenize.open(path) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some library files hold escapes that the compiler warns of
-        tree = ast.parse(file.read())
+def library_trees():
+    """Yield the syntax trees of the files of Python's own library."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        if NOT_LIBRARY.isdisjoint(path.relative_to(root).parts):
+            with tokenize.open(path) as file, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # some library files hold escapes that the compiler warns of
+                yield ast.parse(file.read())
+
+
+def _docstrings(tree):
     for node in ast.walk(tree):
         text = ast.get_docstring(node) if type(node) in NODES else None
         if text:
@@ -149,12 +156,12 @@ def _split_off(rows, shares):
     """Deals rows out by a hash of their text: equal texts stay together, on every machine and in any order."""
     parts = {split: [] for split in (*shares, "train")}
     for text, label in rows:
-        draw = _draw(text)
+        drawn = draw(text)
         for split, share in {**shares, "train": 1.0}.items():
-            if draw < share:
+            if drawn < share:
                 parts[split].append((text, label))
                 break
-            draw -= share
+            drawn -= share
     trained = _counts(parts["train"])
     for split in shares:  # a class of a few rows that all fell elsewhere is of use in training only
         parts["train"] += [row for row in parts[split] if row[1] not in trained]
@@ -165,14 +172,15 @@ def _split_off(rows, shares):
 def _sample(rows, per_class, seed):
     """Keeps the first rows of each class in an order drawn from seed and text: small samples are part of large ones."""
     kept, seen = [], Counter()
-    for text, label in sorted(rows, key=lambda row: _draw(row[0], seed)):
+    for text, label in sorted(rows, key=lambda row: draw(row[0], seed)):
         seen[label] += 1
         if seen[label] <= per_class:
             kept.append((text, label))
     return kept
 
 
-def _draw(text, seed=""):
+def draw(text, seed=""):
+    """Return a number in [0, 1) that a text, or several, and a seed always give, whatever their spaces and case."""
     words = " ".join((text if isinstance(text, str) else " ".join(text)).casefold().split())
     return int(hashlib.sha1(f"{seed}\n{words}".encode("utf-8", "replace")).hexdigest()[:12], 16) / 16**12
 

@@ -22,22 +22,34 @@ def error(problem, **received):
     return ValueError(f"{problem} Received: {', '.join(values)}.")
 
 
-def file_parts(path, wanted, has_header):
-    """Return split -> [(text or pair, label name), ...] of a file or a folder of train, dev and test files."""
+def split_files(path, suffixes, accepted=""):
+    """Return split -> path of a file, which is for training, or of the train, dev and test files in a folder.
+
+    Args:
+        path (Path): the file or folder.
+        suffixes (tuple[str]): endings that a data file may have.
+        accepted (str): other kinds of source, for the error.
+    """
     if not path.exists():
-        accepted = '"docstrings", "paddlenlp:NAME", "datasets:NAME", a file or a folder of ' + ", ".join(SUFFIXES)
+        accepted += "a file or a folder of " + ", ".join(suffixes)
         raise error(f"There is no such file, folder or kind of source. Accepted: {accepted}.", source=path)
     if path.is_file():
-        return {"train": _rows(*_table(path, wanted, has_header), wanted, path)}
-    parts = {}
+        return {"train": path}
+    found = {}
     for split, stems in STEMS.items():
-        files = [file for file in sorted(path.iterdir()) if file.stem in stems and file.suffix.lower() in SUFFIXES]
+        files = [file for file in sorted(path.iterdir()) if file.stem in stems and file.suffix.lower() in suffixes]
         if len(files) > 1 or (split == "train" and not files):
             names = [file.name for file in files]
-            raise error(f"One {split} file ({', '.join(SUFFIXES)}) is needed, there are {names}.", source=path)
+            raise error(f"One {split} file ({', '.join(suffixes)}) is needed, there are {names}.", source=path)
         if files:
-            parts[split] = _rows(*_table(files[0], wanted, has_header), wanted, files[0])
-    return parts
+            found[split] = files[0]
+    return found
+
+
+def file_parts(path, wanted, has_header):
+    """Return split -> [(text or pair, label name), ...] of a file or a folder of train, dev and test files."""
+    files = split_files(path, SUFFIXES, '"docstrings", "paddlenlp:NAME", "datasets:NAME", ')
+    return {split: _rows(*_table(file, wanted, has_header), wanted, file) for split, file in files.items()}
 
 
 def _table(path, wanted, has_header):
@@ -101,6 +113,17 @@ def _refuse_doubtful_header(records, wanted, path):
 
 def hub_parts(hub, name, wanted):
     """Return split -> [(text or pair, label name), ...] of a data set of PaddleNLP or Hugging Face."""
+    return hub_rows(hub, name, lambda data, split: _hub_rows(data, wanted, f"{hub}:{name} ({split})"))
+
+
+def hub_rows(hub, name, rows_of):
+    """Return split -> rows of a data set of PaddleNLP or Hugging Face.
+
+    Args:
+        hub (str): "paddlenlp" or "datasets".
+        name (str): NAME or NAME:CONFIG.
+        rows_of (callable): (data, split) -> its rows; none if they have no labels.
+    """
     name, _, config = name.partition(":")
     try:
         found = (_load_paddlenlp if hub == "paddlenlp" else _load_datasets)(name, config or None)
@@ -109,12 +132,20 @@ def hub_parts(hub, name, wanted):
     parts = {}
     for split, stems in STEMS.items():
         for data in (found[stem] for stem in stems if stem in found):
-            rows = _hub_rows(data, wanted, f"{hub}:{name} ({split})")
+            rows = rows_of(data, split)
             if rows:
                 parts[split] = rows
     if "train" not in parts:
         raise error(f"This data set has no labelled training rows; its splits: {list(found)}.", source=f"{hub}:{name}")
     return parts
+
+
+def read_jsonl(path):
+    """Return the objects of a file with one JSON object a line."""
+    try:
+        return [record for _, record in _json_records(path.read_text(encoding="utf-8-sig"))]
+    except ValueError as cause:
+        raise error(f"This is no file of JSON objects, one a line: {cause}.", source=path) from cause
 
 
 def _load_paddlenlp(name, config):

@@ -21,7 +21,7 @@ import pretrained
 import pytest
 import sequence_classification as recipe
 import text_data
-from paddlenlp.trainer import EarlyStoppingCallback
+from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser
 from run_control import compare, with_arguments_of_run
 
 from paddle_ldopt.trainer import last_checkpoint, report
@@ -265,7 +265,7 @@ def test_the_commands_in_the_header_are_right(monkeypatch):
             )
             continue
         assert (ROOT / argv[0]).samefile(recipe.__file__)
-        parser = recipe.PdArgumentParser((recipe.Options, recipe.Arguments))
+        parser = PdArgumentParser((recipe.Options, recipe.Arguments))
         options, args = parser.parse_args_into_dataclasses(argv[1:])
         assert args.output_dir.startswith("runs/sequence_classification-")
 
@@ -455,7 +455,7 @@ def test_arguments_of_a_resume_come_on_top_of_those_of_the_run(tmp_path):
     (tmp_path / "checkpoint-3/trainer_state.json").write_text("{}")
     (tmp_path / "arguments.json").write_text('["--seed", "7", "--output_dir", "elsewhere"]')
     resumed = with_arguments_of_run(["--resume_from_checkpoint", str(tmp_path), "--seed", "8"])
-    parser = recipe.PdArgumentParser((recipe.Options, recipe.Arguments))
+    parser = PdArgumentParser((recipe.Options, recipe.Arguments))
     _, args = parser.parse_args_into_dataclasses(resumed, look_for_args_file=False)
     assert args.seed == 8 and args.output_dir == str(tmp_path)
     assert args.resume_from_checkpoint == str(tmp_path / "checkpoint-3")
@@ -512,6 +512,7 @@ def test_an_interrupted_comparison_keeps_what_it_has(monkeypatch, tmp_path):
 
 CHILD = """
 import os, signal, sys, threading
+import fine_tuning
 import sequence_classification as recipe
 import paddle
 
@@ -520,7 +521,7 @@ how, step, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-class Deadly(recipe.RunReport):
+class Deadly(fine_tuning.RunReport):
     def on_step_end(self, args, state, control, **kwargs):
         if how == "after" and state.global_step == step:
             threading.Timer(seconds, die).start()
@@ -532,7 +533,7 @@ def deadly_save(obj, path, *args, save=paddle.save, **kwargs):
         die()
     return save(obj, path, *args, **kwargs)
 
-recipe.RunReport, paddle.save = Deadly, deadly_save
+fine_tuning.RunReport, paddle.save = Deadly, deadly_save
 recipe.main(sys.argv[4:])
 """
 

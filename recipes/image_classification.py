@@ -1,0 +1,147 @@
+"""Fine-tune a pretrained vision transformer to classify images, each layer at its own rate, decayed by 0.65 as in BEiT.
+
+    python recipes/image_classification.py
+    python recipes/image_classification.py --data photos/ --model openai/clip-vit-base-patch32   # photos/<class>/*.jpg
+    python recipes/image_classification.py --data datasets:cifar10 --model openai/clip-vit-base-patch32
+    python recipes/image_classification.py --config recipes/configs/vit/image_classification.yaml
+    python recipes/image_classification.py --resume_from_checkpoint runs/image_classification-20261121-140000
+
+By default a small transformer is pretrained on the spot to tell handwritten digits from 0 to 4, then fine-tuned on few
+of those from 5 to 9 (scikit-learn carries them). Any argument of PaddleNLP's TrainingArguments works too: --help lists
+them.
+"""
+
+import dataclasses
+import functools
+from collections import Counter
+
+import fast_cpu  # noqa: F401 - before Paddle
+import numpy as np
+import paddle
+from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from image_data import collate, digits, encode, load_images
+from paddlenlp.trainer import set_seed
+from paddlenlp.transformers import CLIPVisionConfig
+from paddlenlp.transformers.clip.modeling import CLIPPretrainedModel, CLIPVisionTransformer
+from run_control import FineTuner
+from sequence_classification import accuracy
+from text_sources import error
+
+from paddle_ldopt import AdamWDL
+
+SMALL = {"image_size": 8, "patch_size": 2, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+
+
+@dataclasses.dataclass
+class Arguments(RecipeArguments):
+    """PaddleNLP's training arguments."""
+
+    recipe = "image_classification"
+
+    learning_rate: float = 3e-3
+    num_train_epochs: float = 15
+
+
+@dataclasses.dataclass
+class Options:
+    """What to train on what."""
+
+    model: str = option("digits", "digits: pretrained on the spot; a folder, or the hub name of a CLIP")
+    data: str = option("digits", "digits, a folder with one of each class, paddlenlp:NAME, datasets:NAME")
+    examples_per_class: int = option(20, "training images of each class, the first ones; 0 keeps all")
+    early_stopping_patience: int = option(5, "stop after so many evaluations without a better model")
+
+    def __post_init__(self):
+        check_least(self, examples_per_class=0, early_stopping_patience=1)
+
+
+class VisionClassifier(CLIPPretrainedModel):
+    """The vision transformer of CLIP, with a head for classes."""
+
+    config_class = CLIPVisionConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.vision_model = CLIPVisionTransformer(config)
+        self.classifier = paddle.nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(self, pixel_values):
+        """Return the logits of images [rows, 3, size, size]."""
+        return self.classifier(self.vision_model(pixel_values)[1])
+
+
+@functools.cache
+def pretrained_on_digits(seed):
+    """Return the weights of a small transformer that tells digits from 0 to 4, without its head."""
+    with paddle.utils.unique_name.guard():
+        set_seed(seed)
+        model = VisionClassifier(CLIPVisionConfig(**SMALL, num_attention_heads=4, num_labels=5))
+        names = [str(digit) for digit in range(5)]
+        data, draw = encode(digits(range(5)).train, names, SMALL["image_size"]), np.random.default_rng(seed)
+        optimizer = AdamWDL(1e-3, parameters=model.parameters())
+        for _ in range(8):
+            order = draw.permutation(len(data))
+            for first in range(0, len(data), 32):
+                batch = collate([data[i] for i in order[first : first + 32]])
+                labels = batch.pop("labels")
+                paddle.nn.functional.cross_entropy(model(**batch), labels).backward()
+                optimizer.step()
+                optimizer.clear_grad()
+        return {name: value.numpy() for name, value in model.vision_model.state_dict().items()}
+
+
+def load_classifier(name, classes, seed):
+    """Return a pretrained model with a new head."""
+    if name == "digits":
+        weights = pretrained_on_digits(seed)
+        set_seed(seed)
+        model = VisionClassifier(CLIPVisionConfig(**SMALL, num_attention_heads=4, num_labels=classes))
+        model.vision_model.set_state_dict({key: paddle.to_tensor(value) for key, value in weights.items()})
+        return model
+    set_seed(seed)
+    try:
+        return VisionClassifier.from_pretrained(name, num_labels=classes, ignore_mismatched_sizes=True)
+    except Exception as cause:  # OSError offline, RuntimeError for a bad file
+        raise error(f"Accepted: digits, a folder, a hub name. It cannot be loaded: {cause}.", model=name) from cause
+
+
+def build(args, options, parts):
+    """Return a Trainer with a model for the rows, and the test rows as a data set."""
+    names = sorted({name for part in (parts.train, parts.validation, parts.test) for _, name in part})
+    if len(names) < 2:
+        raise error(f"A classifier needs two classes or more, the images have {names}.", data=options.data)
+    model = load_classifier(options.model, len(names), args.seed)
+    model.config.id2label, model.config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
+    rows, most = {part: getattr(parts, part) for part in ("train", "validation", "test")}, options.examples_per_class
+    if most:
+        rows["train"] = [row for name in names for row in [r for r in parts.train if r[1] == name][:most]]
+    data = {part: encode(found, names, model.config.image_size) for part, found in rows.items()}
+    trainer = FineTuner(
+        model=model,
+        args=args,
+        data_collator=collate,
+        train_dataset=data["train"],
+        eval_dataset=data["validation"],
+        compute_metrics=accuracy,
+    )
+    return trainer, data["test"]
+
+
+def run(argv):
+    """Do what a command line says."""
+    options, args, argv = parse(argv, Options, Arguments)
+    parts = load_images(options.data)
+    print(parts.description, flush=True)
+    trainer, test = build(args, options, parts)
+    majority = Counter(name for _, name in parts.test).most_common(1)[0][1] / len(parts.test)
+    score = Score("accuracy", "majority class", majority)
+    fine_tune(trainer, test, score, options, argv, parts.description, f"{options.model} on {options.data}")
+
+
+def main(argv=None):
+    """Run the recipe."""
+    start(run, argv)
+
+
+if __name__ == "__main__":
+    main()

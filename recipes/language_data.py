@@ -1,0 +1,47 @@
+"""Prompts and texts as rows of tokens, of which those of the text are to be learnt; what a model must beat.
+
+inputs, labels = encode_pairs([("upper: ", "Return it in capitals.")], length=64)   # byte by byte
+loss = unigram(labels[labels != IGNORED], tested[tested != IGNORED], VOCABULARY)    # per token
+"""
+
+import numpy as np
+
+IGNORED, VOCABULARY = -100, 256  # the label of what is not to be learnt; of bytes
+
+
+def by_bytes(prompt, text):
+    """Return both as lists of bytes, the text with a line break as its end."""
+    return list(prompt.encode()), list(f"{text}\n".encode())
+
+
+def by_tokenizer(tokenizer):
+    """Return what gives both as lists of tokens: the prompt with what begins a row, the text with what ends it."""
+
+    def tokens(prompt, text):
+        ids = [tokenizer(prompt)["input_ids"], tokenizer(text, add_special_tokens=False)["input_ids"]]
+        return ids[0], [*ids[1], tokenizer.eos_token_id]
+
+    return tokens
+
+
+def encode_pairs(pairs, length, tokens=by_bytes):
+    """Return inputs and labels [rows, length]: at each token the next one, if it is the text's; cut off after `length`.
+
+    Args:
+        pairs (list): (prompt, text).
+        length (int): tokens of a row.
+        tokens (callable): prompt, text -> two lists of token ids, neither of them empty.
+    """
+    inputs, labels = np.zeros([len(pairs), length], "int64"), np.full([len(pairs), length], IGNORED, "int64")
+    for i, pair in enumerate(pairs):
+        prompt, text = tokens(*pair)
+        row = [*prompt, *text][: length + 1]
+        inputs[i, : len(row) - 1] = row[:-1]
+        labels[i, len(prompt) - 1 : len(row) - 1] = row[len(prompt) :]
+    return inputs, labels
+
+
+def unigram(train, test, vocabulary):
+    """Return the mean of -log p of some tokens, p their share of the training tokens, each counted once more."""
+    counts = np.bincount(train, minlength=vocabulary) + 1.0
+    return float(-np.log(counts / counts.sum())[test].mean())

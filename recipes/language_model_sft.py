@@ -1,0 +1,151 @@
+"""Train or fine-tune LLaMA or Qwen to answer prompts, all of it or low-rank adapters (LoRA), with Came and a warm-up.
+
+    python recipes/language_model_sft.py
+    python recipes/language_model_sft.py --data rows.jsonl --source_field prompt --target_field response
+    python recipes/language_model_sft.py --data rows.jsonl --model runs/language_model_sft-20261121-140000 --lora_rank 8
+    python recipes/language_model_sft.py --config recipes/configs/llama/language_model_sft.yaml
+    python recipes/language_model_sft.py --resume_from_checkpoint runs/language_model_sft-20261121-140000
+
+By default a small LLaMA that knows nothing learns to write, byte by byte, what a function of Python's own library does,
+given its name. A file has a JSON object a line. Only what is to be written counts in the loss, each token the same. Any
+argument of PaddleNLP's TrainingArguments works too: --help lists them.
+"""
+
+import dataclasses
+import math
+
+import fast_cpu  # noqa: F401 - before Paddle
+import numpy as np
+import paddle
+from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from language_data import IGNORED, VOCABULARY, by_bytes, by_tokenizer, encode_pairs, unigram
+from library_data import function_names
+from paddlenlp.peft import LoRAConfig, LoRAModel
+from paddlenlp.trainer import set_seed
+from parts import load_parts
+from pretrained import load_model, load_tokenizer
+from seq2seq import pairs
+from text_sources import error, read_jsonl
+from token_trainer import TokenTrainer
+
+# of the class that is the default; without dropout, as LLaMA is
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
+SMALL |= {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 10, "tie_word_embeddings": False}
+ADAPTED = [r".*\.(q|k|v|o|gate|up|down)_proj"]  # of LLaMA, Qwen2 and Mistral
+
+
+@dataclasses.dataclass
+class Arguments(RecipeArguments):
+    """PaddleNLP's training arguments."""
+
+    recipe = "language_model_sft"
+    metrics = ("perplexity", "accuracy", "loss")
+
+    optim: str = "came"
+    learning_rate: float = 2e-3
+    layerwise_lr_decay: float = 0.9
+    num_train_epochs: float = 2
+    per_device_train_batch_size: int = 32
+    metric_for_best_model: str = "perplexity"
+
+    def __post_init__(self):
+        self.greater_is_better = self.metric_for_best_model == "accuracy"
+        super().__post_init__()
+
+
+@dataclasses.dataclass
+class Options:
+    """What to train on what."""
+
+    model: str = option("LlamaForCausalLM", "a PaddleNLP class, which is untrained; a folder or a hub name")
+    lora_rank: int = option(0, "train adapters of this rank in place of the weights; 0 is off")
+    data: str = option("docstrings", "docstrings, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
+    source_field: str = option("source", "name of the prompt")
+    target_field: str = option("target", "name of what is to be written")
+    max_length: int = option(64, "tokens after which both together are cut off")
+    early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
+
+    def __post_init__(self):
+        check_least(self, lora_rank=0, max_length=8, early_stopping_patience=1)
+
+
+class Writer(TokenTrainer):
+    """The Trainer."""
+
+    def guesses(self, model, inputs):
+        """Return (logits, right tokens, their rows) of what is to be written."""
+        outputs = model(inputs["input_ids"])
+        logits = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
+        where = paddle.nonzero(inputs["labels"] != IGNORED)
+        return logits.gather_nd(where), inputs["labels"].gather_nd(where), where[:, 0]
+
+
+def collate(rows):
+    """Return a batch, as long as its longest row."""
+    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    longest = 1 + np.nonzero((batch["labels"] != IGNORED).any(0))[0].max()
+    return {name: paddle.to_tensor(values[:, :longest]) for name, values in batch.items()}
+
+
+def named_functions():
+    """Return the `Parts` of (name of a function, what it does)."""
+    parts = function_names()
+    turned = {split: [(f"{b}: ", a) for a, b in getattr(parts, split)] for split in ("train", "validation", "test")}
+    return dataclasses.replace(parts, **turned)
+
+
+def build(args, options, parts):
+    """Return a Trainer with a model for the rows, the test rows, and the unigram perplexity of these."""
+    set_seed(args.seed)
+    own = options.model == Options.model
+    if own and options.lora_rank:
+        raise error("Adapters are for a model that is trained: give the folder of a run.", model=options.model)
+    model = load_model(options.model, task="CausalLM", config=SMALL if own else {})
+    vocabulary = model.config.vocab_size
+    tokens = by_bytes if vocabulary == VOCABULARY else by_tokenizer(load_tokenizer(options.model))
+    if options.lora_rank:
+        rank = options.lora_rank
+        model = LoRAModel(model, LoRAConfig(target_modules=ADAPTED, r=rank, lora_alpha=2 * rank))
+    data, labels = {}, {}
+    for part in ("train", "validation", "test"):
+        inputs, labels[part] = encode_pairs(getattr(parts, part), options.max_length, tokens)
+        rows = zip(inputs, labels[part])
+        # a prompt may fill all of a row
+        data[part] = [{"input_ids": a, "labels": b} for a, b in rows if (b != IGNORED).any()]
+        if not data[part]:
+            raise error(f"The prompts leave no room in any row of {part}.", max_length=options.max_length)
+    trainer = Writer(
+        model=model,
+        args=args,
+        data_collator=collate,
+        train_dataset=data["train"],
+        eval_dataset=data["validation"],
+    )
+    train, test = (labels[part][labels[part] != IGNORED] for part in ("train", "test"))
+    return trainer, data["test"], math.exp(unigram(train, test, vocabulary))
+
+
+def run(argv):
+    """Do what a command line says."""
+    options, args, argv = parse(argv, Options, Arguments)
+    parts = load_parts(
+        options.data,
+        own={"docstrings": named_functions},
+        suffixes=(".jsonl",),
+        read=lambda path: pairs(read_jsonl(path), options, path),
+        rows_of=lambda data, split: pairs(data, options, split),
+        key=lambda row: row[0],
+    )
+    print(parts.description, flush=True)
+    trainer, test, baseline = build(args, options, parts)
+    score = Score("perplexity", "unigram", baseline)
+    fine_tune(trainer, test, score, options, argv, parts.description, f"{options.model} on {options.data}")
+
+
+def main(argv=None):
+    """Run the recipe."""
+    start(run, argv)
+
+
+if __name__ == "__main__":
+    main()

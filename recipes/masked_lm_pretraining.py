@@ -1,0 +1,198 @@
+"""Pretrain an encoder on texts of one's own, masked words to be guessed, in large batches with Lamb.
+
+    python recipes/masked_lm_pretraining.py
+    python recipes/masked_lm_pretraining.py --data texts.txt --model ernie-3.0-base-zh      # a text a line
+    python recipes/masked_lm_pretraining.py --data datasets:imdb --text_field text --max_length 128
+    python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
+    python recipes/masked_lm_pretraining.py --resume_from_checkpoint runs/masked_lm_pretraining-20261121-140000
+
+A step is one large batch, `per_device_train_batch_size` rows. A GradientAccumulator takes it in micro-batches that fit
+and weighs each by its masked tokens, so that the step is that of the whole batch. By default MiniLM (from a package, as
+`make` installs it) reads docstrings of Python's own library; `BertForMaskedLM` is a small model that knows nothing. The
+run's folder is a `--model` for other recipes. Any argument of PaddleNLP's TrainingArguments works: --help lists them.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import zlib
+from collections import Counter
+
+import fast_cpu  # noqa: F401 - before Paddle
+import numpy as np
+import paddle
+from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from library_data import docstring_texts
+from paddlenlp.data import DataCollatorWithPadding
+from paddlenlp.trainer import set_seed
+from parts import load_parts
+from pretrained import load_model, load_tokenizer
+from text_sources import error
+from token_trainer import TokenTrainer
+
+from paddle_ldopt import GradientAccumulator
+
+
+@dataclasses.dataclass
+class Arguments(RecipeArguments):
+    """PaddleNLP's training arguments."""
+
+    recipe = "masked_lm_pretraining"
+    metrics = ("accuracy", "perplexity", "loss")
+
+    optim: str = "lamb"
+    learning_rate: float = 1e-2
+    layerwise_head_ratio: float = 4.0
+    num_train_epochs: float = 3
+    per_device_train_batch_size: int = 64
+
+    def __post_init__(self):
+        self.greater_is_better = self.metric_for_best_model == "accuracy"
+        super().__post_init__()
+        if self.gradient_accumulation_steps != 1:
+            received = f"Received: gradient_accumulation_steps={self.gradient_accumulation_steps}"
+            raise ValueError(f"`micro_batch_size` says how a batch is divided: leave this at 1. {received}")
+
+
+@dataclasses.dataclass
+class Options:
+    """What to train on what."""
+
+    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class, which is untrained")
+    data: str = option("docstrings", "docstrings, a .txt file or folder, paddlenlp:NAME, datasets:NAME")
+    text_field: str = option("text", "name of the text in a hub's data set")
+    micro_batch_size: int = option(16, "rows that are in memory at once")
+    masked_share: float = option(0.15, "share of the tokens that are to be guessed, in (0, 1)")
+    max_length: int = option(16, "tokens after which a text is cut off")
+    early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
+
+    def __post_init__(self):
+        check_least(self, micro_batch_size=1, max_length=8, early_stopping_patience=1)
+        if not 0 < self.masked_share < 1:
+            raise error("`masked_share` must be in (0, 1).", masked_share=self.masked_share)
+
+
+class Guesser(TokenTrainer):
+    """The Trainer, which hides tokens as BERT does, others in every step, and takes a batch in micro-batches."""
+
+    def prepare(self, options):
+        """Take what the Trainer's own arguments lack."""
+        self.options, self.accumulator = options, GradientAccumulator(reduction="token")
+        self.takes_places = "masked_positions" in inspect.signature(self.model.forward).parameters
+
+    def hide(self, ids, step):
+        """Return (tokens, some of them hidden, and which those are), one or more in each row; others in each step."""
+        draw = np.random.default_rng([self.args.seed, step, zlib.crc32(ids.tobytes())])
+        special = np.isin(ids, self.tokenizer.all_special_ids)
+        chance = np.where(special, 2.0, draw.random(ids.shape))
+        hidden = (chance < self.options.masked_share) | (chance == chance.min(axis=1, keepdims=True)) & ~special
+        kind = draw.random(ids.shape)
+        shown = np.where(hidden & (kind < 0.8), self.tokenizer.mask_token_id, ids)
+        others = draw.integers(len(self.tokenizer), size=ids.shape)
+        return np.where(hidden & (kind >= 0.9), others, shown), hidden
+
+    def guesses(self, model, inputs):
+        """Return (logits, right tokens, their rows) of the hidden tokens."""
+        ids = inputs["input_ids"].numpy()
+        shown, hidden = self.hide(ids, 1 + self.state.global_step if model.training else 0)
+        places = paddle.to_tensor(np.flatnonzero(hidden))
+        batch = {**inputs, "input_ids": paddle.to_tensor(shown)}
+        # the head, with a logit for each word, is spared the others if it can be
+        logits = model(**batch, masked_positions=places) if self.takes_places else model(**batch)
+        logits = logits[0] if isinstance(logits, (tuple, list)) else logits
+        logits = logits.reshape([-1, logits.shape[-1]])
+        return logits if self.takes_places else logits[places], paddle.to_tensor(ids[hidden]), places // ids.shape[1]
+
+    def training_step(self, model, inputs, **kwargs):
+        """Leave the gradient of the mean loss of all hidden tokens of the batch; return that loss."""
+        model.train()
+        inputs, size = self._prepare_inputs(inputs), self.options.micro_batch_size
+        several = isinstance(model, paddle.DataParallel)
+        loss = count = 0.0
+        with model.no_sync() if several else contextlib.nullcontext():
+            for first in range(0, len(inputs["input_ids"]), size):
+                part = {name: values[first : first + size] for name, values in inputs.items()}
+                with self.autocast_smart_context_manager():
+                    logits, right, _ = self.guesses(model, part)
+                    mean = paddle.nn.functional.cross_entropy(logits, right)
+                (self.scaler.scale(mean) if self.do_grad_scaling else mean).backward()
+                self.accumulator(model, weight=len(right))
+                loss, count = loss + mean.detach() * len(right), count + len(right)
+        if several:
+            self.accumulator.synchronize()
+        self.accumulator.write_gradients(model)
+        self.accumulator.reset()
+        return loss / count
+
+
+def read_lines(path):
+    """Return the lines of a file that have text."""
+    return [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+
+
+def hub_texts(data, field):
+    """Return the texts of a hub's data set."""
+    if field not in data[0]:
+        raise error(f"There is no such text: there are {list(data[0])}.", text_field=field)
+    return [row[field] for row in data if row[field].strip()]
+
+
+def begin_with_shares(model, counts):
+    """Set the bias of a new head, if it has one, to log(1 + count): the training begins with the tokens' shares."""
+    words = model.config.vocab_size
+    # 0 for what never occurs, as Lamb's steps are in proportion to the norm
+    logs = np.log1p([float(counts[token]) for token in range(words)])
+    for bias in [value for value in model.parameters() if value.shape == [words]][:1]:
+        bias.set_value(logs.astype("float32"))
+
+
+def build(args, options, parts):
+    """Return a Trainer, the test rows as a data set, and how often the most frequent token would be right in these."""
+    set_seed(args.seed)
+    tokenizer, model = load_tokenizer(options.model), load_model(options.model, task="MaskedLM")
+    data, counts, special = {}, {}, set(tokenizer.all_special_ids)
+    for part in ("train", "validation", "test"):
+        rows = [dict(tokenizer(t, max_length=options.max_length, truncation=True)) for t in getattr(parts, part)]
+        data[part] = [row for row in rows if not special.issuperset(row["input_ids"])]
+        counts[part] = Counter(token for row in data[part] for token in row["input_ids"])
+        for token in special:
+            del counts[part][token]
+    usual = counts["train"].most_common(1)[0][0]
+    if options.model == "minilm" or options.model.endswith("ForMaskedLM"):
+        begin_with_shares(model, counts["train"])
+    trainer = Guesser(
+        model=model,
+        args=args,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        train_dataset=data["train"],
+        eval_dataset=data["validation"],
+        tokenizer=tokenizer,
+    )
+    trainer.prepare(options)
+    return trainer, data["test"], counts["test"][usual] / sum(counts["test"].values())
+
+
+def run(argv):
+    """Do what a command line says."""
+    options, args, argv = parse(argv, Options, Arguments)
+    parts = load_parts(
+        options.data,
+        own={"docstrings": docstring_texts},
+        suffixes=(".txt",),
+        read=read_lines,
+        rows_of=lambda data, split: hub_texts(data, options.text_field),
+        key=str,
+    )
+    print(parts.description, flush=True)
+    trainer, test, baseline = build(args, options, parts)
+    score = Score("accuracy", "most frequent token", baseline)
+    fine_tune(trainer, test, score, options, argv, parts.description, f"{options.model} on {options.data}")
+
+
+def main(argv=None):
+    """Run the recipe."""
+    start(run, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Fine-tune a pretrained encoder to say whether two texts belong together, in a loop of one's own without a Trainer.
+
+    python recipes/matching.py
+    python recipes/matching.py --data pairs.tsv --text_column 0 --text_pair_column 1 --label_column 2
+    python recipes/matching.py --data paddlenlp:clue:afqmc --text_column sentence1 --text_pair_column sentence2
+    python recipes/matching.py --config recipes/configs/minilm/matching.yaml
+    python recipes/matching.py --resume_from_checkpoint runs/matching-20261121-140000
+    python -m paddle.distributed.launch --nproc_per_node 2 recipes/matching.py --output_dir runs/two
+
+It is the pattern of PaddleNLP's matching examples: an optimizer that knows the layers by the names of the bare model,
+then DataParallel, a GradScaler, and `scaler.minimize`. By default MiniLM (from a package, as `make` installs it) learns
+whether a text goes on with the docstring that a sentence begins.
+"""
+
+import dataclasses
+import time
+from collections import Counter
+from typing import Optional
+
+import fast_cpu  # noqa: F401 - before Paddle
+import paddle
+from fine_tuning import Score, check_least, conclude, option, parse, start
+from library_data import docstring_pairs
+from paddlenlp.data import DataCollatorWithPadding
+from plain_loop import LoopArguments, PlainLoop
+from pretrained import load_model, load_tokenizer
+from run_control import ARGUMENTS, write_json
+from text_data import Splits, TextDataset, load_splits
+from text_sources import error
+
+from paddle_ldopt import LayerMap, LdoptConfig
+from paddle_ldopt.schedules import ON_METRIC
+from paddle_ldopt.trainer import RunReport
+
+PARTS = ("train", "validation", "test")
+
+
+@dataclasses.dataclass
+class Options:
+    """What to train on what."""
+
+    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
+    data: str = option("docstrings", "docstrings, a .tsv, .csv or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
+    text_column: Optional[str] = option(None, "name of the column, or number from 0")
+    text_pair_column: Optional[str] = option(None, "second text: name of the column, or number from 0")
+    label_column: Optional[str] = option(None, "name of the column, or number from 0")
+    max_length: int = option(64, "tokens after which a pair is cut off")
+
+    def __post_init__(self):
+        check_least(self, max_length=8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimization(LdoptConfig):
+    """Optimizer, layers and schedule."""
+
+    learning_rate: Optional[float] = 3e-4
+    layerwise_lr_decay: float = 0.65
+    weight_decay: float = 0.01
+    warmup_ratio: float = 0.1
+
+
+@dataclasses.dataclass
+class Arguments(LoopArguments):
+    """What the loop needs."""
+
+    recipe = "matching"
+
+    loss_scale: float = option(1.0, "the first scale of the loss; above 1, with float16, on GPUs")
+
+
+class Loop(PlainLoop):
+    """The training: a step, and what it comes to."""
+
+    def __init__(self, model, splits, tokenizer, options, optimization, args):
+        self.data = {part: TextDataset(getattr(splits, part), tokenizer, options.max_length) for part in PARTS}
+        super().__init__(model, len(self.data["train"]), args)
+        self.collate = DataCollatorWithPadding(tokenizer)
+        # by the names of the bare model: DataParallel puts "_layers." before them
+        self.optimizer, self.schedule = optimization.build(model, self.steps)
+        self.parallel = paddle.DataParallel(model) if self.ranks > 1 else model
+        self.half = args.loss_scale > 1
+        self.scaler = paddle.amp.GradScaler(enable=self.half, init_loss_scaling=args.loss_scale)
+
+    def batch(self, rows):
+        """Return (logits, labels) of some rows."""
+        batch = self.collate(rows)
+        labels = batch.pop("labels")
+        with paddle.amp.auto_cast(enable=self.half):
+            logits = self.parallel(**batch)
+        return (logits[0] if isinstance(logits, (tuple, list)) else logits), labels
+
+    def train_step(self):
+        """Take the next step; return the loss."""
+        here = self.rows_of_step()
+        self.parallel.train()
+        logits, labels = self.batch([self.data["train"][i] for i in here])
+        loss = paddle.nn.functional.cross_entropy(logits, labels)
+        scaled = self.scaler.scale(loss)
+        scaled.backward()
+        self.scaler.minimize(self.optimizer, scaled)
+        self.optimizer.clear_grad()
+        self.schedule.step()
+        return float(loss)
+
+    def states(self):
+        """Return what a checkpoint is made of, by the names of its files."""
+        return {"model_state.pdparams": self.model, "optimizer.pdopt": self.optimizer, "scaler.pdparams": self.scaler}
+
+    def evaluate(self):
+        """Return the metrics that are logged."""
+        return {"eval_accuracy": self.accuracy("validation")}
+
+    def accuracy(self, part):
+        """Return the share of right answers."""
+        self.parallel.eval()
+        rows, right = self.data[part], 0
+        with paddle.no_grad():
+            for at in range(0, len(rows), 64):
+                logits, labels = self.batch([rows[i] for i in range(at, min(at + 64, len(rows)))])
+                right += int((logits.argmax(-1) == labels).sum())
+        return right / len(rows)
+
+
+def own_splits():
+    """Return the `Splits` of pairs out of docstrings."""
+    parts = docstring_pairs()
+    rows = [[((a, b), label) for a, b, label in getattr(parts, part)] for part in PARTS]
+    return Splits(*rows, labels=["another's", "goes on"], description=parts.description)
+
+
+def run(argv):
+    """Do what a command line says."""
+    options, optimization, args, argv = parse(argv, Options, Optimization, Arguments)
+    columns = {name: getattr(options, name) for name in ("text_column", "text_pair_column", "label_column")}
+    splits = own_splits() if options.data == "docstrings" else load_splits(options.data, **columns)
+    print(splits.description, flush=True)
+    if optimization.lr_scheduler_type in ON_METRIC or optimization.learning_rate is None:
+        raise error("The loop has no place for it.", lr_scheduler_type=optimization.lr_scheduler_type)
+    if paddle.distributed.ParallelEnv().world_size > 1:
+        paddle.distributed.init_parallel_env()
+    paddle.seed(args.seed)
+    model = load_model(options.model, len(splits.labels))
+    loop = Loop(model, splits, load_tokenizer(options.model), options, optimization, args)
+    report = RunReport(args.output_dir, f"{options.model} on {options.data}", LayerMap.from_model(model))
+    report.config = optimization
+    if args.resume_from_checkpoint:
+        loop.load(args.resume_from_checkpoint)
+    else:
+        write_json(args.output_dir, ARGUMENTS, argv)
+    began = time.perf_counter()
+    loop.train(report)
+    seconds = time.perf_counter() - began
+    majority = Counter(label for _, label in splits.test).most_common(1)[0][1] / len(splits.test)
+    if loop.rank == 0:
+        model.save_pretrained(args.output_dir)
+    settings = {**dataclasses.asdict(options), **dataclasses.asdict(args)}
+    score, more = Score("accuracy", "majority class", majority), {"steps": loop.step, "seconds": seconds}
+    more["validation accuracy"] = loop.accuracy("validation")
+    conclude(args.output_dir, score, loop.accuracy("test"), more, report, settings, splits.description)
+
+
+def main(argv=None):
+    """Run the recipe."""
+    start(run, argv)
+
+
+if __name__ == "__main__":
+    main()

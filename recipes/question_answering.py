@@ -1,0 +1,198 @@
+"""Fine-tune a pretrained encoder to find the answer to a question in a text, each layer at its own learning rate.
+
+    python recipes/question_answering.py
+    python recipes/question_answering.py --data train-v1.1.json --model bert-base-uncased --max_length 384
+    python recipes/question_answering.py --data datasets:squad --model bert-base-uncased --learning_rate 5e-5
+    python recipes/question_answering.py --config recipes/configs/minilm/question_answering.yaml
+    python recipes/question_answering.py --resume_from_checkpoint runs/question_answering-20261121-140000
+
+By default MiniLM (from a package, as `make` installs it) answers questions about signatures of Python's own library. A
+file is in the form of SQuAD 1.1 (an answer is part of the context). A context that is too long is read in windows that
+overlap. Any argument of PaddleNLP's TrainingArguments works too: --help lists them.
+"""
+
+import dataclasses
+import json
+import re
+from collections import Counter
+
+import fast_cpu  # noqa: F401 - before Paddle
+import numpy as np
+import paddle
+from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from library_data import signature_questions
+from paddle.io import Dataset
+from paddlenlp.data import DataCollatorWithPadding
+from paddlenlp.trainer import set_seed
+from parts import load_parts
+from pretrained import load_model, load_tokenizer
+from run_control import FineTuner
+from text_sources import error
+
+
+@dataclasses.dataclass
+class Arguments(RecipeArguments):
+    """PaddleNLP's training arguments."""
+
+    recipe = "question_answering"
+    metrics = ("exact_match", "f1", "loss")
+
+    learning_rate: float = 1e-3
+    num_train_epochs: float = 2
+    metric_for_best_model: str = "exact_match"
+
+
+@dataclasses.dataclass
+class Options:
+    """What to train on what."""
+
+    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
+    data: str = option("signatures", "signatures, a SQuAD .json file or a folder, paddlenlp:NAME, datasets:NAME")
+    max_length: int = option(64, "tokens of a question and its window of the context")
+    overlap: int = option(16, "tokens that two windows have in common")
+    max_answer_length: int = option(30, "tokens of an answer")
+    early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
+
+    def __post_init__(self):
+        check_least(self, max_length=16, overlap=0, max_answer_length=1, early_stopping_patience=1)
+
+
+def read_squad(path):
+    """Return [(question, context, answer, where it begins), ...] of a file of SQuAD 1.1."""
+    try:
+        articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
+        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+        asked = [(qa, paragraph["context"]) for paragraph in paragraphs for qa in paragraph["qas"]]
+        return [_row(qa["question"], context, qa["answers"], path) for qa, context in asked]
+    except (KeyError, TypeError, json.JSONDecodeError) as cause:
+        raise error(f"This is no file of SQuAD 1.1: {type(cause).__name__} {cause}.", source=path) from cause
+
+
+def hub_rows(data, split):
+    """Return the same of a hub's data set."""
+    rows = []
+    for row in data:  # Hugging Face's answers are a dict of two lists, PaddleNLP's the lists
+        found = row["answers"] if isinstance(row["answers"], dict) else {"text": row["answers"], **row}
+        begins = found.get("answer_start", found.get("answer_starts"))
+        answers = [{"text": text, "answer_start": begin} for text, begin in zip(found["text"], begins)]
+        rows.append(_row(row["question"], row["context"], answers, split))
+    return rows
+
+
+def _row(question, context, answers, source):
+    if not answers:
+        raise error(
+            "A question has no answer; this recipe is for those that have one.", source=source, question=question
+        )
+    text, begin = answers[0]["text"], answers[0]["answer_start"]
+    if context[begin : begin + len(text)] != text:
+        raise error("An answer is not where it is said to be.", source=source, answer=text, answer_start=begin)
+    return question, context, text, begin
+
+
+class Windows(Dataset):
+    """Tokenized questions, each with one or several windows of its context; knows how to score predictions."""
+
+    def __init__(self, rows, tokenizer, options):
+        self.rows, self.most, self.windows = rows, options.max_answer_length, []
+        for index, (question, context, answer, begin) in enumerate(rows):
+            asked, spans = tokenizer(question)["input_ids"], _spans(context, tokenizer)
+            first = len(asked)  # [CLS] question [SEP], then the window
+            room = options.max_length - first - 1
+            if room <= options.overlap:
+                raise error("No room is left for the context: raise `max_length`.", question=question)
+            inside = [i for i, (_, (a, b)) in enumerate(spans) if a < begin + len(answer) and b > begin]
+            for at in range(0, max(len(spans) - options.overlap, 1), room - options.overlap):
+                window = spans[at : at + room]
+                whole = bool(inside) and at <= inside[0] and inside[-1] < at + len(window)
+                ends = (inside[0] - at + first, inside[-1] - at + first) if whole else (0, 0)  # [CLS]: not in here
+                row = {"input_ids": [*asked, *(token for token, _ in window), tokenizer.sep_token_id]}
+                if "token_type_ids" in tokenizer.model_input_names:
+                    row["token_type_ids"] = [0] * first + [1] * (len(window) + 1)
+                row.update(start_positions=ends[0], end_positions=ends[1])
+                self.windows.append((row, index, first, [span for _, span in window]))
+
+    def __len__(self):
+        return len(self.windows)
+
+    def __getitem__(self, index):
+        return self.windows[index][0]
+
+    def score(self, prediction):
+        """Return how many of the answers are found exactly, and how much their words have in common with them."""
+        best = dict.fromkeys(range(len(self.rows)), (-np.inf, ""))
+        for begin, end, (_, index, first, spans) in zip(*prediction.predictions, self.windows):
+            inside = slice(first, first + len(spans))
+            sums = np.add.outer(begin[inside], end[inside])
+            length = np.subtract.outer(np.arange(len(spans)), np.arange(len(spans))).T  # of the answer, less one
+            sums[(length < 0) | (length >= self.most)] = -np.inf
+            a, b = np.unravel_index(np.argmax(sums), sums.shape)
+            best[index] = max(best[index], (float(sums[a, b]), self.rows[index][1][spans[a][0] : spans[b][1]]))
+        return answer_scores([text for _, text in best.values()], [row[2] for row in self.rows])
+
+
+def _spans(context, tokenizer):
+    """Returns (token id, (begin, end)) of each token of a context, found word by word."""
+    out = []
+    for word in re.finditer(r"\w+|[^\w\s]", context):
+        tokens = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word.group()) or [tokenizer.unk_token])
+        out += [(token, word.span()) for token in tokens]
+    return out
+
+
+def answer_scores(found, right):
+    """Return SQuAD's exact match and F1 of answers."""
+    pairs = [[re.findall(r"\w+|[^\w\s]", text.casefold()) for text in texts] for texts in zip(found, right)]
+    common = [sum((Counter(a) & Counter(b)).values()) for a, b in pairs]
+    f1 = [2 * n / (len(a) + len(b)) if n else 0.0 for n, (a, b) in zip(common, pairs)]
+    return {"exact_match": sum(a == b for a, b in pairs) / len(pairs), "f1": sum(f1) / len(pairs)}
+
+
+class Answerer(FineTuner):
+    """The Trainer for spans: two cross entropies, over where an answer begins and over where it ends."""
+
+    def compute_loss(self, model, inputs, return_outputs=False):
+        """Return the mean of both, if wanted with (loss, logits of beginnings, logits of ends)."""
+        ends = [inputs.pop(name) for name in ("start_positions", "end_positions")]
+        logits = model(**inputs)[:2]
+        loss = sum(paddle.nn.functional.cross_entropy(one, end) for one, end in zip(logits, ends)) / 2
+        return (loss, (loss, *logits)) if return_outputs else loss
+
+    def evaluate(self, eval_dataset=None, *args, **kwargs):
+        """Evaluate as the Trainer does, by the data set's own score."""
+        self.compute_metrics = (eval_dataset or self.eval_dataset).score
+        return super().evaluate(eval_dataset, *args, **kwargs)
+
+
+def build(args, options, parts):
+    """Return a Trainer with a new model for the rows, and the test rows as a data set."""
+    set_seed(args.seed)
+    tokenizer, model = load_tokenizer(options.model), load_model(options.model, task="QuestionAnswering")
+    data = {part: Windows(getattr(parts, part), tokenizer, options) for part in ("train", "validation", "test")}
+    sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
+    collator = DataCollatorWithPadding(tokenizer)
+    trainer = Answerer(model=model, args=args, data_collator=collator, tokenizer=tokenizer, **sets)
+    trainer.label_names = ["start_positions", "end_positions"]
+    return trainer, data["test"]
+
+
+def run(argv):
+    """Do what a command line says."""
+    options, args, argv = parse(argv, Options, Arguments)
+    reading = {"suffixes": (".json",), "read": read_squad, "rows_of": hub_rows, "key": lambda row: row[1]}
+    parts = load_parts(options.data, own={"signatures": signature_questions}, **reading)
+    print(parts.description, flush=True)
+    usual = Counter(answer for _, _, answer, _ in parts.train).most_common(1)[0][0]
+    baseline = answer_scores([usual] * len(parts.test), [row[2] for row in parts.test])["exact_match"]
+    trainer, test = build(args, options, parts)
+    score, name = Score("exact_match", "the most frequent answer", baseline), f"{options.model} on {options.data}"
+    fine_tune(trainer, test, score, options, argv, parts.description, name)
+
+
+def main(argv=None):
+    """Run the recipe."""
+    start(run, argv)
+
+
+if __name__ == "__main__":
+    main()

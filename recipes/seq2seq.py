@@ -1,0 +1,198 @@
+"""Train or fine-tune T5 or BART to shorten texts, with Adafactor and an external schedule or a rate of its own.
+
+    python recipes/seq2seq.py
+    python recipes/seq2seq.py --relative_step           # Adafactor sets its rate itself, AdafactorSchedule reports it
+    python recipes/seq2seq.py --data news.jsonl --source_field article --target_field summary --model t5-small
+    python recipes/seq2seq.py --config recipes/configs/t5/seq2seq.yaml
+    python recipes/seq2seq.py --resume_from_checkpoint runs/seq2seq-20261121-140000
+
+By default a small T5 that knows nothing learns to write days in digits that it reads in words; Python's calendar knows
+the answers. A file has a JSON object a line. Any argument of PaddleNLP's TrainingArguments works too, see --help.
+"""
+
+import dataclasses
+from collections import Counter
+
+import fast_cpu  # noqa: F401 - before Paddle
+import paddle
+from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from library_data import written_dates
+from paddle.io import Dataset
+from paddlenlp.data import DataCollatorForSeq2Seq
+from paddlenlp.trainer import set_seed
+from parts import load_parts
+from pretrained import load_model, load_tokenizer
+from run_control import FineTuner
+from text_sources import error, read_jsonl
+
+from paddle_ldopt import LdoptConfig
+
+IGNORED = -100  # the label, or prediction, of what only pads
+
+
+@dataclasses.dataclass
+class Arguments(RecipeArguments):
+    """PaddleNLP's training arguments."""
+
+    recipe = "seq2seq"
+    metrics = ("rouge_1", "rouge_l", "loss")
+
+    optim: str = "adafactor"
+    learning_rate: float = 3e-3
+    layerwise_lr_decay: float = 1.0
+    weight_decay: float = 0.0
+    num_train_epochs: float = 6
+    per_device_train_batch_size: int = 32
+    metric_for_best_model: str = "rouge_1"
+
+
+@dataclasses.dataclass
+class Options:
+    """What to train on what."""
+
+    model: str = option("T5ForConditionalGeneration", "a PaddleNLP class, which is untrained; a folder or a hub name")
+    data: str = option("dates", "dates, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
+    source_field: str = option("source", "name of what is read")
+    target_field: str = option("target", "name of what is to be written")
+    relative_step: bool = option(False, "Adafactor sets its rate: no learning_rate, no warm-up, no schedule")
+    max_length: int = option(32, "tokens after which a source is cut off")
+    max_target_length: int = option(8, "tokens after which a target is cut off")
+    early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
+
+    def __post_init__(self):
+        check_least(self, max_length=4, max_target_length=3, early_stopping_patience=1)
+
+
+def pairs(records, options, source):
+    """Return [(source, target), ...] of dicts."""
+    rows = []
+    for number, record in enumerate(records, 1):
+        row = tuple(record.get(field) for field in (options.source_field, options.target_field))
+        if not all(isinstance(text, str) and text.strip() for text in row):
+            fields = {"source_field": options.source_field, "target_field": options.target_field}
+            raise error(f"Row {number} has no such text: it has {list(record)}.", source=source, **fields)
+        rows.append(row)
+    return rows
+
+
+class Pairs(Dataset):
+    """Tokenized sources and targets."""
+
+    def __init__(self, rows, tokenizer, options):
+        lengths = (options.max_length, options.max_target_length)
+        cut = [[tokenizer(t, max_length=n, truncation=True)["input_ids"] for t, n in zip(r, lengths)] for r in rows]
+        self.encoded = [{"input_ids": x, "attention_mask": [1] * len(x), "labels": y} for x, y in cut]
+
+    def __len__(self):
+        return len(self.encoded)
+
+    def __getitem__(self, index):
+        return self.encoded[index]
+
+
+def rouge(found, right):
+    """Return the mean F1 of common words, ROUGE-1, and of the longest common subsequence, ROUGE-L; 1 is the best."""
+    both = [(a.casefold().split(), b.casefold().split()) for a, b in zip(found, right)]
+    runs = [2 * _longest_common(a, b) / max(len(a) + len(b), 1) for a, b in both]
+    return {"rouge_1": sum(_common(a, b) for a, b in both) / len(both), "rouge_l": sum(runs) / len(runs)}
+
+
+def _common(a, b):
+    return 2 * sum((Counter(a) & Counter(b)).values()) / max(len(a) + len(b), 1)
+
+
+def best_lead(rows):
+    """Return how many of a source's first words have most in common with its target."""
+    split = [(source.casefold().split(), target.casefold().split()) for source, target in rows[:300]]
+    most = 4 * max(len(target) for _, target in split)
+    return max(range(1, most + 1), key=lambda n: sum(_common(source[:n], target) for source, target in split))
+
+
+def _longest_common(a, b):
+    best = [0] * (len(b) + 1)
+    for word in a:
+        before = 0
+        for j, other in enumerate(b, 1):
+            before, best[j] = best[j], before + 1 if word == other else max(best[j], best[j - 1])
+    return best[-1]
+
+
+class Writer(FineTuner):
+    """The Trainer, which evaluates what the model writes, word by word the likeliest."""
+
+    most = 8  # tokens of it
+
+    def compute_loss(self, model, inputs, return_outputs=False):
+        """Return the cross entropy of the targets."""
+        outputs = model(**inputs)
+        return (outputs[0], outputs) if return_outputs else outputs[0]
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """Return (loss, tokens that the model writes, tokens that are right)."""
+        inputs = self._prepare_inputs(inputs)
+        with paddle.no_grad():
+            loss = self.compute_loss(model, inputs)
+            read = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+            written = self.model.generate(**read, max_length=self.most, decode_strategy="greedy_search")[0]
+        return loss, written, inputs["labels"]
+
+
+def build(args, options, parts):
+    """Return a Trainer with a model for the rows, and the test rows as a data set."""
+    set_seed(args.seed)
+    tokenizer = load_tokenizer(options.model)
+    small = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_decoder_layers": 2, "bos_token_id": 0}
+    model = load_model(
+        options.model, task="ConditionalGeneration", config=small if options.model == Options.model else {}
+    )
+    optimizers = (None, None)
+    if options.relative_step:
+        if str(args.optim) != "adafactor":
+            raise error("`relative_step` is Adafactor's.", optim=str(args.optim))
+        given = LdoptConfig.from_arguments(args).to_dict()
+        ours = {"learning_rate": None, "optim_kwargs": {**given["optim_kwargs"], "relative_step": True}}
+        no_schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
+        kept = {name: value for name, value in given.items() if name not in no_schedule}
+        optimizers = LdoptConfig.from_dict({**kept, **ours}).build(model)
+
+    def compute_metrics(prediction):
+        texts = []
+        for ids in (prediction.predictions, prediction.label_ids):
+            ids[ids == IGNORED] = tokenizer.pad_token_id
+            texts.append(tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True))
+        return rouge(*texts)
+
+    data = {part: Pairs(getattr(parts, part), tokenizer, options) for part in ("train", "validation", "test")}
+    collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
+    sets = {"train_dataset": data["train"], "eval_dataset": data["validation"], "compute_metrics": compute_metrics}
+    trainer = Writer(model, args=args, data_collator=collator, tokenizer=tokenizer, optimizers=optimizers, **sets)
+    trainer.most = options.max_target_length
+    return trainer, data["test"]
+
+
+def run(argv):
+    """Do what a command line says."""
+    options, args, argv = parse(argv, Options, Arguments)
+    parts = load_parts(
+        options.data,
+        own={"dates": written_dates},
+        suffixes=(".jsonl",),
+        read=lambda path: pairs(read_jsonl(path), options, path),
+        rows_of=lambda data, split: pairs(data, options, split),
+        key=lambda row: row[0],
+    )
+    print(parts.description, flush=True)
+    words = best_lead(parts.train)
+    lead = [" ".join(source.split()[:words]) for source, _ in parts.test]
+    trainer, test = build(args, options, parts)
+    score = Score("rouge_1", f"the first {words} words", rouge(lead, [target for _, target in parts.test])["rouge_1"])
+    fine_tune(trainer, test, score, options, argv, parts.description, f"{options.model} on {options.data}")
+
+
+def main(argv=None):
+    """Run the recipe."""
+    start(run, argv)
+
+
+if __name__ == "__main__":
+    main()

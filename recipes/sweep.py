@@ -1,0 +1,191 @@
+"""Run a recipe at several learning rates, layer-wise decays and seeds; a table and a heat map of what came of it.
+
+    python recipes/sweep.py
+    python recipes/sweep.py --recipe sequence_classification --arguments "--data reviews.csv" --output_dir runs/reviews
+    python recipes/sweep.py --config recipes/configs/vit/sweep.yaml
+    python recipes/sweep.py --output_dir runs/sweep-20261121-140000 --seeds 5           # goes on, with two seeds more
+
+A run's results are a line of results.jsonl in `output_dir` as soon as it is over. The same command again skips the runs
+that are there and goes on with the one that was cut short; one whose loss diverged counts as done. Which rate is the
+best for a decay is decided on the validation rows. A run's folder keeps its report and its history, not its model. The
+default takes the images of image_classification.py.
+"""
+
+import dataclasses
+import functools
+import importlib
+import itertools
+import json
+import math
+import shlex
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import Optional
+
+import fast_cpu  # noqa: F401 - before Paddle
+import paddle
+from fine_tuning import check_least, option, parse_line, start
+from heat_map import heat_map
+from rich.console import Console
+from rich.table import Table
+from run_control import ARGUMENTS, quiet, spread, write_json
+from text_sources import error, read_jsonl
+
+from paddle_ldopt.trainer import last_checkpoint
+
+LOWER_IS_BETTER = ("loss", "perplexity")
+
+
+@dataclasses.dataclass
+class Options:
+    """What to run how often."""
+
+    recipe: str = option("image_classification", "name of the recipe, without .py")
+    learning_rates: list[float] = option([1e-3, 3e-3, 1e-2], "each of these")
+    decays: list[float] = option([1.0, 0.8, 0.65], "with each of these, 1 for a uniform rate")
+    seeds: int = option(3, "and so many seeds, from `first_seed` on")
+    first_seed: int = option(42, "the first one")
+    arguments: str = option("", 'what else the recipe is given: "--data reviews.csv --config FILE"')
+    output_dir: Optional[str] = option(None, "folder of the sweep; runs/sweep-<time> by default")
+
+    def __post_init__(self):
+        self.output_dir = self.output_dir or time.strftime("runs/sweep-%Y%m%d-%H%M%S")
+        check_least(self, seeds=1)
+        known = sorted(
+            path.stem for path in Path(__file__).parent.glob("*.py") if "\n    start(run" in path.read_text()
+        )
+        known.remove("sweep")
+        if self.recipe not in known:
+            raise error(f"`recipe` must be one of {', '.join(known)}.", recipe=self.recipe)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training; its fields are arguments of the recipe, and tell it from all others."""
+
+    learning_rate: float
+    layerwise_lr_decay: float
+    seed: int
+
+    def __str__(self):
+        return f"rate{self.learning_rate:g}-decay{self.layerwise_lr_decay:g}-seed{self.seed}"
+
+
+def plan(options):
+    """Return all runs, seed by seed: what an interrupted sweep has is balanced."""
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    cells = itertools.product(dict.fromkeys(options.learning_rates), dict.fromkeys(options.decays))
+    return [Run(rate, decay, seed) for seed, (rate, decay) in itertools.product(seeds, list(cells))]
+
+
+def train(run, options):
+    """Return the validation and the test score of one run, the baseline, and the metric's name."""
+    folder = Path(options.output_dir, str(run))
+    given = [*shlex.split(options.arguments), "--output_dir", str(folder)]
+    argv = [*given, *(f"--{name}={value}" for name, value in dataclasses.asdict(run).items())]
+    if last_checkpoint(folder):
+        argv = ["--resume_from_checkpoint", str(folder)]
+    elif folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    recipe = importlib.import_module(options.recipe)
+    try:
+        with quiet(folder / "log.txt"), paddle.utils.unique_name.guard():
+            recipe.run(argv)
+    except ValueError as failure:
+        if "inf or nan" not in str(failure):  # what PaddleNLP's Trainer says of the loss
+            raise
+        return {**dataclasses.asdict(run), "validation": None, "test": None, "failed": str(failure)}
+    found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    (tested, test), (_, baseline) = list(found.items())[:2]
+    metric = tested.removeprefix("test ")
+    validation = next((value for key, value in found.items() if key.endswith(f"validation {metric}")), None)
+    if validation is None:
+        needed = f"The validation rows must be scored: give `load_best_model_at_end` and {metric} as the metric for it."
+        raise error(needed, arguments=options.arguments)
+    for path in folder.iterdir():
+        if path.name not in ("report.html", "history.jsonl", "results.json", "log.txt", ARGUMENTS):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    scores = {"validation": validation, "test": test, "baseline": baseline, "metric": metric}
+    return {**dataclasses.asdict(run), **scores, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def study(options, console):
+    """Train what is not in the results yet; return all lines of these that were asked for."""
+    path, about = (Path(options.output_dir, name) for name in ("results.jsonl", "sweep.json"))
+    made = {"recipe": options.recipe, "arguments": options.arguments}
+    before = json.loads(about.read_text(encoding="utf-8")) if about.exists() else made
+    if before != made:
+        raise error(f"The folder has another sweep: {before}.", output_dir=options.output_dir, **made)
+    write_json(options.output_dir, "sweep.json", made)
+    results = {Run(*(line[f.name] for f in dataclasses.fields(Run))): line for line in read_results(path)}
+    todo = [run for run in plan(options) if run not in results]
+    console.print(f"{len(todo)} runs of {options.recipe}, {len(results)} are there: {path}")
+    for number, run in enumerate(todo, 1):
+        results[run] = train(run, options)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(results[run]) + "\n")
+        console.print(f"[{number}/{len(todo)}] {run}: {results[run]}", markup=False)
+    return [results[run] for run in plan(options)]
+
+
+def read_results(path):
+    """Return the lines of a file of results; one that was cut short is taken off it."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+    return read_jsonl(path)
+
+
+def scores_of(results, split, rate, decay):
+    """Return the scores of all seeds, NaN for what has diverged."""
+    wanted = [line for line in results if (line["learning_rate"], line["layerwise_lr_decay"]) == (rate, decay)]
+    return [math.nan if line[split] is None else line[split] for line in wanted]
+
+
+def best_rate(results, decay):
+    """Return the learning rate with the best mean score on the validation rows."""
+    sign, means = -1 if any(line.get("metric") in LOWER_IS_BETTER for line in results) else 1, {}
+    for rate in {line["learning_rate"] for line in results}:
+        mean = sign * statistics.mean(scores_of(results, "validation", rate, decay))
+        means[rate] = mean if math.isfinite(mean) else -math.inf
+    return max(means, key=means.get)
+
+
+def run(argv):
+    """Do what a command line says."""
+    (options,) = parse_line(argv, Options)
+    console = Console(soft_wrap=True, highlight=False)
+    results = study(options, console)
+    rates, decays = (sorted({line[name] for line in results}) for name in ("learning_rate", "layerwise_lr_decay"))
+    done = [line for line in results if "metric" in line]
+    if not done:
+        raise error("The loss of every run has diverged.", learning_rates=rates, decays=decays)
+    metric, baseline = done[0]["metric"], done[0]["baseline"]
+    title = f"test {metric}, mean and standard deviation of {options.seeds} seeds; baseline {baseline:.3f}"
+    table = Table("learning rate", *(f"decay {decay:g}" for decay in decays), title=title)
+    for rate in rates:
+        table.add_row(f"{rate:g}", *(spread(scores_of(results, "test", rate, decay)) for decay in decays))
+    console.print(table)
+    for decay in decays:
+        best = best_rate(results, decay)
+        test = spread(scores_of(results, "test", best, decay))
+        console.print(f"decay {decay:g}: {test} at learning rate {best:g}, the best by validation")
+    path = Path(options.output_dir, "heatmap.png")
+    labels = {"xlabel": "learning rate", "ylabel": "layer-wise decay", "title": f"test {metric}, mean of the seeds"}
+    cell = functools.partial(scores_of, results, "test")
+    heat_map(path, cell, rates, decays, labels, metric in LOWER_IS_BETTER)
+    console.print(f"heat map: {path}")
+
+
+def main(argv=None):
+    """Run the recipe."""
+    start(run, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""LdoptConfig: all problems at once, round trips through files and a Trainer's arguments, the optimizers it builds."""
+
+import dataclasses
+import json
+import re
+import textwrap
+
+import paddle
+import pytest
+import trainer_common as common
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import paddle_ldopt as ldopt
+from paddle_ldopt import LdoptConfig
+from paddle_ldopt.config import OPTIMIZERS, read_yaml
+from paddle_ldopt.trainer import RunReport
+
+OPTIONS = {  # one option that is no default of each optimizer, and one that a Trainer has a field for
+    "adamw": {"beta2": 0.98},
+    "adamwdl": {"beta1": 0.8, "epsilon": 1e-6, "lazy_mode": True},
+    "came": {"beta1": 0.8, "clip_threshold": 2.0, "eps": [1e-30, 1e-3, 1e-8]},
+    "lamb": {"beta2": 0.98, "eps": 1e-5},
+    "adafactor": {"clip_threshold": 2.0, "scale_parameter": True},
+    "adamweightdecay": {"epsilon": 1e-6, "exclude_from_weight_decay": ["bias", "norm"]},
+}
+SCHEDULES = {
+    "linear": {},
+    "constant": {},
+    "cosine": {"num_cycles": 1.5},
+    "polynomial": {"power": 2.0},
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "warmup_stable_decay": {"num_decay_steps": 3},
+    "reduce_lr_on_plateau": {"mode": "max", "patience": 2},
+}
+
+
+@st.composite
+def configs(draw):
+    """Draw valid settings, not all of them the defaults."""
+    optim, kind = draw(st.sampled_from(sorted(OPTIONS))), draw(st.sampled_from(sorted(SCHEDULES)))
+    options = {k: v for k, v in OPTIONS[optim].items() if draw(st.booleans())}
+    if optim == "adamw":  # the Trainer's own takes what the Trainer gives it
+        options.pop("lazy_mode", None)
+    decay = draw(st.sampled_from([1.0, 0.8]))
+    layerwise = {"layerwise_head_ratio": draw(st.sampled_from([1.0, 2.0])), "layerwise_lr_decay": decay}
+    if decay < 1:
+        layerwise["layerwise_convention"] = draw(st.sampled_from(["paddlenlp", "electra", "xlnet"]))
+        layerwise[draw(st.sampled_from(["layerwise_min_ratio", "layerwise_freeze_below"]))] = 0.3
+        layerwise["layerwise_rules"] = draw(st.sampled_from([None, {"pooler": "head"}]))
+    warmup = (
+        {}
+        if kind == "reduce_lr_on_plateau"
+        else draw(st.sampled_from([{}, {"warmup_steps": 4}, {"warmup_ratio": 0.2}]))
+    )
+    return LdoptConfig(
+        optim=optim,
+        optim_kwargs=options,
+        learning_rate=draw(st.sampled_from([1e-5, 0.003])),
+        weight_decay=draw(st.sampled_from([0.0, 0.01])),
+        max_grad_norm=draw(st.sampled_from([0.0, 1.0])),
+        lr_scheduler_type=kind,
+        lr_scheduler_kwargs=SCHEDULES[kind] if kind != "cosine" or draw(st.booleans()) else {},
+        **layerwise,
+        **warmup,
+    )
+
+
+def arguments(config, folder, **more):
+    """Return a Trainer's arguments that a config makes."""
+    if config.lr_scheduler_type in ldopt.schedules.ON_METRIC:
+        more = {"evaluation_strategy": "steps", **more}
+    return common.arguments(folder, **{**config.to_arguments(), **more})
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(config=configs())
+def test_round_trips(tmp_path, config):
+    config.to_json(tmp_path / "c.json")
+    config.to_yaml(tmp_path / "c.yaml")
+    assert LdoptConfig.from_json(tmp_path / "c.json") == config
+    assert LdoptConfig.from_yaml(tmp_path / "c.yaml") == config
+    assert LdoptConfig.from_dict(config.to_dict()) == config
+    args = arguments(config, tmp_path)
+    assert LdoptConfig.from_arguments(args) == config
+    again = LdoptConfig.from_arguments(args).to_arguments()
+    assert again == config.to_arguments()
+
+
+def test_the_draws_can_be_every_setting():
+    drawn = {"optim", "optim_kwargs", "learning_rate", "weight_decay", "max_grad_norm", "layerwise_lr_decay"}
+    drawn |= {"layerwise_convention", "layerwise_min_ratio", "layerwise_head_ratio", "layerwise_freeze_below"}
+    drawn |= {"layerwise_rules", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"}
+    assert {field.name for field in dataclasses.fields(LdoptConfig)} == drawn
+    assert set(OPTIONS) == set(OPTIMIZERS)
+
+
+def test_master_weights_go_through_arguments(tmp_path):
+    config = LdoptConfig(optim_kwargs={"multi_precision": True})
+    args = arguments(config, tmp_path)
+    assert args.fp16_opt_level == "O2" and LdoptConfig.from_arguments(args) == config
+
+
+def test_arguments_of_the_trainer_alone(tmp_path):
+    args = common.arguments(tmp_path, cls=common.TrainingArguments, adam_beta2=0.98, max_grad_norm=-1.0, warmup_steps=3)
+    args.warmup_ratio = 0.5  # which the Trainer passes over
+    config = LdoptConfig.from_arguments(args)
+    assert config == LdoptConfig("adamw", {"beta2": 0.98}, 1e-2, 0.1, max_grad_norm=0.0, warmup_steps=3)
+
+
+def gradients(model):
+    for i, param in enumerate(model.parameters()):
+        with paddle.no_grad():
+            param.grad = paddle.sin(paddle.arange(param.size, dtype="float32") + i).reshape(param.shape)
+
+
+def trained(model, opt, schedule):
+    for _ in range(4):
+        gradients(model)
+        opt.step()
+        schedule.step()
+    return {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("optim, kind", zip(sorted(OPTIONS), ["linear", "cosine"] * 3))
+def test_a_loop_and_the_trainer_build_the_same(tmp_path, optim, kind):
+    options = OPTIONS[optim]
+    config = LdoptConfig(
+        optim,
+        options,
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        max_grad_norm=0.5,
+        layerwise_lr_decay=0.5,
+        layerwise_rules={"pooler": 0},
+        lr_scheduler_type=kind,
+        lr_scheduler_kwargs=SCHEDULES[kind],
+        warmup_ratio=0.25,
+    )
+    model = common.tiny_model()
+    whole = trained(model, *config.build(model, 8))
+    model = common.tiny_model()
+    trainer = common.trainer(tmp_path, model, args=arguments(config, tmp_path))
+    trainer.create_optimizer_and_scheduler(8)
+    assert trained(model, trainer.optimizer, trainer.lr_scheduler) == whole
+    model = common.tiny_model()
+    changes = [{"optim_kwargs": {}}, {"weight_decay": 0.0}, {"max_grad_norm": 0.0}, {"layerwise_lr_decay": 0.6}]
+    other = dataclasses.replace(config, **changes[sorted(OPTIONS).index(optim) % len(changes)])
+    assert trained(model, *other.build(model, 8)) != whole
+
+
+def test_a_relative_step_is_built_and_goes_to_a_trainer_as_an_optimizer():
+    model = common.tiny_model()
+    opt, schedule = LdoptConfig("adafactor", learning_rate=None, layerwise_lr_decay=0.5).build(model)
+    assert isinstance(schedule, ldopt.AdafactorSchedule) and schedule.optimizer is opt
+    opt, schedule = LdoptConfig("came", {"relative_step": True}, learning_rate=None).build(model)
+    assert isinstance(opt, ldopt.Came) and schedule is None
+    with pytest.raises(ValueError, match=r"optimizers=config.build\(model\).*Received: optim_kwargs="):
+        LdoptConfig("adafactor", learning_rate=None).to_arguments()
+
+
+def test_a_schedule_that_needs_the_number_of_steps_says_so():
+    model = common.tiny_model()
+    with pytest.raises(ValueError, match="num_training_steps"):
+        LdoptConfig().build(model)
+    with pytest.raises(ValueError, match="num_training_steps=None"):
+        LdoptConfig(lr_scheduler_type="constant_with_warmup", warmup_ratio=0.5).build(model)
+    LdoptConfig(lr_scheduler_type="constant").build(model)
+
+
+# --- what is wrong ---
+
+WRONG = {
+    "optim": ({"optim": "lam"}, "'lam' is no optimizer; the nearest is 'lamb'"),
+    "option": ({"optim_kwargs": {"beta_1": 0.9}}, "'beta_1' is no option of 'adamwdl'; the nearest is 'beta1'"),
+    "option's value": ({"optim": "came", "optim_kwargs": {"beta1": 2.0}}, "`beta1` must be in"),
+    "said elsewhere": ({"optim_kwargs": {"learning_rate": 0.9}}, "'learning_rate' is no option"),
+    "options": ({"optim_kwargs": [1]}, "`optim_kwargs` must be a dict. Received: optim_kwargs=[1]"),
+    "paddle's assertion": ({"optim": "adamw", "optim_kwargs": {"beta1": None}}, "Received: {'beta1': None}"),
+    "rate": ({"learning_rate": -1.0}, "`learning_rate` must be at least 0 and finite. Received: learning_rate=-1.0"),
+    "rate in words": ({"learning_rate": "fast"}, "`learning_rate` must be a number or None"),
+    "no rate": ({"learning_rate": None}, "`learning_rate` must be None with `relative_step`"),
+    "two rates": ({"optim": "adafactor", "optim_kwargs": {"relative_step": True}}, "and only then. Received: optim="),
+    "own rate": (
+        {"optim": "adafactor", "learning_rate": None, "lr_scheduler_type": "cosine"},
+        "No schedule has an effect while `learning_rate` is None",
+    ),
+    "weight decay": ({"weight_decay": float("nan")}, "`weight_decay` must be at least 0"),
+    "clipping": ({"max_grad_norm": True}, "`max_grad_norm` must be a number. Received: max_grad_norm=True"),
+    "decay": ({"layerwise_lr_decay": 2}, "`layerwise_lr_decay` must be in (0, 1]"),
+    "no effect": ({"layerwise_min_ratio": 0.5}, "`layerwise_min_ratio` has no effect"),
+    "rules": ({"layerwise_rules": {"a": 1}}, "`layerwise_rules` have no effect without a layer-wise decay"),
+    "schedule": ({"lr_scheduler_type": "cosin"}, "'cosin' is no schedule; the nearest is 'cosine'"),
+    "schedule's option": ({"lr_scheduler_kwargs": {"power": 2}}, "`lr_scheduler_kwargs`: get_linear_schedule"),
+    "warm-up": ({"warmup_steps": 0.5}, "`warmup_steps` must be an int of at least 0"),
+    "part": ({"warmup_ratio": 1.5}, "`warmup_ratio` must be in [0, 1]"),
+    "two warm-ups": ({"warmup_steps": 1, "warmup_ratio": 0.5}, "exclude each other. Received: warmup_steps=1"),
+    "no warm-up": (
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "warmup_steps": 1},
+        "'reduce_lr_on_plateau' has no warm-up",
+    ),
+    "setting": ({"layerwise_decay": 0.8}, "'layerwise_decay' is no setting; the nearest is 'layerwise_lr_decay'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_told(case):
+    values, message = WRONG[case]
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        LdoptConfig.from_dict(values)
+    assert "settings are wrong" not in str(caught.value), "it is one problem"
+    if case != "setting":
+        with pytest.raises(ValueError, match=re.escape(message)):
+            LdoptConfig(**values)
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path):
+    cases = ["option", "rate", "clipping", "decay", "schedule", "warm-up", "part", "setting"]
+    values = {key: value for case in cases for key, value in WRONG[case][0].items()}
+    values["layerwise_head_ratio"] = 0
+    with pytest.raises(ValueError, match="^9 settings are wrong:") as caught:
+        LdoptConfig.from_dict(values)
+    told = re.findall(r"^  \d\. .*Received: (\w+)=", str(caught.value), re.M)
+    assert sorted(told) == sorted(["beta_1" if name == "optim_kwargs" else name for name in values])
+    options = {"beta1": 2.0, "clip_threshold": -1.0, "beta3": 7.0}
+    with pytest.raises(ValueError, match="^3 settings are wrong:"):
+        LdoptConfig("came", options)
+    with pytest.raises(TypeError, match="must be a dict"):
+        LdoptConfig.from_dict([])
+
+
+def test_all_that_is_wrong_with_arguments_is_told_at_once(tmp_path):
+    wrong = {"layerwise_lr_decay": 2.0, "layerwise_head_ratio": 0.0, "optim_kwargs": '{"beta": 1}', "optim": "lamb"}
+    with pytest.raises(ValueError, match="^4 settings are wrong:(?s:.*)'beta' is no option of 'lamb'"):
+        common.arguments(tmp_path, **wrong, lr_scheduler_type="cosine_with_min_lr")
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"optim": "adamw", "optim_kwargs": '{"beta1": 0.8}'}, "`optim_kwargs` are for 'adamwdl'"),
+        ({"optim": "lamb", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` says the beta1 of 'lamb'"),
+        ({"optim": "lamb", "optim_kwargs": '{"multi_precision": true}'}, "`fp16_opt_level` says"),
+        ({"optim": "lamb", "optim_kwargs": "eps"}, "`optim_kwargs` must be a JSON object"),
+        ({"optim": "adafactor", "optim_kwargs": '{"relative_step": true}'}, "goes to the Trainer as `optimizers="),
+        ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, "`layerwise_rules` must be a JSON object"),
+    ],
+)
+def test_arguments_that_are_wrong(tmp_path, wrong, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        common.arguments(tmp_path, **wrong)
+
+
+def test_rules_of_the_arguments_and_of_the_trainer_exclude_each_other(tmp_path):
+    trainer = common.trainer(
+        tmp_path, common.tiny_model(), layerwise_lr_decay=0.5, layerwise_rules='{"pooler": "head"}'
+    )
+    pooler = next(name for name, _ in trainer.model.named_parameters() if "pooler" in name)
+    assert trainer.layer_map.layer_of(pooler).label == "head"
+    trainer = common.trainer(
+        tmp_path, common.tiny_model(), layerwise_lr_decay=0.5, layerwise_rules='{"pooler": "head"}'
+    )
+    trainer.layer_rules = {"pooler": 0}
+    with pytest.raises(ValueError, match="leave one of them out. Received: layerwise_rules="):
+        trainer.layer_map  # noqa: B018
+
+
+# --- files ---
+
+
+def test_numbers_of_yaml(tmp_path):
+    (tmp_path / "c.yaml").write_text("learning_rate: 5e-5\nweight_decay: 1E-2\noptim: '1e5'\n")
+    assert read_yaml(tmp_path / "c.yaml") == {"learning_rate": 5e-5, "weight_decay": 0.01, "optim": "1e5"}
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("c.yaml", "warmup_steps: 1\nwarmup_steps: 2\n"),
+        ("c.yaml", "optim_kwargs: {beta1: 0.9, beta1: 0.8}"),
+        ("c.yaml", "a: [1\n"),
+        ("c.yaml", "[1]: 1\n"),
+        ("c.json", '{"warmup_steps": 1, "warmup_steps": 2}'),
+        ("c.json", '{"warmup_steps": 1'),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError):
+        (LdoptConfig.from_yaml if name == "c.yaml" else LdoptConfig.from_json)(tmp_path / name)
+
+
+def test_dicts_are_copies():
+    options = {"beta1": 0.8}
+    config = LdoptConfig(optim_kwargs=options)
+    options["beta1"] = 2.0
+    assert config.optim_kwargs == {"beta1": 0.8}
+
+
+# --- checkpoints and the report ---
+
+
+def test_it_is_in_each_checkpoint_and_in_the_report(tmp_path):
+    config = LdoptConfig("lamb", {"eps": 1e-5}, layerwise_lr_decay=0.5, lr_scheduler_type="cosine_with_restarts")
+    args = arguments(config, tmp_path, max_steps=4, save_steps=2)
+    trainer = common.trainer(tmp_path, common.tiny_model(), args=args)
+    report = RunReport(str(tmp_path), "title", trainer.layer_map)
+    trainer.add_callback(report)
+    trainer.train()
+    for step in (2, 4):
+        assert LdoptConfig.from_json(tmp_path / f"checkpoint-{step}/ldopt_config.json") == config
+    report.write({}, {})
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for name, value in {"optim": "lamb", "lr_scheduler_type": "cosine_with_restarts"}.items():
+        assert f"<td>{name}</td><td>{value}</td>" in page
+
+
+def test_an_optimizer_that_was_given_has_none_and_leaves_no_stale_one(tmp_path):
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2/ldopt_config.json").write_text(json.dumps(LdoptConfig().to_dict()))
+    model = common.tiny_model()
+    optimizers = LdoptConfig("lamb").build(model, 4)
+    common.trainer(tmp_path, model, optimizers, max_steps=2, save_steps=2).train()
+    assert (tmp_path / "checkpoint-2").is_dir() and not (tmp_path / "checkpoint-2/ldopt_config.json").exists()
+
+
+def test_the_example_of_a_file(tmp_path):
+    text = """
+        optim: came
+        optim_kwargs: {clip_threshold: 2.0}
+        learning_rate: 2e-4
+        layerwise_lr_decay: 0.8
+        lr_scheduler_type: warmup_stable_decay
+        lr_scheduler_kwargs: {num_decay_steps: 100}
+        warmup_ratio: 0.1
+    """
+    (tmp_path / "c.yaml").write_text(textwrap.dedent(text))
+    config = LdoptConfig.from_yaml(tmp_path / "c.yaml")
+    assert (config.optim, config.optim_kwargs["clip_threshold"], config.learning_rate) == ("came", 2.0, 2e-4)
