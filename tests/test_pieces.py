@@ -208,3 +208,30 @@ def test_a_deep_copy_keeps_groups_layers_and_pieces():
     assert weight.name != linear.weight.name
     assert copied.options_of(weight)["beta1"] == 0.5 and copied.options_of(bias)["weight_decay"] == 0.25
     assert copied.layerwise_ratio(weight) == 0.25 and copied.state_shapes(bias)["moment1"] == [4]
+
+
+class SplitParam:
+    """What of Paddle's DygraphShardingOptimizerV2 a checkpoint meets."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def sharded_state_dict(self):
+        return self.optimizer.state_dict()
+
+
+@pytest.mark.parametrize("optim", [Came, Adafactor, Lamb])
+def test_paddles_own_placement_of_rows_and_columns_is_refused(optim):
+    weight = paddle.create_parameter([4, 3], "float32")
+    opt = optim(parameters=[weight]) if optim is Adafactor else optim(1e-2, parameters=[weight])
+    wrapper = SplitParam(opt)
+    assert wrapper.sharded_state_dict() == opt.state_dict()
+    piece = paddle.create_parameter([6], "float32")
+    piece.name = weight.name
+    opt._parameter_list = [piece]
+    if optim is Lamb:  # all of its state is like the parameter
+        assert wrapper.sharded_state_dict() == opt.state_dict()
+        return
+    with pytest.raises(ValueError, match="use `paddle_ldopt.parallel.save_checkpoint`"):
+        wrapper.sharded_state_dict()
+    assert opt.state_dict() == {}

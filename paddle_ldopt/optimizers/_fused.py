@@ -3,8 +3,8 @@
 In dygraph on a CPU one call updates all parameters in place, on Paddle's own tensors: the optimizer's state is the same
 with and without, and so are checkpoints. A step comes here in one of two ways. If Paddle has to clip or to regularize
 gradients, or if there are parameter groups, it collects the updates and gives them to `FusedMixin.update_fused`, which
-does those that it can. Otherwise `FusedMixin.step` passes by all that Paddle does for each parameter in Python, from the
-first step on.
+does those that it can. Otherwise `FusedMixin.step` passes by all that Paddle does for each parameter in Python, in the
+first step as in all others.
 """
 
 import collections

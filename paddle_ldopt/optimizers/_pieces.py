@@ -266,7 +266,7 @@ class PieceFinder:
             parameter_list (list[Tensor]): the optimizer's as it is, wrapped or not.
         """
         if self._found_for[0] is not parameter_list or self._found_for[1] is not _topology():
-            if self._are_sliced(parameter_list):
+            if self.is_sliced(parameter_list):
                 found = {name: self._sliced(name, spans) for name, spans in self._gather(parameter_list).items()}
             else:
                 found = {name: self._unsliced(param) for name, param in self.params.items()}
@@ -274,7 +274,8 @@ class PieceFinder:
             self._found_for = parameter_list, _topology()
         return self._pieces
 
-    def _are_sliced(self, parameter_list):
+    def is_sliced(self, parameter_list):
+        """Say whether sharding with `split_param` has put slices in the place of the parameters."""
         name = getattr(parameter_list[0], "name", None) if parameter_list else None  # a group has none
         return name in self.params and parameter_list[0] is not self.params[name]
 

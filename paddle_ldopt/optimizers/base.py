@@ -14,6 +14,7 @@ that a process has all of one after the other, those in pieces side by side. In 
 """
 
 import math
+import sys
 from typing import Any, NamedTuple, Optional
 
 import paddle
@@ -232,7 +233,20 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         return self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
 
     def state_dict(self):
-        """Return the state; named so that PaddleNLP's unified checkpoints can hold it."""
+        """Return the state; named so that PaddleNLP's unified checkpoints can hold it.
+
+        Raises:
+            ValueError: sharding with `split_param` asks for it to place rows and columns as if they were elements.
+        """
+        asked_by = sys._getframe(1).f_code.co_name  # nothing else tells this use from others, which are right
+        if asked_by == "sharded_state_dict" and self._finder.is_sliced(self._parameter_list):
+            placed = {kind for param in self._finder.params.values() for kind in self.state_kinds(param).values()}
+            if placed & {ROW, COLUMN}:
+                raise ValueError(
+                    "Paddle's `sharded_state_dict` for `split_param` takes all state for elements and would save rows "
+                    "and columns in wrong places: use `paddle_ldopt.parallel.save_checkpoint`. "
+                    f"Received: {type(self).__name__} with states {', '.join(sorted(self._state_names()))}"
+                )
         # Paddle forgets what was loaded for parameters that have had no gradient since
         state = {**self._accumulators_holder, **super().state_dict()}
         return {self._unified_name(key): value for key, value in state.items()}
