@@ -187,6 +187,8 @@ def main():
     loss = np.mean([model.eval_batch(batch, compute_loss=True).item() for batch in batches])
     baseline = unigram(labels[labels != IGNORED], tested[1][tested[1] != IGNORED], VOCABULARY)
     console.print(f"loss on {len(tested[0])} texts that were held out: {loss:.3f}; unigram baseline: {baseline:.3f}")
+    dist.barrier()  # a process that ends early takes the others' connections with it
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def configs(draw):
     warmup = (
         {}
         if kind == "reduce_lr_on_plateau"
-        else draw(st.sampled_from([{}, {"warmup_steps": 4}, {"warmup_ratio": 0.2}]))
+        else draw(st.sampled_from([{}, {"warmup_steps": 1}, {"warmup_ratio": 0.2}]))
     )
     return LdoptConfig(
         optim=optim,
