@@ -32,7 +32,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt requirements-minilm.txt
 finetune: $(STAMP) ## Fine-tune a pretrained encoder with layer-wise decay (below 4 minutes on 2 cores)
 	$(PY) recipes/sequence_classification.py $(ARGS)
 
-pipeline: $(STAMP) ## Train a small LLaMA on two pipeline stages, with a loss scale (below 2 minutes on 2 cores)
+pipeline: $(STAMP) ## Train a small LLaMA on two pipeline stages, with a loss scale (below 3 minutes on 2 cores)
 	$(PY) recipes/pipeline_sft.py $(ARGS)
 
 test: $(STAMP) ## Run the tests
