@@ -78,8 +78,14 @@ def test_four_processes_are_one_with_every_optimizer(degrees):
 
 
 def test_slices_of_parameters():
-    """Sharding v2, with update rules that go element by element: the norm is that of all slices."""
-    compare({"whole": ["adamwdl", "ragged"]}, 20, 2, sharding=2, sharding_configs={"split_param": True})
+    """Sharding v2: the norm is that of all slices, whose update rules are answered with sums over all."""
+    compare(
+        {"whole": ["adamwdl", "came", "adafactor", "lamb", "ragged"]},
+        20,
+        2,
+        sharding=2,
+        sharding_configs={"split_param": True},
+    )
 
 
 # ---- many overflows
