@@ -174,8 +174,8 @@ class LayerMap:
         def ratio_of(param):
             return ratios[self.layer_of(param.name)]
 
-        ratio_of.rule, ratio_of.layers = rule, self  # type: ignore[attr-defined]
-        ratio_of.is_constant = True  # type: ignore[attr-defined]
+        # read by the display and the fused step; mypy knows no attributes of functions
+        ratio_of.rule, ratio_of.layers, ratio_of.is_constant = rule, self, True  # type: ignore[attr-defined]
         return ratio_of
 
     def table(
