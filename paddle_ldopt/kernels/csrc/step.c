@@ -119,10 +119,9 @@ static void step_together(const struct tensor *t, struct work *w, void *scratch,
     }
 }
 
-static void run(const struct tensor *tensors, int64_t n, int threads, const struct plan *plan, char *scratch)
+static void run(const struct tensor *tensors, int threads, const struct plan *plan, char *scratch)
 {
     struct work together;
-    (void)n;
 #pragma omp parallel num_threads(threads)
     {
         struct stage stage;
@@ -207,7 +206,7 @@ EXPORT int ldopt_step(const struct tensor *tensors, int64_t n, int threads)
         scratch = malloc((size_t)(plan.shared_bytes + threads * plan.own_bytes) + 64);
         failed = !scratch;
     }
-    if (!failed) run(tensors, n, threads, &plan, scratch);
+    if (!failed) run(tensors, threads, &plan, scratch);
     free(scratch);
     free(plan.starts);
     free(plan.order);
