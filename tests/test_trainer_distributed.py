@@ -9,14 +9,15 @@ import trainer_ranks
 from distributed_launch import launch
 
 LAYOUTS = ["dp", "stage1"] if common.FORMERS else ["dp", "stage1", "pipeline"]
-SECOND = {"dp": "lamb", "stage1": "came", "pipeline": "came"}  # what is trained beside AdamWDL
+SECOND = {"dp": "lamb", "stage1": "came", "pipeline": "lamb"}  # what is trained beside AdamWDL
 MODEL = {"dp": "bert", "stage1": "bert", "pipeline": "llama"}
 UNIFIED = {"unified_checkpoint": True}
 # Without effect on the model's output, so that its gradient is rounding noise, which CAME scales up to full steps.
 NOISE = "k_proj.bias"
 
-# One process takes the norm for clipping from the C library, several from Paddle: Came makes more of the last bit.
-NOT_FUSED = {"optim_kwargs": '{"fused": false}'}
+# Six steps of CAME make 2e-5 of the last bit of a float32 gradient, which depends on the batch and on the processor.
+# PaddleNLP's LLaMA has parts in float32 only.
+EXACT = {"dp": {"dtype": "float64"}, "stage1": {"dtype": "float64"}, "pipeline": {}}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,8 @@ def ranks(request, folder, alone):
     alone("saved", optim="adamwdl", save_steps=2, model=MODEL[layout])
     trainings = {
         "adamwdl": {**base, "optim": "adamwdl", "callbacks": True},
-        "second": {**base, "optim": SECOND[layout], **NOT_FUSED},
+        "first": {**base, "optim": "adamwdl", **EXACT[layout]},
+        "second": {**base, "optim": SECOND[layout], **EXACT[layout]},
         "saved": saved,
         "resumed": {**saved, "save_steps": 100, "resume": resumed},
         "other decay": {**saved, "layerwise_lr_decay": 0.6, "resume": resumed},
@@ -70,29 +72,29 @@ def ranks(request, folder, alone):
     return layout, [dict(zip(names, results)) for results in gave]
 
 
-def check_equal(several, one):
-    """Check that weights are those of one process, to 1e-5 of how far they went."""
+def check_equal(several, one, tolerance):
+    """Check that weights are those of one process, to that part of how far they went."""
     names = [name for name in several["weights"] if NOISE not in name]
     went = [one["weights"][name] - one["start"][name] for name in names]
     off = [several["weights"][name] - one["weights"][name] for name in names]
     length, error = (
         np.sqrt(sum(float((part.astype("float64") ** 2).sum()) for part in parts)) for parts in (went, off)
     )
-    assert length > 0 and error < 1e-5 * length, error / length
+    assert length > 0 and error < tolerance * length, error / length
 
 
-@pytest.mark.parametrize("training", ["adamwdl", "second", "tied"])
+@pytest.mark.parametrize("training", ["adamwdl", "first", "second", "tied"])
 def test_the_weights_are_those_of_one_process(ranks, alone, training):
     layout, gave = ranks
     if training not in gave[0]:
         pytest.skip("only a pipeline has several copies of a weight")
     model = "tied" if training == "tied" else MODEL[layout]
     optim = SECOND[layout] if training == "second" else "adamwdl"
-    settings = {"tied": {"max_grad_norm": 0.0}, "second": NOT_FUSED}.get(training, {})
-    one = alone(f"{optim}-{model}", model=model, optim=optim, **settings)
+    settings = {"adamwdl": {}, "tied": {"max_grad_norm": 0.0}}.get(training, EXACT[layout])
+    one = alone(f"{training}-{optim}-{model}", model=model, optim=optim, **settings)
     assert one["step"] == trainer_ranks.STEPS
     for rank in gave:
-        check_equal(rank[training], one)
+        check_equal(rank[training], one, 1e-6 if "dtype" in settings else 1e-5)  # Paddle adds norms up in float32
         assert rank[training]["ratios"].items() <= one["ratios"].items()
     assert {name for rank in gave for name in rank[training]["weights"]} == set(one["weights"])
 

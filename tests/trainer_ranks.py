@@ -66,13 +66,15 @@ def llama(pipe, tied):
     return stage
 
 
-def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks=False, **settings):
+def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks=False, dtype="float32", **settings):
     """Train in a layout, or without one in this process; return the weights and what was seen of it."""
     import numpy as np
     import paddle
     import trainer_common as common
 
     from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback
+
+    paddle.set_default_dtype(dtype)
 
     class Ids(common.Data):
         def __getitem__(self, i):
