@@ -14,7 +14,7 @@ PIP = $(PY) -m pip --disable-pip-version-check -q
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install finetune pipeline test test-slow test-nlp2 test-formers parity sanitize lint bench clean
+.PHONY: help install finetune pipeline test test-slow fault test-nlp2 test-formers parity sanitize lint bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ test: $(STAMP) ## Run the tests
 
 test-slow: $(STAMP) ## Run the tests that take minutes too
 	$(PY) -m pytest -m "slow or not slow" $(ARGS)
+
+fault: $(STAMP) ## Break it on purpose: kills, full disks, bad numbers and calls, long runs (an hour and more)
+	$(PY) -m pytest -m fault $(ARGS)
 
 test-nlp2: ## Run the Trainer tests on PaddleNLP 2.8.1, in a venv of its own
 	$(MAKE) $(VENV)-nlp2/.installed-nlp2 VENV=$(VENV)-nlp2
