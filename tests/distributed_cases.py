@@ -14,23 +14,13 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
+from toy_layers import Block, Embed, tied_head
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
 from paddle_ldopt.hooks import unwrap
 
 VOCABULARY, HIDDEN, LENGTH, ROWS = 25, 18, 5, 8
 STEPS, LR, CLIP = 20, 4e-2, 0.1
-
-paddle.distributed.ParallelEnv._device_id = 0  # a PipelineLayer asks for it, and on CPU there is none
-
-
-class Embed(nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.weight = self.create_parameter([VOCABULARY, HIDDEN])
-
-    def forward(self, tokens):
-        return F.embedding(tokens, self.weight)
 
 
 class Mix(nn.Layer):
@@ -43,42 +33,31 @@ class Mix(nn.Layer):
         return hidden + paddle.tanh(self.conv(hidden.unsqueeze(1))).mean(1) * self.scale
 
 
-class Block(nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(HIDDEN, HIDDEN)
-        self.norm = nn.LayerNorm(HIDDEN)
-
-    def forward(self, hidden):
-        return self.norm(hidden + paddle.tanh(self.linear(hidden)))
-
-
-def head(embed, hidden):
-    return paddle.matmul(hidden, embed.weight, transpose_y=True)
-
-
 class Plain(nn.Layer):
     """The network as one Layer."""
 
     def __init__(self):
         super().__init__()
-        self.embed = Embed()
-        self.inner = nn.LayerList([Mix(), Block(), Block()])
+        self.embed = Embed(VOCABULARY, HIDDEN)
+        self.inner = nn.LayerList([Mix(), Block(HIDDEN), Block(HIDDEN)])
 
     def forward(self, tokens):
         hidden = self.embed(tokens)
         for layer in self.inner:
             hidden = layer(hidden)
-        return head(self.embed, hidden)
+        return tied_head(self.embed, hidden)
 
 
 class Staged(PipelineLayer):
     """The network as Paddle's pipeline takes it."""
 
     def __init__(self, **arguments):
-        tied = {"shared_weight_attr": "weight"}
-        inner = [LayerDesc(Mix), LayerDesc(Block), LayerDesc(Block)]
-        ends = [SharedLayerDesc("tied", Embed, **tied), SharedLayerDesc("tied", Embed, forward_func=head, **tied)]
+        tied = {"shared_weight_attr": "weight", "vocabulary": VOCABULARY, "hidden": HIDDEN}
+        inner = [LayerDesc(Mix), LayerDesc(Block, HIDDEN), LayerDesc(Block, HIDDEN)]
+        ends = [
+            SharedLayerDesc("tied", Embed, **tied),
+            SharedLayerDesc("tied", Embed, forward_func=tied_head, **tied),
+        ]
         super().__init__(layers=[ends[0], *inner, ends[1]], loss_fn=F.cross_entropy, **arguments)
 
 

@@ -7,37 +7,13 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
+from toy_layers import Block, Embed, tied_head
 
 import paddle_ldopt as ldopt
-
-paddle.distributed.ParallelEnv._device_id = 0  # a PipelineLayer asks for it, and on CPU there is none
 
 VOCABULARY, HIDDEN, LENGTH, BLOCKS = 11, 6, 5, 4
 MICRO_BATCHES, SIZE = 4, 2  # of this many rows
 IGNORED = -100
-
-
-class Embed(nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.weight = self.create_parameter([VOCABULARY, HIDDEN])
-
-    def forward(self, tokens):
-        return F.embedding(tokens, self.weight)
-
-
-class Block(nn.Layer):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(HIDDEN, HIDDEN)
-        self.norm = nn.LayerNorm(HIDDEN)
-
-    def forward(self, hidden):
-        return self.norm(hidden + paddle.tanh(self.linear(hidden)))
-
-
-def tied_head(embed, hidden):
-    return paddle.matmul(hidden, embed.weight, transpose_y=True)
 
 
 def mean_loss(logits, labels):
@@ -55,10 +31,10 @@ class Staged(PipelineLayer):
     """As Paddle's pipeline takes it; the embedding is tied to the head, which is in another stage."""
 
     def __init__(self, loss=mean_loss, **arguments):
-        shared = {"shared_weight_attr": "weight"}
+        shared = {"shared_weight_attr": "weight", "vocabulary": VOCABULARY, "hidden": HIDDEN}
         layers = [
             SharedLayerDesc("tied", Embed, **shared),
-            *(LayerDesc(Block) for _ in range(BLOCKS)),
+            *(LayerDesc(Block, HIDDEN) for _ in range(BLOCKS)),
             SharedLayerDesc("tied", Embed, forward_func=tied_head, **shared),
         ]
         super().__init__(layers=layers, loss_fn=loss, **arguments)
@@ -69,8 +45,8 @@ class Whole(nn.Layer):
 
     def __init__(self, loss=mean_loss):
         super().__init__()
-        self.embed, self.loss = Embed(), loss
-        self.blocks = nn.LayerList([Block() for _ in range(BLOCKS)])
+        self.embed, self.loss = Embed(VOCABULARY, HIDDEN), loss
+        self.blocks = nn.LayerList([Block(HIDDEN) for _ in range(BLOCKS)])
 
     def forward(self, tokens, labels):
         hidden = self.embed(tokens)
