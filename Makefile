@@ -14,7 +14,7 @@ PIP = $(PY) -m pip --disable-pip-version-check -q
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install finetune pipeline test test-slow fault test-nlp2 test-formers parity sanitize lint bench clean
+.PHONY: help install finetune pipeline test test-slow fault test-nlp2 test-formers parity sanitize coverage mutants lint dist bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -83,10 +83,28 @@ sanitize: $(STAMP) ## Fuzz the C library under AddressSanitizer and UndefinedBeh
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		OMP_NUM_THREADS=2 $(PY) tests/sanitize.py $(SANITIZED) 40 $(ARGS)
 
+coverage: $(STAMP) ## Run the tests and fail if less than 95 % of the package's lines and branches are reached
+	$(PY) -m coverage erase
+	$(PY) -m coverage run -m pytest $(ARGS)
+	$(PY) -m coverage combine -q
+	$(PY) -m coverage report
+
+mutants: $(STAMP) ## Change the code in one place at a time: at least 90 % of the changes must fail a test
+	$(PY) tests/mutants.py $(ARGS)
+
 lint: $(STAMP) ## Check style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+dist: $(STAMP) ## Build wheel and source archive; step with each in a venv of its own, the second without a compiler
+	rm -rf dist $(VENV)-dist
+	$(PY) -m build
+	$(PY) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/python -m pip -q install -c constraints.txt $(PADDLE) dist/*.whl
+	cd tests && $(abspath $(VENV)-dist)/bin/python smoke.py library
+	CC=/bin/false $(VENV)-dist/bin/python -m pip -q install --force-reinstall --no-deps dist/*.tar.gz
+	cd tests && $(abspath $(VENV)-dist)/bin/python smoke.py none
 
 bench: ## Measure every optimizer's step beside its peers (15 minutes), in a venv of its own (4 GB)
 	$(MAKE) $(VENV)-bench/.installed-bench VENV=$(VENV)-bench
@@ -98,4 +116,4 @@ $(VENV)/.installed-bench: setup.cfg constraints.txt
 	@touch $@
 
 clean: ## Remove .venv and what runs left behind
-	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-formers $(VENV)-parity $(VENV)-bench build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-formers $(VENV)-parity $(VENV)-bench $(VENV)-dist build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache

@@ -122,7 +122,7 @@ def trained(model, opt, schedule):
     return {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("optim, kind", zip(sorted(OPTIONS), ["linear", "cosine"] * 3))
+@pytest.mark.parametrize("optim, kind", list(zip(sorted(OPTIONS), ["linear", "cosine"] * 3)))
 def test_a_loop_and_the_trainer_build_the_same(tmp_path, optim, kind):
     options = OPTIONS[optim]
     config = LdoptConfig(

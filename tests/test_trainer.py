@@ -19,6 +19,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.display import applied_ratios
 from paddle_ldopt.hooks import LayerwiseMixin
+from paddle_ldopt.optimizers import _fused
 from paddle_ldopt.registry import REGISTRY
 from paddle_ldopt.trainer import (
     LayerLRCallback,
@@ -35,6 +36,7 @@ EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 def paddles_operations(monkeypatch):
     """The C library rounds in another way than Paddle's AdamW, and these tests compare bits."""
     monkeypatch.setattr(kernels, "why_not", lambda: "it is not wanted here")
+    monkeypatch.setattr(_fused, "_warn_once", lambda message: None)
 
 
 def layer_of(name):
@@ -49,7 +51,7 @@ def train(output_dir, cls=common.LdoptTrainer, **kwargs):
 
     class Listener(common.TrainerCallback):
         def on_load_data_end(self, args, state, control, inputs, **kwargs):
-            batches.append({k: paddle.to_tensor(v) for k, v in inputs.items()})
+            batches.append({k: v.clone() for k, v in inputs.items()})
 
     trainer = common.trainer(output_dir, cls=cls, callbacks=[Listener()], **{"warmup_steps": 2, **kwargs})
     trainer.train()

@@ -311,7 +311,7 @@ class Came(RuleOptimizer):
         counter = (f"{self._name}_" if self._name else "") + STEP
         live = list(self._accumulators[counter].values())
         loaded = [value for key, value in self._accumulators_holder.items() if counter in key]  # of no step yet
-        taken = max((float(paddle.assign(count)) for count in live or loaded), default=0.0)
+        taken = max((paddle.assign(count).item() for count in live or loaded), default=0.0)
         return float(relative_rate(paddle.full([], taken + 1.0), self._warmup_init))
 
     def set_lr(self, value):
