@@ -1,6 +1,7 @@
 """Layer id -> learning-rate ratio: the conventions of the field by name, and a decay for any Paddle optimizer."""
 
 import dataclasses
+from typing import Any, Callable, Union
 
 from paddle.optimizer import LBFGS, Optimizer, Rprop
 
@@ -10,7 +11,7 @@ __all__ = ["CONVENTIONS", "LayerDecay", "apply_layerwise_decay", "reset_layerwis
 
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: the exponent of the decay for all ids but the head's,
 # whose ratio is 1 in every convention.
-CONVENTIONS = {
+CONVENTIONS: dict[str, Callable[[int, int], int]] = {
     # top block d, embeddings d^(n+1); the numbers of BEiT's LayerDecayValueAssigner too
     "paddlenlp": lambda layer_id, n: n + 1 - layer_id,
     # one power lower throughout, as in google-research/electra, where it is acknowledged to be off by one
@@ -56,7 +57,7 @@ class LayerDecay:
     head_ratio: float = 1.0
     freeze_below: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "layerwise_decay", check_decay(self.layerwise_decay))
         if not isinstance(self.convention, str) or self.convention not in CONVENTIONS:
             known = ", ".join(map(repr, CONVENTIONS))
@@ -71,7 +72,7 @@ class LayerDecay:
                 raise ValueError(f"`{field}` must be {span}. Received: {field}={value!r}")
             object.__setattr__(self, field, float(value))
 
-    def ratio(self, layer_id, n_layers):
+    def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""
         if layer_id > n_layers:
             return self.head_ratio
@@ -80,7 +81,7 @@ class LayerDecay:
         return 0.0 if ratio < self.freeze_below else ratio
 
 
-def apply_layerwise_decay(optimizer, layers, layerwise_decay):
+def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Any:
     """Give any Paddle optimizer layer-wise learning rates, in place.
 
     The ratio multiplies what `Optimizer._create_param_lr` returns, for this optimizer alone: nothing is written into
@@ -120,7 +121,7 @@ def apply_layerwise_decay(optimizer, layers, layerwise_decay):
     return optimizer
 
 
-def reset_layerwise_decay(optimizer):
+def reset_layerwise_decay(optimizer: Any) -> Any:
     """Undo `apply_layerwise_decay`: the optimizer is of its own class again, with the same rate for every layer.
 
     Args:
@@ -148,7 +149,7 @@ def reset_layerwise_decay(optimizer):
     return optimizer
 
 
-def _plain_class(optimizer):
+def _plain_class(optimizer: Any) -> Any:
     """Return the class `optimizer` had before any `apply_layerwise_decay`, raise if none can be applied to it."""
     cls = type(optimizer)
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, (LBFGS, Rprop)):
@@ -166,7 +167,7 @@ def _plain_class(optimizer):
     return cls
 
 
-def _layerwise_class(plain, _known={}):  # noqa: B006 - one class per optimizer class is the point of the dict
+def _layerwise_class(plain: Any, _known: dict[type, type] = {}) -> type:  # noqa: B006 - one class per optimizer class is the point of the dict
     # Paddle chooses its multi-tensor path by the class's name: keep it
     if plain not in _known:
         _known[plain] = type(plain.__name__, (LayerwiseMixin, plain), {"_plain": plain, "__doc__": plain.__doc__})

@@ -5,11 +5,14 @@ and vision) counts the layers of each by its own depth.
 """
 
 import dataclasses
+import os
 import re
+from collections.abc import Iterable
+from typing import Any, Callable, Optional, Union
 
 from . import display
 from .decay import LayerDecay
-from .stacks import find_stacks
+from .stacks import Stack, find_stacks
 
 __all__ = ["Layer", "LayerMap"]
 
@@ -30,6 +33,9 @@ _EXCEPTIONS = {
     re.compile(r"\baudio_encoder\.batch_norm\."): 0,  # CLAP: of the spectrogram
     re.compile(r"\btransposed_convolution\."): "head",  # CLIPSeg: makes the logits
 }
+Decay = Union[float, LayerDecay]
+Place = Union[int, str]  # a layer id or "head"
+Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]
 _COPY = re.compile(r"_deepcopy_\d+$")
 _RELATIVE_BIAS = re.compile(r"(^|\.)relative_attention_bias\b")
 
@@ -49,7 +55,7 @@ class Layer:
     depth: int
 
     @property
-    def label(self):
+    def label(self) -> str:
         """Say "embeddings", "block 3" (numbered from 0, as in the model's names) or "head"."""
         return "embeddings" if self.index == 0 else "head" if self.index > self.depth else f"block {self.index - 1}"
 
@@ -74,7 +80,13 @@ class LayerMap:
             2 [0, 1, 1, 1, 2, 2, 2, 3]
     """
 
-    def __init__(self, layers, towers, name_dict=None, parameters=None):
+    def __init__(
+        self,
+        layers: dict[str, Layer],
+        towers: dict[str, int],
+        name_dict: Optional[dict[str, str]] = None,
+        parameters: Optional[dict[str, Any]] = None,
+    ) -> None:
         self._layers = layers  # structured name -> Layer
         self._parameters = parameters or {}  # structured name -> Parameter
         self.towers = towers
@@ -82,7 +94,7 @@ class LayerMap:
         self.n_layers = max(layer.depth for layer in layers.values())
 
     @classmethod
-    def from_names(cls, names, rules=None):
+    def from_names(cls, names: Iterable[str], rules: Optional[Rules] = None) -> "LayerMap":
         r"""Map structured parameter names.
 
         Args:
@@ -102,7 +114,7 @@ class LayerMap:
         return cls(*_assign(_checked_names(names), rules))
 
     @classmethod
-    def from_model(cls, model, rules=None):
+    def from_model(cls, model: Any, rules: Optional[Rules] = None) -> "LayerMap":
         """Map the parameters of a model; tied parameters count once, at the lowest of their layers.
 
         Args:
@@ -120,7 +132,7 @@ class LayerMap:
             raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model={type(model).__name__}")
         own_names = {param.name: name for name, param in model.named_parameters()}
         parameters = dict(model.named_parameters())
-        tied_names: dict = {}
+        tied_names: dict[str, list[str]] = {}
         for path, sublayer in model.named_sublayers(include_self=True):
             for key, param in sublayer._parameters.items():
                 if param is not None and param.name in own_names:
@@ -140,11 +152,11 @@ class LayerMap:
         return cls({name: mapped[name] for name in own_names.values()}, towers, own_names, parameters)
 
     @property
-    def names(self):
+    def names(self) -> list[str]:
         """Structured names of all parameters, in the model's order."""
         return list(self._layers)
 
-    def layer_of(self, name):
+    def layer_of(self, name: str) -> Layer:
         """Return the `Layer` of a parameter.
 
         Args:
@@ -162,7 +174,7 @@ class LayerMap:
             raise ValueError(f"The parameter is not in the LayerMap: {how}. Received: name='{name}'")
         return layer
 
-    def ratio_fn(self, layerwise_decay):
+    def ratio_fn(self, layerwise_decay: Decay) -> Callable[[Any], float]:
         """Return the function parameter -> ratio of its learning rate, as optimizers take it.
 
         Args:
@@ -171,7 +183,7 @@ class LayerMap:
         rule = as_rule(layerwise_decay)
         ratios = {layer: rule.ratio(layer.index, layer.depth) for layer in set(self._layers.values())}
 
-        def ratio_of(param):
+        def ratio_of(param: Any) -> float:
             return ratios[self.layer_of(param.name)]
 
         # read by the display and the fused step; mypy knows no attributes of functions
@@ -179,8 +191,13 @@ class LayerMap:
         return ratio_of
 
     def table(
-        self, layerwise_decay=None, learning_rate=None, optimizer=None, apply_decay_param_fun=None, num_steps=None
-    ):
+        self,
+        layerwise_decay: Optional[Decay] = None,
+        learning_rate: Any = None,
+        optimizer: Any = None,
+        apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
+        num_steps: Optional[int] = None,
+    ) -> display.LayerTable:
         """Show each layer's parameters and the rate they get; print it, or take its `rows`.
 
         With an `optimizer` everything is read back from it: the rate its step would use now for each parameter, the
@@ -207,7 +224,7 @@ class LayerMap:
                 "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
                 f"Received: layerwise_decay={layerwise_decay!r}, optimizer={type(optimizer).__name__}"
             )
-        if optimizer is not None:
+        if layerwise_decay is None:
             for name, value in (("learning_rate", learning_rate), ("apply_decay_param_fun", apply_decay_param_fun)):
                 if value is not None:
                     raise ValueError(
@@ -221,7 +238,13 @@ class LayerMap:
             rates = display.planned_rates(self._tensors(), ratio_of, learning_rate, apply_decay_param_fun, num_steps)
         return display.LayerTable.build(self._tensors(), self.layer_of, rates)
 
-    def plot(self, path, layerwise_decay=None, learning_rate=None, optimizer=None):
+    def plot(
+        self,
+        path: Union[str, os.PathLike[str]],
+        layerwise_decay: Optional[Decay] = None,
+        learning_rate: Any = None,
+        optimizer: Any = None,
+    ) -> Any:
         """Draw the rate of each layer into a file.
 
         Args:
@@ -235,26 +258,26 @@ class LayerMap:
         """
         return display.plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
 
-    def fingerprint(self):
+    def fingerprint(self) -> dict[str, Any]:
         """Return what tells this map from another: per tower its depth, and the layers as (tower, id) -> names."""
         return {
             "towers": dict(self.towers),
             "layers": {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()},
         }
 
-    def _tensors(self):
+    def _tensors(self) -> dict[str, tuple[str, Any]]:
         """Return tensor name -> (structured name, Parameter or None)."""
         if not self.name_dict:
             return {name: (name, None) for name in self._layers}
         return {tensor: (name, self._parameters.get(name)) for tensor, name in self.name_dict.items()}
 
 
-def as_rule(layerwise_decay):
+def as_rule(layerwise_decay: Decay) -> LayerDecay:
     """Return a number as the `LayerDecay` with that decay, a `LayerDecay` as it is."""
     return layerwise_decay if isinstance(layerwise_decay, LayerDecay) else LayerDecay(layerwise_decay)
 
 
-def _checked_names(names):
+def _checked_names(names: Iterable[str]) -> list[str]:
     if isinstance(names, str):
         raise TypeError(f"`names` must be an iterable of strings. Received: names={names!r}")
     names = list(names)
@@ -266,21 +289,24 @@ def _checked_names(names):
     return names
 
 
-def _assign(names, rules):
+def _assign(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, Layer], dict[str, int]]:
     """Return name -> Layer for all `names`, and tower -> depth."""
     ruled = _apply_rules(names, rules)
     free = [name for name in names if name not in ruled]
     stacks, unknown = find_stacks(free, lambda tower: _HEAD.search(tower) or _EMBEDDING.search(tower))
     depths = {stack.tower: stack.depth for stack in stacks}
-    deepest = max([*depths.values(), *(index for index in ruled.values() if index != "head")], default=0)
+    deepest = max([*depths.values(), *(index for index in ruled.values() if isinstance(index, int))], default=0)
     _check_found(names, depths, unknown, deepest)
-    layers = {name: Layer("", deepest + 1 if index == "head" else index, deepest) for name, index in ruled.items()}
+    layers = {
+        name: Layer("", index if isinstance(index, int) else deepest + 1, deepest) for name, index in ruled.items()
+    }
     for stack in stacks:
         layers.update({n: Layer(stack.tower, number + 1, stack.depth) for n, number in stack.numbers.items()})
         shared = [n for n in stack.numbers if _RELATIVE_BIAS.search(n)]
         if len(shared) == 1 < stack.depth:  # T5 keeps the bias that all blocks share in block 0
             layers[shared[0]] = Layer(stack.tower, 0, stack.depth)
-    starts = [i for i, name in enumerate(names) if isinstance(ruled.get(name), int) and ruled[name] > 0]
+    places = [ruled.get(name) for name in names]
+    starts = [i for i, place in enumerate(places) if isinstance(place, int) and place > 0]
     first_ruled = sum(name not in ruled for name in names[: starts[0]]) if starts else 0
     for position, name in enumerate(free):
         if name not in layers:
@@ -288,14 +314,14 @@ def _assign(names, rules):
     return {name: layers[name] for name in names}, depths
 
 
-def _outside(name, position, stacks, deepest, first_ruled):
+def _outside(name: str, position: int, stacks: list[Stack], deepest: int, first_ruled: int) -> Layer:
     """Place a parameter that is in no stack: by what it is called, else by whether it precedes the blocks.
 
     `first_ruled` is the position of the first block that the user's rules place, which counts where there is no stack.
     """
     path = name.split(".")[:-1]
 
-    def common(stack):
+    def common(stack: Stack) -> int:
         pairs = zip(path, stack.tower.split("."))
         return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(path), len(stack.tower.split("."))))
 
@@ -315,7 +341,7 @@ def _outside(name, position, stacks, deepest, first_ruled):
     return Layer(tower, 0 if before else depth + 1, depth)
 
 
-def _check_found(names, depths, unknown, deepest):
+def _check_found(names: list[str], depths: dict[str, int], unknown: dict[str, int], deepest: int) -> None:
     """Raise if there are no blocks, or half of them are in lists that no rule knows."""
     if not deepest:
         raise ValueError(
@@ -331,11 +357,11 @@ def _check_found(names, depths, unknown, deepest):
         )
 
 
-def _some(names, most=8):
+def _some(names: list[str], most: int = 8) -> str:
     return f"[{', '.join(names[:most])}{f', ... {len(names) - most} more' if len(names) > most else ''}]"
 
 
-def _apply_rules(names, rules):
+def _apply_rules(names: list[str], rules: Optional[Rules]) -> dict[str, Place]:
     """Return name -> layer id or "head" for the names that `rules` places."""
     if rules is None:
         return {}
@@ -352,7 +378,7 @@ def _apply_rules(names, rules):
     return out
 
 
-def _rules_from_dict(rules):
+def _rules_from_dict(rules: dict[str, Place]) -> Callable[[str], Optional[Place]]:
     compiled = []
     for pattern, layer in rules.items():
         try:
@@ -360,7 +386,7 @@ def _rules_from_dict(rules):
         except (re.error, TypeError) as error:
             raise ValueError(f"`rules` must map regular expressions ({error}). Received: {pattern!r}") from error
 
-    def place(name):
+    def place(name: str) -> Optional[Place]:
         for pattern, layer in compiled:
             match = pattern.search(name)
             if match:
@@ -376,7 +402,7 @@ def _rules_from_dict(rules):
     return place
 
 
-def _checked_layer(layer, name):
+def _checked_layer(layer: Any, name: str) -> Place:
     if layer in ("embeddings", "head"):
         return 0 if layer == "embeddings" else layer
     if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:

@@ -7,7 +7,7 @@ within a block are not (T5: ``block.0.layer.1``), and lists too small to be of b
 
 import dataclasses
 import re
-from typing import Optional
+from typing import Any, Callable, Optional
 
 __all__ = ["Stack", "find_stacks"]
 
@@ -91,7 +91,9 @@ class Stack:
         return True
 
 
-def find_stacks(names, passed_over=lambda tower: False):
+def find_stacks(
+    names: list[str], passed_over: Callable[[str], Any] = lambda tower: False
+) -> tuple[list[Stack], dict[str, int]]:
     """Find the stacks of blocks in structured parameter names.
 
     Args:
@@ -102,8 +104,8 @@ def find_stacks(names, passed_over=lambda tower: False):
         tuple[list[Stack], dict[str, int]]: the stacks, and the lists that look like blocks but are called otherwise,
             with their lengths.
     """
-    known: dict = {}
-    unknown: dict = {}
+    known: dict[str, list[_Row]] = {}
+    unknown: dict[str, list[_Row]] = {}
     from_one = set()
     for position, name in enumerate(names):
         tokens, fused = _tokens(name)
@@ -132,10 +134,10 @@ def find_stacks(names, passed_over=lambda tower: False):
     return stacks, others
 
 
-def _tokens(name):
+def _tokens(name: str) -> tuple[list[str], bool]:
     """Split a name at its dots, and ResNet's ``layer1.0`` into ``layer``, ``1``, ``0``."""
     parts, fused = name.split("."), False
-    out: list = []
+    out: list[str] = []
     for here, after in zip(parts, [*parts[1:], ""]):
         match = _FUSED.match(here) if after.isdigit() else None
         fused = fused or bool(match)
@@ -143,14 +145,14 @@ def _tokens(name):
     return out, fused
 
 
-def _counts_through(rows):
+def _counts_through(rows: list[_Row]) -> bool:
     """Say whether the list is one of stages, each a list of blocks."""
-    inside = [row for row in rows if row.inner is not None]
+    inside = [(row, row.inner) for row in rows if row.inner is not None]
     if 2 * len(inside) <= len(rows):
         return False
-    stages: dict = {}
-    for row in inside:
-        stages.setdefault(row.index, {}).setdefault(row.inner, set()).add(row.inner_rest)
+    stages: dict[int, dict[int, set[tuple[str, ...]]]] = {}
+    for row, inner in inside:
+        stages.setdefault(row.index, {}).setdefault(inner, set()).add(row.inner_rest)
     for items in stages.values():
         first = items[min(items)]
         if len(first) < _MIN_KINDS or any(len(first & i) < _MIN_ALIKE * len(first | i) for i in items.values()):
@@ -158,9 +160,9 @@ def _counts_through(rows):
     return True
 
 
-def _count_through(rows):
+def _count_through(rows: list[_Row]) -> tuple[dict[str, int], int, dict[int, int]]:
     """Number the blocks of all stages one after another; a stage's own parameters go with the block next to them."""
-    sizes: dict = {}
+    sizes: dict[int, int] = {}
     for row in rows:
         sizes[row.index] = max(sizes.get(row.index, 0), 0 if row.inner is None else row.inner + 1)
     start, total = {}, 0

@@ -1,13 +1,14 @@
 """Which parameters weight decay is for."""
 
 import re
+from typing import Any
 
 __all__ = ["decayed_parameter_names"]
 
 _NORM = re.compile(r"Norm(\dD)?$")
 
 
-def decayed_parameter_names(model):
+def decayed_parameter_names(model: Any) -> set[str]:
     """Return the `param.name` of all parameters that weight decay is for: all but biases and those of norms.
 
     Left out are parameters with at most one axis; those that a layer of a norm's class (or of one derived from it)

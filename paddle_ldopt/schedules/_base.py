@@ -2,6 +2,8 @@
 
 import math
 import numbers
+from collections.abc import Collection
+from typing import Any
 
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
@@ -17,7 +19,7 @@ class Schedule(LRScheduler):
     last_epoch: int
 
 
-def checked_steps(value, argument, least=0):
+def checked_steps(value: Any, argument: str, least: int = 0) -> int:
     """Return `value` as an int if it is a number of steps from `least` on, raise otherwise."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"`{argument}` must be a whole number of steps, no ratio. Received: {argument}={value!r}")
@@ -26,7 +28,7 @@ def checked_steps(value, argument, least=0):
     return int(value)
 
 
-def checked_phases(num_warmup_steps, num_training_steps):
+def checked_phases(num_warmup_steps: Any, num_training_steps: Any) -> tuple[int, int]:
     """Return the steps of the warm-up and those after it, raise if the warm-up would not end within the training."""
     warmup = checked_steps(num_warmup_steps, "num_warmup_steps")
     total = checked_steps(num_training_steps, "num_training_steps", least=1)
@@ -38,7 +40,7 @@ def checked_phases(num_warmup_steps, num_training_steps):
     return warmup, total - warmup
 
 
-def checked_number(value, argument, low=0.0, high=math.inf, ends="[]"):
+def checked_number(value: Any, argument: str, low: Any = 0.0, high: Any = math.inf, ends: str = "[]") -> float:
     """Return `value` as a float from `low` to `high`, each of which belongs to the range if its bracket is square."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`{argument}` must be a number. Received: {argument}={value!r}")
@@ -49,14 +51,14 @@ def checked_number(value, argument, low=0.0, high=math.inf, ends="[]"):
     return float(value)
 
 
-def checked_choice(value, argument, choices):
+def checked_choice(value: str, argument: str, choices: Collection[str]) -> str:
     """Return `value` if it is one of `choices`, raise otherwise."""
     if value not in choices:
         raise ValueError(f"`{argument}` must be one of {', '.join(map(repr, choices))}. Received: {argument}={value!r}")
     return value
 
 
-def peak_of(optimizer):
+def peak_of(optimizer: Any) -> float:
     """Return the peak of a schedule, above 0, from its first argument.
 
     Args:
@@ -77,7 +79,7 @@ def peak_of(optimizer):
     return checked_number(peak, "learning_rate", ends="(]")
 
 
-def attach(schedule, optimizer):
+def attach(schedule: Schedule, optimizer: Any) -> Schedule:
     """Make `schedule` the one of `optimizer` if that is an optimizer, and return it."""
     optimizer = unwrap(optimizer)
     if isinstance(optimizer, Optimizer):

@@ -18,15 +18,15 @@ class Warmup:
 
     warmup: int = 0
 
-    def __call__(self, step):
+    def __call__(self, step: int) -> float:
         """Return the factor of a step, counted from 0."""
         return step / self.warmup if step < self.warmup else self.after(step - self.warmup)
 
-    def after(self, k):
+    def after(self, k: int) -> float:
         """Return the factor `k` steps after the warm-up."""
         return 1.0
 
-    def turns(self, until=0):
+    def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
         return [self.warmup]
 
@@ -37,7 +37,7 @@ class Linear(Warmup):
 
     decay: int = 1
 
-    def after(self, k):
+    def after(self, k: int) -> float:
         """Return the factor `k` steps after the warm-up."""
         return (self.decay - k) / self.decay if k < self.decay else 0.0
 
@@ -50,12 +50,12 @@ class Cosine(Warmup):
     cycles: float = 0.5
     floor: float = 0.0
 
-    def after(self, k):
+    def after(self, k: int) -> float:
         """Return the factor `k` steps after the warm-up."""
         factor = 0.5 * (1.0 + math.cos(math.pi * self.cycles * 2.0 * (k / (self.decay or 1))))
         return factor * (1.0 - self.floor) + self.floor
 
-    def turns(self, until=0):
+    def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
         return _waves(self.warmup, self.decay, 2.0 * self.cycles, until)
 
@@ -66,7 +66,7 @@ class CosineOneAhead(Cosine):
 
     start: "float | None" = None
 
-    def __call__(self, step):
+    def __call__(self, step: int) -> float:
         """Return the factor of a step, counted from 0."""
         if step >= self.warmup:
             return self.after(step - self.warmup + 1)
@@ -75,7 +75,7 @@ class CosineOneAhead(Cosine):
         # the sum of the rounded parts may be an ulp above 1
         return min(1.0, self.start + (1.0 - self.start) * step / max(1, self.warmup - 1))
 
-    def turns(self, until=0):
+    def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
         return [max(step - 1, 0) for step in super().turns(until + 1)]
 
@@ -87,14 +87,14 @@ class CosineRestarts(Warmup):
     decay: int = 1
     cycles: float = 1.0
 
-    def after(self, k):
+    def after(self, k: int) -> float:
         """Return the factor `k` steps after the warm-up."""
         progress = k / (self.decay or 1)
         if progress >= 1.0:
             return 0.0
         return 0.5 * (1.0 + math.cos(math.pi * ((self.cycles * progress) % 1.0)))
 
-    def turns(self, until=0):
+    def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
         return _waves(self.warmup, self.decay, self.cycles)
 
@@ -107,13 +107,13 @@ class Polynomial(Warmup):
     power: float = 1.0
     end: float = 0.0
 
-    def after(self, k):
+    def after(self, k: int) -> float:
         """Return the factor `k` steps after the warm-up."""
         if k > self.decay:
             return self.end
         return (1.0 - self.end) * (1 - k / (self.decay or 1)) ** self.power + self.end
 
-    def turns(self, until=0):
+    def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
         return [self.warmup, self.warmup + self.decay + 1]
 
@@ -124,20 +124,20 @@ class InverseSqrt(Warmup):
 
     timescale: float = 10_000
 
-    def after(self, k):
+    def after(self, k: int) -> float:
         """Return the factor `k` steps after the warm-up."""
         return 1.0 / math.sqrt((k + self.timescale) / self.timescale)
 
 
-def _linear(progress, _cycles):
+def _linear(progress: float, _cycles: float) -> float:
     return 1.0 - progress
 
 
-def _cosine(progress, cycles):
+def _cosine(progress: float, cycles: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress))
 
 
-def _one_minus_sqrt(progress, _cycles):
+def _one_minus_sqrt(progress: float, _cycles: float) -> float:
     return 1.0 - math.sqrt(progress)
 
 
@@ -156,7 +156,7 @@ class StableDecay:
     floor: float
     cycles: float
 
-    def __call__(self, step):
+    def __call__(self, step: int) -> float:
         """Return the factor of a step, counted from 0."""
         if step < self.warmup:
             factor = _RISES[self.rise](step / self.warmup)
@@ -169,20 +169,20 @@ class StableDecay:
             factor = FALLS[self.fall](k / self.decay, self.cycles)
         return factor * (1.0 - self.floor) + self.floor
 
-    def turns(self, until=0):
+    def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
         return [self.warmup, *_waves(self.warmup + self.stable, self.decay, 2.0 * self.cycles)]
 
 
-def _rise_linear(progress):
+def _rise_linear(progress: float) -> float:
     return progress
 
 
-def _rise_cosine(progress):
+def _rise_cosine(progress: float) -> float:
     return 0.5 * (1.0 - math.cos(math.pi * progress))
 
 
-def _rise_one_minus_sqrt(progress):
+def _rise_one_minus_sqrt(progress: float) -> float:
     return 1.0 - math.sqrt(1.0 - progress)
 
 
@@ -201,7 +201,7 @@ class CoolDown(Warmup):
     end2: float = 0.0
     cycles: float = 0.5
 
-    def __call__(self, step):
+    def __call__(self, step: int) -> float:
         """Return the factor of a step, counted from 0."""
         if step < self.warmup:
             return self.start + (1.0 - self.start) * (step / self.warmup)
@@ -212,13 +212,13 @@ class CoolDown(Warmup):
             return self.end1 + (1.0 - self.end1) * _cosine(k / self.decay, self.cycles)
         return self.end1 if k < self.decay + self.final else self.end2
 
-    def turns(self, until=0):
+    def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
         waves = _waves(self.warmup + self.keep, self.decay, 2.0 * self.cycles)
         return [self.warmup, *waves, self.warmup + self.keep + self.decay + self.final]
 
 
-def _waves(start, steps, halves, until=0):
+def _waves(start: int, steps: int, halves: float, until: int = 0) -> list[int]:
     """Return the whole steps about the turns of waves of which `halves` halves take `steps` steps.
 
     They begin at step `start` and end `steps` later, or at step `until` if that is later.

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Optional
 
-from ..config import RULE_FIELDS, json_object, option_problems, rule_problems, tell_all
+from ..config import BUILT_IN, RULE_FIELDS, json_object, option_problems, rule_problems, tell_all
 from ..decay import LayerDecay
 from ..registry import REGISTRY
 from . import schedules
@@ -122,7 +122,7 @@ class LdoptArgumentsMixin(_Arguments):
         args: Any = self
         tell_all(_problems(args))
         optim, kind = name_of(args.optim), name_of(args.lr_scheduler_type)
-        ours = kind in schedules.SCHEDULERS and kind not in schedules.BUILT_IN
+        ours = kind in schedules.SCHEDULERS and kind not in BUILT_IN
         if optim in REGISTRY:
             args.optim = "adamw"  # the enum of the Trainer refuses names it does not have
         if ours:

@@ -13,6 +13,7 @@ from ..config import OPTIMIZERS, LdoptConfig, json_object
 from ..decay import apply_layerwise_decay
 from ..hooks import unwrap
 from ..registry import REGISTRY
+from ..schedules import ON_METRIC
 from . import checkpoints, schedules
 from .arguments import RULE_FIELDS, check_mixed_in_first, serve
 from .callbacks import GradualUnfreezeCallback, all_open, layers_of
@@ -323,7 +324,7 @@ class LdoptTrainerMixin(_Trainer):
                 "`optimizers` has a scheduler already, so `lr_scheduler_type` would be ignored: leave one of them out. "
                 f"Received: optimizers=(..., {type(self.lr_scheduler).__name__}), {received}"
             )
-        if name_of(self.args.lr_scheduler_type) in schedules.ON_METRIC and self.eval_dataset is None:
+        if name_of(self.args.lr_scheduler_type) in ON_METRIC and self.eval_dataset is None:
             raise ValueError(
                 "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`. "
                 f"Received: eval_dataset=None, {received}"
