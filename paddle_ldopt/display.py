@@ -27,6 +27,7 @@ __all__ = [
     "schedule_rates",
     "short_names",
     "text_plot",
+    "used_rates",
     "write_schedule",
 ]
 
@@ -172,10 +173,23 @@ def applied_rates(optimizer, learning_rate=None):
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
     parts = _rate_parts(optimizer, params)
     frozen = {p.name for p in params if p.stop_gradient}
-    if getattr(optimizer, "_relative_step", False) and hasattr(optimizer, "used_lr"):  # Adafactor: no rate to multiply
-        used = optimizer.used_lr()
+    used = used_rates(optimizer)
+    if used is not None:  # no rate to multiply
         return {name: 0.0 if name in frozen else used.get(name, 0.0) for name in parts}
     return {name: 0.0 if name in frozen else factor * now + constant for name, (factor, constant) in parts.items()}
+
+
+def used_rates(optimizer):
+    """Return tensor name -> the rate of its last update if the optimizer sets each one itself, None if it does not.
+
+    `Adafactor` with `relative_step` does, from the step and the parameter's size: the layer's ratio is in it.
+
+    Args:
+        optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
+    """
+    optimizer = unwrap(optimizer)
+    own = getattr(optimizer, "_relative_step", False) and hasattr(optimizer, "used_lr")
+    return optimizer.used_lr() if own else None
 
 
 def rate_divisor(optimizer, ahead=0):

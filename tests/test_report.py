@@ -5,13 +5,14 @@ import html.parser
 import json
 import math
 import types
+import urllib.parse
 
 import paddle
 import pytest
 import trainer_common as common
 from matplotlib.figure import Figure
 
-from paddle_ldopt import AdamWDL, LayerMap
+from paddle_ldopt import Adafactor, AdamWDL, LayerMap
 from paddle_ldopt.trainer import RunReport, report
 
 HOSTILE = "<script>alert(1)</script>\"><img src=x onerror=alert(1)> & '$\\frac{' \udcff"
@@ -65,12 +66,12 @@ def figures(monkeypatch):
     """The axes of every figure that is drawn."""
     drawn = []
 
-    def image(alt, draw, *data, panels=1):
+    def plots(alt, draw, *data, panels=1):
         drawn.append(list(Figure().subplots(1, panels, squeeze=False).flat))
         draw(drawn[-1], *data)
         return ""
 
-    monkeypatch.setattr(report, "_image", image)
+    monkeypatch.setattr(report, "_plots", plots)
     return drawn
 
 
@@ -148,7 +149,7 @@ def test_results_settings_and_description_are_shown(trained):
 
 
 def test_the_page_is_self_contained(trained):
-    assert len(trained.page.images) == 2
+    assert len(trained.page.images) == 3
     for source in trained.page.images:
         kind, _, data = source.partition(",")
         assert kind == "data:image/png;base64" and base64.b64decode(data).startswith(b"\x89PNG")
@@ -163,8 +164,9 @@ def test_hostile_text_stays_text(tmp_path):
     made.title = HOSTILE
     page = Page(made.write({HOSTILE: HOSTILE}, {HOSTILE: [HOSTILE]}, f"label {HOSTILE}: 3"))
     tags = {tag for tag, _ in page.tags}
-    assert "script" not in tags and len(page.images) == 2
-    assert {name for _, attributes in page.tags for name, _ in attributes} == {"lang", "charset", "alt", "src"}
+    assert "script" not in tags and len(page.images) == 3
+    attributes = {name for _, attributes in page.tags for name, _ in attributes}
+    assert attributes == {"lang", "charset", "name", "content", "class", "alt", "src", "href"}
     shown = HOSTILE.replace("\udcff", "\\udcff")  # of a file name that is no UTF-8
     assert page.tables[0] == [[shown, shown]] and page.text.count(shown) >= 5
 
@@ -183,7 +185,7 @@ def test_values_that_are_not_finite_are_gaps_and_are_counted(tmp_path, figures):
     log(made, optimizer, 0.5, math.nan, math.inf, 0.25)
     log(made, optimizer, math.nan, key="eval_accuracy", first=5)
     made.write({"test loss": math.nan}, {})
-    losses, metrics = figures[-1]
+    losses, metrics = figures[0]
     assert losses.lines[0].get_label() == "loss (2 not finite)"
     assert [str(y) for y in losses.lines[0].get_ydata()] == ["0.5", "nan", "nan", "0.25"]
     assert metrics.lines[0].get_label() == "eval_accuracy (1 not finite)"
@@ -193,7 +195,7 @@ def test_values_that_are_not_finite_are_gaps_and_are_counted(tmp_path, figures):
 def test_a_run_without_one_finite_value_has_a_report(tmp_path, values):
     made, optimizer = begun(tmp_path)
     log(made, optimizer, *values)
-    assert len(Page(made.write({"stopped by": "ValueError"}, {})).images) == 2
+    assert len(Page(made.write({"stopped by": "ValueError"}, {})).images) == 3
 
 
 def test_metrics_other_than_accuracy_are_drawn_and_speeds_are_not(tmp_path, figures):
@@ -201,7 +203,7 @@ def test_metrics_other_than_accuracy_are_drawn_and_speeds_are_not(tmp_path, figu
     made.on_log(None, state(1), None, logs={"eval_f1": 0.5, "eval_loss": 1.0, "eval_runtime": 3.0, "note": "x"})
     made.on_log(None, state(1), None, logs={"eval_samples_per_second": 3.0})
     made.write({}, {})
-    assert [[line.get_label() for line in axis.lines] for axis in figures[-1]] == [["eval_loss"], ["eval_f1"]]
+    assert [[line.get_label() for line in axis.lines] for axis in figures[0]] == [["eval_loss"], ["eval_f1"]]
 
 
 def test_the_rates_of_all_layers_are_drawn(tmp_path, figures):
@@ -211,7 +213,7 @@ def test_the_rates_of_all_layers_are_drawn(tmp_path, figures):
         log(made, optimizer, 0.5, first=step)
         schedule.step()
     page = Page(made.write({}, {}))
-    (axis,) = figures[0]
+    (axis,) = figures[1]
     drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines]
     rates = [0.0, 0.05, 0.1]
     for (steps, heights), ratio in zip(drawn, [0.125, 0.25, 0.5, 1.0]):
@@ -227,7 +229,8 @@ def test_frozen_layers_have_a_rate_of_zero(tmp_path, figures):
     made, optimizer = begun(tmp_path, model)
     log(made, optimizer, 0.5)
     made.write({}, {})
-    assert list(figures[0][0].lines[0].get_ydata()) == [0.0] and list(figures[0][0].lines[1].get_ydata()) != [0.0]
+    embeddings, block, *_ = figures[1][0].lines
+    assert list(embeddings.get_ydata()) == [0.0] and list(block.get_ydata()) != [0.0]
 
 
 @pytest.mark.skipif(common.FORMERS, reason="PaddleFormers has no BART")
@@ -239,7 +242,7 @@ def test_every_tower_has_a_panel(tmp_path, figures):
     made, optimizer = begun(tmp_path, BartForSequenceClassification(BartConfig(**sizes, **depths, num_labels=2)))
     log(made, optimizer, 0.5)
     made.write({}, {})
-    encoder, decoder = figures[0]
+    encoder, decoder = figures[1]
     assert encoder.get_title() == "bart.encoder.encoder.layers"
     assert decoder.get_title() == "bart.decoder.decoder.layers"
     assert encoder.get_ylim() == decoder.get_ylim()
@@ -252,11 +255,55 @@ def test_every_tower_has_a_panel(tmp_path, figures):
         assert sorted(heights) == pytest.approx(sorted(expected[axis.get_title()]))
 
 
-@pytest.mark.parametrize("panels", [1, 2, 3, 5])
-def test_panels_go_two_in_a_row(panels):
+@pytest.mark.parametrize("panels", [1, 3])
+def test_every_panel_is_an_image(panels):
     seen = []
-    assert report._image("alt", lambda axes: seen.extend(axes), panels=panels).startswith('<img alt="alt" src="data:')
-    assert len(seen) == panels == len(seen[0].figure.axes)
+    page = report._plots("alt", lambda axes: seen.extend(axes), panels=panels)
+    assert page.count('<img alt="alt" src="data:image/png;base64,') == panels == len({axis.figure for axis in seen})
+
+
+def test_what_lies_beside_the_report_is_linked(tmp_path):
+    made, _ = begun(tmp_path)
+    names = ["checkpoint-12", "javascript:alert(1)", "a b#c?&.json", 'x"><b>.txt']
+    for name in names:
+        (tmp_path / name).mkdir()
+    page = Page(made.write({}, {}))
+    links = [dict(attributes)["href"] for tag, attributes in page.tags if tag == "a"]
+    assert {urllib.parse.unquote(link) for link in links} == {f"./{name}" for name in [*names, "history.jsonl"]}
+    assert not any(set(link) & set("#?:&") for link in links)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_rates_that_the_optimizer_sets_from_the_step_and_the_size_are_shown_as_they_are(tmp_path, figures, fused):
+    model = common.tiny_model()
+    layers = LayerMap.from_model(model)
+    for param in model.parameters()[:1]:
+        param.stop_gradient = True
+    optimizer = Adafactor(model.parameters(), layers=layers, layerwise_decay=0.5, fused=fused)
+    made = RunReport(str(tmp_path), "title", layers)
+    made.on_train_begin(None, state(), None, optimizer=optimizer)
+    used = []  # of each step: layer -> the greatest rate of its tensors
+    for step in (1, 2, 3):
+        made.on_step_begin(None, state(step - 1), None, optimizer=optimizer)
+        for i, param in enumerate(model.parameters()):
+            param.grad = None if param.stop_gradient else paddle.full(param.shape, 0.1 + i, param.dtype)
+        sizes = {param.name: max(1e-3, float(param.square().mean().sqrt())) for param in model.parameters()}
+        optimizer.step()
+        made.on_step_end(None, state(step), None, optimizer=optimizer)
+        made.on_log(None, state(step), None, logs={"loss": 1.0})
+        used.append({})
+        for param in model.parameters()[1:]:
+            label, ratio = layers.layer_of(param.name).label, optimizer.layerwise_ratio(param)
+            rate = optimizer.used_lr()[param.name]
+            assert rate == pytest.approx(ratio * 1e-2 * sizes[param.name], rel=1e-5)  # the paper's algorithm 5
+            used[-1][label] = max(used[-1].get(label, 0.0), rate)
+    page = Page(made.write({}, {}))
+    labels = [row[0] for row in page.tables[1][1:]]
+    assert [list(line.get_ydata()) for line in figures[1][0].lines] == [
+        [step[label] for step in used] for label in labels
+    ]
+    shown = [f"{max(step[label] for step in used):.3g}" for label in labels]
+    assert [row[4] for row in page.tables[1]] == ["lr peak", *shown]
 
 
 # --- crashes, resumes, several processes ---

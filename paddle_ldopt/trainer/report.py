@@ -9,20 +9,32 @@ import math
 import numbers
 import os
 from typing import Any
+from urllib.parse import quote
 
-from ..display import LayerTable, next_rate
+from ..display import LayerTable, applied_rates, next_rate, used_rates
+from ..hooks import parameters_of
 from .callbacks import all_open
 
 __all__ = ["RunReport"]
 
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-h1,h2{line-height:1.2} h1,p,td{overflow-wrap:anywhere} img{max-width:100%} details{margin:1rem 0}
-table{border-collapse:collapse;margin:1rem 0} td,th{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:right}
-td:first-child,th:first-child{text-align:left;overflow-wrap:normal}"""
+_STYLE = """:root{color-scheme:light dark}
+body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
+h1,h2{line-height:1.2} h1,p,td,li{overflow-wrap:anywhere} a{color:#0969da} details{margin:1rem 0}
+.row{display:flex;flex-wrap:wrap;gap:0 2.5rem} .row>*{max-width:100%} .row>:has(img){flex:1 1 22rem}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,18rem),1fr))}
+img{width:100%;max-width:40rem} .wide{overflow-x:auto} .wide :is(td,th){white-space:nowrap}
+table{border-collapse:collapse;margin:0 0 1rem}
+td,th{padding:.2rem .6rem;border-bottom:1px solid #8884;text-align:right}
+td:first-child,th:first-child{text-align:left;padding-left:0;overflow-wrap:normal}
+@media(max-width:40rem){.wide{font-size:.8em} td,th{padding:.2rem .35rem}}
+@media(prefers-color-scheme:dark){body{color:#ddd;background:#191919} a{color:#6cb6ff}
+img{filter:invert(.9) hue-rotate(180deg)}}"""
 
 
 class RunReport:
     """Collect what a Trainer logs and write it, with the layer table and the learning rates, to ``report.html``.
+
+    The page needs no network and no other file; it links to what lies beside it (checkpoints, the model, numbers).
 
     Add it with ``trainer.add_callback(report)`` and call `write` when the run is over, or has failed. Losses, metrics
     and the rates of all steps are kept in ``history.jsonl`` beside it, so that a run that was killed and resumed in its
@@ -44,7 +56,7 @@ class RunReport:
         self._table: Any = None  # until training begins
         self._recording = False
         self._starts: Any = None  # (tower, layer id) -> the step from which it is trained; None before the first step
-        self._rates = []  # of the steps since something was logged
+        self._rates: list = []  # of the steps since something was logged
         self._history = os.path.join(folder, "history.jsonl")
 
     def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
@@ -62,11 +74,23 @@ class RunReport:
             _write(self._history, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
-        """Note the rate of the step, and before the first when each layer is opened (other callbacks say so)."""
+        """Note the rate of the step if it is known by then, and before the first when each layer is opened."""
         if self._recording and self._starts is None:
             with all_open(optimizer) as start_of:
                 self._starts = {(row.tower, row.index): start_of(row.tower, row.index) for row in self._table.rows}
-        self._rates.append(next_rate(optimizer))
+        if used_rates(optimizer) is None:
+            self._rates.append(next_rate(optimizer))
+
+    def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+        """Note the greatest rate of each layer if the optimizer has set the rates itself in the step."""
+        if self._recording and used_rates(optimizer) is not None:
+            applied = applied_rates(optimizer)
+            of_layer: dict[tuple, list] = {}
+            for param in parameters_of(optimizer):
+                layer = self.layers.layer_of(param.name)
+                of_layer.setdefault((layer.tower, layer.index), []).append(applied[param.name])
+            rates = [of_layer.get((row.tower, row.index)) for row in self._table.rows]
+            self._rates.append([rates and max(rates) for rates in rates])
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Keep losses and metrics; the summary at the end is no point of a curve."""
@@ -94,7 +118,9 @@ class RunReport:
     def history(self):
         """Return what was logged: a list of dicts with "step" and "learning_rates", those of the steps up to it.
 
-        A line that was cut short by a crash is left out.
+        The rate of a step is that of a layer whose ratio is 1; where the optimizer sets each one itself (`Adafactor`
+        with `relative_step`) it is a list of the greatest one of each layer, None for a layer of another pipeline
+        stage. A line that was cut short by a crash is left out.
         """
         if not os.path.exists(self._history):
             return []
@@ -115,67 +141,86 @@ class RunReport:
         if self._table is None:
             return None
         history = self.history()
-        rates: dict[int, float] = {}  # of each step
+        rates: dict[int, Any] = {}  # of each step
         for line in history:
             first = line["step"] + 1 - len(line["learning_rates"])
             rates.update(enumerate(line["learning_rates"], first))
+        curves = _curves(self._table.rows, rates, self._starts or {})
+        config = "" if self.config is None else _section("Optimizer and schedule", _pairs(self.config.to_dict()))
+        head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         parts = [
             f"<h1>{html.escape(self.title)}</h1><p>{html.escape(description)}</p>",
-            "<h2>Results</h2>" + _pairs(results),
-            "<h2>Layers</h2>" + _table(*_with_peaks(self._table, rates, self._starts or {}).cells()),
-            "<h2>Learning rates</h2>" + self._rate_plot(self._table.rows, rates),
-            "" if self.config is None else "<h2>Optimizer and schedule</h2>" + _pairs(self.config.to_dict()),
-            "<h2>Loss and metrics</h2>" + _image("loss and metrics by step", _draw_history, history, panels=2),
+            _row(
+                _section("Results", _pairs(results)),
+                _section("Loss and metrics", _plots("loss and metrics by step", _draw_history, history, panels=2)),
+            ),
+            _row(
+                _section("Layers", _table(*_with_peaks(self._table, curves).cells())),
+                _section("Learning rates", self._rate_plots(curves, list(rates))),
+            ),
+            _row(config, _section("Files", _links(self.folder))),
             f"<details><summary>Settings</summary>{_pairs(settings)}</details>",
         ]
         page = (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(self.title)}</title>'
+            f'<!doctype html><html lang="en">{head}<title>{html.escape(self.title)}</title>'
             f"<style>{_STYLE}</style>{''.join(parts)}</html>\n"
         )
         path = os.path.join(self.folder, "report.html")
         _write(path, page)
         return path
 
-    def _rate_plot(self, rows, rates):
+    def _rate_plots(self, curves, steps):
         """Return one panel a tower, in which what several towers share is drawn too."""
         towers: dict[str, list] = {tower: [] for tower in self.layers.towers or [""]}
-        for row in rows:
+        for row, heights in zip(self._table.rows, curves):
             for tower in [row.tower] if row.tower in towers else towers:
-                towers[tower].append(row)
-        return _image(
-            "learning rate of each layer by step", _draw_rates, towers, rates, self._starts or {}, panels=len(towers)
-        )
+                towers[tower].append((row, heights))
+        return _plots("learning rate of each layer by step", _draw_rates, towers, steps, panels=len(towers))
 
 
-def _with_peaks(table, rates, starts):
+def _curves(rows, rates, starts):
+    """Return of each row its greatest rate by step, and the least and the greatest one at the peak.
+
+    None stands for a row that the optimizer of this process does not train and knows nothing of.
+    """
+    curves: list = []
+    for i, row in enumerate(rows):
+        each = any(isinstance(rate, list) for rate in rates.values())
+        own = [rate[i] if each else rate for rate in rates.values()]
+        if None in own:
+            curves.append(None)
+            continue
+        start = starts.get((row.tower, row.index), 0)
+        opened = [rate if step > start else 0.0 for step, rate in zip(rates, own)]
+        low, high = (1.0, 1.0) if each else row.ratio
+        peak, drawn = max(opened, default=0.0), 0.0 if row.frozen == row.tensors else high
+        curves.append(([drawn * rate for rate in opened], (low * peak, high * peak)))
+    return curves
+
+
+def _with_peaks(table, curves):
     """Return the table with the highest rates that were used, in place of those at the moment training began."""
-    if not rates:
+    if not any(curve and curve[0] for curve in curves):
         return table
-    peaks = [
-        max((rate for step, rate in rates.items() if step > starts.get((row.tower, row.index), 0)), default=0.0)
-        for row in table.rows
-    ]
-    used = [(row.ratio[0] * peak, row.ratio[1] * peak) for row, peak in zip(table.rows, peaks)]
-    return LayerTable(
-        [dataclasses.replace(row, learning_rate=None, peak_learning_rate=ends) for row, ends in zip(table.rows, used)]
-    )
+    peaks = [curve and curve[1] for curve in curves]
+    rows = zip(table.rows, peaks)
+    return LayerTable([dataclasses.replace(row, learning_rate=None, peak_learning_rate=peak) for row, peak in rows])
 
 
-def _draw_rates(axes, towers, rates, starts):
+def _draw_rates(axes, towers, steps):
     """Draw the rate of every layer, from the embeddings (light) to the head (dark)."""
-    top = max((row.ratio[1] for rows in towers.values() for row in rows), default=1) * max(rates.values(), default=1)
+    top = max((max(curve[0], default=0.0) for rows in towers.values() for _, curve in rows if curve), default=0.0)
     for axis, (tower, rows) in zip(axes, towers.items()):
-        rows = sorted(rows, key=lambda row: row.index)
-        for i, row in enumerate(rows):
-            shade = str(0.8 * (1 - i / max(len(rows) - 1, 1)))
+        rows = sorted(rows, key=lambda pair: pair[0].index)
+        for i, (row, curve) in enumerate(rows):
+            shade = str(0.75 * (1 - i / max(len(rows) - 1, 1)))
             named = row.label if i in (0, len(rows) - 1) else None
-            ratio = 0 if row.frozen == row.tensors else row.ratio[1]
-            start = starts.get((row.tower, row.index), 0)
-            heights = [ratio * rate if step > start else 0.0 for step, rate in rates.items()]
-            axis.plot(list(rates), heights, color=shade, lw=1.2, label=named)
+            if curve:
+                axis.plot(steps, curve[0], color=shade, lw=1.2, label=named)
         axis.set_title(tower if len(towers) > 1 else "", fontsize="medium")
         axis.set_xlabel("step")
         axis.set_ylabel("learning rate")
+        axis.ticklabel_format(axis="y", scilimits=(-2, 3))
         axis.set_ylim(0, 1.05 * top or None)  # the same in all panels
         axis.legend()
 
@@ -198,21 +243,37 @@ def _draw_history(axes, history):
             axis.legend()
 
 
-def _image(alt, draw, *data, panels=1):
-    """Return an <img> of a figure with two panels a row that `draw(axes, *data)` fills."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def _plots(alt, draw, *data, panels=1):
+    """Return one <img> a panel, all filled by `draw(axes, *data)`: side by side where the window is wide enough."""
     from matplotlib.figure import Figure
 
-    rows, columns = math.ceil(panels / 2), min(panels, 2)
-    figure = Figure(figsize=(9, 3.4 * rows), layout="constrained")
+    figures = [Figure(figsize=(5, 3), layout="constrained") for _ in range(panels)]
+    draw([figure.subplots() for figure in figures], *data)
+    return f'<div class="plots">{"".join(_image(alt, figure) for figure in figures)}</div>'
+
+
+def _image(alt, figure):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     FigureCanvasAgg(figure)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for unused in axes[panels:]:
-        unused.remove()
-    draw(axes[:panels], *data)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
+    figure.savefig(buffer, format="png", dpi=160)
     return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+
+
+def _row(*sections):
+    return f'<div class="row">{"".join(sections)}</div>'
+
+
+def _section(title, content):
+    return f"<section><h2>{title}</h2>{content}</section>"
+
+
+def _links(folder):
+    """Return links to what a run has left beside its report."""
+    names = sorted(name for name in os.listdir(folder) if name != "report.html" and not name.endswith(".tmp"))
+    items = [f'<li><a href="./{quote(os.fsencode(name))}">{html.escape(name)}</a></li>' for name in names]
+    return f"<ul>{''.join(items)}</ul>"
 
 
 def _pairs(values):
@@ -222,7 +283,7 @@ def _pairs(values):
 def _table(header, rows):
     head = "".join(f"<th>{html.escape(str(cell))}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>" if head else f"<table>{body}</table>"
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>' if head else f"<table>{body}</table>"
 
 
 def _write(path, text):
