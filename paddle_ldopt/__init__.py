@@ -16,6 +16,7 @@ from .layers import Layer, LayerMap
 from .optimizers import Adafactor, AdafactorSchedule, AdamWDL, AdamWeightDecay, Came, Lamb
 from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
 from .registry import OptimizerInfo, create, list_optimizers, optimizer_class
+from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
 from .schedules import (
     GreedyLR,
     MetricSchedule,
@@ -57,6 +58,7 @@ __all__ = [
     "LayerDecay",
     "LayerMap",
     "LdoptConfig",
+    "LoadReport",
     "MetricSchedule",
     "OptimizerInfo",
     "PipelineWithLossScale",
@@ -66,6 +68,7 @@ __all__ = [
     "WarmUp",
     "__version__",
     "apply_layerwise_decay",
+    "convert_torch_optimizer",
     "create",
     "create_optimizer",
     "decayed_parameter_names",
@@ -85,6 +88,8 @@ __all__ = [
     "get_wsd_schedule",
     "layerwise_lr_decay",
     "list_optimizers",
+    "load_optimizer",
     "optimizer_class",
     "reset_layerwise_decay",
+    "save_optimizer",
 ]

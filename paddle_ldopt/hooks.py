@@ -209,6 +209,7 @@ class LayerwiseMixin(_Base):
     _built_with: Optional[list] = None  # the parameters, before anything wraps them; None where there is no `_ratio_of`
     _by_name: dict = {}
     _step_ratios: Optional[dict] = None  # the ratios of the running step, by parameter name
+    _structured: Mapping = {}  # param.name -> structured name, where it was told
 
     def _init_layerwise(self, parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers):
         """Take the layer-wise arguments of an optimizer's constructor, check them against its parameters.
@@ -231,6 +232,7 @@ class LayerwiseMixin(_Base):
                 "`name_dict` must map each parameter's `name` to its structured name. "
                 f"Received: name_dict of type {type(name_dict).__name__}"
             )
+        self._structured = name_dict or getattr(layers, "name_dict", None) or {}
         documented_rule = set_param_lr_fun is layerwise_lr_decay and layers is None
         if layers is not None:
             if set_param_lr_fun is not layerwise_lr_decay or name_dict is not None:
@@ -363,6 +365,13 @@ def unwrap(optimizer):
     while hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim"):  # the latter: group sharding
         optimizer = optimizer._inner_opt if hasattr(optimizer, "_inner_opt") else optimizer._optim
     return optimizer
+
+
+def unwrap_model(model):
+    """Return the network inside the wrappers of `fleet` and `paddle.DataParallel`."""
+    while hasattr(model, "_layers") and isinstance(model._layers, paddle.nn.Layer):
+        model = model._layers
+    return model
 
 
 def parameters_of(optimizer):

@@ -31,6 +31,7 @@ ARROWS = {
     "accumulation": {"hooks"},
     "warmup": {"decay", "hooks", "layers", "optimizers", "weight_decay"},
     "memory": set(),
+    "saving": {"hooks", "optimizers", "version"},
     "parallel": {"hooks", "optimizers", "schedules"},
     "__main__": {"decay", "display", "layers", "memory", "schedules"},
     "__init__": {
@@ -42,6 +43,7 @@ ARROWS = {
         "optimizers",
         "parallel",
         "registry",
+        "saving",
         "schedules",
         "version",
         "warmup",

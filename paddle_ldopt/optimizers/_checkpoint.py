@@ -5,15 +5,16 @@ structured names, as in Paddle's own AdamW: "<parameter>.<state>_0", and "<param
 """
 
 import math
+from typing import Any
 
 import paddle
 from paddle.base.layer_helper import LayerHelper
 
 from ..hooks import parameters_of
 
-__all__ = ["ShardedStateMixin"]
+__all__ = ["COUNTER", "ShardedStateMixin", "create_state"]
 
-_COUNTER = "beta1_pow_acc"  # every optimizer has it: Adam's power, or the steps of `base.STEP`
+COUNTER = "beta1_pow_acc"  # every optimizer has it: Adam's power, or the steps of `base.STEP`
 
 
 class ShardedStateMixin:
@@ -34,6 +35,21 @@ class ShardedStateMixin:
         """
         return _sharded_state(self, model_sharded_state_dict, pieces)
 
+    _parameter_list: Any
+    counts_steps = True  # whether the state under `COUNTER` is a number of steps
+
+    def state_layout(self, param):
+        """Return state name -> (dtype, shape) in which a parameter's state is stored."""
+        raise NotImplementedError
+
+    def initial_state(self, param, name):
+        """Return the number that a state is full of before the first update."""
+        return 0.0
+
+    def fixed_options(self):
+        """Return the arguments that change the rule, or what it stores, and that no parameter group overrides."""
+        return {}
+
     def state_kinds(self, param):
         """Return state name -> "element" (shaped like the parameter), "row", "column" (means of those) or "scalar"."""
         raise NotImplementedError
@@ -50,7 +66,7 @@ def _sharded_state(optimizer, model_sharded_state_dict, pieces):
             "`model_sharded_state_dict` must name every parameter of the optimizer: give that of its model. "
             f" Received: nothing for '{unknown[0]}' ({len(unknown)} of {len(params)})"
         )
-    _create_state(optimizer, params)
+    create_state(optimizer, [p for p in params if optimizer.layerwise_ratio(p) != 0.0])
     masters, prefix = optimizer._master_weights, f"{optimizer._name}_" if optimizer._name else ""
     out = {}
     for param in params:
@@ -59,7 +75,7 @@ def _sharded_state(optimizer, model_sharded_state_dict, pieces):
         if pieces is not None and piece is None:
             continue  # padding alone
         owner = masters.get(param.name, param).name
-        kinds = {**optimizer.state_kinds(param), _COUNTER: "scalar"}
+        kinds = {**optimizer.state_kinds(param), COUNTER: "scalar"}
         held = {name: values[owner] for name, values in optimizer._accumulators.items() if owner in values}
         for name, value in held.items():
             state_name = name[len(prefix) :]
@@ -69,12 +85,12 @@ def _sharded_state(optimizer, model_sharded_state_dict, pieces):
     return out
 
 
-def _create_state(optimizer, params):
+def create_state(optimizer, params):
     """Create the state that the first step would create, so that there is something to load into."""
     with paddle.no_grad():
         optimizer.helper = LayerHelper(type(optimizer).__name__)
         block = paddle.base.framework.default_main_program().global_block()
-        optimizer._create_accumulators(block, [p for p in params if optimizer.layerwise_ratio(p) != 0.0])
+        optimizer._create_accumulators(block, params)
 
 
 def _placed(key, value, kind, weight, piece):

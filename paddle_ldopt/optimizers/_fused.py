@@ -83,10 +83,14 @@ class FusedMixin(_Base):
         Args:
             state_dict (dict): state by name.
         """
-        self._plan = None
+        self.forget()
         super().set_state_dict(state_dict)
 
     load_state_dict = set_state_dict
+
+    def forget(self):
+        """Drop what was derived from the state, which was changed from outside."""
+        self._plan = None
 
     # ---- updates that were collected
 

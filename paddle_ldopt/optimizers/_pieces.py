@@ -14,7 +14,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.distributed import fleet
 
-__all__ = ["Piece", "PieceFinder", "answer_locally", "answer_together", "refuse_sharded_groups"]
+__all__ = ["Piece", "PieceFinder", "answer_locally", "answer_together", "refuse_sharded_groups", "topology"]
 
 
 class Piece:
@@ -265,13 +265,13 @@ class PieceFinder:
         Args:
             parameter_list (list[Tensor]): the optimizer's as it is, wrapped or not.
         """
-        if self._found_for[0] is not parameter_list or self._found_for[1] is not _topology():
+        if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
             if self.is_sliced(parameter_list):
                 found = {name: self._sliced(name, spans) for name, spans in self._gather(parameter_list).items()}
             else:
                 found = {name: self._unsliced(param) for name, param in self.params.items()}
             self._pieces = {name: piece for name, piece in found.items() if piece is not None}
-            self._found_for = parameter_list, _topology()
+            self._found_for = parameter_list, topology()
         return self._pieces
 
     def is_sliced(self, parameter_list):
@@ -281,12 +281,12 @@ class PieceFinder:
 
     def _unsliced(self, param):
         split = self._split(param)
-        groups = () if split is None else (_topology().get_model_parallel_group(),)
+        groups = () if split is None else (topology().get_model_parallel_group(),)
         return Piece(self.shape(param), split, groups=groups)
 
     def _split(self, param):
         """Return (axis, index, parts) of a tensor-parallel parameter, None of another."""
-        hcg = _topology()
+        hcg = topology()
         if hcg is None or hcg.get_model_parallel_world_size() == 1 or not getattr(param, "is_distributed", False):
             return None
         axis = getattr(param, "split_axis", None)
@@ -301,7 +301,7 @@ class PieceFinder:
         """Return name -> [(begin, end) of the flattened parameter that each process of the sharding group holds]."""
         held = {param.name: param.shape[0] for param in parameter_list if param._is_initialized()}
         all_held: list = []
-        dist.all_gather_object(all_held, held, group=_topology().get_sharding_parallel_group())
+        dist.all_gather_object(all_held, held, group=topology().get_sharding_parallel_group())
         slices = {}
         for name, shape in self._shapes.items():
             size, ends = math.prod(shape), [0]
@@ -318,7 +318,7 @@ class PieceFinder:
 
     def _sliced(self, name, spans):
         """Return this process's `Piece` of a sliced parameter, None if another holds all of it."""
-        hcg, param = _topology(), self.params[name]
+        hcg, param = topology(), self.params[name]
         split, shape = self._split(param), self.shape(param)
         groups = () if split is None else (hcg.get_model_parallel_group(),)
         begin, end = spans[hcg.get_sharding_parallel_rank()]
@@ -331,7 +331,7 @@ class PieceFinder:
 def refuse_sharded_groups(parameters):
     """Raise if an optimizer that `fleet` will shard is given parameter groups, which Paddle cannot shard."""
     groups = [item for item in parameters or [] if isinstance(item, dict)]
-    hcg = _topology()
+    hcg = topology()
     if groups and hcg is not None and hcg.get_sharding_parallel_world_size() > 1:
         raise ValueError(
             "Paddle's sharding takes a plain list of parameters: give rates by layer with `layers` or "
@@ -341,6 +341,6 @@ def refuse_sharded_groups(parameters):
         )
 
 
-def _topology():
+def topology():
     """Return the communicate group of `fleet`, None if it was not started."""
     return getattr(fleet.fleet, "_hcg", None)

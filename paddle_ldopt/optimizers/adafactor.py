@@ -263,6 +263,10 @@ class Adafactor(RuleOptimizer):
         kinds.update(factored_kinds("exp_avg_sq") if is_factored(self.whole_shape(param)) else {"exp_avg_sq": ELEMENT})
         return kinds if self.options_of(param)["beta1"] is None else {**kinds, "exp_avg": ELEMENT}
 
+    def fixed_options(self):
+        """Return the arguments that change the rule and that no parameter group overrides."""
+        return {"relative_step": self._relative_step}
+
     def rule(self, param, grad, state, lr, options, piece=None):
         """Return the generator of a parameter's update."""
         options = {key: value for key, value in options.items() if key != "lr"}  # it is in the argument by now

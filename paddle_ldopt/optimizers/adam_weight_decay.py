@@ -357,16 +357,14 @@ class AdamWeightDecay(RuleOptimizer):
             self._number_of_this_step = (max(map(float, self._counts())) if taken is None else taken) + 1.0
         return self._number_of_this_step
 
-    def set_state_dict(self, state_dict):
-        """Load what `state_dict` gave.
-
-        Args:
-            state_dict (dict): state by name, with "master_weights" and "LR_Scheduler" if there are any.
-        """
+    def forget(self):
+        """Drop what was derived from the state, which was changed from outside."""
         self._steps_taken = None
-        super().set_state_dict(state_dict)
+        super().forget()
 
-    load_state_dict = set_state_dict
+    def fixed_options(self):
+        """Return the arguments that change the rule and that no parameter group overrides."""
+        return {"amsgrad": self.amsgrad, "decay": self.decay}
 
     def _counts(self):
         """Return the counter of every parameter, those loaded for parameters that had no gradient since included."""

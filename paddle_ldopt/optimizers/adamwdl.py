@@ -161,6 +161,25 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         )
         return {**dict.fromkeys(moments, "element"), **dict.fromkeys(powers, "scalar")}
 
+    counts_steps = False
+
+    def state_layout(self, param):
+        """Return state name -> (dtype, shape) in which a parameter's state is stored."""
+        dtype = paddle.float32 if param.dtype in _LOW_PRECISION else param.dtype
+        shapes = {"element": list(param.shape), "scalar": [1]}
+        return {name: (dtype, shapes[kind]) for name, kind in self.state_kinds(param).items()}
+
+    def initial_state(self, param, name):
+        """Return the number that a state is full of before the first update."""
+        betas = {self._beta1_pow_acc_str: "beta1", self._beta2_pow_acc_str: "beta2"}
+        return float(self.options_of(param)[betas[name]]) if name in betas else 0.0
+
+    def options_of(self, param):
+        """Return the options of the group of `param`."""
+        groups = [group for group in self._param_groups or [] if isinstance(group, dict)]
+        group = next((group for group in groups if any(p is param for p in group["params"])), {})
+        return {name: group.get(name, self._default_dict[name]) for name in _GROUP_OPTIONS}
+
     # ---- the fused step
 
     _bumps_version = False  # as Paddle's kernel
@@ -264,7 +283,8 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
             weight_decay=weight_decay,
         )
         for new, old in zip(new_state, stored):
-            paddle.assign(new.astype(old.dtype), old)
+            paddle.assign(new.reshape(old.shape).astype(old.dtype), old)
+        new_weight = new_weight.reshape(param.shape)  # the powers are of shape [1], the parameter may be of []
         if self._multi_precision:
             paddle.assign(new_weight, weight)
         paddle.assign(new_weight.astype(param.dtype), param)

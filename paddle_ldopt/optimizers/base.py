@@ -118,8 +118,6 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         self._param_groups = None
         self._multi_precision = multi_precision
         self._apply_decay_param_fun = apply_decay_param_fun
-        layers, name_dict = layerwise["layers"], layerwise["name_dict"]
-        self._structured = name_dict or getattr(layers, "name_dict", None) or {}
         if isinstance(learning_rate, int) and not isinstance(learning_rate, bool):
             learning_rate = float(learning_rate)
         # weight_decay=None: Paddle would turn it into an L2 penalty on the gradient, beside our own
@@ -213,6 +211,13 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         shapes = {ELEMENT: list(param.shape), ROW: whole[:-1], COLUMN: whole[:-2] + whole[-1:], SCALAR: []}
         return {name: shapes[kind] for name, kind in self.state_kinds(param).items()}
 
+    def state_layout(self, param):
+        """Return state name -> (dtype, shape) in which a parameter's state is stored; [] as [1]."""
+        dtype = _compute_dtype(param)
+        # not []: PaddleNLP's unified checkpoints cannot be read with that
+        shapes = {**self.state_shapes(param), STEP: []}
+        return {name: (self.state_dtype(name, dtype), shape or [1]) for name, shape in shapes.items()}
+
     def _create_accumulators(self, block, parameters):
         if isinstance(parameters, dict):
             parameters = self._update_param_group(parameters)
@@ -221,11 +226,8 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
                 continue
             self._check_piece(param)
             owner = self._create_master_weight(param) if self._has_master(param) else param
-            dtype = _compute_dtype(param)
-            for state_name, shape in {**self.state_shapes(param), STEP: []}.items():
-                stored = self.state_dtype(state_name, dtype)
-                # not []: PaddleNLP's unified checkpoints cannot be read with that
-                kept = {"dtype": _accumulator_dtype(stored), "shape": shape or [1]}
+            for state_name, (dtype, shape) in self.state_layout(param).items():
+                kept = {"dtype": _accumulator_dtype(dtype), "shape": shape}
                 self._add_accumulator(state_name, owner, fill_value=0.0, **kept)
             self._already_create_accumulator.add(param.name)
 

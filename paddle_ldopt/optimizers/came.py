@@ -300,6 +300,11 @@ class Came(RuleOptimizer):
         """Return the dtype in which a state is stored."""
         return paddle.float16 if self._compression and state_name == "exp_avg" else dtype
 
+    def fixed_options(self):
+        """Return the arguments that change the rule, or what it stores, and that no parameter group overrides."""
+        names = ("relative_step", "warmup_init", "compression", "loss_scale")
+        return {name: getattr(self, f"_{name}") for name in names}
+
     def shown_rate(self, param, factor):
         """Return nothing known if the rate comes from the step and the parameter's size."""
         return (None, None) if self._relative_step else None

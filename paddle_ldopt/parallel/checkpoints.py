@@ -16,7 +16,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import unwrap
+from ..hooks import unwrap, unwrap_model
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -95,6 +95,7 @@ def load_checkpoint(folder, network, optimizer, rename=None):
     state = _sharded(network, optimizer, rename)
     _agree(_misfit(folder, state, unwrap(optimizer)))
     dist.load_state_dict(state, folder)
+    unwrap(optimizer).forget()
     schedule = unwrap(optimizer)._learning_rate
     if isinstance(schedule, LRScheduler):
         schedule.set_state_dict(paddle.load(os.path.join(folder, SCHEDULE)))
@@ -109,7 +110,7 @@ def _sharded(network, optimizer, rename):
             raise TypeError(
                 f"`optimizer` must be one of paddle_ldopt. Received: optimizer of type {type(inner).__name__}"
             )
-        weights = _plain(network).sharded_state_dict()
+        weights = unwrap_model(network).sharded_state_dict()
         state = {**weights, **inner.sharded_state_dict(weights, _pieces(optimizer))}
         if rename is not None:
             state = _renamed(state, weights, rename)
@@ -130,13 +131,6 @@ def _renamed(state, weights, rename):
         value.key = new
         out[new] = value
     return out
-
-
-def _plain(network):
-    """Return the network inside the wrappers of `fleet` and `paddle.DataParallel`."""
-    while hasattr(network, "_layers") and isinstance(network._layers, paddle.nn.Layer):
-        network = network._layers
-    return network
 
 
 def _pieces(optimizer):

@@ -1,0 +1,248 @@
+"""The file: safetensors with a record of ours in its metadata and a checksum over all of it.
+
+Nothing that is read here is trusted before it was checked, and nothing is ever unpickled.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import struct
+
+import numpy as np
+import safetensors
+
+__all__ = ["FORMAT", "VERSION", "read_file", "read_record", "read_tensors", "strict_json", "write_file"]
+
+FORMAT, VERSION = "paddle_ldopt.optimizer", 1
+MAX_HEADER = 32 << 20  # bytes; the state of 100,000 tensors has less, and Python's JSON takes some 20 times its size
+_UNSUMMED = b'"sha256":"' + b"0" * 64 + b'"'
+_SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within a string, the quotes would have backslashes
+CODES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "BOOL": "bool",
+}
+_NAMES = {name: code for code, name in CODES.items()}
+
+
+def write_file(path, arrays, record):
+    """Write a file: whole and on the disk when this returns, or not at all.
+
+    Args:
+        path (str): where to. What is there is replaced when all is written.
+        arrays (dict[str, tuple[str, ndarray]]): name -> (dtype, values); those of "bfloat16" are its bits as uint16.
+        record (dict): what goes into the metadata, as JSON.
+    """
+    path = _checked_target(path)
+    metadata = {"format": FORMAT, "version": str(VERSION), "sha256": "0" * 64, "record": _dumps(record)}
+    header, values, end = {"__metadata__": metadata}, [], 0
+    for name in sorted(arrays, key=lambda name: (-arrays[name][1].itemsize, name)):  # the widest first: all aligned
+        dtype, array = arrays[name]
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
+        values.append(np.ascontiguousarray(array))
+    head = _dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    length, digest = struct.pack("<Q", len(head)), hashlib.sha256()
+    for part in (length, head, *values):
+        digest.update(part)
+    head = head.replace(_UNSUMMED, _UNSUMMED.replace(b"0" * 64, digest.hexdigest().encode()))
+    _write_whole(path, (length, head, *values))
+
+
+def _dumps(value):
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _checked_target(path):
+    path = os.fspath(path)
+    if os.path.islink(path):
+        raise ValueError(
+            f"A link would be replaced by the file: give the path it leads to. Received: path={path!r}, which leads to "
+            f"{os.path.realpath(path)!r}"
+        )
+    if os.path.isdir(path):
+        raise ValueError(f"`path` must be that of a file. Received: path={path!r}, a folder")
+    return path
+
+
+def _write_whole(path, parts):
+    folder = os.path.dirname(os.path.abspath(path))
+    unfinished = os.path.join(folder, f".ldopt-{secrets.token_hex(8)}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        with os.fdopen(os.open(unfinished, flags, 0o666), "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        raise
+    with contextlib.suppress(OSError):  # there are file systems, and Windows, that cannot
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def read_file(path):
+    """Return the bytes of a regular file.
+
+    Raises:
+        ValueError: a link, a folder, a device, a pipe.
+        OSError: a file that cannot be read.
+    """
+    with _opened(path) as file:
+        return file.read()
+
+
+@contextlib.contextmanager
+def _opened(path):
+    path = os.fspath(path)
+    if os.path.islink(path):
+        raise ValueError(
+            f"`path` must be that of a file, not of a link to one. Received: path={path!r}, which leads to "
+            f"{os.path.realpath(path)!r}"
+        )
+    flags = (getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))  # a pipe: no wait
+    descriptor = os.open(path, os.O_RDONLY | sum(flags))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"`path` must be that of a file. Received: path={path!r}, a folder or a device")
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+def read_record(path):
+    """Return the record and the tensors of a file that `write_file` wrote.
+
+    Args:
+        path (str): the file.
+
+    Returns:
+        tuple[dict, dict[str, tuple[str, ndarray]]]: the record; name -> (dtype, values), as `write_file` takes them.
+
+    Raises:
+        ValueError: anything but such a file, unchanged since.
+        OSError: a file that cannot be read.
+    """
+    metadata, data = _read(path)
+    found = {key: metadata.get(key) for key in ("format", "version")}
+    if found["format"] != FORMAT:
+        raise ValueError(
+            f"The file was not written by `save_optimizer`. For PyTorch's there is `convert_torch_optimizer`. "
+            f"Received: path={os.fspath(path)!r}, format={found['format']!r}"
+        )
+    if found["version"] != str(VERSION):
+        raise ValueError(
+            f"The file has a format that this version of paddle_ldopt cannot read, which knows {VERSION}: use the one "
+            f"that wrote it, or a later one. Received: path={os.fspath(path)!r}, version={found['version']!r}"
+        )
+    begin = 8 + struct.unpack("<Q", data[:8])[0]
+    sums = _SUM.findall(data[8:begin])
+    head = _SUM.sub(_UNSUMMED, data[8:begin])
+    digest = hashlib.sha256(data[:8] + head)
+    digest.update(memoryview(data)[begin:])
+    if sums != [digest.hexdigest().encode()]:
+        raise ValueError(
+            f"The file is damaged: its checksum is another. Received: path={os.fspath(path)!r}, "
+            f"sha256={digest.hexdigest()!r}, not {metadata.get('sha256')!r}"
+        )
+    try:
+        record = strict_json(metadata["record"])
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"The file's record is unreadable: {error}. Received: path={os.fspath(path)!r}") from None
+    return record, _arrays(path, data)
+
+
+def read_tensors(path):
+    """Return name -> (dtype, values) of any safetensors file; raises as `read_record`."""
+    return _arrays(path, _read(path)[1])
+
+
+def _read(path):
+    """Return the metadata and all bytes of a safetensors file whose size is what its header says."""
+    with _opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(MAX_HEADER, size - 8):
+            raise ValueError(
+                "The file is no safetensors file, or is cut short. "
+                f"Received: path={os.fspath(path)!r}, {size} bytes, of which {length} would be the header"
+            )
+        head = file.read(length)
+        try:
+            header = strict_json(head.decode("utf-8"))
+            metadata = header.pop("__metadata__", {})
+            end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+            if not all(isinstance(value, str) for value in metadata.values()):
+                raise ValueError("metadata that is no text")
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+            raise ValueError(
+                f"The header of the file cannot be read: {type(error).__name__}: {str(error)[:200]}. "
+                f"Received: path={os.fspath(path)!r}"
+            ) from None
+        if 8 + length + end != size:
+            raise ValueError(
+                "The file is cut short, or has more in it than its header says. "
+                f"Received: path={os.fspath(path)!r}, {size} bytes, not {8 + length + end}"
+            )
+        data = prefix + head + file.read()
+        if len(data) != size:
+            raise ValueError(f"The file was changed while it was read. Received: path={os.fspath(path)!r}")
+        return metadata, data
+
+
+def _arrays(path, data):
+    try:
+        tensors = safetensors.deserialize(data)
+    except safetensors.SafetensorError as error:
+        raise ValueError(
+            f"The file is no valid safetensors file: {error}. Received: path={os.fspath(path)!r}"
+        ) from None
+    arrays = {}
+    for name, tensor in tensors:
+        dtype = CODES.get(tensor["dtype"])
+        if dtype is None:
+            raise ValueError(f"An optimizer's state has no such type. Received: {name!r} of type {tensor['dtype']}")
+        plain = "uint16" if dtype == "bfloat16" else dtype
+        arrays[name] = dtype, np.frombuffer(tensor["data"], plain).reshape(tensor["shape"])
+    return arrays
+
+
+def strict_json(text):
+    """Return what JSON says, of which no key may be there twice and no number may be NaN or infinite.
+
+    Raises:
+        ValueError: it is no such JSON, or nested too deeply.
+    """
+
+    def once(pairs):
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError(f"a key is there twice among {sorted(key for key, _ in pairs)[:8]}")
+        return dict(pairs)
+
+    def refused(name):
+        raise ValueError(f"{name} is no number of JSON's")
+
+    def finite(digits):
+        number = float(digits)
+        return number if abs(number) < float("inf") else refused(digits)
+
+    try:
+        return json.loads(text, object_pairs_hook=once, parse_constant=refused, parse_float=finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

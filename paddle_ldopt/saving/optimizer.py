@@ -1,0 +1,318 @@
+"""`save_optimizer` and `load_optimizer`."""
+
+import numbers
+import os
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from paddle.nn import Layer
+from paddle.optimizer.lr import LRScheduler
+
+from ..hooks import parameters_of
+from ..optimizers._checkpoint import COUNTER
+from ..optimizers.lamb import GLOBAL_STEP
+from .container import read_record, write_file
+from .pdopt import read_pdopt
+from .record import describe, differences, option_names
+from .state import (
+    LoadReport,
+    check_state,
+    checked_optimizer,
+    set_state,
+    some,
+    state_of,
+    steps_of,
+    structured_names,
+)
+from .values import check_like, pack, unpack
+
+__all__ = ["load_optimizer", "save_optimizer"]
+
+
+def save_optimizer(path, optimizer, model=None, *, scaler=None, step=None):
+    """Save all of an optimizer's state in a file that can be read without running any code: safetensors.
+
+    State, float32 masters, the state of an `LRScheduler` and, if it is given, of a loss scaler; and what the optimizer
+    was built with, for `load_optimizer` to compare. The file is whole and on the disk when this returns, or as it was
+    before. The model's parameters are saved by the caller.
+
+    A parameter's state has the name of the parameter in `model`; without one the name in the `layers` or `name_dict`
+    that the optimizer was built with. Such a file can be loaded in any process. Where neither is there it has Paddle's
+    name (``linear_0.w_0``), which depends on what was built before in the process.
+
+    Args:
+        path (str|os.PathLike): the file, ".safetensors" by custom. Not a link.
+        optimizer (Optimizer): one of this package's, in dygraph, in any wrapper that leaves it whole: data parallel
+            (one process saves) and pipeline stages (each saves a file of its own).
+        model (paddle.nn.Layer, optional): the model it trains; may be wrapped by `paddle.DataParallel`.
+        scaler (object, optional): a loss scaler with ``state_dict()``: this package's, `paddle.amp.GradScaler`.
+        step (int, optional): the steps taken, at least 0, to be had back from `load_optimizer`. None: what the
+            optimizer counts; an `AdamWDL` counts none.
+
+    Raises:
+        TypeError: an optimizer that is none of ours; a `model` that is no Layer; a `step` that is no int.
+        ValueError: a parameter that the model does not name; a state that is spread over processes (sharding, tensor
+            parallel: `paddle_ldopt.parallel.save_checkpoint`); the state of a schedule or a scaler that is more than
+            numbers, text and arrays; a `path` that is a link or a folder. Nothing is written by then.
+        OSError: the file cannot be written. What was there is as before.
+
+    Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, a checksum, the model's names, and a resume
+    with other options is noticed.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import os, tempfile
+            >>> import paddle
+            >>> import paddle_ldopt as ldopt
+            >>> model = paddle.nn.Linear(4, 2)
+            >>> optimizer = ldopt.Lamb(1e-3, parameters=model.parameters())
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "optimizer.safetensors")
+            ...     ldopt.save_optimizer(path, optimizer, model)
+            ...     print(ldopt.load_optimizer(path, optimizer, model).step)
+            0
+    """
+    inner = checked_optimizer(optimizer)
+    if step is not None and (isinstance(step, bool) or not isinstance(step, numbers.Integral)):
+        raise TypeError(f"`step` must be an int. Received: step={step!r}")
+    if step is not None and step < 0:
+        raise ValueError(f"`step` must be at least 0. Received: step={step!r}")
+    names, structured = structured_names(inner, model)
+    states = state_of(inner)
+    record = describe(inner, names)
+    record["naming"] = "structured" if structured else "paddle"
+    record["step"] = steps_of(inner, states) if step is None else int(step)
+    record["with_state"] = [names[tensor] for tensor in states]
+    schedule = inner._learning_rate if isinstance(inner._learning_rate, LRScheduler) else None
+    record["schedule_state"] = None if schedule is None else pack(schedule.state_dict(), "The schedule's state")
+    record["scaler_state"] = None if scaler is None else pack(scaler.state_dict(), "The scaler's state")
+    arrays = {f"{names[tensor]}.{name}": value for tensor, held in states.items() for name, value in held.items()}
+    write_file(path, arrays, record)
+
+
+def load_optimizer(path, optimizer, model=None, *, scaler=None, changed=()):
+    """Load what `save_optimizer` saved, or Paddle's ``.pdopt``, into an optimizer: all of it or nothing.
+
+    The run goes on bit for bit. Load the model's parameters first: masters that are not in the file are made of them.
+
+    Parameters are found by name, see `save_optimizer`: a file with the model's names needs `model`, or an optimizer
+    with `layers` or `name_dict`. A file whose name ends in ".pdopt" is taken for what
+    ``paddle.save(optimizer.state_dict(), path)`` wrote: parameters are found by Paddle's names, and there are no
+    options to compare. It is a pickle, and is read by an interpreter that knows arrays and plain containers alone: what
+    else a pickle can ask for, code included, is refused.
+
+    Args:
+        path (str|os.PathLike): the file. Not a link.
+        optimizer (Optimizer): of the same class, for the same parameters.
+        model (paddle.nn.Layer, optional): the model it trains, for the names.
+        scaler (object, optional): loss scaler to load the saved one's state into; if one was saved it must be given.
+        changed (Iterable[str]): what may be other than in the file, and is left as it is here: names of options
+            ("weight_decay", "beta1", ...), "learning_rate" (the number), "schedule" (its class; a schedule of another
+            class starts where it stands), "layerwise_decay" (all ratios), "apply_decay_param_fun", "grad_clip". Ratios
+            of a `set_param_lr_fun` of the caller's own may change from step to step and are not compared.
+
+    Returns:
+        LoadReport: the step, and the parameters that have state. Printed, it is a table.
+
+    Raises:
+        TypeError: as `save_optimizer`.
+        ValueError: a file that is damaged, cut short, of a later format, or none of these; one of another model, class
+            or options (unless `changed` names them); an unknown name in `changed`; a `scaler` that was not saved, or
+            was and is not given. Optimizer, schedule and scaler are as before.
+        OSError: a file that cannot be read.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import os, tempfile
+            >>> import paddle
+            >>> import paddle_ldopt as ldopt
+            >>> model = paddle.nn.Linear(4, 2)
+            >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.01)
+            >>> model(paddle.ones([1, 4])).mean().backward()
+            >>> optimizer.step()
+            >>> other = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.1)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = os.path.join(folder, "optimizer.safetensors")
+            ...     ldopt.save_optimizer(path, optimizer, model, step=1)
+            ...     report = ldopt.load_optimizer(path, other, model, changed=["weight_decay"])
+            >>> print(report.step, len(report.matched))
+            1 2
+    """
+    inner = checked_optimizer(optimizer)
+    changed = _checked_changed(changed)
+    if os.fspath(path).endswith(".pdopt"):
+        if scaler is not None or model is not None or changed - {"schedule"}:
+            raise ValueError(
+                "A .pdopt holds Paddle's names, no options and no scaler: leave out `model`, `scaler` and `changed`. "
+                f"Received: path={os.fspath(path)!r}"
+            )
+        saved = _from_pdopt(path, inner, "schedule" in changed)
+    else:
+        record, arrays = read_record(path)
+        try:
+            saved = _from_record(record, arrays, inner, model, changed)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:  # signed, but not written by us
+            if isinstance(error, TypeError) and not isinstance(model, (type(None), Layer)):
+                raise
+            raise ValueError(
+                f"The file's record is not what `save_optimizer` writes: {type(error).__name__}: {error}. "
+                f"Received: path={os.fspath(path)!r}"
+            ) from error
+    _fit_counts(inner, saved.states)
+    check_state(inner, saved.states, saved.names)
+    _load_parts(_checked_parts(inner, saved, scaler))
+    set_state(inner, saved.states)
+    with_state = [name for tensor, name in saved.names.items() if tensor in saved.states]
+    idle = [name for tensor, name in saved.names.items() if tensor not in saved.states]
+    step = steps_of(inner, saved.states) if saved.step is None else saved.step
+    return LoadReport(os.fspath(path), step, tuple((name, name) for name in with_state), missing=tuple(idle))
+
+
+class _Saved(NamedTuple):
+    """What a file has for an optimizer."""
+
+    names: dict  # param.name -> name in the file
+    states: dict  # param.name -> {state name: (dtype, values)}
+    step: Optional[int] = None
+    schedule: Any = None  # state of the schedule, None if it is not to be loaded
+    scaler: Any = None  # state of the scaler, None if there is none
+
+
+def _from_pdopt(path, optimizer, other_schedule):
+    states, schedule = read_pdopt(path, optimizer)
+    if other_schedule:
+        schedule = None
+    elif (schedule is None) != (_schedule_of(optimizer) is None):
+        raise ValueError(
+            "The file is of an optimizer with a schedule, or this one has one and the file has not. If that is meant, "
+            f"give changed=['schedule']. Received: {_schedule_of(optimizer) or 'a number'} as the rate"
+        )
+    return _Saved({param.name: param.name for param in parameters_of(optimizer)}, states, schedule=schedule)
+
+
+def _from_record(record, arrays, optimizer, model, changed):
+    if record["optimizer"] != type(optimizer).__name__:
+        raise ValueError(
+            f"The file is of {record['optimizer']}: resume with the same optimizer. "
+            f"Received: optimizer of type {type(optimizer).__name__}"
+        )
+    names, structured = structured_names(optimizer, model)
+    if (record["naming"] == "structured") != structured:
+        has = "the model's names: give `model`" if not structured else "Paddle's names: leave out `model` and `layers`"
+        raise ValueError(f"Parameters are found by name, and the file has {has}. Received: naming={record['naming']!r}")
+    here = describe(optimizer, names)
+    _check_parameters(record["parameters"], here["parameters"])
+    _check_options(record, here, changed)
+    step = record["step"]
+    if step is not None and (type(step) is not int or step < 0):
+        raise ValueError(f"The file's step must be a number from 0 on. Received: step={step!r}")
+    same = record["schedule"] is not None and record["schedule"] == here["schedule"]
+    schedule = unpack(record["schedule_state"]) if same else None
+    return _Saved(names, _by_parameter(record, arrays, names), step, schedule, unpack(record["scaler_state"]))
+
+
+def _checked_changed(changed):
+    if isinstance(changed, str) or not all(isinstance(name, str) for name in changed):
+        raise TypeError(f"`changed` must be a list of names. Received: changed={changed!r}")
+    return set(changed)
+
+
+def _schedule_of(optimizer):
+    rate = optimizer._learning_rate
+    return type(rate).__name__ if isinstance(rate, LRScheduler) else None
+
+
+def _check_parameters(there, here):
+    """Raise unless a file is of the same parameters."""
+    missing, unexpected = sorted(set(here) - set(there)), sorted(set(there) - set(here))
+    if missing or unexpected:
+        raise ValueError(
+            f"The file is of another model: it lacks {some(missing) or 'nothing'}, and has beside "
+            f"{some(unexpected) or 'nothing'}. Received: {len(here)} parameters, not {len(there)}"
+        )
+    for name, now in here.items():
+        was = there[name]
+        if (was["shape"], was["dtype"]) != (now["shape"], now["dtype"]):
+            raise ValueError(
+                f"The file's '{name}' is another: build the same model. "
+                f"Received: {now['dtype']} {now['shape']}, not {was['dtype']} {was['shape']}"
+            )
+
+
+def _check_options(there, here, changed):
+    """Raise if a file is of an optimizer with options that differ, but for those in `changed`."""
+    unknown = changed - option_names(here)
+    if unknown:
+        raise ValueError(
+            f"`changed` may name {', '.join(sorted(option_names(here)))}. Received: changed={sorted(unknown)}"
+        )
+    found = {name: value for name, value in differences(there, here).items() if name not in changed}
+    if found:
+        shown = [f"{name}={now!r} (in the file {was!r}) of {where}" for name, (was, now, where) in found.items()]
+        raise ValueError(
+            f"The file is of an optimizer with other options. If that is meant, give changed={sorted(found)}. "
+            f"Received: {', '.join(shown)}"
+        )
+
+
+def _by_parameter(record, arrays, names):
+    """Return ``param.name`` -> its state, raise unless the tensors are those that the record says."""
+    with_state = record["with_state"]
+    unknown = set(with_state) - set(names.values())
+    if unknown or len(set(with_state)) < len(with_state):
+        raise ValueError(f"The file's record names no such parameters. Received: with_state={with_state[:8]!r}")
+    states: dict = {name: {} for name in with_state}
+    for key, value in arrays.items():
+        owner, _, state = key.rpartition(".")
+        if owner not in states:
+            raise ValueError(f"The file has a tensor of no parameter. Received: {key!r}")
+        states[owner][state] = value
+    return {tensor: states[name] for tensor, name in names.items() if name in states}
+
+
+def _fit_counts(optimizer, states):
+    """Give the state of a Lamb without schedules the count of one with, or take it away."""
+    for param in parameters_of(optimizer):
+        state, wanted = states.get(param.name), GLOBAL_STEP in optimizer.state_layout(param)
+        if state and wanted and GLOBAL_STEP not in state:
+            count = max(float(held[COUNTER][1].max()) for held in states.values() if COUNTER in held)
+            state[GLOBAL_STEP] = "float32", np.full([1], count, "float32")
+        elif state and not wanted:
+            state.pop(GLOBAL_STEP, None)
+
+
+def _checked_parts(optimizer, saved, scaler):
+    """Return [(schedule or scaler, its state)] of what is to be loaded."""
+    if (scaler is None) != (saved.scaler is None):
+        raise ValueError(
+            "`scaler` is to be given if one was saved, and only then. "
+            f"Received: scaler of type {type(scaler).__name__}, {'one' if scaler is None else 'none'} in the file"
+        )
+    parts = []
+    for part, state, where in (
+        (optimizer._learning_rate, saved.schedule, "The schedule's state"),
+        (scaler, saved.scaler, "The scaler's state"),
+    ):
+        if state is not None:
+            check_like(state, part.state_dict(), where)
+            parts.append((part, state))
+    return parts
+
+
+def _load_parts(parts):
+    """Load all parts or none."""
+    before = [part.state_dict() for part, _ in parts]
+    try:
+        for part, state in parts:
+            _set(part, state)
+    except Exception as error:
+        for (part, _), state in zip(parts, before):
+            _set(part, state)
+        raise ValueError(f"The state of a schedule or a scaler cannot be loaded. Received: {error}") from error
+
+
+def _set(part, state):
+    if state:  # Paddle's GradScaler refuses the empty state of one that is switched off
+        (getattr(part, "set_state_dict", None) or part.load_state_dict)(state)

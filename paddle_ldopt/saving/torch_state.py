@@ -1,0 +1,318 @@
+"""The state of PyTorch's optimizers, taken over by parameter name."""
+
+import os
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import paddle
+
+from ..hooks import parameters_of, unwrap_model
+from ..optimizers._checkpoint import COUNTER
+from ..optimizers.lamb import GLOBAL_STEP
+from .container import read_tensors
+from .state import MASTER, LoadReport, check_state, checked_optimizer, layout_of, set_state, some, structured_names
+
+__all__ = ["convert_torch_optimizer"]
+
+# our names of states that PyTorch's optimizers have under others
+_ADAM = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
+_NAMES: dict = {"AdamWDL": _ADAM, "Lamb": _ADAM, "Adafactor": {}, "Came": {}}
+# those of `torch.optim.Adafactor`, which keeps the dimension it took the mean over, as the others have them
+_KEPT: dict = {"row_var": ("exp_avg_sq_row", -1), "col_var": ("exp_avg_sq_col", -2), "variance": ("exp_avg_sq", None)}
+_UNUSED = (
+    "step",
+    "RMS",
+    "weight_norm",
+    "adam_norm",
+    "trust_ratio",
+)  # the first is read apart; no rule reads the others
+_SWAPPED = {"_row": "_col", "_col": "_row"}
+_FLOAT16_MAX = 65504.0
+_LEAST_TORCH = (2, 6)  # before, `weights_only` could be made to run code (CVE-2025-32434)
+
+
+def convert_torch_optimizer(
+    source, optimizer, model, names=None, *, rename=None, transpose=None, step=None, strict=True
+):
+    r"""Take over the state of a PyTorch optimizer: AdamW's for `AdamWDL`, Adafactor's, CAME's and LAMB's.
+
+    Of Adafactor that of transformers and of `torch.optim`, of CAME the authors' and of LAMB timm's go on as they were,
+    to rounding, if the options are the same: those are the optimizer's own, as is its rate. (LAMB of pytorch_optimizer
+    has the same state, but another rule: it does not correct the bias of the second moment.) `save_optimizer` keeps
+    the result. Load the model's parameters first: float32 masters are made of them.
+
+    PyTorch numbers parameters; their names come from `names`, from the checkpoint (an optimizer that was built with
+    ``model.named_parameters()`` in PyTorch 2.6 or later has them in it), or are its keys. The weight of a
+    `paddle.nn.Linear` is stored the other way round than in PyTorch: its state is transposed, and where the means of
+    rows and columns are kept these change places.
+
+    Args:
+        source (str|os.PathLike|dict): the checkpoint. A dict is what ``optimizer.state_dict()`` gives, of Tensors or
+            arrays. A ".safetensors" file has tensors called ``<parameter>.<state>``, the parameter a name or a number,
+            "state." before it or not; "step" is a state. Any other file is read by PyTorch's weights-only loader, which
+            PyTorch 2.6 or later must be there for; the optimizer's state may be in it as "optimizer" or
+            "optimizer_state_dict".
+        optimizer (Optimizer): an `AdamWDL`, `Adafactor`, `Came` or `Lamb`.
+        model (paddle.nn.Layer): the model it trains; may be wrapped by `paddle.DataParallel`.
+        names (Iterable[str], optional): PyTorch's names of its parameters in the order of their numbers:
+            ``[name for name, _ in torch_model.named_parameters()]``, or group by group if there are groups.
+        rename (dict[str, str]|callable, optional): PyTorch's name of a parameter -> the model's. What a dict does not
+            name keeps its name; None from a callable leaves the parameter out.
+        transpose (Iterable[str], optional): the model's names of the matrices that are stored the other way round.
+            None: the weights of its `paddle.nn.Linear` layers.
+        step (int, optional): the steps taken, at least 0, for a checkpoint that does not say.
+        strict (bool): raise if a trainable parameter gets no state, or a state is not used. Otherwise the former begin
+            anew, as the report says.
+
+    Returns:
+        LoadReport: what was matched, missing, unexpected and transposed. Printed, it is a table.
+
+    Raises:
+        TypeError: an argument of the wrong type; an optimizer that has no counterpart.
+        ValueError: a file that is none of these; numbers without names; a shape that is another; no step; with `strict`
+            what is missing or unexpected. Nothing is changed by then.
+        ImportError: a file that only PyTorch can read, and no PyTorch.
+        OSError: a file that cannot be read.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import numpy as np
+            >>> import paddle
+            >>> import paddle_ldopt as ldopt
+            >>> model = paddle.nn.Linear(3, 2)
+            >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters())
+            >>> state = {0: {"step": 5, "exp_avg": np.ones([2, 3]), "exp_avg_sq": np.ones([2, 3])},
+            ...          1: {"step": 5, "exp_avg": np.ones([2]), "exp_avg_sq": np.ones([2])}}
+            >>> checkpoint = {"state": state, "param_groups": [{"params": [0, 1]}]}
+            >>> print(ldopt.convert_torch_optimizer(checkpoint, optimizer, model, ["weight", "bias"]))
+            a state_dict: step 5, 2 matched, 0 missing, 0 unexpected
+            parameter  in the file
+            weight     weight       transposed
+            bias       bias
+    """
+    inner = checked_optimizer(optimizer)
+    if type(inner).__name__ not in _NAMES:
+        raise TypeError(
+            f"`optimizer` must be one of {', '.join(_NAMES)}, which PyTorch's have a counterpart for. "
+            f"Received: optimizer of type {type(inner).__name__}"
+        )
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
+        raise TypeError(f"`step` must be an int. Received: step={step!r}")
+    ours, _ = structured_names(inner, _checked_model(model))
+    turned = _turned(model, transpose)
+    found = _renamed(_named(_read(source), names), rename)
+    states, matched, missing, unexpected, steps = {}, [], [], [], set()
+    for param in parameters_of(inner):
+        name = ours[param.name]
+        there, given = found.pop(name, (None, {}))
+        if not given:
+            missing += [name] * (not param.stop_gradient and inner.layerwise_ratio(param) != 0.0)
+            continue
+        taken = _step_of(given, step, there)
+        steps.add(taken)
+        states[param.name], unused = _state(inner, param, given, taken, name in turned, there)
+        matched.append((there, name))
+        unexpected += [f"{there}.{state}" for state in unused]
+    unexpected += [there for there, given in found.values() if given]
+    if strict and (missing or unexpected):
+        raise ValueError(
+            "The checkpoint and the optimizer do not have the same parameters and states: give `rename`, or "
+            "strict=False. "
+            f"Received: no state for {some(missing) or 'nothing'} ({len(missing)}), no use for "
+            f"{some(unexpected) or 'nothing'} ({len(unexpected)}), {len(matched)} matched"
+        )
+    if not matched:
+        raise ValueError(
+            f"No parameter of the checkpoint is one of the model's: give `rename`. Received: {some(unexpected)}"
+        )
+    for state in states.values():
+        if GLOBAL_STEP in state:
+            state[GLOBAL_STEP] = "float32", np.full([1], max(steps), "float32")
+    check_state(inner, states, ours, optional=(MASTER,))
+    set_state(inner, states)
+    label = os.fspath(source) if isinstance(source, (str, os.PathLike)) else "a state_dict"
+    done = tuple(name for _, name in matched if name in turned)
+    return LoadReport(label, max(steps), tuple(matched), tuple(missing), tuple(unexpected), done)
+
+
+def _checked_model(model):
+    if not isinstance(model, paddle.nn.Layer):
+        raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
+    return model
+
+
+def _turned(model, transpose):
+    """Return the names of the matrices that PyTorch has the other way round."""
+    plain = unwrap_model(model)
+    named = dict(plain.named_parameters())
+    if transpose is None:
+        weights = {layer.weight.name for layer in plain.sublayers(True) if isinstance(layer, paddle.nn.Linear)}
+        return {name for name, param in named.items() if param.name in weights}
+    if isinstance(transpose, str) or not all(isinstance(name, str) for name in transpose):
+        raise TypeError(f"`transpose` must be a list of names. Received: transpose={transpose!r}")
+    transpose = set(transpose)
+    wrong = sorted(name for name in transpose if name not in named or len(named[name].shape) != 2)
+    if wrong:
+        raise ValueError(f"`transpose` must name matrices of the model. Received: {some(wrong)}")
+    return transpose
+
+
+# ---- what a checkpoint says, as {number or name: {state: array}}
+
+
+def _read(source):
+    """Return (parameter's number or name -> {state: array}, names by number or None)."""
+    if isinstance(source, Mapping):
+        return _from_dict(source)
+    path = os.fspath(source)
+    if not path.endswith(".safetensors"):
+        return _from_dict(_by_torch(path))
+    found: dict = {}
+    for key, (dtype, values) in read_tensors(path).items():
+        owner, _, state = re.sub(r"^state\.", "", key).rpartition(".")
+        if dtype == "bfloat16":
+            values = (values.astype("uint32") << 16).view("float32")
+        found.setdefault(int(owner) if owner.isdecimal() else owner, {})[state] = values
+    return found, None
+
+
+def _by_torch(path):
+    try:
+        import torch
+    except ImportError:
+        raise ImportError(
+            "Only PyTorch reads this file: install it (a CPU build will do), or save the state as safetensors there. "
+            f"Received: path={path!r}"
+        ) from None
+    if tuple(map(int, torch.__version__.split(".")[:2])) < _LEAST_TORCH:
+        raise ImportError(f"PyTorch 2.6 or later is needed to read it safely. Received: torch {torch.__version__}")
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"PyTorch's weights-only loader refuses the file: {str(error).splitlines()[0][:200]}. "
+            f"Received: path={path!r}"
+        ) from None
+    for key in ("optimizer", "optimizer_state_dict"):
+        if isinstance(found, Mapping) and "state" not in found and isinstance(found.get(key), Mapping):
+            return found[key]
+    return found
+
+
+def _from_dict(checkpoint):
+    if not isinstance(checkpoint, Mapping) or not all(
+        isinstance(checkpoint.get(key), kind) for key, kind in (("state", Mapping), ("param_groups", (list, tuple)))
+    ):
+        has = sorted(map(str, checkpoint)) if isinstance(checkpoint, Mapping) else type(checkpoint).__name__
+        raise ValueError(
+            f"A checkpoint of PyTorch's optimizers is a dict with 'state' and 'param_groups'. Received: {has}"
+        )
+    found: dict = {}
+    named: dict = {}
+    for key, state in checkpoint["state"].items():
+        found[int(key) if str(key).isdecimal() else key] = {name: _array(value) for name, value in state.items()}
+    for group in checkpoint["param_groups"]:
+        named.update(zip(group["params"], group.get("param_names", ())))
+        for key in group["params"]:
+            if found.get(key) and group.get("step") is not None:
+                found[key].setdefault("step", _array(group["step"]))
+    return found, named or None
+
+
+def _array(value):
+    """Return a Tensor of PyTorch's, or what NumPy takes, as an array."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
+    return np.asarray(value)
+
+
+def _named(read, names):
+    """Return PyTorch's name -> {state: array}."""
+    found, known = read
+    if names is not None:
+        if isinstance(names, str):
+            raise TypeError(f"`names` must be a list of names. Received: names={names!r}")
+        known = dict(enumerate(names))
+    numbers = [key for key in found if isinstance(key, int)]
+    unnamed = sorted(key for key in numbers if key not in (known or {}))
+    if unnamed:
+        raise ValueError(
+            "PyTorch numbers its parameters: give `names`, the names of all in the order of their numbers. "
+            f"Received: no name for {some(unnamed)}, {len(known or {})} names"
+        )
+    return {known[key] if isinstance(key, int) else key: state for key, state in found.items()}
+
+
+def _renamed(found, rename):
+    """Return the model's name -> (PyTorch's name, {state: array})."""
+    if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
+        raise TypeError(f"`rename` must be a dict or callable. Received: rename={rename!r}")
+    out: dict = {}
+    for there, state in found.items():
+        name = rename(there) if callable(rename) else (rename or {}).get(there, there)
+        if name in out:
+            raise ValueError(f"`rename` must give each parameter another name. Received: {name!r} for {there!r} too")
+        if name is not None:
+            out[name] = there, state
+    return out
+
+
+# ---- one parameter
+
+
+def _step_of(given, step, name):
+    """Return the number of updates that a parameter has had."""
+    if "step" not in given and step is None:
+        raise ValueError(f"The checkpoint does not say how many steps were taken: give `step`. Received: '{name}'")
+    taken = float(np.asarray(given.get("step", step)).reshape(-1)[0])
+    if not (np.isfinite(taken) and taken >= 0 and taken == int(taken)):
+        raise ValueError(f"A number of steps must be a whole number from 0 on. Received: {taken!r} of '{name}'")
+    return int(taken)
+
+
+def _state(optimizer, param, given, step, turned, there):
+    """Return a parameter's state as ours, and the names of what is left of `given`."""
+    given = {key: value for key, value in given.items() if key not in _UNUSED}
+    given = dict(_as_others(key, value) for key, value in given.items())
+    if turned:
+        given = {key[:-4] + _SWAPPED.get(key[-4:], key[-4:]): value.T for key, value in given.items()}
+    names, kinds, state = _NAMES[type(optimizer).__name__], optimizer.state_kinds(param), {}
+    for name, (dtype, shape) in layout_of(optimizer, param).items():
+        if name == MASTER:
+            continue
+        if kinds.get(name, "scalar") == "scalar":
+            state[name] = dtype, np.full(shape, _number(optimizer, param, name, step), dtype)
+            continue
+        values = given.pop(names.get(name, name), None)
+        if values is None:
+            raise ValueError(
+                f"The checkpoint has another optimizer's state, or one with other options: '{there}' lacks "
+                f"{names.get(name, name)!r}. Received: {', '.join(sorted(given)) or 'nothing else'}"
+            )
+        if values.shape != shape:
+            raise ValueError(
+                f"The state of '{there}' has another shape than its parameter here: give `transpose`, `rename` or "
+                f"`names`. Received: {name} {list(values.shape)}, not {list(shape)}"
+            )
+        if dtype == "float16":  # as Came's `compression` stores it
+            values = np.clip(values, -_FLOAT16_MAX, _FLOAT16_MAX)
+        state[name] = dtype, values.astype(dtype)
+    return state, sorted(given)
+
+
+def _as_others(key, value):
+    """Return the name and the values of a state as transformers' Adafactor has them."""
+    name, axis = _KEPT.get(key, (key, None))
+    return name, value if axis is None or value.shape[axis:][:1] != (1,) else value.squeeze(axis)
+
+
+def _number(optimizer, param, name, step):
+    """Return what a state of one number is after some steps."""
+    if name in (COUNTER, GLOBAL_STEP) and optimizer.counts_steps:
+        return float(step)
+    return optimizer.initial_state(param, name) ** (step + 1)  # a power of a beta; the rate last used is not known: 0

@@ -1,0 +1,89 @@
+"""States of schedules and loss scalers as JSON: plain values, small arrays, numbers that JSON does not have."""
+
+import collections
+import math
+
+import numpy as np
+import paddle
+
+__all__ = ["check_like", "pack", "unpack"]
+
+_DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
+_NUMBERS = (int, float, np.integer, np.floating)
+
+
+def pack(value, where):
+    """Return a value as JSON can hold it; `unpack` gives it back bit by bit.
+
+    Args:
+        value (object): None, a bool, a number, a string, an array; lists and dicts of these.
+        where (str): what it is, for messages.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if isinstance(value, paddle.Tensor):
+        value = value.numpy()
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"__float__": repr(value)}
+    if isinstance(value, np.ndarray) and str(value.dtype) in _DTYPES:
+        values = [pack(item, where) for item in value.reshape(-1).tolist()]
+        return {"__array__": str(value.dtype), "shape": list(value.shape), "values": values}
+    if isinstance(value, (list, tuple, collections.deque)):
+        return [pack(item, where) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("__") for key in value):
+        return {key: pack(item, f"{where}[{key!r}]") for key, item in value.items()}
+    raise ValueError(
+        f"{where} must be numbers, text, arrays, or lists and dicts of these, to be saved. "
+        f"Received: {type(value).__name__}"
+    )
+
+
+def unpack(value):
+    """Return what `pack` was given, tuples as lists; raise TypeError or KeyError if it cannot have been."""
+    if isinstance(value, list):
+        return [unpack(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "__float__" in value:
+        return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[value["__float__"]]
+    if "__array__" in value:
+        try:
+            return np.array(unpack(value["values"]), _DTYPES[value["__array__"]]).reshape(value["shape"])
+        except (ValueError, OverflowError) as error:
+            raise TypeError(f"no array: {error}") from None
+    return {key: unpack(item) for key, item in value.items()}
+
+
+def check_like(there, here, where):
+    """Raise ValueError unless a state that was read is of the same make as the one it is to replace.
+
+    Args:
+        there (object): what was read.
+        here (object): what there is.
+        where (str): what it is, for messages.
+    """
+    if isinstance(here, dict) and isinstance(there, dict):
+        if set(there) != set(here):
+            raise ValueError(f"{where} must have {sorted(here)}. Received: {sorted(there)}")
+        for key, value in there.items():
+            check_like(value, here[key], f"{where}[{key!r}]")
+    elif there is None or here is None:
+        if isinstance(there, dict) or isinstance(here, dict):
+            raise ValueError(f"{where} must be {_kind(here)}. Received: {_kind(there)}")
+    elif _kind(there) != _kind(here):
+        raise ValueError(f"{where} must be {_kind(here)}. Received: {_kind(there)}")
+
+
+def _kind(value):
+    if isinstance(value, bool):
+        return "a bool"
+    if isinstance(value, (list, tuple, collections.deque)):
+        return "a list"
+    if isinstance(value, (np.ndarray, paddle.Tensor)):
+        return "a number" if value.size == 1 else "an array"
+    return "a number" if isinstance(value, _NUMBERS) else type(value).__name__

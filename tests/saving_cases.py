@@ -1,0 +1,205 @@
+"""The model, the optimizers and the files of test_saving.py."""
+
+import contextlib
+import hashlib
+import json
+import re
+import struct
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+import paddle_ldopt as ldopt
+
+OPTIONS = {
+    "adamwdl": {},
+    "adamwdl bf16": {},
+    "lamb": {"weight_decay": 0.01},
+    "lamb bf16": {},
+    "came": {"weight_decay": 0.01},
+    "came bf16": {},
+    "came compressed": {"compression": True},
+    "came relative": {"relative_step": True},
+    "adafactor": {"scale_parameter": False, "relative_step": False},
+    "adafactor momentum": {"beta1": 0.9, "relative_step": True},
+    "adamweightdecay": {"weight_decay_rate": 0.01},
+    "adamweightdecay amsgrad": {"amsgrad": True, "decay": 0.1},
+    "adamwdl float64": {},
+    "came float64": {},
+}
+CASES = tuple(OPTIONS)
+_SHIFT = {"came": "learning_rate", "adafactor": "lr"}
+
+
+class Linear(nn.Layer):
+    """A linear layer that computes in float32 whatever its weights are: Paddle has no bfloat16 kernels on a CPU."""
+
+    def __init__(self, rows, columns):
+        super().__init__()
+        self.weight = self.create_parameter([rows, columns])
+        self.bias = self.create_parameter([columns], is_bias=True)
+
+    def forward(self, x):
+        return paddle.matmul(x, self.weight.astype(x.dtype)) + self.bias.astype(x.dtype)
+
+
+class Model(nn.Layer):
+    def __init__(self, width, blocks):
+        super().__init__()
+        self.embed = Linear(3, width)
+        self.blocks = nn.LayerList([Linear(width, width) for _ in range(blocks)])
+        self.head = Linear(width, 2)
+        self.scale = self.create_parameter([], default_initializer=nn.initializer.Constant(0.5))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = paddle.tanh(block(x))
+        return self.head(x) * self.scale.astype(x.dtype)
+
+
+class Run:
+    """A model and its optimizer; the batch of a step is the same in all of them.
+
+    Args:
+        case (str): of `CASES`.
+        seed (int): of the parameters.
+        guard (bool): name the parameters as in a new process.
+        rate (float|LRScheduler|list): the rate; its schedule is stepped.
+        layerwise (bool): give the optimizer a rate for each layer, and so the names.
+        decay (float): of the rate.
+        idle (str): a parameter without gradients.
+        fused (bool|None): of the optimizer.
+        width (int): of the model.
+        blocks (int): of the model.
+        options: of the optimizer.
+    """
+
+    def __init__(
+        self, case, seed=0, guard=True, rate=1e-3, layerwise=True, decay=0.5, idle=None, fused=None, width=4, blocks=2,
+        **options,
+    ):  # fmt: skip
+        name, _, kind = case.partition(" ")
+        paddle.seed(seed)
+        if not guard:
+            Model(width, blocks)
+        with paddle.utils.unique_name.guard() if guard else contextlib.nullcontext():
+            self.model = Model(width, blocks)
+        self.dtype = "float64" if kind == "float64" else "float32"
+        if kind in ("bf16", "float64"):
+            self.model.to(dtype={"bf16": "bfloat16"}.get(kind, kind))
+        options = {**OPTIONS[case], **options}
+        if kind == "bf16":
+            options["multi_precision"] = True
+        if not options.get("relative_step"):
+            options["lr" if name == "adafactor" else "learning_rate"] = rate
+        if layerwise:
+            layers = ldopt.LayerMap.from_model(self.model, rules={"^scale$": "head"})
+            options.update(layers=layers, layerwise_decay=ldopt.LayerDecay(decay))
+        cls = ldopt.optimizer_class(name)
+        self.optimizer = cls(parameters=self.model.parameters(), fused=fused, **options)
+        self.rate, self.idle, self.done, self.guard = rate, idle, 0, guard
+
+    def train(self, until):
+        """Take the steps up to number `until`."""
+        with paddle.utils.unique_name.guard() if self.guard else contextlib.nullcontext():
+            self._train(until)
+        return self
+
+    def _train(self, until):
+        for step in range(self.done, until):
+            x = paddle.to_tensor(np.random.default_rng(step).standard_normal([5, 3]), dtype=self.dtype)
+            (self.model(x) ** 2).mean().backward()
+            for name, param in self.model.named_parameters():
+                if name == self.idle:
+                    param.clear_gradient(False)
+            self.optimizer.step()
+            self.optimizer.clear_grad(set_to_zero=False)
+            if isinstance(self.rate, paddle.optimizer.lr.LRScheduler) and not hasattr(self.rate, "patience"):
+                self.rate.step()
+        self.done = until
+
+    def with_weights_of(self, other):
+        """Take over the parameters of another run."""
+        for mine, theirs in zip(self.model.parameters(), other.model.parameters()):
+            mine.set_value(theirs.numpy())
+        self.done = other.done
+        return self
+
+    def values(self):
+        return {name: param.numpy() for name, param in self.model.named_parameters()}
+
+    def state(self):
+        """Return structured name of the state -> value, masters included."""
+        state = dict(self.optimizer.state_dict())
+        masters = state.pop("master_weights", {})
+        state.pop("LR_Scheduler", None)
+        found = {f"{name}.master": value.numpy() for name, value in masters.items()}
+        found.update((key, value.numpy()) for key, value in state.items())
+        names = {param.name: name for name, param in self.model.named_parameters()}
+        longest = sorted(names, key=len, reverse=True)
+        return {names[next(n for n in longest if key.startswith(n))] + _rest(key): v for key, v in found.items()}
+
+    def everything(self):
+        """Return all that a step depends on."""
+        rate = self.rate.state_dict() if hasattr(self.rate, "state_dict") else {}
+        return {**self.values(), **self.state(), "rate": np.array(json.dumps(rate, default=str))}
+
+
+def _rest(key):
+    """Return what is behind the parameter's name in the name of a state, without what tells masters and copies."""
+    return "." + re.sub(r"^\w+\.[wb]_\d+|^\w+?_\d+\.w_\d+|_fp32_master_\d+|_\d+$", "", key).strip("_.")
+
+
+def same(one, other):
+    return bits(one) == bits(other)
+
+
+def bits(arrays):
+    return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in arrays.items()}
+
+
+def digest(arrays):
+    """Return a number for all values, whatever Paddle calls the parameters."""
+    return hashlib.sha256(b"".join(a.tobytes() for _, a in sorted(arrays.items()))).hexdigest()
+
+
+@contextlib.contextmanager
+def refused(says, kind, run, what=None):
+    """Expect an error that says something, and nothing of `run` to be changed by then."""
+    before = bits(run.everything())
+    with pytest.raises(kind) as caught:
+        yield
+    message = str(caught.value)
+    if isinstance(caught.value, (ValueError, TypeError)):
+        assert "Received:" in message, (what, message)
+    assert re.search(says, message), (what, message)
+    assert bits(run.everything()) == before, what
+
+
+def write_raw(path, header, data=b""):
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header + data)
+
+
+def sealed(path, target, record=None, tensors=None, values=None):
+    """Write a changed copy of a file with the right checksum, as somebody who means harm would."""
+    with open(path, "rb") as file:
+        content = file.read()
+    length = struct.unpack("<Q", content[:8])[0]
+    header, data = json.loads(content[8 : 8 + length]), bytearray(content[8 + length :])
+    for name, value in (values or {}).items():
+        begin, end = header[name]["data_offsets"]
+        data[begin:end] = value.tobytes()
+    if tensors is not None:
+        tensors(header)
+    if record is not None:
+        changed = json.loads(header["__metadata__"]["record"])
+        record(changed)
+        header["__metadata__"]["record"] = json.dumps(changed)
+    header["__metadata__"]["sha256"] = "0" * 64
+    head = json.dumps(header, separators=(",", ":")).encode()
+    total = hashlib.sha256(struct.pack("<Q", len(head)) + head + bytes(data)).hexdigest()
+    write_raw(target, head.replace(b"0" * 64, total.encode()), bytes(data))
