@@ -164,7 +164,8 @@ def test_one_more_layer_from_the_top_every_k_steps(tmp_path, optim):
 
 def test_closed_layers_do_not_count_in_clipping(tmp_path):
     """The head alone, clipped, moves as if the rest were frozen by `stop_gradient`."""
-    _, watch = train(tmp_path / "a", GradualUnfreezeCallback(3), max_steps=3, max_grad_norm=0.01, optim="adamw")
+    with pytest.warns(UserWarning, match=r"steps \[3, 6, 9\] are never trained"):
+        _, watch = train(tmp_path / "a", GradualUnfreezeCallback(3), max_steps=3, max_grad_norm=0.01, optim="adamw")
     with paddle.utils.unique_name.guard():
         model = common.tiny_model()
         for name, param in model.named_parameters():
@@ -175,7 +176,8 @@ def test_closed_layers_do_not_count_in_clipping(tmp_path):
     with paddle.utils.unique_name.guard():
         other = common.weights(common.tiny_model())
     assert changed(other, got) == {3}
-    last, _ = train(tmp_path / "c", GradualUnfreezeCallback(3), max_steps=3, max_grad_norm=0.01, optim="adamw")
+    with pytest.warns(UserWarning, match="never trained"):
+        last, _ = train(tmp_path / "c", GradualUnfreezeCallback(3), max_steps=3, max_grad_norm=0.01, optim="adamw")
     got = common.weights(last.model)
     for name in (name for name in got if layer_of(name) == 3):
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-5, atol=1e-7)

@@ -7,6 +7,7 @@ import inspect
 import math
 import pickle
 import re
+import sys
 import time
 import warnings
 
@@ -293,6 +294,11 @@ def test_resume_from_a_copy(kind, how, tmp_path):
         assert rates(second, 150 - at) == whole[at:]
 
 
+def a_million_takes():
+    """Return the seconds allowed; no limit while coverage traces each line, which takes longer than the step."""
+    return 2.0 if sys.gettrace() is None else math.inf
+
+
 @closed_kind
 def test_a_million_steps(kind):
     million = 1_000_000
@@ -306,9 +312,9 @@ def test_a_million_steps(kind):
         for _ in range(million - 1):
             schedule.step()
         best = min(best, time.process_time() - start)
-        if best < 2.0:
+        if best < a_million_takes():
             break
-    assert best < 2.0
+    assert best < a_million_takes()
     assert schedule.last_epoch == million - 1
     from_last_epoch = make(kind, last_epoch=million - 2, **more)
     from_state = make(kind, **more)
@@ -328,9 +334,9 @@ def test_a_million_steps_on_a_metric(kind):
         for loss in losses[:-1]:
             schedule.step(loss)
         best = min(best, time.process_time() - start)
-        if best < 2.0:
+        if best < a_million_takes():
             break
-    assert best < 2.0
+    assert best < a_million_takes()
     other = make(kind, **more)
     other.set_state_dict(schedule.state_dict())
     assert other.last_epoch == million - 1
