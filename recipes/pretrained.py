@@ -83,14 +83,25 @@ def load_tokenizer(name="minilm"):
     if kind in ("directory", "hub"):
         from paddlenlp.transformers import AutoTokenizer
 
-        return _from_pretrained(AutoTokenizer, name, kind, {})
-    from paddlenlp.transformers import BertTokenizer
+        tokenizer = _from_pretrained(AutoTokenizer, name, kind, {})
+    else:
+        from paddlenlp.transformers import BertTokenizer
 
-    tokenizer = BertTokenizer.from_pretrained(str(minilm_dir()))
-    if kind == "class":  # DistilBert, for one, takes no token_type_ids
-        taken = inspect.signature(_model_class(name, "").forward).parameters
+        tokenizer = BertTokenizer.from_pretrained(str(minilm_dir()))
+    model = _model_class(name, "") if kind == "class" else _saved_class(name) if kind == "directory" else None
+    if model is not None:  # DistilBert, for one, takes no token_type_ids, which its folder's tokenizer may give
+        taken = inspect.signature(model.forward).parameters
         tokenizer.model_input_names = [field for field in tokenizer.model_input_names if field in taken]
     return tokenizer
+
+
+def _saved_class(folder):
+    """Returns the class of the model in a folder, None if it does not say which, or is none of PaddleNLP's."""
+    from paddlenlp import transformers
+
+    path = Path(folder) / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return getattr(transformers, (config.get("architectures") or [""])[0], None)
 
 
 def minilm_dir():

@@ -10,6 +10,9 @@ import json
 import os
 import random
 import re
+import tempfile
+import warnings
+import zlib
 
 import numpy as np
 
@@ -22,13 +25,17 @@ __all__ = [
     "begin_checkpoint",
     "beside",
     "check_checkpoint",
+    "check_files",
     "check_layout",
     "check_thawed",
     "check_unified",
+    "check_writable",
     "differences",
     "finish_checkpoint",
     "last_checkpoint",
+    "list_files",
     "load_epoch_rng",
+    "oldest_first",
     "set_epoch_rng",
     "step_of",
     "take_epoch_rng",
@@ -39,6 +46,7 @@ PARTIAL = RECORD + ".partial"
 _SAME_STATE = {"AdamW", "AdamWDL"}  # one can go on with what the other saved
 EPOCH_RNG = "ldopt_epoch_rng.json"
 CONFIG = "ldopt_config.json"
+FILES = "ldopt_files.json"
 FORMAT = 1
 _NUMBERED = re.compile(r"^checkpoint-(\d+)$")
 _SHOWN = 3
@@ -55,7 +63,7 @@ def begin_checkpoint(folder, record, epoch_rng):
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, PARTIAL), "w", encoding="utf-8") as file:
         json.dump({"format": FORMAT, **record}, file, indent=1)
-    for stale in (RECORD, EPOCH_RNG, CONFIG):
+    for stale in (RECORD, EPOCH_RNG, CONFIG, FILES):
         if os.path.exists(os.path.join(folder, stale)):
             os.remove(os.path.join(folder, stale))
     if epoch_rng is not None:
@@ -63,28 +71,147 @@ def begin_checkpoint(folder, record, epoch_rng):
             json.dump(epoch_rng, file)
 
 
-def finish_checkpoint(folder):
-    """Say that the checkpoint is complete; harmless if it was said before."""
+def finish_checkpoint(folder, all_written=True):
+    """Say that the checkpoint is complete; harmless if it was said before.
+
+    Args:
+        folder (str): the checkpoint's.
+        all_written (bool): False if files are still being written, in the background: they are not listed then.
+    """
     if os.path.exists(os.path.join(folder, PARTIAL)):
+        if all_written:
+            list_files(folder)
         os.replace(os.path.join(folder, PARTIAL), os.path.join(folder, RECORD))
 
 
+def list_files(folder):
+    """Write the sizes and checksums of a checkpoint's files into it, for `check_files`.
+
+    Args:
+        folder (str): the checkpoint's.
+    """
+    found = [
+        os.path.relpath(os.path.join(place, name), folder) for place, _, names in os.walk(folder) for name in names
+    ]
+    listed = {name: _digest(os.path.join(folder, name)) for name in sorted(found) if name not in (FILES, PARTIAL)}
+    with open(os.path.join(folder, FILES), "w", encoding="utf-8") as file:
+        json.dump({"format": FORMAT, "files": listed}, file, indent=1)
+
+
+def _digest(path):
+    """Return [bytes, CRC-32] of a file."""
+    size = checksum = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            size, checksum = size + len(block), zlib.crc32(block, checksum)
+    return [size, checksum]
+
+
+def check_files(folder):
+    """Raise if the files of a checkpoint are not those that were written; any will do if it does not list them.
+
+    Args:
+        folder (str): the checkpoint's.
+
+    Raises:
+        ValueError: so it is.
+    """
+    problem = _damage(folder)
+    if problem is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the same
+            sound = last_checkpoint(os.path.dirname(os.path.abspath(folder)))
+        raise ValueError(
+            f"The checkpoint is damaged: {problem}. Resume from the last one that is not, "
+            f"{sound or 'of which there is none'}. Received: resume_from_checkpoint={folder!r}"
+        )
+
+
+def _damage(folder):
+    """Return in words what is wrong with the files of a checkpoint, None if nothing is."""
+    path = os.path.join(folder, FILES)
+    if not os.path.exists(path):
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            listed = json.load(file)["files"].items()
+        wrong = [words for name, digest in listed if (words := _difference(folder, name, digest)) is not None]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{FILES} cannot be read ({error})"
+    except OSError as error:
+        return str(error)
+    return "; ".join(wrong[:_SHOWN]) or None
+
+
+def _difference(folder, name, digest):
+    path = os.path.join(folder, name)
+    if not os.path.exists(path):
+        return f"'{name}' is not there"
+    size = os.path.getsize(path)
+    if size != digest[0]:
+        return f"'{name}' has {size} bytes of {digest[0]}"
+    return None if _digest(path) == digest else f"'{name}' has other bytes than were saved"
+
+
+def check_writable(output_dir):
+    """Raise if checkpoints cannot be written into a folder; make it, if it is not there.
+
+    Args:
+        output_dir (str): the folder.
+
+    Raises:
+        ValueError: so it is.
+    """
+    try:
+        os.makedirs(output_dir, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output_dir) as file:
+            file.write(b"can be written")
+    except OSError as error:
+        raise ValueError(
+            f"No checkpoint can be saved there ({error}): make room or give it the rights, choose another folder, or "
+            f"save none by save_strategy='no'. Received: output_dir={output_dir!r}"
+        ) from error
+
+
 def last_checkpoint(output_dir):
-    """Return the newest checkpoint that is complete: what to resume from after a crash.
+    """Return the newest checkpoint that is complete and undamaged: what to resume from after a crash.
 
     Args:
         output_dir (str): where the Trainer puts its ``checkpoint-<step>`` folders.
 
     Returns:
-        str|None: the folder; None if there is none. Those that were cut short are passed over. A checkpoint of a
-        Trainer without our mixin counts as complete if it has a trainer state.
+        str|None: the folder with the greatest step; None if there is none. Those that were cut short are passed over,
+        and with a warning those whose files are not what was written. A checkpoint of a Trainer without our mixin
+        counts as complete if it has a trainer state.
     """
     found = []
     for name in os.listdir(output_dir) if os.path.isdir(output_dir) else []:
         match = _NUMBERED.match(name)
         if match and _is_complete(os.path.join(output_dir, name)):
             found.append((int(match.group(1)), os.path.join(output_dir, name)))
-    return max(found)[1] if found else None
+    for _, folder in sorted(found, reverse=True):
+        problem = _damage(folder)
+        if problem is None:
+            return folder
+        warnings.warn(f"{folder} is damaged and passed over: {problem}.", stacklevel=2)
+    return None
+
+
+def oldest_first(folders, step, best):
+    """Return checkpoints in the order in which they may go, whatever the clock was when they were written.
+
+    Args:
+        folders (list[str]): with others among them, which are left out.
+        step (int): that of the newest of this run; later ones are left from a run that this one went on before.
+        best (str|None): the one with the best model, which goes last but for the newest.
+    """
+    steps = {folder: int(match.group(1)) for folder in folders if (match := _NUMBERED.match(os.path.basename(folder)))}
+
+    def place(folder):
+        kept = 2 if steps[folder] == step else folder == best
+        return steps[folder] <= step, kept, steps[folder]
+
+    return sorted(steps, key=place)
 
 
 def _is_complete(folder):
@@ -183,7 +310,7 @@ def check_checkpoint(folder, record, active, allowed):
         list[str]: the differences that were allowed.
 
     Raises:
-        ValueError: the checkpoint was cut short; its settings are unknown or differ.
+        ValueError: the checkpoint was cut short or is damaged; its settings are unknown or differ.
     """
     received = f"Received: resume_from_checkpoint={folder!r}"
     if os.path.exists(os.path.join(folder, PARTIAL)):
@@ -192,6 +319,7 @@ def check_checkpoint(folder, record, active, allowed):
             "The checkpoint was cut short while it was being saved (killed, or no space left): resume from the last "
             f"complete one, {complete or 'of which there is none'}. {received}"
         )
+    check_files(folder)
     if not os.path.exists(os.path.join(folder, RECORD)):
         if active and not allowed:
             raise ValueError(

@@ -54,10 +54,12 @@ class LdoptTrainerMixin(_Trainer):
       its layers, so `layer_map` must be asked for in all of them at once. The main process alone logs the table.
     - Checkpoints hold a record of the rule, the optimizer's class, the layer map and `GradualUnfreezeCallback`. A
       resume with others is refused unless ``allow_layerwise_change`` is given. One from a checkpoint that was cut short
-      always is; ``train(resume_from_checkpoint=True)`` takes the last complete one. (With asynchronous saving, complete
-      means that the files were all begun.)
-    - ``save_total_limit`` is heeded in a training of one process too. A resumed run that is over takes no further step,
-      and the best model is looked for beside the checkpoint that is gone on from, if the run was moved.
+      always is, and one with a file that is not what was written; ``train(resume_from_checkpoint=True)`` takes the
+      last one that is neither, and warns of those that are damaged. (With asynchronous saving, complete means that the
+      files were all begun, and damage is not looked for.)
+    - ``save_total_limit`` is heeded in a training of one process too, and goes by the steps, not by the clock. A
+      resumed run that is over takes no further step, and the best model is looked for beside the checkpoint that is
+      gone on from, if the run was moved. A folder that cannot be written into is found out before the first step.
     - In a training of one process, a resume ends with the same weights, bit for bit, as if it had never stopped. For
       that, the order of the batches in the second and later epochs, and dropout after a checkpoint at the end of an
       epoch, are restored, which the Trainer does not do. `gradient_accumulation_steps` must divide the batches of an
@@ -141,6 +143,8 @@ class LdoptTrainerMixin(_Trainer):
             if hasattr(callback, "config") and self._config is not None:
                 callback.config = self._config
         record = self._record
+        if name_of(self.args.save_strategy) != "no":
+            self._agree(lambda: checkpoints.check_writable(self.args.output_dir))
         checkpoint = self._agree(lambda: self._check_resume(self._resolve(resume_from_checkpoint), record))
         self._resumed_from, self._rng_restored = checkpoint, False
         if not any(isinstance(callback, _Events) for callback in self.callback_handler.callbacks):
@@ -256,7 +260,7 @@ class LdoptTrainerMixin(_Trainer):
             super()._save_checkpoint(*args, **kwargs)
             self._wait_for_all()  # it is complete
             if self.args.should_save:
-                checkpoints.finish_checkpoint(folder)
+                checkpoints.finish_checkpoint(folder, all_written=not self._saves_in_background)
             if not self._rotation and self.args.local_rank == -1:  # PaddleNLP does so where it is 0 only
                 self._rotation.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
         finally:
@@ -272,12 +276,25 @@ class LdoptTrainerMixin(_Trainer):
         best = self.state.best_model_checkpoint
         folder = inspect.signature(super()._rotate_checkpoints).bind(*args, **kwargs).arguments.get("output_dir")
         if best is not None and folder is not None:
-            inside = os.path.realpath(os.path.dirname(best)) == os.path.realpath(folder)
+            inside = os.path.isdir(best) and os.path.realpath(os.path.dirname(best)) == os.path.realpath(folder)
             self.state.best_model_checkpoint = os.path.join(folder, os.path.basename(best)) if inside else None
         try:
             super()._rotate_checkpoints(*args, **kwargs)
         finally:
             self.state.best_model_checkpoint = best
+
+    def _sorted_checkpoints(self, *args, **kwargs):
+        # the Trainer goes by the time of the files: after a clock was put back the newest would be deleted
+        call = inspect.signature(super()._sorted_checkpoints).bind(*args, **kwargs)
+        call.arguments["use_mtime"] = False
+        folders = super()._sorted_checkpoints(*call.args, **call.kwargs)
+        best = self.state.best_model_checkpoint
+        return checkpoints.oldest_first(folders, self.state.global_step, best and os.path.normpath(best))
+
+    @property
+    def _saves_in_background(self):
+        unified = getattr(self.args, "unified_checkpoint_config", None) or ()
+        return bool(getattr(self.args, "use_async_save", False)) or "async_save" in unified
 
     def _agree(self, ask):
         """Return in all processes what `ask()` gives in the main one, or raise what it raises there."""

@@ -1,0 +1,322 @@
+"""A Trainer's run with damaged files, on a full disk, in a folder that cannot be written into, by a wrong clock."""
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import shutil
+import subprocess
+import time
+import warnings
+
+import pytest
+import trainer_common as common
+import trainer_run
+
+from paddle_ldopt.trainer import checkpoints, last_checkpoint
+
+FILES = "ldopt_files.json"
+EVALUATE = {"evaluation_strategy": "steps", "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of nine steps with a checkpoint every two, which nothing disturbed, and the weights at its end."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, common.weights(run(folder).model)
+
+
+@pytest.fixture
+def copied(whole, tmp_path):
+    """A copy of that run, as it was after the checkpoint of step 6."""
+    for step in (2, 4, 6):
+        shutil.copytree(whole[0] / f"checkpoint-{step}", tmp_path / f"run/checkpoint-{step}")
+    return tmp_path / "run"
+
+
+def run(folder, resume=None, **kwargs):
+    return trainer_run.run(folder, resume=resume, **{"max_steps": 9, "save_steps": 2, **kwargs})
+
+
+def steps(folder):
+    return sorted(int(name.rpartition("-")[2]) for name in os.listdir(folder) if name.startswith("checkpoint-"))
+
+
+# --- damaged files ---
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "truncated": (truncate, r"has \d+ bytes of \d+"),
+    "emptied": (lambda path: path.write_bytes(b""), r"has 0 bytes of \d+"),
+    "flipped": (flip, "has other bytes than were saved"),
+    "gone": (os.remove, "is not there"),
+}
+
+
+def test_every_file_of_a_checkpoint_is_listed(whole):
+    folder = whole[0] / "checkpoint-2"
+    listed = set(json.loads((folder / FILES).read_text())["files"])
+    assert listed == {path.name for path in folder.iterdir()} - {FILES, "ldopt_layerwise.json"}
+    assert {"optimizer.pdopt", "model_state.pdparams", "trainer_state.json", "scheduler.pdparams"} <= listed
+
+
+@pytest.mark.parametrize("name", ["model_state.pdparams", "optimizer.pdopt", "trainer_state.json", "rng_state.pth"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_and_refused_by_name(copied, damage, name):
+    destroy, words = DAMAGES[damage]
+    destroy(copied / "checkpoint-6" / name)
+    if (damage, name) == ("gone", "trainer_state.json"):
+        assert last_checkpoint(copied) == str(copied / "checkpoint-4"), "it may be one of a Trainer that was cut short"
+    else:
+        with pytest.warns(UserWarning, match=f"checkpoint-6 is damaged and passed over: '{name}' {words}"):
+            assert last_checkpoint(copied) == str(copied / "checkpoint-4")
+    before = common.weights(common.tiny_model())
+    trainer = common.trainer(copied, optim="adamwdl", layerwise_lr_decay=0.8)
+    with warnings.catch_warnings(), pytest.raises(ValueError, match=f"damaged: '{name}' {words}.*checkpoint-4. Rec"):
+        warnings.simplefilter("error")  # the error says it all
+        trainer.train(resume_from_checkpoint=str(copied / "checkpoint-6"))
+    assert common.same(before, common.weights(trainer.model)) and trainer.optimizer is None
+
+
+def test_a_list_of_files_that_is_damaged_is_damage(copied):
+    for text in ("", "{", "[]", '{"files": 3}', '{"files": {"optimizer.pdopt": 3}}'):
+        (copied / "checkpoint-6" / FILES).write_text(text)
+        with pytest.warns(UserWarning, match="ldopt_files.json cannot be read"):
+            assert last_checkpoint(copied) == str(copied / "checkpoint-4")
+    os.remove(copied / "checkpoint-6" / FILES)  # as version 0.1 left it
+    assert last_checkpoint(copied) == str(copied / "checkpoint-6")
+
+
+def test_an_automatic_resume_falls_back_and_ends_with_the_same_weights(copied, whole):
+    flip(copied / "checkpoint-6/model_state.pdparams")
+    truncate(copied / "checkpoint-4/optimizer.pdopt")
+    with pytest.warns(UserWarning, match="damaged") as said:
+        resumed = run(copied, resume=True)
+    assert [os.path.basename(str(w.message).split()[0]) for w in said if "damaged" in str(w.message)] == [
+        "checkpoint-6",
+        "checkpoint-4",
+    ]
+    assert common.same(common.weights(resumed.model), whole[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert last_checkpoint(copied) == str(copied / "checkpoint-8"), "and what was damaged was written anew"
+
+
+def test_if_all_are_damaged_there_is_none(copied):
+    for step in (2, 4, 6):
+        truncate(copied / f"checkpoint-{step}/optimizer.pdopt")
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(ValueError, match="no complete checkpoint"):
+        run(copied, resume=True)
+    with pytest.raises(ValueError, match="that is not, of which there is none. Received"):
+        run(copied, resume=str(copied / "checkpoint-6"))
+
+
+def test_files_that_are_written_in_the_background_are_not_listed(copied):
+    checkpoints.begin_checkpoint(str(copied / "checkpoint-6"), {"optimizer": "AdamWDL"}, None)
+    checkpoints.finish_checkpoint(str(copied / "checkpoint-6"), all_written=False)
+    assert not (copied / "checkpoint-6" / FILES).exists() and last_checkpoint(copied) == str(copied / "checkpoint-6")
+    trainer = common.trainer(copied)
+    assert not trainer._saves_in_background
+    trainer.args.use_async_save = True
+    assert trainer._saves_in_background
+    trainer.args.use_async_save, trainer.args.unified_checkpoint_config = False, ["async_save"]
+    assert trainer._saves_in_background
+
+
+# --- disk full ---
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A function that mounts a file system of so many bytes; only root may."""
+    mounted = []
+
+    def mount(size):
+        folder = tmp_path / f"disk-{len(mounted)}"
+        folder.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True)
+        if done.returncode:
+            pytest.skip("a small file system needs the rights to mount one")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", folder], check=True)
+
+
+def size_of(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def full_at(share, small_disk, whole):
+    """Let a disk be full when the third checkpoint is written to `share`; make room; go on."""
+    one = size_of(whole[0] / "checkpoint-2")
+    size = int((2 + share) * one) // 4096 * 4096 + 25 * 4096  # files fill whole pages
+    folder = small_disk(size)
+    with pytest.raises(Exception) as caught:  # Paddle has errors of its own
+        run(folder)
+    assert "No space left" in str(caught.value) or "Errno 28" in str(caught.value), caught.value
+    last = last_checkpoint(folder)
+    assert last is not None and 2 <= int(last.rpartition("-")[2]) <= 6
+    subprocess.run(["mount", "-o", f"remount,size={size + 8 * one}", folder], check=True)
+    resumed = run(folder, resume=True)
+    assert common.same(common.weights(resumed.model), whole[1])
+    assert not list(folder.glob("*/*.partial"))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6])
+def test_a_disk_that_is_full_costs_no_more_than_one_save(small_disk, whole, share):
+    full_at(share, small_disk, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("part", range(40))
+def test_a_disk_that_is_full_at_any_byte(small_disk, whole, part):
+    full_at(part / 40, small_disk, whole)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_file_that_cannot_be_written_to_its_end(tmp_path, whole, share):
+    biggest = max(path.stat().st_size for path in (whole[0] / "checkpoint-2").iterdir())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    run(tmp_path / "run", max_steps=2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(share * biggest), before[1]))
+    try:
+        with pytest.raises(Exception, match="File too large"):
+            run(tmp_path / "run", resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert last_checkpoint(tmp_path / "run") == str(tmp_path / "run/checkpoint-2")
+    assert common.same(common.weights(run(tmp_path / "run", resume=True).model), whole[1])
+
+
+def test_a_disk_without_a_byte_left_is_refused_before_the_first_step(small_disk):
+    folder = small_disk(16 * 4096)
+    with open(folder / "fill", "wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
+    trainer = common.trainer(folder, optim="adamwdl")
+    with pytest.raises(ValueError, match="No checkpoint can be saved there.*No space left.*Received: output_dir="):
+        trainer.train()
+    assert trainer.optimizer is None
+
+
+# --- a folder that cannot be written into ---
+
+
+BIND, REMOUNT, READ_ONLY = 4096, 32, 1  # of <sys/mount.h>
+
+
+@pytest.fixture
+def read_only():
+    """A function that closes a folder for writing, for root too, and returns a function that opens it again."""
+    with contextlib.ExitStack() as opening:
+
+        def close(folder):
+            if os.geteuid():
+                folder.chmod(0o500)
+                opening.callback(folder.chmod, 0o700)
+                return opening.close
+            libc, path = ctypes.CDLL(None, use_errno=True), os.fsencode(folder)
+            if libc.mount(path, path, None, BIND, None):
+                pytest.skip(f"root may write anywhere and cannot mount here: {os.strerror(ctypes.get_errno())}")
+            opening.callback(libc.umount2, path, 0)
+            assert libc.mount(path, path, None, BIND | REMOUNT | READ_ONLY, None) == 0
+            return opening.close
+
+        yield close
+
+
+def test_a_folder_that_cannot_be_written_into_is_refused_before_the_first_step(tmp_path, read_only):
+    (tmp_path / "run").mkdir()
+    trainer = common.trainer(tmp_path / "run", optim="adamwdl", save_strategy="no")
+    read_only(tmp_path / "run")
+    trainer.train()  # saves nothing
+    trainer = common.trainer(tmp_path / "run", optim="adamwdl")
+    with pytest.raises(ValueError, match="No checkpoint can be saved there.*save_strategy='no'. Received: output_dir="):
+        trainer.train()
+    assert trainer.optimizer is None and not list((tmp_path / "run").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_into_any_longer(copied, whole, read_only):
+    class Closes(common.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 7:
+                opens.append(read_only(copied))
+
+    opens = []
+    with pytest.raises(OSError, match="Read-only|Permission denied"):
+        run(copied, resume=True, callbacks=[Closes()])
+    assert last_checkpoint(copied) == str(copied / "checkpoint-6")
+    opens[0]()
+    assert common.same(common.weights(run(copied, resume=True).model), whole[1])
+
+
+# --- a wrong clock ---
+
+
+class Jumps(common.TrainerCallback):
+    """Puts the clock of the process, and the times of files that are written, years to and fro."""
+
+    def __init__(self, monkeypatch):
+        self.patch, self.real, self.moves = monkeypatch, time.time, [3e8, -6e8, 0.0, -3e8, 6e8]
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        move = self.moves[state.global_step % 5]
+        self.patch.setattr(time, "time", lambda: self.real() + move)
+
+    def on_save(self, args, state, control, **kwargs):
+        folder, then = os.path.join(args.output_dir, f"checkpoint-{state.global_step}"), time.time()
+        for path in [folder, *(os.path.join(folder, name) for name in os.listdir(folder))]:
+            os.utime(path, (then, then))
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path, whole, monkeypatch):
+    trainer = run(tmp_path, callbacks=[Jumps(monkeypatch)], save_total_limit=2)
+    assert common.same(common.weights(trainer.model), whole[1])
+    assert steps(tmp_path) == [6, 8]
+
+
+def test_the_newest_checkpoint_stays_though_its_files_are_the_oldest(copied):
+    for step in (2, 4, 6):
+        os.utime(copied / f"checkpoint-{step}", (2e9 - step, 2e9 - step))
+    (copied / "checkpoint-4-copied-by-hand").mkdir()
+    run(copied, resume=True, save_total_limit=2)
+    kept = sorted(name for name in os.listdir(copied) if name.startswith("checkpoint-"))
+    assert kept == ["checkpoint-4-copied-by-hand", "checkpoint-6", "checkpoint-8"]
+
+
+def test_checkpoints_of_a_run_that_was_gone_on_from_earlier_go_first(copied):
+    run(copied, resume=str(copied / "checkpoint-2"), max_steps=5, save_steps=3, save_total_limit=1)
+    assert steps(copied) == [3], "not those of steps that this run has not come to"
+
+
+def test_the_order_in_which_checkpoints_go():
+    folders = [f"a/checkpoint-{step}" for step in (100, 20, 3, 40, 60)]
+    order = [int(folder.rpartition("-")[2]) for folder in checkpoints.oldest_first(folders, 40, "a/checkpoint-3")]
+    assert order == [60, 100, 20, 3, 40]
+    assert checkpoints.oldest_first(["a/checkpoint-best", *folders], 40, None)[-1] == "a/checkpoint-40"
+
+
+def test_a_best_checkpoint_that_was_deleted_stops_no_training(tmp_path):
+    class Deletes(common.TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                shutil.rmtree(state.best_model_checkpoint)
+
+    settings = {"eval_steps": 2, "save_total_limit": 1, "learning_rate": 1e-30, **EVALUATE}
+    trainer = run(tmp_path, callbacks=[Deletes()], **settings)
+    assert trainer.state.global_step == 9 and steps(tmp_path)[-1] == 8
