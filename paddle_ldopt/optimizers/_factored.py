@@ -58,11 +58,13 @@ def inverse_sqrt_factored(row, col, piece):
         piece (Piece): of what elements it is asked for.
     """
     row = (row / row.mean(axis=-1, keepdim=True)).rsqrt()
-    return piece.spread_rows(row) * piece.spread_cols(col.rsqrt())
+    return piece.spread_product(row, col.rsqrt())
 
 
 def square_sum(tensor):
     """Return the sum of the squares, shape []: what a rule yields before it asks for `rms`."""
+    if paddle.in_dynamic_mode():  # an operation without a tensor of squares
+        return paddle._C_ops.squared_l2_norm(tensor).reshape([])
     return (tensor * tensor).sum()
 
 

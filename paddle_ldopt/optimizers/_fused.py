@@ -183,37 +183,21 @@ class FusedMixin(_Base):
     def _plain_step(self):
         """Take a step; or return False, with nothing changed, if it needs more than it seemed."""
         every = self._parameter_list
-        grads = [param._grad_ivar() for param in every]
-        frozen = list(map(_Tensor.stop_gradient.__get__, every))
-        addresses = [0 if grad is None or idle else grad.data_ptr() for grad, idle in zip(grads, frozen)]
-        live = [i for i, address in enumerate(addresses) if address != 0]  # it is None of a sparse gradient
-        grads, params = [grads[i] for i in live], [every[i] for i in live]
-        addresses = [addresses[i] for i in live]
-        if (
-            not live
-            or None in addresses
-            or not all(map(_Tensor.is_same_shape, grads, params))
-            or not all(map(_Tensor.is_contiguous, grads))
-        ):
+        seen = _Seen.of(every)
+        if seen is None:
             return False
-        try:
-            factors = [param.optimize_attr["learning_rate"] for param in params]
-        except (AttributeError, KeyError, TypeError):  # no parameters of Paddle's layers
-            return False
-        if not set(map(type, factors)) <= {int, float}:
-            return False
-        ratios = self._ratios_now(every, frozen)
-        plan = self._plan_for(live, params)
-        types = plan.grad_types(grads)
+        ratios = self._ratios_now(every, seen.frozen)
+        plan = self._plan_for(seen)
+        types = plan.grad_types(seen)
         if not plan.is_plain or types is None or (self._grad_clip is not None and not plan.all_float32):
             return False  # 16 bits Paddle rounds when it clips
         options = self.fused_options()
         plan.refresh(options)
         self._create_global_learning_rate()
-        records, ratios = plan.records[plan.rows], np.array(ratios)[live]
-        records["lr"] = layer_rates(self._global_learning_rate(), factors, ratios)
-        records["weight_decay"] = self.decay_now(options) * np.array(plan.decayed(), "f8")[plan.rows]
-        records["grad"], records["grad_type"] = addresses, types
+        records, ratios, params = plan.records[plan.rows], np.array(ratios)[seen.live], seen.params
+        records["lr"] = layer_rates(self._global_learning_rate(), seen.factors, ratios)
+        records["weight_decay"] = self.decay_now(options) * plan.decayed()[plan.rows]
+        records["grad"], records["grad_type"] = seen.addresses, types
         if self._grad_clip is not None:
             clipped = np.array([getattr(param, "need_clip", True) is not False for param in params])
             records["grad_scale"][clipped] *= _clip_scale(records[clipped], self._grad_clip.clip_norm)
@@ -223,19 +207,24 @@ class FusedMixin(_Base):
         self._call(records, params)
         return True
 
-    def _plan_for(self, live, params):
-        """Return the plan with the rows of `params`, those numbered `live`; a new one if the last is not it."""
-        plan = self._plan
-        if plan is not None and plan.live == live and plan.parameter_list is self._parameter_list and plan.is_current():
+    def _plan_for(self, seen):
+        """Return the plan with the rows of the parameters seen; a new one if the last is not it."""
+        plan, every = self._plan, self._parameter_list
+        if (
+            plan is not None
+            and plan.live == seen.live
+            and plan.parameter_list is every
+            and plan.is_current(seen.weights)
+        ):
             return plan
-        if plan is None or not plan.holds(params):
+        if plan is None or not plan.holds(seen.params):
             self.helper = LayerHelper(type(self).__name__)
-            given = [p for p in self._parameter_list if not p.stop_gradient and p._grad_ivar() is not None]
+            given = [p for p in every if not p.stop_gradient and p._grad_ivar() is not None]
             with paddle.no_grad():  # state for empty ones too, as Paddle's step makes it
                 self._create_accumulators(paddle.static.default_main_program().global_block(), given)
-            plan = self._plan = Plan(self, params)
+            plan = self._plan = Plan(self, seen.params)
         if not plan.refused:
-            plan.live, plan.rows = live, [plan.index[param.name] for param in params]
+            plan.live, plan.rows = seen.live, np.array([plan.index[param.name] for param in seen.params])
         return plan
 
     def _ratios_now(self, params, frozen):
@@ -250,6 +239,51 @@ class FusedMixin(_Base):
         if getattr(ratio_of, "is_constant", False):  # a LayerMap's
             self._kept_ratios = ratio_of, params, frozen, ratios
         return ratios
+
+
+class _Seen(NamedTuple):
+    """What a plain step reads of parameters and gradients; the gradients' memory must live until it is done."""
+
+    frozen: list  # of all parameters, whether they are
+    live: list  # numbers of those that have a gradient and are not frozen; the lists below are of these
+    params: list
+    grads: list
+    addresses: list  # of the gradients
+    weights: list  # addresses of the parameters
+    factors: list  # of the parameters' own `optimize_attr`
+    sizes: set  # bytes of an element of a gradient
+
+    @classmethod
+    def of(cls, every):
+        """Return it; None if there is nothing to do, or a parameter or gradient that only Paddle's step can serve.
+
+        One loop asks all of one tensor while it is in the cache: of 10,000 tensors that is most of a step's time.
+        """
+        seen = frozen, live, params, grads, addresses, weights, factors, sizes = *([] for _ in range(7)), set()
+        try:
+            for i, param in enumerate(every):
+                idle = param.stop_gradient
+                frozen.append(idle)
+                if idle:
+                    continue
+                grad = param._grad_ivar()
+                if grad is None:
+                    continue
+                address = grad.data_ptr()
+                if address == 0:  # it is empty
+                    continue
+                if address is None or not grad.is_same_shape(param) or not grad.is_contiguous():  # None: it is sparse
+                    return None
+                live.append(i)
+                params.append(param)
+                grads.append(grad)
+                addresses.append(address)
+                weights.append(param.data_ptr())
+                factors.append(param.optimize_attr["learning_rate"])
+                sizes.add(grad.element_size())
+        except (AttributeError, KeyError, TypeError):  # no parameters of Paddle's layers
+            return None
+        return cls(*seen) if live and set(map(type, factors)) <= {int, float} else None
 
 
 def layer_rates(rate, factors, ratios):
@@ -280,7 +314,7 @@ class Plan:
         every = flatten_groups(self.parameter_list or params)
         known = {param.name: param for param in [*every, *params]}
         wanted = {param.name for param in params} | optimizer._already_create_accumulator
-        self._weights: list = []  # all tensors that are pointed to, gradients aside
+        self._masters: list = []  # all tensors that are pointed to, gradients and the parameters themselves aside
         self._states: list = []
         self._checked = 0  # the first of the states to be checked next
         records = []
@@ -297,11 +331,11 @@ class Plan:
                 self.refused[name] = why
         self.records = np.concatenate(records) if records else np.zeros(0, kernels.TENSOR)
         self._kept = [state.detach() for state in self._states]
-        self._addresses = [np.array(list(map(_Tensor.data_ptr, x)), "u8") for x in (self._weights, self._states)]
+        self._addresses = [_addresses(tensors) for tensors in (self.params, self._masters, self._states)]
         self._rule = None
         self._decayed = None
         self.live: Any = None  # which parameters had a gradient in the last plain step, by number
-        self.rows: list = []  # their rows in `records`
+        self.rows: Any = None  # their rows in `records`
         self.all_float32 = all(param.dtype == paddle.float32 for param in self.params)
         self.is_plain = not self.refused and not any(
             getattr(param, name, None) is not None
@@ -319,17 +353,25 @@ class Plan:
                 return False
         return self.parameter_list is self.optimizer._parameter_list and self.is_current()
 
-    def is_current(self):
+    def is_current(self, weights=None):
         """Say whether memory is where it was: that of all weights, and of some states, others the next time.
 
         Nothing in Paddle moves the state of a running optimizer in a process of its own. Should something do so, it is
         seen within some steps, and until then the library writes into memory that `_kept` holds on to.
+
+        Args:
+            weights (list[int], optional): the addresses of the parameters of `rows`, if they were read already; the
+                others are not asked for then.
         """
-        weights = np.array(list(map(_Tensor.data_ptr, self._weights)), "u8")
+        params, masters, states = self._addresses
+        if weights is None:
+            held = np.array_equal(_addresses(self.params), params)
+        else:
+            held = np.array_equal(np.array(weights, "u8"), params[self.rows])
         part = slice(self._checked, self._checked + _CHECKED)
         self._checked = part.stop if part.stop < len(self._states) else 0
-        states = np.array(list(map(_Tensor.data_ptr, self._states[part])), "u8")
-        return np.array_equal(weights, self._addresses[0]) and np.array_equal(states, self._addresses[1][part])
+        held &= np.array_equal(_addresses(self._states[part]), states[part])
+        return held and np.array_equal(_addresses(self._masters), masters)
 
     # ---- what stays from step to step
 
@@ -358,8 +400,9 @@ class Plan:
                 why = f"its state is of type {tensor.dtype}"
             if why is not None:
                 return why
-        for place, tensor in tensors.items():
-            (self._weights if place in ("param", "copy") else self._states).append(tensor)
+        if master is not None:
+            self._masters.append(master)
+        self._states += [tensor for place, tensor in tensors.items() if place not in ("param", "copy")]
         for place, tensor in tensors.items():
             if isinstance(place, int):
                 record["state"][place] = tensor.data_ptr()
@@ -396,17 +439,22 @@ class Plan:
                 self.records[field] = value
 
     def decayed(self):
-        """Return for each parameter whether it is decayed."""
+        """Return for each parameter 1.0 if it is decayed, 0.0 otherwise."""
         if self._decayed is None or self.optimizer._apply_decay_param_fun is not None:
-            self._decayed = list(map(self.optimizer.is_decayed, self.params))
+            self._decayed = np.array(list(map(self.optimizer.is_decayed, self.params)), "f8")
         return self._decayed
 
-    def grad_types(self, grads):
+    def grad_types(self, seen):
         """Return the type of each gradient, None if one cannot be read."""
         if self.all_float32:  # which their gradients then are, or twice as long or half
-            return 0 if set(map(_Tensor.element_size, grads)) == {4} else None
-        types = [_TYPES.get(grad.dtype) for grad in grads]
+            return 0 if seen.sizes == {4} else None
+        types = [_TYPES.get(grad.dtype) for grad in seen.grads]
         return None if None in types else types
+
+
+def _addresses(tensors):
+    """Return the addresses of tensors."""
+    return np.array(list(map(_Tensor.data_ptr, tensors)), "u8")
 
 
 def _clip_scale(records, clip_norm):

@@ -22,6 +22,7 @@ from ._factored import (
     square_sum,
 )
 from ._fused import FusedRule
+from ._inplace import over_, plus_, times_
 from ._pieces import Piece
 from .base import ELEMENT, SCALAR, STEP, RuleOptimizer, checked_bool, checked_range
 
@@ -55,31 +56,31 @@ def adafactor_update(
     t, shape, factored = state[STEP], piece.shape, is_factored(piece.shape)
     decay = t ** paddle.full_like(t, decay_rate)  # 1 - beta2_t (7.2); Paddle takes a plain exponent as a float32
 
-    squares = grad * grad + eps[0]
+    squares = plus_(grad * grad, eps[0])
     param_squares, *sums = yield [square_sum(param), *(row_col_sums(squares, piece) if factored else [])]
     if factored:  # Algorithm 4
         row_mean, col_mean = row_col_means(sums, shape)
         row = (1.0 - decay) * state["exp_avg_sq_row"] + decay * row_mean
         col = (1.0 - decay) * state["exp_avg_sq_col"] + decay * col_mean
-        update = grad * inverse_sqrt_factored(row, col, piece)
+        update = times_(inverse_sqrt_factored(row, col, piece), grad)
         new_state = {"exp_avg_sq_row": row, "exp_avg_sq_col": col}
     else:  # Algorithm 5
-        second = (1.0 - decay) * state["exp_avg_sq"] + decay * squares
-        update = grad * second.rsqrt()
+        second = plus_((1.0 - decay) * state["exp_avg_sq"], decay * squares)
+        update = times_(second.rsqrt(), grad)
         new_state = {"exp_avg_sq": second}
     (update_squares,) = yield [square_sum(update)]
-    update = update / (rms(update_squares, shape) / clip_threshold).clip(min=1.0)
+    update = over_(update, (rms(update_squares, shape) / clip_threshold).clip(min=1.0))
 
     if relative_step:  # rho_t of section 8 and table 2
         lr = lr * relative_rate(t, warmup_init)
     if scale_parameter:
         lr = lr * rms(param_squares, shape).clip(min=eps[1])
-    update = lr * update
+    update = times_(update, lr)
     if beta1 is not None:  # an average of whole steps, the rates in them
-        update = beta1 * state["exp_avg"] + (1.0 - beta1) * update
+        update = plus_((1.0 - beta1) * update, beta1 * state["exp_avg"])
         new_state["exp_avg"] = update
     if weight_decay != 0.0:  # not in the paper
-        param = param - weight_decay * lr * param
+        param = plus_(-weight_decay * lr * param, param)
     return param - update, {**new_state, _USED_LR: lr}
 
 

@@ -14,7 +14,9 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from ..hooks import flatten_groups, is_listed, layerwise_lr_decay
+from ._factored import square_sum
 from ._fused import FusedRule
+from ._inplace import over_, plus_, times_
 from .base import ELEMENT, STEP, RuleOptimizer, checked_range
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
@@ -42,19 +44,19 @@ def adam_weight_decay_update(
     if clipvalue is not None:
         grad = grad.clip(-clipvalue, clipvalue)
     if clipnorm is not None:
-        (square,) = yield [(grad * grad).sum()]
+        (square,) = yield [square_sum(grad)]
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:
-        param = param - lr * weight_decay * param  # first, and not with the bias-corrected rate
-    m = beta_1 * state["moment1"] + (1.0 - beta_1) * grad
-    v = beta_2 * state["moment2"] + (1.0 - beta_2) * grad * grad
+        param = plus_(-lr * weight_decay * param, param)  # first, and not with the bias-corrected rate
+    m = plus_(beta_1 * state["moment1"], (1.0 - beta_1) * grad)
+    v = plus_(beta_2 * state["moment2"], times_((1.0 - beta_2) * grad, grad))
     new_state = {"moment1": m, "moment2": v}
     if amsgrad:
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
     # Adam before section 2.1: both corrections are in the rate, so epsilon is next to the root of an uncorrected v
     step_size = lr * _one_minus_power(beta_2, t).sqrt() / _one_minus_power(beta_1, t)
-    return param - step_size * m / (v.sqrt() + epsilon), new_state
+    return plus_(over_(-step_size * m, plus_(v.sqrt(), epsilon)), param), new_state
 
 
 def _one_minus_power(beta, t):

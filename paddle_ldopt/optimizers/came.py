@@ -19,6 +19,7 @@ from ._factored import (
     square_sum,
 )
 from ._fused import FusedRule
+from ._inplace import over_, plus_, square_, times_
 from ._pieces import Piece
 from ._schedules import read_order
 from .base import ELEMENT, STEP, RuleOptimizer, checked_bool, checked_range
@@ -58,7 +59,7 @@ def came_update(
     t, shape, new_state = state[STEP], piece.shape, {}
 
     def average(name, value, beta):  # the exponential moving average called `name`, with `value` in it
-        new_state[name] = beta * state[name] + (1 - beta) * value
+        new_state[name] = plus_(beta * state[name], (1 - beta) * value)
         return new_state[name]
 
     def factored_average(name, matrix, beta):  # 1 / sqrt of the average of `matrix`, kept as its row and column means
@@ -76,24 +77,24 @@ def came_update(
     if beta2 is None:
         beta2 = 1 - t ** paddle.full_like(t, -decay_rate)  # a number would be rounded to float32
 
-    square = grad * grad + eps[0]
+    square = plus_(grad * grad, eps[0])
     if is_factored(shape):
-        update = grad * (yield from factored_average("exp_avg_sq", square, beta2))  # u = g / sqrt(V)
+        update = times_((yield from factored_average("exp_avg_sq", square, beta2)), grad)  # u = g / sqrt(V)
     else:
-        update = grad * average("exp_avg_sq", square, beta2).rsqrt()
+        update = times_(average("exp_avg_sq", square, beta2).rsqrt(), grad)
     (total,) = yield [square_sum(update)]
     excess = rms(total, shape) / clip_threshold
-    update = update / paddle.maximum(excess, paddle.ones_like(excess))  # u / max(1, RMS(u) / d)
+    update = over_(update, paddle.maximum(excess, paddle.ones_like(excess)))  # u / max(1, RMS(u) / d)
 
     step = update
     if beta1:
         step = average("exp_avg", update, beta1)  # m
         if is_factored(shape):
-            instability = (update - step).square() + eps[2]  # U = (u - m)^2: the less, the more confidence
-            step = step * (yield from factored_average("exp_avg_res", instability, beta3))  # m / sqrt(S)
+            instability = plus_(square_(update - step), eps[2])  # U = (u - m)^2: the less, the more confidence
+            step = times_((yield from factored_average("exp_avg_res", instability, beta3)), step)  # m / sqrt(S)
     if weight_decay:
-        step = step + weight_decay * param
-    return param - lr * step, new_state
+        step = plus_(weight_decay * param, step)
+    return plus_(-lr * step, param), new_state
 
 
 class Came(RuleOptimizer):

@@ -13,7 +13,9 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from ..hooks import layerwise_lr_decay
+from ._factored import square_sum
 from ._fused import FusedRule
+from ._inplace import over_, plus_, sqrt_, times_
 from ._pieces import Piece
 from ._schedules import Schedule, as_list, decay_or_schedule, is_convolution, rate_or_schedule, read_groups
 from .base import ELEMENT, SCALAR, STEP, RuleOptimizer, checked_range
@@ -51,18 +53,18 @@ def lamb_update(param, grad, state, lr, *, beta1, beta2, eps, weight_decay, grad
     if grad_centralization and is_convolution(piece.shape):
         (sums,) = yield [piece.channel_sums(grad)]
         grad = grad - piece.spread_channels(sums / math.prod(piece.shape[1:]))  # arXiv 2004.01461, eq. 1
-    m = beta1 * state["moment1"] + (1.0 - beta1) * grad
-    v = beta2 * state["moment2"] + (1.0 - beta2) * grad * grad
+    m = plus_(beta1 * state["moment1"], (1.0 - beta1) * grad)
+    v = plus_(beta2 * state["moment2"], times_((1.0 - beta2) * grad, grad))
     m_hat = m / one_minus_power(beta1, t)
     v_hat = v / one_minus_power(beta2, t)
-    r = m_hat / (v_hat.sqrt() + eps)
-    u = r + weight_decay * param
-    x_square, u_square = yield [(param * param).sum(), (u * u).sum()]
+    r = over_(m_hat, plus_(sqrt_(v_hat), eps))
+    u = plus_(r, weight_decay * param)
+    x_square, u_square = yield [square_sum(param), square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     one = paddle.ones_like(x_norm)
     adapted = paddle.logical_and(x_norm > 0, u_norm > 0)
     ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-    return param - lr * ratio * u, {"moment1": m, "moment2": v}
+    return plus_(times_(u, -lr * ratio), param), {"moment1": m, "moment2": v}
 
 
 def one_minus_power(beta, t):
