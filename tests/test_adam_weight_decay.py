@@ -299,7 +299,7 @@ def test_minimize_counts_like_step():
             opt.clear_grad()
         results.append(model.weight.numpy())
         count = opt._get_accumulator_master("beta1_pow_acc", model.bias)
-        assert float(count) == 4 and opt._number_of_this_step is None
+        assert count.item() == 4 and opt._number_of_this_step is None
     np.testing.assert_array_equal(*results)
 
 
