@@ -105,7 +105,8 @@ class Loop(PlainLoop):
 
     def states(self):
         """Return what a checkpoint is made of, by the names of its files."""
-        return {"model_state.pdparams": self.model, "optimizer.pdopt": self.optimizer, "scaler.pdparams": self.scaler}
+        parts = {"model_state.pdparams": self.model, "scaler.pdparams": self.scaler}
+        return {**parts, "optimizer.safetensors": self.optimizer}  # after the model, of which it may make masters
 
     def evaluate(self):
         """Return the metrics that are logged."""

@@ -17,6 +17,8 @@ from fine_tuning import check_least, option
 from run_control import StopOnSigterm, write_json
 from tqdm import tqdm
 
+import paddle_ldopt as ldopt
+
 
 @dataclasses.dataclass
 class LoopArguments:
@@ -66,7 +68,10 @@ class PlainLoop:
             unfinished = folder + ".unfinished"
             os.makedirs(unfinished, exist_ok=True)
             for name, part in self.states().items():
-                paddle.save(part.state_dict(), os.path.join(unfinished, name))
+                if isinstance(part, paddle.optimizer.Optimizer):
+                    ldopt.save_optimizer(os.path.join(unfinished, name), part, self.model, step=self.step)
+                else:
+                    paddle.save(part.state_dict(), os.path.join(unfinished, name))
             write_json(unfinished, "trainer_state.json", {"global_step": self.step})
             shutil.rmtree(folder, ignore_errors=True)  # of a run that went on from before it
             os.replace(unfinished, folder)
@@ -74,8 +79,11 @@ class PlainLoop:
     def load(self, folder):
         """Go on from a checkpoint."""
         for name, part in self.states().items():
-            load = getattr(part, "set_state_dict", None) or part.load_state_dict
-            load(paddle.load(os.path.join(folder, name)))
+            if isinstance(part, paddle.optimizer.Optimizer):
+                ldopt.load_optimizer(os.path.join(folder, name), part, self.model)
+            else:
+                load = getattr(part, "set_state_dict", None) or part.load_state_dict
+                load(paddle.load(os.path.join(folder, name)))
         with open(os.path.join(folder, "trainer_state.json"), encoding="utf-8") as file:
             self.step = json.load(file)["global_step"]
 

@@ -6,7 +6,7 @@
 import numpy as np
 import paddle
 import pytest
-from golden.trajectories import ARRAYS, INDEX, error, inputs, load_arrays, load_index, split
+from golden.trajectories import ARRAYS, INDEX, STATES, error, inputs, load_arrays, load_index, split
 from reference import make_params, take_steps
 
 import paddle_ldopt as ldopt
@@ -67,4 +67,4 @@ def test_the_files_are_small_and_belong_together():
     arrays = load_arrays()
     assert set(arrays) == {"start", "gradients", "absent", *(case["id"] for case in CASES)}
     assert all(np.isfinite(array).all() for array in arrays.values())
-    assert INDEX.stat().st_size + ARRAYS.stat().st_size < 200_000
+    assert sum(path.stat().st_size for path in (INDEX, ARRAYS, STATES)) < 200_000

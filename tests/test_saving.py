@@ -466,10 +466,11 @@ def test_a_hostile_schedule_changes_nothing(path):
                 ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
 
 
-def test_hostile_tensors_change_nothing(saved, victim):
-    arrays = safetensors.deserialize(read(saved))
+def hostile_tensors(saved, victim, names):
     count = 0
-    for name, tensor in arrays:
+    for name, tensor in safetensors.deserialize(read(saved)):
+        if not any(part in name for part in names):
+            continue
         shape = tensor["shape"]
         for what, change in {
             "gone": lambda tensors, n: tensors.pop(n),
@@ -495,7 +496,17 @@ def test_hostile_tensors_change_nothing(saved, victim):
             with refused("", ValueError, victim, (name, what, shape)):
                 ldopt.load_optimizer(saved + ".hostile", victim.optimizer, victim.model)
             count += 1
-    assert count > 200
+    return count
+
+
+def test_hostile_tensors_change_nothing(saved, victim):
+    assert hostile_tensors(saved, victim, ("blocks.0.weight.exp_avg_sq_row", "blocks.0.bias.exp_avg", "scale.b")) > 60
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_hostile_tensors_of_any_name_change_nothing(saved, victim):
+    assert hostile_tensors(saved, victim, ("",)) > 500
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
@@ -735,7 +746,7 @@ def hostile_pickles(mark):
     yield "a list", pickle.dumps([1, 2])
     yield "numbers", pickle.dumps({"linear_0.w_0_moment1_0": 1.0})
     yield "keys that are no text", pickle.dumps({(1, 2): 3})
-    yield "a huge memo", b"\x80\x04}r\xff\xff\xff\x7f."
+    yield "a huge memo", b"\x80\x04}r\xff\xff\xff\x7f\x8c\x01aK\x01s."
     yield "a huge string", b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fx."
     yield "a dict in itself", b"\x80\x04}\x94\x8c\x0cLR_Scheduler\x94h\x00s."
     yield "nothing", b""
@@ -757,20 +768,30 @@ def test_no_code_in_a_pdopt_is_run(tmp_path, victim):
     assert os.path.exists(mark)
 
 
-def test_a_damaged_pdopt_is_refused_or_loads_numbers(tmp_path):
+def damage_pdopt(tmp_path, flips, cuts):
     run = Run("lamb").train(HALF)
     path, draw, refusals = str(tmp_path / "a.pdopt"), np.random.default_rng(0), 0
     paddle.save(run.optimizer.state_dict(), path)
-    data = read(path)
-    for what, damaged in itertools.islice(each_damage(data, draw, 200, 60), 260):
+    victim = Run("lamb", seed=1)
+    for what, damaged in itertools.islice(each_damage(read(path), draw, flips, cuts), flips + cuts):
         with open(path, "wb") as file:
             file.write(damaged)
-        victim = Run("lamb", seed=1)
         before = bits(victim.everything())
         try:  # it has no checksum: a flipped bit of a number is not noticed, as in Paddle
             ldopt.load_optimizer(path, victim.optimizer)
         except ValueError as error:
             assert "Received:" in str(error) and bits(victim.everything()) == before, what
             refusals += 1
-        assert "cut" not in what or bits(victim.everything()) == before, what
-    assert refusals > 100
+        else:
+            assert "flipped" in what
+    return refusals
+
+
+def test_a_damaged_pdopt_is_refused_or_loads_numbers(tmp_path):
+    assert damage_pdopt(tmp_path, 60, 20) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_a_damaged_pdopt_at_many_places(tmp_path):
+    assert damage_pdopt(tmp_path, 2000, 300) > 1000

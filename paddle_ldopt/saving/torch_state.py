@@ -166,6 +166,8 @@ def _read(source):
     """Return (parameter's number or name -> {state: array}, names by number or None)."""
     if isinstance(source, Mapping):
         return _from_dict(source)
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f"`source` must be a path or a dict. Received: source of type {type(source).__name__}")
     path = os.fspath(source)
     if not path.endswith(".safetensors"):
         return _from_dict(_by_torch(path))
@@ -294,6 +296,8 @@ def _state(optimizer, param, given, step, turned, there):
                 f"The checkpoint has another optimizer's state, or one with other options: '{there}' lacks "
                 f"{names.get(name, name)!r}. Received: {', '.join(sorted(given)) or 'nothing else'}"
             )
+        if values.shape == () and shape == (1,):  # as the state of a single number is kept here
+            values = values.reshape(shape)
         if values.shape != shape:
             raise ValueError(
                 f"The state of '{there}' has another shape than its parameter here: give `transpose`, `rename` or "
