@@ -430,6 +430,36 @@ def test_groups_may_override_every_option():
         close({n: got[n]}, want[-1][0], arrays, 1e-12)
 
 
+def test_a_groups_beta2_takes_the_place_of_the_optimizers_decay_rate_and_none_that_of_its_beta2():
+    arrays, grads = random_run(dict.fromkeys("ab", (3, 4)), steps=6)
+    for options, group in (
+        ({"decay_rate": 0.3}, {"beta2": 0.95}),
+        ({"beta2": 0.95}, {"beta2": None, "decay_rate": 0.3}),
+    ):
+
+        def groups(params, group=group):
+            return [{"params": [params["a"]]}, {"params": [params["b"]], **group}]
+
+        got = train(arrays, grads, learning_rate=1e-3, parameters=groups, **options)
+        for n, own in (("a", options), ("b", group)):
+            want = came({n: arrays[n]}, [{n: g[n]} for g in grads], 1e-3, **own)
+            close({n: got[n]}, want[-1][0], arrays, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "options, group, received",
+    [
+        ({}, {"beta2": 0.9, "decay_rate": 0.3}, "beta2=0.9, decay_rate=0.3"),
+        ({"beta2": 0.9}, {"decay_rate": 0.3}, "beta2=0.9, decay_rate=0.3"),
+        ({"beta2": 0.9}, {"beta2": 0.5, "decay_rate": 0.8}, "beta2=0.5, decay_rate=0.8"),
+    ],
+)
+def test_a_groups_decay_rate_beside_a_beta2_is_refused(options, group, received):
+    groups = [{"params": [paddle.create_parameter([3, 4], "float32")], **group}]
+    with pytest.raises(ValueError, match=f"takes the place of a group's 'decay_rate'.* Received: {received}$"):
+        Came(1e-3, parameters=groups, **options)
+
+
 # ---- state
 
 

@@ -403,7 +403,7 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         stored = {name: self._get_accumulator_master(name, param) for name in kinds}
         state = {name: value.astype(dtype) for name, value in stored.items()}
         for name, kind in kinds.items():
-            if kind == SCALAR:
+            if kind == SCALAR or not target.shape:  # stored as [1]
                 state[name] = state[name].reshape([])
             elif kind == ELEMENT:
                 state[name] = piece.view(state[name])

@@ -138,7 +138,8 @@ class Came(RuleOptimizer):
         parameters (list[Tensor]|list[dict], optional): what to train; required in dygraph. Dicts are groups with
             "params" and any of "lr" (its own rate, a float, instead of `learning_rate`), "learning_rate" (a multiplier
             of the global rate), "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3",
-            "scale_parameter", "grad_clip". MindFormers' ``{"order_params": [...]}`` is checked, and changes nothing.
+            "scale_parameter", "grad_clip". A group's "beta2" takes the place of the optimizer's `decay_rate`; None that
+            of its `beta2`. MindFormers' ``{"order_params": [...]}`` is checked, and changes nothing.
         grad_clip (GradientClipBase, optional): gradient clipping before the step.
         apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed. None: all are.
         multi_precision (bool): keep float32 master weights of float16 and bfloat16 parameters.
@@ -163,8 +164,9 @@ class Came(RuleOptimizer):
         TypeError: `learning_rate` is neither a number nor an LRScheduler (parameters given in its place included);
             `eps` is no list or tuple; `loss_scale` is no int; a flag is no bool; another number is no float.
         ValueError: a value out of its range; not three `eps`; `learning_rate` or a group's "lr" with `relative_step`,
-            or neither; `warmup_init` without `relative_step`; `parameters` and `params`, `beta2` and `decay_rate`, or
-            "lr" and "learning_rate" of a group, at once; an "order_params" that does not list all parameters once; and
+            or neither; `warmup_init` without `relative_step`; `parameters` and `params`, `beta2` and `decay_rate` (of a
+            group too, whose "decay_rate" the optimizer's `beta2` would hide), or "lr" and "learning_rate" of a group,
+            at once; an "order_params" that does not list all parameters once; and
             all of `AdamWDL`'s.
 
     Differs from MindFormers: `relative_step`, `warmup_init`, `compression`, `loss_scale`, the groups' own rate and
@@ -250,9 +252,11 @@ class Came(RuleOptimizer):
             "scale_parameter": scale_parameter,
         }
         self.check_options(options)
+        parameters = _without_order(params if parameters is None else parameters)
+        _refuse_idle_decay_rates(parameters, beta2)
         super().__init__(
             1.0 if relative_step else learning_rate,
-            _without_order(params if parameters is None else parameters),
+            parameters,
             options,
             grad_clip=grad_clip,
             apply_decay_param_fun=apply_decay_param_fun,
@@ -384,6 +388,16 @@ def _without_order(parameters):
         (orders if isinstance(group, dict) and "order_params" in group else groups).append(group)
     read_order(orders, groups)
     return groups
+
+
+def _refuse_idle_decay_rates(groups, beta2):
+    """Raise if a group has a "decay_rate" in the place of which there is a `beta2`, its own or the optimizer's."""
+    for group in groups if is_listed(groups) else ():
+        if isinstance(group, dict) and group.get("decay_rate") is not None and group.get("beta2", beta2) is not None:
+            raise ValueError(
+                "`beta2` takes the place of a group's 'decay_rate': leave that out, or give the group 'beta2': None. "
+                f"Received: beta2={group.get('beta2', beta2)!r}, decay_rate={group['decay_rate']!r}"
+            )
 
 
 def _check_learning_rate(learning_rate, relative_step):
