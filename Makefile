@@ -14,7 +14,7 @@ PIP = $(PY) -m pip --disable-pip-version-check -q
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install finetune pipeline test test-slow fault test-nlp2 test-formers parity sanitize coverage mutants lint dist bench clean
+.PHONY: help install finetune pipeline test test-slow fault test-nlp2 test-formers parity sanitize coverage mutants lint dist bench docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -115,5 +115,16 @@ $(VENV)/.installed-bench: setup.cfg constraints.txt
 	$(PIP) install -c constraints.txt $(PADDLE) -e ".[bench]"
 	@touch $@
 
+docs: ## Build the docs site with the API reference, build/site/index.html, in a venv of its own
+	$(MAKE) $(VENV)-docs/.installed-docs VENV=$(VENV)-docs
+	$(VENV)-docs/bin/python -m sphinx -W --keep-going -q -E -d build/doctrees -c docs . build/site $(ARGS)
+	cp build/site/README.html build/site/index.html
+$(VENV)/.installed-docs: setup.cfg constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -U pip setuptools wheel
+	$(PIP) install -c constraints.txt $(PADDLE) -e ".[docs]"
+	@touch $@
+
 clean: ## Remove .venv and what runs left behind
-	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-formers $(VENV)-parity $(VENV)-bench $(VENV)-dist build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-formers $(VENV)-parity $(VENV)-bench $(VENV)-dist $(VENV)-docs \
+		build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache

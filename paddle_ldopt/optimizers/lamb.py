@@ -153,7 +153,7 @@ class Lamb(RuleOptimizer):
             0.01
             0.005
 
-    Source: ``mindspore.nn.Lamb``, of whose formula |r + lambda w| is the denominator that was meant.
+    Source: ``mindspore.nn.Lamb``, of whose formula :math:`|r + \lambda w|` is the denominator that was meant.
     """
 
     def __init__(
