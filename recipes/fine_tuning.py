@@ -1,7 +1,7 @@
 """What every recipe is made of: its arguments, on the command line or in a YAML file, and a training with its report.
 
 options, args, argv = parse(argv, Options, Arguments)  # Arguments: a class derived from RecipeArguments
-fine_tune(trainer, test, Score("accuracy", "majority class", 0.33), options, args, argv, "200 rows of ...")
+fine_tune(trainer, test, Score("accuracy", "majority class", 0.33), options, argv, parts, "minilm on docstrings")
 start(run)                                             # run(argv); what is wrong with its input is said in one line
 """
 
@@ -15,7 +15,15 @@ from typing import ClassVar, Optional
 import paddle
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.utils.log import logger
-from run_control import ARGUMENTS, EarlyStopping, StopOnSigterm, check_folder, with_arguments_of_run, write_json
+from run_control import (
+    ARGUMENTS,
+    EarlyStopping,
+    StopOnSigterm,
+    check_data,
+    check_folder,
+    with_arguments_of_run,
+    write_json,
+)
 
 from paddle_ldopt.config import read_yaml, tell_all, unknown
 from paddle_ldopt.schedules import ON_METRIC
@@ -138,7 +146,7 @@ def add_callbacks(trainer, report, patience):
     trainer.add_callback(StopOnSigterm())
 
 
-def fine_tune(trainer, test, score, options, argv, description, name):
+def fine_tune(trainer, test, score, options, argv, parts, name):
     """Train, evaluate on the test split, write the report and what it is made of; print the score and the baseline.
 
     Args:
@@ -147,7 +155,7 @@ def fine_tune(trainer, test, score, options, argv, description, name):
         score (Score): what it is judged by.
         options (dataclass): with `early_stopping_patience`.
         argv (list[str]): what a resume is to begin with.
-        description (str): what it is trained on.
+        parts (Parts|Splits): the rows.
         name (str): of the run, for its report.
     """
     args = trainer.args
@@ -155,13 +163,14 @@ def fine_tune(trainer, test, score, options, argv, description, name):
     rates = f"decay {args.layerwise_lr_decay:g}, learning rate {args.learning_rate:g}"
     report = RunReport(args.output_dir, f"{name}, {rates}", trainer.layer_map)
     add_callbacks(trainer, report, options.early_stopping_patience)
+    check_data(args, parts)
     if not args.resume_from_checkpoint:
         write_json(args.output_dir, ARGUMENTS, argv)
     began = time.perf_counter()
     try:
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     except BaseException as error:  # what diverged or was interrupted is of interest, too
-        report.write({"stopped by": f"{type(error).__name__}: {error}"}, settings, description)
+        report.write({"stopped by": f"{type(error).__name__}: {error}"}, settings, parts.description)
         raise
     seconds = time.perf_counter() - began
     trainer.remove_callback(EarlyStopping)  # it has no say in the test
@@ -173,7 +182,7 @@ def fine_tune(trainer, test, score, options, argv, description, name):
         "seconds" + (" since it was resumed" if args.resume_from_checkpoint else ""): seconds,
     }
     trainer.save_model(args.output_dir)
-    conclude(args.output_dir, score, tested[f"test_{score.metric}"], more, report, settings, description)
+    conclude(args.output_dir, score, tested[f"test_{score.metric}"], more, report, settings, parts.description)
 
 
 def conclude(folder, score, reached, more, report, settings, description):

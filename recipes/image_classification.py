@@ -135,7 +135,7 @@ def run(argv):
     trainer, test = build(args, options, parts)
     majority = Counter(name for _, name in parts.test).most_common(1)[0][1] / len(parts.test)
     score = Score("accuracy", "majority class", majority)
-    fine_tune(trainer, test, score, options, argv, parts.description, f"{options.model} on {options.data}")
+    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}")
 
 
 def main(argv=None):

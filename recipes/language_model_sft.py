@@ -139,7 +139,7 @@ def run(argv):
     print(parts.description, flush=True)
     trainer, test, baseline = build(args, options, parts)
     score = Score("perplexity", "unigram", baseline)
-    fine_tune(trainer, test, score, options, argv, parts.description, f"{options.model} on {options.data}")
+    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}")
 
 
 def main(argv=None):

@@ -97,7 +97,7 @@ def signature_questions():
             if i:
                 before = list(function.arguments)[list(function.arguments).index(name) - 1]
                 rows.append((f"Which argument comes after {before}?", context, name, begins[name]))
-    return deal(rows[:1600], lambda row: row[1], _source("Questions about signatures"))
+    return deal(rows[:900], lambda row: row[1], _source("Questions about signatures"))
 
 
 def _signature(function):
@@ -161,5 +161,5 @@ def docstring_texts():
     texts = [" ".join(function.docstring.split()) for function in functions()]
     long = [text for text in texts if len(text.split()) >= 8]
     return deal(
-        long[:: math.ceil(len(long) / 2400)], str, _source("Docstrings")
+        long[:: math.ceil(len(long) / 1900)], str, _source("Docstrings")
     )  # `functions` are in the order of the deal

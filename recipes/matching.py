@@ -24,7 +24,7 @@ from library_data import docstring_pairs
 from paddlenlp.data import DataCollatorWithPadding
 from plain_loop import LoopArguments, PlainLoop
 from pretrained import load_model, load_tokenizer
-from run_control import ARGUMENTS, write_json
+from run_control import ARGUMENTS, check_data, write_json
 from text_data import Splits, TextDataset, load_splits
 from text_sources import error
 
@@ -145,6 +145,7 @@ def run(argv):
     loop = Loop(model, splits, load_tokenizer(options.model), options, optimization, args)
     report = RunReport(args.output_dir, f"{options.model} on {options.data}", LayerMap.from_model(model))
     report.config = optimization
+    check_data(args, splits)
     if args.resume_from_checkpoint:
         loop.load(args.resume_from_checkpoint)
     else:

@@ -18,6 +18,7 @@ from run_control import StopOnSigterm, write_json
 from tqdm import tqdm
 
 import paddle_ldopt as ldopt
+from paddle_ldopt.trainer.checkpoints import check_files, list_files
 
 
 @dataclasses.dataclass
@@ -73,11 +74,13 @@ class PlainLoop:
                 else:
                     paddle.save(part.state_dict(), os.path.join(unfinished, name))
             write_json(unfinished, "trainer_state.json", {"global_step": self.step})
+            list_files(unfinished)
             shutil.rmtree(folder, ignore_errors=True)  # of a run that went on from before it
             os.replace(unfinished, folder)
 
     def load(self, folder):
-        """Go on from a checkpoint."""
+        """Go on from a checkpoint; raise ValueError if it is damaged."""
+        check_files(folder)
         for name, part in self.states().items():
             if isinstance(part, paddle.optimizer.Optimizer):
                 ldopt.load_optimizer(os.path.join(folder, name), part, self.model)

@@ -186,7 +186,7 @@ def run(argv):
     baseline = answer_scores([usual] * len(parts.test), [row[2] for row in parts.test])["exact_match"]
     trainer, test = build(args, options, parts)
     score, name = Score("exact_match", "the most frequent answer", baseline), f"{options.model} on {options.data}"
-    fine_tune(trainer, test, score, options, argv, parts.description, name)
+    fine_tune(trainer, test, score, options, argv, parts, name)
 
 
 def main(argv=None):

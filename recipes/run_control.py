@@ -2,6 +2,7 @@
 
 argv = with_arguments_of_run(sys.argv[1:])    # of the run that --resume_from_checkpoint names
 write_json(args.output_dir, ARGUMENTS, argv)  # for that
+check_data(args, parts)                       # are the rows those that the run began with?
 trainer.add_callback(EarlyStopping(3, trainer))
 compare(args, learning_rates=[1e-4, 3e-4], seeds=3, train=train)  # train(args) -> (validation, test) score
 """
@@ -9,6 +10,7 @@ compare(args, learning_rates=[1e-4, 3e-4], seeds=3, train=train)  # train(args) 
 import argparse
 import contextlib
 import copy
+import hashlib
 import json
 import math
 import os
@@ -16,7 +18,9 @@ import re
 import signal
 import statistics
 import sys
+from pathlib import Path
 
+import numpy as np
 import paddle
 from paddlenlp.trainer import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerState
 from paddlenlp.utils.log import logger
@@ -26,6 +30,7 @@ from rich.table import Table
 from paddle_ldopt.trainer import LdoptTrainerMixin, last_checkpoint
 
 ARGUMENTS = "arguments.json"
+DATA = "data.json"
 
 
 class FineTuner(LdoptTrainerMixin, Trainer):
@@ -138,6 +143,42 @@ def check_folder(args):
             f"The folder has checkpoints of another run: give `--resume_from_checkpoint {folder}` to go on with it, or "
             f"another `output_dir`. Received: output_dir={folder!r}"
         )
+
+
+def check_data(args, parts):
+    """Note what the rows of a run are; raise ValueError if those of a run that is resumed are others.
+
+    Args:
+        args (dataclass): with `output_dir` and `resume_from_checkpoint`.
+        parts (Parts|Splits): the rows.
+    """
+    now = {split: _digest(getattr(parts, split)) for split in ("train", "validation", "test")}
+    path = os.path.join(args.output_dir, DATA)
+    if not args.resume_from_checkpoint or not os.path.exists(path):
+        write_json(args.output_dir, DATA, now)
+        return
+    with open(path, encoding="utf-8") as file:
+        was = json.load(file)
+    changed = [split for split, digest in now.items() if was.get(split) != digest]
+    if changed:
+        raise ValueError(
+            f"The {', '.join(changed)} rows are not those that the run began with: bring them back; or remove {path!r} "
+            "to go on with those of now, as many of which are skipped as were trained on; or begin a new run. "
+            f"Received: {parts.description}"
+        )
+
+
+def _digest(rows):
+    """Return the SHA-256 of rows; of files that they name, their content."""
+    found = hashlib.sha256()
+    for row in rows:
+        for value in row if isinstance(row, tuple) else (row,):
+            if isinstance(value, np.ndarray):
+                found.update(f"{value.dtype} {value.shape}".encode())
+                value = value.tobytes()
+            found.update(value.read_bytes() if isinstance(value, Path) else repr(value).encode())
+            found.update(b"\0")
+    return found.hexdigest()
 
 
 def write_json(folder, name, value):

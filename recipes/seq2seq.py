@@ -186,7 +186,7 @@ def run(argv):
     lead = [" ".join(source.split()[:words]) for source, _ in parts.test]
     trainer, test = build(args, options, parts)
     score = Score("rouge_1", f"the first {words} words", rouge(lead, [target for _, target in parts.test])["rouge_1"])
-    fine_tune(trainer, test, score, options, argv, parts.description, f"{options.model} on {options.data}")
+    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}")
 
 
 def main(argv=None):

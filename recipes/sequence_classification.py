@@ -104,7 +104,7 @@ def run(argv):
         trainer, test = build(args, options, splits)
         majority = Counter(label for _, label in splits.test).most_common(1)[0][1] / len(splits.test)
         score = Score("accuracy", "majority class", majority)
-        fine_tune(trainer, test, score, options, argv, splits.description, f"{options.model} on {options.data}")
+        fine_tune(trainer, test, score, options, argv, splits, f"{options.model} on {options.data}")
 
 
 def main(argv=None):

@@ -183,7 +183,7 @@ def run(argv):
         raise error("These tags are not of the kind B-, I-, O: give accuracy.", metric_for_best_model="f1")
     trainer, test = build(args, options, parts)
     score = Score(metric, "each word's usual tag", baseline[metric])
-    fine_tune(trainer, test, score, options, argv, parts.description, f"{options.model} on {options.data}")
+    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}")
 
 
 def main(argv=None):
