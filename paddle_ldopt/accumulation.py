@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from .hooks import parameters_of
+from .hooks import as_float, is_listed, parameters_of
 
 __all__ = ["GradientAccumulator"]
 
@@ -80,7 +80,7 @@ class GradientAccumulator:
     """
 
     def __init__(self, reduction="sum"):
-        if reduction not in _REDUCTIONS:
+        if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
             raise ValueError(
                 f"`reduction` must be one of {', '.join(map(repr, _REDUCTIONS))}. Received: reduction={reduction!r}"
             )
@@ -214,9 +214,9 @@ class GradientAccumulator:
             weight = weight.item()
         if isinstance(weight, bool) or not isinstance(weight, (int, float, np.integer, np.floating)):
             raise TypeError(f"`weight` must be a number. Received: weight={weight!r}")
-        if not 0.0 <= weight < math.inf:
+        if not 0.0 <= as_float(weight) < math.inf:
             raise ValueError(f"`weight` must be finite and at least 0. Received: weight={weight!r}")
-        return float(weight)
+        return as_float(weight)
 
     def _divisor(self):
         """Return what the sums are divided by."""
@@ -289,6 +289,10 @@ class GradientAccumulator:
                     "`target` must be the model that the gradients are of. Received: "
                     f"{_described(names, len(target))}, for gradients of {_described(self._names, len(self._sums))}"
                 )
+        if not is_listed(target) or not all(isinstance(param, paddle.Tensor) for param in target):
+            raise TypeError(
+                f"`target` must be a list of parameters or a paddle.nn.Layer. Received: {type(target).__name__}"
+            )
         parameters = list(target)
         if len(parameters) != len(self._sums):
             raise ValueError(f"`target` must hold {len(self._sums)} parameters. Received: {len(parameters)}")
@@ -322,6 +326,8 @@ class GradientAccumulator:
                 "`synchronize` must be called once between two resets: a second time would add the sums of all "
                 f"processes again. Received: a second call, step={self._step}"
             )
+        if group is not None and not hasattr(group, "is_member"):
+            raise TypeError(f"`group` must be a paddle.distributed Group. Received: group={group!r}")
         if group is not None and not group.is_member():
             raise ValueError(f"`group` must hold this process. Received: group={group}")
         # as objects, so that what differs is seen by all before any of them waits for a tensor that never comes
@@ -376,6 +382,8 @@ class GradientAccumulator:
         Raises:
             ValueError: a state that lacks something, or of another `reduction`. Nothing has changed by then.
         """
+        if not isinstance(state_dict, dict):
+            raise TypeError(f"`state_dict` must be a dict. Received: state_dict of type {type(state_dict).__name__}")
         missing = sorted(_STATE_KEYS - set(state_dict))
         if missing:
             raise ValueError(

@@ -18,6 +18,7 @@ from typing import Any, Optional
 import paddle
 
 from .decay import LayerDecay, apply_layerwise_decay
+from .hooks import as_float
 from .layers import LayerMap
 from .optimizers import Adafactor, AdafactorSchedule
 from .registry import REGISTRY, OptimizerInfo, create
@@ -144,6 +145,8 @@ class LdoptConfig:
         Raises:
             ValueError: the schedule needs `num_training_steps`; the model's layers are not found.
         """
+        if not hasattr(model, "named_sublayers"):
+            raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
         arguments = {OPTIMIZERS[self.optim].weight_decay: self.weight_decay, **self.optim_kwargs}
         arguments["grad_clip"] = _clip(self.max_grad_norm)
         rule, schedule = self.layerwise_rule, None
@@ -322,7 +325,7 @@ def rule_problems(settings):
             f"frozen all the same or nothing is. Received: layerwise_min_ratio={rule.min_ratio!r}, "
             f"layerwise_freeze_below={rule.freeze_below!r}"
         )
-    if settings.layerwise_rules and rule == _OFF:
+    if isinstance(settings.layerwise_rules, (str, dict)) and settings.layerwise_rules and rule == _OFF:
         yield (
             "`layerwise_rules` have no effect without a layer-wise decay. "
             f"Received: layerwise_rules={settings.layerwise_rules!r}"
@@ -368,23 +371,28 @@ def _problems(config):
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             numbers.append(f"`{field}` must be a number{' or None' if none else ''}. Received: {field}={value!r}")
-        elif not (least <= value <= most and math.isfinite(value)):
+        elif not (least <= value <= most and math.isfinite(as_float(value))):
             span = f"in [{least}, {most}]" if math.isfinite(most) else f"at least {least} and finite"
             numbers.append(f"`{field}` must be {span}. Received: {field}={value!r}")
     if isinstance(config.warmup_steps, bool) or not isinstance(config.warmup_steps, int) or config.warmup_steps < 0:
         numbers.append(f"`warmup_steps` must be an int of at least 0. Received: warmup_steps={config.warmup_steps!r}")
     dicts = [
-        f"`{field}` must be a dict. Received: {field}={getattr(config, field)!r}"
+        f"`{field}` must be a dict with names as keys. Received: {field}={getattr(config, field)!r}"
         for field in ("optim_kwargs", "lr_scheduler_kwargs", "layerwise_rules")
-        if not isinstance(getattr(config, field), dict) and (field, getattr(config, field)) != ("layerwise_rules", None)
+        if not _has_names(getattr(config, field))
+        and not (field == "layerwise_rules" and getattr(config, field) is None)
     ]
     yield from [*numbers, *dicts, *rule_problems(config)]
     yield from _optimizer_problems(config, bool(numbers or dicts))
     yield from _schedule_problems(config, bool(numbers or dicts))
 
 
+def _has_names(value):
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+
+
 def _optimizer_problems(config, unreadable):
-    if config.optim not in OPTIMIZERS:
+    if not isinstance(config.optim, str) or config.optim not in OPTIMIZERS:
         yield unknown("optimizer", config.optim, None, OPTIMIZERS, f"optim={config.optim!r}")
     elif isinstance(config.optim_kwargs, dict) and _sets_its_rate(config) != (config.learning_rate is None):
         yield (
@@ -413,7 +421,7 @@ def _sets_its_rate(config):
 def _schedule_problems(config, unreadable):
     kind = config.lr_scheduler_type
     kinds = [member.value for member in SchedulerType]
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         yield unknown("schedule", kind, None, kinds, f"lr_scheduler_type={kind!r}")
         return
     if unreadable or config.learning_rate is None:

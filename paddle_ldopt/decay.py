@@ -5,7 +5,7 @@ from typing import Any, Callable, Union
 
 from paddle.optimizer import LBFGS, Optimizer, Rprop
 
-from .hooks import LayerwiseMixin, check_decay, parameters_of, ratio_fn
+from .hooks import LayerwiseMixin, as_float, check_decay, parameters_of, ratio_fn
 
 __all__ = ["CONVENTIONS", "LayerDecay", "apply_layerwise_decay", "reset_layerwise_decay"]
 
@@ -66,11 +66,12 @@ class LayerDecay:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError(f"`{field}` must be a number. Received: {field}={value!r}")
+            value = as_float(value)
             low_enough = 0 < value < float("inf") if field == "head_ratio" else 0 <= value <= 1
             if not low_enough:
                 span = "above 0 and finite" if field == "head_ratio" else "in [0, 1]"
                 raise ValueError(f"`{field}` must be {span}. Received: {field}={value!r}")
-            object.__setattr__(self, field, float(value))
+            object.__setattr__(self, field, value)
 
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""

@@ -5,12 +5,13 @@ import csv
 import dataclasses
 import io
 import math
+import numbers
 import os
 from typing import Any, Optional
 
 import paddle
 
-from .hooks import parameters_of, unwrap
+from .hooks import as_float, parameters_of, unwrap
 
 __all__ = [
     "LayerRow",
@@ -232,7 +233,7 @@ def peak_learning_rate(learning_rate, num_steps=None, divisor=None):
     """
     divisor = divisor or (lambda ahead: 1.0)
     if not isinstance(learning_rate, paddle.optimizer.lr.LRScheduler):
-        return float(learning_rate) / divisor(0)
+        return as_float(learning_rate) / divisor(0)
     if follows_metric(learning_rate):
         return float(learning_rate.last_lr) / divisor(0)  # what it will be is not known; most only ever fall
     turns = getattr(getattr(learning_rate, "rule", None), "turns", None)
@@ -264,6 +265,8 @@ def rates_of_optimizer(optimizer, num_steps=None):
         optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
         num_steps (int, optional): as in `peak_learning_rate`.
     """
+    if not hasattr(unwrap(optimizer), "_create_param_lr"):
+        raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer={type(optimizer).__name__}")
     params, optimizer = parameters_of(optimizer), unwrap(optimizer)
     now = next_rate(optimizer)
     peak = peak_learning_rate(optimizer._learning_rate, num_steps, lambda ahead: rate_divisor(optimizer, ahead))
@@ -281,6 +284,15 @@ def rates_of_optimizer(optimizer, num_steps=None):
 def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun, num_steps=None):
     """Return tensor name -> `Rate` for a decay that no optimizer has yet."""
     now = peak = None
+    if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
+        raise TypeError(
+            f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={apply_decay_param_fun!r}"
+        )
+    number = isinstance(learning_rate, numbers.Real) and not isinstance(learning_rate, bool)
+    if not (number or learning_rate is None or isinstance(learning_rate, paddle.optimizer.lr.LRScheduler)):
+        raise TypeError(
+            f"`learning_rate` must be a number or an LRScheduler. Received: learning_rate={learning_rate!r}"
+        )
     if learning_rate is not None:
         peak = peak_learning_rate(learning_rate, num_steps)
         if not (math.isfinite(peak) and peak >= 0):
@@ -443,7 +455,9 @@ def text_plot(first, series, width=72, height=12):
 
 
 def check_picture(path):
-    """Raise ValueError if the ending of `path` is no format that can be drawn."""
+    """Raise ValueError if the ending of `path` is no format that can be drawn, TypeError if it is no path."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"`path` must be a string or a path. Received: path={path!r}")
     if os.path.splitext(os.fspath(path))[1].lower() not in (".png", ".svg", ".pdf"):
         raise ValueError(f"`path` must end in .png, .svg or .pdf. Received: path={os.fspath(path)!r}")
 

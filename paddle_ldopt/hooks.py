@@ -58,6 +58,12 @@ def layerwise_lr_decay(decay_rate, name_dict, n_layers, param):
 
     Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. Other architectures: ``LayerMap`` and ``layers=``.
     """
+    decay_rate = check_decay(decay_rate, "decay_rate")
+    if name_dict is not None and not isinstance(name_dict, Mapping):
+        raise TypeError(f"`name_dict` must be a dict. Received: name_dict of type {type(name_dict).__name__}")
+    if not isinstance(getattr(param, "name", None), str):
+        raise TypeError(f"`param` must be a parameter. Received: param of type {type(param).__name__}")
+    _check_n_layers(n_layers)
     name = (name_dict or {}).get(param.name)
     if name is None:
         raise ValueError(
@@ -75,6 +81,14 @@ def layerwise_lr_decay(decay_rate, name_dict, n_layers, param):
             )
         return decay_rate ** (n_layers - i)
     return decay_rate ** (n_layers + 1) if "embedding" in name else 1.0
+
+
+def as_float(number):
+    """Return a number as a float, inf if it is an int beyond all of them."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.copysign(math.inf, number)
 
 
 def check_decay(value, argument="layerwise_decay"):
@@ -144,6 +158,11 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
         return check_ratio(ratio, param.name)
 
     return ratio_of
+
+
+def _check_n_layers(n_layers):
+    if isinstance(n_layers, bool) or not isinstance(n_layers, (int, np.integer)):
+        raise TypeError(f"`n_layers` must be an integer. Received: n_layers={n_layers!r}")
 
 
 def _bind(hook, settings):
@@ -233,6 +252,7 @@ class LayerwiseMixin(_Base):
                 f"Received: name_dict of type {type(name_dict).__name__}"
             )
         self._structured = name_dict or getattr(layers, "name_dict", None) or {}
+        _check_n_layers(n_layers)
         documented_rule = set_param_lr_fun is layerwise_lr_decay and layers is None
         if layers is not None:
             if set_param_lr_fun is not layerwise_lr_decay or name_dict is not None:
@@ -263,8 +283,6 @@ class LayerwiseMixin(_Base):
                 return
             if documented_rule and decay == 1.0:  # every ratio is 1; `name_dict` may be there for its names alone
                 return
-            if documented_rule and (isinstance(n_layers, bool) or not isinstance(n_layers, int)):
-                raise TypeError(f"`n_layers` must be an integer. Received: n_layers={n_layers!r}")
             _check_hook_sees(set_param_lr_fun, decay)
             self._ratio_of = adapt_hook(set_param_lr_fun, decay, name_dict, n_layers)
         ratio_of = self._ratio_of
@@ -302,6 +320,21 @@ class LayerwiseMixin(_Base):
                 f"Received: '{param.name}' of shape {list(param.shape)}"
             )
         return self._by_name[param.name]
+
+    def _known_names(self):
+        """Return the names of the only parameters that there can be, none if any can be added."""
+        return {param.name for param in self._built_with or ()}
+
+    def _add_param_group(self, param_group):
+        known, params = self._known_names(), flatten_groups([param_group])
+        new = [param.name for param in params if known and param.name not in known]
+        if new:
+            raise ValueError(
+                "The parameters of an optimizer are those it was built with: build another one with all of them and "
+                "load the `state_dict()` of this one into it; those that are new start anew. "
+                f"Received: {len(new)} more parameters, such as '{new[0]}'"
+            )
+        super()._add_param_group(param_group)
 
     def step(self):
         """Update all parameters once: Paddle's own step, after the ratios of all trainable parameters were checked."""
@@ -384,21 +417,24 @@ def parameters_of(optimizer):
 
 
 def is_listed(parameters):
-    """Say whether `parameters` can be those of an optimizer: an iterable, but not a Tensor or a dict."""
-    return hasattr(parameters, "__iter__") and not isinstance(parameters, (paddle.Tensor, dict, str))
+    """Say whether `parameters` can be those of an optimizer: an iterable, but not a Tensor, an array or a dict."""
+    return hasattr(parameters, "__iter__") and not isinstance(parameters, (paddle.Tensor, np.ndarray, dict, str))
 
 
 def checked_parameters(parameters, options):
     """Return an optimizer's `parameters` as a list, the "params" of its groups too: an iterator is read only once.
 
     Args:
-        parameters (Iterable): parameters, or dicts with "params".
+        parameters (Iterable|None): parameters, or dicts with "params"; None in a static graph.
         options (Iterable[str]): what a group may say beside Paddle's "learning_rate" and "grad_clip".
 
     Raises:
-        TypeError: no parameters or groups; both; a set, which has no order; a group's rate that is no number.
+        TypeError: no parameters or groups; both; a set, which has no order; a group's rate that is no number; None in
+            dygraph.
         ValueError: a group without "params" or with an unknown key; a rate out of range; a parameter twice.
     """
+    if parameters is None and not paddle.in_dynamic_mode():
+        return None
     if not is_listed(parameters):
         raise TypeError(
             "`parameters` must be a list of parameters or of parameter groups. "

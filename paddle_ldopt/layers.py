@@ -165,6 +165,8 @@ class LayerMap:
         Raises:
             ValueError: no such parameter.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"`name` must be a string. Received: name={name!r}")
         known = name if name in self.name_dict else _COPY.sub("", name)  # Paddle renames parameters when it copies them
         layer = self._layers.get(self.name_dict.get(known, name))
         if layer is None:
@@ -219,6 +221,8 @@ class LayerMap:
             ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that the optimizer settles; an
                 optimizer over parameters of another model.
         """
+        if num_steps is not None and (isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 0):
+            raise ValueError(f"`num_steps` must be an int of at least 0. Received: num_steps={num_steps!r}")
         if (layerwise_decay is None) == (optimizer is None):
             raise ValueError(
                 "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
@@ -278,7 +282,7 @@ def as_rule(layerwise_decay: Decay) -> LayerDecay:
 
 
 def _checked_names(names: Iterable[str]) -> list[str]:
-    if isinstance(names, str):
+    if isinstance(names, str) or not hasattr(names, "__iter__") or getattr(names, "ndim", 1) != 1:
         raise TypeError(f"`names` must be an iterable of strings. Received: names={names!r}")
     names = list(names)
     for name in names:

@@ -111,6 +111,8 @@ class Transformer:
         With :math:`12 h^2` a block and h / 128 blocks: h is the cube root of 128 `params` / 12, as a multiple of 1024,
         and the number of blocks, a multiple of 8 (4 below 32), what comes nearest then. The vocabulary is 32,000.
         """
+        if isinstance(params, bool) or not isinstance(params, (int, float)):
+            raise TypeError(f"`params` must be a number. Received: params={params!r}")
         if not 1e9 <= params <= 1e14:
             raise ValueError(
                 "`params` must be in [1e9, 1e14]; give a smaller model by its hidden, layers and vocab. "
@@ -137,6 +139,10 @@ class Transformer:
             pp (int): pipeline stages; must divide `layers`.
             stage (int): which of them, from 0.
         """
+        _check_count(mp, "mp")
+        _check_count(pp, "pp")
+        if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < pp:
+            raise ValueError(f"`stage` must be an integer from 0 to `pp` - 1. Received: stage={stage!r}, pp={pp}")
         for name in ("vocab", "intermediate", "heads", "kv_heads") if mp > 1 else ():
             if getattr(self, name) % mp:
                 raise ValueError(f"`mp` must divide `{name}`. Received: mp={mp}, {name}={getattr(self, name)}")
@@ -190,8 +196,9 @@ class Layout:
     def __post_init__(self):
         for name in ("dp", "sharding", "mp", "pp"):
             _check_count(getattr(self, name), name)
-        if self.stage not in (1, 2, 3):
-            raise ValueError(f"`stage` must be 1, 2 or 3. Received: stage={self.stage}")
+        if not isinstance(self.stage, int) or self.stage not in (1, 2, 3):
+            raise ValueError(f"`stage` must be 1, 2 or 3. Received: stage={self.stage!r}")
+        _check_bool(self.split_param, "split_param")
         if self.sharding == 1 and (self.stage != 1 or self.split_param):
             raise ValueError(
                 "`stage` and `split_param` have no effect without `sharding`. "
@@ -231,7 +238,8 @@ class OptimizerSpec:
         multi_precision (bool, optional): float32 masters of low-precision parameters; None: if there are such.
 
     Raises:
-        ValueError: an unknown name or dtype; an option that the optimizer does not have, or without effect.
+        TypeError: a flag that is no bool.
+        ValueError: an unknown name or dtype; a `beta1` out of range; an option that the optimizer does not have, or without effect.
 
     Examples:
         .. code-block:: python
@@ -250,8 +258,13 @@ class OptimizerSpec:
     multi_precision: Optional[bool] = None
 
     def __post_init__(self):
-        if self.name not in NAMES:
+        if not isinstance(self.name, str) or self.name not in NAMES:
             raise ValueError(f"`name` must be one of {', '.join(map(repr, NAMES))}. Received: name={self.name!r}")
+        number = isinstance(self.beta1, (int, float)) and not isinstance(self.beta1, bool)
+        if self.beta1 is not None and not (number and 0 <= self.beta1 < 1):
+            raise ValueError(f"`beta1` must be in [0, 1). Received: beta1={self.beta1!r}")
+        _check_bool(self.compression, "compression")
+        _check_bool(self.amsgrad, "amsgrad")
         owners = {"beta1": ("came", "adafactor"), "compression": ("came",), "amsgrad": ("adamweightdecay",)}
         for option, names in owners.items():
             if getattr(self, option) not in (None, False) and self.name not in names:
@@ -261,10 +274,11 @@ class OptimizerSpec:
                 )
         _fill(self, None, grad_dtype=self.dtype, multi_precision=self.dtype != "float32")
         for field in ("dtype", "grad_dtype"):
-            if getattr(self, field) not in ITEMSIZE:
+            if not isinstance(getattr(self, field), str) or getattr(self, field) not in ITEMSIZE:
                 raise ValueError(
                     f"`{field}` must be one of {', '.join(ITEMSIZE)}. Received: {field}={getattr(self, field)!r}"
                 )
+        _check_bool(self.multi_precision, "multi_precision")
         if self.multi_precision and self.dtype == "float32":
             raise ValueError("float32 parameters have no masters. Received: multi_precision=True, dtype='float32'")
         if self.compression and not self.has_momentum:
@@ -375,6 +389,15 @@ def plan(model, optimizer, layout, tokens=None):
             >>> print(f"{answer.total / 2**30:.1f} GiB, of it {answer.state / 2**30:.1f} of state")
             31.4 GiB, of it 3.2 of state
     """
+    for name, value, kinds in (
+        ("model", model, (Transformer, dict)),
+        ("optimizer", optimizer, OptimizerSpec),
+        ("layout", layout, Layout),
+    ):
+        if not isinstance(value, kinds):
+            raise TypeError(f"`{name}` is of the wrong type. Received: {name} of type {type(value).__name__}")
+    if tokens is not None:
+        _check_count(tokens, "tokens")
     if layout.stage == 3 and optimizer.name != "adamwdl":
         raise ValueError(
             f"Stage 3 hands an optimizer slices that {optimizer.name} cannot follow: use stage 1, with or without "
@@ -390,14 +413,21 @@ def plan(model, optimizer, layout, tokens=None):
         if isinstance(model, Transformer):
             weights = model.weights(layout.mp, layout.pp, stage)
         else:
-            weights = [Weight(name, tuple(shape)) for name, shape in model.items()]
+            weights = [Weight(name, _checked_shape(name, shape)) for name, shape in model.items()]
         stages.append(_stage_plan(weights, optimizer, layout))
     most = max(stages, key=lambda answer: answer.total)
     if tokens is None or layout.pp == 1:
         return most if layout.pp > 1 else dataclasses.replace(most, sent_activations=0)
-    _check_count(tokens, "tokens")
     neighbours = 2 if layout.pp > 2 else 1
     return dataclasses.replace(most, sent_activations=tokens * model.hidden * ITEMSIZE[optimizer.dtype] * neighbours)
+
+
+def _checked_shape(name, shape):
+    if not isinstance(shape, (list, tuple)) or any(isinstance(n, bool) or not isinstance(n, int) for n in shape):
+        raise TypeError(f"`model` must map names to shapes. Received: {shape!r} for {name!r}")
+    if not all(n >= 0 for n in shape):
+        raise ValueError(f"`model` must map names to shapes. Received: {shape!r} for {name!r}")
+    return tuple(shape)
 
 
 def cells(plans):
@@ -575,8 +605,14 @@ def _factored(name):
 def _fill(instance, empty, **defaults):
     """Give the fields of a frozen instance that are `empty` their values."""
     for name, value in defaults.items():
-        if getattr(instance, name) == empty:
+        given = getattr(instance, name)
+        if type(given) is type(empty) and given == empty:
             object.__setattr__(instance, name, value)
+
+
+def _check_bool(value, name):
+    if not isinstance(value, bool):
+        raise TypeError(f"`{name}` must be a bool. Received: {name}={value!r}")
 
 
 def _check_count(value, name):

@@ -74,7 +74,7 @@ def list_optimizers():
 
 def optimizer_class(name):
     """Return the class of an optimizer of ours by its name; raise ValueError if none has it."""
-    if name not in REGISTRY:
+    if not isinstance(name, str) or name not in REGISTRY:
         close = "".join(f"; the nearest is {near!r}" for near in difflib.get_close_matches(str(name), REGISTRY, 1))
         raise ValueError(f"`name` must be one of {', '.join(map(repr, REGISTRY))}{close}. Received: name={name!r}")
     return REGISTRY[name].cls
@@ -109,6 +109,8 @@ def create(name, model, layerwise_decay=1.0, rules=None, **arguments):
             0.125
     """
     cls, info = optimizer_class(name), REGISTRY[name]
+    if not hasattr(model, "named_sublayers"):
+        raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
     if "params" not in arguments:
         arguments.setdefault("parameters", [p for p in model.parameters() if not p.stop_gradient])
     if not any(arguments.get(argument) for argument in info.own_exclusion):

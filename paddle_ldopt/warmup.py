@@ -6,7 +6,7 @@ A port of `WarmUp` and `create_optimizer` of transformers 4.37 (`optimization_tf
 import copy
 import functools
 import math
-import operator
+import numbers
 import re
 
 import paddle
@@ -155,11 +155,17 @@ class WarmUp(LRScheduler):
         Raises:
             ValueError: the state is of a `WarmUp` with another kind of decay. Nothing is changed by then.
         """
+        if not isinstance(state_dict, dict):
+            raise TypeError(f"`state_dict` must be a dict. Received: state_dict of type {type(state_dict).__name__}")
         if ("decay" in state_dict) != (self._decay is not None):
             raise ValueError(
                 "The state must be of a WarmUp whose `decay_schedule_fn` is a scheduler too, or of one whose is a "
                 f"function too. Received: keys {list(state_dict)}, decay_schedule_fn={self.decay_schedule_fn!r}"
             )
+        for schedule, state in ((self, state_dict), *([(self._decay, state_dict["decay"])] if self._decay else [])):
+            schedule.state_keys()
+            if not isinstance(state, dict) or not all(key in state for key in schedule.keys):
+                raise ValueError(f"The state of a {type(schedule).__name__} has {schedule.keys}. Received: {state!r}")
         own = {key: value for key, value in state_dict.items() if key != "decay"}
         super().set_state_dict(own)
         if self._decay is not None:
@@ -290,6 +296,11 @@ def create_optimizer(
             "Gradients are clipped one by one or together: give one of `adam_clipnorm` and `adam_global_clipnorm`. "
             f"Received: adam_clipnorm={adam_clipnorm!r}, adam_global_clipnorm={adam_global_clipnorm!r}"
         )
+    if not isinstance(include_in_weight_decay, (list, tuple, type(None))):
+        raise TypeError(
+            "`include_in_weight_decay` must be a list of strings or None. "
+            f"Received: include_in_weight_decay={include_in_weight_decay!r}"
+        )
     if weight_decay_rate == 0.0 and include_in_weight_decay:
         raise ValueError(
             "`include_in_weight_decay` has no effect without a weight decay. Received: "
@@ -387,12 +398,9 @@ def _finds(pattern, name):
 
 def _checked_steps(value, argument, least):
     """Return a number of steps as an int, raise if it is none or below `least`."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        steps = operator.index(value)
-    except TypeError:
-        raise TypeError(f"`{argument}` must be an integer. Received: {argument}={value!r}") from None
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"`{argument}` must be an integer. Received: {argument}={value!r}")
+    steps = int(value)
     if steps < least:
         raise ValueError(f"`{argument}` must be at least {least}. Received: {argument}={steps}")
     return steps

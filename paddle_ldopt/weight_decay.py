@@ -30,6 +30,8 @@ def decayed_parameter_names(model: Any) -> set[str]:
             >>> decayed_parameter_names(model) == {model[0].weight.name}
             True
     """
+    if not hasattr(model, "named_sublayers"):
+        raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
     left_out = set()
     for path, sublayer in model.named_sublayers(include_self=True):
         norm = any(_NORM.search(cls.__name__) for cls in type(sublayer).__mro__)

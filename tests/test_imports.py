@@ -27,7 +27,7 @@ ARROWS = {
     "weight_decay": set(),
     "registry": {"decay", "layers", "optimizers", "weight_decay"},
     "schedules": {"hooks"},
-    "config": {"decay", "layers", "optimizers", "registry", "schedules", "weight_decay"},
+    "config": {"decay", "hooks", "layers", "optimizers", "registry", "schedules", "weight_decay"},
     "accumulation": {"hooks"},
     "warmup": {"decay", "hooks", "layers", "optimizers", "weight_decay"},
     "memory": set(),

@@ -7,14 +7,57 @@ structured names, as in Paddle's own AdamW: "<parameter>.<state>_0", and "<param
 import math
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle.base.layer_helper import LayerHelper
+from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from ..hooks import parameters_of
 
-__all__ = ["COUNTER", "ShardedStateMixin", "create_state"]
+__all__ = ["COUNTER", "ShardedStateMixin", "check_loadable", "create_state"]
 
+_ANY = np.zeros(0)
 COUNTER = "beta1_pow_acc"  # every optimizer has it: Adam's power, or the steps of `base.STEP`
+
+
+def check_loadable(optimizer, state_dict):
+    """Raise TypeError or ValueError if Paddle's `set_state_dict` would fail over a state, or break off within it."""
+    if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
+        raise TypeError(
+            f"`state_dict` must be a dict with names as keys. Received: state_dict of type {type(state_dict).__name__}"
+        )
+    for key in ("master_weights", "LR_Scheduler"):
+        if not isinstance(state_dict.get(key, {}), dict):
+            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {state_dict[key]!r}")
+    schedule, given = optimizer._learning_rate, state_dict.get("LR_Scheduler")
+    if isinstance(schedule, LRScheduler) and (given or not isinstance(schedule, LambdaDecay)):
+        schedule.state_keys()
+        missing = [key for key in schedule.keys if key not in (given or {})]
+        if missing:
+            raise ValueError(
+                f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'. "
+                f"Received: a state without {missing}"
+            )
+    prefix = f"{optimizer._name}_" if optimizer._name else ""
+    for param in parameters_of(optimizer):
+        for state_name in (*optimizer.state_kinds(param), COUNTER):
+            key = f"{param.name}_{prefix}{state_name}_0"
+            if not isinstance(state_dict.get(key, _ANY), (paddle.Tensor, np.ndarray)):
+                raise TypeError(f"`state_dict` must hold Tensors. Received: {state_dict[key]!r} as '{key}'")
+    for values in optimizer._accumulators.values():
+        for value in values.values() if paddle.in_dynamic_mode() else ():
+            found = state_dict.get(value.name)
+            if found is None:
+                raise ValueError(f"`state_dict` lacks what the optimizer has. Received: no '{value.name}'")
+            if _form(found) != _form(value):
+                raise ValueError(
+                    f"`state_dict` is of another optimizer or model: '{value.name}' must be {_form(value)}. "
+                    f"Received: {_form(found)}"
+                )
+
+
+def _form(value):
+    return f"{str(value.dtype).rpartition('.')[2]} of shape {list(value.shape)}"
 
 
 class ShardedStateMixin:

@@ -57,7 +57,8 @@ def inverse_sqrt_factored(row, col, piece):
         col (Tensor): means of its columns, [..., C], above 0.
         piece (Piece): of what elements it is asked for.
     """
-    row = (row / row.mean(axis=-1, keepdim=True)).rsqrt()
+    # not a root of row / mean: of a row without a gradient that may be denormal, which Paddle's rsqrt takes for 0
+    row = row.mean(axis=-1, keepdim=True).sqrt() * row.rsqrt()
     return piece.spread_product(row, col.rsqrt())
 
 

@@ -9,6 +9,7 @@ first step as in all others.
 
 import collections
 import math
+import numbers
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
@@ -17,7 +18,8 @@ import paddle
 from paddle.base.layer_helper import LayerHelper
 
 from .. import kernels
-from ..hooks import flatten_groups
+from ..hooks import as_float, flatten_groups
+from ._checkpoint import check_loadable
 
 __all__ = ["FusedMixin", "FusedRule", "check_fused", "layer_rates"]
 
@@ -82,7 +84,11 @@ class FusedMixin(_Base):
 
         Args:
             state_dict (dict): state by name.
+
+        Raises:
+            TypeError, ValueError: it is no state of this optimizer. Nothing is changed by then.
         """
+        check_loadable(self, state_dict)
         self.forget()
         super().set_state_dict(state_dict)
 
@@ -91,6 +97,18 @@ class FusedMixin(_Base):
     def forget(self):
         """Drop what was derived from the state, which was changed from outside."""
         self._plan = None
+    def set_lr(self, value):
+        """Set the rate; not where it is a scheduler's.
+
+        Args:
+            value (float): the new rate, at least 0.
+        """
+        rate = as_float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else None
+        if rate is None:
+            raise TypeError(f"`value` must be a number. Received: value={value!r}")
+        if not 0.0 <= rate < math.inf:
+            raise ValueError(f"`value`, a rate, must be finite and at least 0. Received: value={value!r}")
+        super().set_lr(rate)
 
     # ---- updates that were collected
 

@@ -6,7 +6,7 @@ which a graph is made of: there a value cannot be overwritten.
 
 import paddle
 
-__all__ = ["over_", "plus_", "sqrt_", "square_", "times_"]
+__all__ = ["over_", "plus_", "root", "root_", "square_", "times_"]
 
 
 def plus_(x, y):
@@ -31,6 +31,11 @@ def square_(x):
     return x.multiply_(x) if paddle.in_dynamic_mode() else x * x
 
 
-def sqrt_(x):
-    """Return the roots of x."""
-    return x.sqrt_() if paddle.in_dynamic_mode() else x.sqrt()
+def root_(x):
+    """Return the square roots of x; on a CPU Paddle's own, where it is vectorized, makes NaN of inf."""
+    return x.rsqrt_().reciprocal_() if paddle.in_dynamic_mode() else x.rsqrt().reciprocal()
+
+
+def root(x):
+    """Return the same as `root_` in a new tensor."""
+    return x.rsqrt().reciprocal_() if paddle.in_dynamic_mode() else x.rsqrt().reciprocal()

@@ -16,7 +16,7 @@ from paddle.optimizer.lr import LRScheduler
 from ..hooks import flatten_groups, is_listed, layerwise_lr_decay
 from ._factored import square_sum
 from ._fused import FusedRule
-from ._inplace import over_, plus_, times_
+from ._inplace import over_, plus_, root, times_
 from .base import ELEMENT, STEP, RuleOptimizer, checked_range
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
@@ -56,7 +56,7 @@ def adam_weight_decay_update(
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
     # Adam before section 2.1: both corrections are in the rate, so epsilon is next to the root of an uncorrected v
     step_size = lr * _one_minus_power(beta_2, t).sqrt() / _one_minus_power(beta_1, t)
-    return plus_(over_(-step_size * m, plus_(v.sqrt(), epsilon)), param), new_state
+    return plus_(over_(-step_size * m, plus_(root(v), epsilon)), param), new_state
 
 
 def _one_minus_power(beta, t):

@@ -7,6 +7,7 @@ layer-wise decay: ULMFiT, https://arxiv.org/abs/1801.06146 (3.2) and ELECTRA, ht
 import math
 from typing import Optional
 
+import numpy as np
 import paddle
 from paddle.optimizer import AdamW
 
@@ -14,7 +15,7 @@ from ..hooks import LayerwiseMixin, checked_parameters, layerwise_lr_decay
 from ._checkpoint import ShardedStateMixin
 from ._fused import FusedMixin, FusedRule, check_fused, layer_rates
 from ._pieces import refuse_sharded_groups
-from .base import Task
+from .base import Task, checked_range, checked_rate, root
 
 __all__ = ["AdamWDL"]
 
@@ -128,14 +129,12 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
             raise TypeError(
                 f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={apply_decay_param_fun!r}"
             )
-        if parameters is not None:
-            parameters = checked_parameters(parameters, _GROUP_OPTIONS)
-            refuse_sharded_groups(parameters)
-        for decay in [weight_decay, *(g.get("weight_decay", 0.0) for g in parameters or [] if isinstance(g, dict))]:
-            if isinstance(decay, (int, float)) and not 0.0 <= decay < float("inf"):
-                raise ValueError(f"`weight_decay` must be at least 0. Received: weight_decay={decay!r}")
-            if decay is None or isinstance(decay, (bool, str)):
-                raise TypeError(f"`weight_decay` must be a number. Received: weight_decay={decay!r}")
+        parameters = checked_parameters(parameters, _GROUP_OPTIONS)
+        refuse_sharded_groups(parameters)
+        learning_rate = checked_rate(learning_rate)
+        options = {"weight_decay": weight_decay, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+        for group in [options, *(group for group in parameters or [] if isinstance(group, dict))]:
+            _check_options({**options, **group})
         self._init_layerwise(parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers)
         super().__init__(
             learning_rate=learning_rate,
@@ -290,11 +289,21 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         paddle.assign(new_weight.astype(param.dtype), param)
 
 
+def _check_options(options):
+    """Raise if an option, of the optimizer or of a group, is of the wrong type or out of range; it may be a Tensor."""
+    for argument, high in (("weight_decay", math.inf), ("beta1", 1.0), ("beta2", 1.0), ("epsilon", math.inf)):
+        value = options[argument]
+        if isinstance(value, (paddle.Tensor, np.ndarray)) and value.size == 1:
+            value = value.item()
+        if not isinstance(value, (paddle.pir.Value, paddle.base.framework.Variable)):  # known when the graph runs
+            checked_range(value, argument, 0.0, high, "[)")
+
+
 def adamw_update(param, grad, moment1, moment2, beta1_pow, beta2_pow, *, lr, beta1, beta2, epsilon, weight_decay):
     """Return the new parameter, moments and powers of Algorithm 2 in Paddle's order: decay first, epsilon un-hatted."""
     param = param * (1.0 - lr * weight_decay)
     moment1 = beta1 * moment1 + (1.0 - beta1) * grad
     moment2 = beta2 * moment2 + (1.0 - beta2) * grad * grad
-    root = (1.0 - beta2_pow).sqrt()  # the powers are those of this step
-    param = param - lr * root / (1.0 - beta1_pow) * moment1 / (moment2.sqrt() + epsilon * root)
+    scale = (1.0 - beta2_pow).sqrt()  # the powers are those of this step
+    param = param - lr * scale / (1.0 - beta1_pow) * moment1 / (root(moment2) + epsilon * scale)
     return param, moment1, moment2, beta1_pow * beta1, beta2_pow * beta2

@@ -17,10 +17,12 @@ import math
 import sys
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import paddle
 from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import LayerwiseMixin, checked_parameters, flatten_groups, layerwise_lr_decay
+from ..hooks import LayerwiseMixin, as_float, checked_parameters, flatten_groups, layerwise_lr_decay
 from ._checkpoint import ShardedStateMixin
 from ._fused import FusedMixin, check_fused
 from ._pieces import Piece, PieceFinder, answer_locally, answer_together, refuse_sharded_groups
@@ -36,6 +38,7 @@ __all__ = [
     "checked_bool",
     "checked_float",
     "checked_range",
+    "checked_rate",
 ]
 
 # The name of the step counter in checkpoints. PaddleFormers' flex format creates an optimizer's state before it loads
@@ -98,7 +101,7 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
             raise TypeError(
                 f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={apply_decay_param_fun!r}"
             )
-        parameters = None if parameters is None else checked_parameters(parameters, options)
+        parameters = checked_parameters(parameters, options)
         refuse_sharded_groups(parameters)
         for group in parameters or []:
             if isinstance(group, dict):
@@ -118,8 +121,7 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         self._param_groups = None
         self._multi_precision = multi_precision
         self._apply_decay_param_fun = apply_decay_param_fun
-        if isinstance(learning_rate, int) and not isinstance(learning_rate, bool):
-            learning_rate = float(learning_rate)
+        learning_rate = checked_rate(learning_rate)
         # weight_decay=None: Paddle would turn it into an L2 penalty on the gradient, beside our own
         super().__init__(learning_rate, parameters, weight_decay=None, grad_clip=grad_clip, name=name)
         self.type = type(self).__name__.lower()
@@ -201,6 +203,9 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
 
     # ---- state
 
+    def _known_names(self):
+        return self._finder.params
+
     def whole_shape(self, param):
         """Return the shape of the whole tensor that a parameter is, or that it is a piece of."""
         return self._finder.shape(param)
@@ -259,10 +264,12 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         Args:
             state_dict (dict): state by name, with "master_weights" and "LR_Scheduler" if there are any.
         """
-        masters = {weight.name for weight in state_dict.get("master_weights", {}).values()}
+        if not isinstance(state_dict, dict):
+            return super().set_state_dict(state_dict)  # which says that it must be one
+        masters = {getattr(weight, "name", None) for weight in dict(state_dict.get("master_weights") or {}).values()}
         plain = {}
         for key, value in state_dict.items():
-            owner, infix, rest = key.partition(_INFIX)
+            owner, infix, rest = str(key).partition(_INFIX)
             own = infix and f"{owner}_fp32_master_0" not in masters
             if isinstance(value, paddle.Tensor) and not value.shape:
                 value = value.reshape([1])
@@ -471,11 +478,11 @@ def _accumulator_dtype(dtype):
     return dtype
 
 
-def checked_float(value, argument, kinds=(int, float)):
+def checked_float(value, argument, kinds=(int, float, np.integer, np.floating)):
     """Return `value` as a float, raise TypeError if it is none."""
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise TypeError(f"`{argument}` must be a number. Received: {argument}={value!r}")
-    return float(value)
+    return as_float(value)
 
 
 def checked_bool(value, argument):
@@ -483,6 +490,13 @@ def checked_bool(value, argument):
     if not isinstance(value, bool):
         raise TypeError(f"`{argument}` must be a bool. Received: {argument}={value!r}")
     return value
+
+
+def checked_rate(learning_rate):
+    """Return an optimizer's learning rate as Paddle takes it, a float or a scheduler, raise if it is neither."""
+    if isinstance(learning_rate, LRScheduler):
+        return learning_rate
+    return checked_range(learning_rate, "learning_rate", 0.0, ends="[)")
 
 
 def checked_range(value, argument, low=-math.inf, high=math.inf, ends="[]"):

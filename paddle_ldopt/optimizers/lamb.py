@@ -15,7 +15,7 @@ from paddle.optimizer.lr import LRScheduler
 from ..hooks import layerwise_lr_decay
 from ._factored import square_sum
 from ._fused import FusedRule
-from ._inplace import over_, plus_, sqrt_, times_
+from ._inplace import over_, plus_, root_, times_
 from ._pieces import Piece
 from ._schedules import Schedule, as_list, decay_or_schedule, is_convolution, rate_or_schedule, read_groups
 from .base import ELEMENT, SCALAR, STEP, RuleOptimizer, checked_range
@@ -57,7 +57,7 @@ def lamb_update(param, grad, state, lr, *, beta1, beta2, eps, weight_decay, grad
     v = plus_(beta2 * state["moment2"], times_((1.0 - beta2) * grad, grad))
     m_hat = m / one_minus_power(beta1, t)
     v_hat = v / one_minus_power(beta2, t)
-    r = over_(m_hat, plus_(sqrt_(v_hat), eps))
+    r = over_(m_hat, plus_(root_(v_hat), eps))
     u = plus_(r, weight_decay * param)
     x_square, u_square = yield [square_sum(param), square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
@@ -319,7 +319,9 @@ class Lamb(RuleOptimizer):
         Args:
             state_dict (dict): state by name, with "master_weights" and "LR_Scheduler" if there are any.
         """
-        own = {key: _largest([state_dict[key]]) for key in state_dict if key.endswith(f"_{STEP}_0")}
+        if not isinstance(state_dict, dict):
+            return super().set_state_dict(state_dict)  # which says that it must be one
+        own = {key: _largest([state_dict[key]]) for key in state_dict if str(key).endswith(f"_{STEP}_0")}
         counts = {}
         for key in own if self._counts_steps else ():
             count = f"{key[: -len(f'{STEP}_0')]}{GLOBAL_STEP}_0"

@@ -242,8 +242,8 @@ class PipelineWithLossScale:
         Raises:
             ValueError: it is not. Nothing is changed by then.
         """
-        if set(state_dict) != {"scaler"}:
-            raise ValueError(f"The state must have the key 'scaler' alone. Received: keys={list(state_dict)}")
+        if not isinstance(state_dict, dict) or set(state_dict) != {"scaler"}:
+            raise ValueError(f"`state_dict` must be a dict with the key 'scaler' alone. Received: {state_dict!r}")
         self.scaler.set_state_dict(state_dict["scaler"])
         self._epoch = None
 

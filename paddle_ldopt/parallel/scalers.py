@@ -54,6 +54,8 @@ class LossScaler:
         Raises:
             ValueError: it is of another class, or out of range. Nothing is changed by then.
         """
+        if not isinstance(state_dict, dict):
+            raise TypeError(f"`state_dict` must be a dict. Received: state_dict of type {type(state_dict).__name__}")
         keys = list(state_dict)
         if set(keys) != set(self._state):
             raise ValueError(

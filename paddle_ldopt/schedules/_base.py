@@ -8,7 +8,10 @@ from typing import Any
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import unwrap
+from ..hooks import as_float, unwrap
+
+
+_MOST_STEPS = 2**53  # beyond it a float does not count, and beyond 2^63 nothing else does
 
 
 class Schedule(LRScheduler):
@@ -18,6 +21,28 @@ class Schedule(LRScheduler):
     last_lr: float
     last_epoch: int
 
+    def set_state_dict(self, state_dict):
+        """Load what `state_dict` gave.
+
+        Args:
+            state_dict (dict): the state.
+
+        Raises:
+            TypeError, ValueError: it is no state of such a schedule. Nothing is changed by then.
+        """
+        if not isinstance(state_dict, dict):
+            raise TypeError(f"`state_dict` must be a dict. Received: state_dict of type {type(state_dict).__name__}")
+        self.state_keys()
+        wrong = [key for key in self.keys if not isinstance(state_dict.get(key), (numbers.Real, list))]
+        if wrong:
+            raise ValueError(
+                f"`state_dict` must be that of a {type(self).__name__}, with a number as each of {self.keys}. "
+                f"Received: {', '.join(f'{key}={state_dict.get(key)!r}' for key in wrong)}"
+            )
+        super().set_state_dict(state_dict)
+
+    set_dict = set_state_dict
+
 
 def checked_steps(value: Any, argument: str, least: int = 0) -> int:
     """Return `value` as an int if it is a number of steps from `least` on, raise otherwise."""
@@ -25,6 +50,8 @@ def checked_steps(value: Any, argument: str, least: int = 0) -> int:
         raise TypeError(f"`{argument}` must be a whole number of steps, no ratio. Received: {argument}={value!r}")
     if value < least:
         raise ValueError(f"`{argument}` must be at least {least}. Received: {argument}={value!r}")
+    if value > _MOST_STEPS:
+        raise ValueError(f"`{argument}` must be at most {_MOST_STEPS}. Received: an int of {value.bit_length()} bits")
     return int(value)
 
 
@@ -44,16 +71,17 @@ def checked_number(value: Any, argument: str, low: Any = 0.0, high: Any = math.i
     """Return `value` as a float from `low` to `high`, each of which belongs to the range if its bracket is square."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`{argument}` must be a number. Received: {argument}={value!r}")
+    value = as_float(value)
     above = value >= low if ends[0] == "[" else value > low
     below = value <= high if ends[1] == "]" else value < high
     if not (above and below and math.isfinite(value)):
         raise ValueError(f"`{argument}` must be in {ends[0]}{low:g}, {high:g}{ends[1]}. Received: {argument}={value!r}")
-    return float(value)
+    return value
 
 
 def checked_choice(value: str, argument: str, choices: Collection[str]) -> str:
     """Return `value` if it is one of `choices`, raise otherwise."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"`{argument}` must be one of {', '.join(map(repr, choices))}. Received: {argument}={value!r}")
     return value
 
@@ -70,7 +98,7 @@ def peak_of(optimizer: Any) -> float:
         attached = optimizer._learning_rate
         peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
     elif isinstance(optimizer, numbers.Real) and not isinstance(optimizer, bool):
-        peak = float(optimizer)
+        peak = as_float(optimizer)
     else:
         hint = " A schedule is built from a number, not from another one." if isinstance(optimizer, LRScheduler) else ""
         raise TypeError(

@@ -45,7 +45,7 @@ class SchedulerType(str, enum.Enum):
     def _missing_(cls, value):
         name = str(getattr(value, "value", value)).replace("-", "_")  # another library's enum has the name as its value
         names = [member.value for member in cls]
-        if name in names and name != value:
+        if name in names and not (isinstance(value, str) and name == value):
             return cls(name)
         close = difflib.get_close_matches(name, names, 1)
         raise ValueError(
@@ -112,6 +112,11 @@ def get_scheduler(name, optimizer, num_warmup_steps=None, num_training_steps=Non
     name = SchedulerType(name)
     function = FUNCTIONS[name]
     taken = _arguments(function)
+    if not isinstance(scheduler_specific_kwargs, (dict, type(None))):
+        raise TypeError(
+            "`scheduler_specific_kwargs` must be a dict. "
+            f"Received: scheduler_specific_kwargs={scheduler_specific_kwargs!r}"
+        )
     arguments = dict(scheduler_specific_kwargs or {})
     for key in arguments:
         if key not in taken or key in ("num_warmup_steps", "num_training_steps"):

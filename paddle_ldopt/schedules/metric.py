@@ -3,6 +3,7 @@
 import collections
 import math
 
+from ..hooks import as_float
 from ._base import Schedule, attach, checked_choice, checked_number, checked_steps, peak_of
 
 __all__ = ["GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "get_greedy_schedule", "get_reduce_on_plateau_schedule"]
@@ -68,9 +69,9 @@ def _as_float(metrics):
     if type(metrics) is float:  # a million steps are to take a second
         return metrics
     try:
-        if getattr(metrics, "size", 1) != 1 or isinstance(metrics, str):
+        if getattr(metrics, "size", 1) != 1 or isinstance(metrics, (str, bytes)):
             raise TypeError
-        return float(metrics.item() if hasattr(metrics, "item") else metrics)
+        return as_float(metrics.item() if hasattr(metrics, "item") else metrics)
     except (TypeError, ValueError):
         raise TypeError(f"`metrics` must be one number. Received: metrics={metrics!r}") from None
 
@@ -231,7 +232,9 @@ class GreedyLR(MetricSchedule):
     ):
         self.warmup = checked_steps(warmup, "warmup")
         self.max_lr = checked_number(max_lr, "max_lr", ends="(]")
-        self.smooth = bool(smooth)
+        if not isinstance(smooth, bool):
+            raise TypeError(f"`smooth` must be a bool. Received: smooth={smooth!r}")
+        self.smooth = smooth
         self.window_size = checked_steps(window_size, "window_size", least=1)
         self.reset_start = checked_steps(reset_start, "reset_start", least=1)
         super().__init__(
@@ -314,6 +317,8 @@ class GreedyLR(MetricSchedule):
 
     def set_state_dict(self, state_dict):
         """Take over a state."""
+        if isinstance(state_dict, dict) and not isinstance(state_dict.get("window"), list):
+            raise ValueError(f"The state's 'window' must be a list. Received: window={state_dict.get('window')!r}")
         super().set_state_dict(state_dict)
         self.window = collections.deque(state_dict["window"], maxlen=self.window_size)
 

@@ -184,6 +184,8 @@ def last_checkpoint(output_dir):
         and with a warning those whose files are not what was written. A checkpoint of a Trainer without our mixin
         counts as complete if it has a trainer state.
     """
+    if not isinstance(output_dir, (str, os.PathLike)):
+        raise TypeError(f"`output_dir` must be a path. Received: output_dir={output_dir!r}")
     found = []
     for name in os.listdir(output_dir) if os.path.isdir(output_dir) else []:
         match = _NUMBERED.match(name)

@@ -51,6 +51,10 @@ class RunReport:
     """
 
     def __init__(self, folder, title, layers):
+        if not isinstance(folder, (str, os.PathLike)):
+            raise TypeError(f"`folder` must be a path. Received: folder={folder!r}")
+        if not hasattr(layers, "table"):
+            raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
         self.folder, self.title, self.layers = folder, title, layers
         self.config: Any = None
         self._table: Any = None  # until training begins

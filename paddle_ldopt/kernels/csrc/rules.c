@@ -389,16 +389,17 @@ static void factor(const struct work *w, float *row_state, float *col_state, flo
     add_parts(col, w->col_part, cols, w->row_tiles);
     average(row_state, row, rows, (float)t->cols, beta, rest, eps);
     average(col_state, col, cols, (float)t->rows, beta, rest, eps);
-    for (int64_t b = 0; b < t->batch; b++) {
-        double mean = 0;
-        for (int64_t i = 0; i < t->rows; i++) mean += row_state[b * t->rows + i];
-        float inverse = (float)((double)t->rows / mean);
-        for (int64_t i = b * t->rows; i < (b + 1) * t->rows; i++) row[i] = row_state[i] * inverse;
-    }
+    memcpy(row, row_state, (size_t)rows * sizeof *row);
     memcpy(col, col_state, (size_t)cols * sizeof *col);
     inverse_roots(row, rows);
     inverse_roots(col, cols);
-    for (int64_t i = 0; scale != 1.0f && i < rows; i++) row[i] *= scale;
+    for (int64_t b = 0; b < t->batch; b++) {
+        double mean = 0;
+        for (int64_t i = 0; i < t->rows; i++) mean += row_state[b * t->rows + i];
+        /* not a root of row / mean, which may be denormal for a row without a gradient, and so 0 here */
+        float root = (float)sqrt(mean / (double)t->rows) * scale;
+        for (int64_t i = b * t->rows; i < (b + 1) * t->rows; i++) row[i] *= root;
+    }
 }
 
 static double total(const struct work *w, int which)
