@@ -121,7 +121,7 @@ class Mutant:
 
     Attributes:
         line (int): where it is.
-        before (str), after (str): the smallest statement around it; of a compound one its first line.
+        before (str), after (str): the first line of the statement around it, or the changed part of a long one.
     """
 
     def __init__(self, tree, site):
@@ -145,12 +145,11 @@ class Mutant:
         ast.fix_missing_locations(self.tree)
 
     def _text(self, depth, path):
-        statement = _at(self.tree, path[:depth])
-        first = ast.unparse(statement).split("\n")
-        return first[0] if not isinstance(statement, ast.ClassDef) else " ".join(first[:1])
+        text = ast.unparse(_at(self.tree, path[:depth])).split("\n")[0]
+        return text if len(text) < 160 else ast.unparse(_at(self.tree, path))
 
 
-def transplant(old, new, module, name=""):
+def transplant(old, new, module):
     """Give the objects of a namespace, wherever they are referred to, the code and values of their new versions."""
     for key in [k for k in old if k in new and not (k.startswith("__") and k.endswith("__") and k != "__init__")]:
         before, after = old[key], new[key]
@@ -162,13 +161,17 @@ def transplant(old, new, module, name=""):
         elif _function(before) and _function(after):
             _give(before, after)
         elif isinstance(before, dict) and any(map(_function, before.values())):
-            for k, value in before.items():
-                if _function(value) and k in after:
-                    _give(value, after[k])
-        elif not callable(before) and not name:
+            for k in [k for k in before if k not in after]:
+                del before[k]
+            for k, value in after.items():
+                if k in before and _function(value):
+                    _give(before[k], value)
+                else:
+                    before[k] = value
+        elif not callable(before):
             for other in list(sys.modules.values()):
-                if vars(other).get(key) is before if hasattr(other, "__dict__") else False:
-                    vars(other)[key] = after
+                if getattr(other, "__dict__", {}).get(key) is before:
+                    setattr(other, key, after)
 
 
 def _transplant_member(cls, name, before, after, module):
