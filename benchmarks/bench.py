@@ -256,7 +256,7 @@ def main(argv=None):
     )
     print(page.text(results))
     if options.write:
-        page.write(results, pathlib.Path(__file__).parent)
+        page.write(page.with_others(results, pathlib.Path(__file__).parent), pathlib.Path(__file__).parent)
     return results
 
 

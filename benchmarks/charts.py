@@ -25,7 +25,8 @@ def _figure(width, height):
 
 def _steps(results):
     """Bars of the step times of every model with the most threads; a black line at each floor."""
-    rows = [row for row in results["models"] if row["threads"] == results["about"]["threads"]]
+    most = max(row["threads"] for row in results["models"])
+    rows = [row for row in results["models"] if row["threads"] == most]
     models = list(dict.fromkeys(row["model"] for row in rows))
     columns = min(2, len(models))
     lines = -(-len(models) // columns)

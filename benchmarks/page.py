@@ -6,11 +6,26 @@ BEGIN, END = "<!-- measured: begin (written by `make bench`) -->", "<!-- measure
 
 
 def text(results):
-    """Return the Markdown of all results."""
+    """Return the Markdown of all results; a section that is of another run than the rest says so."""
     parts = [_about(results["about"])]
-    writers = {"models": _models, "layerwise": _layerwise, "denormal": _denormal, "growth": _growth, "state": _state}
-    parts += [writer(results) for name, writer in writers.items() if results.get(name)]
+    for name, writer in _WRITERS.items():
+        if results.get(name):
+            earlier = results.get("earlier", {}).get(name)
+            parts.append(writer({**results, "about": earlier or results["about"]}))
+            if earlier:
+                parts.append("Measured before the rest. " + _about(earlier))
     return "\n\n".join(parts)
+
+
+def with_others(results, folder):
+    """Return the results, and those of sections that were not measured as results.json in the folder has them."""
+    path = folder / "results.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    others = [name for name in _WRITERS if kept.get(name) and name not in results]
+    if not others:
+        return results
+    earlier = {name: kept.get("earlier", {}).get(name, kept["about"]) for name in others}
+    return {**results, **{name: kept[name] for name in others}, "earlier": earlier}
 
 
 def write(results, folder):
@@ -139,3 +154,6 @@ def _state(results):
     ]
     head = ["optimizer", "by arithmetic", "state, MiB", "bytes a parameter"]
     return f"## State\n\nBERT-base, counted after a step.\n\n{table(head, cells)}"
+
+
+_WRITERS = {"models": _models, "layerwise": _layerwise, "denormal": _denormal, "growth": _growth, "state": _state}
