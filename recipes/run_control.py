@@ -55,6 +55,8 @@ class EarlyStopping(EarlyStoppingCallback):
         trainer (Trainer): the one that it is for, before it trains.
     """
 
+    training_is_over = False  # `LdoptTrainerMixin` asks: the Trainer would take a step before it asks
+
     def __init__(self, patience, trainer):
         args, checkpoint = trainer.args, trainer.args.resume_from_checkpoint
         super().__init__(patience if args.load_best_model_at_end else math.inf)
@@ -65,8 +67,7 @@ class EarlyStopping(EarlyStoppingCallback):
                 since_best = state.global_step - int(state.best_model_checkpoint.rpartition("-")[2])
                 interval = args.eval_steps if args.evaluation_strategy.value == "steps" else updates
                 self.early_stopping_patience_counter = since_best // interval  # those since the last may be few
-            if self.early_stopping_patience_counter >= self.early_stopping_patience:
-                args.max_steps, args.num_train_epochs = -1, 0  # the Trainer would take a step before it asks
+            self.training_is_over = self.early_stopping_patience_counter >= self.early_stopping_patience
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Do without what PaddleNLP's insists on: with no best model, `patience` is endless."""

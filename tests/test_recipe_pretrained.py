@@ -200,6 +200,15 @@ def test_sizes_reach_classes_that_call_them_otherwise(minilm):
     assert (model.config.d_model, model.config.n_layer, len(model.transformer.layer)) == (16, 2, 2)
 
 
+def test_a_tokenizer_of_a_folder_gives_only_what_its_model_takes(minilm, tmp_path):
+    with pytest.warns(UserWarning, match="RANDOMLY"):
+        load_model("DistilBertForSequenceClassification", 2, TINY).save_pretrained(tmp_path)
+    load_tokenizer("minilm").save_pretrained(tmp_path)
+    assert list(load_tokenizer(tmp_path)("a b")) == ["input_ids"], "DistilBERT takes no token_type_ids"
+    (tmp_path / "config.json").write_text('{"architectures": ["Unheard"]}')
+    assert "token_type_ids" in load_tokenizer(tmp_path)("a b")
+
+
 def test_a_tokenizer_gives_only_what_its_class_takes(minilm):
     assert list(load_tokenizer("DistilBertForSequenceClassification")("text")) == ["input_ids"]
     assert list(load_tokenizer("BertForSequenceClassification")("text")) == ["input_ids", "token_type_ids"]

@@ -389,6 +389,9 @@ def test_early_stopping_stops_and_is_exact_after_a_resume_from_anywhere(run, tmp
         )
         assert model_state(folder / "checkpoint-28") == model_state("whole/checkpoint-28")
         assert steps(folder) == steps(whole.folder)
+        assert (resumed.trainer.args.num_train_epochs, resumed.trainer.state.max_steps) == (8, 32), (
+            "as it was asked for"
+        )
 
 
 def test_early_stopping_counts_evaluations_by_steps(run, tmp_path, monkeypatch):
@@ -460,6 +463,36 @@ def test_arguments_of_a_resume_come_on_top_of_those_of_the_run(tmp_path):
     assert args.seed == 8 and args.output_dir == str(tmp_path)
     assert args.resume_from_checkpoint == str(tmp_path / "checkpoint-3")
     assert with_arguments_of_run(["--seed", "8"]) == ["--seed", "8"]
+
+
+@pytest.mark.parametrize("change", ["a label", "a row more", "the order"])
+def test_a_resume_with_other_rows_is_refused_and_says_how_to_go_on(run, tmp_path, rows, change):
+    (tmp_path / "rows.tsv").write_text(rows.read_text())
+    run(data="rows.tsv", output_dir="first", num_train_epochs=2)
+    lines = rows.read_text().splitlines()
+    if change == "a label":
+        lines[9] = lines[9].replace("\tgood", "\tbad") if "\tgood" in lines[9] else lines[9].replace("\tbad", "\tgood")
+    else:
+        lines = [*lines, "a great day\tgood"] if change == "a row more" else [lines[0], *lines[:0:-1]]
+    (tmp_path / "rows.tsv").write_text("\n".join(lines) + "\n")
+    shutil.rmtree("first/checkpoint-8")
+    before = files("first")
+    message = refuse(run, resume_from_checkpoint="first")
+    assert "rows are not those that the run began with" in message and "remove 'first/data.json'" in message
+    assert files("first") == before
+    os.remove("first/data.json")
+    assert run(resume_from_checkpoint="first").trainer.state.global_step >= 8
+    assert run(resume_from_checkpoint="first").trainer.state.global_step >= 8, "and they are those of the run"
+
+
+def test_a_damaged_checkpoint_is_passed_over(run):
+    run(output_dir="whole", num_train_epochs=2)
+    expected = model_state("whole")
+    os.truncate("whole/checkpoint-8/optimizer.pdopt", 100)
+    assert "damaged: 'optimizer.pdopt' has 100 bytes" in refuse(run, resume_from_checkpoint="whole/checkpoint-8")
+    with pytest.warns(UserWarning, match="checkpoint-8 is damaged and passed over"):
+        assert run(resume_from_checkpoint="whole").trainer.state.global_step == 8
+    assert model_state("whole") == expected
 
 
 # --- comparison ---

@@ -235,6 +235,18 @@ def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monke
     assert not {key: abs(whole[key] - cut[key]).max() for key in whole if whole[key].tobytes() != cut[key].tobytes()}
 
 
+def test_a_loops_damaged_checkpoint_is_passed_over_and_refused_by_name(start, tmp_path):
+    start("matching", *two_steps("matching", tmp_path / "out"))
+    expected = (tmp_path / "out/model_state.pdparams").read_bytes()
+    damaged = tmp_path / "out/checkpoint-2"
+    os.truncate(damaged / "optimizer.pdopt", 100)
+    with pytest.raises(SystemExit, match="damaged: 'optimizer.pdopt' has 100 bytes of .*checkpoint-1. Received"):
+        start("matching", "--resume_from_checkpoint", str(damaged), tiny_model=False)
+    with pytest.warns(UserWarning, match="checkpoint-2 is damaged and passed over"):
+        start("matching", "--resume_from_checkpoint", str(tmp_path / "out"), tiny_model=False)
+    assert (tmp_path / "out/model_state.pdparams").read_bytes() == expected
+
+
 # --- SIGKILL ---
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

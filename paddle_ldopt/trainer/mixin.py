@@ -58,8 +58,9 @@ class LdoptTrainerMixin(_Trainer):
       last one that is neither, and warns of those that are damaged. (With asynchronous saving, complete means that the
       files were all begun, and damage is not looked for.)
     - ``save_total_limit`` is heeded in a training of one process too, and goes by the steps, not by the clock. A
-      resumed run that is over takes no further step, and the best model is looked for beside the checkpoint that is
-      gone on from, if the run was moved. A folder that cannot be written into is found out before the first step.
+      resumed run that is over takes no further step (a callback may say so by `training_is_over`), and the best model
+      is looked for beside the checkpoint that is gone on from, if the run was moved. A folder that cannot be written
+      into is found out before the first step.
     - In a training of one process, a resume ends with the same weights, bit for bit, as if it had never stopped. For
       that, the order of the batches in the second and later epochs, and dropout after a checkpoint at the end of an
       epoch, are restored, which the Trainer does not do. `gradient_accumulation_steps` must divide the batches of an
@@ -244,7 +245,8 @@ class LdoptTrainerMixin(_Trainer):
         arguments = inspect.signature(super()._inner_training_loop).bind(*args, **kwargs)
         counts_from_0 = getattr(self.args, "ignore_load_lr_and_optim", False)
         taken = 0 if counts_from_0 else checkpoints.step_of(self._resumed_from, type(self.state))
-        if taken >= arguments.arguments["max_steps"]:
+        stopped = any(getattr(callback, "training_is_over", False) for callback in self.callback_handler.callbacks)
+        if stopped or taken >= arguments.arguments["max_steps"]:
             arguments.arguments["num_train_epochs"] = 0
         return super()._inner_training_loop(*arguments.args, **arguments.kwargs)
 
