@@ -144,9 +144,9 @@ class LdoptTrainerMixin(_Trainer):
             if hasattr(callback, "config") and self._config is not None:
                 callback.config = self._config
         record = self._record
+        checkpoint = self._agree(lambda: self._check_resume(self._resolve(resume_from_checkpoint), record))
         if name_of(self.args.save_strategy) != "no":
             self._agree(lambda: checkpoints.check_writable(self.args.output_dir))
-        checkpoint = self._agree(lambda: self._check_resume(self._resolve(resume_from_checkpoint), record))
         self._resumed_from, self._rng_restored = checkpoint, False
         if not any(isinstance(callback, _Events) for callback in self.callback_handler.callbacks):
             self.add_callback(_Events(self))
