@@ -34,6 +34,7 @@ def test_decay_1_is_uniform(convention):
 
 def test_floor_head_and_freezing():
     assert [LayerDecay(0.5, min_ratio=0.2).ratio(i, 4) for i in range(6)] == [0.2, 0.2, 0.2, 0.25, 0.5, 1.0]
+    assert [LayerDecay(0.5, min_ratio=1).ratio(i, 4) for i in range(6)] == [1.0] * 6
     assert [LayerDecay(0.5, head_ratio=3).ratio(i, 2) for i in range(4)] == [0.125, 0.25, 0.5, 3.0]
     assert [LayerDecay(0.5, freeze_below=0.25).ratio(i, 2) for i in range(4)] == [0.0, 0.25, 0.5, 1.0]
     assert [LayerDecay(0.5, min_ratio=0.2, freeze_below=0.3).ratio(i, 2) for i in range(4)] == [0.0, 0.0, 0.5, 1.0]
@@ -49,9 +50,9 @@ def test_floor_head_and_freezing():
         ({"convention": "beit2"}, ValueError, "'paddlenlp', 'electra', 'xlnet'. Received: convention='beit2'"),
         ({"convention": ["xlnet"]}, ValueError, "Received: convention="),
         ({"min_ratio": -0.1}, ValueError, "Received: min_ratio=-0.1"),
-        ({"min_ratio": 1.1}, ValueError, "Received: min_ratio=1.1"),
+        ({"min_ratio": 1.1}, ValueError, r"must be in \[0, 1\]. Received: min_ratio=1.1"),
         ({"min_ratio": "0"}, TypeError, "Received: min_ratio='0'"),
-        ({"head_ratio": 0}, ValueError, "Received: head_ratio=0"),
+        ({"head_ratio": 0}, ValueError, "must be above 0 and finite. Received: head_ratio=0"),
         ({"head_ratio": float("inf")}, ValueError, "Received: head_ratio=inf"),
         ({"freeze_below": 2}, ValueError, "Received: freeze_below=2"),
         ({"freeze_below": float("nan")}, ValueError, "Received: freeze_below=nan"),
@@ -150,6 +151,7 @@ def test_applying_twice_or_to_two_optimizers_never_compounds():
 def test_reset_undoes_it():
     model, layers = net()
     opt = apply_layerwise_decay(paddle.optimizer.Momentum(0.05, parameters=model.parameters()), layers, 0.5)
+    assert type(opt).__doc__ == paddle.optimizer.Momentum.__doc__
     assert reset_layerwise_decay(opt) is opt and type(opt) is paddle.optimizer.Momentum
     want, _ = net()
     for got, expected in zip(

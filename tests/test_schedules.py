@@ -422,6 +422,13 @@ def test_bad_first_arguments(kind, bad, error):
         make(kind, bad)
 
 
+def test_a_schedule_of_a_schedule_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"rate\. A schedule is built from a number, not from another one\. Received"):
+        make("linear", paddle.optimizer.lr.NoamDecay(8, 8))
+    with pytest.raises(TypeError, match=r"a learning rate\. Received: optimizer=None"):
+        make("linear", None)
+
+
 @every_kind
 def test_numpy_arguments(kind):
     more = {k: np.int64(v) for k, v in KINDS[kind].items() if type(v) is int}
@@ -498,6 +505,7 @@ def test_kinds_do_not_ignore_their_arguments():
 ILLEGAL = [
     ("linear", {"num_warmup_steps": -1}),
     ("linear", {"num_training_steps": 0}),
+    ("linear", {"num_training_steps": 0, "num_warmup_steps": 0}),
     ("linear", {"num_warmup_steps": 101}),
     ("linear", {"last_epoch": -2}),
     ("cosine", {"num_cycles": 0}),
