@@ -97,6 +97,7 @@ class FusedMixin(_Base):
     def forget(self):
         """Drop what was derived from the state, which was changed from outside."""
         self._plan = None
+
     def set_lr(self, value):
         """Set the rate; not where it is a scheduler's.
 

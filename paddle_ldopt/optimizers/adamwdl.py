@@ -14,8 +14,9 @@ from paddle.optimizer import AdamW
 from ..hooks import LayerwiseMixin, checked_parameters, layerwise_lr_decay
 from ._checkpoint import ShardedStateMixin
 from ._fused import FusedMixin, FusedRule, check_fused, layer_rates
+from ._inplace import root
 from ._pieces import refuse_sharded_groups
-from .base import Task, checked_range, checked_rate, root
+from .base import Task, checked_range, checked_rate
 
 __all__ = ["AdamWDL"]
 
