@@ -88,7 +88,7 @@ def as_float(number):
     try:
         return float(number)
     except OverflowError:
-        return math.copysign(math.inf, number)
+        return math.inf if number > 0 else -math.inf
 
 
 def check_decay(value, argument="layerwise_decay"):
@@ -330,8 +330,7 @@ class LayerwiseMixin(_Base):
         new = [param.name for param in params if known and param.name not in known]
         if new:
             raise ValueError(
-                "The parameters of an optimizer are those it was built with: build another one with all of them and "
-                "load the `state_dict()` of this one into it; those that are new start anew. "
+                "The parameters of an optimizer are those it was built with: give others an optimizer of their own. "
                 f"Received: {len(new)} more parameters, such as '{new[0]}'"
             )
         super()._add_param_group(param_group)

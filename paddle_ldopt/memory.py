@@ -239,7 +239,8 @@ class OptimizerSpec:
 
     Raises:
         TypeError: a flag that is no bool.
-        ValueError: an unknown name or dtype; a `beta1` out of range; an option that the optimizer does not have, or without effect.
+        ValueError: an unknown name or dtype; a `beta1` out of range; an option that the optimizer does not have, or
+            without effect.
 
     Examples:
         .. code-block:: python

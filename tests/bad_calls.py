@@ -160,7 +160,10 @@ def model_parameters():
 
 
 def new(cls, /, **arguments):
-    return lambda: (cls, {name: a() if name in ("parameters", "model", "layers") else a for name, a in arguments.items()})
+    return lambda: (
+        cls,
+        {name: a() if name in ("parameters", "model", "layers") else a for name, a in arguments.items()},
+    )
 
 
 def trained(cls=ldopt.Adafactor, **more):
@@ -300,7 +303,12 @@ CALLS = {
     "layerwise_lr_decay": Row(
         lambda: (
             ldopt.layerwise_lr_decay,
-            {"decay_rate": 0.5, "name_dict": {MODEL.head.weight.name: "head"}, "n_layers": 2, "param": MODEL.head.weight},
+            {
+                "decay_rate": 0.5,
+                "name_dict": {MODEL.head.weight.name: "head"},
+                "n_layers": 2,
+                "param": MODEL.head.weight,
+            },
         ),
         words={"param": "(param|name)"},
     ),
@@ -316,9 +324,7 @@ CALLS = {
     ),
     "LayerMap.layer_of": Row(method(layer_map, "layer_of", name="head.weight")),
     "LayerMap.ratio_fn": Row(method(layer_map, "ratio_fn", layerwise_decay=0.5)),
-    "LayerMap.table": Row(
-        method(layer_map, "table", layerwise_decay=0.5, learning_rate=0.1, num_steps=5), words=WORDS
-    ),
+    "LayerMap.table": Row(method(layer_map, "table", layerwise_decay=0.5, learning_rate=0.1, num_steps=5), words=WORDS),
     "LayerMap.plot": Row(
         method(layer_map, "plot", path=path(".svg"), layerwise_decay=0.5),
         words={**WORDS, "path": "path"},
@@ -327,7 +333,11 @@ CALLS = {
     "apply_layerwise_decay": Row(
         lambda: (
             ldopt.apply_layerwise_decay,
-            {"optimizer": paddle.optimizer.SGD(0.1, parameters=MODEL.parameters()), "layers": layer_map(), "layerwise_decay": 0.5},
+            {
+                "optimizer": paddle.optimizer.SGD(0.1, parameters=MODEL.parameters()),
+                "layers": layer_map(),
+                "layerwise_decay": 0.5,
+            },
         ),
         state=lambda function, arguments: type(arguments["optimizer"]),
     ),
@@ -335,14 +345,22 @@ CALLS = {
         lambda: (ldopt.reset_layerwise_decay, {"optimizer": paddle.optimizer.SGD(0.1, parameters=MODEL.parameters())})
     ),
     "hooks.adapt_hook": Row(
-        lambda: (adapt_hook, {"hook": lambda param: 1.0}), words={"hook": "set_param_lr_fun"}, free=("layerwise_decay", "name_dict", "n_layers"),
+        lambda: (adapt_hook, {"hook": lambda param: 1.0}),
+        words={"hook": "set_param_lr_fun"},
+        free=("layerwise_decay", "name_dict", "n_layers"),
     ),
-    "hooks.check_decay": Row(lambda: (check_decay, {"value": 0.5}), words={"value": "layerwise_decay"}, free=("argument",)),
-    "hooks.check_ratio": Row(lambda: (check_ratio, {"ratio": 0.5, "name": "w"}), words={"ratio": "(ratio|learning-rate)"}, free=("name",)),
+    "hooks.check_decay": Row(
+        lambda: (check_decay, {"value": 0.5}), words={"value": "layerwise_decay"}, free=("argument",)
+    ),
+    "hooks.check_ratio": Row(
+        lambda: (check_ratio, {"ratio": 0.5, "name": "w"}), words={"ratio": "(ratio|learning-rate)"}, free=("name",)
+    ),
     # ---- accumulation
     "GradientAccumulator": Row(lambda: (ldopt.GradientAccumulator, {"reduction": "mean"})),
     "GradientAccumulator.__call__": Row(
-        method(lambda: accumulator(reduction="token"), "__call__", gradients=Lazy(lambda: [paddle.ones([2])]), weight=2.0),
+        method(
+            lambda: accumulator(reduction="token"), "__call__", gradients=Lazy(lambda: [paddle.ones([2])]), weight=2.0
+        ),
         state=state_of,
         words={"gradients": "([Gg]radient|Layer|parameters|model)"},
     ),
@@ -389,11 +407,11 @@ CALLS = {
         method(pipeline, "set_state_dict", state_dict=Lazy(lambda: pipeline().state_dict())), **LOADED
     ),
     "parallel.save_checkpoint": Row(
-        lambda: (parallel.save_checkpoint, {"path": path("").make(), "model": MODEL, "optimizer": trained()}),
+        lambda: (parallel.save_checkpoint, {"folder": path("").make(), "network": MODEL, "optimizer": trained()}),
         also=(OSError,),
     ),
     "parallel.load_checkpoint": Row(
-        lambda: (parallel.load_checkpoint, {"path": path("-none").make(), "model": MODEL, "optimizer": trained()}),
+        lambda: (parallel.load_checkpoint, {"folder": path("-none").make(), "network": MODEL, "optimizer": trained()}),
         also=(OSError,),
     ),
     # ---- schedules
@@ -461,8 +479,18 @@ CALLS = {
     "get_greedy_schedule": schedule_row(ldopt.get_greedy_schedule, factor=0.5, patience=1),
     "get_reduce_on_plateau_schedule": schedule_row(ldopt.get_reduce_on_plateau_schedule, factor=0.5, patience=1),
     # ---- settings
-    "LdoptConfig": Row(lambda: (ldopt.LdoptConfig, {"layerwise_lr_decay": 0.5}), words={"learning_rate": "(learning_rate|rate|relative_step)", "lr_scheduler_type": "(schedule|lr_scheduler_type)", "optim": "optim", "optim_kwargs": "(optim_kwargs|option)"}),
-    "LdoptConfig.from_dict": Row(lambda: (ldopt.LdoptConfig.from_dict, {"values": {"optim": "lamb"}}), words={"values": "setting"}),
+    "LdoptConfig": Row(
+        lambda: (ldopt.LdoptConfig, {"layerwise_lr_decay": 0.5}),
+        words={
+            "learning_rate": "(learning_rate|rate|relative_step)",
+            "lr_scheduler_type": "(schedule|lr_scheduler_type)",
+            "optim": "optim",
+            "optim_kwargs": "(optim_kwargs|option)",
+        },
+    ),
+    "LdoptConfig.from_dict": Row(
+        lambda: (ldopt.LdoptConfig.from_dict, {"values": {"optim": "lamb"}}), words={"values": "setting"}
+    ),
     "LdoptConfig.build": Row(
         method(ldopt.LdoptConfig, "build", model=MODEL, num_training_steps=10),
         words={"model": "(`model`|parameters|stack)", "num_training_steps": "num_training_steps"},
@@ -471,11 +499,17 @@ CALLS = {
     "LdoptConfig.from_json": Row(lambda: (ldopt.LdoptConfig.from_json, {"path": os.devnull}), also=(OSError,)),
     "LdoptArgumentsMixin": Row(
         lambda: (OurArguments, {"optim": "lamb", "layerwise_lr_decay": 0.5}),
-        words={"optim": "optim", "lr_scheduler_type": "(schedule|lr_scheduler)", "optim_kwargs": "(optim_kwargs|option)"},
+        words={
+            "optim": "optim",
+            "lr_scheduler_type": "(schedule|lr_scheduler)",
+            "optim_kwargs": "(optim_kwargs|option)",
+        },
         free=tuple(field.name for field in dataclasses.fields(Arguments)),
     ),
     # ---- memory
-    "memory.Weight": Row(lambda: (memory.Weight, {"name": "w", "shape": (2, 3)}), free=("name", "shape", "split", "parts")),
+    "memory.Weight": Row(
+        lambda: (memory.Weight, {"name": "w", "shape": (2, 3)}), free=("name", "shape", "split", "parts")
+    ),
     "memory.Transformer": Row(lambda: (memory.Transformer, {"hidden": 256, "layers": 2})),
     "memory.Transformer.of_size": Row(lambda: (memory.Transformer.of_size, {"params": 7e9})),
     "memory.Transformer.weights": Row(
@@ -497,13 +531,17 @@ CALLS = {
     "memory.cells": Row(lambda: (memory.cells, {"plans": []}), free=("plans",)),
     "memory.gib": Row(lambda: (memory.gib, {"size": 1}), free=("size",)),
     # ---- trainer
-    "trainer.GradualUnfreezeCallback": Row(lambda: (trainer.GradualUnfreezeCallback, {"every_k_steps": 5}), free=("layers",)),
+    "trainer.GradualUnfreezeCallback": Row(
+        lambda: (trainer.GradualUnfreezeCallback, {"every_k_steps": 5}), free=("layers",)
+    ),
     "trainer.LayerLRCallback": Row(lambda: (trainer.LayerLRCallback, {})),
     "trainer.ScheduleCallback": Row(lambda: (trainer.ScheduleCallback, {"path": "a.svg"}), free=("layers",)),
     "trainer.RunReport": Row(
         lambda: (trainer.RunReport, {"folder": "a", "title": "b", "layers": layer_map()}), free=("title",)
     ),
-    "trainer.last_checkpoint": Row(lambda: (trainer.last_checkpoint, {"output_dir": tempfile.gettempdir()}), also=(OSError,)),
+    "trainer.last_checkpoint": Row(
+        lambda: (trainer.last_checkpoint, {"output_dir": tempfile.gettempdir()}), also=(OSError,)
+    ),
 }
 for _name, _cls, _more in (
     ("AdamWDL", ldopt.AdamWDL, {}),

@@ -294,7 +294,11 @@ def _check_options(options):
     """Raise if an option, of the optimizer or of a group, is of the wrong type or out of range; it may be a Tensor."""
     for argument, high in (("weight_decay", math.inf), ("beta1", 1.0), ("beta2", 1.0), ("epsilon", math.inf)):
         value = options[argument]
-        if isinstance(value, (paddle.Tensor, np.ndarray)) and value.size == 1:
+        if isinstance(value, (paddle.Tensor, np.ndarray)) and paddle.in_dynamic_mode():
+            if value.size != 1:
+                raise ValueError(
+                    f"`{argument}` must have one element. Received: {argument} of shape {list(value.shape)}"
+                )
             value = value.item()
         if not isinstance(value, (paddle.pir.Value, paddle.base.framework.Variable)):  # known when the graph runs
             checked_range(value, argument, 0.0, high, "[)")

@@ -374,7 +374,9 @@ class Came(RuleOptimizer):
             **options,
         )
         if self._compression and "exp_avg" in new_state:  # saturate: |m| may reach clip_threshold * sqrt(size)
-            new_state["exp_avg"] = new_state["exp_avg"].clip(-_FLOAT16_MAX, _FLOAT16_MAX)
+            m = new_state["exp_avg"].clip(-_FLOAT16_MAX, _FLOAT16_MAX)
+            # Paddle makes 2e-7 of some numbers that are far below the least float16
+            new_state["exp_avg"] = paddle.where(m.abs() < 2.0**-26, paddle.zeros_like(m), m)
         return new_param, new_state
 
 

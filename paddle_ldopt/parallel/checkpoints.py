@@ -56,6 +56,7 @@ def save_checkpoint(folder, network, optimizer, rename=None):
             ...     save_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
             ...     load_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
     """
+    _check_folder_and_network(folder, network)
     state = _sharded(network, optimizer, rename)
     _agree(
         f"`folder` holds a checkpoint already: give another one. Received: folder={os.fspath(folder)!r}"
@@ -91,6 +92,7 @@ def load_checkpoint(folder, network, optimizer, rename=None):
         ValueError: no checkpoint, or one that was cut short; another optimizer; a tensor that it lacks or has in
             another shape. Nothing is changed by then.
     """
+    _check_folder_and_network(folder, network)
     folder = os.fspath(folder)
     state = _sharded(network, optimizer, rename)
     _agree(_misfit(folder, state, unwrap(optimizer)))
@@ -99,6 +101,13 @@ def load_checkpoint(folder, network, optimizer, rename=None):
     schedule = unwrap(optimizer)._learning_rate
     if isinstance(schedule, LRScheduler):
         schedule.set_state_dict(paddle.load(os.path.join(folder, SCHEDULE)))
+
+
+def _check_folder_and_network(folder, network):
+    if not isinstance(folder, (str, os.PathLike)):
+        raise TypeError(f"`folder` must be a path. Received: folder={folder!r}")
+    if not hasattr(network, "sharded_state_dict"):
+        raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
 
 
 def _sharded(network, optimizer, rename):

@@ -10,7 +10,6 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..hooks import as_float, unwrap
 
-
 _MOST_STEPS = 2**53  # beyond it a float does not count, and beyond 2^63 nothing else does
 
 

@@ -237,7 +237,7 @@ HIDDEN CLONES void factored_step(float *restrict p, const float *restrict x, con
     }
 }
 
-/* ---- Adafactor and CAME: vectors */
+/* ---- Adafactor and CAME: vectors. Scaled first: clipping makes 0 of a gradient whose quotient would be inf */
 
 HIDDEN CLONES double second_moment(float *restrict s, const float *restrict g, float scale, float beta, float rest,
                                    float eps, int64_t n)
@@ -252,14 +252,14 @@ HIDDEN CLONES void vector_average(float *restrict m, const float *restrict g, co
                                   float rest, float scale, int64_t n)
 {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) m[i] = beta * m[i] + rest * (g[i] / sqrtf(s[i]) * scale);
+    for (int64_t i = 0; i < n; i++) m[i] = beta * m[i] + rest * (g[i] * scale / sqrtf(s[i]));
 }
 
 HIDDEN CLONES void vector_step(float *restrict p, const float *restrict g, const float *restrict s, float decay,
                                float rate, int64_t n)
 {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) p[i] = p[i] - decay * p[i] - g[i] / sqrtf(s[i]) * rate;
+    for (int64_t i = 0; i < n; i++) p[i] = p[i] - decay * p[i] - g[i] * rate / sqrtf(s[i]);
 }
 
 HIDDEN CLONES void plain_step(float *restrict p, const float *restrict x, float decay, float rate, int64_t n)
