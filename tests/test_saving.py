@@ -467,6 +467,7 @@ def test_a_hostile_schedule_changes_nothing(path):
 
 
 def hostile_tensors(saved, victim, names):
+    """Try every change of the tensors whose name has one of `names` in it; return how many."""
     count = 0
     for name, tensor in safetensors.deserialize(read(saved)):
         if not any(part in name for part in names):
