@@ -388,6 +388,7 @@ def test_a_damaged_file_changes_nothing(saved, victim):
 
 @pytest.mark.slow
 @pytest.mark.fault
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", CASES)
 def test_damaged_files_of_all_optimizers_change_nothing(case, path):
     run, victim = Run(case).train(HALF), Run(case, seed=1).train(1)
@@ -506,6 +507,7 @@ def test_hostile_tensors_change_nothing(saved, victim):
 
 @pytest.mark.slow
 @pytest.mark.fault
+@pytest.mark.timeout(1800)
 def test_hostile_tensors_of_any_name_change_nothing(saved, victim):
     assert hostile_tensors(saved, victim, ("",)) > 500
 
@@ -658,6 +660,7 @@ def test_saving_and_loading_leaves_nothing_behind(path):
 
 @pytest.mark.slow
 @pytest.mark.fault
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux says how much memory a process has")
 def test_a_thousand_cycles_leave_nothing_behind(path):
     assert cycles(path, 1000) < 4.0
@@ -794,5 +797,6 @@ def test_a_damaged_pdopt_is_refused_or_loads_numbers(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.fault
+@pytest.mark.timeout(1800)
 def test_a_damaged_pdopt_at_many_places(tmp_path):
     assert damage_pdopt(tmp_path, 2000, 300) > 1000
