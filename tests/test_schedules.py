@@ -611,6 +611,11 @@ def test_edges_of_the_warmup(kind):
         np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+def test_a_wave_begins_anew_after_each_third():
+    got = rates(make("cosine_with_restarts", 1.0, num_warmup_steps=0, num_training_steps=12, num_cycles=3), 13)
+    np.testing.assert_allclose(got, [1, 0.853553, 0.5, 0.146447] * 3 + [0], atol=1e-6)
+
+
 # ---- properties
 
 steps = st.integers(0, 40)
