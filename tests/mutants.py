@@ -215,10 +215,16 @@ class Runner:
             raise SystemExit(f"the tests do not pass as they are: {reached}")
         for file in self.files:
             self._mutate(session, file, reached)
+            print(self.summary(file), file=sys.__stdout__, flush=True)
         return True
 
     def pytest_runtest_logreport(self, report):
         self.failed = self.failed or report.failed
+
+    def summary(self, file):
+        """Say how many of a file's mutants were killed."""
+        verdicts = [result[-1].startswith("killed") for result in self.results if result[0] == file]
+        return f"{file}: {sum(verdicts)} of {len(verdicts)} killed ({self.totals[file]} possible)"
 
     def _run(self, item):
         self.failed = False
@@ -326,12 +332,7 @@ def main():
     tests = sorted({str(here / test) for file in how.files for test in TESTS[file]})
     os.chdir(here.parent)
     pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", *tests], plugins=[runner])
-    killed = 0
-    for file in how.files:
-        verdicts = [result[-1] for result in runner.results if result[0] == file]
-        died = sum(verdict.startswith("killed") for verdict in verdicts)
-        killed += died
-        print(f"{file}: {died} of {len(verdicts)} killed ({runner.totals.get(file)} possible)")
+    killed = sum(result[-1].startswith("killed") for result in runner.results)
     print(f"{killed} of {len(runner.results)} killed: {100 * killed / max(1, len(runner.results)):.1f} %")
     return int(killed < 0.9 * len(runner.results) or not runner.results)
 

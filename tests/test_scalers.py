@@ -228,6 +228,7 @@ def test_paddles_scaler_is_off_on_a_cpu():
         as_scaler(off)
 
 
+@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim")  # of Paddle's own scaler, where it halves
 def test_paddles_scaler_is_told(monkeypatch, capsys):
     """As it is on GPU: its own arithmetic and its own state, our decisions."""
     place = type("Place", (), {"is_gpu_place": lambda self: True})()
