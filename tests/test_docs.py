@@ -91,8 +91,9 @@ def blocks_of(page):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=str)
-def test_python_blocks_run(page, tmp_path):
+def test_python_blocks_run(page, tmp_path, monkeypatch):
     """Those of the README and of docs/migrating.md run in tests of their own, in which they have what they need."""
+    monkeypatch.chdir(tmp_path)
     for block in blocks_of(page):
         ast.parse(block)
         if page.stem not in ("README", "migrating"):
