@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import subprocess
+import threading
 import time
 import warnings
 
@@ -15,6 +16,7 @@ import trainer_common as common
 import trainer_run
 
 from paddle_ldopt.trainer import checkpoints, last_checkpoint
+from paddle_ldopt.trainer.reading import errors_of_readers
 
 FILES = "ldopt_files.json"
 EVALUATE = {"evaluation_strategy": "steps", "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
@@ -320,3 +322,43 @@ def test_a_best_checkpoint_that_was_deleted_stops_no_training(tmp_path):
     settings = {"eval_steps": 2, "save_total_limit": 1, "learning_rate": 1e-30, **EVALUATE}
     trainer = run(tmp_path, callbacks=[Deletes()], **settings)
     assert trainer.state.global_step == 9 and steps(tmp_path)[-1] == 8
+
+
+# --- data that cannot be read ---
+
+
+class Broken(common.Data):
+    """Rows of which one cannot be read."""
+
+    def __getitem__(self, i):
+        if i == len(self) - 1:
+            raise KeyError("the last row")
+        return super().__getitem__(i)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("does", ["train", "evaluate", "collate"])
+def test_what_a_data_set_raises_is_raised_and_not_waited_for(tmp_path, does):
+    def collate(rows):
+        raise KeyError("the last row")
+
+    trainer = common.trainer(tmp_path, optim="adamwdl", max_steps=8)
+    if does == "collate":
+        trainer.data_collator = collate
+    else:
+        trainer.train_dataset = trainer.eval_dataset = Broken()
+    before = threading.excepthook
+    with pytest.raises(KeyError, match="the last row"):
+        trainer.evaluate() if does == "evaluate" else trainer.train()
+    assert threading.excepthook is before
+
+
+def test_other_errors_stay_what_they_are(monkeypatch):
+    seen = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_value))
+    with pytest.raises(SystemError, match="mine"), errors_of_readers():
+        thread = threading.Thread(target=lambda: 1 / 0)
+        thread.start()
+        thread.join()
+        raise SystemError("mine")
+    assert [type(error) for error in seen] == [ZeroDivisionError]

@@ -27,6 +27,7 @@ from .optimizers import (
     name_of,
     sets_own_rate,
 )
+from .reading import errors_of_readers
 from .stages import gathered, map_layers, pipeline_of
 
 __all__ = ["LdoptTrainerMixin"]
@@ -60,7 +61,8 @@ class LdoptTrainerMixin(_Trainer):
     - ``save_total_limit`` is heeded in a training of one process too, and goes by the steps, not by the clock. A
       resumed run that is over takes no further step (a callback may say so by `training_is_over`), and the best model
       is looked for beside the checkpoint that is gone on from, if the run was moved. A folder that cannot be written
-      into is found out before the first step.
+      into is found out before the first step. What a data set or a collator raises is raised by `train`, which would
+      wait for ever (`evaluate` likewise).
     - In a training of one process, a resume ends with the same weights, bit for bit, as if it had never stopped. For
       that, the order of the batches in the second and later epochs, and dropout after a checkpoint at the end of an
       epoch, are restored, which the Trainer does not do. `gradient_accumulation_steps` must divide the batches of an
@@ -150,7 +152,8 @@ class LdoptTrainerMixin(_Trainer):
         self._resumed_from, self._rng_restored = checkpoint, False
         if not any(isinstance(callback, _Events) for callback in self.callback_handler.callbacks):
             self.add_callback(_Events(self))
-        return super().train(checkpoint, *args, **kwargs)
+        with errors_of_readers():
+            return super().train(checkpoint, *args, **kwargs)
 
     def create_optimizer(self, lr_scheduler=None):
         """Return the Trainer's optimizer; make it, with the layer-wise rates, if there is none."""
@@ -218,7 +221,8 @@ class LdoptTrainerMixin(_Trainer):
             *args: for the Trainer's own `evaluate`.
             **kwargs: for the Trainer's own `evaluate`.
         """
-        metrics = super().evaluate(*args, **kwargs)
+        with errors_of_readers():
+            metrics = super().evaluate(*args, **kwargs)
         if self._found is not None:
             self._found.update(metrics)
             if schedules.step_on_metric(self.lr_scheduler, self.args, metrics):
