@@ -195,12 +195,12 @@ class LdoptConfig:
     @classmethod
     def from_json(cls, path):
         """Return the object whose settings are in a JSON file; raise ValueError as `from_dict`, and for a key twice."""
-        with open(path, encoding="utf-8") as file:
+        with open(_path(path), encoding="utf-8") as file:
             return cls.from_dict(json.load(file, object_pairs_hook=_once))
 
     def to_json(self, path):
         """Write a JSON file that `from_json` reads."""
-        with open(path, "w", encoding="utf-8") as file:
+        with open(_path(path), "w", encoding="utf-8") as file:
             json.dump(self.to_dict(), file, indent=1)
 
     @classmethod
@@ -212,7 +212,7 @@ class LdoptConfig:
         """Write a YAML file that `from_yaml` reads."""
         import yaml
 
-        with open(path, "w", encoding="utf-8") as file:
+        with open(_path(path), "w", encoding="utf-8") as file:
             yaml.safe_dump(self.to_dict(), file, sort_keys=False)
 
     @classmethod
@@ -538,6 +538,8 @@ def read_yaml(path):
     """
     import yaml
 
+    path = _path(path)
+
     class Loader(yaml.SafeLoader):
         """PyYAML's, with the numbers of YAML 1.2."""
 
@@ -554,6 +556,13 @@ def read_yaml(path):
             return yaml.load(file, Loader)
     except (yaml.YAMLError, TypeError, ValueError) as error:
         raise ValueError(f"This YAML cannot be read: {error}. Received: {os.fspath(path)!r}") from error
+
+
+def _path(path):
+    """Return a path, raise TypeError if it is none: `open` takes a number for a file that is open, and closes it."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"`path` must be a string or a path. Received: path={path!r}")
+    return path
 
 
 def _once(pairs):

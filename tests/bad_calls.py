@@ -4,7 +4,6 @@ import dataclasses
 import decimal
 import fractions
 import inspect
-import os
 import pathlib
 import tempfile
 from typing import Any, Callable, NamedTuple
@@ -238,8 +237,13 @@ def path(ending):
     return Lazy(lambda: str(pathlib.Path(tempfile.gettempdir()) / f"ldopt-bad-calls{ending}"))
 
 
-LAYERWISE = ("layerwise_decay", "n_layers", "name_dict", "set_param_lr_fun", "layers")
-MAY_BE_ANY = ("name", "verbose", "description")
+def settings_file(ending):
+    """Return a file with settings; JSON is YAML, too."""
+    file = pathlib.Path(path(ending).make())
+    file.write_text('{"optim": "lamb"}')
+    return str(file)
+
+
 GROUP = {"parameters": "(`parameters`|group|'params'|parameter)"}
 WORDS = {
     **GROUP,
@@ -495,8 +499,12 @@ CALLS = {
         method(ldopt.LdoptConfig, "build", model=MODEL, num_training_steps=10),
         words={"model": "(`model`|parameters|stack)", "num_training_steps": "num_training_steps"},
     ),
-    "LdoptConfig.from_yaml": Row(lambda: (ldopt.LdoptConfig.from_yaml, {"path": os.devnull}), also=(OSError,)),
-    "LdoptConfig.from_json": Row(lambda: (ldopt.LdoptConfig.from_json, {"path": os.devnull}), also=(OSError,)),
+    "LdoptConfig.from_yaml": Row(
+        lambda: (ldopt.LdoptConfig.from_yaml, {"path": settings_file(".yaml")}), also=(OSError,)
+    ),
+    "LdoptConfig.from_json": Row(
+        lambda: (ldopt.LdoptConfig.from_json, {"path": settings_file(".json")}), also=(OSError,)
+    ),
     "LdoptArgumentsMixin": Row(
         lambda: (OurArguments, {"optim": "lamb", "layerwise_lr_decay": 0.5}),
         words={
@@ -546,7 +554,7 @@ CALLS = {
 for _name, _cls, _more in (
     ("AdamWDL", ldopt.AdamWDL, {}),
     ("Lamb", ldopt.Lamb, {"learning_rate": 0.01}),
-    ("Adafactor", ldopt.Adafactor, {}),
+    ("Adafactor", ldopt.Adafactor, {"lr": 0.01, "relative_step": False}),
     ("Came", ldopt.Came, {"learning_rate": 0.01}),
     ("AdamWeightDecay", ldopt.AdamWeightDecay, {}),
 ):
@@ -554,12 +562,11 @@ for _name, _cls, _more in (
     def _build(cls=_cls, more=_more):
         return trained(cls, **more)
 
-    def _state(build=_build):
-        return build().state_dict()
+    def _loading(build=_build):
+        opt = build()
+        return opt.set_state_dict, {"state_dict": opt.state_dict()}
 
-    CALLS[f"{_name}.set_state_dict"] = Row(
-        method(_build, "set_state_dict", state_dict=Lazy(_state)), **{**LOADED, "also": ()}
-    )
+    CALLS[f"{_name}.set_state_dict"] = Row(_loading, **LOADED)
     CALLS[f"{_name}.set_lr"] = Row(
         method(_build, "set_lr", value=0.1), also=(RuntimeError,), state=state_of, words={"value": "(value|lr|rate)"}
     )

@@ -68,8 +68,8 @@ def test_the_base_calls_are_valid(name):
     function, valid = CALLS[name].make()
     try:
         function(**valid)
-    except (OSError, ValueError):
-        assert name in ("parallel.load_checkpoint", "LdoptConfig.from_json", "LdoptConfig.from_yaml")
+    except ValueError:
+        assert name == "parallel.load_checkpoint"
 
 
 def test_all_that_is_public_is_called():

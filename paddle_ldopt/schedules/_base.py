@@ -47,11 +47,12 @@ def checked_steps(value: Any, argument: str, least: int = 0) -> int:
     """Return `value` as an int if it is a number of steps from `least` on, raise otherwise."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"`{argument}` must be a whole number of steps, no ratio. Received: {argument}={value!r}")
-    if value < least:
-        raise ValueError(f"`{argument}` must be at least {least}. Received: {argument}={value!r}")
-    if value > _MOST_STEPS:
-        raise ValueError(f"`{argument}` must be at most {_MOST_STEPS}. Received: an int of {value.bit_length()} bits")
-    return int(value)
+    steps = int(value)
+    if steps < least:
+        raise ValueError(f"`{argument}` must be at least {least}. Received: {argument}={steps}")
+    if steps > _MOST_STEPS:
+        raise ValueError(f"`{argument}` must be at most {_MOST_STEPS}. Received: an int of {steps.bit_length()} bits")
+    return steps
 
 
 def checked_phases(num_warmup_steps: Any, num_training_steps: Any) -> tuple[int, int]:
