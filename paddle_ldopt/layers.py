@@ -394,7 +394,7 @@ def _rules_from_dict(rules: dict[str, Place]) -> Callable[[str], Optional[Place]
         for pattern, layer in compiled:
             match = pattern.search(name)
             if match:
-                if not isinstance(layer, str) or layer in ("embeddings", "head"):
+                if not isinstance(layer, str):
                     return layer
                 try:
                     number = match.expand(layer)

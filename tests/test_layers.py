@@ -88,6 +88,31 @@ def test_rules_of_the_users_own(rules):
 def test_rules_go_before_the_built_in_ones():
     layers = LayerMap.from_names(names_of(), {r"^h\.0\.attn": "embeddings", r"^h\.2\.mlp": "head", r"norm": 3})
     assert ids(layers) == [0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 3]
+    assert [layers.layer_of(name).tower for name in layers.names[1:4]] == ["", "", "h"]
+
+
+def test_a_fingerprint_has_towers_and_layers():
+    print_of = LayerMap.from_names(names_of(n=2)).fingerprint()
+    assert print_of["towers"] == {"h": 2} and print_of.keys() == {"towers", "layers"}
+    assert print_of["layers"]["h.1.attn.w"] == ["h", 2, 2] and len(print_of["layers"]) == len(names_of(n=2))
+
+
+def test_parts_of_two_blocks_that_are_in_a_list_of_their_own():
+    names = [f"attentions.{i}.{part}.w" for i in range(2) for part in "qkv"] + ["ffns.0.w", "ffns.1.w"]
+    assert ids(LayerMap.from_names(names)) == [1, 1, 1, 2, 2, 2, 1, 2]
+
+
+def test_an_error_names_eight_parameters():
+    with pytest.raises(ValueError, match=r"names=\[embed.w, (h\.\d\.\S+, ){7}\.\.\. 3 more\]"):
+        LayerMap.from_names(names_of(), {"nowhere": 1})
+
+
+def test_a_models_own_parameter_that_a_sublayer_shares_is_mapped_as_the_lower():
+    model = Tied()
+    model.tail = paddle.create_parameter([2], "float32")
+    model.layers[0].scale = model.tail
+    layers = LayerMap.from_model(model)
+    assert [layers.layer_of(name).index for name in layers.names if name in ("tail", "layers.0.scale")] == [1]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +147,7 @@ def test_a_model_of_another_type():
 def test_an_unknown_parameter():
     with pytest.raises(ValueError, match="after the model is complete .*Received: name='lora_A'"):
         LayerMap.from_model(Tied()).layer_of("lora_A")
-    with pytest.raises(ValueError, match="made by `from_names` has no `name_dict`.*Received: name='lora_A'"):
+    with pytest.raises(ValueError, match=r"Map: a map made by .* to an optimizer\. Received: name='lora_A'"):
         LayerMap.from_names(names_of()).layer_of("lora_A")
 
 
@@ -376,9 +401,9 @@ def test_table_takes_a_decay_or_an_optimizer(both):
 def test_options_that_an_optimizer_settles_are_refused_beside_it():
     model = Tied()
     opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    for how in ({"learning_rate": 0.1}, {"apply_decay_param_fun": bool}):
-        with pytest.raises(ValueError, match="read back from `optimizer`"):
-            LayerMap.from_model(model).table(optimizer=opt, **how)
+    for name, value in {"learning_rate": 0.1, "apply_decay_param_fun": bool}.items():
+        with pytest.raises(ValueError, match=f"`{name}` is read back from `optimizer`.*Received: {name}="):
+            LayerMap.from_model(model).table(optimizer=opt, **{name: value})
 
 
 def test_table_of_another_models_optimizer():

@@ -506,6 +506,7 @@ ILLEGAL = [
     ("linear", {"num_warmup_steps": -1}),
     ("linear", {"num_training_steps": 0}),
     ("linear", {"num_training_steps": 0, "num_warmup_steps": 0}),
+    ("warmup_stable_decay", {"num_training_steps": 0, "num_stable_steps": 5}),
     ("linear", {"num_warmup_steps": 101}),
     ("linear", {"last_epoch": -2}),
     ("cosine", {"num_cycles": 0}),
@@ -614,6 +615,27 @@ def test_edges_of_the_warmup(kind):
 def test_a_wave_begins_anew_after_each_third():
     got = rates(make("cosine_with_restarts", 1.0, num_warmup_steps=0, num_training_steps=12, num_cycles=3), 13)
     np.testing.assert_allclose(got, [1, 0.853553, 0.5, 0.146447] * 3 + [0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        schedules.rules.StableDecay(4, 7, 20, "linear", "cosine", 0.1, 1.6),
+        schedules.rules.CoolDown(4, 7, 20, 5, 0.2, 0.3, 0.9, 1.6),
+        schedules.rules.Cosine(4, 20, 1.6),
+        schedules.rules.CosineRestarts(4, 20, 2.6),
+    ],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_the_greatest_factor_ahead_is_at_a_turn(rule):
+    turns = [step for step in rule.turns() if step < 60]
+    factors = [rule(step) for step in range(max(turns) + 1)]
+    for step, factor in enumerate(factors):
+        assert max([factor, *(rule(turn) for turn in turns if turn >= step)]) == max(factors[step:])
+
+
+def test_a_cool_down_starts_at_0_unless_told():
+    assert [schedules.rules.CoolDown(2)(step) for step in range(3)] == [0.0, 0.5, 1.0]
 
 
 # ---- properties
