@@ -278,7 +278,8 @@ class _Seen(NamedTuple):
 
         One loop asks all of one tensor while it is in the cache: of 10,000 tensors that is most of a step's time.
         """
-        seen = frozen, live, params, grads, addresses, weights, factors, sizes = *([] for _ in range(7)), set()
+        seen = cls([], [], [], [], [], [], [], set())
+        frozen, live, params, grads, addresses, weights, factors, sizes = seen
         try:
             for i, param in enumerate(every):
                 idle = param.stop_gradient
@@ -302,7 +303,7 @@ class _Seen(NamedTuple):
                 sizes.add(grad.element_size())
         except (AttributeError, KeyError, TypeError):  # no parameters of Paddle's layers
             return None
-        return cls(*seen) if live and set(map(type, factors)) <= {int, float} else None
+        return seen if live and set(map(type, factors)) <= {int, float} else None
 
 
 def layer_rates(rate, factors, ratios):
