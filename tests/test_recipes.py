@@ -6,15 +6,10 @@ import json
 import math
 import os
 import pathlib
-import random
 import re
 import shlex
-import shutil
 import signal
 import sys
-import threading
-import time
-import traceback
 import types
 
 import fine_tuning
@@ -35,7 +30,7 @@ from paddlenlp.trainer import PdArgumentParser
 
 from paddle_ldopt import LdoptConfig
 from paddle_ldopt.config import read_yaml
-from paddle_ldopt.trainer import last_checkpoint, report
+from paddle_ldopt.trainer import report
 
 # an untrained model is enough here; that a recipe says so is for test_recipe_pretrained.py
 pytestmark = pytest.mark.filterwarnings("ignore:.* is RANDOMLY INITIALISED:UserWarning")
@@ -102,10 +97,8 @@ def tiny_llama(tmp_path_factory):
     return str(folder)
 
 
-@pytest.fixture
-def start(tiny, tiny_llama, tmp_path, monkeypatch, capsys):
-    """Return a function that runs a recipe in this process, in an empty folder, on a tiny model and few rows."""
-    monkeypatch.chdir(tmp_path)
+def shorten(monkeypatch):
+    """Have the recipes take few rows and draw no pictures."""
     monkeypatch.setattr(sys, "argv", ["no such file"])  # next to it the parser looks for a file of arguments
     monkeypatch.setattr(report, "_image", lambda *_, **__: "<img>")  # drawing takes most of the time of so small a run
     kinds = {
@@ -113,16 +106,23 @@ def start(tiny, tiny_llama, tmp_path, monkeypatch, capsys):
         for part in ("train", "validation", "test")
     }
     monkeypatch.setattr(text_data, "_docstring_parts", lambda: kinds)
-
-    def call(name, *argv, tiny_model=True):
-        recipe = importlib.import_module(name)
+    for recipe in (importlib.import_module(name) for name in RECIPES):
         for own, rows in OWN.items():
             if hasattr(recipe, own):
                 monkeypatch.setattr(recipe, own, rows)
+
+
+@pytest.fixture
+def start(tiny, tiny_llama, tmp_path, monkeypatch, capsys):
+    """Return a function that runs a recipe in this process, in an empty folder, on a tiny model and few rows."""
+    monkeypatch.chdir(tmp_path)
+    shorten(monkeypatch)
+
+    def call(name, *argv, tiny_model=True):
         models = {**dict.fromkeys(ENCODERS, tiny), "language_model_sft": tiny_llama}
         more = ["--model", models[name]] if tiny_model and name in models else []
         with paddle.utils.unique_name.guard():
-            recipe.main([*argv, *more])
+            importlib.import_module(name).main([*argv, *more])
         return capsys.readouterr().out
 
     return call
@@ -248,151 +248,6 @@ def test_a_loops_damaged_checkpoint_is_passed_over_and_refused_by_name(start, tm
     with pytest.warns(UserWarning, match="checkpoint-2 is damaged and passed over"):
         start("matching", "--resume_from_checkpoint", str(tmp_path / "out"), tiny_model=False)
     assert (tmp_path / "out/model_state.pdparams").read_bytes() == expected
-
-
-# --- SIGKILL ---
-
-WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-SAVED_EVERY = 2  # steps
-
-
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def watch(folder, moment):
-    """Count what this process does to the files of a folder; die in time. Return the list that counts.
-
-    Args:
-        folder (Path): the folder.
-        moment (tuple|None): (which of these events, seconds after it) to die at.
-    """
-    seen = []
-
-    def hook(event, args):
-        opens = event == "open" and isinstance(args[0], (str, bytes)) and args[2] & WRITING
-        changes = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
-        if (opens or changes) and os.fsdecode(args[0]).startswith(str(folder)):
-            seen.append(event)
-            if moment is not None and len(seen) == moment[0]:
-                threading.Timer(moment[1], die).start() if moment[1] else die()
-
-    sys.addaudithook(hook)
-    return seen
-
-
-def forked(start, folder, name, *argv, moment=None):
-    """Run a recipe in a copy of this process: return whether it was killed, its steps, its file events."""
-    reads, writes = os.pipe()
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            step_begins = report.RunReport.on_step_begin
-
-            def counted(*args, **kwargs):
-                os.write(writes, b"s")
-                return step_begins(*args, **kwargs)
-
-            report.RunReport.on_step_begin = counted
-            seen = watch(folder, moment)
-            start(name, *argv, tiny_model="--resume_from_checkpoint" not in argv)
-            os.write(writes, b"e" * len(seen))
-            code = 0
-        except BaseException:
-            (folder.parent / "traceback.txt").write_text(traceback.format_exc())
-        finally:
-            os._exit(code)
-    os.close(writes)
-    until = time.monotonic() + 300
-    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until:
-        time.sleep(0.02)
-    if not ended[0]:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        pytest.fail(f"{name} hangs")
-    with os.fdopen(reads, "rb") as pipe:
-        said = pipe.read()
-    code = os.waitstatus_to_exitcode(ended[1])
-    assert code in (0, -signal.SIGKILL), (folder.parent / "traceback.txt").read_text()[-2000:]
-    return code != 0, said.count(b"s"), said.count(b"e")
-
-
-def six_steps(name, folder):
-    argv = ["--max_steps", "6", "--save_steps", str(SAVED_EVERY), "--output_dir", str(folder)]
-    if name == "matching":
-        return argv
-    often = "--evaluation_strategy steps --eval_steps 2 --save_strategy steps --logging_steps 1 --disable_tqdm True"
-    return [*argv, *often.split(), "--report_to", "none", "--early_stopping_patience", "9"]
-
-
-@pytest.fixture(scope="module")
-def unkilled(tmp_path_factory):
-    """A function that runs a recipe to its end, once; it returns the folder and how many file events there were."""
-    runs = {}
-
-    def get(start, name):
-        if name not in runs:
-            folder = tmp_path_factory.mktemp(name) / "out"
-            killed, steps, events = forked(start, folder, name, *six_steps(name, folder))
-            assert not killed and steps == 6 and events > 30
-            runs[name] = folder, events
-        return runs[name]
-
-    return get
-
-
-def left_by(folder):
-    """Return what must be the same whether a run was killed or not."""
-    lines = [json.loads(line) for line in (folder / "history.jsonl").open()]
-    curves = [{k: v for k, v in line.items() if not k.endswith(("runtime", "per_second"))} for line in lines]
-    results = json.loads((folder / "results.json").read_text())
-    models = {
-        str(path.relative_to(folder)): {key: value.numpy().tobytes() for key, value in paddle.load(str(path)).items()}
-        for path in folder.rglob("*model_state.pdparams")
-    }
-    assert len(models) > 1
-    return models, curves, {key: value for key, value in results.items() if not key.startswith("seconds")}
-
-
-def killed_and_resumed(start, unkilled, tmp_path, name, draw):
-    """Kill a run at a moment that is drawn, in a save or elsewhere; go on as the README says; compare."""
-    whole, events = unkilled(start, name)
-    moment, folder = (draw.randint(1, events), draw.choice([0, draw.random() * 0.05])), tmp_path / "out"
-    killed, steps, _ = forked(start, folder, name, *six_steps(name, folder), moment=moment)
-    last = last_checkpoint(folder)
-    kept = 0 if last is None else int(last.rpartition("-")[2])
-    if killed:
-        assert kept >= steps - 1 - SAVED_EVERY, f"{name}: {moment} of {events}: the last step was {steps}"
-        again = six_steps(name, folder) if last is None else ["--resume_from_checkpoint", str(folder)]
-        assert forked(start, folder, name, *again)[:2] == (False, 6 - kept), f"{name}: {moment} of {events}"
-    assert left_by(folder) == left_by(whole), f"{name}: {moment} of {events}"
-    shutil.rmtree(folder)
-    return killed
-
-
-def kill_seed():
-    """Return a number that decides the moments; KILL_SEED repeats them."""
-    return int(os.environ.get("KILL_SEED", random.SystemRandom().randrange(10**6)))
-
-
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - OWN_TESTS))
-def test_a_killed_recipe_loses_at_most_one_save_and_ends_with_the_same_bits(start, unkilled, tmp_path, name):
-    seed = kill_seed()
-    print(f"KILL_SEED={seed}")
-    killed_and_resumed(start, unkilled, tmp_path, name, random.Random(f"{name} {seed}"))
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - OWN_TESTS))
-def test_a_recipe_that_is_killed_at_any_moment(start, unkilled, tmp_path, name):
-    seed = kill_seed()
-    print(f"KILL_SEED={seed}")
-    draw = random.Random(f"{name} {seed}")
-    killed = [killed_and_resumed(start, unkilled, tmp_path, name, draw) for _ in range(7)]
-    assert sum(killed) >= 4, "the moments are within the run"
 
 
 # --- configs ---

@@ -1,0 +1,90 @@
+"""A recipe in a process of its own, to be killed at any moment.
+
+The process is forked off one that has imported all there is to import and trained nothing: it begins at once.
+"""
+
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+
+import pytest
+import test_recipes
+
+from paddle_ldopt.trainer import report
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def watch(folder, moment):
+    """Count what this process does to the files of a folder; die in time. Return the list that counts.
+
+    Args:
+        folder (str): the folder.
+        moment (tuple|None): (which of these events, seconds after it) to die at.
+    """
+    seen = []
+
+    def hook(event, args):
+        opens = event == "open" and isinstance(args[0], (str, bytes)) and args[2] & WRITING
+        changes = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
+        if (opens or changes) and os.fsdecode(args[0]).startswith(folder):
+            seen.append(event)
+            if moment is not None and len(seen) == moment[0]:
+                threading.Timer(moment[1], die).start() if moment[1] else die()
+
+    sys.addaudithook(hook)
+    return seen
+
+
+def child(name, argv, folder, moment, log):
+    """Run a recipe; write "s" for each step that begins, and at the end "e" for each event, into the file `log`."""
+    with open(log, "wb", buffering=0) as said, open(f"{log}.out", "w") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+        try:
+            test_recipes.shorten(pytest.MonkeyPatch())
+            step_begins = report.RunReport.on_step_begin
+
+            def counted(*args, **kwargs):
+                said.write(b"s")
+                return step_begins(*args, **kwargs)
+
+            report.RunReport.on_step_begin = counted
+            seen = watch(folder, moment)
+            importlib.import_module(name).main(argv)
+            said.write(b"e" * len(seen))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+
+
+def run(name, argv, folder, moment=None):
+    """Run a recipe in a process of its own: return whether it was killed, its steps, its file events.
+
+    Args:
+        name (str): the recipe.
+        argv (list[str]): its arguments.
+        folder (Path): its folder, whose file events are counted.
+        moment (tuple, optional): when it is killed, see `watch`.
+    """
+    log = folder.parent / f"{folder.name}.log"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["recipe_kills"])
+    process = context.Process(target=child, args=(name, argv, str(folder), moment, str(log)))
+    process.start()
+    process.join(600)
+    if process.exitcode is None:
+        process.kill()
+        pytest.fail(f"{name} {argv} hangs")
+    assert process.exitcode in (0, -signal.SIGKILL), (folder.parent / f"{log}.out").read_text()[-3000:]
+    said = log.read_bytes()
+    return process.exitcode != 0, said.count(b"s"), said.count(b"e")

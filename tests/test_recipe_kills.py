@@ -1,0 +1,111 @@
+"""Any recipe, killed at any moment: it loses one save at most, and what is gone on from ends with the same bits."""
+
+import json
+import os
+import random
+import shutil
+
+import paddle
+import pytest
+import recipe_kills
+from test_recipes import ENCODERS, OWN_TESTS, RECIPES, tiny, tiny_llama
+
+from paddle_ldopt.trainer import last_checkpoint
+
+__all__ = ["tiny", "tiny_llama"]  # fixtures
+NAMES = sorted(set(RECIPES) - OWN_TESTS)
+STEPS, SAVED_EVERY = 6, 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def paths():
+    """Give processes of their own what pytest has put on the path."""
+    with pytest.MonkeyPatch.context() as patch:
+        here = os.path.dirname(os.path.abspath(__file__))
+        more = [here, os.path.dirname(here), os.path.join(os.path.dirname(here), "recipes")]
+        patch.setenv("PYTHONPATH", os.pathsep.join([*more, os.environ.get("PYTHONPATH", "")]))
+        yield
+
+
+@pytest.fixture(scope="module")
+def models(request):
+    """Name of a recipe -> arguments that have it train a tiny model."""
+    encoder, decoder = request.getfixturevalue("tiny"), request.getfixturevalue("tiny_llama")
+    named = {**dict.fromkeys(ENCODERS, encoder), "language_model_sft": decoder}
+    return {name: ["--model", named[name]] if name in named else [] for name in NAMES}
+
+
+def six_steps(name, folder, models):
+    argv = ["--max_steps", str(STEPS), "--save_steps", str(SAVED_EVERY), "--output_dir", str(folder), *models[name]]
+    if name == "matching":
+        return argv
+    often = "--evaluation_strategy steps --eval_steps 2 --save_strategy steps --logging_steps 1 --disable_tqdm True"
+    return [*argv, *often.split(), "--report_to", "none", "--early_stopping_patience", "9"]
+
+
+@pytest.fixture(scope="module")
+def unkilled(models, tmp_path_factory):
+    """A function that runs a recipe to its end, once; it returns the folder and how many file events there were."""
+    runs = {}
+
+    def get(name):
+        if name not in runs:
+            folder = tmp_path_factory.mktemp(name) / "out"
+            killed, steps, events = recipe_kills.run(name, six_steps(name, folder, models), folder)
+            assert not killed and steps == STEPS and events > 30
+            runs[name] = folder, events
+        return runs[name]
+
+    return get
+
+
+def left_by(folder):
+    """Return what must be the same whether a run was killed or not."""
+    lines = [json.loads(line) for line in (folder / "history.jsonl").open()]
+    curves = [{k: v for k, v in line.items() if not k.endswith(("runtime", "per_second"))} for line in lines]
+    results = json.loads((folder / "results.json").read_text())
+    models = {
+        str(path.relative_to(folder)): {key: value.numpy().tobytes() for key, value in paddle.load(str(path)).items()}
+        for path in folder.rglob("*model_state.pdparams")
+    }
+    assert len(models) > 1
+    return models, curves, {key: value for key, value in results.items() if not key.startswith("seconds")}
+
+
+def killed_and_resumed(unkilled, models, tmp_path, name, draw):
+    """Kill a run at a moment that is drawn, in a save or elsewhere; go on as the README says; compare."""
+    whole, events = unkilled(name)
+    moment, folder = (draw.randint(1, events), draw.choice([0, draw.random() * 0.05])), tmp_path / "out"
+    story = f"{name}: killed {moment[1]:.3f} s after file event {moment[0]} of {events}"
+    killed, steps, _ = recipe_kills.run(name, six_steps(name, folder, models), folder, moment)
+    last = last_checkpoint(folder)
+    kept = 0 if last is None else int(last.rpartition("-")[2])
+    if killed:
+        assert kept >= steps - 1 - SAVED_EVERY, story
+        argv = six_steps(name, folder, models) if last is None else ["--resume_from_checkpoint", str(folder)]
+        assert recipe_kills.run(name, argv, folder)[:2] == (False, STEPS - kept), story
+    assert left_by(folder) == left_by(whole), story
+    shutil.rmtree(folder)
+    return killed
+
+
+def moments(name):
+    """Return a generator that decides the moments; KILL_SEED repeats them."""
+    seed = int(os.environ.get("KILL_SEED", random.SystemRandom().randrange(10**6)))
+    print(f"KILL_SEED={seed}")
+    return random.Random(f"{name} {seed}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_killed_recipe_loses_at_most_one_save_and_ends_with_the_same_bits(unkilled, models, tmp_path, name):
+    killed_and_resumed(unkilled, models, tmp_path, name, moments(name))
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_that_is_killed_at_any_moment(unkilled, models, tmp_path, name):
+    draw = moments(name)
+    killed = [killed_and_resumed(unkilled, models, tmp_path, name, draw) for _ in range(7)]
+    assert sum(killed) >= 4, "the moments are within the run"
