@@ -377,7 +377,7 @@ def _problems(config):
     if isinstance(config.warmup_steps, bool) or not isinstance(config.warmup_steps, int) or config.warmup_steps < 0:
         numbers.append(f"`warmup_steps` must be an int of at least 0. Received: warmup_steps={config.warmup_steps!r}")
     dicts = [
-        f"`{field}` must be a dict with names as keys. Received: {field}={getattr(config, field)!r}"
+        f"`{field}` must be a dict. Received: {field}={getattr(config, field)!r}"
         for field in ("optim_kwargs", "lr_scheduler_kwargs", "layerwise_rules")
         if not _has_names(getattr(config, field))
         and not (field == "layerwise_rules" and getattr(config, field) is None)

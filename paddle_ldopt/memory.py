@@ -116,7 +116,7 @@ class Transformer:
         if not 1e9 <= params <= 1e14:
             raise ValueError(
                 "`params` must be in [1e9, 1e14]; give a smaller model by its hidden, layers and vocab. "
-                f"Received: params={params!r}"
+                f"Received: params={format(params, 'g') if isinstance(params, float) else params}"
             )
         hidden = 1024 * round((params * 128 / 12) ** (1 / 3) / 1024)
         one, two = cls(hidden, 1).size, cls(hidden, 2).size

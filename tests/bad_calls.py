@@ -253,7 +253,7 @@ WORDS = {
     "layerwise_decay": "(layerwise_decay|LayerDecay|`rules`)",
     "optimizer": "(`optimizer`|learning_rate|scheduler|min_lr|lr_end|lr_init)",
     "lr": "(`lr`|learning_rate)",
-    "name": "(`name`|SchedulerType|name=|param)",
+    "name": "(`name`|SchedulerType|name=|param|ambiguous)",
 }
 
 
@@ -411,7 +411,7 @@ CALLS = {
         method(pipeline, "set_state_dict", state_dict=Lazy(lambda: pipeline().state_dict())), **LOADED
     ),
     "parallel.save_checkpoint": Row(
-        lambda: (parallel.save_checkpoint, {"folder": path("").make(), "network": MODEL, "optimizer": trained()}),
+        lambda: (parallel.save_checkpoint, {"folder": tempfile.mkdtemp(), "network": MODEL, "optimizer": trained()}),
         also=(OSError,),
     ),
     "parallel.load_checkpoint": Row(
@@ -425,9 +425,14 @@ CALLS = {
     "ReduceLROnPlateau": Row(lambda: (ldopt.ReduceLROnPlateau, {"learning_rate": 0.1}), free=("verbose",)),
     "GreedyLR": Row(lambda: (ldopt.GreedyLR, {"learning_rate": 0.1}), free=("verbose",)),
     "ReduceLROnPlateau.step": Row(
-        method(lambda: ldopt.ReduceLROnPlateau(0.1), "step", metrics=0.5), state=state_of, free=("epoch",)
+        method(lambda: ldopt.ReduceLROnPlateau(0.1), "step", metrics=0.5),
+        state=state_of,
+        free=("epoch",),
+        loose=("metrics",),
     ),
-    "GreedyLR.step": Row(method(lambda: ldopt.GreedyLR(0.1), "step", metrics=0.5), state=state_of, free=("epoch",)),
+    "GreedyLR.step": Row(
+        method(lambda: ldopt.GreedyLR(0.1), "step", metrics=0.5), state=state_of, free=("epoch",), loose=("metrics",)
+    ),
     "RuleSchedule.set_state_dict": Row(
         method(
             lambda: schedules.get_constant_schedule(0.1),
@@ -456,7 +461,7 @@ CALLS = {
     "WarmUp.__call__": Row(method(lambda: ldopt.WarmUp(0.1, lambda k: 0.1, 3), "__call__", step=3)),
     "SchedulerType": Row(
         lambda: (ldopt.SchedulerType, {"value": "cosine"}),
-        words={"value": "name"},
+        words={"value": "(name|ambiguous)"},  # the latter is Enum's own word on an array
         free=("names", "module", "qualname", "type", "start", "boundary"),
     ),
     "get_scheduler": Row(
@@ -500,10 +505,14 @@ CALLS = {
         words={"model": "(`model`|parameters|stack)", "num_training_steps": "num_training_steps"},
     ),
     "LdoptConfig.from_yaml": Row(
-        lambda: (ldopt.LdoptConfig.from_yaml, {"path": settings_file(".yaml")}), also=(OSError,)
+        lambda: (ldopt.LdoptConfig.from_yaml, {"path": settings_file(".yaml")}),
+        also=(OSError,),
+        words={"path": "(path|codec)"},
     ),
     "LdoptConfig.from_json": Row(
-        lambda: (ldopt.LdoptConfig.from_json, {"path": settings_file(".json")}), also=(OSError,)
+        lambda: (ldopt.LdoptConfig.from_json, {"path": settings_file(".json")}),
+        also=(OSError,),
+        words={"path": "(path|codec)"},
     ),
     "LdoptArgumentsMixin": Row(
         lambda: (OurArguments, {"optim": "lamb", "layerwise_lr_decay": 0.5}),
@@ -580,6 +589,7 @@ for _name, _cls, _more in (
 # what is public and is no call
 NO_CALLS = {
     "__version__": "a string",
+    "ON_METRIC": "a constant",
     "MetricSchedule": "a base: its subclasses are here",
     "OptimizerInfo": "a row of the registry",
     "LayerMap": "made by from_names and from_model",

@@ -39,7 +39,7 @@ def save_checkpoint(folder, network, optimizer, rename=None):
             other classes elsewhere (with pipeline stages, say).
 
     Raises:
-        TypeError: an optimizer that is none of ours.
+        TypeError: an optimizer that is none of ours; a folder that is no path, a network that is none.
         ValueError: a wrapper whose state no other layout could take up; a folder that holds a checkpoint; two
             parameters of one name. Nothing is written by then.
 
@@ -56,7 +56,7 @@ def save_checkpoint(folder, network, optimizer, rename=None):
             ...     save_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
             ...     load_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
     """
-    _check_folder_and_network(folder, network)
+    _check_arguments(folder, network, rename)
     state = _sharded(network, optimizer, rename)
     _agree(
         f"`folder` holds a checkpoint already: give another one. Received: folder={os.fspath(folder)!r}"
@@ -88,11 +88,11 @@ def load_checkpoint(folder, network, optimizer, rename=None):
         rename (callable, optional): structured name here -> name in the checkpoint.
 
     Raises:
-        TypeError: an optimizer that is none of ours.
+        TypeError: an optimizer that is none of ours; a folder that is no path, a network that is none.
         ValueError: no checkpoint, or one that was cut short; another optimizer; a tensor that it lacks or has in
             another shape. Nothing is changed by then.
     """
-    _check_folder_and_network(folder, network)
+    _check_arguments(folder, network, rename)
     folder = os.fspath(folder)
     state = _sharded(network, optimizer, rename)
     _agree(_misfit(folder, state, unwrap(optimizer)))
@@ -103,11 +103,13 @@ def load_checkpoint(folder, network, optimizer, rename=None):
         schedule.set_state_dict(paddle.load(os.path.join(folder, SCHEDULE)))
 
 
-def _check_folder_and_network(folder, network):
+def _check_arguments(folder, network, rename):
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"`folder` must be a path. Received: folder={folder!r}")
     if not hasattr(network, "sharded_state_dict"):
         raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
+    if rename is not None and not callable(rename):
+        raise TypeError(f"`rename` must be callable. Received: rename={rename!r}")
 
 
 def _sharded(network, optimizer, rename):
