@@ -8,7 +8,7 @@ from test_contracts import OPTIMIZERS, VARIANTS, make, same, states
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
-from paddle_ldopt.optimizers.base import root
+from paddle_ldopt.optimizers._inplace import root
 
 EVERY = {  # the variants of the contracts, and what has arithmetic of its own
     **VARIANTS,

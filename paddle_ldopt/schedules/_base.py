@@ -20,7 +20,7 @@ class Schedule(LRScheduler):
     last_lr: float
     last_epoch: int
 
-    def set_state_dict(self, state_dict):
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave.
 
         Args:
