@@ -195,17 +195,21 @@ class Process:
         waited, _, _ = select.select([self.process.stdout], [], [], TIMEOUT)
         line = self.process.stdout.readline() if waited else b""
         if not line:
-            self.close()
-            self.errors.seek(0)
-            raise RuntimeError(f"no answer from {self.process.args[2:]}:\n{self.errors.read()[-2000:]}")
+            said = self.close()
+            raise RuntimeError(f"no answer from {self.process.args[2:]}:\n{said[-2000:]}")
         return json.loads(line)
 
     def close(self):
-        """End the process."""
+        """End the process; return what it wrote to stderr, "" the second time."""
         self.process.kill()
         self.process.wait()
         self.process.stdin.close()
         self.process.stdout.close()
+        if self.errors.closed:
+            return ""
+        self.errors.seek(0)
+        with self.errors:
+            return self.errors.read()
 
 
 if __name__ == "__main__":

@@ -628,8 +628,8 @@ def test_a_wave_begins_anew_after_each_third():
     ids=lambda rule: type(rule).__name__,
 )
 def test_the_greatest_factor_ahead_is_at_a_turn(rule):
-    turns = [step for step in rule.turns() if step < 60]
-    factors = [rule(step) for step in range(max(turns) + 1)]
+    turns = [step for step in rule.turns(59) if step < 60]
+    factors = [rule(step) for step in range(60)]
     for step, factor in enumerate(factors):
         assert max([factor, *(rule(turn) for turn in turns if turn >= step)]) == max(factors[step:])
 
