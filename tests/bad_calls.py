@@ -244,6 +244,17 @@ def settings_file(ending):
     return str(file)
 
 
+FIRST = next(iter(START))
+TORCH_STATE = {"step": 1, "exp_avg": START[FIRST], "exp_avg_sq": START[FIRST] ** 2}
+
+
+def saved_file():
+    """Return a file that `save_optimizer` wrote."""
+    file = path(".safetensors").make()
+    ldopt.save_optimizer(file, trained(), MODEL)
+    return file
+
+
 GROUP = {"parameters": "(`parameters`|group|'params'|parameter)"}
 WORDS = {
     **GROUP,
@@ -384,6 +395,36 @@ CALLS = {
     "GradientAccumulator.synchronize": Row(method(accumulator, "synchronize", group=None), state=state_of),
     "GradientAccumulator.set_state_dict": Row(
         method(accumulator, "set_state_dict", state_dict=Lazy(lambda: accumulator().state_dict())), **LOADED
+    ),
+    # ---- files of optimizers
+    "save_optimizer": Row(
+        lambda: (
+            ldopt.save_optimizer,
+            {"path": path(".safetensors").make(), "optimizer": trained(), "model": MODEL, "step": 1},
+        ),
+        also=(OSError,),
+        words={"path": "", "optimizer": "", "scaler": ""},
+    ),
+    "load_optimizer": Row(
+        lambda: (ldopt.load_optimizer, {"path": saved_file(), "optimizer": trained(), "model": MODEL}),
+        also=(OSError,),
+        words={"path": "", "optimizer": "", "scaler": ""},
+    ),
+    "convert_torch_optimizer": Row(
+        lambda: (
+            ldopt.convert_torch_optimizer,
+            {
+                "source": {"state": {0: TORCH_STATE}, "param_groups": [{"params": [0]}]},
+                "optimizer": trained(ldopt.AdamWDL),
+                "model": MODEL,
+                "names": [FIRST],
+                "strict": False,
+                "transpose": [],
+            },
+        ),
+        also=(OSError, ImportError),
+        words={"source": "", "optimizer": ""},
+        free=("strict",),
     ),
     # ---- scalers and the step
     "FixedLossScaler": Row(lambda: (ldopt.FixedLossScaler, {"loss_scale_value": 8.0}), free=("least",)),
@@ -591,6 +632,7 @@ NO_CALLS = {
     "__version__": "a string",
     "ON_METRIC": "a constant",
     "MetricSchedule": "a base: its subclasses are here",
+    "LoadReport": "what `load_optimizer` returns",
     "OptimizerInfo": "a row of the registry",
     "LayerMap": "made by from_names and from_model",
     "memory.COLUMN": "a constant",

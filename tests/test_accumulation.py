@@ -149,7 +149,7 @@ def test_low_precision_gradients_are_summed_in_float32(dtype):
     accumulator([tensor(big, dtype=dtype)])
     (got,) = accumulator.gradients
     assert got.dtype == paddle.float32
-    start = float(tensor(big, dtype=dtype).astype("float32"))
+    start = tensor(big, dtype=dtype).astype("float32").item()
     assert got.tolist() == [2 * start + 8 * small]
 
 

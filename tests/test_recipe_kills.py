@@ -61,7 +61,7 @@ def unkilled(models, tmp_path_factory):
 
 def left_by(folder):
     """Return what must be the same whether a run was killed or not."""
-    lines = [json.loads(line) for line in (folder / "history.jsonl").open()]
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     curves = [{k: v for k, v in line.items() if not k.endswith(("runtime", "per_second"))} for line in lines]
     results = json.loads((folder / "results.json").read_text())
     models = {

@@ -610,7 +610,7 @@ def check_same(killed, whole, story):
     assert curves[0] == curves[1], story
     assert [line["step"] for line in curves[0] if "loss" in line] == list(range(1, 21)), story
     images = [re.findall(r"<img [^>]*>", (f / "report.html").read_text()) for f in (killed, whole)]
-    assert len(images[0]) == 2 and images[0] == images[1], story
+    assert len(images[0]) == 3 and images[0] == images[1], story
 
 
 def test_killed_at_a_random_step_and_resumed_it_ends_with_the_same_weights(unkilled, tmp_path):

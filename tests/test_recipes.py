@@ -242,8 +242,8 @@ def test_a_loops_damaged_checkpoint_is_passed_over_and_refused_by_name(start, tm
     start("matching", *two_steps("matching", tmp_path / "out"))
     expected = (tmp_path / "out/model_state.pdparams").read_bytes()
     damaged = tmp_path / "out/checkpoint-2"
-    os.truncate(damaged / "optimizer.pdopt", 100)
-    with pytest.raises(SystemExit, match="damaged: 'optimizer.pdopt' has 100 bytes of .*checkpoint-1. Received"):
+    os.truncate(damaged / "optimizer.safetensors", 100)
+    with pytest.raises(SystemExit, match="damaged: 'optimizer.safetensors' has 100 bytes of .*checkpoint-1. Received"):
         start("matching", "--resume_from_checkpoint", str(damaged), tiny_model=False)
     with pytest.warns(UserWarning, match="checkpoint-2 is damaged and passed over"):
         start("matching", "--resume_from_checkpoint", str(tmp_path / "out"), tiny_model=False)

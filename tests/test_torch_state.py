@@ -133,7 +133,7 @@ def test_weights_of_linear_layers_are_transposed_even_if_they_are_square(cls):
     for i, (name, param) in enumerate(run.model.named_parameters()):
         expected = there["state"][i]["exp_avg"]
         np.testing.assert_array_equal(moments[param.name].numpy(), expected.T if name == "1.weight" else expected)
-    counter = float(run.optimizer._accumulators["beta1_pow_acc"][param.name])
+    counter = run.optimizer._accumulators["beta1_pow_acc"][param.name].item()
     assert counter == (pytest.approx(0.9**5) if cls is ldopt.AdamWDL else 4.0)
 
 

@@ -17,6 +17,7 @@ from .record import describe, differences, option_names
 from .state import (
     LoadReport,
     check_state,
+    checked_names,
     checked_optimizer,
     set_state,
     some,
@@ -78,6 +79,7 @@ def save_optimizer(path, optimizer, model=None, *, scaler=None, step=None):
         raise TypeError(f"`step` must be an int. Received: step={step!r}")
     if step is not None and step < 0:
         raise ValueError(f"`step` must be at least 0. Received: step={step!r}")
+    _check_scaler(scaler)
     names, structured = structured_names(inner, model)
     states = state_of(inner)
     record = describe(inner, names)
@@ -141,7 +143,8 @@ def load_optimizer(path, optimizer, model=None, *, scaler=None, changed=()):
             1 2
     """
     inner = checked_optimizer(optimizer)
-    changed = _checked_changed(changed)
+    _check_scaler(scaler)
+    changed = set(checked_names(changed, "changed"))
     if os.fspath(path).endswith(".pdopt"):
         if scaler is not None or model is not None or changed - {"schedule"}:
             raise ValueError(
@@ -213,10 +216,9 @@ def _from_record(record, arrays, optimizer, model, changed):
     return _Saved(names, _by_parameter(record, arrays, names), step, schedule, unpack(record["scaler_state"]))
 
 
-def _checked_changed(changed):
-    if isinstance(changed, str) or not all(isinstance(name, str) for name in changed):
-        raise TypeError(f"`changed` must be a list of names. Received: changed={changed!r}")
-    return set(changed)
+def _check_scaler(scaler):
+    if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
+        raise TypeError(f"`scaler` must be a loss scaler. Received: scaler={scaler!r}")
 
 
 def _schedule_of(optimizer):

@@ -1,6 +1,7 @@
 """An optimizer's state as arrays by the parameters' structured names, and back."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Optional
 
 import numpy as np
@@ -15,6 +16,7 @@ __all__ = [
     "MASTER",
     "LoadReport",
     "check_state",
+    "checked_names",
     "checked_optimizer",
     "layout_of",
     "set_state",
@@ -162,7 +164,8 @@ def _waiting(optimizer, param):
     holder = optimizer._accumulators_holder
     if not all(key in holder for key in keys.values()):
         return {}
-    found = {name: paddle.to_tensor(holder[key]) for name, key in keys.items()}
+    held = {name: holder[key] for name, key in keys.items()}
+    found = {name: x if isinstance(x, paddle.Tensor) else paddle.to_tensor(x) for name, x in held.items()}
     master = optimizer._master_weights.get(param.name) if optimizer._has_master(param) else None
     return found if master is None else {**found, MASTER: master}
 
@@ -233,6 +236,14 @@ def set_state(optimizer, states):
 
 def _dtype(dtype):
     return str(dtype).rpartition(".")[2]
+
+
+def checked_names(names, argument):
+    """Return a list of the strings in `names`, raise TypeError if it holds anything else."""
+    listed = isinstance(names, Iterable) and not isinstance(names, (str, bytes, paddle.Tensor)) and list(names)
+    if listed is False or not all(isinstance(name, str) for name in listed):
+        raise TypeError(f"`{argument}` must be a list of names. Received: {argument}={names!r}")
+    return listed
 
 
 def some(names):

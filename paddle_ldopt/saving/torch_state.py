@@ -11,7 +11,17 @@ from ..hooks import parameters_of, unwrap_model
 from ..optimizers._checkpoint import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
 from .container import read_tensors
-from .state import MASTER, LoadReport, check_state, checked_optimizer, layout_of, set_state, some, structured_names
+from .state import (
+    MASTER,
+    LoadReport,
+    check_state,
+    checked_names,
+    checked_optimizer,
+    layout_of,
+    set_state,
+    some,
+    structured_names,
+)
 
 __all__ = ["convert_torch_optimizer"]
 
@@ -150,9 +160,7 @@ def _turned(model, transpose):
     if transpose is None:
         weights = {layer.weight.name for layer in plain.sublayers(True) if isinstance(layer, paddle.nn.Linear)}
         return {name for name, param in named.items() if param.name in weights}
-    if isinstance(transpose, str) or not all(isinstance(name, str) for name in transpose):
-        raise TypeError(f"`transpose` must be a list of names. Received: transpose={transpose!r}")
-    transpose = set(transpose)
+    transpose = set(checked_names(transpose, "transpose"))
     wrong = sorted(name for name in transpose if name not in named or len(named[name].shape) != 2)
     if wrong:
         raise ValueError(f"`transpose` must name matrices of the model. Received: {some(wrong)}")
@@ -237,9 +245,7 @@ def _named(read, names):
     """Return PyTorch's name -> {state: array}."""
     found, known = read
     if names is not None:
-        if isinstance(names, str):
-            raise TypeError(f"`names` must be a list of names. Received: names={names!r}")
-        known = dict(enumerate(names))
+        known = dict(enumerate(checked_names(names, "names")))
     numbers = [key for key in found if isinstance(key, int)]
     unnamed = sorted(key for key in numbers if key not in (known or {}))
     if unnamed:
