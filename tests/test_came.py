@@ -582,3 +582,9 @@ def test_a_groups_rate_does_not_go_with_relative_step():
     params, _ = make_params({"w": np.ones((2, 2))})
     with pytest.raises(ValueError, match="cannot be combined with `relative_step`. Received: lr=0.1"):
         Came(relative_step=True, parameters=[{"params": list(params.values()), "lr": 0.1}])
+
+
+def test_the_rate_before_the_first_step_is_that_of_step_1():
+    params, _ = make_params({"a": np.ones((2, 2))})
+    opt = Came(None, parameters=list(params.values()), relative_step=True, warmup_init=True)
+    assert opt.get_lr() == pytest.approx(1e-6)

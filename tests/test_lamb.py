@@ -780,3 +780,9 @@ def test_a_schedule_advances_under_to_static():
         results.append({n: p.numpy().copy() for n, p in linear.named_parameters()})
     for name, value in results[0].items():
         np.testing.assert_allclose(results[1][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_shown_rate_is_the_schedules_times_the_ratio():
+    params, _ = make_params({"a": np.ones((2, 2))})
+    opt = Lamb([0.1, 0.4], parameters=list(params.values()))
+    assert opt.shown_rate(params["a"], 0.5) == (0.05, 0.2)

@@ -638,6 +638,14 @@ def test_a_cool_down_starts_at_0_unless_told():
     assert [schedules.rules.CoolDown(2)(step) for step in range(3)] == [0.0, 0.5, 1.0]
 
 
+def test_a_polynomial_ends_at_the_step_after_its_decay():
+    assert schedules.rules.Polynomial(2, 3).turns() == [2, 6]
+
+
+def test_restarts_decay_in_one_step_unless_told():
+    assert [schedules.rules.CosineRestarts(1)(step) for step in range(3)] == [0.0, 1.0, 0.0]
+
+
 # ---- properties
 
 steps = st.integers(0, 40)
