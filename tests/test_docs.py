@@ -100,3 +100,11 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             model = paddle.nn.Linear(2, 1)
             optimizer = paddle_ldopt.AdamWDL(0.1, parameters=model.parameters())
             exec(block, {"model": model, "optimizer": optimizer, "folder": str(tmp_path / "saved")})
+
+
+def test_the_tests_that_are_named_are_there():
+    page = text_of(pathlib.Path("docs/reliability.md"))
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    for name in re.findall(r"`(test_\w+)(\.py)?`", page):
+        there = (ROOT / "tests" / "".join(name)).is_file() if name[1] else f"def {name[0]}(" in tests
+        assert there, name
