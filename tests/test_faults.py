@@ -65,20 +65,24 @@ DAMAGES = {
     "gone": (os.remove, "is not there"),
 }
 
+KINDS = ["model_state.pd", "optimizer.pd", "trainer_state", "rng_state"]  # their ends differ between Trainers
+
 
 def test_every_file_of_a_checkpoint_is_listed(whole):
     folder = whole[0] / "checkpoint-2"
     listed = set(json.loads((folder / FILES).read_text())["files"])
     assert listed == {path.name for path in folder.iterdir()} - {FILES, "ldopt_layerwise.json"}
-    assert {"optimizer.pdopt", "model_state.pdparams", "trainer_state.json", "scheduler.pdparams"} <= listed
+    for kind in KINDS:
+        assert any(name.startswith(kind) for name in listed)
 
 
-@pytest.mark.parametrize("name", ["model_state.pdparams", "optimizer.pdopt", "trainer_state.json", "rng_state.pth"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over_and_refused_by_name(copied, damage, name):
+def test_a_damaged_checkpoint_is_passed_over_and_refused_by_name(copied, damage, kind):
     destroy, words = DAMAGES[damage]
+    (name,) = [path.name for path in (copied / "checkpoint-6").glob(f"{kind}*")]
     destroy(copied / "checkpoint-6" / name)
-    if (damage, name) == ("gone", "trainer_state.json"):
+    if (damage, kind) == ("gone", "trainer_state"):
         assert last_checkpoint(copied) == str(copied / "checkpoint-4"), "it may be one of a Trainer that was cut short"
     else:
         with pytest.warns(UserWarning, match=f"checkpoint-6 is damaged and passed over: '{name}' {words}"):
