@@ -91,11 +91,13 @@ HIDDEN CLONES void from_float(void *restrict out, const float *restrict in, int 
         }                                                          \
     } while (0)
 
-static inline double total(const float lane[LANES])
+static inline double total(const float lane[LANES]) /* in pairs: of narrow matrices it is most of the work */
 {
-    double sum = 0;
-    for (int l = 0; l < LANES; l++) sum += lane[l];
-    return sum;
+    double sums[LANES / 2];
+    for (int l = 0; l < LANES / 2; l++) sums[l] = (double)lane[l] + lane[l + LANES / 2];
+    for (int n = LANES / 4; n > 0; n /= 2)
+        for (int l = 0; l < n; l++) sums[l] += sums[l + n];
+    return sums[0];
 }
 
 HIDDEN CLONES double sum(const float *restrict x, int64_t n)
