@@ -7,7 +7,8 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from .hooks import as_float, is_listed, parameters_of
+from .arguments import as_float, checked_state
+from .hooks import is_listed, parameters_of
 
 __all__ = ["GradientAccumulator"]
 
@@ -382,8 +383,7 @@ class GradientAccumulator:
         Raises:
             ValueError: a state that lacks something, or of another `reduction`. Nothing has changed by then.
         """
-        if not isinstance(state_dict, dict):
-            raise TypeError(f"`state_dict` must be a dict. Received: state_dict of type {type(state_dict).__name__}")
+        checked_state(state_dict)
         missing = sorted(_STATE_KEYS - set(state_dict))
         if missing:
             raise ValueError(

@@ -17,8 +17,8 @@ from typing import Any, Optional
 
 import paddle
 
+from .arguments import as_float
 from .decay import LayerDecay, apply_layerwise_decay
-from .hooks import as_float
 from .layers import LayerMap
 from .optimizers import Adafactor, AdafactorSchedule
 from .registry import REGISTRY, OptimizerInfo, create

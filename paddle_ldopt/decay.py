@@ -5,7 +5,8 @@ from typing import Any, Callable, Union
 
 from paddle.optimizer import LBFGS, Optimizer, Rprop
 
-from .hooks import LayerwiseMixin, as_float, check_decay, parameters_of, ratio_fn
+from .arguments import as_float
+from .hooks import LayerwiseMixin, check_decay, parameters_of, ratio_fn
 
 __all__ = ["CONVENTIONS", "LayerDecay", "apply_layerwise_decay", "reset_layerwise_decay"]
 

@@ -11,7 +11,8 @@ from typing import Any, Optional
 
 import paddle
 
-from .hooks import as_float, parameters_of, unwrap
+from .arguments import as_float
+from .hooks import groups_by_name, parameters_of, unwrap
 
 __all__ = [
     "LayerRow",
@@ -270,14 +271,15 @@ def rates_of_optimizer(optimizer, num_steps=None):
     params, optimizer = parameters_of(optimizer), unwrap(optimizer)
     now = next_rate(optimizer)
     peak = peak_learning_rate(optimizer._learning_rate, num_steps, lambda ahead: rate_divisor(optimizer, ahead))
-    parts, rates = _rate_parts(optimizer, params), {}
+    parts, groups, rates = _rate_parts(optimizer, params), groups_by_name(optimizer), {}
     for param in params:
         factor, constant = parts[param.name]
         rate = factor * now + constant
         ratio = rate / now if constant and now else factor
         frozen = bool(param.stop_gradient) or (factor == 0 and constant == 0)
         shown = getattr(optimizer, "shown_rate", lambda *args: None)(param, factor) or (rate, factor * peak + constant)
-        rates[param.name] = Rate(ratio, *shown, is_decayed(optimizer, param), frozen)  # type: ignore[call-arg]
+        decayed = is_decayed(optimizer, param, groups.get(param.name, {}))
+        rates[param.name] = Rate(ratio, *shown, decayed, frozen)  # type: ignore[call-arg]
     return rates
 
 
@@ -310,14 +312,12 @@ def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun, num_s
     return rates
 
 
-def is_decayed(optimizer, param):
-    """Say whether the optimizer decays the weights of `param`, by any of Paddle's ways of saying so."""
+def is_decayed(optimizer, param, group):
+    """Say whether the optimizer decays the weights of `param`, in `group`, by any of Paddle's ways of saying so."""
     chosen = getattr(optimizer, "_apply_decay_param_fun", None)
     excluded = getattr(optimizer, "_exclude_from_weight_decay_fn", None)  # Lamb
     if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):
         return False
-    groups = [g for g in optimizer._param_groups or [] if isinstance(g, dict)]
-    group = next((g for g in groups if any(p is param for p in g["params"])), {})
     if hasattr(optimizer, "is_decayed") and not optimizer.is_decayed(param):  # ours
         return False
     if "weight_decay" in getattr(optimizer, "_defaults", {}):

@@ -83,14 +83,6 @@ def layerwise_lr_decay(decay_rate, name_dict, n_layers, param):
     return decay_rate ** (n_layers + 1) if "embedding" in name else 1.0
 
 
-def as_float(number):
-    """Return a number as a float, inf if it is an int beyond all of them."""
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf if number > 0 else -math.inf
-
-
 def check_decay(value, argument="layerwise_decay"):
     """Return `value` as a float if it is a decay in (0, 1], raise otherwise."""
     if isinstance(value, paddle.Tensor) and value.size == 1:
@@ -215,6 +207,15 @@ def ratio_fn(layers, layerwise_decay):
     return layers.ratio_fn(layerwise_decay)
 
 
+def groups_by_name(optimizer):
+    """Return, by the name of each of the optimizer's parameters, the group that it is in, {} if it is in none."""
+    found: dict = {}
+    for item in optimizer._param_groups or []:
+        grouped = isinstance(item, dict)
+        found.update((param.name, item if grouped else {}) for param in (item["params"] if grouped else [item]))
+    return found
+
+
 class LayerwiseMixin(_Base):
     """Multiply the rate of each parameter of the Paddle optimizer that follows in the bases by a ratio.
 
@@ -229,6 +230,7 @@ class LayerwiseMixin(_Base):
     _by_name: dict = {}
     _step_ratios: Optional[dict] = None  # the ratios of the running step, by parameter name
     _structured: Mapping = {}  # param.name -> structured name, where it was told
+    _groups: dict = {}  # param.name -> its group, as far as they were asked for
 
     def _init_layerwise(self, parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers):
         """Take the layer-wise arguments of an optimizer's constructor, check them against its parameters.
@@ -305,6 +307,12 @@ class LayerwiseMixin(_Base):
         if self._step_ratios is not None and param.name in self._step_ratios:
             return self._step_ratios[param.name]
         return self._ratio_of(self._original(param))
+
+    def group_of(self, param):
+        """Return the parameter group that `param` is in, {} if it is in none."""
+        if param.name not in self._groups:  # a group was added; or a deep copy, whose parameters have other names
+            self._groups = groups_by_name(self)
+        return self._groups.get(param.name, {})
 
     def _original(self, param):
         """Return the parameter that a slice of it, made by sharding, has the name of; raise if there is none."""

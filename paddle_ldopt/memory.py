@@ -12,6 +12,8 @@ import heapq
 import math
 from typing import NamedTuple, Optional
 
+from .arguments import checked_bool
+
 __all__ = [
     "COLUMN",
     "ELEMENT",
@@ -198,7 +200,7 @@ class Layout:
             _check_count(getattr(self, name), name)
         if not isinstance(self.stage, int) or self.stage not in (1, 2, 3):
             raise ValueError(f"`stage` must be 1, 2 or 3. Received: stage={self.stage!r}")
-        _check_bool(self.split_param, "split_param")
+        checked_bool(self.split_param, "split_param")
         if self.sharding == 1 and (self.stage != 1 or self.split_param):
             raise ValueError(
                 "`stage` and `split_param` have no effect without `sharding`. "
@@ -264,8 +266,8 @@ class OptimizerSpec:
         number = isinstance(self.beta1, (int, float)) and not isinstance(self.beta1, bool)
         if self.beta1 is not None and not (number and 0 <= self.beta1 < 1):
             raise ValueError(f"`beta1` must be in [0, 1). Received: beta1={self.beta1!r}")
-        _check_bool(self.compression, "compression")
-        _check_bool(self.amsgrad, "amsgrad")
+        checked_bool(self.compression, "compression")
+        checked_bool(self.amsgrad, "amsgrad")
         owners = {"beta1": ("came", "adafactor"), "compression": ("came",), "amsgrad": ("adamweightdecay",)}
         for option, names in owners.items():
             if getattr(self, option) not in (None, False) and self.name not in names:
@@ -279,7 +281,7 @@ class OptimizerSpec:
                 raise ValueError(
                     f"`{field}` must be one of {', '.join(ITEMSIZE)}. Received: {field}={getattr(self, field)!r}"
                 )
-        _check_bool(self.multi_precision, "multi_precision")
+        checked_bool(self.multi_precision, "multi_precision")
         if self.multi_precision and self.dtype == "float32":
             raise ValueError("float32 parameters have no masters. Received: multi_precision=True, dtype='float32'")
         if self.compression and not self.has_momentum:
@@ -609,11 +611,6 @@ def _fill(instance, empty, **defaults):
         given = getattr(instance, name)
         if type(given) is type(empty) and given == empty:
             object.__setattr__(instance, name, value)
-
-
-def _check_bool(value, name):
-    if not isinstance(value, bool):
-        raise TypeError(f"`{name}` must be a bool. Received: {name}={value!r}")
 
 
 def _check_count(value, name):

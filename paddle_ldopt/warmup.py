@@ -6,17 +6,16 @@ A port of `WarmUp` and `create_optimizer` of transformers 4.37 (`optimization_tf
 import copy
 import functools
 import math
-import numbers
 import re
 
 import paddle
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
+from .arguments import checked_number, checked_state, checked_steps
 from .decay import LayerDecay
 from .hooks import checked_parameters, flatten_groups, layerwise_lr_decay
 from .layers import LayerMap, as_rule
 from .optimizers import AdamWeightDecay
-from .optimizers.base import checked_range
 from .weight_decay import decayed_parameter_names
 
 __all__ = ["WarmUp", "create_optimizer"]
@@ -81,7 +80,7 @@ class WarmUp(LRScheduler):
         last_epoch=-1,
         verbose=False,
     ):
-        self.initial_learning_rate = checked_range(initial_learning_rate, "initial_learning_rate", 0.0, ends="[)")
+        self.initial_learning_rate = checked_number(initial_learning_rate, "initial_learning_rate", 0.0, ends="[)")
         if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, (type, ReduceOnPlateau)):
             raise TypeError(
                 "`decay_schedule_fn` must be a function of the step or a Paddle scheduler that needs no metric. "
@@ -90,13 +89,13 @@ class WarmUp(LRScheduler):
         if name is not None and not isinstance(name, str):
             raise TypeError(f"`name` must be a string or None. Received: name={name!r}")
         self.decay_schedule_fn = decay_schedule_fn
-        self.warmup_steps = _checked_steps(warmup_steps, "warmup_steps", 0)
-        self.power = checked_range(power, "power", 0.0, ends="()")
+        self.warmup_steps = checked_steps(warmup_steps, "warmup_steps", 0)
+        self.power = checked_number(power, "power", 0.0, ends="()")
         self.name = name
         # stepped along, not set anew from the original: a scheduler may compute its rate from its last one
         self._decay = copy.deepcopy(decay_schedule_fn) if isinstance(decay_schedule_fn, LRScheduler) else None
         self._decayed_rate(0, copy.deepcopy(self._decay))  # a function that cannot be used is refused now, not later
-        super().__init__(self.initial_learning_rate, _checked_steps(last_epoch, "last_epoch", -1), verbose)
+        super().__init__(self.initial_learning_rate, checked_steps(last_epoch, "last_epoch", -1), verbose)
 
     def __call__(self, step=None):
         """Return the rate of step `step`, or the present one.
@@ -107,7 +106,7 @@ class WarmUp(LRScheduler):
         """
         if step is None:
             return self.last_lr
-        return self._rate(_checked_steps(step, "step", 0), copy.deepcopy(self._decay))
+        return self._rate(checked_steps(step, "step", 0), copy.deepcopy(self._decay))
 
     def get_lr(self):
         """Return the rate of step `last_epoch`."""
@@ -155,8 +154,7 @@ class WarmUp(LRScheduler):
         Raises:
             ValueError: the state is of a `WarmUp` with another kind of decay. Nothing is changed by then.
         """
-        if not isinstance(state_dict, dict):
-            raise TypeError(f"`state_dict` must be a dict. Received: state_dict of type {type(state_dict).__name__}")
+        checked_state(state_dict)
         if ("decay" in state_dict) != (self._decay is not None):
             raise ValueError(
                 "The state must be of a WarmUp whose `decay_schedule_fn` is a scheduler too, or of one whose is a "
@@ -284,13 +282,13 @@ def create_optimizer(
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """
-    weight_decay_rate = checked_range(weight_decay_rate, "weight_decay_rate", 0.0, ends="[)")
-    beta_1 = checked_range(adam_beta1, "adam_beta1", 0.0, 1.0, "[)")
-    beta_2 = checked_range(adam_beta2, "adam_beta2", 0.0, 1.0, "[)")
-    epsilon = checked_range(adam_epsilon, "adam_epsilon", 0.0, ends="[)")
+    weight_decay_rate = checked_number(weight_decay_rate, "weight_decay_rate", 0.0, ends="[)")
+    beta_1 = checked_number(adam_beta1, "adam_beta1", 0.0, 1.0, "[)")
+    beta_2 = checked_number(adam_beta2, "adam_beta2", 0.0, 1.0, "[)")
+    epsilon = checked_number(adam_epsilon, "adam_epsilon", 0.0, ends="[)")
     for argument, value in (("adam_clipnorm", adam_clipnorm), ("adam_global_clipnorm", adam_global_clipnorm)):
         if value is not None:
-            checked_range(value, argument, 0.0, ends="()")
+            checked_number(value, argument, 0.0, ends="()")
     if adam_clipnorm is not None and adam_global_clipnorm is not None:
         raise ValueError(
             "Gradients are clipped one by one or together: give one of `adam_clipnorm` and `adam_global_clipnorm`. "
@@ -347,11 +345,11 @@ def create_optimizer(
 
 def _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power):
     """Return the schedule of `create_optimizer`."""
-    init_lr = checked_range(init_lr, "init_lr", 0.0, ends="[)")
-    num_train_steps = _checked_steps(num_train_steps, "num_train_steps", 1)
-    num_warmup_steps = _checked_steps(num_warmup_steps, "num_warmup_steps", 0)
-    min_lr_ratio = checked_range(min_lr_ratio, "min_lr_ratio", 0.0, 1.0)
-    power = checked_range(power, "power", 0.0, ends="()")
+    init_lr = checked_number(init_lr, "init_lr", 0.0, ends="[)")
+    num_train_steps = checked_steps(num_train_steps, "num_train_steps", 1)
+    num_warmup_steps = checked_steps(num_warmup_steps, "num_warmup_steps", 0)
+    min_lr_ratio = checked_number(min_lr_ratio, "min_lr_ratio", 0.0, 1.0)
+    power = checked_number(power, "power", 0.0, ends="()")
     if num_warmup_steps > num_train_steps:
         raise ValueError(
             "`num_warmup_steps` must be at most `num_train_steps`. "
@@ -394,13 +392,3 @@ def _finds(pattern, name):
         return re.search(pattern, name) is not None
     except (re.error, TypeError):  # AdamWeightDecay raises for these, naming the argument
         return False
-
-
-def _checked_steps(value, argument, least):
-    """Return a number of steps as an int, raise if it is none or below `least`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"`{argument}` must be an integer. Received: {argument}={value!r}")
-    steps = int(value)
-    if steps < least:
-        raise ValueError(f"`{argument}` must be at least {least}. Received: {argument}={steps}")
-    return steps

@@ -18,7 +18,7 @@ from run_control import StopOnSigterm, write_json
 from tqdm import tqdm
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.trainer.checkpoints import check_files, list_files
+from paddle_ldopt.trainer.folders import check_files, list_files
 
 
 @dataclasses.dataclass

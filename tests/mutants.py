@@ -30,6 +30,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "paddle_ldopt"
 # file -> the tests that are about it
 TESTS = {
+    "arguments.py": ["test_schedules.py", "test_warmup.py", "test_lamb.py"],
     "stacks.py": ["test_layers.py", "test_layer_zoo.py"],
     "layers.py": ["test_layers.py", "test_layer_zoo.py", "test_decay.py"],
     "decay.py": ["test_decay.py", "test_layers.py", "test_adamwdl.py"],

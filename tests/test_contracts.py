@@ -1,6 +1,7 @@
 """What every optimizer of ours keeps to: one table, each optimizer crossed with each feature."""
 
 import copy
+import sys
 
 import numpy as np
 import paddle
@@ -8,6 +9,7 @@ import pytest
 from reference import bert_like, llrd_ratio, make_params, take_steps
 
 import paddle_ldopt as ldopt
+from paddle_ldopt.display import rates_of_optimizer
 
 N = 3  # blocks of bert_like()
 
@@ -543,3 +545,29 @@ def test_sparse_gradients_are_refused_before_anything_changes(name):
     with pytest.raises(TypeError, match="needs dense gradients.*Received: a sparse gradient of"):
         opt.step()
     np.testing.assert_array_equal(dense.weight.numpy(), before)
+
+
+@every_variant
+@pytest.mark.parametrize("fused", [None, False])
+def test_work_grows_no_faster_than_the_parameters(name, fused):
+    calls = {}
+    for n in (25, 100):
+        with paddle.utils.unique_name.guard():
+            params, _ = make_params({f"part{i}.weight": np.ones([2, 2], "float32") for i in range(n)})
+            for param in params.values():
+                param.grad = paddle.ones([2, 2])
+            count = [0]
+
+            def on_event(frame, event, argument, count=count):
+                count[0] += event in ("call", "c_call")
+
+            sys.setprofile(on_event)
+            try:
+                opt = make(name, list(params.values()), fused=fused, set_param_lr_fun=lambda param: 0.5)
+                opt.step()
+                opt.set_state_dict(opt.state_dict())
+                rates_of_optimizer(opt)
+            finally:
+                sys.setprofile(None)
+            calls[n] = count[0]
+    assert calls[100] < 5 * calls[25]

@@ -15,7 +15,7 @@ import pytest
 import trainer_common as common
 import trainer_run
 
-from paddle_ldopt.trainer import checkpoints, last_checkpoint
+from paddle_ldopt.trainer import folders, last_checkpoint
 from paddle_ldopt.trainer.reading import errors_of_readers
 
 FILES = "ldopt_files.json"
@@ -129,8 +129,8 @@ def test_if_all_are_damaged_there_is_none(copied):
 
 
 def test_files_that_are_written_in_the_background_are_not_listed(copied):
-    checkpoints.begin_checkpoint(str(copied / "checkpoint-6"), {"optimizer": "AdamWDL"}, None)
-    checkpoints.finish_checkpoint(str(copied / "checkpoint-6"), all_written=False)
+    folders.begin_checkpoint(str(copied / "checkpoint-6"), {"optimizer": "AdamWDL"}, None)
+    folders.finish_checkpoint(str(copied / "checkpoint-6"), all_written=False)
     assert not (copied / "checkpoint-6" / FILES).exists() and last_checkpoint(copied) == str(copied / "checkpoint-6")
     trainer = common.trainer(copied)
     assert not trainer._saves_in_background
@@ -311,10 +311,10 @@ def test_checkpoints_of_a_run_that_was_gone_on_from_earlier_go_first(copied):
 
 
 def test_the_order_in_which_checkpoints_go():
-    folders = [f"a/checkpoint-{step}" for step in (100, 20, 3, 40, 60)]
-    order = [int(folder.rpartition("-")[2]) for folder in checkpoints.oldest_first(folders, 40, "a/checkpoint-3")]
+    saved = [f"a/checkpoint-{step}" for step in (100, 20, 3, 40, 60)]
+    order = [int(folder.rpartition("-")[2]) for folder in folders.oldest_first(saved, 40, "a/checkpoint-3")]
     assert order == [60, 100, 20, 3, 40]
-    assert checkpoints.oldest_first(["a/checkpoint-best", *folders], 40, None)[-1] == "a/checkpoint-40"
+    assert folders.oldest_first(["a/checkpoint-best", *saved], 40, None)[-1] == "a/checkpoint-40"
 
 
 def test_a_best_checkpoint_that_was_deleted_stops_no_training(tmp_path):

@@ -16,7 +16,7 @@ import trainer_common as common
 import trainer_run
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.trainer import GradualUnfreezeCallback, LdoptTrainerMixin, checkpoints, last_checkpoint
+from paddle_ldopt.trainer import GradualUnfreezeCallback, LdoptTrainerMixin, checkpoints, folders, last_checkpoint
 
 FORMATS = ["plain", "flex"] if common.FORMERS else ["plain", "unified"]
 RECORD = "ldopt_layerwise.json"
@@ -393,11 +393,11 @@ def test_the_record_says_what_was_trained(saved):
 
 
 def test_a_checkpoint_that_is_written_anew_is_not_complete_meanwhile(checkpoint):
-    checkpoints.begin_checkpoint(str(checkpoint), {"optimizer": "AdamWDL"}, None)
+    folders.begin_checkpoint(str(checkpoint), {"optimizer": "AdamWDL"}, None)
     assert not (checkpoint / RECORD).exists()
     assert last_checkpoint(checkpoint.parent) is None
-    checkpoints.finish_checkpoint(str(checkpoint))
-    checkpoints.finish_checkpoint(str(checkpoint))
+    folders.finish_checkpoint(str(checkpoint))
+    folders.finish_checkpoint(str(checkpoint))
     assert last_checkpoint(checkpoint.parent) == str(checkpoint)
 
 

@@ -18,7 +18,8 @@ import paddle
 from paddle.base.layer_helper import LayerHelper
 
 from .. import kernels
-from ..hooks import as_float, flatten_groups
+from ..arguments import as_float
+from ..hooks import flatten_groups
 from ._checkpoint import check_loadable
 
 __all__ = ["FusedMixin", "FusedRule", "check_fused", "layer_rates"]

@@ -11,8 +11,8 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
+from ..arguments import checked_number
 from ..hooks import is_listed
-from .base import checked_range
 
 __all__ = ["Schedule", "as_list", "decay_or_schedule", "is_convolution", "rate_or_schedule", "read_groups"]
 
@@ -25,7 +25,7 @@ class Schedule:
 
     def __call__(self, step):
         if callable(self.source):
-            return checked_range(as_number(self.source(step)), f"{self.argument}({step})", 0.0, ends="[)")
+            return checked_number(as_number(self.source(step)), f"{self.argument}({step})", 0.0, ends="[)")
         if step >= len(self.source):
             raise ValueError(
                 f"The schedule given as `{self.argument}` has run out: it has {len(self.source)} values, and this is "
@@ -71,13 +71,13 @@ def rate_or_schedule(value, argument):
             )
         if not values:
             raise ValueError(f"`{argument}` must have a value for every step. Received: {argument}=[]")
-        return Schedule([checked_range(v, f"{argument}[{i}]", 0.0, ends="[)") for i, v in enumerate(values)], argument)
+        return Schedule([checked_number(v, f"{argument}[{i}]", 0.0, ends="[)") for i, v in enumerate(values)], argument)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(
             f"`{argument}` must be a number, a Tensor, an iterable of numbers, an LRScheduler or a callable "
             f"of the step. Received: {argument}={value!r}"
         )
-    return checked_range(value, argument, 0.0, ends="[)")
+    return checked_number(value, argument, 0.0, ends="[)")
 
 
 def decay_or_schedule(value, argument="weight_decay"):
@@ -87,7 +87,7 @@ def decay_or_schedule(value, argument="weight_decay"):
     value = as_number(value) if isinstance(value, np.generic) else value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"`{argument}` must be a number or a callable of the step. Received: {argument}={value!r}")
-    return checked_range(value, argument, 0.0, ends="[)")
+    return checked_number(value, argument, 0.0, ends="[)")
 
 
 def read_groups(parameters):

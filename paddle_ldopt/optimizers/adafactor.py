@@ -10,6 +10,7 @@ import math
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
+from ..arguments import checked_bool, checked_number
 from ..hooks import is_listed, layerwise_lr_decay, parameters_of, unwrap
 from ._factored import (
     factored_kinds,
@@ -24,7 +25,7 @@ from ._factored import (
 from ._fused import FusedRule
 from ._inplace import over_, plus_, times_
 from ._pieces import Piece
-from .base import ELEMENT, SCALAR, STEP, RuleOptimizer, checked_bool, checked_range
+from .base import ELEMENT, SCALAR, STEP, RuleOptimizer
 
 __all__ = ["Adafactor", "AdafactorSchedule", "adafactor_update"]
 
@@ -228,15 +229,15 @@ class Adafactor(RuleOptimizer):
         eps = options["eps"]
         if not isinstance(eps, (tuple, list)) or len(eps) != 2:
             raise TypeError(f"`eps` must be two numbers. Received: eps={eps!r}")
-        checked_range(eps[0], "eps[0]", 0.0, math.inf, "()")
-        checked_range(eps[1], "eps[1]", 0.0, math.inf, "[)")
-        checked_range(options["clip_threshold"], "clip_threshold", 0.0, math.inf, "()")
-        checked_range(options["decay_rate"], "decay_rate", -math.inf, 0.0, "(]")
+        checked_number(eps[0], "eps[0]", 0.0, math.inf, "()")
+        checked_number(eps[1], "eps[1]", 0.0, math.inf, "[)")
+        checked_number(options["clip_threshold"], "clip_threshold", 0.0, math.inf, "()")
+        checked_number(options["decay_rate"], "decay_rate", -math.inf, 0.0, "(]")
         if options["lr"] is not None:
-            checked_range(self._checked_lr(options["lr"]), "lr", 0.0)
+            checked_number(self._checked_lr(options["lr"]), "lr", 0.0)
         if options["beta1"] is not None:
-            checked_range(options["beta1"], "beta1", 0.0, 1.0, "[)")
-        checked_range(options["weight_decay"], "weight_decay", 0.0, math.inf, "[)")
+            checked_number(options["beta1"], "beta1", 0.0, 1.0, "[)")
+        checked_number(options["weight_decay"], "weight_decay", 0.0, math.inf, "[)")
         checked_bool(options["scale_parameter"], "scale_parameter")
         if checked_bool(options["warmup_init"], "warmup_init") and not self._relative_step:
             raise ValueError("`warmup_init=True` requires `relative_step=True`. Received: relative_step=False")
@@ -252,11 +253,11 @@ class Adafactor(RuleOptimizer):
             return None
         if lr is None:
             raise ValueError("`lr` must be given with `relative_step=False`. Received: lr=None, relative_step=False")
-        return lr if isinstance(lr, LRScheduler) else checked_range(lr, "lr", 0.0, math.inf, "[)")
+        return lr if isinstance(lr, LRScheduler) else checked_number(lr, "lr", 0.0, math.inf, "[)")
 
     def shown_rate(self, param, factor):
         """Return the rate of the last step if the rate comes from the step and the parameter's size."""
-        return (self.used_lr().get(param.name), None) if self._relative_step else None
+        return (self._used_lr(param), None) if self._relative_step else None
 
     def state_kinds(self, param):
         """Return the kinds of the second moment, factored or not, of the momentum, if any, and of the rate used."""
@@ -300,14 +301,15 @@ class Adafactor(RuleOptimizer):
 
         It has all in it: step, scale, layer and group. Parameters that were not updated yet are left out.
         """
+        rates = {param.name: self._used_lr(param) for param in parameters_of(self)}
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+    def _used_lr(self, param):
         prefix = f"{self._name}_" if self._name else ""
         used, steps = (self._accumulators.get(prefix + state, {}) for state in (_USED_LR, STEP))
-        rates = {}
-        for param in parameters_of(self):
-            owner = self._master_weights.get(param.name, param).name
-            if isinstance(used.get(owner), paddle.Tensor) and steps[owner].item() > 0:
-                rates[param.name] = used[owner].item()
-        return rates
+        owner = self._master_weights.get(param.name, param).name
+        known = isinstance(used.get(owner), paddle.Tensor) and steps[owner].item() > 0
+        return used[owner].item() if known else None
 
     def get_lr(self):
         """Return the rate `lr`, or, with `relative_step`, the one that the first parameter was updated with, or 0.0."""
@@ -365,7 +367,7 @@ class AdafactorSchedule(LRScheduler):
         self.optimizer = unwrap(optimizer)
         if not isinstance(self.optimizer, Adafactor):
             raise TypeError(f"`optimizer` must be an Adafactor. Received: optimizer={type(self.optimizer).__name__}")
-        super().__init__(checked_range(initial_lr, "initial_lr", 0.0, math.inf, "[)"))
+        super().__init__(checked_number(initial_lr, "initial_lr", 0.0, math.inf, "[)"))
 
     def get_lr(self):
         """Return the rate really used by each group's first updated parameter, in the order of the groups.

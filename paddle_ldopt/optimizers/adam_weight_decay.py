@@ -13,11 +13,12 @@ import warnings
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
+from ..arguments import checked_bool, checked_number
 from ..hooks import flatten_groups, is_listed, layerwise_lr_decay
 from ._factored import square_sum
 from ._fused import FusedRule
 from ._inplace import over_, plus_, root, times_
-from .base import ELEMENT, STEP, RuleOptimizer, checked_range
+from .base import ELEMENT, STEP, RuleOptimizer
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
 
@@ -184,9 +185,8 @@ class AdamWeightDecay(RuleOptimizer):
         learning_rate = _one_of("learning_rate", learning_rate, 0.001, "lr", lr)
         weight_decay_rate = _one_of("weight_decay_rate", weight_decay_rate, 0.0, "weight_decay", weight_decay)
         if not isinstance(learning_rate, LRScheduler):
-            learning_rate = checked_range(learning_rate, "learning_rate", 0.0, ends="[)")
-        if not isinstance(amsgrad, bool):
-            raise TypeError(f"`amsgrad` must be a bool. Received: amsgrad={amsgrad!r}")
+            learning_rate = checked_number(learning_rate, "learning_rate", 0.0, ends="[)")
+        checked_bool(amsgrad, "amsgrad")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"`name` must be a string or None. Received: name={name!r}")
         options = {
@@ -199,7 +199,7 @@ class AdamWeightDecay(RuleOptimizer):
         }
         self.check_options(options)
         self.amsgrad = amsgrad
-        self.decay = checked_range(decay, "decay", 0.0, ends="[)")
+        self.decay = checked_number(decay, "decay", 0.0, ends="[)")
         self.global_clipnorm = global_clipnorm
         self._patterns = {
             "include_in_weight_decay": _compiled(include_in_weight_decay, "include_in_weight_decay"),
@@ -281,13 +281,13 @@ class AdamWeightDecay(RuleOptimizer):
 
     def check_options(self, options):
         """Raise if an option, of the optimizer or of a group, is of the wrong type or out of range."""
-        checked_range(options["beta_1"], "beta_1", 0.0, 1.0, "[)")
-        checked_range(options["beta_2"], "beta_2", 0.0, 1.0, "[)")
-        checked_range(options["epsilon"], "epsilon", 0.0, ends="[)")
-        checked_range(options["weight_decay"], "weight_decay_rate", 0.0, ends="[)")
+        checked_number(options["beta_1"], "beta_1", 0.0, 1.0, "[)")
+        checked_number(options["beta_2"], "beta_2", 0.0, 1.0, "[)")
+        checked_number(options["epsilon"], "epsilon", 0.0, ends="[)")
+        checked_number(options["weight_decay"], "weight_decay_rate", 0.0, ends="[)")
         for argument in ("clipnorm", "clipvalue"):
             if options[argument] is not None:
-                checked_range(options[argument], argument, 0.0, ends="()")
+                checked_number(options[argument], argument, 0.0, ends="()")
 
     # ---- what is decayed
 
@@ -459,7 +459,7 @@ def _global_clip(global_clipnorm, grad_clip, clipnorm, clipvalue):
     """Return Paddle's gradient clipping for `global_clipnorm`, or `grad_clip` if there is none."""
     if global_clipnorm is None:
         return grad_clip
-    clip_norm = checked_range(global_clipnorm, "global_clipnorm", 0.0, ends="()")
+    clip_norm = checked_number(global_clipnorm, "global_clipnorm", 0.0, ends="()")
     others = {"grad_clip": grad_clip, "clipnorm": clipnorm, "clipvalue": clipvalue}
     given = [f"{argument}={value!r}" for argument, value in others.items() if value is not None]
     if given:

@@ -11,12 +11,13 @@ import numpy as np
 import paddle
 from paddle.optimizer import AdamW
 
+from ..arguments import checked_number
 from ..hooks import LayerwiseMixin, checked_parameters, layerwise_lr_decay
 from ._checkpoint import ShardedStateMixin
 from ._fused import FusedMixin, FusedRule, check_fused, layer_rates
 from ._inplace import root
 from ._pieces import refuse_sharded_groups
-from .base import Task, checked_range, checked_rate
+from .base import Task, checked_rate
 
 __all__ = ["AdamWDL"]
 
@@ -176,8 +177,7 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
 
     def options_of(self, param):
         """Return the options of the group of `param`."""
-        groups = [group for group in self._param_groups or [] if isinstance(group, dict)]
-        group = next((group for group in groups if any(p is param for p in group["params"])), {})
+        group = self.group_of(param)
         return {name: group.get(name, self._default_dict[name]) for name in _GROUP_OPTIONS}
 
     # ---- the fused step
@@ -301,7 +301,7 @@ def _check_options(options):
                 )
             value = value.item()
         if not isinstance(value, (paddle.pir.Value, paddle.base.framework.Variable)):  # known when the graph runs
-            checked_range(value, argument, 0.0, high, "[)")
+            checked_number(value, argument, 0.0, high, "[)")
 
 
 def adamw_update(param, grad, moment1, moment2, beta1_pow, beta2_pow, *, lr, beta1, beta2, epsilon, weight_decay):

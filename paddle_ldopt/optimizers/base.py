@@ -17,12 +17,12 @@ import math
 import sys
 from typing import Any, NamedTuple, Optional
 
-import numpy as np
 import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import LayerwiseMixin, as_float, checked_parameters, flatten_groups, layerwise_lr_decay
+from ..arguments import checked_number
+from ..hooks import LayerwiseMixin, checked_parameters, flatten_groups, layerwise_lr_decay
 from ._checkpoint import ShardedStateMixin
 from ._fused import FusedMixin, check_fused
 from ._pieces import Piece, PieceFinder, answer_locally, answer_together, refuse_sharded_groups
@@ -35,9 +35,6 @@ __all__ = [
     "STEP",
     "RuleOptimizer",
     "Task",
-    "checked_bool",
-    "checked_float",
-    "checked_range",
     "checked_rate",
 ]
 
@@ -117,7 +114,6 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         self._finder = PieceFinder(flatten_groups(parameters or []))
         self._collected: Optional[list] = None  # in dygraph, while a step is being collected: its tasks
         self._rates: dict = {}  # of what is being collected: what makes a rate -> its Tensor
-        self._group_of: dict = {}  # param.name -> its parameter group
         self._param_groups = None
         self._multi_precision = multi_precision
         self._apply_decay_param_fun = apply_decay_param_fun
@@ -184,14 +180,10 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         super()._add_param_group(param_group)
         param_group.pop("weight_decay", None)
         param_group.update(hidden)
-        self._group_of.update((param.name, param_group) for param in param_group["params"])
 
     def options_of(self, param):
         """Return the options of the group of `param`."""
-        if param.name not in self._group_of:  # no groups; or a deep copy, whose parameters have other names
-            groups = [group for group in self._param_groups or [] if isinstance(group, dict)]
-            self._group_of.update((p.name, group) for group in groups for p in group["params"])
-        group = self._group_of.get(param.name, {})
+        group = self.group_of(param)
         return {key: group.get(key, value) for key, value in self._defaults.items()}
 
     def _update_param_group(self, parameters):
@@ -256,7 +248,9 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
                 )
         # Paddle forgets what was loaded for parameters that have had no gradient since
         state = {**self._accumulators_holder, **super().state_dict()}
-        return {self._unified_name(key): value for key, value in state.items()}
+        prefix = f"{self._name}_" if self._name else ""
+        names = {*self._accumulators, *(f"{prefix}{name}" for name in self._state_names())}
+        return {_unified_name(key, names): value for key, value in state.items()}
 
     def set_state_dict(self, state_dict):
         """Load what `state_dict` gave.
@@ -277,16 +271,6 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         super().set_state_dict(plain)
 
     load_state_dict = set_state_dict
-
-    def _unified_name(self, key):
-        if key in ("master_weights", "LR_Scheduler") or _INFIX in key:
-            return key
-        prefix = f"{self._name}_" if self._name else ""
-        for state_name in {*self._accumulators, *(f"{prefix}{n}" for n in self._state_names())}:
-            ending = f"_{state_name}_0"
-            if key.endswith(ending):
-                return key[: -len(ending)] + _INFIX + ending[1:]
-        return key
 
     def _state_names(self):
         """Return the names of the states of all parameters."""
@@ -467,6 +451,14 @@ def _write(value, target, found_inf=None, piece=None):
         paddle.assign(value, target)
 
 
+def _unified_name(key, state_names):
+    """Return the key that PaddleNLP's unified checkpoints have for one of `state_dict`."""
+    if key in ("master_weights", "LR_Scheduler") or _INFIX in key:
+        return key
+    ending = next((f"_{name}_0" for name in state_names if key.endswith(f"_{name}_0")), None)
+    return key if ending is None else key[: -len(ending)] + _INFIX + ending[1:]
+
+
 def _compute_dtype(param):
     return paddle.float64 if param.dtype in (paddle.float64, paddle.base.core.DataType.FLOAT64) else paddle.float32
 
@@ -478,32 +470,8 @@ def _accumulator_dtype(dtype):
     return dtype
 
 
-def checked_float(value, argument, kinds=(int, float, np.integer, np.floating)):
-    """Return `value` as a float, raise TypeError if it is none."""
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        raise TypeError(f"`{argument}` must be a number. Received: {argument}={value!r}")
-    return as_float(value)
-
-
-def checked_bool(value, argument):
-    """Return `value` if it is True or False, raise TypeError otherwise."""
-    if not isinstance(value, bool):
-        raise TypeError(f"`{argument}` must be a bool. Received: {argument}={value!r}")
-    return value
-
-
 def checked_rate(learning_rate):
     """Return an optimizer's learning rate as Paddle takes it, a float or a scheduler, raise if it is neither."""
     if isinstance(learning_rate, LRScheduler):
         return learning_rate
-    return checked_range(learning_rate, "learning_rate", 0.0, ends="[)")
-
-
-def checked_range(value, argument, low=-math.inf, high=math.inf, ends="[]"):
-    """Return `value` as a float from `low` to `high`, each of which belongs to the range if its bracket is square."""
-    value = checked_float(value, argument)
-    above = value >= low if ends[0] == "[" else value > low
-    below = value <= high if ends[1] == "]" else value < high
-    if not (above and below and math.isfinite(value)):
-        raise ValueError(f"`{argument}` must be in {ends[0]}{low:g}, {high:g}{ends[1]}. Received: {argument}={value!r}")
-    return value
+    return checked_number(learning_rate, "learning_rate", 0.0, ends="[)")

@@ -7,6 +7,7 @@ code, https://github.com/yangluo7/CAME.
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
+from ..arguments import checked_bool, checked_number
 from ..hooks import is_listed, layerwise_lr_decay
 from ._factored import (
     factored_kinds,
@@ -22,7 +23,7 @@ from ._fused import FusedRule
 from ._inplace import over_, plus_, square_, times_
 from ._pieces import Piece
 from ._schedules import read_order
-from .base import ELEMENT, STEP, RuleOptimizer, checked_bool, checked_range
+from .base import ELEMENT, STEP, RuleOptimizer
 
 __all__ = ["Came", "came_update"]
 
@@ -289,7 +290,7 @@ class Came(RuleOptimizer):
                 _check_float(options[argument], argument, 0.0, 1.0, "[)")
         checked_bool(options["scale_parameter"], "scale_parameter")
         if lr is not None:
-            checked_range(lr, "lr", 0.0)
+            checked_number(lr, "lr", 0.0)
             if self._relative_step:
                 raise ValueError(f"A group's 'lr' cannot be combined with `relative_step`. Received: lr={lr!r}")
 
@@ -413,7 +414,7 @@ def _check_learning_rate(learning_rate, relative_step):
                 "`learning_rate` must be a float or an LRScheduler; parameters go into `parameters=`. "
                 f"Received: learning_rate of type {type(learning_rate).__name__}"
             )
-        checked_range(learning_rate, "learning_rate", 0.0)
+        checked_number(learning_rate, "learning_rate", 0.0)
     if relative_step:
         raise ValueError(
             "`learning_rate` must be None with `relative_step`, which computes the rate. "
@@ -424,4 +425,4 @@ def _check_learning_rate(learning_rate, relative_step):
 def _check_float(value, argument, low, high, ends):
     if not isinstance(value, float):
         raise TypeError(f"`{argument}` must be a float. Received: {argument}={value!r}")
-    checked_range(value, argument, low, high, ends)
+    checked_number(value, argument, low, high, ends)

@@ -12,13 +12,14 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
+from ..arguments import checked_bool, checked_number
 from ..hooks import layerwise_lr_decay
 from ._factored import square_sum
 from ._fused import FusedRule
 from ._inplace import over_, plus_, root_, times_
 from ._pieces import Piece
 from ._schedules import Schedule, as_list, decay_or_schedule, is_convolution, rate_or_schedule, read_groups
-from .base import ELEMENT, SCALAR, STEP, RuleOptimizer, checked_range
+from .base import ELEMENT, SCALAR, STEP, RuleOptimizer
 
 __all__ = ["Lamb", "lamb_update"]
 
@@ -273,12 +274,8 @@ class Lamb(RuleOptimizer):
         for argument, high in (("beta1", 1.0), ("beta2", 1.0), ("eps", math.inf)):
             if not isinstance(options[argument], float):
                 raise TypeError(f"`{argument}` must be a float. Received: {argument}={options[argument]!r}")
-            checked_range(options[argument], argument, 0.0, high, "()")
-        if not isinstance(options["grad_centralization"], bool):
-            raise TypeError(
-                "`grad_centralization` must be a bool. "
-                f"Received: grad_centralization={options['grad_centralization']!r}"
-            )
+            checked_number(options[argument], argument, 0.0, high, "()")
+        checked_bool(options["grad_centralization"], "grad_centralization")
 
     # ---- schedules
 

@@ -6,10 +6,9 @@ from typing import NamedTuple, Optional
 import paddle
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
+from ..arguments import checked_bool, checked_number, checked_steps
 from ..hooks import unwrap
-from ..optimizers.base import checked_bool
 from ..schedules import MetricSchedule
-from ..schedules._base import checked_number, checked_steps
 from .gradients import Gradients
 from .layout import Layout
 from .micro_batches import MicroBatches

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 from paddle.amp import AmpScaler
 
-from ..schedules._base import checked_number, checked_steps
+from ..arguments import checked_number, checked_state, checked_steps
 
 __all__ = ["AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "LossScaler", "as_scaler"]
 
@@ -54,8 +54,7 @@ class LossScaler:
         Raises:
             ValueError: it is of another class, or out of range. Nothing is changed by then.
         """
-        if not isinstance(state_dict, dict):
-            raise TypeError(f"`state_dict` must be a dict. Received: state_dict of type {type(state_dict).__name__}")
+        checked_state(state_dict)
         keys = list(state_dict)
         if set(keys) != set(self._state):
             raise ValueError(

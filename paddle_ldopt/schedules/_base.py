@@ -1,16 +1,13 @@
-"""What all schedules share: their base, where their peak comes from, what their arguments have to be."""
+"""What all schedules share: their base, where their peak comes from, what their steps have to be."""
 
-import math
 import numbers
-from collections.abc import Collection
 from typing import Any
 
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import as_float, unwrap
-
-_MOST_STEPS = 2**53  # beyond it a float does not count, and beyond 2^63 nothing else does
+from ..arguments import as_float, checked_number, checked_state, checked_steps
+from ..hooks import unwrap
 
 
 class Schedule(LRScheduler):
@@ -29,8 +26,7 @@ class Schedule(LRScheduler):
         Raises:
             TypeError, ValueError: it is no state of such a schedule. Nothing is changed by then.
         """
-        if not isinstance(state_dict, dict):
-            raise TypeError(f"`state_dict` must be a dict. Received: state_dict of type {type(state_dict).__name__}")
+        checked_state(state_dict)
         self.state_keys()
         wrong = [key for key in self.keys if not isinstance(state_dict.get(key), (numbers.Real, list))]
         if wrong:
@@ -43,18 +39,6 @@ class Schedule(LRScheduler):
     set_dict = set_state_dict
 
 
-def checked_steps(value: Any, argument: str, least: int = 0) -> int:
-    """Return `value` as an int if it is a number of steps from `least` on, raise otherwise."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"`{argument}` must be a whole number of steps, no ratio. Received: {argument}={value!r}")
-    steps = int(value)
-    if steps < least:
-        raise ValueError(f"`{argument}` must be at least {least}. Received: {argument}={steps}")
-    if steps > _MOST_STEPS:
-        raise ValueError(f"`{argument}` must be at most {_MOST_STEPS}. Received: an int of {steps.bit_length()} bits")
-    return steps
-
-
 def checked_phases(num_warmup_steps: Any, num_training_steps: Any) -> tuple[int, int]:
     """Return the steps of the warm-up and those after it, raise if the warm-up would not end within the training."""
     warmup = checked_steps(num_warmup_steps, "num_warmup_steps")
@@ -65,25 +49,6 @@ def checked_phases(num_warmup_steps: Any, num_training_steps: Any) -> tuple[int,
             f"Received: num_warmup_steps={warmup}, num_training_steps={total}"
         )
     return warmup, total - warmup
-
-
-def checked_number(value: Any, argument: str, low: Any = 0.0, high: Any = math.inf, ends: str = "[]") -> float:
-    """Return `value` as a float from `low` to `high`, each of which belongs to the range if its bracket is square."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"`{argument}` must be a number. Received: {argument}={value!r}")
-    value = as_float(value)
-    above = value >= low if ends[0] == "[" else value > low
-    below = value <= high if ends[1] == "]" else value < high
-    if not (above and below and math.isfinite(value)):
-        raise ValueError(f"`{argument}` must be in {ends[0]}{low:g}, {high:g}{ends[1]}. Received: {argument}={value!r}")
-    return value
-
-
-def checked_choice(value: str, argument: str, choices: Collection[str]) -> str:
-    """Return `value` if it is one of `choices`, raise otherwise."""
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"`{argument}` must be one of {', '.join(map(repr, choices))}. Received: {argument}={value!r}")
-    return value
 
 
 def peak_of(optimizer: Any) -> float:

@@ -2,8 +2,9 @@
 
 import warnings
 
+from ..arguments import checked_choice, checked_number, checked_steps
 from . import rules
-from ._base import Schedule, attach, checked_choice, checked_number, checked_phases, checked_steps, peak_of
+from ._base import Schedule, attach, checked_phases, peak_of
 
 __all__ = [
     "RuleSchedule",

@@ -3,8 +3,8 @@
 import collections
 import math
 
-from ..hooks import as_float
-from ._base import Schedule, attach, checked_choice, checked_number, checked_steps, peak_of
+from ..arguments import as_float, checked_bool, checked_choice, checked_number, checked_steps
+from ._base import Schedule, attach, peak_of
 
 __all__ = ["GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "get_greedy_schedule", "get_reduce_on_plateau_schedule"]
 
@@ -232,9 +232,7 @@ class GreedyLR(MetricSchedule):
     ):
         self.warmup = checked_steps(warmup, "warmup")
         self.max_lr = checked_number(max_lr, "max_lr", ends="(]")
-        if not isinstance(smooth, bool):
-            raise TypeError(f"`smooth` must be a bool. Received: smooth={smooth!r}")
-        self.smooth = smooth
+        self.smooth = checked_bool(smooth, "smooth")
         self.window_size = checked_steps(window_size, "window_size", least=1)
         self.reset_start = checked_steps(reset_start, "reset_start", least=1)
         super().__init__(

@@ -5,7 +5,7 @@ Nothing here imports either of them: the mixins take the Trainer they are mixed 
 
 from .arguments import LdoptArgumentsMixin, OptimizerName, SchedulerName
 from .callbacks import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallback
-from .checkpoints import last_checkpoint
+from .folders import last_checkpoint
 from .mixin import LdoptTrainerMixin
 from .report import RunReport
 

@@ -14,7 +14,7 @@ from ..decay import apply_layerwise_decay
 from ..hooks import unwrap
 from ..registry import REGISTRY
 from ..schedules import ON_METRIC
-from . import checkpoints, schedules
+from . import checkpoints, folders, schedules
 from .arguments import RULE_FIELDS, check_mixed_in_first, serve
 from .callbacks import GradualUnfreezeCallback, all_open, layers_of
 from .optimizers import (
@@ -148,7 +148,7 @@ class LdoptTrainerMixin(_Trainer):
         record = self._record
         checkpoint = self._agree(lambda: self._check_resume(self._resolve(resume_from_checkpoint), record))
         if name_of(self.args.save_strategy) != "no":
-            self._agree(lambda: checkpoints.check_writable(self.args.output_dir))
+            self._agree(lambda: folders.check_writable(self.args.output_dir))
         self._resumed_from, self._rng_restored = checkpoint, False
         if not any(isinstance(callback, _Events) for callback in self.callback_handler.callbacks):
             self.add_callback(_Events(self))
@@ -248,7 +248,7 @@ class LdoptTrainerMixin(_Trainer):
         # the Trainer takes a step before it looks whether the run was over
         arguments = inspect.signature(super()._inner_training_loop).bind(*args, **kwargs)
         counts_from_0 = getattr(self.args, "ignore_load_lr_and_optim", False)
-        taken = 0 if counts_from_0 else checkpoints.step_of(self._resumed_from, type(self.state))
+        taken = 0 if counts_from_0 else folders.step_of(self._resumed_from, type(self.state))
         stopped = any(getattr(callback, "training_is_over", False) for callback in self.callback_handler.callbacks)
         if stopped or taken >= arguments.arguments["max_steps"]:
             arguments.arguments["num_train_epochs"] = 0
@@ -257,16 +257,16 @@ class LdoptTrainerMixin(_Trainer):
     def _save_checkpoint(self, *args, **kwargs):
         folder = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
         if self.args.should_save:
-            checkpoints.begin_checkpoint(folder, self._record, self._epoch_rng)
+            folders.begin_checkpoint(folder, self._record, self._epoch_rng)
             if self._config is not None:
-                self._config.to_json(os.path.join(folder, checkpoints.CONFIG))
+                self._config.to_json(os.path.join(folder, folders.CONFIG))
         self._wait_for_all()  # no process writes into the checkpoint before it is marked, none deletes another before
         self._rotation = []
         try:
             super()._save_checkpoint(*args, **kwargs)
             self._wait_for_all()  # it is complete
             if self.args.should_save:
-                checkpoints.finish_checkpoint(folder, all_written=not self._saves_in_background)
+                folders.finish_checkpoint(folder, all_written=not self._saves_in_background)
             if not self._rotation and self.args.local_rank == -1:  # PaddleNLP does so where it is 0 only
                 self._rotation.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
         finally:
@@ -293,9 +293,9 @@ class LdoptTrainerMixin(_Trainer):
         # the Trainer goes by the time of the files: after a clock was put back the newest would be deleted
         call = inspect.signature(super()._sorted_checkpoints).bind(*args, **kwargs)
         call.arguments["use_mtime"] = False
-        folders = super()._sorted_checkpoints(*call.args, **call.kwargs)
+        saved = super()._sorted_checkpoints(*call.args, **call.kwargs)
         best = self.state.best_model_checkpoint
-        return checkpoints.oldest_first(folders, self.state.global_step, best and os.path.normpath(best))
+        return folders.oldest_first(saved, self.state.global_step, best and os.path.normpath(best))
 
     @property
     def _saves_in_background(self):
@@ -403,7 +403,7 @@ class LdoptTrainerMixin(_Trainer):
         """Return the folder to resume from, or None."""
         if checkpoint is not True:
             return checkpoint or None
-        found = checkpoints.last_checkpoint(self.args.output_dir)
+        found = folders.last_checkpoint(self.args.output_dir)
         if found is None:
             raise ValueError(
                 "`resume_from_checkpoint` is True and there is no complete checkpoint to resume from. "
@@ -440,7 +440,7 @@ class LdoptTrainerMixin(_Trainer):
         best, checkpoint = self.state.best_model_checkpoint, self._resumed_from
         if best is not None and checkpoint is not None:
             # of the same run as the checkpoint, which may have been moved or copied since
-            self.state.best_model_checkpoint = checkpoints.beside(checkpoint, best, self.args.output_dir)
+            self.state.best_model_checkpoint = folders.beside(checkpoint, best, self.args.output_dir)
         layers = layers_of(unwrap(self.optimizer))
         if layers is not None:
             with all_open(self.optimizer):
