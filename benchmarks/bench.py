@@ -230,10 +230,10 @@ def arguments(argv):
 
 
 def measure(options, say):
-    """Run the sections; return everything that the page says."""
-    before, began = load(), time.time()
-    bench = Bench(options.rounds, say)
+    """Run the sections; yield everything that the page says, after each of them: the next may fail, hours later."""
     threads = max(threads for _, threads in options.plan)
+    about, began = {**describe(), "load_before": load(), "rounds": options.rounds, "threads": threads}, time.time()
+    bench = Bench(options.rounds, say)
     sections = {
         "models": lambda: bench.models(options.plan, options.optimizers),
         "layerwise": lambda: bench.layerwise(threads),
@@ -241,22 +241,26 @@ def measure(options, say):
         "growth": lambda: bench.growth(options.optimizers, threads, options.quick),
         "state": state_rows,
     }
-    results = {name: sections[name]() for name in options.sections}
-    about = {**describe(), "load_before": before, "load_after": load(), "minutes": (time.time() - began) / 60}
-    about.update(rounds=options.rounds, threads=threads, absent=bench.absent)
-    about["triad"] = {used: statistics.median(values) for used, values in bench.bandwidths.items()}
-    return {"about": about, **results}
+    results = {}
+    for name in options.sections:
+        results[name] = sections[name]()
+        about.update(absent=bench.absent, load_after=load(), minutes=(time.time() - began) / 60)
+        about["triad"] = {used: statistics.median(values) for used, values in bench.bandwidths.items()}
+        yield {"about": dict(about), **results}
 
 
 def main(argv=None):
     """Measure, print, and write if asked to."""
     options, began = arguments(argv), time.time()
-    results = measure(
-        options, lambda line: print(f"[{time.time() - began:5.0f} s] {line}", file=sys.stderr, flush=True)
-    )
+    results: dict = {}
+
+    def say(line):
+        print(f"[{time.time() - began:5.0f} s] {line}", file=sys.stderr, flush=True)
+
+    for results in measure(options, say):
+        if options.write:
+            page.write(page.with_others(results, pathlib.Path(__file__).parent), pathlib.Path(__file__).parent)
     print(page.text(results))
-    if options.write:
-        page.write(page.with_others(results, pathlib.Path(__file__).parent), pathlib.Path(__file__).parent)
     return results
 
 
