@@ -1,6 +1,6 @@
 """Time, memory and growth of every optimizer's step, beside its peers.
 
-    make bench                                               # everything, into benchmarks/README.md (about 15 minutes)
+    make bench                                               # everything, into benchmarks/README.md (25 minutes)
     python benchmarks/bench.py --models bert-base --optimizers lamb --threads 2
 
 Ours and a peer are two processes that step in turn, with a triad between them; a ratio is the median of the ratios of
