@@ -438,7 +438,7 @@ def checked_parameters(parameters, options):
     Raises:
         TypeError: no parameters or groups; both; a set, which has no order; a group's rate that is no number; None in
             dygraph.
-        ValueError: a group without "params" or with an unknown key; a rate out of range; a parameter twice.
+        ValueError: a group without "params" or with an unknown key; a rate out of range; a parameter or a name twice.
     """
     if parameters is None and not paddle.in_dynamic_mode():
         return None
@@ -451,13 +451,18 @@ def checked_parameters(parameters, options):
     groups = [_checked_group(item, options) for item in items if isinstance(item, dict)]
     if groups and len(groups) < len(items):
         raise TypeError("`parameters` must hold parameters or parameter groups. Received: both")
-    seen = set()
+    known: dict = {}
+    param: Any
     for param in flatten_groups(groups) if groups else items:
         if not hasattr(param, "stop_gradient"):
             raise TypeError(f"`parameters` must hold parameters. Received: {param!r} of type {type(param).__name__}")
-        if id(param) in seen:
+        if known.get(param.name) is param:
             raise ValueError(f"A parameter is in `parameters` twice. Received: '{param.name}'")
-        seen.add(id(param))
+        if known.setdefault(param.name, param) is not param:
+            raise ValueError(
+                "Two parameters have one name, by which Paddle keeps their state: build their models in one "
+                f"`paddle.utils.unique_name.guard()`, or in none. Received: two parameters '{param.name}'"
+            )
     return groups or items
 
 

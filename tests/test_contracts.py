@@ -536,8 +536,6 @@ def test_an_iterator_in_a_group_is_read_once(name):
 
 @every_optimizer
 def test_sparse_gradients_are_refused_before_anything_changes(name):
-    if name == "adamwdl":  # Paddle's kernel takes them
-        return
     dense, sparse = paddle.nn.Linear(3, 3), paddle.nn.Embedding(5, 3, sparse=True)
     opt = make(name, [*dense.parameters(), *sparse.parameters()])
     before = dense.weight.numpy().copy()
@@ -548,14 +546,16 @@ def test_sparse_gradients_are_refused_before_anything_changes(name):
 
 
 @every_variant
-@pytest.mark.parametrize("fused", [None, False])
-def test_work_grows_no_faster_than_the_parameters(name, fused):
+@pytest.mark.parametrize(("fused", "grouped"), [(None, False), (None, True), (False, False)])
+def test_work_grows_no_faster_than_the_parameters(name, fused, grouped):
     calls = {}
     for n in (25, 100):
         with paddle.utils.unique_name.guard():
             params, _ = make_params({f"part{i}.weight": np.ones([2, 2], "float32") for i in range(n)})
             for param in params.values():
                 param.grad = paddle.ones([2, 2])
+            given = [{"params": [param]} for param in params.values()] if grouped else list(params.values())
+            opt = make(name, given, fused=fused, set_param_lr_fun=lambda param: 0.5)
             count = [0]
 
             def on_event(frame, event, argument, count=count):
@@ -563,7 +563,6 @@ def test_work_grows_no_faster_than_the_parameters(name, fused):
 
             sys.setprofile(on_event)
             try:
-                opt = make(name, list(params.values()), fused=fused, set_param_lr_fun=lambda param: 0.5)
                 opt.step()
                 opt.set_state_dict(opt.state_dict())
                 rates_of_optimizer(opt)

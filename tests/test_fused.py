@@ -353,12 +353,6 @@ def test_fused_true_says_why_not(name):
     assert (wide.numpy() != before[0]).all() and (narrow.numpy() != before[1]).all()
 
 
-def test_sparse_gradients():
-    embedding = paddle.nn.Embedding(10, 4, sparse=True)
-    embedding(paddle.to_tensor([1, 2])).sum().backward()
-    refused("sparse", make("adamwdl", {"w": embedding.weight}, fused=True), embedding.weight)
-
-
 def test_tensors_as_betas():
     param = paddle.create_parameter([3], "float32")
     refused("`beta1` is a Tensor", make("adamwdl", {"w": param}, beta1=paddle.to_tensor(0.9), fused=True), param)

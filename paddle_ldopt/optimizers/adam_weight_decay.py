@@ -337,8 +337,6 @@ class AdamWeightDecay(RuleOptimizer):
         self._in_step = True
         try:
             yield
-            if self._number_of_this_step is not None:
-                self._steps_taken = self._number_of_this_step
         except BaseException:
             self._steps_taken = None
             raise
@@ -350,7 +348,12 @@ class AdamWeightDecay(RuleOptimizer):
         """Return 1 + the largest count of any parameter before this step."""
         if not paddle.in_dynamic_mode():  # a graph updates all its parameters or none: they count alike
             return step + 1.0
-        return paddle.full([], self._this_step(), step.dtype)
+        self._steps_taken = self._this_step()
+        return paddle.full([], self._steps_taken, step.dtype)
+
+    def _call(self, records, params):
+        super()._call(records, params)
+        self._steps_taken = self._this_step()
 
     def _this_step(self):
         """Return the number of the running step, from 1."""

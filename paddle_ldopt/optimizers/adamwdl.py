@@ -50,7 +50,7 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         weight_decay (float|Tensor, optional): decoupled decay :math:`\lambda`, scaled by the layer's own rate.
         apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed. None: all are.
         grad_clip (GradientClipBase, optional): gradient clipping before the step.
-        lazy_mode (bool, optional): update only the rows that have a gradient.
+        lazy_mode (bool, optional): of a sparse gradient, which Paddle takes on a GPU only, update the rows that it has.
         multi_precision (bool, optional): keep float32 master weights of float16 and bfloat16 parameters.
         layerwise_decay (float|LayerDecay, optional): ratio of the rates of neighbouring layers, in (0, 1]. A
             `LayerDecay` (other conventions, a floor, freezing) goes with `layers`.
@@ -152,7 +152,7 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
             name=name,
         )
 
-    _collected: Optional[dict] = None  # while a dygraph step is collected: parameter name -> (task, what it came as)
+    _collected: Optional[list] = None  # while a dygraph step is collected: (task, what it came as) of each parameter
 
     def state_kinds(self, param):
         """Return state name -> how it follows from the parameter."""
@@ -194,9 +194,12 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         return FusedRule("adamw", states, fields, aux=self._beta2_pow_acc_str, counter=self._beta1_pow_acc_str)
 
     def fused_options(self, param=None):
-        """Return the options that hold now: of a parameter's group while it is updated."""
-        options = {name: getattr(self, f"_{name}") for name in ("beta1", "beta2", "epsilon")}
-        decay = float(self._weight_decay) if param is None or self.is_decayed(param) else 0.0
+        """Return the options of a parameter's group, or those of a parameter without a group."""
+        if param is not None and self.group_of(param):
+            options = self.options_of(param)
+        else:
+            options = {name: getattr(self, f"_{name}") for name in _GROUP_OPTIONS}
+        decay = float(options["weight_decay"]) if param is None or self.is_decayed(param) else 0.0
         return {**options, "weight_decay": decay}
 
     def is_decayed(self, param):
@@ -206,18 +209,34 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
     def _has_master(self, param):
         return self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
 
+    def check_shape(self, param):
+        """Raise if a parameter is not what its state was made for."""
+        moment = self._get_accumulator_master(self._moment1_acc_str, param)
+        if list(moment.shape) != list(param.shape):
+            raise ValueError(
+                f"'{param.name}' had another shape when its state was made: build a new optimizer for it. "
+                f"Received: shape {list(param.shape)}, state of shape {list(moment.shape)}"
+            )
+
+    def _takes_sparse(self, param):
+        return not param.place.is_cpu_place()  # Paddle's kernel for them breaks off there
+
     def _create_optimization_pass(self, params_grads, *args, **kwargs):
         if not paddle.in_dynamic_mode() or self._fused is False:
             return super()._create_optimization_pass(params_grads, *args, **kwargs)
-        self._collected = {}
+        self._collected = []
         try:
             done = super()._create_optimization_pass(params_grads, *args, **kwargs)  # found_inf: collects nothing
             collected = self._collected
         finally:
             self._collected = None
-        for task in self.update_fused([task for task, _ in collected.values()]):
-            self._update_by_paddle(*collected[task.param.name][1])
+        self._update_or_wait(collected)
         return done
+
+    def _update(self, collected):
+        given = {task.param.name: arguments for task, arguments in collected}
+        for task in self.update_fused([task for task, _ in collected]):
+            self._update_by_paddle(*given[task.param.name])
 
     # ---- Paddle's operations
 
@@ -240,7 +259,7 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
                 rate = layer_rates(own, 1.0, ratio)
             else:
                 rate = layer_rates(self._global_learning_rate(), own, ratio)
-            self._collected[param.name] = Task(param, grad, self.fused_options(param), rate), given
+            self._collected.append((Task(param, grad, self.fused_options(param), rate), given))
 
     def _update_by_paddle(self, block, param_and_grad):
         if isinstance(param_and_grad, dict):

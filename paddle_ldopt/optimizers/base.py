@@ -221,7 +221,7 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         for param in parameters:
             if param.name in self._already_create_accumulator:
                 continue
-            self._check_piece(param)
+            self.check_shape(param)
             owner = self._create_master_weight(param) if self._has_master(param) else param
             for state_name, (dtype, shape) in self.state_layout(param).items():
                 kept = {"dtype": _accumulator_dtype(dtype), "shape": shape}
@@ -278,15 +278,6 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
 
     # ---- the step
 
-    def _apply_optimize(self, loss, startup_program, params_grads, *args, **kwargs):
-        for param, grad in params_grads["params"] if isinstance(params_grads, dict) else params_grads:
-            if getattr(grad, "is_selected_rows", lambda: False)():
-                raise TypeError(
-                    f"{type(self).__name__} needs dense gradients: build the embedding with sparse=False. "
-                    f"Received: a sparse gradient of '{param.name}'"
-                )
-        return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-
     def _create_optimization_pass(self, params_grads, param_group_idx=0):
         if not paddle.in_dynamic_mode():
             return super()._create_optimization_pass(params_grads, param_group_idx)
@@ -297,7 +288,7 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         finally:
             self._collected, self._rates = None, {}
         if not overflow:
-            self._update(tasks)
+            self._update_or_wait(tasks)
         return done
 
     def _append_optimize_op(self, block, param_and_grad):
@@ -306,14 +297,14 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         param, grad = param_and_grad
         if self.layerwise_ratio(param) == 0.0 or math.prod(param.shape) == 0:
             return
-        self._check_piece(param)
+        self.check_shape(param)
         task = Task(param, grad, self._options_now(param), self._rate(param, grad))
         if self._collected is None:
             self._update_whole([task._replace(piece=Piece(self.whole_shape(param)))])
         else:
             self._collected.append(task)
 
-    def _check_piece(self, param):
+    def check_shape(self, param):
         """Raise if a parameter is not what the optimizer was built with."""
         if paddle.in_dynamic_mode() and self._finder.params:
             self._finder.check(param)

@@ -373,24 +373,16 @@ class Lamb(RuleOptimizer):
 
     def step(self):
         """Update all parameters once, after all schedules were asked for their values."""
-        self._waiting = []
         with self._on_schedule():
             return super().step()
 
     def _apply_optimize(self, *args, **kwargs):
         with self._on_schedule():
-            result = super()._apply_optimize(*args, **kwargs)
-            last = len(self._param_groups or []) - 1
-            if self._waiting and kwargs.get("param_group_idx", last) == last:
-                place = {param.name: i for i, param in enumerate(self._order)}
-                waiting, self._waiting = self._waiting, []
-                super()._update(sorted(waiting, key=lambda task: place[task.param.name]))
-            return result
+            return super()._apply_optimize(*args, **kwargs)
 
     def _update(self, tasks):
-        if self._order is None:
-            return super()._update(tasks)
-        self._waiting += tasks
+        place = {param.name: i for i, param in enumerate(self._order or [])}
+        super()._update(sorted(tasks, key=lambda task: place.get(task.param.name, 0)))
 
     def shown_rate(self, param, factor):
         """Return the rate of a schedule now and at its peak; of a callable the peak is not known."""

@@ -1,0 +1,209 @@
+"""What changes between the steps of an optimizer: the fused step sees it, or leaves the step to Paddle's operations."""
+
+import numpy as np
+import paddle
+import pytest
+from test_contracts import OPTIMIZERS, every_optimizer, every_variant, make
+
+import paddle_ldopt as ldopt
+from paddle_ldopt import kernels
+from paddle_ldopt.optimizers.base import RuleOptimizer
+
+pytestmark = pytest.mark.skipif(kernels.library() is None, reason=str(kernels.why_not()))
+
+
+def parameters(*shapes, dtype="float32"):
+    constant = paddle.nn.initializer.Constant(1.0)
+    return [paddle.create_parameter(list(shape), dtype, default_initializer=constant) for shape in shapes]
+
+
+def give_gradients(params, value=0.1):
+    for param in params:
+        param.grad = paddle.full(param.shape, value, param.dtype)
+
+
+def both_ways(name, shapes, change, steps=4, **more):
+    """Return what the parameters are with and without the library; `change(step, params)` comes before each step."""
+    ends = []
+    for fused in (None, False):
+        params = parameters(*shapes)
+        opt = make(name, params, fused=fused, **more)
+        for step in range(steps):
+            give_gradients(params)
+            change(step, params)
+            opt.step()
+        ends.append([param.numpy() for param in params])
+    return ends
+
+
+@every_variant
+@pytest.mark.parametrize("shape", [[2, 3], [6, 4], [40, 60]], ids=str)
+def test_a_parameter_of_another_shape_is_refused(name, shape):
+    (param,) = parameters([4, 6])
+    opt = make(name, [param])
+    give_gradients([param])
+    opt.step()
+    param.get_tensor().set(np.ones(shape, "float32"), paddle.CPUPlace())
+    give_gradients([param])
+    with pytest.raises(ValueError, match=r"another shape.* Received: "):
+        opt.step()
+    np.testing.assert_array_equal(param.numpy(), np.ones(shape, "float32"))
+
+
+@every_optimizer
+def test_a_cleared_parameter_stays_out(name):
+    params = parameters([3], [3])
+    opt = make(name, params)
+    give_gradients(params)
+    opt.step()
+    params[0]._clear_data()
+    params[0].clear_gradient(False)
+    before = params[1].numpy()
+    give_gradients(params[1:])
+    opt.step()
+    assert (params[1].numpy() != before).all()
+
+
+@every_optimizer
+@pytest.mark.parametrize("attribute", ["regularizer", "main_grad"])
+def test_what_a_parameter_gets_late(name, attribute):
+    def change(step, params):
+        if step == 2:
+            late = {"regularizer": paddle.regularizer.L2Decay(0.5), "main_grad": paddle.full([3, 2], -0.3)}[attribute]
+            setattr(params[0], attribute, late)
+
+    for got, want in zip(*both_ways(name, [[3, 2], [2]], change)):
+        np.testing.assert_allclose(got, want, rtol=2e-6)
+
+
+def test_a_clip_that_skips_itself():
+    def change(step, params):
+        params[1].grad = paddle.full([2], float("nan"))
+
+    clip = paddle.nn.ClipGradByGlobalNorm(1.0, auto_skip_clip=True)
+    got, want = both_ways("adamwdl", [[3, 2], [2]], change, grad_clip=clip)
+    np.testing.assert_allclose(got[0], want[0], rtol=2e-6)
+    assert np.isfinite(got[0]).all() and np.isnan(got[1]).all()
+
+
+@pytest.mark.parametrize("extra", ["regularized", "float64"])
+def test_a_resume_has_the_same_bits_whatever_had_a_gradient_before(extra):
+    clip = paddle.nn.ClipGradByGlobalNorm(0.05)
+
+    def train(steps, start=None, state=None):
+        with paddle.utils.unique_name.guard():
+            paddle.seed(0)
+            body = paddle.create_parameter([64, 64], "float32")
+            odd = paddle.create_parameter([3], "float64" if extra == "float64" else "float32")
+            odd.regularizer = paddle.regularizer.L2Decay(0.1) if extra == "regularized" else None
+            opt = make("lamb", [body, odd], grad_clip=clip)
+            for param, value in zip([body, odd], start or []):
+                param.set_value(value)
+            if state is not None:
+                opt.set_state_dict(state)
+            for step in steps:
+                body.grad = paddle.sin(body * (step + 1.0)).detach()
+                odd.grad = paddle.ones([3], odd.dtype) if step == 0 else None
+                opt.step()
+            return [body, odd], opt.state_dict()
+
+    through, _ = train(range(20))
+    second, _ = train(range(1, 20), *train(range(1)))
+    for got, want in zip(second, through):
+        np.testing.assert_array_equal(got.numpy(), want.numpy())
+
+
+@every_optimizer
+def test_fused_true_changes_nothing_if_one_group_cannot_be_done(name):
+    params = parameters([3]) + parameters([3], dtype="float64")
+    opt = make(name, [{"params": [param]} for param in params], fused=True)
+    give_gradients(params)
+    with pytest.raises(ValueError, match="float64"):
+        opt.step()
+    assert all((param.numpy() == 1.0).all() for param in params)
+
+
+@every_optimizer
+def test_groups_are_updated_in_one_call(name, monkeypatch):
+    calls, step = [], kernels.step
+    monkeypatch.setattr(kernels, "step", lambda records: calls.append(len(records)) or step(records))
+    params = parameters([3], [2, 2], [4])
+    opt = make(name, [{"params": [param], "learning_rate": 0.5} for param in params])
+    for _ in range(2):
+        give_gradients(params)
+        opt.step()
+    assert calls == [3, 3]
+
+
+def test_a_tensor_as_beta_of_one_group():
+    ends = []
+    for fused in (None, False):
+        one, two = parameters([3], [3])
+        groups = [{"params": [one], "beta1": paddle.to_tensor(0.5)}, {"params": [two]}]
+        opt = make("adamwdl", groups, fused=fused)
+        for value in (0.1, 0.5, -0.2):
+            give_gradients([one, two], value)
+            opt.step()
+        ends.append([one.numpy(), two.numpy()])
+    np.testing.assert_allclose(ends[0], ends[1], rtol=2e-6)
+    assert (ends[0][0] != ends[0][1]).all()
+
+
+def test_steps_in_which_nothing_moves_are_not_counted():
+    ratio = {"now": 0.0}
+    got = []
+    for fused in (None, False):
+        (param,) = parameters([3])
+        opt = make("adamweightdecay", [param], fused=fused, set_param_lr_fun=lambda param: ratio["now"])
+        for step in range(6):
+            ratio["now"] = float(step == 5)
+            give_gradients([param])
+            opt.step()
+        got.append(param.numpy())
+    np.testing.assert_allclose(*got, rtol=1e-6)
+
+
+class Constant(ldopt.Lamb):
+    def rule(self, param, grad, state, lr, options, piece=None):
+        yield []
+        return param * 0.0 + 42.0, {name: state[name] for name in ("moment1", "moment2")}
+
+
+class Descent(RuleOptimizer):
+    def state_kinds(self, param):
+        return {}
+
+    def rule(self, param, grad, state, lr, options, piece=None):
+        yield []
+        return param - lr * grad, {}
+
+
+def test_a_rule_of_a_subclass_is_the_one_that_is_used():
+    (param,) = parameters([3])
+    give_gradients([param])
+    Constant(0.1, parameters=[param]).step()
+    np.testing.assert_array_equal(param.numpy(), [42.0] * 3)
+    with pytest.raises(ValueError, match="a `rule` of its own"):
+        Constant(0.1, parameters=[param], fused=True).step()
+    Descent(1.0, [param], {"weight_decay": 0.0}).step()
+    np.testing.assert_allclose(param.numpy(), [41.9] * 3)
+
+
+@pytest.mark.parametrize("name", ["came", "adafactor"])
+def test_an_epsilon_that_the_library_takes_for_0_is_left_to_paddles_operations(name):
+    (param,) = parameters([2, 2])
+    eps = (1e-40, 1e-3, 1e-16) if name == "came" else (1e-40, 1e-3)
+    opt = make(name, [param], eps=eps, weight_decay=0.0)
+    give_gradients([param], 0.0)
+    opt.step()
+    np.testing.assert_array_equal(param.numpy(), np.ones([2, 2], "float32"))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_two_parameters_of_one_name_are_refused(name):
+    pair = []
+    for _ in range(2):
+        with paddle.utils.unique_name.guard():
+            pair += parameters([3])
+    with pytest.raises(ValueError, match="one name"):
+        make(name, pair)
