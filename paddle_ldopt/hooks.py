@@ -452,17 +452,17 @@ def checked_parameters(parameters, options):
     if groups and len(groups) < len(items):
         raise TypeError("`parameters` must hold parameters or parameter groups. Received: both")
     known: dict = {}
-    param: Any
     for param in flatten_groups(groups) if groups else items:
         if not hasattr(param, "stop_gradient"):
             raise TypeError(f"`parameters` must hold parameters. Received: {param!r} of type {type(param).__name__}")
-        if known.get(param.name) is param:
-            raise ValueError(f"A parameter is in `parameters` twice. Received: '{param.name}'")
-        if known.setdefault(param.name, param) is not param:
+        if param.name in known:
+            if known[param.name] is param:
+                raise ValueError(f"A parameter is in `parameters` twice. Received: '{param.name}'")
             raise ValueError(
                 "Two parameters have one name, by which Paddle keeps their state: build their models in one "
                 f"`paddle.utils.unique_name.guard()`, or in none. Received: two parameters '{param.name}'"
             )
+        known[param.name] = param
     return groups or items
 
 
