@@ -44,10 +44,10 @@ def _bars(axes, model, rows):
         places.append(at)
     axes.barh(places, [row["ms"] for row in rows], color=[OURS if row["ratio"] == 1.0 else PEER for row in rows])
     for place, row in zip(places, rows):
-        axes.plot([row["ms"] / row["of_floor"]] * 2, [place - 0.45, place + 0.45], color=FLOOR, lw=1.5)
-        axes.annotate(
-            milliseconds(row["ms"]), (row["ms"], place), (3, 0), textcoords="offset points", va="center", size=8
-        )
+        floor = row["ms"] / row["of_floor"]
+        axes.plot([floor] * 2, [place - 0.45, place + 0.45], color=FLOOR, lw=1.5)
+        end = max(row["ms"], floor), place
+        axes.annotate(milliseconds(row["ms"]), end, (3, 0), textcoords="offset points", va="center", size=8)
     axes.set_yticks(places, [row["label"] for row in rows], size=8)
     axes.invert_yaxis()
     axes.margins(x=0.1)

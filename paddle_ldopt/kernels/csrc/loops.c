@@ -91,12 +91,17 @@ HIDDEN CLONES void from_float(void *restrict out, const float *restrict in, int 
         }                                                          \
     } while (0)
 
-static inline double total(const float lane[LANES]) /* in pairs: of narrow matrices it is most of the work */
+/* Return the sum over the lanes of n elements; of short rows it is most of the work. */
+static inline double total(const float lane[LANES], int64_t n)
 {
-    double sums[LANES / 2];
+    double sums[LANES / 2], sum = 0;
+    if (n < LANES) {
+        for (int64_t l = 0; l < n; l++) sum += lane[l];
+        return sum;
+    }
     for (int l = 0; l < LANES / 2; l++) sums[l] = (double)lane[l] + lane[l + LANES / 2];
-    for (int n = LANES / 4; n > 0; n /= 2)
-        for (int l = 0; l < n; l++) sums[l] += sums[l + n];
+    for (int half = LANES / 4; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) sums[l] += sums[l + half];
     return sums[0];
 }
 
@@ -104,14 +109,14 @@ HIDDEN CLONES double sum(const float *restrict x, int64_t n)
 {
     float lane[LANES] = {0};
     FOR_LANES(n, lane[l] += x[j];);
-    return total(lane);
+    return total(lane, n);
 }
 
 HIDDEN CLONES double square_sum(const float *restrict x, float scale, int64_t n)
 {
     float lane[LANES] = {0};
     FOR_LANES(n, float y = x[j] * scale; lane[l] += y * y;);
-    return total(lane);
+    return total(lane, n);
 }
 
 /* ---- gradients, before they are used; comparisons are such that NaN stays NaN */
@@ -170,8 +175,8 @@ HIDDEN CLONES void lamb_moments(const float *restrict p, const float *restrict g
     FOR_LANES(n, float x = g[j] * a.grad_scale; m[j] = a.beta1 * m[j] + a.rest1 * x;
               v[j] = a.beta2 * v[j] + a.rest2 * x * x; float u = lamb_update(p[j], m[j], v[j], a, scale1, scale2);
               param[l] += p[j] * p[j]; update[l] += u * u;);
-    sums[0] += total(param);
-    sums[1] += total(update);
+    sums[0] += total(param, n);
+    sums[1] += total(update, n);
 }
 
 HIDDEN CLONES void lamb_step(float *restrict p, const float *restrict m, const float *restrict v, struct adam a,
@@ -189,7 +194,7 @@ HIDDEN CLONES void row_col_sums(const float *restrict g, float scale, int64_t ro
     for (int64_t i = 0; i < rows; i++, g += stride) {
         float lane[LANES] = {0};
         FOR_LANES(cols, float x = g[j] * scale; float q = x * x; lane[l] += q; col_sums[j] += q;);
-        row_sums[i] = (float)total(lane);
+        row_sums[i] = (float)total(lane, cols);
     }
 }
 
@@ -200,7 +205,7 @@ HIDDEN CLONES double factored_square_sum(const float *restrict g, const float *r
     for (int64_t i = 0; i < rows; i++, g += stride) {
         float lane[LANES] = {0}, r = row[i];
         FOR_LANES(cols, float u = g[j] * (r * col[j]); lane[l] += u * u;);
-        sum += total(lane);
+        sum += total(lane, cols);
     }
     return sum;
 }
@@ -224,7 +229,7 @@ HIDDEN CLONES void came_average(float *restrict m, const float *restrict g, cons
         float lane[LANES] = {0}, r = row[i];
         FOR_LANES(cols, float u = g[j] * (r * col[j]) * scale; m[j] = beta * m[j] + rest * u;
                   float q = (u - m[j]) * (u - m[j]); lane[l] += q; col_sums[j] += q;);
-        row_sums[i] = (float)total(lane);
+        row_sums[i] = (float)total(lane, cols);
     }
 }
 
@@ -247,7 +252,7 @@ HIDDEN CLONES double second_moment(float *restrict s, const float *restrict g, f
     float lane[LANES] = {0};
     FOR_LANES(n, float x = g[j] * scale; s[j] = beta * s[j] + rest * (x * x + eps); float u = x / sqrtf(s[j]);
               lane[l] += u * u;);
-    return total(lane);
+    return total(lane, n);
 }
 
 HIDDEN CLONES void vector_average(float *restrict m, const float *restrict g, const float *restrict s, float beta,
