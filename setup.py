@@ -1,6 +1,8 @@
 """Declares the optional C library; all else is in setup.cfg. Without a compiler the package is installed without it."""
 
 import glob
+import pathlib
+import zlib
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -9,6 +11,7 @@ from setuptools.command.build_ext import build_ext
 # processor to the next.
 FLAGS = ["-std=gnu11", "-O3", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 SOURCES = "paddle_ldopt/kernels/csrc/"
+CHECKSUM = zlib.crc32(b"".join(pathlib.Path(path).read_bytes() for path in sorted(glob.glob(f"{SOURCES}*.[ch]"))))
 
 
 class BuildLibrary(build_ext):
@@ -30,6 +33,7 @@ setup(
             "paddle_ldopt.kernels.libstep",
             sorted(glob.glob(f"{SOURCES}*.c")),
             depends=sorted(glob.glob(f"{SOURCES}*.h")),
+            define_macros=[("LDOPT_SOURCES", str(CHECKSUM))],
             libraries=["m"],
             optional=True,
             py_limited_api=True,

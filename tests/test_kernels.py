@@ -308,3 +308,11 @@ def test_a_library_of_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(kernels, "TENSOR", np.dtype([("param", "u8")]))
     with pytest.raises(OSError, match="another version"):
         kernels.load(kernels.library()._name)
+
+
+def test_a_library_of_other_sources_is_refused(monkeypatch):
+    (path,) = (str(path) for path in pathlib.Path(kernels.__file__).parent.glob("libstep*.so"))
+    kernels.load(path)
+    monkeypatch.setattr(kernels.zlib, "crc32", lambda sources: 1)
+    with pytest.raises(OSError, match="belongs to another version of the package"):
+        kernels.load(path)

@@ -10,6 +10,8 @@ import functools
 import glob
 import math
 import os
+import pathlib
+import zlib
 
 from .layout import FLAGS, RULES, TENSOR, TYPES
 
@@ -23,13 +25,20 @@ def load(path):
         OSError: it cannot be loaded, or was built from other sources than those of this package.
     """
     library = ctypes.CDLL(path)
-    library.ldopt_layout.restype = ctypes.c_int64
+    library.ldopt_layout.restype = library.ldopt_sources.restype = ctypes.c_int64
     library.ldopt_step.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     library.ldopt_square_sum.argtypes = library.ldopt_step.argtypes
     library.ldopt_square_sum.restype = ctypes.c_double
-    if library.ldopt_layout() != TENSOR.itemsize:
+    if library.ldopt_layout() != TENSOR.itemsize or not _fits(library.ldopt_sources()):
         raise OSError(f"'{path}' belongs to another version of the package: install it again")
     return library
+
+
+def _fits(checksum):
+    """Say whether a library was built from the sources beside this file, if that can be known."""
+    paths = sorted(glob.glob(os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc", "*.[ch]")))
+    sources = b"".join(pathlib.Path(path).read_bytes() for path in paths)  # none of an installed wheel
+    return not sources or checksum in (0, zlib.crc32(sources))
 
 
 @functools.cache

@@ -213,6 +213,12 @@ EXPORT int ldopt_step(const struct tensor *tensors, int64_t n, int threads)
     return failed;
 }
 
-/* What the caller must agree on: the size of `struct tensor` and the number of threads that a step may use. */
+#ifndef LDOPT_SOURCES
+#define LDOPT_SOURCES 0
+#endif
+
+/* What the caller must agree on: the size of `struct tensor`, the checksum of the sources (see setup.py; 0 is not known)
+   and the number of threads that a step may use. */
 EXPORT int64_t ldopt_layout(void) { return (int64_t)sizeof(struct tensor); }
+EXPORT int64_t ldopt_sources(void) { return LDOPT_SOURCES; }
 EXPORT int ldopt_threads(void) { return forked ? 1 : omp_get_max_threads(); }
