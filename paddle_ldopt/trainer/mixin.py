@@ -140,12 +140,12 @@ class LdoptTrainerMixin(_Trainer):
         if self.optimizer is not None:
             check_passed_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._rule)
         self._check_scheduler()
+        record, config = self._record, self._config  # both before there is an optimizer
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "extra_logs"):
                 callback.attached = True
-            if hasattr(callback, "config") and self._config is not None:
-                callback.config = self._config
-        record = self._record
+            if hasattr(callback, "config") and config is not None:
+                callback.config = config
         checkpoint = self._agree(lambda: self._check_resume(self._resolve(resume_from_checkpoint), record))
         if name_of(self.args.save_strategy) != "no":
             self._agree(lambda: folders.check_writable(self.args.output_dir))
