@@ -20,6 +20,7 @@ from paddle_ldopt.trainer import GradualUnfreezeCallback, LdoptTrainerMixin, che
 
 FORMATS = ["plain", "flex"] if common.FORMERS else ["plain", "unified"]
 RECORD = "ldopt_layerwise.json"
+FILES = "ldopt_files.json"
 DATA = common.Data
 EVALUATE = {"evaluation_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
 
@@ -310,7 +311,8 @@ def test_thawing_is_refused_for_there_is_no_state_to_go_on_from(tmp_path):
 
 
 def test_a_checkpoint_without_a_record(checkpoint, tmp_path, monkeypatch):
-    os.remove(checkpoint / RECORD)
+    for name in (RECORD, FILES):
+        os.remove(checkpoint / name)
     with pytest.raises(ValueError, match="has no ldopt_layerwise.json.*`allow_layerwise_change`"):
         resume(checkpoint, tmp_path)
     said = messages(monkeypatch)
@@ -369,6 +371,7 @@ def test_resume_from_the_last_complete_checkpoint(checkpoint, tmp_path):
 )
 def test_a_record_that_cannot_be_read(checkpoint, tmp_path, text, message):
     (checkpoint / RECORD).write_text(text)
+    os.remove(checkpoint / FILES)  # which would tell
     with pytest.raises(ValueError, match=message):
         resume(checkpoint, tmp_path)
 
@@ -487,6 +490,7 @@ def test_other_gradual_unfreezing_is_refused(tmp_path):
     with open(os.path.join(folder, RECORD), encoding="utf-8") as file:
         record = json.load(file)
     del record["unfreeze_every_k_steps"], record["layout"]  # as version 0.1 wrote it
+    os.remove(os.path.join(folder, FILES))
     with open(os.path.join(folder, RECORD), "w", encoding="utf-8") as file:
         json.dump(record, file)
     with pytest.warns(UserWarning, match=r"steps \[4, 6\] are never trained"):
@@ -520,7 +524,7 @@ def test_resume_is_exact_with_an_optimizer_that_sets_its_rate_itself(tmp_path, k
 
 def test_the_order_of_batches_that_a_checkpoint_does_not_tell_is_warned_of(tmp_path, monkeypatch):
     trainer_run.run(tmp_path, max_steps=8, save_steps=8)
-    for name in ("ldopt_epoch_rng.json", "ldopt_files.json"):  # as version 0.1 left it
+    for name in ("ldopt_epoch_rng.json", FILES):  # as version 0.1 left it
         os.remove(tmp_path / "checkpoint-8" / name)
     said = messages(monkeypatch)
     trainer_run.run(tmp_path / "resumed", max_steps=9, resume=str(tmp_path / "checkpoint-8"))

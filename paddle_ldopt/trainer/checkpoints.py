@@ -18,7 +18,6 @@ from .folders import EPOCH_RNG, FORMAT, PARTIAL, RECORD, check_files, last_check
 
 __all__ = [
     "check_checkpoint",
-    "check_layout",
     "check_thawed",
     "check_unified",
     "differences",
@@ -29,31 +28,6 @@ __all__ = [
 
 _SAME_STATE = {"AdamW", "AdamWDL"}  # one can go on with what the other saved
 _SHOWN = 3
-
-
-def check_layout(folder, record):
-    """Raise if a checkpoint's files are parts of another layout: the Trainer would miss some, or take wrong ones.
-
-    Args:
-        folder (str): the checkpoint's.
-        record (dict): the settings of now.
-
-    Raises:
-        ValueError: so it is. (Data parallelism has no part in the layout: its processes all have the same.)
-    """
-    parts = [
-        name for form in ("pdopt", "safetensors") for name in glob.glob(os.path.join(folder, f"optimizer*.{form}"))
-    ]
-    if not os.path.exists(os.path.join(folder, RECORD)) or not parts:
-        return
-    was, now = _read_record(folder).get("layout", record["layout"]), record["layout"]
-    if was != now:
-        said = [", ".join(f"{name} {degree}" for name, degree in layout.items()) for layout in (was, now)]
-        raise ValueError(
-            f"The checkpoint was saved in another layout, {said[0]}, and its optimizer's state is in parts that fit no "
-            "other: resume in that layout, or begin a new training from the checkpoint's weights. "
-            f"Received: resume_from_checkpoint={folder!r}, {said[1]}"
-        )
 
 
 def check_unified(args, optimizer, processes):
@@ -91,7 +65,8 @@ def check_checkpoint(folder, record, active, allowed):
         list[str]: the differences that were allowed.
 
     Raises:
-        ValueError: the checkpoint was cut short or is damaged; its settings are unknown or differ.
+        ValueError: the checkpoint was cut short or is damaged; its settings are unknown or differ; its files are parts
+            of another layout.
     """
     received = f"Received: resume_from_checkpoint={folder!r}"
     if os.path.exists(os.path.join(folder, PARTIAL)):
@@ -110,6 +85,7 @@ def check_checkpoint(folder, record, active, allowed):
             )
         return [f"the checkpoint has no {RECORD}"] if active else []
     was = _read_record(folder)
+    _check_layout(folder, was, record)
     found = differences(was, record)
     changed = {was["optimizer"], record["optimizer"]}
     if len(changed) > 1 and not changed <= _SAME_STATE:
@@ -123,6 +99,24 @@ def check_checkpoint(folder, record, active, allowed):
             f"`allow_layerwise_change` to go on with those of now. {received}"
         )
     return found
+
+
+def _check_layout(folder, was, record):
+    """Raise if a checkpoint's files are parts of another layout: the Trainer would miss some, or take wrong ones.
+
+    Data parallelism has no part in the layout: its processes all have the same.
+    """
+    parts = [
+        name for form in ("pdopt", "safetensors") for name in glob.glob(os.path.join(folder, f"optimizer*.{form}"))
+    ]
+    layouts = was.get("layout", record["layout"]), record["layout"]
+    if parts and layouts[0] != layouts[1]:
+        said = [", ".join(f"{name} {degree}" for name, degree in layout.items()) for layout in layouts]
+        raise ValueError(
+            f"The checkpoint was saved in another layout, {said[0]}, and its optimizer's state is in parts that fit no "
+            "other: resume in that layout, or begin a new training from the checkpoint's weights. "
+            f"Received: resume_from_checkpoint={folder!r}, {said[1]}"
+        )
 
 
 def check_thawed(folder, record):

@@ -74,7 +74,11 @@ def list_files(folder):
     found = [
         os.path.relpath(os.path.join(place, name), folder) for place, _, names in os.walk(folder) for name in names
     ]
-    listed = {name: _digest(os.path.join(folder, name)) for name in sorted(found) if name not in (FILES, PARTIAL)}
+    listed = {  # the record by the name that it is to get
+        RECORD if name == PARTIAL else name: _digest(os.path.join(folder, name))
+        for name in sorted(found)
+        if name != FILES
+    }
     with open(os.path.join(folder, FILES), "w", encoding="utf-8") as file:
         json.dump({"format": FORMAT, "files": listed}, file, indent=1)
 
@@ -198,7 +202,7 @@ def oldest_first(folders, step, best):
 
 
 def _is_complete(folder):
-    names = os.listdir(folder)
+    names = os.listdir(folder) if os.path.isdir(folder) else []
     return PARTIAL not in names and any(name.startswith("trainer_state.") for name in names)
 
 

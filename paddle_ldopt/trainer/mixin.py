@@ -419,7 +419,6 @@ class LdoptTrainerMixin(_Trainer):
         active = active or any(ratio != 1.0 for ratio in (record["ratios"] or {}).values())
         active = active or record["unfreeze_every_k_steps"] is not None
         allowed = getattr(self.args, "allow_layerwise_change", False)
-        checkpoints.check_layout(checkpoint, record)
         found = checkpoints.check_checkpoint(checkpoint, record, active, allowed)
         if found and self.optimizer is None:
             checkpoints.check_thawed(checkpoint, record)
