@@ -121,6 +121,41 @@ def test_resume_is_exact_with_other_ways_to_train(tmp_path, settings, step):
     assert state_of(trainer_run.run(tmp_path / "resumed", resume=folder, **settings)) == expected
 
 
+class Stops(common.TrainerCallback):
+    """Has a checkpoint saved after a step and ends, as on SIGTERM; notes the evaluations."""
+
+    def __init__(self, step, evaluations):
+        self.step, self.evaluations = step, evaluations
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_save = state.global_step == self.step
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        self.evaluations.append((state.global_step, metrics["eval_loss"]))
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise SystemExit
+
+
+@pytest.mark.parametrize("step", [6, 9, 12, 14])
+def test_a_run_that_is_stopped_in_any_step_has_the_same_evaluations_and_best_model(tmp_path, step):
+    def run(folder, step, evaluations, resume=None):
+        settings = {"save_strategy": "epoch", "max_steps": 14, **EVALUATE}
+        return trainer_run.run(tmp_path / folder, callbacks=[Stops(step, evaluations)], resume=resume, **settings)
+
+    expected, found = [], []
+    whole = run("whole", None, expected)
+    assert [at for at, _ in expected] == [6, 12, 14], "the last epoch is cut short"
+    with pytest.raises(SystemExit):
+        run("stopped", step, found)
+    resumed = run("stopped", None, found, resume=True)
+    assert found == expected
+    best = [os.path.basename(trainer.state.best_model_checkpoint) for trainer in (whole, resumed)]
+    assert best[0] == best[1] and resumed.state.best_metric == whole.state.best_metric
+    assert state_of(resumed)[:2] == state_of(whole)[:2]
+
+
 class Stream(paddle.io.IterableDataset):
     """Data of unknown length."""
 

@@ -199,6 +199,25 @@ def test_a_plateau_resumes_exactly(tmp_path):
     assert rest.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()
 
 
+@pytest.mark.parametrize("step", [6, 12])
+def test_a_plateau_resumes_exactly_from_the_end_of_an_epoch(tmp_path, step):
+    class Equal(common.LdoptTrainer):
+        def evaluation_loop(self, *args, **kwargs):
+            output = super().evaluation_loop(*args, **kwargs)
+            output.metrics["eval_loss"] = 1.0
+            return output
+
+    kwargs = '{"patience": 0, "factor": 0.5}'
+    settings = {**PLATEAU, "lr_scheduler_kwargs": kwargs, "evaluation_strategy": "epoch", "save_steps": 3}
+    whole, rates = train(tmp_path / "whole", cls=Equal, max_steps=14, **settings)
+    assert rates == [1e-2] * 12 + [5e-3] * 2, "six steps make an epoch, whose evaluation counts from the next step on"
+    checkpoint = str(tmp_path / f"whole/checkpoint-{step}")
+    rest, later = train(tmp_path / "rest", resume=checkpoint, cls=Equal, max_steps=14, **settings)
+    assert later == rates[step:]
+    assert common.same(common.weights(rest.model), common.weights(whole.model))
+    assert rest.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()
+
+
 def test_evaluations_by_hand_do_not_count(tmp_path):
     trainer, _ = train(tmp_path, cls=Scripted, max_steps=4, **PLATEAU)
     before = trainer.lr_scheduler.state_dict()

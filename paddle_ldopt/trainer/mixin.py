@@ -45,6 +45,8 @@ class LdoptTrainerMixin(_Trainer):
       layer's.
     - ``lr_scheduler_type`` takes every `SchedulerType`, with ``lr_scheduler_kwargs``. Those that follow a metric take a
       step after each evaluation that the Trainer makes in its training; those made by hand do not count.
+    - A checkpoint that is asked for after an epoch's last step (by its number, or by a callback on SIGTERM) is saved
+      after the evaluation at the epoch's end, if there is one: the rate and the best model that come of it are in it.
     - ``layerwise_freeze_below`` sets `stop_gradient` on what it freezes, so backward passes end there. It stays set.
     - The layer table is logged before the first step, read back from the optimizer.
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the one that `opt` was built with, or None if `opt` sets
@@ -231,18 +233,28 @@ class LdoptTrainerMixin(_Trainer):
 
     def _maybe_log_save_evaluate(self, *args, **kwargs):
         # a checkpoint is saved in here after the evaluation: the schedule must have taken its step by then
+        waits = self.control.should_save and self._evaluation_is_ahead
+        self.control.should_save = self.control.should_save and not waits
         self._found = {}
         try:
             super()._maybe_log_save_evaluate(*args, **kwargs)
             missed = self._found
         finally:
             self._found = None
+        self.control.should_save = self.control.should_save or waits
         if missed:
             raise ValueError(
                 "The evaluation does not give the metric that the schedule follows: set `metric_for_best_model` to "
                 f"one of {', '.join(sorted(missed))}. Received: metric_for_best_model="
                 f"{self.args.metric_for_best_model!r}, lr_scheduler_type={name_of(self.args.lr_scheduler_type)!r}"
             )
+
+    @property
+    def _evaluation_is_ahead(self):
+        """Whether this is an epoch's last step, and the evaluation at the epoch's end has not begun."""
+        if name_of(self.args.evaluation_strategy) != "epoch" or self.control.should_evaluate:
+            return False
+        return self.control.should_training_stop or self.state.epoch == int(self.state.epoch)
 
     def _inner_training_loop(self, *args, **kwargs):
         # the Trainer takes a step before it looks whether the run was over
