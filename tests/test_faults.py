@@ -4,11 +4,13 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
 import threading
 import time
+import types
 import warnings
 
 import pytest
@@ -39,6 +41,10 @@ def copied(whole, tmp_path):
 
 def run(folder, resume=None, **kwargs):
     return trainer_run.run(folder, resume=resume, **{"max_steps": 9, "save_steps": 2, **kwargs})
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def steps(folder):
@@ -310,9 +316,40 @@ def test_the_newest_checkpoint_stays_though_its_files_are_the_oldest(copied):
     assert kept == ["checkpoint-4-copied-by-hand", "checkpoint-6", "checkpoint-8"]
 
 
-def test_checkpoints_of_a_run_that_was_gone_on_from_earlier_go_first(copied):
+def test_a_run_that_goes_on_from_an_earlier_checkpoint_is_the_one_that_is_resumed(copied, monkeypatch):
+    said = []
+    monkeypatch.setattr(common.LdoptTrainer, "_logger", types.SimpleNamespace(info=len, warning=said.append))
+    old = {step: contents(copied / f"checkpoint-{step}") for step in (2, 4, 6)}
+    again = {"resume": str(copied / "checkpoint-2"), "learning_rate": 1e-5, "save_total_limit": 3}
+    run(copied, **again, max_steps=3)
+    assert not said and last_checkpoint(copied) == str(copied / "checkpoint-6"), "nothing was saved"
+    run(copied, **again, max_steps=4)
+    assert last_checkpoint(copied) == str(copied / "checkpoint-4") and steps(copied) == [2, 4]
+    assert contents(copied / "superseded-checkpoint-4") == old[4] != contents(copied / "checkpoint-4")
+    assert contents(copied / "superseded-checkpoint-6") == old[6] and contents(copied / "checkpoint-2") == old[2]
+    assert [re.findall(r"[a-z]*-?checkpoint-\d", line) for line in said] == [
+        [f"checkpoint-{step}", f"superseded-checkpoint-{step}"] for step in (4, 6)
+    ]
+    run(copied, **again, max_steps=3, save_steps=3)
+    names = sorted(path.name for path in copied.glob("superseded-*"))
+    assert names == ["superseded-checkpoint-4", "superseded-checkpoint-4-2", "superseded-checkpoint-6"]
+    said.clear()
+    assert run(copied, resume=True, max_steps=6).state.global_step == 6
+    assert not said and steps(copied) == [2, 3, 4, 6], "a run that goes on from its last checkpoint renames nothing"
+
+
+def test_what_cannot_be_resumed_from_is_not_set_aside(copied):
+    truncate(copied / "checkpoint-4/optimizer.pdopt")
+    (copied / "checkpoint-6/ldopt_layerwise.json").rename(copied / "checkpoint-6/ldopt_layerwise.json.partial")
+    (copied / "checkpoint-9").touch()
+    assert folders.set_aside(copied, 2) == [] and steps(copied) == [2, 4, 6, 9]
+
+
+def test_checkpoints_of_later_steps_than_a_run_has_come_to_go_first(copied):
+    for step in (4, 6):
+        truncate(copied / f"checkpoint-{step}/optimizer.pdopt")
     run(copied, resume=str(copied / "checkpoint-2"), max_steps=5, save_steps=3, save_total_limit=1)
-    assert steps(copied) == [3], "not those of steps that this run has not come to"
+    assert steps(copied) == [3]
 
 
 def test_the_order_in_which_checkpoints_go():

@@ -51,7 +51,8 @@ def ranks(request, folder, alone):
         "first": {**base, "optim": "adamwdl", **EXACT[layout]},
         "second": {**base, "optim": SECOND[layout], **EXACT[layout]},
         "saved": saved,
-        "resumed": {**saved, "save_steps": 100, "resume": resumed},
+        "resumed": {**saved, "resume": resumed},
+        "from earlier": {**saved, "folder": str(at / "resumed"), "resume": str(at / "saved" / "checkpoint-2")},
         "other decay": {**saved, "layerwise_lr_decay": 0.6, "resume": resumed},
         "of one": {**base, "optim": "adamwdl", "resume": str(folder / "saved" / "checkpoint-4")},
     }
@@ -121,6 +122,15 @@ def test_a_resume_in_the_same_layout_is_exact(ranks, folder):
     towers = {"dp": {"bert.encoder.layers": 2}, "pipeline": {"llama.layers": 3}}
     assert record["towers"] == towers.get(layout, towers["dp"])
     assert not list(saved.glob("*.partial"))
+
+
+def test_one_process_sets_aside_what_an_earlier_run_saved(ranks, folder):
+    layout, gave = ranks
+    saved = sorted(path.name for path in (folder / layout / "resumed").glob("*checkpoint-*"))
+    assert saved == ["checkpoint-4", "checkpoint-6", "superseded-checkpoint-6"]
+    for rank in gave:
+        assert common.same(rank["saved"]["weights"], rank["from earlier"]["weights"])
+    assert [sum("superseded" in line for line in rank["from earlier"]["said"]) for rank in gave] == [1, 0]
 
 
 def test_a_resume_that_is_refused_is_refused_in_all_processes(ranks):

@@ -4,6 +4,7 @@ While the Trainer writes a checkpoint, its record is there as ``ldopt_layerwise.
 all the rest is on disk. A process that is killed in between leaves a checkpoint that says that it is cut short.
 """
 
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,7 @@ __all__ = [
     "last_checkpoint",
     "list_files",
     "oldest_first",
+    "set_aside",
     "step_of",
 ]
 
@@ -171,17 +173,36 @@ def last_checkpoint(output_dir):
     """
     if not isinstance(output_dir, (str, os.PathLike)):
         raise TypeError(f"`output_dir` must be a path. Received: output_dir={output_dir!r}")
-    found = []
-    for name in os.listdir(output_dir) if os.path.isdir(output_dir) else []:
-        match = _NUMBERED.match(name)
-        if match and _is_complete(os.path.join(output_dir, name)):
-            found.append((int(match.group(1)), os.path.join(output_dir, name)))
-    for _, folder in sorted(found, reverse=True):
+    for _, folder in reversed(_complete(output_dir)):
         problem = _damage(folder)
         if problem is None:
             return folder
         warnings.warn(f"{folder} is damaged and passed over: {problem}.", stacklevel=2)
     return None
+
+
+def set_aside(output_dir, step):
+    """Rename the checkpoints of steps that a run has not come to yet: `last_checkpoint` would take them for its own.
+
+    Those that were cut short or are damaged stay, for nothing takes them and the run may write them anew.
+
+    Args:
+        output_dir (str): where the checkpoints are.
+        step (int): the step that the run is to go on from.
+
+    Returns:
+        list[tuple[str, str]]: what each was called and is called now, ``superseded-checkpoint-<step>``, with another
+            number behind it if there is one already.
+    """
+    renamed = []
+    for number, folder in _complete(output_dir):
+        if number > step and _damage(folder) is None:
+            aside = os.path.join(output_dir, f"superseded-{os.path.basename(folder)}")
+            others = (f"{aside}-{again}" for again in itertools.count(2))
+            free = next(name for name in itertools.chain([aside], others) if not os.path.lexists(name))
+            os.rename(folder, free)
+            renamed.append((folder, free))
+    return renamed
 
 
 def oldest_first(folders, step, best):
@@ -199,6 +220,16 @@ def oldest_first(folders, step, best):
         return steps[folder] <= step, kept, steps[folder]
 
     return sorted(steps, key=place)
+
+
+def _complete(output_dir):
+    """Return (step, folder) of the checkpoints that were written to their end, by their steps."""
+    found = []
+    for name in os.listdir(output_dir) if os.path.isdir(output_dir) else []:
+        match = _NUMBERED.match(name)
+        if match and _is_complete(os.path.join(output_dir, name)):
+            found.append((int(match.group(1)), os.path.join(output_dir, name)))
+    return sorted(found)
 
 
 def _is_complete(folder):

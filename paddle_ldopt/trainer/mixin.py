@@ -60,6 +60,9 @@ class LdoptTrainerMixin(_Trainer):
       always is, and one with a file that is not what was written; ``train(resume_from_checkpoint=True)`` takes the
       last one that is neither, and warns of those that are damaged. (With asynchronous saving, complete means that the
       files were all begun, and damage is not looked for.)
+    - Going on from an earlier checkpoint than the last begins those steps anew: when the first new one is saved, later
+      ones in `output_dir` get the name ``superseded-checkpoint-<step>``, with a warning. They are never deleted, and no
+      automatic resume takes them.
     - ``save_total_limit`` is heeded in a training of one process too, and goes by the steps, not by the clock. A
       resumed run that is over takes no further step (a callback may say so by `training_is_over`), and the best model
       is looked for beside the checkpoint that is gone on from, if the run was moved. A folder that cannot be written
@@ -101,6 +104,7 @@ class LdoptTrainerMixin(_Trainer):
     _rotation: Any = None  # while a checkpoint is saved: the calls of `_rotate_checkpoints`, which wait for its end
     _own_scheduler = None  # the schedule that we made
     _found: Any = None  # the metrics of the training's running evaluation, as long as the schedule's is not among them
+    _went_on_from: Any = None  # the step that a resume began with, until the first checkpoint is saved
     _resumed_from = None  # checkpoint whose RNG state is to be restored when the first epoch begins
     _rng_restored = False
     _epoch_rng = None  # what samplers shuffled this epoch with
@@ -261,6 +265,7 @@ class LdoptTrainerMixin(_Trainer):
         arguments = inspect.signature(super()._inner_training_loop).bind(*args, **kwargs)
         counts_from_0 = getattr(self.args, "ignore_load_lr_and_optim", False)
         taken = 0 if counts_from_0 else folders.step_of(self._resumed_from, type(self.state))
+        self._went_on_from = None if self._resumed_from is None else taken
         stopped = any(getattr(callback, "training_is_over", False) for callback in self.callback_handler.callbacks)
         if stopped or taken >= arguments.arguments["max_steps"]:
             arguments.arguments["num_train_epochs"] = 0
@@ -268,6 +273,9 @@ class LdoptTrainerMixin(_Trainer):
 
     def _save_checkpoint(self, *args, **kwargs):
         folder = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        if self._went_on_from is not None:
+            self._agree(self._set_aside)
+            self._went_on_from = None
         if self.args.should_save:
             folders.begin_checkpoint(folder, self._record, self._epoch_rng)
             if self._config is not None:
@@ -285,6 +293,14 @@ class LdoptTrainerMixin(_Trainer):
             rotation, self._rotation = self._rotation, None
         for positional, named in rotation:
             self._rotate_checkpoints(*positional, **named)
+
+    def _set_aside(self):
+        """Rename the checkpoints that were saved when these steps were taken before."""
+        for was, now in folders.set_aside(self.args.output_dir, self._went_on_from):
+            self._logger.warning(
+                f"{was} is called {now} from now on: this run has gone on from step {self._went_on_from}, before it, "
+                "and a resume is to take what is saved since. Delete it if nobody wants it."
+            )
 
     def _rotate_checkpoints(self, *args, **kwargs):
         if self._rotation is not None:
