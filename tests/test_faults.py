@@ -71,7 +71,8 @@ DAMAGES = {
     "gone": (os.remove, "is not there"),
 }
 
-KINDS = ["model_state.pd", "optimizer.pd", "trainer_state", "rng_state", "ldopt_layerwise"]  # their ends differ between Trainers
+# their ends differ between Trainers
+KINDS = ["model_state.pd", "optimizer.pd", "trainer_state", "rng_state", "ldopt_layerwise"]
 
 
 def test_every_file_of_a_checkpoint_is_listed(whole):

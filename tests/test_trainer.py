@@ -607,6 +607,43 @@ def test_passed_optimizers_that_would_not_do_as_told(tmp_path, kind, scheduler, 
     assert common.same(before, common.weights(model))
 
 
+def came(model, rules=None, **options):
+    scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
+    return ldopt.create("came", model, 0.5, rules, learning_rate=scheduler, **options), scheduler
+
+
+def test_options_and_rules_beside_a_passed_optimizer_must_be_its_own(tmp_path):
+    def trainer(model, optimizers, options=None, rules=None):
+        asked = {"optim_kwargs": options and json.dumps(options), "layerwise_rules": rules and json.dumps(rules)}
+        return common.trainer(tmp_path, model, optimizers, optim="came", layerwise_lr_decay=0.5, **asked)
+
+    options, rules = {"clip_threshold": 7.0, "eps": [1e-30, 1e-3, 1e-8], "compression": True}, {"embeddings": "head"}
+    for given, asked, message in (
+        ({}, {"options": {"clip_threshold": 7.0}}, "optim_kwargs='{.*7.0}', and Came with clip_threshold=1.0"),
+        ({}, {"options": {"compression": True}}, "so `optim_kwargs` would be ignored.*with compression=False"),
+        ({"clip_threshold": 7.0}, {"options": options}, r"Came with eps=\(1e-30, 0.001, 1e-16\)"),
+        ({}, {"rules": rules}, "so `layerwise_rules` would be ignored.*embeddings.*head.*Came with '.*' in embeddings"),
+    ):
+        model = common.tiny_model()
+        refused = trainer(model, came(model, **given), **asked)
+        with pytest.raises(ValueError, match=message):
+            refused.train()
+        with pytest.raises(ValueError, match=message):
+            refused.create_optimizer_and_scheduler(num_training_steps=4)
+    model = common.tiny_model()
+    same = trainer(model, came(model, rules, **{**options, "eps": tuple(options["eps"])}), options, rules)
+    same.train()
+    assert same.state.global_step == 4
+
+
+def test_a_second_training_keeps_the_optimizer_of_the_first(tmp_path):
+    options = '{"exclude_from_weight_decay": ["bias"], "amsgrad": true}'  # an optimizer does not tell the first
+    trainer = train(tmp_path, optim="adamweightdecay", optim_kwargs=options, layerwise_lr_decay=0.5)
+    first = trainer.optimizer
+    trainer.train()
+    assert trainer.optimizer is first
+
+
 def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
     monkeypatch.delitem(REGISTRY, "adafactor")  # the Trainer's enum has the name, and the Trainer no optimizer for it
 

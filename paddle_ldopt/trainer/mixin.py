@@ -22,6 +22,7 @@ from .optimizers import (
     OwnRate,
     build_optimizer,
     check_passed_optimizer,
+    check_passed_settings,
     freeze,
     hook_ratios,
     name_of,
@@ -50,8 +51,8 @@ class LdoptTrainerMixin(_Trainer):
     - ``layerwise_freeze_below`` sets `stop_gradient` on what it freezes, so backward passes end there. It stays set.
     - The layer table is logged before the first step, read back from the optimizer.
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the one that `opt` was built with, or None if `opt` sets
-      its rate itself (`relative_step`, a `Lamb` with a callable). A layer-wise decay is then `opt`'s own; if the
-      arguments ask for one too, both must be the same.
+      its rate itself (`relative_step`, a `Lamb` with a callable). A layer-wise decay, its layers and the options are
+      then `opt`'s own; if the arguments (`layerwise_rules`, `optim_kwargs`) ask for some too, both must be the same.
     - Checkpoints hold ``ldopt_config.json``, the arguments as an `LdoptConfig`, if they made the optimizer.
     - In a distributed training all processes use the same rates, those of the whole model: a pipeline's stages agree on
       its layers, so `layer_map` must be asked for in all of them at once. The main process alone logs the table.
@@ -102,6 +103,7 @@ class LdoptTrainerMixin(_Trainer):
     lr_scheduler: Any
 
     _rotation: Any = None  # while a checkpoint is saved: the calls of `_rotate_checkpoints`, which wait for its end
+    _own_optimizer = None  # the one that we made, without a wrapper
     _own_scheduler = None  # the schedule that we made
     _found: Any = None  # the metrics of the training's running evaluation, as long as the schedule's is not among them
     _went_on_from: Any = None  # the step that a resume began with, until the first checkpoint is saved
@@ -143,8 +145,7 @@ class LdoptTrainerMixin(_Trainer):
             *args: for the Trainer's own `train`.
             **kwargs: for the Trainer's own `train`.
         """
-        if self.optimizer is not None:
-            check_passed_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._rule)
+        self._check_optimizer()
         self._check_scheduler()
         record, config = self._record, self._config  # both before there is an optimizer
         for callback in self.callback_handler.callbacks:
@@ -165,7 +166,7 @@ class LdoptTrainerMixin(_Trainer):
         """Return the Trainer's optimizer; make it, with the layer-wise rates, if there is none."""
         rule, optim = self._rule, name_of(self.args.optim)
         if self.optimizer is not None:
-            check_passed_optimizer(self.optimizer, self.lr_scheduler, optim, rule)
+            self._check_optimizer()
             return super().create_optimizer(lr_scheduler)
         layers = None if rule == OFF else self.layer_map
         if layers is not None and rule.freeze_below:
@@ -182,6 +183,7 @@ class LdoptTrainerMixin(_Trainer):
             super().create_optimizer(lr_scheduler)
             if layers is not None:
                 apply_layerwise_decay(self.optimizer, layers, rule)
+        self._own_optimizer = unwrap(self.optimizer)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps):
@@ -359,6 +361,15 @@ class LdoptTrainerMixin(_Trainer):
     @property
     def _schedule_is_ours(self):
         return hasattr(self.args, "lr_scheduler_kwargs") and schedules.is_ours(self.args)
+
+    def _check_optimizer(self):
+        """Raise if there is an optimizer that would not do what the arguments say."""
+        if self.optimizer is None:
+            return
+        check_passed_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._rule)
+        if unwrap(self.optimizer) is not self._own_optimizer:
+            layers = self.layer_map if getattr(self.args, "layerwise_rules", None) else None
+            check_passed_settings(self.optimizer, self.args, layers)
 
     def _check_scheduler(self):
         """Raise if the schedule of the arguments would be ignored, or follows a metric that nothing gives."""

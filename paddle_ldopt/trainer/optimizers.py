@@ -5,7 +5,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..config import json_object
 from ..decay import LayerDecay
-from ..hooks import flatten_groups, unwrap
+from ..hooks import flatten_groups, parameters_of, unwrap
 from ..registry import REGISTRY
 from ..weight_decay import decayed_parameter_names
 
@@ -14,6 +14,7 @@ __all__ = [
     "OwnRate",
     "build_optimizer",
     "check_passed_optimizer",
+    "check_passed_settings",
     "freeze",
     "hook_ratios",
     "name_of",
@@ -114,6 +115,39 @@ def check_passed_optimizer(optimizer, scheduler, optim, rule):
             f"and `layerwise_decay`, or apply_layerwise_decay). Received: layerwise_rule={rule}, and {name} with "
             f"{own or 'no LayerDecay'}"
         )
+
+
+def check_passed_settings(optimizer, args, layers):
+    """Raise if the Trainer was given an optimizer that was built with other options or layers than its arguments say.
+
+    Args:
+        optimizer (Optimizer): one that `check_passed_optimizer` lets pass.
+        args (TrainingArguments): the Trainer's.
+        layers (LayerMap|None): the layers that the argument `layerwise_rules` makes, None without it.
+
+    Raises:
+        ValueError: an option has another value, or the optimizer does not tell; a parameter is in another layer.
+    """
+    optimizer = unwrap(optimizer)
+    name = type(optimizer).__name__
+    options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
+    for param in parameters_of(optimizer):
+        has = {"fused": optimizer._fused, **optimizer.fixed_options(), **optimizer.options_of(param)} if options else {}
+        for option, value in options.items():
+            own = has.get(option, "unknown")
+            if (list(own) if isinstance(own, tuple) else own) != value:  # JSON has lists only
+                raise ValueError(
+                    "`optimizers` has an optimizer already, so `optim_kwargs` would be ignored: leave them out, or "
+                    "build the optimizer with the same. "
+                    f"Received: optim_kwargs={args.optim_kwargs!r}, and {name} with {option}={own!r}"
+                )
+        asked, own = layers and layers.layer_of(param.name), layers and optimizer._ratio_of.layers.layer_of(param.name)
+        if asked != own:
+            raise ValueError(
+                "`optimizers` has an optimizer already, so `layerwise_rules` would be ignored: leave them out, or "
+                "build the optimizer with layers=LayerMap.from_model(model, rules). Received: "
+                f"layerwise_rules={args.layerwise_rules!r}, and {name} with '{param.name}' in {own.label}"
+            )
 
 
 def _check_scheduler(optimizer, scheduler):
