@@ -23,10 +23,10 @@ from ..hooks import LayerwiseMixin, parameters_of, unwrap
 from .optimizers import sets_own_rate
 from .stages import map_layers
 
-__all__ = ["GradualUnfreezeCallback", "LayerLRCallback", "ScheduleCallback", "all_open", "layers_of"]
+__all__ = ["Callback", "GradualUnfreezeCallback", "LayerLRCallback", "ScheduleCallback", "all_open", "layers_of"]
 
 
-class _Callback:
+class Callback:
     """A TrainerCallback in all but its base class, which is another in every package."""
 
     def __getattr__(self, name):
@@ -35,7 +35,7 @@ class _Callback:
         raise AttributeError(name)
 
 
-class LayerLRCallback(_Callback):
+class LayerLRCallback(Callback):
     """Log the rate that was really applied to each layer: one number a layer of each tower, beside the loss.
 
     They are called "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3") and go wherever
@@ -87,7 +87,7 @@ class LayerLRCallback(_Callback):
         return {name: float(f"{rate:.6g}") for name, rate in rates.items()}
 
 
-class ScheduleCallback(_Callback):
+class ScheduleCallback(Callback):
     """Show the whole schedule of every layer before the first step: print it, and write it as PNG and CSV.
 
     Layers that `GradualUnfreezeCallback` opens later (add it first) are at 0 until then. A resume shows the whole
@@ -144,7 +144,7 @@ class ScheduleCallback(_Callback):
         print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(first, series)}")
 
 
-class GradualUnfreezeCallback(_Callback):
+class GradualUnfreezeCallback(Callback):
     r"""Open the layers one by one from the top, as ULMFiT does: the head first, one more layer every k steps.
 
     .. math::

@@ -16,7 +16,7 @@ from ..registry import REGISTRY
 from ..schedules import ON_METRIC
 from . import checkpoints, folders, schedules
 from .arguments import RULE_FIELDS, check_mixed_in_first, serve
-from .callbacks import GradualUnfreezeCallback, all_open, layers_of
+from .callbacks import Callback, GradualUnfreezeCallback, all_open, layers_of
 from .optimizers import (
     OFF,
     OwnRate,
@@ -528,8 +528,8 @@ class LdoptTrainerMixin(_Trainer):
         return logging.getLogger(__name__)
 
 
-class _Events:
-    """A TrainerCallback in all but its base class, which is another in every package."""
+class _Events(Callback):
+    """Tells a Trainer what its mixin waits for."""
 
     def __init__(self, trainer):
         self._trainer = trainer
@@ -539,8 +539,3 @@ class _Events:
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         self._trainer._begin_epoch()
-
-    def __getattr__(self, name):
-        if name.startswith("on_"):
-            return lambda *args, **kwargs: None
-        raise AttributeError(name)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ..display import LayerTable, applied_rates, next_rate, used_rates
 from ..hooks import parameters_of
-from .callbacks import all_open
+from .callbacks import Callback, all_open
 
 __all__ = ["RunReport"]
 
@@ -31,7 +31,7 @@ td:first-child,th:first-child{text-align:left;padding-left:0;overflow-wrap:norma
 img{filter:invert(.9) hue-rotate(180deg)}}"""
 
 
-class RunReport:
+class RunReport(Callback):
     """Collect what a Trainer logs and write it, with the layer table and the learning rates, to ``report.html``.
 
     The page needs no network and no other file; it links to what lies beside it (checkpoints, the model, numbers).
@@ -113,11 +113,6 @@ class RunReport:
             with open(self._history, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **found, "learning_rates": self._rates}) + "\n")
             self._rates = []
-
-    def __getattr__(self, name):  # a TrainerCallback in all but its base class, which is another in every package
-        if name.startswith("on_"):
-            return lambda *args, **kwargs: None
-        raise AttributeError(name)
 
     def history(self):
         """Return what was logged: a list of dicts with "step" and "learning_rates", those of the steps up to it.
