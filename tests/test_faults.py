@@ -111,6 +111,13 @@ def test_a_list_of_files_that_is_damaged_is_damage(copied):
     assert last_checkpoint(copied) == str(copied / "checkpoint-6")
 
 
+@pytest.mark.timeout(60)
+def test_a_list_of_files_that_names_a_device_is_damage(copied):
+    (copied / "checkpoint-6" / FILES).write_text('{"files": {"/dev/zero": [0, 0]}}')
+    with pytest.warns(UserWarning, match="'/dev/zero' is not there"):
+        assert last_checkpoint(copied) == str(copied / "checkpoint-4")
+
+
 def test_an_automatic_resume_falls_back_and_ends_with_the_same_weights(copied, whole):
     flip(copied / "checkpoint-6/model_state.pdparams")
     truncate(copied / "checkpoint-4/optimizer.pdopt")
