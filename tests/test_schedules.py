@@ -204,6 +204,49 @@ def test_plateau_is_pytorchs_in_its_cool_down():
     assert paddles() == 0.05
 
 
+@pytest.mark.parametrize("patience, cooldown", [(p, c) for p in (0, 1, 3) for c in (0, 1, 2, 4)])
+def test_plateau_follows_pytorchs_rule(patience, cooldown):
+    got = schedules.ReduceLROnPlateau(0.1, factor=0.7, patience=patience, cooldown=cooldown, min_lr=1e-4, eps=0.0)
+    lr, best, bad, rest = 0.1, math.inf, 0, 0
+    for metric in np.random.default_rng(patience).uniform(1, 2, 120):
+        better = metric < best * (1 - 1e-4)
+        best, bad = (metric, 0) if better else (best, bad + 1)
+        if rest:
+            rest, bad = rest - 1, 0
+        if bad > patience:
+            lr, rest, bad = max(lr * 0.7, 1e-4), cooldown, 0
+        got.step(float(metric))
+        assert got() == pytest.approx(lr, rel=1e-12)
+        assert (got.best, got.num_bad_epochs, got.cooldown_counter) == (best, bad, rest)
+
+
+@pytest.mark.parametrize(
+    "cls, defaults",
+    [
+        (schedules.ReduceLROnPlateau, ("min", 0.1, 10, 1e-4, "rel", 0, 0.0, 1e-8, False)),
+        (schedules.GreedyLR, ("min", 0.95, 10, 1e-6, "abs", 0, 0, 1e-3, 1.0, 1e-8, False, False, 50, 500)),
+    ],
+)
+def test_defaults_of_what_follows_a_metric(cls, defaults):
+    assert tuple(p.default for p in list(inspect.signature(cls).parameters.values())[1:]) == defaults
+    schedule, again = cls(0.1), cls(0.1, *defaults)
+    for step in range(100):
+        schedule.step(1.0 + step % 2)
+        again.step(1.0 + step % 2)
+    assert schedule.state_dict() == again.state_dict()
+
+
+def test_the_narrowest_greedy_schedule():
+    schedule = schedules.GreedyLR(0.1, patience=0, max_lr=0.1, min_lr=0.05, smooth=True, window_size=1, reset_start=1)
+    rates = []
+    for metric in (3.0, 2.0, 4.0, 1.0, 5.0, 6.0):
+        schedule.step(metric)
+        rates.append(schedule())
+    assert rates == pytest.approx([0.1, 0.1, 0.095, 0.1, 0.095, 0.09025])
+    with pytest.raises(ValueError, match=r"`max_lr` must be in \(0, inf\]"):
+        schedules.GreedyLR(0.1, max_lr=0.0)
+
+
 @pytest.mark.parametrize("mode, threshold_mode", [(m, t) for m in ("min", "max") for t in ("rel", "abs")])
 @pytest.mark.parametrize("cls", [schedules.ReduceLROnPlateau, schedules.GreedyLR])
 def test_what_counts_as_better(cls, mode, threshold_mode):
