@@ -23,6 +23,7 @@ from image_data import collate, digits, encode, load_images
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import CLIPVisionConfig
 from paddlenlp.transformers.clip.modeling import CLIPPretrainedModel, CLIPVisionTransformer
+from pretrained import name_classes
 from run_control import FineTuner
 from sequence_classification import accuracy
 from text_sources import error
@@ -111,7 +112,7 @@ def build(args, options, parts):
     if len(names) < 2:
         raise error(f"A classifier needs two classes or more, the images have {names}.", data=options.data)
     model = load_classifier(options.model, len(names), args.seed)
-    model.config.id2label, model.config.label2id = dict(enumerate(names)), {name: i for i, name in enumerate(names)}
+    name_classes(model, names)
     rows, most = {part: getattr(parts, part) for part in ("train", "validation", "test")}, options.examples_per_class
     if most:
         rows["train"] = [row for name in names for row in [r for r in parts.train if r[1] == name][:most]]

@@ -2,7 +2,7 @@
 
     python recipes/matching.py
     python recipes/matching.py --data pairs.tsv --text_column 0 --text_pair_column 1 --label_column 2
-    python recipes/matching.py --data paddlenlp:clue:afqmc --text_column sentence1 --text_pair_column sentence2
+    python recipes/matching.py --data paddlenlp:clue:afqmc          # columns sentence1, sentence2 and label are found
     python recipes/matching.py --config recipes/configs/minilm/matching.yaml
     python recipes/matching.py --resume_from_checkpoint runs/matching-20261121-140000
     python -m paddle.distributed.launch --nproc_per_node 2 recipes/matching.py --output_dir runs/two
@@ -23,12 +23,12 @@ from fine_tuning import Score, check_least, conclude, option, parse, start
 from library_data import docstring_pairs
 from paddlenlp.data import DataCollatorWithPadding
 from plain_loop import LoopArguments, PlainLoop
-from pretrained import load_model, load_tokenizer
+from pretrained import load_model, load_tokenizer, name_classes
 from run_control import ARGUMENTS, check_data, write_json
 from text_data import Splits, TextDataset, load_splits
 from text_sources import error
 
-from paddle_ldopt import LayerMap, LdoptConfig
+from paddle_ldopt import LayerMap, LdoptConfig, list_optimizers
 from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import RunReport
 
@@ -42,7 +42,7 @@ class Options:
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
     data: str = option("docstrings", "docstrings, a .tsv, .csv or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
     text_column: Optional[str] = option(None, "name of the column, or number from 0")
-    text_pair_column: Optional[str] = option(None, "second text: name of the column, or number from 0")
+    text_pair_column: Optional[str] = option(None, "second text: its name or number; sentence2 or text_b by default")
     label_column: Optional[str] = option(None, "name of the column, or number from 0")
     max_length: int = option(64, "tokens after which a pair is cut off")
 
@@ -58,6 +58,15 @@ class Optimization(LdoptConfig):
     layerwise_lr_decay: float = 0.65
     weight_decay: float = 0.01
     warmup_ratio: float = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.optim not in list_optimizers():
+            known = ", ".join(list_optimizers())
+            raise error(f"Checkpoints are written by `save_optimizer`, which is for {known}.", optim=self.optim)
+        if self.lr_scheduler_type in ON_METRIC or self.learning_rate is None:
+            received = {"lr_scheduler_type": self.lr_scheduler_type, "learning_rate": self.learning_rate}
+            raise error("The loop steps a schedule of the rate that needs no metric.", **received)
 
 
 @dataclasses.dataclass
@@ -134,15 +143,14 @@ def run(argv):
     """Do what a command line says."""
     options, optimization, args, argv = parse(argv, Options, Optimization, Arguments)
     columns = {name: getattr(options, name) for name in ("text_column", "text_pair_column", "label_column")}
-    splits = own_splits() if options.data == "docstrings" else load_splits(options.data, **columns)
+    splits = own_splits() if options.data == "docstrings" else load_splits(options.data, pairs=True, **columns)
     print(splits.description, flush=True)
-    if optimization.lr_scheduler_type in ON_METRIC or optimization.learning_rate is None:
-        raise error("The loop has no place for it.", lr_scheduler_type=optimization.lr_scheduler_type)
     if paddle.distributed.ParallelEnv().world_size > 1:
         paddle.distributed.init_parallel_env()
     paddle.seed(args.seed)
-    model = load_model(options.model, len(splits.labels))
-    loop = Loop(model, splits, load_tokenizer(options.model), options, optimization, args)
+    model, tokenizer = load_model(options.model, len(splits.labels)), load_tokenizer(options.model)
+    name_classes(model, splits.labels)
+    loop = Loop(model, splits, tokenizer, options, optimization, args)
     report = RunReport(args.output_dir, f"{options.model} on {options.data}", LayerMap.from_model(model))
     report.config = optimization
     check_data(args, splits)
@@ -156,6 +164,7 @@ def run(argv):
     majority = Counter(label for _, label in splits.test).most_common(1)[0][1] / len(splits.test)
     if loop.rank == 0:
         model.save_pretrained(args.output_dir)
+        tokenizer.save_pretrained(args.output_dir)
     settings = {**dataclasses.asdict(options), **dataclasses.asdict(args)}
     score, more = Score("accuracy", "majority class", majority), {"steps": loop.step, "seconds": seconds}
     more["validation accuracy"] = loop.accuracy("validation")

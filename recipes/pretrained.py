@@ -95,6 +95,12 @@ def load_tokenizer(name="minilm"):
     return tokenizer
 
 
+def name_classes(model, names):
+    """Give a model the names of its classes, in the order of their numbers; `save_pretrained` keeps them."""
+    model.config.id2label = dict(enumerate(names))
+    model.config.label2id = {name: number for number, name in enumerate(names)}
+
+
 def _saved_class(folder):
     """Returns the class of the model in a folder, None if it does not say which, or is none of PaddleNLP's."""
     from paddlenlp import transformers

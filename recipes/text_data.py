@@ -75,6 +75,7 @@ def load_splits(
     *,
     text_column=None,
     text_pair_column=None,
+    pairs=False,
     label_column=None,
     has_header=None,
     examples_per_class=None,
@@ -87,6 +88,7 @@ def load_splits(
         text_column (str|int): a name, or a position from 0. By default one of the usual names, or else the first of
             two columns.
         text_pair_column (str|int): the second text of a pair; None for single texts.
+        pairs (bool): texts are pairs, and the second is in a column of a usual name if none is given.
         label_column (str|int): the column of strings or ints. By default a usual name, or else the second of two.
         has_header (bool): whether .tsv and .csv files open with column names; None looks for them in the first row.
         examples_per_class (int): training rows to keep of each class (few-sample protocol); None keeps all.
@@ -97,7 +99,8 @@ def load_splits(
     """
     if not isinstance(source, (str, Path)):
         raise TypeError(f"`source` must be a string or a path. Received: source={source!r}.")
-    wanted = {"text_column": text_column, "text_pair_column": text_pair_column, "label_column": label_column}
+    pair = {"text_pair_column": text_pair_column} if pairs or text_pair_column is not None else {}
+    wanted = {"text_column": text_column, **pair, "label_column": label_column}
     hub, _, name = str(source).partition(":")
     if source == "docstrings":
         parts, note = _docstring_parts(), f"First paragraphs of docstrings in Python {sys.version.split()[0]}'s library"

@@ -11,7 +11,7 @@ SUFFIXES = (".tsv", ".csv", ".jsonl")
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 USUAL_NAMES = {
     "text_column": ("text", "sentence", "sentence1", "text_a", "content", "review", "question", "query"),
-    "text_pair_column": (),  # a pair has to be asked for
+    "text_pair_column": ("sentence2", "text_b"),
     "label_column": ("label", "labels", "class", "category", "intent", "sentiment"),
 }
 
@@ -190,17 +190,12 @@ def _flatten(records):
 
 
 def _column(names, option, column, source):
-    """Returns a column's position, or None for a text pair that was not asked for."""
+    """Returns a column's position."""
     known = {str(i): i for i in range(len(names))}
     known.update({name.lower(): i for i, name in enumerate(names)})
     known.update({name: i for i, name in enumerate(names)})
-    if column is not None:
-        choices = (str(column),)
-    elif option == "text_pair_column":
-        return None
-    else:
-        choices = USUAL_NAMES[option] + (("0" if option == "text_column" else "1",) if len(names) == 2 else ())
-    for choice in choices:
+    of_two = {"text_column": ("0",), "label_column": ("1",)}.get(option, ()) if len(names) == 2 else ()
+    for choice in (str(column),) if column is not None else USUAL_NAMES[option] + of_two:
         if choice in known:
             return known[choice]
     raise error(f"Name the column through `{option}`. Valid: {names}.", source=source, **{option: column})
@@ -211,7 +206,6 @@ def _rows(names, table, wanted, source):
     if not table:
         raise error("There are no rows in this file.", source=source)
     columns = [_column(names, option, column, source) for option, column in wanted.items()]
-    columns = [column for column in columns if column is not None]
     if len(set(columns)) < len(columns):
         raise error(f"Texts and label are to be different columns of {names}.", source=source, **wanted)
     rows = []

@@ -23,7 +23,7 @@ from paddle.io import Dataset
 from paddlenlp.data import DataCollatorForTokenClassification
 from paddlenlp.trainer import set_seed
 from parts import load_parts
-from pretrained import load_model, load_tokenizer
+from pretrained import load_model, load_tokenizer, name_classes
 from run_control import FineTuner
 from seqeval.metrics import f1_score
 from text_sources import error
@@ -142,7 +142,7 @@ def build(args, options, parts):
     if len(tags) < 2:
         raise error(f"A tagger needs two tags or more, the rows have {tags}.", data=options.data)
     tokenizer, model = load_tokenizer(options.model), load_model(options.model, len(tags), task="TokenClassification")
-    model.config.id2label, model.config.label2id = dict(enumerate(tags)), {tag: i for i, tag in enumerate(tags)}
+    name_classes(model, tags)
 
     def compute_metrics(prediction):
         found, right = np.argmax(prediction.predictions, axis=-1), prediction.label_ids

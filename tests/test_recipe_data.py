@@ -161,6 +161,17 @@ def test_pairs(tmp_path, suffix):
     assert sorted((*pair, splits.labels[label]) for pair, label in everything(splits)) == sorted(rows)
 
 
+@pytest.mark.parametrize("names", [("sentence1", "sentence2"), ("text_a", "text_b")])
+def test_pairs_that_are_asked_for_are_found_by_the_usual_names(tmp_path, names):
+    rows = [(text, f"Pair of {i}", label) for i, (text, label) in enumerate(ROWS)]
+    path = write(tmp_path / "pairs.tsv", rows, (*names, "label"))
+    assert {type(text) for text, _ in everything(load_splits(path, pairs=True))} == {tuple}
+    assert {type(text) for text, _ in everything(load_splits(path))} == {str}
+    single = write(tmp_path / "single.tsv", ROWS, ("text", "label"))
+    with pytest.raises(ValueError, match=r"`text_pair_column`. Valid: \['text', 'label'\].*text_pair_column=None"):
+        load_splits(single, pairs=True)
+
+
 def test_a_tsv_takes_quotes_as_they_are_and_a_csv_undoes_them(tmp_path):
     odd = '"Quoted" at first, then "open'
     tsv = load_splits(write(tmp_path / "a.tsv", [*ROWS, (odd, "good")]))

@@ -250,6 +250,34 @@ def test_a_loops_damaged_checkpoint_is_passed_over_and_refused_by_name(start, tm
     assert (tmp_path / "out/model_state.pdparams").read_bytes() == expected
 
 
+def test_a_loop_trains_on_pairs_of_ones_own_and_leaves_a_model_to_start_from(start, tmp_path):
+    rows = "".join(f"{s}\twhich is {s}\t{'yes' if i % 2 else 'no'}\n" for i, s in enumerate(SENTENCES))
+    (tmp_path / "pairs.tsv").write_text(f"sentence1\tsentence2\tlabel\n{rows}")
+    start("matching", "--data", "pairs.tsv", *two_steps("matching", tmp_path / "out"))
+    found = json.loads((tmp_path / "out/config.json").read_text())
+    assert (found["id2label"], found["label2id"]) == ({"0": "no", "1": "yes"}, {"no": 0, "yes": 1})
+    assert "token_type_ids" in pretrained.load_tokenizer(tmp_path / "out")(SENTENCES[0])
+    argv = ["--data", "pairs.tsv", "--model", str(tmp_path / "out"), *two_steps("matching", tmp_path / "again")]
+    start("matching", *argv, tiny_model=False)
+    (tmp_path / "single.tsv").write_text(f"sentence1\tother\tlabel\n{rows}")
+    with pytest.raises(SystemExit, match="Name the column through `text_pair_column`"):
+        start("matching", "--data", "single.tsv", *two_steps("matching", tmp_path / "third"))
+    assert not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--optim", "adamw"], "`save_optimizer`, which is for .*adamwdl.*Received: optim='adamw'"),
+        (["--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_ratio", "0"], "needs no metric. Received: lr_sch"),
+    ],
+)
+def test_what_a_loop_cannot_do_is_refused_before_it_begins(start, tmp_path, argv, says):
+    with pytest.raises(SystemExit, match=says):
+        start("matching", *argv, *two_steps("matching", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 # --- configs ---
 
 
