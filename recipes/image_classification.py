@@ -14,12 +14,13 @@ them.
 import dataclasses
 import functools
 from collections import Counter
+from typing import Optional
 
 import fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
-from image_data import collate, digits, encode, load_images
+from image_data import collate, digits, encode, few, load_images
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import CLIPVisionConfig
 from paddlenlp.transformers.clip.modeling import CLIPPretrainedModel, CLIPVisionTransformer
@@ -49,11 +50,13 @@ class Options:
 
     model: str = option("digits", "digits: pretrained on the spot; a folder, or the hub name of a CLIP")
     data: str = option("digits", "digits, a folder with one of each class, paddlenlp:NAME, datasets:NAME")
-    examples_per_class: int = option(20, "training images of each class, the first ones; 0 keeps all")
+    examples_per_class: Optional[int] = option(None, "training images of each class; all, or 20 of the digits")
     early_stopping_patience: int = option(5, "stop after so many evaluations without a better model")
 
     def __post_init__(self):
-        check_least(self, examples_per_class=0, early_stopping_patience=1)
+        if self.examples_per_class is None and self.data == "digits":
+            self.examples_per_class = 20
+        check_least(self, early_stopping_patience=1)
 
 
 class VisionClassifier(CLIPPretrainedModel):
@@ -113,10 +116,8 @@ def build(args, options, parts):
         raise error(f"A classifier needs two classes or more, the images have {names}.", data=options.data)
     model = load_classifier(options.model, len(names), args.seed)
     name_classes(model, names)
-    rows, most = {part: getattr(parts, part) for part in ("train", "validation", "test")}, options.examples_per_class
-    if most:
-        rows["train"] = [row for name in names for row in [r for r in parts.train if r[1] == name][:most]]
-    data = {part: encode(found, names, model.config.image_size) for part, found in rows.items()}
+    size = model.config.image_size
+    data = {part: encode(getattr(parts, part), names, size) for part in ("train", "validation", "test")}
     trainer = FineTuner(
         model=model,
         args=args,
@@ -132,6 +133,8 @@ def run(argv):
     """Do what a command line says."""
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_images(options.data)
+    if options.examples_per_class is not None:
+        parts = few(parts, options.examples_per_class)
     print(parts.description, flush=True)
     trainer, test = build(args, options, parts)
     majority = Counter(name for _, name in parts.test).most_common(1)[0][1] / len(parts.test)

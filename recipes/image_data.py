@@ -4,6 +4,9 @@ parts = load_images("photos/")                     # photos/<class>/<name>.jpg, 
 data = encode(parts.train, ["cat", "dog"], size=224)
 """
 
+import dataclasses
+import hashlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +59,27 @@ def load_images(source):
         found = {split: path / stem for split, stems in STEMS.items() for stem in stems if (path / stem).is_dir()}
         found = found if "train" in found else {"train": path}
         parts = {split: folder_rows(folder) for split, folder in found.items()}
-    return deal(parts, lambda row: str(row[0] if isinstance(row[0], Path) else row[0].tobytes()), source)
+    return deal(parts, lambda row: hashlib.sha256(_content(row[0])).hexdigest(), source)
+
+
+def _content(image):
+    return image.read_bytes() if isinstance(image, Path) else image.tobytes()
+
+
+def few(parts, most):
+    """Return the `Parts` with the first `most` training images of each class.
+
+    Raises:
+        ValueError: a class has fewer.
+    """
+    counts = Counter(name for _, name in parts.train)
+    fewest = min(counts, key=counts.get)
+    if not 1 <= most <= counts[fewest]:
+        problem = f"Every class needs so many training images, from 1 up; {fewest!r} has {counts[fewest]}."
+        raise error(problem, examples_per_class=most)
+    train = [row for name in sorted(counts) for row in [r for r in parts.train if r[1] == name][:most]]
+    used = f"{parts.description} Trained on {len(train)}, {most} of each class."
+    return dataclasses.replace(parts, train=train, description=used)
 
 
 def encode(rows, names, size):

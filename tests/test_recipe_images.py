@@ -1,5 +1,9 @@
 """recipes/image_classification.py and where its images come from."""
 
+import re
+import shutil
+import sys
+
 import image_classification
 import image_data
 import numpy as np
@@ -84,15 +88,46 @@ def test_a_saved_model_is_loaded_with_a_new_head(tmp_path, saved):
         image_classification.load_classifier("/nowhere/at/all", 3, seed=1)
 
 
-def test_few_examples_are_the_first_of_each_class(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_classification, "pretrained_on_digits", lambda seed: {})
+def test_few_examples_are_the_first_of_each_class():
     rows = [(np.full([8, 8], i, "uint8"), "ab"[i % 3 > 0]) for i in range(12)]
-    args = image_classification.Arguments(output_dir=str(tmp_path))
-    for most, expected in ((2, [0, 3, 1, 2]), (0, range(12))):
-        options = image_classification.Options(examples_per_class=most)
+    whole = parts.Parts(rows, rows, rows, "12 rows.")
+    few = image_data.few(whole, 2)
+    assert [int(image[0, 0]) for image, _ in few.train] == [0, 3, 1, 2] and few.test is rows
+    assert few.description == "12 rows. Trained on 4, 2 of each class."
+    for most in (0, 5):
+        with pytest.raises(ValueError, match=f"training images.*'a' has 4. Received: examples_per_class={most}"):
+            image_data.few(whole, most)
+
+
+def test_of_ones_own_images_all_are_trained_on_and_of_the_digits_few(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["no such file"])  # next to it the parser looks for a file of arguments
+    monkeypatch.setattr(image_classification, "pretrained_on_digits", lambda seed: {})
+    for name in ("red", "green"):
+        for i in range(19):
+            Image.new("RGB", (10, 12), (i, 0, 0)).save(photos / "train" / name / f"more{i}.png")
+    trained = []
+
+    def fine_tune(trainer, test, score, options, argv, parts, name):
+        trained.append(len(trainer.train_dataset))
+        out = capsys.readouterr().out
+        assert parts.description in out and re.search(rf": {trained[-1]} train,| Trained on {trained[-1]},", out)
+
+    monkeypatch.setattr(image_classification, "fine_tune", fine_tune)
+    for argv in ([], ["--data", str(photos)], ["--data", str(photos), "--examples_per_class", "2"]):
         with paddle.utils.unique_name.guard():
-            trainer, _ = image_classification.build(args, options, parts.Parts(rows, rows, rows, ""))
-        wanted = image_data.encode([rows[i] for i in expected], ["a", "b"], 8)
-        found = trainer.train_dataset
-        assert [row["labels"] for row in found] == [row["labels"] for row in wanted]
-        assert all(np.array_equal(a["pixel_values"], b["pixel_values"]) for a, b in zip(found, wanted))
+            image_classification.run([*argv, "--output_dir", str(tmp_path / "out")])
+    assert trained == [100, 50, 4]
+
+
+def test_images_are_dealt_out_by_what_they_show_wherever_they_are(tmp_path):
+    draw = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(60):
+            pixels = draw.integers(0, 255, (8, 8, 3), dtype="uint8")
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    shutil.copytree(tmp_path / "photos", tmp_path / "copied")
+    first, copied = (image_data.load_images(str(tmp_path / folder)) for folder in ("photos", "copied"))
+    for split in ("train", "validation", "test"):
+        one, other = ([path.parts[-2:] for path, _ in getattr(split_of, split)] for split_of in (first, copied))
+        assert one == other and one
