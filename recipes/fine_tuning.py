@@ -160,7 +160,8 @@ def fine_tune(trainer, test, score, options, argv, parts, name):
     """
     args = trainer.args
     settings = {**dataclasses.asdict(options), **args.to_dict()}
-    rates = f"decay {args.layerwise_lr_decay:g}, learning rate {args.learning_rate:g}"
+    rate = f"{args.learning_rate:g}" if trainer.optimizer is None else "the optimizer's own"
+    rates = f"decay {args.layerwise_lr_decay:g}, learning rate {rate}"
     report = RunReport(args.output_dir, f"{name}, {rates}", trainer.layer_map)
     add_callbacks(trainer, report, options.early_stopping_patience)
     check_data(args, parts)

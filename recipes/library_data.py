@@ -83,7 +83,7 @@ def _tag(word, arguments):
 
 
 def signature_questions():
-    """Return rows of (question, context, answer, where it begins): of short signatures with two defaults or more."""
+    """Return rows of (question, context, answers, where the first begins): of short signatures with two defaults."""
     rows = []
     for function in functions():
         defaults = {name: value for name, value in function.arguments.items() if value is not None and len(value) < 20}
@@ -93,12 +93,12 @@ def signature_questions():
         if len(context) > 120:  # two cores read the short ones in minutes
             continue
         for i, (name, value) in enumerate(defaults.items()):
-            rows.append((f"What is the default of {name}?", context, value, begins[name] + len(name) + 1))
+            rows.append((f"What is the default of {name}?", context, (value,), begins[name] + len(name) + 1))
             if list(defaults.values()).count(value) == 1:
-                rows.append((f"Which argument is {value} by default?", context, name, begins[name]))
+                rows.append((f"Which argument is {value} by default?", context, (name,), begins[name]))
             if i:
                 before = list(function.arguments)[list(function.arguments).index(name) - 1]
-                rows.append((f"Which argument comes after {before}?", context, name, begins[name]))
+                rows.append((f"Which argument comes after {before}?", context, (name,), begins[name]))
     return deal(rows[:1400], lambda row: row[1], _source("Questions about signatures"))
 
 

@@ -26,7 +26,7 @@ from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
 from parts import load_parts
 from pretrained import load_model, load_tokenizer
-from run_control import FineTuner
+from text_scores import ScoringTuner, answer_scores
 from text_sources import error
 
 
@@ -58,7 +58,7 @@ class Options:
 
 
 def read_squad(path):
-    """Return [(question, context, answer, where it begins), ...] of a file of SQuAD 1.1."""
+    """Return [(question, context, answers, where the first begins), ...] of a file of SQuAD 1.1."""
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
         paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
@@ -87,7 +87,7 @@ def _row(question, context, answers, source):
     text, begin = answers[0]["text"], answers[0]["answer_start"]
     if context[begin : begin + len(text)] != text:
         raise error("An answer is not where it is said to be.", source=source, answer=text, answer_start=begin)
-    return question, context, text, begin
+    return question, context, tuple(answer["text"] for answer in answers), begin
 
 
 class Windows(Dataset):
@@ -95,13 +95,13 @@ class Windows(Dataset):
 
     def __init__(self, rows, tokenizer, options):
         self.rows, self.most, self.windows = rows, options.max_answer_length, []
-        for index, (question, context, answer, begin) in enumerate(rows):
+        for index, (question, context, answers, begin) in enumerate(rows):
             asked, spans = tokenizer(question)["input_ids"], _spans(context, tokenizer)
             first = len(asked)  # [CLS] question [SEP], then the window
             room = options.max_length - first - 1
             if room <= options.overlap:
                 raise error("No room is left for the context: raise `max_length`.", question=question)
-            inside = [i for i, (_, (a, b)) in enumerate(spans) if a < begin + len(answer) and b > begin]
+            inside = [i for i, (_, (a, b)) in enumerate(spans) if a < begin + len(answers[0]) and b > begin]
             for at in range(0, max(len(spans) - options.overlap, 1), room - options.overlap):
                 window = spans[at : at + room]
                 whole = bool(inside) and at <= inside[0] and inside[-1] < at + len(window)
@@ -119,7 +119,7 @@ class Windows(Dataset):
         return self.windows[index][0]
 
     def score(self, prediction):
-        """Return how many of the answers are found exactly, and how much their words have in common with them."""
+        """Return SQuAD's exact match and F1 of the answers that are found."""
         best = dict.fromkeys(range(len(self.rows)), (-np.inf, ""))
         for begin, end, (_, index, first, spans) in zip(*prediction.predictions, self.windows):
             inside = slice(first, first + len(spans))
@@ -140,15 +140,7 @@ def _spans(context, tokenizer):
     return out
 
 
-def answer_scores(found, right):
-    """Return SQuAD's exact match and F1 of answers."""
-    pairs = [[re.findall(r"\w+|[^\w\s]", text.casefold()) for text in texts] for texts in zip(found, right)]
-    common = [sum((Counter(a) & Counter(b)).values()) for a, b in pairs]
-    f1 = [2 * n / (len(a) + len(b)) if n else 0.0 for n, (a, b) in zip(common, pairs)]
-    return {"exact_match": sum(a == b for a, b in pairs) / len(pairs), "f1": sum(f1) / len(pairs)}
-
-
-class Answerer(FineTuner):
+class Answerer(ScoringTuner):
     """The Trainer for spans: two cross entropies, over where an answer begins and over where it ends."""
 
     def compute_loss(self, model, inputs, return_outputs=False):
@@ -157,11 +149,6 @@ class Answerer(FineTuner):
         logits = model(**inputs)[:2]
         loss = sum(paddle.nn.functional.cross_entropy(one, end) for one, end in zip(logits, ends)) / 2
         return (loss, (loss, *logits)) if return_outputs else loss
-
-    def evaluate(self, eval_dataset=None, *args, **kwargs):
-        """Evaluate as the Trainer does, by the data set's own score."""
-        self.compute_metrics = (eval_dataset or self.eval_dataset).score
-        return super().evaluate(eval_dataset, *args, **kwargs)
 
 
 def build(args, options, parts):
@@ -182,7 +169,7 @@ def run(argv):
     reading = {"suffixes": (".json",), "read": read_squad, "rows_of": hub_rows, "key": lambda row: row[1]}
     parts = load_parts(options.data, own={"signatures": signature_questions}, **reading)
     print(parts.description, flush=True)
-    usual = Counter(answer for _, _, answer, _ in parts.train).most_common(1)[0][0]
+    usual = Counter(answers[0] for _, _, answers, _ in parts.train).most_common(1)[0][0]
     baseline = answer_scores([usual] * len(parts.test), [row[2] for row in parts.test])["exact_match"]
     trainer, test = build(args, options, parts)
     score, name = Score("exact_match", "the most frequent answer", baseline), f"{options.model} on {options.data}"

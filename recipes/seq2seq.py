@@ -11,7 +11,7 @@ the answers. A file has a JSON object a line. Any argument of PaddleNLP's Traini
 """
 
 import dataclasses
-from collections import Counter
+from typing import Optional
 
 import fast_cpu  # noqa: F401 - before Paddle
 import paddle
@@ -19,15 +19,17 @@ from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, 
 from library_data import written_dates
 from paddle.io import Dataset
 from paddlenlp.data import DataCollatorForSeq2Seq
-from paddlenlp.trainer import set_seed
+from paddlenlp.trainer import PdArgumentParser, set_seed
 from parts import load_parts
 from pretrained import load_model, load_tokenizer
-from run_control import FineTuner
+from text_scores import ScoringTuner, best_lead, rouge, words
 from text_sources import error, read_jsonl
 
 from paddle_ldopt import LdoptConfig
 
 IGNORED = -100  # the label, or prediction, of what only pads
+SCHEDULE = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "num_cycles", "lr_end", "power")
+SCHEDULE += ("warmup_steps", "warmup_ratio")
 
 
 @dataclasses.dataclass
@@ -55,11 +57,15 @@ class Options:
     source_field: str = option("source", "name of what is read")
     target_field: str = option("target", "name of what is to be written")
     relative_step: bool = option(False, "Adafactor sets its rate: no learning_rate, no warm-up, no schedule")
-    max_length: int = option(32, "tokens after which a source is cut off")
-    max_target_length: int = option(8, "tokens after which a target is cut off")
+    max_length: Optional[int] = option(None, "tokens after which a source is cut off; 512, or 32 of the dates")
+    max_target_length: Optional[int] = option(None, "tokens after which a target is cut off; 64, or 8 of the dates")
     early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
 
     def __post_init__(self):
+        lengths = (32, 8) if self.data == "dates" else (512, 64)
+        for name, length in zip(("max_length", "max_target_length"), lengths):
+            if getattr(self, name) is None:
+                setattr(self, name, length)
         check_least(self, max_length=4, max_target_length=3, early_stopping_patience=1)
 
 
@@ -76,9 +82,10 @@ def pairs(records, options, source):
 
 
 class Pairs(Dataset):
-    """Tokenized sources and targets."""
+    """Tokenized sources and targets; knows how to score what a model writes."""
 
     def __init__(self, rows, tokenizer, options):
+        self.tokenizer, self.targets = tokenizer, [target for _, target in rows]
         lengths = (options.max_length, options.max_target_length)
         cut = [[tokenizer(t, max_length=n, truncation=True)["input_ids"] for t, n in zip(r, lengths)] for r in rows]
         self.encoded = [{"input_ids": x, "attention_mask": [1] * len(x), "labels": y} for x, y in cut]
@@ -89,35 +96,14 @@ class Pairs(Dataset):
     def __getitem__(self, index):
         return self.encoded[index]
 
-
-def rouge(found, right):
-    """Return the mean F1 of common words, ROUGE-1, and of the longest common subsequence, ROUGE-L; 1 is the best."""
-    both = [(a.casefold().split(), b.casefold().split()) for a, b in zip(found, right)]
-    runs = [2 * _longest_common(a, b) / max(len(a) + len(b), 1) for a, b in both]
-    return {"rouge_1": sum(_common(a, b) for a, b in both) / len(both), "rouge_l": sum(runs) / len(runs)}
-
-
-def _common(a, b):
-    return 2 * sum((Counter(a) & Counter(b)).values()) / max(len(a) + len(b), 1)
+    def score(self, prediction):
+        """Return ROUGE of written tokens against the whole targets, however long those may be in training."""
+        written = prediction.predictions
+        written[written == IGNORED] = self.tokenizer.pad_token_id
+        return rouge(self.tokenizer.batch_decode(written.tolist(), skip_special_tokens=True), self.targets)
 
 
-def best_lead(rows):
-    """Return how many of a source's first words have most in common with its target."""
-    split = [(source.casefold().split(), target.casefold().split()) for source, target in rows[:300]]
-    most = 4 * max(len(target) for _, target in split)
-    return max(range(1, most + 1), key=lambda n: sum(_common(source[:n], target) for source, target in split))
-
-
-def _longest_common(a, b):
-    best = [0] * (len(b) + 1)
-    for word in a:
-        before = 0
-        for j, other in enumerate(b, 1):
-            before, best[j] = best[j], before + 1 if word == other else max(best[j], best[j - 1])
-    return best[-1]
-
-
-class Writer(FineTuner):
+class Writer(ScoringTuner):
     """The Trainer, which evaluates what the model writes, word by word the likeliest."""
 
     most = 8  # tokens of it
@@ -135,6 +121,16 @@ class Writer(FineTuner):
             read = {name: inputs[name] for name in ("input_ids", "attention_mask")}
             written = self.model.generate(**read, max_length=self.most, decode_strategy="greedy_search")[0]
         return loss, written, inputs["labels"]
+
+
+def check_rate_is_left_out(argv):
+    """Raise ValueError if a command line has a rate or a schedule, which would be without effect."""
+    parser = PdArgumentParser((Options, Arguments))
+    parser.set_defaults(**dict.fromkeys(SCHEDULE))
+    line = vars(parser.parse_known_args(argv)[0])
+    given = {name: line[name] for name in SCHEDULE if line[name] is not None}
+    if given:
+        raise error("With `relative_step` Adafactor sets its rate itself: leave the others out.", **given)
 
 
 def build(args, options, parts):
@@ -155,16 +151,13 @@ def build(args, options, parts):
         kept = {name: value for name, value in given.items() if name not in no_schedule}
         optimizers = LdoptConfig.from_dict({**kept, **ours}).build(model)
 
-    def compute_metrics(prediction):
-        texts = []
-        for ids in (prediction.predictions, prediction.label_ids):
-            ids[ids == IGNORED] = tokenizer.pad_token_id
-            texts.append(tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True))
-        return rouge(*texts)
-
     data = {part: Pairs(getattr(parts, part), tokenizer, options) for part in ("train", "validation", "test")}
     collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
-    sets = {"train_dataset": data["train"], "eval_dataset": data["validation"], "compute_metrics": compute_metrics}
+    for what, name, most in (("Sources", "input_ids", "max_length"), ("Targets", "labels", "max_target_length")):
+        full = sum(len(row[name]) >= getattr(options, most) for row in data["train"].encoded)
+        cut = f"{what} are cut off after {getattr(options, most)} tokens"
+        print(f"{cut}; {full} of {len(parts.train)} training rows have as many or more.", flush=True)
+    sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     trainer = Writer(model, args=args, data_collator=collator, tokenizer=tokenizer, optimizers=optimizers, **sets)
     trainer.most = options.max_target_length
     return trainer, data["test"]
@@ -173,6 +166,8 @@ def build(args, options, parts):
 def run(argv):
     """Do what a command line says."""
     options, args, argv = parse(argv, Options, Arguments)
+    if options.relative_step:
+        check_rate_is_left_out(argv)
     parts = load_parts(
         options.data,
         own={"dates": written_dates},
@@ -182,10 +177,10 @@ def run(argv):
         key=lambda row: row[0],
     )
     print(parts.description, flush=True)
-    words = best_lead(parts.train)
-    lead = [" ".join(source.split()[:words]) for source, _ in parts.test]
+    first = best_lead(parts.train)
+    lead = [" ".join(words(source)[:first]) for source, _ in parts.test]
     trainer, test = build(args, options, parts)
-    score = Score("rouge_1", f"the first {words} words", rouge(lead, [target for _, target in parts.test])["rouge_1"])
+    score = Score("rouge_1", f"the first {first} words", rouge(lead, test.targets)["rouge_1"])
     fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}")
 
 

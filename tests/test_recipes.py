@@ -24,6 +24,7 @@ import question_answering
 import run_control
 import seq2seq
 import text_data
+import text_scores
 import text_sources
 import token_classification
 from paddlenlp.trainer import PdArgumentParser
@@ -61,7 +62,7 @@ OWN = {  # reading the library's own files takes seconds: rows of the same form
     ),
     "signature_questions": lambda: dealt(
         [
-            (f"What is the default of {w}?", f"f({w}={i}) - {s}", str(i), len(w) + 3)
+            (f"What is the default of {w}?", f"f({w}={i}) - {s}", (str(i),), len(w) + 3)
             for i, (s, w) in enumerate(zip(SENTENCES, WORDS * 14))
         ],
     ),
@@ -341,9 +342,12 @@ def squad(context, answer, begin):
 
 
 def test_squad_files(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(squad("It was Ada.", "Ada", 7)))
-    assert question_answering.read_squad(path) == [("Who?", "It was Ada.", "Ada", 7)]
+    path, asked = tmp_path / "a.json", squad("It was Ada.", "Ada", 7)
+    path.write_text(json.dumps(asked))
+    assert question_answering.read_squad(path) == [("Who?", "It was Ada.", ("Ada",), 7)]
+    asked["data"][0]["paragraphs"][0]["qas"][0]["answers"].append({"text": "was Ada", "answer_start": 3})
+    path.write_text(json.dumps(asked))
+    assert question_answering.read_squad(path) == [("Who?", "It was Ada.", ("Ada", "was Ada"), 7)]
     for wrong, message in (
         (squad("It was Ada.", "Ada", 3), "not where"),
         (squad("x", "", 0), "no answer"),
@@ -358,7 +362,7 @@ def test_squad_files(tmp_path):
 def test_the_right_logits_give_the_right_answers_through_windows(tiny, length):
     tokenizer, context = pretrained.load_tokenizer(tiny), " ".join(f"{w} {i}," for i, w in enumerate(WORDS * 3))
     options = question_answering.Options(max_length=length, overlap=4)
-    rows = [("Who?", context, text, context.index(text)) for text in ("alpha 0", "gamma 18", "None 23,")]
+    rows = [("Who?", context, (text,), context.index(text)) for text in ("alpha 0", "gamma 18", "None 23,")]
     data = question_answering.Windows(rows, tokenizer, options)
     assert (len(data) == 3) == (length == 128)
     logits = np.full([2, len(data), length], -9.0)
@@ -369,16 +373,58 @@ def test_the_right_logits_give_the_right_answers_through_windows(tiny, length):
     assert data.score(types.SimpleNamespace(predictions=-logits))["exact_match"] == 0.0
 
 
-def test_scores_of_answers():
-    scores = question_answering.answer_scores(["the red house", "x"], ["Red house", "y"])
-    assert scores == {"exact_match": 0.0, "f1": pytest.approx(0.4)}
+def test_scores_of_answers_are_those_of_squad():
+    def score(found, *right):
+        scores = text_scores.answer_scores([found], [right])
+        return scores["exact_match"], scores["f1"]
+
+    assert score("the cat", "cat") == score("A  Cat!", "cat") == score("cat", "dog", "the cat.") == (1.0, 1.0)
+    assert score("theatre", "atre") == score("cat", "dog") == (0.0, 0.0)
+    assert score("red house", "house", "old red house") == (0.0, 0.8), "the best of all answers"
+    assert score("''", "()") == (1.0, 1.0) and score("()", "cat") == (0.0, 0.0)
+    both = text_scores.answer_scores(["a cat", "x"], [["cat"], ["y", "z"]])
+    assert both == {"exact_match": 0.5, "f1": 0.5}
 
 
 def test_scores_of_written_texts():
-    scores = seq2seq.rouge(["the cat sat", "a"], ["sat the cat", "b"])
+    scores = text_scores.rouge(["the cat sat", "a"], ["sat the cat", "b"])
     assert scores == {"rouge_1": 0.5, "rouge_l": pytest.approx(1 / 3)}
-    assert seq2seq.best_lead([("x a b c d", "a b"), ("y c d e", "c d")]) == 3
-    assert seq2seq.rouge([""], ["a"]) == {"rouge_1": 0.0, "rouge_l": 0.0}
+    assert text_scores.rouge(["don ' t ."], ["Don't"]) == {"rouge_1": 1.0, "rouge_l": 1.0}
+    assert text_scores.best_lead([("x a b c d", "a b"), ("y c d e", "c d")]) == 3
+    assert text_scores.rouge([""], ["a"]) == {"rouge_1": 0.0, "rouge_l": 0.0}
+
+
+def test_what_is_written_is_scored_against_the_whole_target(start, tmp_path):
+    whole = "one two three four five six seven eight nine ten"
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"source": f"{s} {i}", "target": f"{whole} {i}"}) + "\n" for i, s in enumerate(SENTENCES))
+    )
+    out = start("seq2seq", "--data", "a.jsonl", *two_steps("seq2seq", tmp_path / "out"))
+    assert "Sources are cut off after 512 tokens; 0 of " in out and "Targets are cut off after 64 tokens; 0 of " in out
+    tokenizer = pretrained.load_tokenizer("T5ForConditionalGeneration")
+    data = seq2seq.Pairs([("a", whole)] * 2, tokenizer, seq2seq.Options(max_target_length=8))
+    written = np.full([2, 40], seq2seq.IGNORED)
+    written[0, :6] = data[0]["labels"][1:7]  # what training has of it
+    written[1, :10] = tokenizer(whole)["input_ids"][1:11]
+    scores = data.score(types.SimpleNamespace(predictions=written))
+    assert scores == {"rouge_1": pytest.approx((12 / 16 + 1) / 2), "rouge_l": pytest.approx((12 / 16 + 1) / 2)}
+    rows, short = len(OWN["written_dates"]().train), ["--max_target_length", "3"]
+    out = start("seq2seq", *short, *two_steps("seq2seq", tmp_path / "few"))
+    assert f"Targets are cut off after 3 tokens; {rows} of {rows} training rows" in out
+
+
+@pytest.mark.parametrize("given", ["learning_rate=3e-3", "lr_scheduler_type=cosine", "warmup_steps=9", "power=1.0"])
+def test_a_rate_beside_relative_step_is_refused(start, tmp_path, given):
+    name, value = given.split("=")
+    with pytest.raises(SystemExit, match=f"sets its rate itself: leave the others out. Received: {name}="):
+        start("seq2seq", "--relative_step", f"--{name}", value, *two_steps("seq2seq", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_names_no_rate_that_the_optimizer_does_not_take(start, tmp_path):
+    start("seq2seq", "--relative_step", *two_steps("seq2seq", tmp_path / "out"))
+    page = (tmp_path / "out/report.html").read_text()
+    assert "learning rate the optimizer&#x27;s own" in page and "learning rate 0." not in page
 
 
 def test_jsonl_rows(tmp_path):
@@ -402,9 +448,9 @@ def test_hub_rows():
     assert token_classification.hub_rows(data, "train") == [(["Rome"], ["B-LOC"])]
     with pytest.raises(ValueError, match="are needed"):
         token_classification.hub_rows([{"text": "x"}], "train")
-    asked = {"question": "Who?", "context": "Ada."}
-    for record in ({"answers": {"text": ["Ada"], "answer_start": [0]}}, {"answers": ["Ada"], "answer_starts": [0]}):
-        assert question_answering.hub_rows([{**asked, **record}], "train") == [("Who?", "Ada.", "Ada", 0)]
+    asked, right = {"question": "Who?", "context": "Ada."}, ["Ada", "Ada."]
+    for record in ({"answers": {"text": right, "answer_start": [0, 0]}}, {"answers": right, "answer_starts": [0, 0]}):
+        assert question_answering.hub_rows([{**asked, **record}], "train") == [("Who?", "Ada.", ("Ada", "Ada."), 0)]
 
 
 def test_a_split_that_is_missing_is_dealt_out_of_the_training_rows(tmp_path):
@@ -426,7 +472,7 @@ def test_the_own_data_is_true():
     assert words[tags.index("B-EXCEPTION")].endswith(
         ("Error", "Exception", "Interrupt", "Iteration", "Warning", "Exit")
     )
-    for question, context, answer, begin in library_data.signature_questions().test:
+    for question, context, (answer,), begin in library_data.signature_questions().test:
         assert context[begin : begin + len(answer)] == answer
         if question.startswith("What is the default of"):
             assert context[:begin].endswith(f"{question[len('What is the default of ') : -1]}=")
