@@ -1,6 +1,6 @@
 """Supervised fine-tuning of a small LLaMA split in pipeline stages, with a loss scale that recovers from overflows.
 
-    make pipeline                                                          # two processes on a CPU; below 2 minutes
+    make pipeline                                                          # two processes on a CPU; below 3 minutes
     make pipeline ARGS="--inject_overflow 5,9"                             # an inf in a gradient of steps 5 and 9
     . .venv/bin/activate                                                   # what that has installed
     python recipes/pipeline_sft.py --data rows.csv --optim came --steps 400
