@@ -14,7 +14,7 @@ import paddle
 from parts import deal
 from PIL import Image
 from sklearn.datasets import load_digits
-from text_sources import STEMS, error, hub_rows
+from text_sources import STEMS, error, hub_rows, label_names
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 MEAN, DEVIATION = (0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758)  # of the pixels that CLIP was trained on
@@ -40,8 +40,7 @@ def hub_images(data, split):
     image, label = (next((n for n in names if n in data[0]), None) for names in (("image", "img"), ("label", "labels")))
     if image is None or label is None:
         raise error("An `image` or `img` and a `label` are needed.", split=split, has=list(data[0]))
-    feature = (getattr(data, "features", None) or {}).get(label)
-    names = getattr(data, "label_list", None) or getattr(feature, "names", None)
+    names = label_names(data, label)
     return [(np.array(row[image]), names[row[label]] if names else str(row[label])) for row in data]
 
 

@@ -140,6 +140,12 @@ def hub_rows(hub, name, rows_of):
     return parts
 
 
+def label_names(data, column):
+    """Return the names of the numbers in a column of a hub's data set, or in its lists; None if they have none."""
+    feature = (getattr(data, "features", None) or {}).get(column)
+    return getattr(data, "label_list", None) or getattr(getattr(feature, "feature", feature), "names", None)
+
+
 def read_jsonl(path):
     """Return the objects of a file with one JSON object a line."""
     try:
@@ -170,8 +176,7 @@ def _load_datasets(name, config):
 def _hub_rows(data, wanted, source):
     names, table = _flatten([(f"Row {index}", record) for index, record in enumerate(data)])
     label = _column(names, "label_column", wanted["label_column"], source)
-    features = getattr(data, "features", None) or {}
-    known = getattr(data, "label_list", None) or getattr(features.get(names[label]), "names", None)
+    known = label_names(data, names[label])
     unlabelled = (None, "", -1) if known else (None, "")  # a benchmark keeps its test labels to itself
     table = [(place, cells) for place, cells in table if cells[label] not in unlabelled]
     for _, cells in table:

@@ -26,7 +26,7 @@ from parts import load_parts
 from pretrained import load_model, load_tokenizer, name_classes
 from run_control import FineTuner
 from seqeval.metrics import f1_score
-from text_sources import error
+from text_sources import error, label_names
 
 IGNORED = -100  # the label of what is no word's first token
 
@@ -79,13 +79,12 @@ def read_conll(path, word_column, tag_column):
 
 def hub_rows(data, split):
     """Return [(words, tags), ...] of a hub's data set, whose tags are numbers with names."""
-    features = getattr(data, "features", None) or {}
     column = next((name for name in ("ner_tags", "labels", "tags", "pos_tags") if name in data[0]), None)
     if column is None or "tokens" not in data[0]:
         raise error(
             "Lists called `tokens` and `ner_tags`, `labels` or `tags` are needed.", split=split, has=list(data[0])
         )
-    names = getattr(data, "label_list", None) or getattr(getattr(features.get(column), "feature", None), "names", None)
+    names = label_names(data, column)
     return [(row["tokens"], [names[tag] if names else str(tag) for tag in row[column]]) for row in data]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import text_data
+import text_sources
 from text_data import Splits, TextDataset, load_splits
 
 RECIPES = Path(text_data.__file__).parent
@@ -333,6 +334,18 @@ def test_hugging_face_class_labels_get_their_names_and_hidden_ones_are_left_out(
     assert seen == [("glue", "cola")] and splits.labels == ["acceptable", "zero"]
     assert "Hidden text" not in texts(everything(splits)) and splits.test
     assert dict(everything(splits))[ROWS[0][0]] == splits.labels.index("zero")
+
+
+def test_names_of_labels_are_found_in_either_librarys_data():
+    names, named = ["no", "yes"], types.SimpleNamespace(names=["no", "yes"])
+    for data in (
+        types.SimpleNamespace(label_list=names),
+        types.SimpleNamespace(label_list=None, features={"label": named}),
+        types.SimpleNamespace(features={"label": types.SimpleNamespace(feature=named)}),
+    ):
+        assert text_sources.label_names(data, "label") == names
+    assert text_sources.label_names([{"label": 1}], "label") is None
+    assert text_sources.label_names(types.SimpleNamespace(features={"other": named}), "label") is None
 
 
 @pytest.fixture
