@@ -456,15 +456,44 @@ def test_a_hostile_schedule_changes_nothing(path):
     run, victim = Run("lamb", rate=rate()).train(1), Run("lamb", rate=rate(), seed=1).train(2)
     run.rate.step(1.0)
     ldopt.save_optimizer(path, run.optimizer, run.model)
-    for value in ({}, [], "x", {"last_lr": 1}, 5, True):
+    for value in ({}, [], "x", {"last_lr": 1}, 5, True, None):
         sealed(path, path + ".hostile", record=lambda record, value=value: record.update(schedule_state=value))
         with refused("", ValueError, victim, value):
             ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
-    for key in ("last_lr", "window", "num_bad_epochs"):
-        for value in ("x", {"a": 1}, True, {"__array__": "object", "shape": [], "values": []}, {"__float__": "1"}):
+    odd = ("x", {"a": 1}, True, {"__array__": "object", "shape": [], "values": []}, {"__float__": "1"}, None)
+    for key in run.rate.state_dict():
+        for value in (*odd, [None], ["x"], [1.0, None], [[1.0]]):
             sealed(path, path + ".hostile", record=lambda r, k=key, v=value: r["schedule_state"].update({k: v}))
             with refused("", ValueError, victim, (key, value)):
                 ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
+
+
+def test_nulls_in_place_of_a_schedules_state_change_nothing(path):
+    run, victim = (Run("adamwdl", rate=paddle.optimizer.lr.StepDecay(1e-3, 10), seed=i).train(i + 1) for i in range(2))
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    for keys in ({"last_lr"}, {"last_epoch"}, {"last_lr", "last_epoch"}):
+        sealed(path, path + ".hostile", record=lambda r, k=keys: r["schedule_state"].update(dict.fromkeys(k)))
+        with refused("must be a number. Received: None", ValueError, victim, keys):
+            ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
+
+
+def test_a_plateau_schedule_has_no_best_before_its_first_metric(path):
+    def rate():
+        return paddle.optimizer.lr.ReduceOnPlateau(1e-3, patience=0)
+
+    fresh, used = Run("adamwdl", rate=rate()), Run("adamwdl", rate=rate())
+    used.rate.step(paddle.to_tensor(3.0))
+    for there, here in ((fresh, used), (used, fresh)):
+        state = there.rate.state_dict()
+        ldopt.save_optimizer(path, there.optimizer, there.model)
+        ldopt.load_optimizer(path, here.optimizer, here.model)
+        assert here.rate.state_dict() == state
+        used.rate.step(paddle.to_tensor(3.0))
+    for value in (None, "x", [1.0]):
+        change = {"best": value} if value else {"last_lr": None}
+        sealed(path, path + ".hostile", record=lambda record, c=change: record["schedule_state"].update(c))
+        with refused("must be a number|must be None or a number", ValueError, used, value):
+            ldopt.load_optimizer(path + ".hostile", used.optimizer, used.model)
 
 
 def hostile_tensors(saved, victim, names):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from paddle.nn import Layer
-from paddle.optimizer.lr import LRScheduler
+from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from ..hooks import parameters_of
 from ..optimizers._checkpoint import COUNTER
@@ -213,6 +213,8 @@ def _from_record(record, arrays, optimizer, model, changed):
         raise ValueError(f"The file's step must be a number from 0 on. Received: step={step!r}")
     same = record["schedule"] is not None and record["schedule"] == here["schedule"]
     schedule = unpack(record["schedule_state"]) if same else None
+    if same and schedule is None:
+        raise ValueError(f"The file lacks its schedule's state. Received: schedule_state={schedule!r}")
     return _Saved(names, _by_parameter(record, arrays, names), step, schedule, unpack(record["scaler_state"]))
 
 
@@ -298,7 +300,8 @@ def _checked_parts(optimizer, saved, scaler):
         (scaler, saved.scaler, "The scaler's state"),
     ):
         if state is not None:
-            check_like(state, part.state_dict(), where)
+            unset = ("best",) if isinstance(part, ReduceOnPlateau) else ()  # before its first metric
+            check_like(state, part.state_dict(), where, unset)
             parts.append((part, state))
     return parts
 

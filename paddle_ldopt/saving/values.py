@@ -59,27 +59,33 @@ def unpack(value):
     return {key: unpack(item) for key, item in value.items()}
 
 
-def check_like(there, here, where):
+def check_like(there, here, where, may_be_none=()):
     """Raise ValueError unless a state that was read is of the same make as the one it is to replace.
 
     Args:
         there (object): what was read.
-        here (object): what there is.
+        here (object): what there is; where it is None there may be a number.
         where (str): what it is, for messages.
+        may_be_none (tuple[str, ...]): keys whose value there may be None whatever it is here.
     """
     if isinstance(here, dict) and isinstance(there, dict):
         if set(there) != set(here):
             raise ValueError(f"{where} must have {sorted(here)}. Received: {sorted(there)}")
         for key, value in there.items():
-            check_like(value, here[key], f"{where}[{key!r}]")
-    elif there is None or here is None:
-        if isinstance(there, dict) or isinstance(here, dict):
-            raise ValueError(f"{where} must be {_kind(here)}. Received: {_kind(there)}")
-    elif _kind(there) != _kind(here):
-        raise ValueError(f"{where} must be {_kind(here)}. Received: {_kind(there)}")
+            if value is not None or key not in may_be_none:
+                check_like(value, here[key], f"{where}[{key!r}]")
+        return
+    kinds = ("None", "a number") if here is None else (_kind(here),)
+    if _kind(there) not in kinds:
+        raise ValueError(f"{where} must be {' or '.join(kinds)}. Received: {_kind(there)}")
+    if kinds == ("a list",):
+        for i, item in enumerate(there):  # of one kind, if there are not as many here: numbers, if there are none
+            check_like(item, here[i] if i < len(here) else here[0] if here else 0.0, f"{where}[{i}]")
 
 
 def _kind(value):
+    if value is None:
+        return "None"
     if isinstance(value, bool):
         return "a bool"
     if isinstance(value, (list, tuple, collections.deque)):
