@@ -15,6 +15,7 @@ import safetensors.paddle
 from saving_cases import CASES, Run, bits, refused, same, sealed, write_raw
 
 import paddle_ldopt as ldopt
+from paddle_ldopt.saving import container
 
 HALF, ALL = 3, 6
 
@@ -648,6 +649,31 @@ def test_a_write_that_fails_leaves_what_was_there(saved, monkeypatch, victim):
                 ldopt.save_optimizer(saved, victim.optimizer, victim.model)
         assert read(saved) == before
         assert os.listdir(os.path.dirname(saved)) == [os.path.basename(saved)]
+
+
+def test_what_could_not_be_read_is_not_written(saved, monkeypatch, victim):
+    before, length = read(saved), struct.unpack("<Q", read(saved)[:8])[0]
+    monkeypatch.setattr(container, "MAX_HEADER", length)
+    ldopt.save_optimizer(saved, Run("came").train(HALF).optimizer)
+    assert read(saved) == before
+    monkeypatch.setattr(container, "MAX_HEADER", length - 8)
+    with refused(r"safetensors reads.*Received: path=.* \d+ tensors, \d+ bytes", ValueError, victim):
+        ldopt.save_optimizer(saved, victim.optimizer, victim.model)
+    assert read(saved) == before
+    assert os.listdir(os.path.dirname(saved)) == [os.path.basename(saved)]
+
+
+def test_models_of_a_hundred_thousand_parameters_fit(path):
+    lengths = []
+    for count in (110, 160):
+        layers = [paddle.nn.Linear(1, 1) for _ in range(count)]
+        model = paddle.nn.LayerDict({"encoder": paddle.nn.LayerDict({"experts": paddle.nn.LayerList(layers)})})
+        optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters())
+        sum(layer(paddle.ones([1, 1])).sum() for layer in layers).backward()
+        optimizer.step()
+        ldopt.save_optimizer(path, optimizer, model)
+        lengths.append(struct.unpack("<Q", read(path)[:8])[0])
+    assert (lengths[1] - lengths[0]) / 100 * 150_000 < container.MAX_HEADER
 
 
 def test_files_and_folder_are_synced_in_this_order(path, monkeypatch):

@@ -18,7 +18,7 @@ import safetensors
 __all__ = ["FORMAT", "VERSION", "read_file", "read_record", "read_tensors", "strict_json", "write_file"]
 
 FORMAT, VERSION = "paddle_ldopt.optimizer", 1
-MAX_HEADER = 32 << 20  # bytes; the state of 100,000 tensors has less, and Python's JSON takes some 20 times its size
+MAX_HEADER = 100_000_000  # bytes, the limit of safetensors itself: some 170,000 parameters with state
 _UNSUMMED = b'"sha256":"' + b"0" * 64 + b'"'
 _SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within a string, the quotes would have backslashes
 CODES = {
@@ -40,6 +40,9 @@ def write_file(path, arrays, record):
         path (str): where to. What is there is replaced when all is written.
         arrays (dict[str, tuple[str, ndarray]]): name -> (dtype, values); those of "bfloat16" are its bits as uint16.
         record (dict): what goes into the metadata, as JSON.
+
+    Raises:
+        ValueError: names and record are more than any reader takes. Nothing is written by then.
     """
     path = _checked_target(path)
     metadata = {"format": FORMAT, "version": str(VERSION), "sha256": "0" * 64, "record": _dumps(record)}
@@ -51,6 +54,12 @@ def write_file(path, arrays, record):
         values.append(np.ascontiguousarray(array))
     head = _dumps(header).encode()
     head += b" " * (-len(head) % 8)
+    if len(head) > MAX_HEADER:
+        raise ValueError(
+            f"The names and shapes of so many tensors are more than the {MAX_HEADER} bytes that safetensors reads: "
+            "`paddle.save(optimizer.state_dict(), 'name.pdopt')` has no such limit, and `load_optimizer` reads it too. "
+            f"Received: path={path!r}, {len(arrays)} tensors, {len(head)} bytes"
+        )
     length, digest = struct.pack("<Q", len(head)), hashlib.sha256()
     for part in (length, head, *values):
         digest.update(part)
