@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import paddle
@@ -80,8 +81,8 @@ def convert_torch_optimizer(
 
     Raises:
         TypeError: an argument of the wrong type; an optimizer that has no counterpart.
-        ValueError: a file that is none of these; numbers without names; a shape that is another; no step; with `strict`
-            what is missing or unexpected. Nothing is changed by then.
+        ValueError: a file or a dict that is none of these; numbers without names; a shape that is another; no step, or
+            one that is no number; with `strict` what is missing or unexpected. Nothing is changed by then.
         ImportError: a file that only PyTorch can read, and no PyTorch.
         OSError: a file that cannot be read.
 
@@ -224,13 +225,30 @@ def _from_dict(checkpoint):
     found: dict = {}
     named: dict = {}
     for key, state in checkpoint["state"].items():
+        if not isinstance(state, Mapping) or not _are(str, list(state)):
+            raise ValueError(f"A parameter's state must be a dict by names. Received: {_short(state)} of {key!r}")
         found[int(key) if str(key).isdecimal() else key] = {name: _array(value) for name, value in state.items()}
     for group in checkpoint["param_groups"]:
-        named.update(zip(group["params"], group.get("param_names", ())))
-        for key in group["params"]:
-            if found.get(key) and group.get("step") is not None:
-                found[key].setdefault("step", _array(group["step"]))
+        settings: Any = group if isinstance(group, Mapping) else {}
+        params, known = settings.get("params"), settings.get("param_names", ())
+        if not _are((int, str), params) or not _are(str, known):
+            raise ValueError(
+                "A group must be a dict with 'params', a list of numbers, and 'param_names', if there, one of names. "
+                f"Received: {_short(group)}"
+            )
+        named.update(zip(params, known))
+        for key in params:
+            if found.get(key) and settings.get("step") is not None:
+                found[key].setdefault("step", _array(settings["step"]))
     return found, named or None
+
+
+def _are(kind, values):
+    return isinstance(values, (list, tuple)) and all(isinstance(value, kind) for value in values)
+
+
+def _short(value):
+    return f"{type(value).__name__} {str(value)[:200]}"
 
 
 def _array(value):
@@ -238,7 +256,14 @@ def _array(value):
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"A state must be an array: {error}. Received: {_short(value)}") from None
+
+
+def _is_numeric(array):
+    return array.dtype.kind in "iuf"
 
 
 def _named(read, names):
@@ -277,10 +302,11 @@ def _step_of(given, step, name):
     """Return the number of updates that a parameter has had."""
     if "step" not in given and step is None:
         raise ValueError(f"The checkpoint does not say how many steps were taken: give `step`. Received: '{name}'")
-    taken = float(np.asarray(given.get("step", step)).reshape(-1)[0])
-    if not (np.isfinite(taken) and taken >= 0 and taken == int(taken)):
-        raise ValueError(f"A number of steps must be a whole number from 0 on. Received: {taken!r} of '{name}'")
-    return int(taken)
+    taken = np.asarray(given.get("step", step))
+    number = taken.item() if taken.size == 1 and _is_numeric(taken) else -1
+    if not (np.isfinite(number) and number >= 0 and number == int(number)):
+        raise ValueError(f"A number of steps must be a whole number from 0 on. Received: {_short(taken)} of '{name}'")
+    return int(number)
 
 
 def _state(optimizer, param, given, step, turned, there):
@@ -302,6 +328,8 @@ def _state(optimizer, param, given, step, turned, there):
                 f"The checkpoint has another optimizer's state, or one with other options: '{there}' lacks "
                 f"{names.get(name, name)!r}. Received: {', '.join(sorted(given)) or 'nothing else'}"
             )
+        if not _is_numeric(values):
+            raise ValueError(f"A state must be made of numbers. Received: {_short(values)} as {name} of '{there}'")
         if values.shape == () and shape == (1,):  # as the state of a single number is kept here
             values = values.reshape(shape)
         if values.shape != shape:
