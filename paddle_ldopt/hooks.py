@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 import numpy as np
 import paddle
 
+from .arguments import as_float
+
 _GROUP_KEYS = {"params", "learning_rate", "grad_clip", "dygraph_key_name"}  # the last is ernie-m's, and only a label
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
@@ -113,7 +115,7 @@ def check_ratio(ratio, name):
             "A learning-rate hook must return a number, or change `param.optimize_attr['learning_rate']` and return "
             f"None. Received: {ratio!r} for '{name}'"
         )
-    if not (math.isfinite(ratio) and ratio >= 0):
+    if not (math.isfinite(as_float(ratio)) and ratio >= 0):
         raise ValueError(f"A learning-rate ratio must be finite and not negative. Received: {ratio!r} for '{name}'")
     return float(ratio)
 

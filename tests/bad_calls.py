@@ -3,6 +3,7 @@
 import dataclasses
 import decimal
 import fractions
+import functools
 import inspect
 import pathlib
 import tempfile
@@ -179,6 +180,14 @@ def trained(cls=ldopt.Adafactor, **more):
 
 def method(build, called, /, **arguments):
     return lambda: (getattr(build(), called), {k: a() if isinstance(a, Lazy) else a for k, a in arguments.items()})
+
+
+@functools.cache
+def saved_folder():
+    """Return a checkpoint in the form of `paddle.distributed`."""
+    folder = tempfile.mkdtemp()
+    parallel.save_checkpoint(folder, MODEL, trained())
+    return folder
 
 
 class Lazy:
@@ -456,7 +465,7 @@ CALLS = {
         also=(OSError,),
     ),
     "parallel.load_checkpoint": Row(
-        lambda: (parallel.load_checkpoint, {"folder": path("-none").make(), "network": MODEL, "optimizer": trained()}),
+        lambda: (parallel.load_checkpoint, {"folder": saved_folder(), "network": MODEL, "optimizer": trained()}),
         also=(OSError,),
     ),
     # ---- schedules

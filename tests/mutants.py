@@ -39,7 +39,7 @@ TESTS = {
     "schedules/factory.py": ["test_schedules.py"],
     "schedules/metric.py": ["test_schedules.py"],
     "schedules/rules.py": ["test_schedules.py"],
-    "optimizers/_checkpoint.py": ["test_contracts.py", "test_adamwdl.py", "test_came.py", "test_lamb.py"],
+    "optimizers/_checkpoint.py": ["test_sharded_state.py", "test_contracts.py", "test_lamb.py"],
     "optimizers/_factored.py": ["test_came.py", "test_adafactor.py", "test_pieces.py"],
     "optimizers/_fused.py": ["test_fused.py", "test_fused_changes.py"],
     "optimizers/_plan.py": ["test_fused.py", "test_fused_changes.py"],

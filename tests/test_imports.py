@@ -18,7 +18,7 @@ MODULES = [p.relative_to(ROOT) for p in sorted(ROOT.rglob("*.py"))]
 ARROWS = {
     "version": set(),
     "arguments": set(),
-    "hooks": set(),
+    "hooks": {"arguments"},
     "stacks": set(),
     "decay": {"arguments", "hooks"},
     "display": {"arguments", "hooks"},

@@ -432,7 +432,7 @@ def _one_of(argument, value, default, alias, other):
     """Return the value of an argument that has two names."""
     if other is None:
         return value
-    if value != default:
+    if not (isinstance(value, (int, float)) and value == default):
         raise ValueError(
             f"`{alias}` is another name for `{argument}`: give one of them. "
             f"Received: {argument}={value!r}, {alias}={other!r}"

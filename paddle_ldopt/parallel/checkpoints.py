@@ -106,6 +106,10 @@ def load_checkpoint(folder, network, optimizer, rename=None):
 def _check_arguments(folder, network, rename):
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"`folder` must be a path. Received: folder={folder!r}")
+    try:
+        os.fsencode(folder)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"`folder` must be a path ({error.reason}). Received: folder={folder!r}") from error
     if not hasattr(network, "sharded_state_dict"):
         raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
     if rename is not None and not callable(rename):

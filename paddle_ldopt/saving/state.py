@@ -240,7 +240,8 @@ def _dtype(dtype):
 
 def checked_names(names, argument):
     """Return a list of the strings in `names`, raise TypeError if it holds anything else."""
-    listed = isinstance(names, Iterable) and not isinstance(names, (str, bytes, paddle.Tensor)) and list(names)
+    single = isinstance(names, (str, bytes, paddle.Tensor)) or getattr(names, "ndim", 1) == 0
+    listed = isinstance(names, Iterable) and not single and list(names)
     if listed is False or not all(isinstance(name, str) for name in listed):
         raise TypeError(f"`{argument}` must be a list of names. Received: {argument}={names!r}")
     return listed

@@ -136,7 +136,8 @@ def convert_torch_optimizer(
         )
     if not matched:
         raise ValueError(
-            f"No parameter of the checkpoint is one of the model's: give `rename`. Received: {some(unexpected)}"
+            "No parameter of the checkpoint is one of the model's: give `rename`, or other `names`. "
+            f"Received: {some(unexpected)}"
         )
     for state in states.values():
         if GLOBAL_STEP in state:

@@ -1,0 +1,129 @@
+"""`sharded_state_dict` of every optimizer: which keys, shapes and places a layout is told, in one process."""
+
+import numpy as np
+import paddle
+import pytest
+from paddle.distributed.flex_checkpoint.dcp.sharded_weight import ShardedWeight
+from test_contracts import VARIANTS, every_variant, make
+
+import paddle_ldopt as ldopt
+
+ROWS, COLUMNS = 4, 6
+
+
+class Model(paddle.nn.Layer):
+    """A matrix, which is also tied to a second name, a vector, a frozen vector."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = self.create_parameter([ROWS, COLUMNS])
+        self.vector = self.create_parameter([5])
+        self.frozen = self.create_parameter([3])
+        self.frozen.stop_gradient = True
+        self.tied = paddle.nn.Layer()
+        self.tied.weight = self.matrix
+
+
+def trained(variant, dtype="float32", steps=1, **more):
+    paddle.seed(0)
+    model = Model()
+    model.to(dtype=dtype)
+    opt = ldopt.optimizer_class(variant.split(",")[0])(parameters=model.parameters(), **{**VARIANTS[variant], **more})
+    for _ in range(steps):
+        for param in (model.matrix, model.vector):
+            param.grad = paddle.ones_like(param) * 0.1
+        opt.step()
+    return model, opt
+
+
+def shape_of(kind, shape):
+    return {
+        "element": shape,
+        "row": shape[:-1],
+        "column": (*shape[:-2], shape[-1]),
+        "scalar": (1,),
+    }[kind]
+
+
+@every_variant
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("prefix", [None, "mine"])
+def test_all_state_has_its_place(name, steps, prefix):
+    model, opt = trained(name, steps=steps, name=prefix)
+    found = opt.sharded_state_dict(model.sharded_state_dict())
+    expected = {}
+    for key, param in (("matrix", model.matrix), ("vector", model.vector)):
+        for state, kind in {**opt.state_kinds(param), "beta1_pow_acc": "scalar"}.items():
+            expected[f"{key}.{state}_0"] = shape_of(kind, tuple(param.shape))
+    assert {key: weight.global_shape for key, weight in found.items()} == expected
+    held = {id(value) for values in opt._accumulators.values() for value in values.values()}
+    for key, weight in found.items():
+        assert weight.key == key and weight.local_shape == weight.global_shape
+        assert weight.global_offset == (0,) * len(weight.global_shape) and not weight.is_flattened
+        assert id(weight.local_tensor) in held, "a load is to fill the optimizer's own tensors"
+
+
+@every_variant
+def test_masters_are_among_it(name):
+    model, opt = trained(name, "bfloat16", multi_precision=True)
+    found = opt.sharded_state_dict(model.sharded_state_dict())
+    for key in ("matrix", "vector"):
+        assert found[f"{key}.w_0"].local_tensor is opt._master_weights[getattr(model, key).name]
+        assert found[f"{key}.w_0"].global_shape == tuple(getattr(model, key).shape)
+    plain = opt.sharded_state_dict(model.sharded_state_dict()).keys() - {"matrix.w_0", "vector.w_0"}
+    model, opt = trained(name)
+    assert plain == opt.sharded_state_dict(model.sharded_state_dict()).keys()
+
+
+@every_variant
+def test_pieces_of_a_flattened_parameter(name):
+    model, opt = trained(name)
+    weights = model.sharded_state_dict()
+    elements = [key for key, kind in opt.state_kinds(model.vector).items() if kind == "element"]
+    for state in elements:  # what sharding makes of a slice: flat, and padded
+        padded = paddle.arange(4, dtype="float32")
+        opt._accumulators[state][model.vector.name] = padded
+    found = opt.sharded_state_dict(weights, {model.vector.name: (2, 5)})
+    assert {key.partition(".")[0] for key in found} == {"vector"}, "of the matrix there is nothing here"
+    for state in elements:
+        weight = found[f"vector.{state}_0"]
+        assert weight.is_flattened and weight.flattened_range == slice(2, 5)
+        np.testing.assert_array_equal(weight.local_tensor.numpy(), [0.0, 1.0, 2.0])
+        assert weight.global_shape == (5,)
+    with pytest.raises(ValueError, match=r"Received: 4 elements, not 5"):
+        opt.sharded_state_dict(weights)
+
+
+def test_rows_and_columns_are_the_whole_parameters():
+    model, opt = trained("came")
+    weights = model.sharded_state_dict()
+    matrix = weights["matrix"]
+    half = ShardedWeight("matrix", matrix.local_tensor, (2, COLUMNS), (2 * ROWS, COLUMNS), (2, 0))
+    kinds = opt.state_kinds(model.matrix)
+    rows = [state for state, kind in kinds.items() if kind == "row"]
+    with pytest.raises(ValueError, match=rf"'matrix\.\w+_0' .* Received: {ROWS} elements, not {2 * ROWS}"):
+        opt.sharded_state_dict({**weights, "matrix": half, "tied.weight": half})
+    for row in rows:
+        opt._accumulators[row][model.matrix.name] = paddle.ones([2 * ROWS])
+    whole = ShardedWeight("matrix", matrix.local_tensor, (ROWS, COLUMNS), (2 * ROWS, COLUMNS), (ROWS, 0))
+    found = opt.sharded_state_dict({**weights, "matrix": whole, "tied.weight": whole})
+    assert found[f"matrix.{row}_0"].local_shape == found[f"matrix.{row}_0"].global_shape == (2 * ROWS,)
+    assert found[f"matrix.{row}_0"].global_offset == (0,)
+    column = next(state for state, kind in kinds.items() if kind == "column")
+    assert found[f"matrix.{column}_0"].global_shape == (COLUMNS,)
+    element = next(state for state, kind in kinds.items() if kind == "element")
+    assert found[f"matrix.{element}_0"].global_offset == (ROWS, 0)
+
+
+@pytest.mark.parametrize("name", ["adamwdl", "adafactor"])
+def test_a_model_that_lacks_a_parameter(name):
+    model, opt = trained(name)
+    weights = {key: weight for key, weight in model.sharded_state_dict().items() if key != "vector"}
+    with pytest.raises(ValueError, match=r"must name every parameter.*Received: nothing for .*\(1 of 2\)"):
+        opt.sharded_state_dict(weights)
+
+
+def test_a_frozen_layer_has_no_state():
+    model = Model()
+    opt = make("came", model.parameters(), set_param_lr_fun=lambda param: float(param.shape == [5]))
+    assert {key.partition(".")[0] for key in opt.sharded_state_dict(model.sharded_state_dict())} == {"vector"}
