@@ -135,7 +135,7 @@ class Score:
 
 
 def add_callbacks(trainer, report, patience):
-    """Give a Trainer what all recipes have: report, rates of the layers, schedule, early stopping, SIGTERM."""
+    """Give a Trainer what all recipes have: report, rates of the layers, schedule, early stopping."""
     args = trainer.args
     trainer.add_callback(report)
     trainer.add_callback(LayerLRCallback())
@@ -143,7 +143,6 @@ def add_callbacks(trainer, report, patience):
     if known_beforehand:
         trainer.add_callback(ScheduleCallback(f"{args.output_dir}/schedule.png"))  # and schedule.csv
     trainer.add_callback(EarlyStopping(patience, trainer))
-    trainer.add_callback(StopOnSigterm())
 
 
 def fine_tune(trainer, test, score, options, argv, parts, name):
@@ -167,12 +166,15 @@ def fine_tune(trainer, test, score, options, argv, parts, name):
     check_data(args, parts)
     if not args.resume_from_checkpoint:
         write_json(args.output_dir, ARGUMENTS, argv)
+    stop = StopOnSigterm()
+    trainer.add_callback(stop)
     began = time.perf_counter()
-    try:
-        trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    except BaseException as error:  # what diverged or was interrupted is of interest, too
-        report.write({"stopped by": f"{type(error).__name__}: {error}"}, settings, parts.description)
-        raise
+    with stop:
+        try:
+            trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+        except BaseException as error:  # what diverged or was interrupted is of interest, too
+            report.write({"stopped by": f"{type(error).__name__}: {error}"}, settings, parts.description)
+            raise
     seconds = time.perf_counter() - began
     trainer.remove_callback(EarlyStopping)  # it has no say in the test
     tested = trainer.evaluate(test, metric_key_prefix="test")

@@ -92,22 +92,22 @@ class PlainLoop:
 
     def train(self, report):
         """Take all steps that are left; with a checkpoint and an evaluation now and then, and on SIGTERM."""
-        stop, main = StopOnSigterm(), self.rank == 0
+        main, steps = self.rank == 0, range(self.step, self.steps)
         state = types.SimpleNamespace(is_world_process_zero=main, global_step=self.step, max_steps=self.steps)
         report.on_train_begin(self.args, state, None, optimizer=self.optimizer)
-        stop.on_train_begin(self.args, state, None)
-        for _ in tqdm(range(self.step, self.steps), initial=self.step, total=self.steps, disable=self.rank > 0):
-            report.on_step_begin(self.args, state, None, optimizer=self.optimizer)
-            paddle.seed(self.args.seed + 1000 * self.step + self.rank)  # dropout does not depend on what came before
-            logs = {"loss": self.train_step()}
-            self.step += 1
-            state.global_step = self.step
-            due = self.step % self.args.save_steps == 0 or self.step == self.steps
-            if due and not stop.asked:
-                logs.update(self.evaluate())
-            report.on_log(self.args, state, None, logs=logs)
-            if due or stop.asked:
-                self.save()
-                stop.on_save(self.args, state, None)
-        stop.on_train_end(self.args, state, None)
+        with StopOnSigterm() as stop:
+            for _ in tqdm(steps, initial=self.step, total=self.steps, disable=not main):
+                report.on_step_begin(self.args, state, None, optimizer=self.optimizer)
+                # dropout does not depend on what came before
+                paddle.seed(self.args.seed + 1000 * self.step + self.rank)
+                logs = {"loss": self.train_step()}
+                self.step += 1
+                state.global_step = self.step
+                due = self.step % self.args.save_steps == 0 or self.step == self.steps
+                if due and not stop.asked:
+                    logs.update(self.evaluate())
+                report.on_log(self.args, state, None, logs=logs)
+                if due or stop.asked:
+                    self.save()
+                    stop.on_save(self.args, state, None)
         report.on_train_end(self.args, state, None)

@@ -74,13 +74,23 @@ class EarlyStopping(EarlyStoppingCallback):
 
 
 class StopOnSigterm(TrainerCallback):
-    """On SIGTERM, as schedulers send it before they kill, save a checkpoint after the step that is running, and end."""
+    """On SIGTERM, as schedulers send it before they kill, save a checkpoint after the step that is running, and end.
+
+    It listens within ``with stop:``.
+    """
 
     asked = False
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def __enter__(self):
         """Take the signal over; it can be taken in the main thread only."""
         self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, kind, *_):
+        """Give the signal back, also after an error, and heed one that nothing has ended for."""
+        signal.signal(signal.SIGTERM, self._before)
+        if self.asked and kind is not SystemExit:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _note(self, *_):
         self.asked = True
@@ -96,12 +106,6 @@ class StopOnSigterm(TrainerCallback):
         if self.asked:
             print(f"SIGTERM: go on with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
             raise SystemExit(128 + signal.SIGTERM)
-
-    def on_train_end(self, args, state, control, **kwargs):
-        """Give the signal back, and heed one that came after the last step."""
-        signal.signal(signal.SIGTERM, self._before)
-        if self.asked:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def with_arguments_of_run(argv):
