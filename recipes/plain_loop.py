@@ -104,7 +104,7 @@ class PlainLoop:
                 self.step += 1
                 state.global_step = self.step
                 due = self.step % self.args.save_steps == 0 or self.step == self.steps
-                if due and not stop.asked:
+                if due:  # on SIGTERM, too: a resume begins with the next step
                     logs.update(self.evaluate())
                 report.on_log(self.args, state, None, logs=logs)
                 if due or stop.asked:

@@ -62,7 +62,7 @@ class EarlyStopping(EarlyStoppingCallback):
         super().__init__(patience if args.load_best_model_at_end else math.inf)
         if checkpoint:
             state = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
-            updates = max(len(trainer.get_train_dataloader()) // args.gradient_accumulation_steps, 1)
+            updates = updates_of_an_epoch(trainer.get_train_dataloader(), args)
             if state.best_model_checkpoint:
                 since_best = state.global_step - int(state.best_model_checkpoint.rpartition("-")[2])
                 interval = args.eval_steps if args.evaluation_strategy.value == "steps" else updates
@@ -73,13 +73,21 @@ class EarlyStopping(EarlyStoppingCallback):
         """Do without what PaddleNLP's insists on: with no best model, `patience` is endless."""
 
 
+def updates_of_an_epoch(train_dataloader, args):
+    """Return how many steps the optimizer takes in an epoch, as the Trainer counts them."""
+    return max(len(train_dataloader) // args.gradient_accumulation_steps, 1)
+
+
 class StopOnSigterm(TrainerCallback):
     """On SIGTERM, as schedulers send it before they kill, save a checkpoint after the step that is running, and end.
+
+    In an epoch's last step the epoch's evaluation comes first: a resume begins with the next epoch.
 
     It listens within ``with stop:``.
     """
 
     asked = False
+    _waits = False  # for the end of the epoch
 
     def __enter__(self):
         """Take the signal over; it can be taken in the main thread only."""
@@ -96,14 +104,22 @@ class StopOnSigterm(TrainerCallback):
         self.asked = True
         signal.signal(signal.SIGTERM, self._before)  # a second one is not made to wait for a step
 
-    def on_step_end(self, args, state, control, **kwargs):
-        """Ask for a checkpoint."""
+    def on_step_end(self, args, state, control, train_dataloader=None, **kwargs):
+        """Ask for a checkpoint, unless the epoch is over."""
+        last = state.global_step % updates_of_an_epoch(train_dataloader, args) == 0
+        self._waits = last or control.should_training_stop
+        if self.asked and not self._waits:
+            control.should_save = True
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        """Ask for a checkpoint, which comes after the epoch's evaluation."""
+        self._waits = False
         if self.asked:
             control.should_save = True
 
     def on_save(self, args, state, control, **kwargs):
         """End, with the code that a shell gives for the signal."""
-        if self.asked:
+        if self.asked and not self._waits:
             print(f"SIGTERM: go on with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
             raise SystemExit(128 + signal.SIGTERM)
 

@@ -2,8 +2,13 @@
 
 import signal
 
+import paddle
+import plain_loop
 import pytest
 import run_control
+from paddlenlp.trainer import TrainerCallback
+
+from paddle_ldopt.trainer import last_checkpoint
 
 
 def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
@@ -19,3 +24,37 @@ def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
         assert len(heard) == 2
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class Loop(plain_loop.PlainLoop):
+    """A loop that trains nothing: its model is a number, which may be stopped in a step."""
+
+    optimizer = None
+
+    def __init__(self, folder, number=0.0, stop=lambda step: None):
+        model = paddle.nn.Linear(1, 1, bias_attr=False)
+        model.weight.set_value(paddle.full([1, 1], number))
+        self.stop, self.evaluated = stop, []
+        super().__init__(model, 64, plain_loop.LoopArguments(output_dir=str(folder), save_steps=1))
+
+    def train_step(self):
+        self.stop(self.step + 1)
+        return 0.0
+
+    def evaluate(self):
+        self.evaluated.append(self.step)
+        return {}
+
+    def states(self):
+        return {"model_state.pdparams": self.model}
+
+
+def test_a_loop_that_is_stopped_has_the_evaluations_that_were_due(tmp_path):
+    loop = Loop(tmp_path, stop=lambda step: signal.raise_signal(signal.SIGTERM) if step == 2 else None)
+    with pytest.raises(SystemExit):
+        loop.train(TrainerCallback())
+    assert loop.evaluated == [1, 2] and last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    rest = Loop(tmp_path)
+    rest.load(str(tmp_path / "checkpoint-2"))
+    rest.train(TrainerCallback())
+    assert rest.evaluated == [3, 4] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -22,7 +22,7 @@ import pytest
 import sequence_classification as recipe
 import text_data
 from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser
-from run_control import compare, with_arguments_of_run
+from run_control import StopOnSigterm, compare, with_arguments_of_run
 
 from paddle_ldopt.trainer import last_checkpoint, report
 
@@ -393,6 +393,35 @@ def test_early_stopping_stops_and_is_exact_after_a_resume_from_anywhere(run, tmp
         assert (resumed.trainer.args.num_train_epochs, resumed.trainer.state.max_steps) == (8, 32), (
             "as it was asked for"
         )
+
+
+LAST_STEPS = {  # step, the accuracies of the epochs, how many of the four batches are one step
+    "first epoch": (4, [0.9, 0.3, 0.4], 1),
+    "last epoch": (12, [0.3, 0.4, 0.9], 1),
+    "a batch is left": (1, [0.9, 0.3, 0.4], 3),
+}
+
+
+@pytest.mark.parametrize("case", LAST_STEPS)
+def test_sigterm_in_an_epochs_last_step_waits_for_its_evaluation(run, monkeypatch, case):
+    step, accuracies, batches = LAST_STEPS[case]
+    script(monkeypatch, accuracies)
+    options = {"num_train_epochs": 3, "gradient_accumulation_steps": batches}
+    run(**options, output_dir="whole")
+    before = StopOnSigterm.on_step_end
+
+    def signalled(stop, args, state, control, **kwargs):
+        if state.global_step == step:
+            signal.raise_signal(signal.SIGTERM)
+        before(stop, args, state, control, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(StopOnSigterm, "on_step_end", signalled)
+        run(**options, output_dir="cut")
+    assert ended.value.code == 128 + signal.SIGTERM and last_checkpoint("cut") == f"cut/checkpoint-{step}"
+    resumed = run(resume_from_checkpoint="cut")
+    assert resumed.trainer.state.best_model_checkpoint == f"cut/checkpoint-{step}"
+    assert steps(resumed.folder) == steps(pathlib.Path("whole")) and model_state("cut") == model_state("whole")
 
 
 def test_early_stopping_counts_evaluations_by_steps(run, tmp_path, monkeypatch):
