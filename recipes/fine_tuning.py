@@ -5,7 +5,6 @@ fine_tune(trainer, test, Score("accuracy", "majority class", 0.33), options, arg
 start(run)                                             # run(argv); what is wrong with its input is said in one line
 """
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -16,11 +15,12 @@ import paddle
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.utils.log import logger
 from run_control import (
-    ARGUMENTS,
     EarlyStopping,
+    NoteArguments,
     StopOnSigterm,
     check_data,
     check_folder,
+    take,
     with_arguments_of_run,
     write_json,
 )
@@ -107,14 +107,12 @@ def parse_line(argv, *classes):
 
 
 def _with_config(argv, classes):
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config")
-    given, rest = finder.parse_known_args(argv)
-    if given.config is None:
+    path, rest = take(argv, "config")
+    if path is None:
         return argv
-    settings = read_yaml(given.config)
+    settings = read_yaml(path)
     if not isinstance(settings, dict):
-        raise ValueError(f"A config must hold `name: value` lines. Received: config={given.config!r}")
+        raise ValueError(f"A config must hold `name: value` lines. Received: config={path!r}")
     known = [field.name for cls in classes for field in dataclasses.fields(cls) if field.init]
     tell_all(unknown("argument", name, value, known, most=0) for name, value in settings.items() if name not in known)
     first = []
@@ -164,8 +162,7 @@ def fine_tune(trainer, test, score, options, argv, parts, name):
     report = RunReport(args.output_dir, f"{name}, {rates}", trainer.layer_map)
     add_callbacks(trainer, report, options.early_stopping_patience)
     check_data(args, parts)
-    if not args.resume_from_checkpoint:
-        write_json(args.output_dir, ARGUMENTS, argv)
+    trainer.add_callback(NoteArguments(argv))
     stop = StopOnSigterm()
     trainer.add_callback(stop)
     began = time.perf_counter()

@@ -24,7 +24,7 @@ from library_data import docstring_pairs
 from paddlenlp.data import DataCollatorWithPadding
 from plain_loop import LoopArguments, PlainLoop
 from pretrained import load_model, load_tokenizer, name_classes
-from run_control import ARGUMENTS, check_data, write_json
+from run_control import check_data, note_arguments
 from text_data import Splits, TextDataset, load_splits
 from text_sources import error
 
@@ -156,8 +156,7 @@ def run(argv):
     check_data(args, splits)
     if args.resume_from_checkpoint:
         loop.load(args.resume_from_checkpoint)
-    else:
-        write_json(args.output_dir, ARGUMENTS, argv)
+    note_arguments(args.output_dir, argv)
     began = time.perf_counter()
     loop.train(report)
     seconds = time.perf_counter() - began

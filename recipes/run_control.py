@@ -1,8 +1,8 @@
 """What recipes do around a training: go on with a run that was killed, stop it early, compare uniform with layer-wise.
 
-argv = with_arguments_of_run(sys.argv[1:])    # of the run that --resume_from_checkpoint names
-write_json(args.output_dir, ARGUMENTS, argv)  # for that
-check_data(args, parts)                       # are the rows those that the run began with?
+argv = with_arguments_of_run(sys.argv[1:])  # of the run that --resume_from_checkpoint names
+check_data(args, parts)                     # are the rows those that the run began with?
+trainer.add_callback(NoteArguments(argv))   # for the next resume
 trainer.add_callback(EarlyStopping(3, trainer))
 compare(args, learning_rates=[1e-4, 3e-4], seeds=3, train=train)  # train(args) -> (validation, test) score
 """
@@ -124,8 +124,43 @@ class StopOnSigterm(TrainerCallback):
             raise SystemExit(128 + signal.SIGTERM)
 
 
+class NoteArguments(TrainerCallback):
+    """Write the arguments of a run when it begins or goes on; a resume that is refused leaves those that were there.
+
+    Args:
+        argv (list[str]): the command line.
+    """
+
+    def __init__(self, argv):
+        self._argv = argv
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Write them."""
+        note_arguments(args.output_dir, self._argv)
+
+
+def note_arguments(folder, argv):
+    """Write a command line, for `with_arguments_of_run`, which knows its folder and the checkpoint.
+
+    Args:
+        folder (str): the run's.
+        argv (list[str]): the command line, with the arguments that the run had before if it is resumed.
+    """
+    for name in ("output_dir", "resume_from_checkpoint"):
+        _, argv = take(argv, name)
+    write_json(folder, ARGUMENTS, argv)
+
+
+def take(argv, name):
+    """Return what a command line says for an argument, None if nothing, and the line without it."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument(f"--{name}")
+    given, rest = finder.parse_known_args(argv)
+    return getattr(given, name), rest
+
+
 def with_arguments_of_run(argv):
-    """Return a command line that resumes a run with the arguments that it began with, below those of `argv`.
+    """Return a command line that resumes a run with the arguments that it had last, below those of `argv`.
 
     Args:
         argv (list[str]): a command line; returned as it is if it resumes nothing.
@@ -133,9 +168,7 @@ def with_arguments_of_run(argv):
     Raises:
         ValueError: the folder of a run, or the checkpoint in one, is not there or not complete.
     """
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--resume_from_checkpoint")
-    given = finder.parse_known_args(argv)[0].resume_from_checkpoint
+    given, rest = take(argv, "resume_from_checkpoint")
     if given is None:
         return argv
     checkpoint = given.rstrip("/")
@@ -148,7 +181,7 @@ def with_arguments_of_run(argv):
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
             first = json.load(file)
-    return [*first, "--output_dir", folder, *argv, "--resume_from_checkpoint", checkpoint]
+    return [*first, "--output_dir", folder, *rest, "--resume_from_checkpoint", checkpoint]
 
 
 def check_folder(args):
@@ -206,8 +239,14 @@ def write_json(folder, name, value):
     """Write a file of a run, in the main process only."""
     if paddle.distributed.get_rank() == 0:
         os.makedirs(folder, exist_ok=True)
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
+        write_whole(os.path.join(folder, name), json.dumps(value, indent=1))
+
+
+def write_whole(path, text):
+    """Write a file, or leave the one that is there, whatever ends the process."""
+    with open(f"{path}.part", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(f"{path}.part", path)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from fine_tuning import check_least, option, parse_line, start
 from heat_map import heat_map
 from rich.console import Console
 from rich.table import Table
-from run_control import ARGUMENTS, quiet, spread, write_json
+from run_control import ARGUMENTS, quiet, spread, write_json, write_whole
 from text_sources import error, read_jsonl
 
 from paddle_ldopt.trainer import last_checkpoint
@@ -137,7 +137,7 @@ def read_results(path):
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")
-    path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+    write_whole(path, text[: text.rfind("\n") + 1])
     return read_jsonl(path)
 
 

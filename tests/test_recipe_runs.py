@@ -1,11 +1,13 @@
 """recipes/run_control.py, plain_loop.py and the arguments of fine_tuning.py: stops, resumes, files that are whole."""
 
+import json
 import signal
 
 import paddle
 import plain_loop
 import pytest
 import run_control
+import sweep
 from paddlenlp.trainer import TrainerCallback
 
 from paddle_ldopt.trainer import last_checkpoint
@@ -24,6 +26,23 @@ def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
         assert len(heard) == 2
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_file_is_whole_whatever_ends_the_writing(tmp_path, monkeypatch):
+    run_control.write_json(str(tmp_path), "arguments.json", ["--seed", "7"])
+    (tmp_path / "results.jsonl").write_text('{"seed": 1}\n{"see')
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(run_control.os, "replace", lambda *_: 1 / 0)  # killed there at the latest
+    with pytest.raises(ZeroDivisionError):
+        run_control.write_json(str(tmp_path), "arguments.json", ["--seed", "8"])
+    with pytest.raises(ZeroDivisionError):
+        sweep.read_results(tmp_path / "results.jsonl")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.suffix != ".part"} == before
+    monkeypatch.undo()
+    assert sweep.read_results(tmp_path / "results.jsonl") == [{"seed": 1}]
+    run_control.write_json(str(tmp_path), "arguments.json", ["--seed", "8"])
+    assert json.loads((tmp_path / "arguments.json").read_text()) == ["--seed", "8"]
+    assert not list(tmp_path.glob("*.part"))
 
 
 class Loop(plain_loop.PlainLoop):

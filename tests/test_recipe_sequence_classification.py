@@ -495,6 +495,20 @@ def test_arguments_of_a_resume_come_on_top_of_those_of_the_run(tmp_path):
     assert with_arguments_of_run(["--seed", "8"]) == ["--seed", "8"]
 
 
+def test_arguments_of_a_resume_are_those_of_the_next_one(run, tmp_path):
+    run(output_dir="first", seed=7, load_best_model_at_end=False)
+    longer = run(resume_from_checkpoint="first/checkpoint-4", num_train_epochs=2)
+    assert longer.trainer.state.global_step == 8
+    assert "layerwise_lr_decay" in refuse(run, resume_from_checkpoint="first", layerwise_lr_decay=0.9)
+    shutil.copytree("first", "second")
+    shutil.rmtree("second/checkpoint-8")
+    again = run(resume_from_checkpoint="second")
+    assert again.trainer.state.global_step == 8 and model_state("second") == model_state("first")
+    written = json.loads((tmp_path / "second/arguments.json").read_text())
+    assert written[-2:] == ["--num_train_epochs", "2"]
+    assert not {"--output_dir", "--resume_from_checkpoint"} & set(written), "the folder may be moved"
+
+
 @pytest.mark.parametrize("change", ["a label", "a row more", "the order"])
 def test_a_resume_with_other_rows_is_refused_and_says_how_to_go_on(run, tmp_path, rows, change):
     (tmp_path / "rows.tsv").write_text(rows.read_text())
