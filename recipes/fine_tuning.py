@@ -5,11 +5,12 @@ fine_tune(trainer, test, Score("accuracy", "majority class", 0.33), options, arg
 start(run)                                             # run(argv); what is wrong with its input is said in one line
 """
 
+import argparse
 import dataclasses
 import json
 import sys
 import time
-from typing import ClassVar, Optional
+from typing import ClassVar, Optional, get_args, get_type_hints
 
 import paddle
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
@@ -53,7 +54,7 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     logging_steps: int = 5
     evaluation_strategy: str = "epoch"
     save_strategy: str = "epoch"
-    save_total_limit: int = 2
+    save_total_limit: Optional[int] = 2
     load_best_model_at_end: bool = True
     metric_for_best_model: str = "accuracy"
     device: str = "gpu" if paddle.is_compiled_with_cuda() else "cpu"
@@ -85,7 +86,7 @@ def parse(argv, *classes):
     """Return what a command line says: one object of each class, and the line with all that it refers to.
 
     ``--config FILE`` stands for the arguments in a YAML file; those beside it come on top, wherever they stand. So do
-    those that are given to a run that is resumed.
+    those that are given to a run that is resumed. ``--null NAME`` is what ``NAME: null`` is in a file.
 
     Args:
         argv (list[str]): the line.
@@ -102,8 +103,25 @@ def parse(argv, *classes):
 
 def parse_line(argv, *classes):
     """Return one object of each of these dataclasses, as `parse` does, of a line that resumes nothing."""
-    parser = PdArgumentParser(classes, usage="%(prog)s [--config FILE] [arguments]; --help lists them")
+    usage = "%(prog)s [--config FILE] [arguments]; --help lists them"
+    parser = PdArgumentParser(classes, usage=usage, allow_abbrev=False)  # `take` finds whole names
+    null = {"action": _Null, "metavar": "NAME", "choices": sorted(_may_be_none(classes)), "help": "have it be none"}
+    parser.add_argument("--null", **null, dest=argparse.SUPPRESS, default=argparse.SUPPRESS)
     return parser.parse_args_into_dataclasses(_with_config(argv, classes))
+
+
+class _Null(argparse.Action):
+    """Sets what it names to None; a later argument comes on top."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, values, None)
+
+
+def _may_be_none(classes):
+    """Return the names of the fields that may be None."""
+    hints = {name: hint for cls in classes for name, hint in get_type_hints(cls).items()}
+    fields = [field for cls in classes for field in dataclasses.fields(cls) if field.init]
+    return {f.name for f in fields if f.default is None or type(None) in get_args(hints[f.name])}
 
 
 def _with_config(argv, classes):
@@ -114,12 +132,19 @@ def _with_config(argv, classes):
     if not isinstance(settings, dict):
         raise ValueError(f"A config must hold `name: value` lines. Received: config={path!r}")
     known = [field.name for cls in classes for field in dataclasses.fields(cls) if field.init]
-    tell_all(unknown("argument", name, value, known, most=0) for name, value in settings.items() if name not in known)
-    first = []
+    first, wrong, may_be_none = [], [], _may_be_none(classes)
     for name, value in settings.items():
-        if value is not None:  # which is the default of all that may be None
-            values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-            first += [f"--{name}", *map(str, values)]
+        if name not in known:
+            wrong.append(unknown("argument", name, value, known, most=0))
+        elif value is None and name not in may_be_none:
+            wrong.append(f"`{name}` needs a value: leave it out for its default. Received: {name}=None")
+        elif value is None:
+            first += ["--null", name]
+        elif isinstance(value, list):
+            first += [f"--{name}", *map(str, value)]
+        else:  # in one word, as a value may begin with --
+            first.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+    tell_all(wrong)
     return [*first, *rest]
 
 

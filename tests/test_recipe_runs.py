@@ -2,15 +2,35 @@
 
 import json
 import signal
+import sys
 
+import fine_tuning
+import matching
 import paddle
 import plain_loop
 import pytest
 import run_control
+import seq2seq
 import sweep
 from paddlenlp.trainer import TrainerCallback
 
+from paddle_ldopt import LdoptConfig
 from paddle_ldopt.trainer import last_checkpoint
+
+OF_SEQ2SEQ = (seq2seq.Options, seq2seq.Arguments)
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """A function that parses a config and what is given beside it; the folder of runs is a temporary one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["no such file"])  # next to it the parser looks for a file of arguments
+
+    def parsed(text, *classes, more=()):
+        (tmp_path / "c.yaml").write_text(text)
+        return fine_tuning.parse(["--config", "c.yaml", *more], *classes)
+
+    return parsed
 
 
 def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
@@ -43,6 +63,34 @@ def test_a_file_is_whole_whatever_ends_the_writing(tmp_path, monkeypatch):
     run_control.write_json(str(tmp_path), "arguments.json", ["--seed", "8"])
     assert json.loads((tmp_path / "arguments.json").read_text()) == ["--seed", "8"]
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_null_is_none_wherever_it_may_be(config):
+    _, args, argv = config("save_total_limit: null\nlogging_dir: null\nseed: 7\n", *OF_SEQ2SEQ)
+    assert args.save_total_limit is None and args.seed == 7
+    assert fine_tuning.parse(argv, *OF_SEQ2SEQ)[1].save_total_limit is None, "nor after a resume"
+    again = fine_tuning.parse([*argv, "--save_total_limit", "3"], *OF_SEQ2SEQ)
+    assert again[1].save_total_limit == 3
+    assert fine_tuning.parse([*again[2], "--null", "save_total_limit"], *OF_SEQ2SEQ)[1].save_total_limit is None
+    relative = "optim: adafactor\noptim_kwargs: {relative_step: true}\nlearning_rate: null\nwarmup_ratio: 0\n"
+    found = config(relative, LdoptConfig, matching.Arguments)
+    assert found[0].learning_rate is None
+
+
+def test_null_for_what_must_have_a_value_is_an_error_that_names_it(config, capsys):
+    message = "(?s)`max_grad_norm` needs a value.*Received: max_grad_norm=None.*'max_lenght' is no argument"
+    with pytest.raises(ValueError, match=message):
+        config("max_grad_norm: null\nmax_lenght: null\n", *OF_SEQ2SEQ)
+    with pytest.raises(SystemExit):
+        fine_tuning.parse(["--null", "max_grad_norm"], *OF_SEQ2SEQ)
+    assert "invalid choice: 'max_grad_norm'" in capsys.readouterr().err
+
+
+def test_a_value_of_a_config_may_begin_with_dashes(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["no such file"])
+    (tmp_path / "c.yaml").write_text('arguments: "--fp16"\nlearning_rates: [1e-4, 3e-4]\n')
+    (options,) = fine_tuning.parse_line(["--config", str(tmp_path / "c.yaml")], sweep.Options)
+    assert options.arguments == "--fp16" and options.learning_rates == [1e-4, 3e-4]
 
 
 class Loop(plain_loop.PlainLoop):
