@@ -93,10 +93,17 @@ def parse(argv, *classes):
         *classes (type): dataclasses; the last one a `RecipeArguments`.
 
     Raises:
-        ValueError: an argument that there is not, or with a wrong value; a folder that is another run's.
+        ValueError: an argument that there is not, or with a wrong value, or without an effect; a folder that is another
+            run's.
     """
     argv = with_arguments_of_run(_with_config(argv, classes))
     found = parse_line(argv, *classes)
+    patience, _ = take(argv, "early_stopping_patience")
+    if patience is not None and not found[-1].load_best_model_at_end:
+        raise ValueError(
+            "What stops early needs a best model: leave one of them out. "
+            f"Received: early_stopping_patience={patience}, load_best_model_at_end=False"
+        )
     check_folder(found[-1])
     return (*found, argv)
 

@@ -290,6 +290,7 @@ ERRORS = {
     "more examples than rows": ({"examples_per_class": 1000}, "examples_per_class=1000"),
     "length": ({"max_length": 3}, "`max_length` must be 4 or more"),
     "patience": ({"early_stopping_patience": 0}, "`early_stopping_patience` must be 1 or more"),
+    "patience for nothing": ({"load_best_model_at_end": False, "early_stopping_patience": 3}, "needs a best model"),
     "metric": ({"metric_for_best_model": "f1"}, "accuracy or loss"),
     "best of nothing": ({"evaluation_strategy": "no", "save_strategy": "no"}, "needs evaluations"),
     "strategies": ({"evaluation_strategy": "no"}, "strategy"),
