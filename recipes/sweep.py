@@ -5,10 +5,10 @@
     python recipes/sweep.py --config recipes/configs/vit/sweep.yaml
     python recipes/sweep.py --output_dir runs/sweep-20261121-140000 --seeds 5           # goes on, with two seeds more
 
-A run's results are a line of results.jsonl in `output_dir` as soon as it is over. The same command again skips the runs
-that are there and goes on with the one that was cut short; one whose loss diverged counts as done. Which rate is the
-best for a decay is decided on the validation rows. A run's folder keeps its report and its history, not its model. The
-default takes the images of image_classification.py.
+A run's results are a line of results.jsonl in `output_dir` as soon as it is over. The command that it prints
+first, the same with that `--output_dir`, skips the runs that are there and goes on with the one that was cut short; one
+whose loss diverged counts as done. Which rate is the best for a decay is decided on the validation rows. A run's folder
+keeps its report and its history, not its model. The default takes the images of image_classification.py.
 """
 
 import dataclasses
@@ -30,12 +30,13 @@ from fine_tuning import check_least, option, parse_line, start
 from heat_map import heat_map
 from rich.console import Console
 from rich.table import Table
-from run_control import ARGUMENTS, quiet, spread, write_json, write_whole
+from run_control import ARGUMENTS, quiet, spread, take, write_json, write_whole
 from text_sources import error, read_jsonl
 
 from paddle_ldopt.trainer import last_checkpoint
 
 LOWER_IS_BETTER = ("loss", "perplexity")
+OURS = ("learning_rate", "layerwise_lr_decay", "seed", "output_dir", "resume_from_checkpoint")
 
 
 @dataclasses.dataclass
@@ -59,6 +60,11 @@ class Options:
         known.remove("sweep")
         if self.recipe not in known:
             raise error(f"`recipe` must be one of {', '.join(known)}.", recipe=self.recipe)
+        given = {word.partition("=")[0] for word in shlex.split(self.arguments)}
+        ours = [name for name in OURS if f"--{name}" in given]
+        if ours:
+            instead = "give `learning_rates`, `decays`, `seeds`, `first_seed` or the sweep's own `output_dir`"
+            raise error(f"The sweep sets {' and '.join(ours)} of each run: {instead}.", arguments=self.arguments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +166,8 @@ def run(argv):
     """Do what a command line says."""
     (options,) = parse_line(argv, Options)
     console = Console(soft_wrap=True, highlight=False)
+    again = shlex.join([*take(argv, "output_dir")[1], "--output_dir", options.output_dir])
+    console.print(f"after an interruption: python recipes/sweep.py {again}", markup=False)
     results = study(options, console)
     rates, decays = (sorted({line[name] for line in results}) for name in ("learning_rate", "layerwise_lr_decay"))
     done = [line for line in results if "metric" in line]

@@ -69,17 +69,19 @@ def test_each_run_is_made_once_and_the_best_is_that_of_the_validation_rows(recip
     assert len(recipe.calls) == 12
 
 
-def test_an_interrupted_sweep_goes_on_where_it_was(recipe, tmp_path):
-    line = ["--output_dir", "out", *RATES, "--decays", "1.0", "--seeds", "1"]
+@pytest.mark.parametrize("folder", [[], ["--output_dir", "my sweeps/out"]], ids=["default", "given"])
+def test_an_interrupted_sweep_goes_on_by_the_command_that_it_prints(recipe, tmp_path, capsys, folder):
     recipe.killed.append((1e-2, 1.0, 42))
     with pytest.raises(SystemExit) as ended:
-        sweep.main(line)
-    assert ended.value.code == 143 and len(lines(tmp_path / "out")) == 1
-    with open(tmp_path / "out/results.jsonl", "a") as file:
+        sweep.main([*folder, *RATES, "--decays", "1.0", "--seeds", "1", "--arguments", "--data 'my rows.csv'"])
+    (out,) = tmp_path.rglob("results.jsonl")
+    assert ended.value.code == 143 and len(lines(out.parent)) == 1
+    with open(out, "a") as file:
         file.write('{"learning_rate": 0.0')  # a line that was cut short
     recipe.killed.clear()
-    sweep.main(line)
-    assert [run["learning_rate"] for run in lines(tmp_path / "out")] == [1e-3, 1e-2]
+    printed = capsys.readouterr().out.splitlines()[0].removeprefix("after an interruption: python recipes/sweep.py ")
+    sweep.main(shlex.split(printed))
+    assert [run["learning_rate"] for run in lines(out.parent)] == [1e-3, 1e-2]
     assert len(recipe.calls) == 3
 
 
@@ -122,6 +124,10 @@ def test_wrong_input(recipe, monkeypatch):
         sweep.main(["--recipe", "sweep"])
     with pytest.raises(SystemExit, match="`seeds` must be 1 or more"):
         sweep.main(["--seeds", "0"])
+    for given in ("--learning_rate 1e-3", "--layerwise_lr_decay=0.9", "--seed 7", "--output_dir x"):
+        name = given.strip("-").replace("=", " ").split()[0]
+        with pytest.raises(SystemExit, match=f"The sweep sets {name} of each run: .*Received: arguments='{given}'"):
+            sweep.main([f"--arguments={given}"])
 
     def run(argv):
         folder = pathlib.Path(argv[argv.index("--output_dir") + 1])
