@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paddle_ldopt.trainer import LdoptTrainerMixin, last_checkpoint
+from paddle_ldopt.trainer.folders import PARTIAL
 
 ARGUMENTS = "arguments.json"
 DATA = "data.json"
@@ -192,10 +193,19 @@ def check_folder(args):
             "A run is resumed in its own folder: leave `output_dir` out, or copy the folder first. "
             f"Received: output_dir={folder!r}, resume_from_checkpoint={checkpoint!r}"
         )
-    if not checkpoint and last_checkpoint(folder):
+    if checkpoint:
+        return
+    if last_checkpoint(folder):
         raise ValueError(
             f"The folder has checkpoints of another run: give `--resume_from_checkpoint {folder}` to go on with it, or "
             f"another `output_dir`. Received: output_dir={folder!r}"
+        )
+    damaged = [path.parent.name for path in sorted(Path(folder).glob("checkpoint-*/trainer_state.json"))]
+    damaged = [name for name in damaged if not os.path.exists(os.path.join(folder, name, PARTIAL))]  # else: cut short
+    if damaged:
+        raise ValueError(
+            f"The folder has checkpoints of another run, all of them damaged ({', '.join(damaged)}): give another "
+            f"`output_dir`, or remove them to begin anew. Received: output_dir={folder!r}"
         )
 
 

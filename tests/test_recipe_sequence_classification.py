@@ -25,6 +25,7 @@ from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser
 from run_control import StopOnSigterm, compare, with_arguments_of_run
 
 from paddle_ldopt.trainer import last_checkpoint, report
+from paddle_ldopt.trainer.folders import PARTIAL
 
 ROOT = pathlib.Path(recipe.__file__).parent.parent
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -333,6 +334,20 @@ def test_a_checkpoint_that_was_cut_short_is_refused(run):
     message = refuse(run, resume_from_checkpoint="first/checkpoint-8")
     assert "cut short" in message and "first/checkpoint-4" in message
     assert run(resume_from_checkpoint="first").trainer.state.global_step == 8
+
+
+def test_a_new_run_is_not_begun_over_one_whose_checkpoints_are_all_damaged(run):
+    folder = run(output_dir="first", num_train_epochs=2).folder
+    for step in (4, 8):
+        os.truncate(folder / f"checkpoint-{step}/optimizer.pdopt", 100)
+    before = files(folder)
+    with pytest.warns(UserWarning, match="is damaged and passed over"):
+        message = refuse(run, output_dir="first")
+    assert "all of them damaged (checkpoint-4, checkpoint-8)" in message and "Received: output_dir='first'" in message
+    assert files(folder) == before
+    for step in (4, 8):  # those that were cut short: the run has nothing to go on from
+        (folder / f"checkpoint-{step}/ldopt_layerwise.json").rename(folder / f"checkpoint-{step}/{PARTIAL}")
+    assert run(output_dir="first").trainer.state.global_step == 4
 
 
 def test_a_run_that_diverges_has_an_error_and_a_report(run, tmp_path):
