@@ -32,6 +32,7 @@ from paddle_ldopt.trainer.folders import PARTIAL
 
 ARGUMENTS = "arguments.json"
 DATA = "data.json"
+DIVERGED = "inf or nan"  # what PaddleNLP's Trainer says of such a loss
 
 
 class FineTuner(LdoptTrainerMixin, Trainer):
@@ -274,7 +275,7 @@ def compare(args, learning_rates, seeds, train):
     """Train with a uniform rate and with layer-wise decay, at several rates with the same seeds; print all of it.
 
     Which rate is best for an arm is decided by the validation score, so that the test score is that of a rate that
-    could have been chosen. Every run is in ``compare.json`` as soon as it is over.
+    could have been chosen. Every run is in ``compare.json`` as soon as it is over; one that diverged has no score.
 
     Args:
         args (TrainingArguments): with `layerwise_lr_decay`, the decay of the second arm.
@@ -289,30 +290,41 @@ def compare(args, learning_rates, seeds, train):
         now.learning_rate, now.layerwise_lr_decay, now.seed = rate, arms[arm], seed
         now.evaluation_strategy = now.save_strategy = type(args.save_strategy)("no")
         now.load_best_model_at_end, now.report_to = False, []
-        with paddle.utils.unique_name.guard(), contextlib.redirect_stdout(sys.stderr):
-            validation, test = train(now)
+        try:
+            with paddle.utils.unique_name.guard(), contextlib.redirect_stdout(sys.stderr):
+                validation, test = train(now)
+            found = f"validation {validation:.3f}, test {test:.3f}"
+        except ValueError as error:
+            if DIVERGED not in str(error):
+                raise
+            validation, test, found = None, None, "diverged"
         runs.append({"learning_rate": rate, "arm": arm, "seed": seed, "validation": validation, "test": test})
         write_json(args.output_dir, "compare.json", runs)
-        _print(
-            f"[{len(runs)}/{len(todo)}] learning rate {rate:g}, {arm}, seed {seed}: "
-            f"validation {validation:.3f}, test {test:.3f}"
-        )
+        _print(f"[{len(runs)}/{len(todo)}] learning rate {rate:g}, {arm}, seed {seed}: {found}")
 
     def scores(rate, arm, split):
-        return [run[split] for run in runs if (run["learning_rate"], run["arm"]) == (rate, arm)]
+        found = [run[split] for run in runs if (run["learning_rate"], run["arm"]) == (rate, arm)]
+        return [math.nan if score is None else score for score in found]
 
     table = Table("learning rate", *arms, title=f"test score, mean and standard deviation of {seeds} seeds")
     for rate in learning_rates:
         table.add_row(f"{rate:g}", *(spread(scores(rate, arm, "test")) for arm in arms))
     _print(table)
     for arm in arms:
-        best = max(learning_rates, key=lambda rate: statistics.mean(scores(rate, arm, "validation")))
+        best = best_of({rate: statistics.mean(scores(rate, arm, "validation")) for rate in learning_rates})
         _print(f"{arm}: {spread(scores(best, arm, 'test'))} at learning rate {best:g}, the best by validation")
+
+
+def best_of(means):
+    """Return the key of the greatest number; one that is not finite is less than all others."""
+    return max(means, key=lambda key: means[key] if math.isfinite(means[key]) else -math.inf)
 
 
 def spread(values):
     """Return mean and standard deviation in words."""
-    deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 and all(map(math.isfinite, values)) else ""
+    if not all(map(math.isfinite, values)):
+        return "diverged"
+    deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.3f}{deviation}"
 
 

@@ -30,7 +30,7 @@ from fine_tuning import check_least, option, parse_line, start
 from heat_map import heat_map
 from rich.console import Console
 from rich.table import Table
-from run_control import ARGUMENTS, quiet, spread, take, write_json, write_whole
+from run_control import ARGUMENTS, DIVERGED, best_of, quiet, spread, take, write_json, write_whole
 from text_sources import error, read_jsonl
 
 from paddle_ldopt.trainer import last_checkpoint
@@ -102,7 +102,7 @@ def train(run, options):
         with quiet(folder / "log.txt"), paddle.utils.unique_name.guard():
             recipe.run(argv)
     except ValueError as failure:
-        if "inf or nan" not in str(failure):  # what PaddleNLP's Trainer says of the loss
+        if DIVERGED not in str(failure):
             raise
         return {**dataclasses.asdict(run), "validation": None, "test": None, "failed": str(failure)}
     found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
@@ -155,11 +155,9 @@ def scores_of(results, split, rate, decay):
 
 def best_rate(results, decay):
     """Return the learning rate with the best mean score on the validation rows."""
-    sign, means = -1 if any(line.get("metric") in LOWER_IS_BETTER for line in results) else 1, {}
-    for rate in {line["learning_rate"] for line in results}:
-        mean = sign * statistics.mean(scores_of(results, "validation", rate, decay))
-        means[rate] = mean if math.isfinite(mean) else -math.inf
-    return max(means, key=means.get)
+    sign = -1 if any(line.get("metric") in LOWER_IS_BETTER for line in results) else 1
+    rates = {line["learning_rate"] for line in results}
+    return best_of({rate: sign * statistics.mean(scores_of(results, "validation", rate, decay)) for rate in rates})
 
 
 def run(argv):

@@ -594,6 +594,28 @@ def test_the_comparison_says_what_it_found(monkeypatch, tmp_path, capsys):
     assert "uniform: 0.250 at learning rate 0.001" in capsys.readouterr().out, "one seed has no spread"
 
 
+def test_a_comparison_goes_on_with_what_has_not_diverged(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def train(now):
+        if now.learning_rate == 1e-2 and now.layerwise_lr_decay == 1:
+            raise ValueError("PaddleRecall error(102): LossNan. Loss contains inf or nan values, its value is nan")
+        return now.learning_rate, now.learning_rate
+
+    compare(recipe.Arguments(output_dir="out", layerwise_lr_decay=0.9), [1e-2, 1e-3], 1, train)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "[1/4] learning rate 0.01, uniform, seed 42: diverged"
+    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in printed if line.startswith("│")]
+    assert rows == [["0.01", "diverged", "0.010"], ["0.001", "0.001", "0.001"]]
+    assert printed[-2:] == [
+        "uniform: 0.001 at learning rate 0.001, the best by validation",
+        "decay 0.9: 0.010 at learning rate 0.01, the best by validation",
+    ]
+    assert [r["test"] for r in json.loads((tmp_path / "out/compare.json").read_text())] == [None, 1e-2, 1e-3, 1e-3]
+    with pytest.raises(ValueError, match="other"):
+        compare(recipe.Arguments(output_dir="out"), [1e-2], 1, train=lambda now: int("other"))
+
+
 def test_an_interrupted_comparison_keeps_what_it_has(monkeypatch, tmp_path):
     scores = iter([(0.6, 0.5), (0.8, 0.7)])
     with pytest.raises(StopIteration):

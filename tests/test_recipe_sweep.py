@@ -105,7 +105,7 @@ def test_what_diverges_is_noted_and_never_the_best(recipe, tmp_path, capsys):
     sweep.main([*line, "1e-2", "1e-3"])
     assert [run["test"] is None for run in lines(tmp_path / "out")] == [True, False] * 2
     out = capsys.readouterr().out
-    assert "nan" in out and "at learning rate 0.001, the best" in out
+    assert "│ diverged" in out and "at learning rate 0.001, the best" in out
     with pytest.raises(SystemExit, match="The loss of every run has diverged"):
         sweep.main([*line, "1e-2"])
 
