@@ -67,7 +67,8 @@ class PlainLoop:
         if self.rank == 0:
             folder = os.path.join(self.args.output_dir, f"checkpoint-{self.step}")
             unfinished = folder + ".unfinished"
-            os.makedirs(unfinished, exist_ok=True)
+            shutil.rmtree(unfinished, ignore_errors=True)  # what a kill has left
+            os.makedirs(unfinished)
             for name, part in self.states().items():
                 if isinstance(part, paddle.optimizer.Optimizer):
                     ldopt.save_optimizer(os.path.join(unfinished, name), part, self.model, step=self.step)

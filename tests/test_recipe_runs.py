@@ -116,6 +116,16 @@ class Loop(plain_loop.PlainLoop):
         return {"model_state.pdparams": self.model}
 
 
+def test_what_a_kill_left_is_in_no_checkpoint_of_a_loop(tmp_path):
+    (tmp_path / "checkpoint-1.unfinished").mkdir()
+    (tmp_path / "checkpoint-1.unfinished/.ldopt-0123456789abcdef.part").write_text("half a file")
+    loop = Loop(tmp_path)
+    loop.step = 1
+    loop.save()
+    found = sorted(path.name for path in (tmp_path / "checkpoint-1").iterdir())
+    assert found == ["ldopt_files.json", "model_state.pdparams", "trainer_state.json"]
+
+
 def test_a_loop_that_is_stopped_has_the_evaluations_that_were_due(tmp_path):
     loop = Loop(tmp_path, stop=lambda step: signal.raise_signal(signal.SIGTERM) if step == 2 else None)
     with pytest.raises(SystemExit):
