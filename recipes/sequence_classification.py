@@ -18,6 +18,7 @@ from typing import Optional
 
 import fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
+import predict
 from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
@@ -105,6 +106,9 @@ def run(argv):
         majority = Counter(label for _, label in splits.test).most_common(1)[0][1] / len(splits.test)
         score = Score("accuracy", "majority class", majority)
         fine_tune(trainer, test, score, options, argv, splits, f"{options.model} on {options.data}")
+        if trainer.is_world_process_zero():
+            texts = ["a text"] if isinstance(splits.test[0][0], str) else ["a text", "the one beside it"]
+            print(f"label a text: {predict.command(args.output_dir, texts, options.max_length)}")
 
 
 def main(argv=None):

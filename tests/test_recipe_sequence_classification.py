@@ -17,6 +17,7 @@ import types
 from collections import Counter
 
 import paddle
+import predict
 import pretrained
 import pytest
 import sequence_classification as recipe
@@ -188,6 +189,43 @@ def test_a_model_that_returns_its_logits_in_a_tuple_trains(run):
             model="XLMRobertaForSequenceClassification", max_steps=1, save_strategy="no", load_best_model_at_end=False
         )
     assert 0 <= json.loads((done.folder / "results.json").read_text())["test accuracy"] <= 1
+    assert predict.label(str(done.folder), "a great day")[0] in ("good", "bad")
+
+
+@pytest.mark.parametrize("name", ["named.csv", "pairs.tsv"])
+def test_the_command_at_the_end_labels_a_text(run, tmp_path, capsys, name):
+    text, options = FILES[name]
+    (tmp_path / name).write_text(text)
+    done = run(data=name, output_dir="my runs/out", max_length=7, **options)
+    (said,) = re.findall(r"^label a text: (.*)$", done.out, re.M)
+    program, script, *argv = shlex.split(said)
+    assert program == sys.executable and (tmp_path / script).samefile(predict.__file__)
+    predict.main(argv)
+    printed = re.fullmatch(r"(good|bad) \((0\.\d{3}|1\.000)\)\n", capsys.readouterr().out)
+    assert float(printed[2]) >= 0.5
+    (folder, length), texts = argv[:3:2], argv[3:]
+    assert (folder, length, len(texts)) == ("my runs/out", "7", 2 if name == "pairs.tsv" else 1)
+    logits = paddle.to_tensor(done.trainer.predict(done.test).predictions)
+    for row in (0, len(done.test) - 1):
+        words = done.test.rows[row][0]
+        found = predict.label(folder, *([words] if isinstance(words, str) else words), max_length=7)
+        assert found[0] == done.trainer.model.config.id2label[int(logits[row].argmax())]
+        assert found[1] == pytest.approx(float(paddle.nn.functional.softmax(logits[row]).max()), abs=1e-5)
+
+
+def test_what_cannot_be_labelled_is_said_in_one_line(run):
+    folder = str(run(max_steps=1, save_strategy="no", load_best_model_at_end=False).folder)
+    for argv, says in ((["nowhere", "a text"], "no model of a run"), ([folder, "a", "b", "c"], "both of a pair")):
+        with pytest.raises(SystemExit, match=f"^error: .*{says}.*Received: "):
+            predict.main(argv)
+
+
+@pytest.mark.slow
+def test_the_command_works_in_a_process_of_its_own(run, tmp_path):
+    done = run(max_steps=1, save_strategy="no", load_best_model_at_end=False)
+    (said,) = re.findall(r"^label a text: (.*)$", done.out, re.M)
+    ended = subprocess.run(said, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
+    assert ended.stdout.splitlines()[-1].startswith(("good (", "bad ("))
 
 
 # --- options ---
