@@ -18,7 +18,7 @@ from run_control import StopOnSigterm, write_json
 from tqdm import tqdm
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.trainer.folders import check_files, list_files
+from paddle_ldopt.trainer.folders import check_files, list_files, set_aside
 
 
 @dataclasses.dataclass
@@ -76,7 +76,10 @@ class PlainLoop:
                     paddle.save(part.state_dict(), os.path.join(unfinished, name))
             write_json(unfinished, "trainer_state.json", {"global_step": self.step})
             list_files(unfinished)
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that went on from before it
+            # before it has its name: of a run that goes on from before them, later checkpoints are never the last
+            for was, now in set_aside(self.args.output_dir, self.step - 1):
+                print(f"{was} is called {now} from now on: it was there before step {self.step} was taken again.")
+            shutil.rmtree(folder, ignore_errors=True)  # a damaged one
             os.replace(unfinished, folder)
 
     def load(self, folder):

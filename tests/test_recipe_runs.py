@@ -1,6 +1,7 @@
 """recipes/run_control.py, plain_loop.py and the arguments of fine_tuning.py: stops, resumes, files that are whole."""
 
 import json
+import os
 import signal
 import sys
 
@@ -135,3 +136,27 @@ def test_a_loop_that_is_stopped_has_the_evaluations_that_were_due(tmp_path):
     rest.load(str(tmp_path / "checkpoint-2"))
     rest.train(TrainerCallback())
     assert rest.evaluated == [3, 4] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_loop_that_goes_on_from_an_earlier_checkpoint_sets_later_ones_aside(tmp_path, monkeypatch):
+    def number(name):
+        return paddle.load(str(tmp_path / name / "model_state.pdparams"))["weight"].item()
+
+    def go_on(stop):
+        loop = Loop(tmp_path, number=2.0, stop=stop)
+        loop.step = 1
+        with pytest.raises(ZeroDivisionError):
+            loop.train(TrainerCallback())
+
+    def killed(source, target, replace=os.replace):
+        return 1 / 0 if source.endswith(".unfinished") else replace(source, target)
+
+    Loop(tmp_path, number=1.0).train(TrainerCallback())
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        go_on(lambda step: None)
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1"), "not one of before"
+    go_on(lambda step: 1 / (3 - step))
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2") and number("checkpoint-2") == 2
+    assert [number(f"superseded-checkpoint-{step}") for step in (2, 3, 4)] == [1, 1, 1]
