@@ -224,7 +224,8 @@ def test_what_cannot_be_labelled_is_said_in_one_line(run):
 def test_the_command_works_in_a_process_of_its_own(run, tmp_path):
     done = run(max_steps=1, save_strategy="no", load_best_model_at_end=False)
     (said,) = re.findall(r"^label a text: (.*)$", done.out, re.M)
-    ended = subprocess.run(said, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
+    process = {"cwd": tmp_path, "env": environment(), "timeout": 300}
+    ended = subprocess.run(said, shell=True, capture_output=True, text=True, check=True, **process)
     assert ended.stdout.splitlines()[-1].startswith(("good (", "bad ("))
 
 
