@@ -40,7 +40,7 @@ TESTS = {
     "schedules/metric.py": ["test_schedules.py"],
     "schedules/rules.py": ["test_schedules.py"],
     "optimizers/_checkpoint.py": ["test_sharded_state.py", "test_contracts.py", "test_lamb.py"],
-    "optimizers/_factored.py": ["test_came.py", "test_adafactor.py", "test_pieces.py"],
+    "optimizers/_factored.py": ["test_fused.py", "test_came.py", "test_adafactor.py", "test_pieces.py"],
     "optimizers/_fused.py": ["test_fused.py", "test_fused_changes.py"],
     "optimizers/_plan.py": ["test_fused.py", "test_fused_changes.py"],
     "optimizers/_pieces.py": ["test_pieces.py", "test_contracts.py", "test_adafactor.py", "test_came.py"],

@@ -655,3 +655,13 @@ def test_errors_of_groups():
 
 def test_the_default_hook_is_the_documented_one():
     assert inspect.signature(AdamWeightDecay).parameters["set_param_lr_fun"].default is layerwise_lr_decay
+
+
+def test_the_divisor_of_steps_to_come():
+    param = paddle.create_parameter([2], "float32")
+    opt = AdamWeightDecay(0.1, decay=0.1, parameters=[param])
+    for _ in range(3):
+        param.grad = paddle.ones([2])
+        opt.step()
+    assert [opt.rate_divisor(ahead) for ahead in (0, 1, 5)] == pytest.approx([1.3, 1.4, 1.8])
+    assert AdamWeightDecay(0.1, parameters=[param]).rate_divisor(7) == 1.0
