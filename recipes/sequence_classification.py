@@ -25,6 +25,7 @@ from paddlenlp.trainer import set_seed
 from pretrained import load_model, load_tokenizer
 from run_control import FineTuner, compare
 from text_data import TextDataset, load_splits
+from text_sources import error
 
 
 @dataclasses.dataclass
@@ -93,6 +94,8 @@ def run(argv):
     options, args, argv = parse(argv, Options, Arguments)
     if options.compare and (args.layerwise_lr_decay == 1 or args.resume_from_checkpoint):
         raise ValueError("`compare` needs a `layerwise_lr_decay` below 1, and cannot resume.")
+    if options.compare and options.early_stopping_patience != Options.early_stopping_patience:
+        raise error("`compare` stops no training early.", early_stopping_patience=options.early_stopping_patience)
     if options.examples_per_class is None and options.data == "docstrings":
         options.examples_per_class = 50
     named = ("text_column", "text_pair_column", "label_column", "has_header", "examples_per_class")

@@ -364,6 +364,7 @@ def test_a_resume_with_other_settings_is_refused_and_changes_nothing(run, tmp_pa
     assert "own folder" in refuse(run, resume_from_checkpoint="first", output_dir="second")
     assert "checkpoints of another run" in refuse(run, output_dir="first")
     assert "cannot resume" in refuse(run, "--compare", resume_from_checkpoint="first")
+    assert "stops no training early" in refuse(run, "--compare", early_stopping_patience="2")
     assert files(folder) == before and not (tmp_path / "second").exists()
 
 
