@@ -12,6 +12,7 @@ and `raise` left out. Messages, docstrings and annotations stay as they are.
 import argparse
 import ast
 import copy
+import enum
 import importlib
 import os
 import pathlib
@@ -183,6 +184,8 @@ def _transplant_member(cls, name, before, after, module):
         _give(before.__func__, after.__func__)
     elif _function(before) and _function(after):
         _give(before, after)
+    elif isinstance(cls, enum.EnumMeta):  # its members cannot be set anew
+        return
     elif isinstance(before, (int, float, str, tuple, dict, list, frozenset)) and not name.startswith("__"):
         setattr(cls, name, after)
 
