@@ -213,11 +213,7 @@ def test_a_thousand_zero_gradients(name, fused):
         at_rest = {n: a.copy() for n, a in take_steps(opt, params, [*grads, *[zero] * 1000]).items()}
         assert all(np.isfinite(a).all() for a in (*at_rest.values(), *states(opt).values()))
         still = take_steps(opt, params, [zero] * 5)
-    if "compressed" not in name:
-        same(still, at_rest)
-        return
-    (momentum,) = (v for k, v in states(opt).items() if params["matrix"].name in k and k.endswith("exp_avg_0"))
-    assert 0 < np.abs(momentum).max() <= 5 * 2.0**-24, "0.9 times so few of the least float16 is rounded up again"
+    same(still, at_rest)
 
 
 @either_path

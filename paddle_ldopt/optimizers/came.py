@@ -376,8 +376,10 @@ class Came(RuleOptimizer):
         )
         if self._compression and "exp_avg" in new_state:  # saturate: |m| may reach clip_threshold * sqrt(size)
             m = new_state["exp_avg"].clip(-_FLOAT16_MAX, _FLOAT16_MAX)
-            # Paddle makes 2e-7 of some numbers that are far below the least float16
-            new_state["exp_avg"] = paddle.where(m.abs() < 2.0**-26, paddle.zeros_like(m), m)
+            # Denormal ones towards 0, or beta1 * m would be rounded to m and never come to rest. (And Paddle makes 2e-7
+            # of some numbers that are far below the least float16.)
+            denormal = (m * 2.0**24).trunc() * 2.0**-24
+            new_state["exp_avg"] = paddle.where(m.abs() < 2.0**-14, denormal, m)
         return new_param, new_state
 
 

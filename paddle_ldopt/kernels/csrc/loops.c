@@ -130,6 +130,16 @@ HIDDEN CLONES void clip_values(float *restrict x, float bound, int64_t n)
     }
 }
 
+HIDDEN CLONES void shorten_denormal(float *restrict x, int64_t n)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        float small = fabsf(x[i]) < 0x1p-14f ? x[i] : 0.0f;
+        float shorter = (float)(int32_t)(small * 0x1p24f) * 0x1p-24f;
+        x[i] = fabsf(x[i]) < 0x1p-14f ? shorter : x[i];
+    }
+}
+
 HIDDEN CLONES void subtract(float *restrict x, float mean, int64_t n)
 {
 #pragma omp simd

@@ -19,6 +19,7 @@ struct adam {
 void to_float(float *restrict out, const void *restrict in, int dtype, int64_t at, int64_t n);
 void from_float(void *restrict out, const float *restrict in, int dtype, int64_t at, int64_t n);
 void clip_values(float *restrict x, float bound, int64_t n);
+void shorten_denormal(float *restrict x, int64_t n); /* those of float16 towards 0: beta * x must not be rounded to x */
 void subtract(float *restrict x, float mean, int64_t n);
 double sum(const float *restrict x, int64_t n);
 double square_sum(const float *restrict x, float scale, int64_t n);

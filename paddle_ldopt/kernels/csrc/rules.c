@@ -166,6 +166,7 @@ static void close_momentum(const struct tensor *t, int64_t at, int64_t n, float 
 {
     if (t->moment_type == FLOAT32) return;
     clip_values(m, 65504.0f, n); /* the largest float16 */
+    shorten_denormal(m, n);
     from_float(t->state[2], m, t->moment_type, at, n);
 }
 
