@@ -570,3 +570,21 @@ def test_work_grows_no_faster_than_the_parameters(name, fused, grouped):
                 sys.setprofile(None)
             calls[n] = count[0]
     assert calls[100] < 5 * calls[25]
+
+
+@every_variant
+def test_minimize_is_a_step(name):
+    arrays, ends = {"w": np.ones([3, 2]), "b": np.ones([2])}, []
+    for by_minimize in (False, True):
+        with paddle.utils.unique_name.guard():
+            params, _ = make_params(arrays)
+            opt = make(name, list(params.values()))
+            for _ in range(2):
+                loss = sum((param * param).sum() for param in params.values())
+                loss.backward()
+                opt.minimize(loss) if by_minimize else opt.step()
+                opt.clear_grad()
+            ends.append({n: param.numpy() for n, param in params.items()})
+    for n, want in ends[0].items():
+        assert (want != arrays[n]).all()
+        np.testing.assert_allclose(ends[1][n], want, rtol=1e-6)

@@ -196,7 +196,6 @@ class Lamb(RuleOptimizer):
         groups = [g for g in parameters if isinstance(g, dict)] if isinstance(parameters, list) else []
         self._grouped = bool(groups)
         self._order = order  # parameters in the order of their updates, or None
-        self._waiting = []  # if there is an order: the tasks of the groups so far
         self._schedule = rate if isinstance(rate, Schedule) else None
         found = (rate, options["weight_decay"], *(g.get(key) for g in groups for key in ("lr", "weight_decay")))
         self._schedules = [value for value in found if isinstance(value, Schedule)]
