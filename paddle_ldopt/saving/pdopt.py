@@ -195,8 +195,10 @@ def read_pdopt(path, optimizer):
 def _unpickled(path):
     data = read_file(path)
     try:
-        reader = _Reader(io.BytesIO(data))
-        found = reader.load()
+        stream = io.BytesIO(data)
+        found = _Reader(stream).load()
+        if stream.read(1):
+            raise ValueError("there is more behind its end")
         if type(found) is not dict or type(found.get("master_weights", {})) is not dict:
             raise ValueError("it is no dict")
     except Exception as error:  # damaged pickles fail in every way
