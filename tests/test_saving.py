@@ -1,6 +1,5 @@
 """`save_optimizer` and `load_optimizer`: a resume is exact, and whatever is wrong with a file changes nothing."""
 
-import itertools
 import json
 import os
 import pickle
@@ -832,7 +831,10 @@ def damage_pdopt(tmp_path, flips, cuts):
     path, draw, refusals = str(tmp_path / "a.pdopt"), np.random.default_rng(0), 0
     paddle.save(run.optimizer.state_dict(), path)
     victim = Run("lamb", seed=1)
-    for what, damaged in itertools.islice(each_damage(read(path), draw, flips, cuts), flips + cuts):
+    sound = read(path)
+    for what, damaged in each_damage(sound, draw, flips, cuts):
+        if damaged == sound:  # what is cut up by safetensors' header
+            continue
         with open(path, "wb") as file:
             file.write(damaged)
         before = bits(victim.everything())
