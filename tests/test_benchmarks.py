@@ -65,7 +65,7 @@ def test_transient_memory_is_seen(monkeypatch):
         pytest.skip("there is no /proc here")
     assert plain < 8 << 20
     monkeypatch.setattr(worker.optimizer, "step", lambda: paddle.ones([1 << 24]).sum())
-    assert 64 << 20 <= worker.transient() < 80 << 20
+    assert 63 << 20 <= worker.transient() < 80 << 20  # some pages the allocator may have had before
 
 
 def test_a_pair_in_processes_becomes_a_page(tmp_path):
