@@ -279,7 +279,7 @@ def rates_of_optimizer(optimizer, num_steps=None):
         frozen = bool(param.stop_gradient) or (factor == 0 and constant == 0)
         shown = getattr(optimizer, "shown_rate", lambda *args: None)(param, factor) or (rate, factor * peak + constant)
         decayed = is_decayed(optimizer, param, groups.get(param.name, {}))
-        rates[param.name] = Rate(ratio, *shown, decayed, frozen)  # type: ignore[call-arg]
+        rates[param.name] = Rate(ratio, *shown, decayed, frozen)  # type: ignore[call-arg]  # `shown` is a pair
     return rates
 
 

@@ -199,7 +199,7 @@ class FusedMixin(_Base):
         return done
 
     def check_shape(self, param):
-        """Raise if a parameter is not what the optimizer or its state was made for."""
+        """Raise if a parameter is not what the optimizer or its state was made for; every subclass has its own."""
         raise NotImplementedError
 
     def _takes_sparse(self, param):
@@ -214,7 +214,7 @@ class FusedMixin(_Base):
             self._waiting += tasks
 
     def _update(self, tasks):
-        """Do what was collected."""
+        """Do what was collected, in the form in which a subclass collects it."""
         raise NotImplementedError
 
     def _may_be_plain(self):
