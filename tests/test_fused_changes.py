@@ -50,6 +50,24 @@ def test_a_parameter_of_another_shape_is_refused(name, shape):
     np.testing.assert_array_equal(param.numpy(), np.ones(shape, "float32"))
 
 
+@pytest.mark.filterwarnings("ignore:Optimizers use Paddle's operations:UserWarning")
+@every_optimizer
+def test_paddles_check_for_nan_sees_a_step(name):
+    params = parameters([3])
+    opt = make(name, params)
+    give_gradients(params)
+    opt.step()
+    give_gradients(params, float("nan"))
+    paddle.set_flags({"FLAGS_check_nan_inf": True})
+    try:
+        with pytest.raises(RuntimeError, match="NAN or INF"):
+            opt.step()
+    finally:
+        paddle.set_flags({"FLAGS_check_nan_inf": False})
+    opt.step()
+    assert np.isnan(params[0].numpy()).all(), "the flag is off: a step by the library raises nothing"
+
+
 @every_optimizer
 def test_a_cleared_parameter_stays_out(name):
     params = parameters([3], [3])
