@@ -83,6 +83,52 @@ def test_a_cleared_parameter_stays_out(name):
 
 
 @every_optimizer
+def test_a_state_whose_memory_was_moved(name):
+    ends = []
+    for moved in (False, True):
+        (param,) = parameters([3, 2])
+        opt = make(name, [param])
+        for step in range(6):
+            give_gradients([param], 0.1 + step)
+            if step == 3 and moved:
+                for key, held in opt._accumulators.items():
+                    for tensor in held.values():
+                        tensor.get_tensor().set(tensor.numpy(), paddle.CPUPlace())
+            opt.step()
+        ends.append([param, *(tensor for held in opt._accumulators.values() for tensor in held.values())])
+    for got, want in zip(*ends):
+        np.testing.assert_array_equal(got.numpy(), want.numpy())
+
+
+@every_optimizer
+def test_a_parameter_that_gets_gradients_late_while_paddle_clips(name):
+    def change(step, params):
+        if step < 2:
+            params[2].clear_gradient(False)
+
+    clip = paddle.nn.ClipGradByValue(0.05)
+    for got, want in zip(*both_ways(name, [[3, 2], [2], [5]], change, grad_clip=clip)):
+        assert (want != 1.0).all()
+        np.testing.assert_allclose(got, want, rtol=2e-6)
+
+
+@every_optimizer
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_16_bits_are_clipped_though_paddle_has_no_norm_of_them_on_a_cpu(name, dtype):
+    ends = []
+    for of in (dtype, "float32"):
+        params = parameters([3, 2], [2], dtype=of)
+        opt = make(name, params, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.25), multi_precision=True)
+        for _ in range(3):
+            give_gradients(params, 0.5)
+            opt.step()
+        ends.append([opt._master_weights.get(param.name, param).numpy() for param in params])
+    for got, want in zip(*ends):
+        assert (want != 1.0).all()
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@every_optimizer
 @pytest.mark.parametrize("attribute", ["regularizer", "main_grad"])
 def test_what_a_parameter_gets_late(name, attribute):
     def change(step, params):

@@ -252,8 +252,8 @@ class FusedMixin(_Base):
         if plan is None:
             return False
         types = plan.grad_types(seen)
-        if types is None or (self._grad_clip is not None and not plan.all_float32):
-            return False  # 16 bits Paddle rounds when it clips
+        if types is None:
+            return False
         moving = ratios != 0.0
         if not moving.any():
             return True
