@@ -91,7 +91,7 @@ def test_a_state_whose_memory_was_moved(name):
         for step in range(6):
             give_gradients([param], 0.1 + step)
             if step == 3 and moved:
-                for key, held in opt._accumulators.items():
+                for held in opt._accumulators.values():
                     for tensor in held.values():
                         tensor.get_tensor().set(tensor.numpy(), paddle.CPUPlace())
             opt.step()
