@@ -211,6 +211,24 @@ def test_no_hook_is_adamw():
     close(got, adamw(arrays, grads, dict.fromkeys(arrays, 1.0), lr=0.01), arrays)
 
 
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("clip", [None, paddle.nn.ClipGradByValue(9.0)], ids=["", "clipped"])
+@pytest.mark.parametrize(
+    "own, rate", [(0.5, 0.005), (paddle.to_tensor(0.02), 0.02), (None, 0.01)], ids=["factor", "absolute", "none"]
+)
+def test_a_rate_of_a_parameters_own_counts_beside_the_hooks(own, rate, clip, fused):
+    param = paddle.ones([3])  # a Tensor that is no layer's has no `optimize_attr`
+    param.stop_gradient = False
+    if own is not None:
+        param = paddle.create_parameter([3], "float32", default_initializer=paddle.nn.initializer.Constant(1.0))
+        param.optimize_attr["learning_rate"] = own
+    hook = {"set_param_lr_fun": lambda param: 0.25}
+    opt = AdamWDL(0.01, parameters=[param], weight_decay=0.0, grad_clip=clip, fused=fused, **hook)
+    param.grad = paddle.ones([3])
+    opt.step()
+    np.testing.assert_allclose(1.0 - param.numpy(), 0.25 * rate, rtol=1e-4)
+
+
 def test_hook_is_asked_in_every_step():
     arrays, grads = bert_like(steps=5)
     params, name_dict = make_params(arrays)
