@@ -458,6 +458,35 @@ def test_static_program(name):
         np.testing.assert_allclose(value, want[n], rtol=1e-4, atol=1e-5, err_msg=n)
 
 
+@every_variant
+def test_found_inf_of_a_static_program_skips_everything(name):
+    paddle.enable_static()
+    try:
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
+            batch = paddle.static.data("batch", [2, 3], "int64")
+            overflow = paddle.static.data("overflow", [1], "bool")
+            model = TinyModel()
+            opt = make(name, None)
+            opt._set_auxiliary_var("found_inf", overflow)  # as Paddle's static AMP does
+            opt.minimize(model(batch).square().mean())
+            weights = [param.name for param in model.parameters()]
+        executor, scope = paddle.static.Executor(), paddle.static.Scope()
+        with paddle.static.scope_guard(scope):
+            executor.run(startup)
+            states = [tensor.name for held in opt._accumulators.values() for tensor in held.values()]
+            batch = np.array([[0, 1, 2], [3, 4, 5]])
+            ends = []
+            for found in (True, False):
+                begun = {n: np.array(scope.find_var(n).get_tensor()) for n in weights + states}
+                executor.run(main, feed={"batch": batch, "overflow": np.array([found])})
+                ends.append([n for n, old in begun.items() if (np.array(scope.find_var(n).get_tensor()) != old).any()])
+    finally:
+        paddle.disable_static()
+    assert ends[0] == []
+    assert set(weights) <= set(ends[1]) and len(ends[1]) > len(weights)
+
+
 # ---- bad calls
 
 

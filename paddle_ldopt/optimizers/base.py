@@ -428,14 +428,14 @@ _NO_LAYERWISE = {
 
 
 def _write(value, target, found_inf=None, piece=None):
+    if found_inf is not None:  # static AMP runs the update regardless; a CPU has no `where` of float16
+        value = paddle.where(found_inf, target.astype(value.dtype), value.reshape(target.shape))
     value = value.astype(target.dtype)
     if piece is not None and piece.slice_size is not None:
         paddle._C_ops.assign_out_(value.flatten(), piece.stored(target))
         return
     if list(value.shape) != list(target.shape):  # [1] holds a state of shape []
         value = value.reshape(target.shape)
-    if found_inf is not None:  # static AMP runs the update regardless
-        value = paddle.where(found_inf, target, value)
     if paddle.in_dynamic_mode():
         paddle._C_ops.assign_out_(value, target)  # what `paddle.assign` does after half a dozen checks
     else:
