@@ -4,9 +4,10 @@
 
 Paddle takes seconds to import, so everything is imported and collected once; each mutant is put into the functions,
 classes and constants of a forked copy of this process, which runs the tests that reach the changed line, up to the
-first failure. A mutant is *killed* by a failure, a crash or a test that takes ten times as long. The operators are
-mutmut's: comparisons, arithmetic, and/or, not, numbers, strings, True/False, keyword arguments left out, None assigned,
-and `raise` left out. Messages, docstrings and annotations stay as they are.
+first failure, and after them those that start processes (APART), which import the mutant. A mutant is *killed* by a
+failure, a crash or a test that takes ten times as long. The operators are mutmut's: comparisons, arithmetic, and/or,
+not, numbers, strings, True/False, keyword arguments left out, None assigned, and `raise` left out. Messages, docstrings
+and annotations stay as they are.
 """
 
 import argparse
@@ -54,6 +55,20 @@ TESTS = {
     "optimizers/came.py": ["test_came.py", "test_contracts.py"],
     "optimizers/lamb.py": ["test_lamb.py", "test_contracts.py"],
 }
+# tests that start processes, and the files of which more runs there than here: they are run if all others have passed
+APART = {
+    "test_distributed_optimizers.py": ["optimizers/_pieces.py", "optimizers/adamwdl.py", "optimizers/base.py"],
+    "test_parallel_checkpoints.py": ["optimizers/_checkpoint.py"],
+}
+# what such a process does first, where this is `sitecustomize`: it imports the mutant in the module's place
+IN_PROCESSES = """
+import importlib.abc, importlib.util, sys
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            return importlib.util.spec_from_file_location(name, {path!r})
+sys.meta_path.insert(0, Finder())
+"""
 SWAPS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -232,9 +247,9 @@ class Runner:
         verdicts = [result[-1].startswith("killed") for result in self.results if result[0] == file]
         return f"{file}: {sum(verdicts)} of {len(verdicts)} killed ({self.totals[file]} possible)"
 
-    def _run(self, item):
+    def _run(self, item, following=None):
         self.failed = False
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         return not self.failed
 
     def _trace(self, session):
@@ -242,6 +257,8 @@ class Runner:
         names = {str(PACKAGE / file): file for file in self.files}
         reached = {}
         for number, item in enumerate(session.items):
+            if item.path.name in APART:
+                continue
             lines, left = set(), [100_000]  # then it is in a loop, whose lines are known
 
             def local(frame, event, arg, lines=lines, left=left):
@@ -269,7 +286,8 @@ class Runner:
         self.totals[file] = len(everything)
         module = importlib.import_module("paddle_ldopt." + file[:-3].replace("/", "."))
         touching = [(s, i) for i, (s, lines) in reached.items() if any(f == file for f, _ in lines)]
-        same = _in_child(lambda: self._verdict(session, module, tree, touching), 3600)
+        apart = [item for item in session.items if file in APART.get(item.path.name, [])]
+        same = _in_child(lambda: self._verdict(session, module, tree, touching, apart), 3600)
         if same != "survived":
             raise SystemExit(f"{file}: put in unchanged it is {same}")
         for number in chosen:
@@ -279,15 +297,15 @@ class Runner:
             if not tests:  # a constant, which only importing reaches
                 tests = sorted(touching)
             verdict = _in_child(
-                lambda m=mutant, t=tests: self._verdict(session, module, m.tree, t),
-                min(30 + 10 * sum(s for s, _ in tests), self.budget),
+                lambda m=mutant, t=tests: self._verdict(session, module, m.tree, t, apart),
+                min(30 + 10 * sum(s for s, _ in tests), self.budget) + (900 if apart else 0),
             )
             self.results.append((file, mutant.line, mutant.kind, mutant.before, mutant.after, verdict))
             if not verdict.startswith("killed"):
                 print(f"{file}:{mutant.line} {verdict}: {mutant.before}  ->  {mutant.after}", file=sys.__stdout__)
                 sys.__stdout__.flush()
 
-    def _verdict(self, session, module, tree, tests):
+    def _verdict(self, session, module, tree, tests, apart):
         fresh = {**{k: v for k, v in vars(module).items() if k.startswith("__")}}
         try:
             exec(compile(tree, module.__file__, "exec"), fresh)
@@ -297,6 +315,15 @@ class Runner:
         for _, number in tests:
             if not self._run(session.items[number]):
                 return f"killed by {session.items[number].nodeid}"
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "mutant.py")
+            pathlib.Path(path).write_text(ast.unparse(tree), encoding="utf-8")
+            start = IN_PROCESSES.format(module=module.__name__, path=path)
+            pathlib.Path(folder, "sitecustomize.py").write_text(start, encoding="utf-8")
+            os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+            for item, following in zip(apart, [*apart[1:], None]):
+                if not self._run(item, following):
+                    return f"killed by {item.nodeid}"
         return "survived"
 
 
@@ -335,7 +362,9 @@ def main():
     how = parser.parse_args()
     runner = Runner(how.files, how.sample, how.seed, how.budget)
     here = pathlib.Path(__file__).resolve().parent
-    tests = sorted({str(here / test) for file in how.files for test in TESTS[file]})
+    wanted = {test for file in how.files for test in TESTS[file]}
+    wanted |= {test for test, files in APART.items() if set(files) & set(how.files)}
+    tests = sorted(str(here / test) for test in wanted)
     os.chdir(here.parent)
     pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", *tests], plugins=[runner])
     killed = sum(result[-1].startswith("killed") for result in runner.results)
