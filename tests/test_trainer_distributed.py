@@ -1,5 +1,6 @@
 """The Trainer in two processes: the numbers of one on the same data, one who speaks, resumes."""
 
+import functools
 import json
 
 import numpy as np
@@ -38,14 +39,24 @@ def alone(folder):
     return call
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
-def ranks(request, folder, alone):
-    """Train in two processes, in one layout all that is asked of it; return its name and [training -> what it gave]."""
-    layout = request.param
+@pytest.fixture(scope="module")
+def launched(folder, alone):
+    """Return layout -> [training -> what it gave], of two processes; in each layout they are launched once."""
+    return functools.cache(lambda layout: in_two_processes(layout, folder, alone))
+
+
+@pytest.fixture(params=LAYOUTS)
+def ranks(request, launched):
+    """Return the name of a layout and [training -> what it gave], of two processes."""
+    return request.param, launched(request.param)
+
+
+def in_two_processes(layout, folder, alone):
     base, at = {"layout": layout, "model": MODEL[layout]}, folder / layout
     saved = {**base, "optim": "adamwdl", "save_steps": 2, **({"dropout": 0.1} if layout != "pipeline" else {})}
     resumed = str(at / "saved" / "checkpoint-4")
-    alone("saved", optim="adamwdl", save_steps=2, model=MODEL[layout])
+    of_one = f"saved-{MODEL[layout]}"
+    alone(of_one, optim="adamwdl", save_steps=2, model=MODEL[layout])
     trainings = {
         "adamwdl": {**base, "optim": "adamwdl", "callbacks": True},
         "first": {**base, "optim": "adamwdl", **EXACT[layout]},
@@ -54,7 +65,7 @@ def ranks(request, folder, alone):
         "resumed": {**saved, "resume": resumed},
         "from earlier": {**saved, "folder": str(at / "resumed"), "resume": str(at / "saved" / "checkpoint-2")},
         "other decay": {**saved, "layerwise_lr_decay": 0.6, "resume": resumed},
-        "of one": {**base, "optim": "adamwdl", "resume": str(folder / "saved" / "checkpoint-4")},
+        "of one": {**base, "optim": "adamwdl", "resume": str(folder / of_one / "checkpoint-4")},
     }
     if layout == "pipeline":
         trainings["tied"] = {**base, "model": "tied", "optim": "adamwdl", "max_grad_norm": 0.0}
@@ -70,7 +81,7 @@ def ranks(request, folder, alone):
         timeout=280,
         trainings=[{"folder": str(at / name), **trainings[name]} for name in names],
     )
-    return layout, [dict(zip(names, results)) for results in gave]
+    return [dict(zip(names, results)) for results in gave]
 
 
 def check_equal(several, one, tolerance):
