@@ -153,7 +153,9 @@ def _layouts(options):
 
 def _settings(text, skip, cls):
     """Return the settings in "name=value,flag" behind the first `skip` words, in the types of the fields of `cls`."""
-    known = {field.name: field.default for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
+    own = ("dtype", "grad_dtype", "multi_precision")  # those have options of their own, for all optimizers
+    fields = [field for field in dataclasses.fields(cls) if field.name not in own]
+    known = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
     settings = {}
     for word in text.split(",")[skip:]:
         name, given, value = word.partition("=")
@@ -219,6 +221,8 @@ def _layer_ratios(decay, n_layers):
 
 def show_layers(options):
     """Print the table of `options.model`, draw it if asked."""
+    if options.plot:
+        check_picture(options.plot)
     rule = LayerDecay(options.decay, options.convention, options.min_ratio, options.head_ratio, options.freeze_below)
     for field in ("convention", "min_ratio", "freeze_below"):
         value = getattr(rule, field)
@@ -263,18 +267,20 @@ def load_model(name):
     else:
         try:
             config = nlp.AutoConfig.from_pretrained(name)
-            cls = getattr(nlp, (config.architectures or ["AutoModel"])[0])
+            bare = type(config).__name__.replace("Config", "Model")  # PaddleNLP's own names come without architectures
+            cls = getattr(nlp, (config.architectures or [bare])[0])
+            if getattr(cls, "config_class", None) is None:
+                raise ValueError("its config names neither an architecture nor a model type")
         except Exception as error:  # hubs and config files fail in many ways: the cause is in the message
             what = (
                 "local folder" if os.path.isdir(name) else "class in paddlenlp.transformers, local folder or hub model"
             )
             raise ValueError(f"Cannot load a {what} of that name ({error}). Received: model={name}") from error
-    build = cls.from_config if cls is nlp.AutoModel else cls
     try:
         with paddle.LazyGuard(), nlp.model_utils.no_init_weights():
-            return build(config)
+            return cls(config)
     except Exception:  # a model that sets weights by hand needs them to be there
-        return build(config)
+        return cls(config)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,21 @@ def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["towers"] == {"bert.encoder.layers": 3}
 
 
+def test_names_that_paddlenlp_knows_by_heart_need_no_architecture(tmp_path):
+    assert type(load_model("bert-base-uncased")).__name__ == "BertModel"
+    config = BertConfig(num_hidden_layers=3, hidden_size=8, num_attention_heads=2, intermediate_size=8, vocab_size=20)
+    config.save_pretrained(str(tmp_path))  # no model was made of it, so it names none
+    assert type(load_model(str(tmp_path))).__name__ == "BertModel"
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    with pytest.raises(ValueError, match="neither an architecture nor a model type.*Received: model="):
+        load_model(str(tmp_path))
+
+
+def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_shown(capsys):
+    assert main(["layers", "--model", BERT, "--plot", "rates.txt"]) == 2
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     "arguments, says",
     [

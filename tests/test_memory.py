@@ -365,6 +365,11 @@ def test_a_model_by_its_name(capsys):
         (["--params", "7e9", "--layout", "split_param=1"], "Received: 'split_param=1'"),
         (["--params", "7e9", "--layout", "dp=x"], "Received: 'dp=x'"),
         (["--params", "7e9", "--optimizer", "came,name=lamb"], "Received: 'came,name=lamb'"),
+        (
+            ["--params", "7e9", "--optimizer", "came,dtype=3"],
+            "one of beta1=NUMBER, compression, amsgrad. Received: 'came,dtype=3'",
+        ),
+        (["--params", "7e9", "--no-masters", "--optimizer", "came,multi_precision=0"], "Received: 'came,multi_preci"),
         (["--params", "7e9", "--optimizer", "adam"], "Received: name='adam'"),
         (["--params", "7e9", "--dp", "0"], "Received: dp=0"),
     ],
