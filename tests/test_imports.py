@@ -32,7 +32,7 @@ ARROWS = {
     "accumulation": {"arguments", "hooks"},
     "warmup": {"arguments", "decay", "hooks", "layers", "optimizers", "weight_decay"},
     "memory": {"arguments"},
-    "saving": {"hooks", "optimizers", "version"},
+    "saving": {"arguments", "hooks", "optimizers", "version"},
     "parallel": {"arguments", "hooks", "optimizers", "schedules"},
     "__main__": {"decay", "display", "layers", "memory", "schedules"},
     "__init__": {

@@ -327,6 +327,10 @@ def test_arguments_are_checked(saved, tmp_path, victim):
         "`step` must be an int": lambda: ldopt.save_optimizer(saved, victim.optimizer, victim.model, step=1.5),
         "`step` must be at least 0": lambda: ldopt.save_optimizer(saved, victim.optimizer, victim.model, step=-1),
         "a folder": lambda: ldopt.save_optimizer(tmp_path, victim.optimizer, victim.model),
+        "Received: path=None": lambda: ldopt.load_optimizer(None, victim.optimizer, victim.model),
+        "Received: path=b'a'": lambda: ldopt.load_optimizer(b"a", victim.optimizer, victim.model),
+        "Received: path=b'b'": lambda: ldopt.save_optimizer(b"b", victim.optimizer, victim.model),
+        "Paddle's own, by its name": lambda: ldopt.save_optimizer(tmp_path / "a.pdopt", victim.optimizer, victim.model),
         "leave out `model`": lambda: ldopt.load_optimizer(tmp_path / "a.pdopt", victim.optimizer, victim.model),
     }
     for says, call in calls.items():

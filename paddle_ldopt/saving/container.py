@@ -15,7 +15,7 @@ import struct
 import numpy as np
 import safetensors
 
-__all__ = ["FORMAT", "VERSION", "read_file", "read_record", "read_tensors", "strict_json", "write_file"]
+__all__ = ["FORMAT", "VERSION", "checked_path", "read_file", "read_record", "read_tensors", "strict_json", "write_file"]
 
 FORMAT, VERSION = "paddle_ldopt.optimizer", 1
 MAX_HEADER = 100_000_000  # bytes, the limit of safetensors itself: some 170,000 parameters with state
@@ -71,8 +71,16 @@ def _dumps(value):
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
+def checked_path(path):
+    """Return a path as a str, raise TypeError if it is none."""
+    name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(name, str):
+        raise TypeError(f"`path` must be a str or an os.PathLike of one. Received: path={path!r}")
+    return name
+
+
 def _checked_target(path):
-    path = os.fspath(path)
+    path = checked_path(path)
     if os.path.islink(path):
         raise ValueError(
             f"A link would be replaced by the file: give the path it leads to. Received: path={path!r}, which leads to "
@@ -119,7 +127,7 @@ def read_file(path):
 
 @contextlib.contextmanager
 def _opened(path):
-    path = os.fspath(path)
+    path = checked_path(path)
     if os.path.islink(path):
         raise ValueError(
             f"`path` must be that of a file, not of a link to one. Received: path={path!r}, which leads to "

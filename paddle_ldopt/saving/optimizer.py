@@ -11,7 +11,7 @@ from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 from ..hooks import parameters_of
 from ..optimizers._checkpoint import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
-from .container import read_record, write_file
+from .container import checked_path, read_record, write_file
 from .pdopt import read_pdopt
 from .record import describe, differences, option_names
 from .state import (
@@ -28,6 +28,8 @@ from .state import (
 from .values import check_like, pack, unpack
 
 __all__ = ["load_optimizer", "save_optimizer"]
+
+_PADDLES = ".pdopt"  # how the name of a file of Paddle's own ends
 
 
 def save_optimizer(path, optimizer, model=None, *, scaler=None, step=None):
@@ -51,11 +53,12 @@ def save_optimizer(path, optimizer, model=None, *, scaler=None, step=None):
             optimizer counts; an `AdamWDL` counts none.
 
     Raises:
-        TypeError: an optimizer that is none of ours; a `model` that is no Layer; a `step` that is no int.
+        TypeError: an optimizer that is none of ours; a `model` that is no Layer; a `path` that is none; a `step` that
+            is no int.
         ValueError: a parameter that the model does not name; a state that is spread over processes (sharding, tensor
             parallel: `paddle_ldopt.parallel.save_checkpoint`); the state of a schedule or a scaler that is more than
-            numbers, text and arrays; a `path` that is a link or a folder; more parameters than fit into the header of
-            such a file, some 170,000. Nothing is written by then.
+            numbers, text and arrays; a `path` that is a link or a folder, or ends in ".pdopt"; more parameters than
+            fit into the header of such a file, some 170,000. Nothing is written by then.
         OSError: the file cannot be written. What was there is as before.
 
     Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, a checksum, the model's names, and a resume
@@ -76,6 +79,11 @@ def save_optimizer(path, optimizer, model=None, *, scaler=None, step=None):
             0
     """
     inner = checked_optimizer(optimizer)
+    if checked_path(path).endswith(_PADDLES):
+        raise ValueError(
+            "`load_optimizer` would take the file for Paddle's own, by its name: give it another, such as "
+            f"'.safetensors'. Received: path={os.fspath(path)!r}"
+        )
     if step is not None and (isinstance(step, bool) or not isinstance(step, numbers.Integral)):
         raise TypeError(f"`step` must be an int. Received: step={step!r}")
     if step is not None and step < 0:
@@ -146,7 +154,7 @@ def load_optimizer(path, optimizer, model=None, *, scaler=None, changed=()):
     inner = checked_optimizer(optimizer)
     _check_scaler(scaler)
     changed = set(checked_names(changed, "changed"))
-    if os.fspath(path).endswith(".pdopt"):
+    if checked_path(path).endswith(_PADDLES):
         if scaler is not None or model is not None or changed - {"schedule"}:
             raise ValueError(
                 "A .pdopt holds Paddle's names, no options and no scaler: leave out `model`, `scaler` and `changed`. "

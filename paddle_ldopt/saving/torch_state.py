@@ -2,12 +2,14 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import paddle
 
+from ..arguments import checked_bool
 from ..hooks import parameters_of, unwrap_model
 from ..optimizers._checkpoint import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
@@ -72,7 +74,7 @@ def convert_torch_optimizer(
             name keeps its name; None from a callable leaves the parameter out.
         transpose (Iterable[str], optional): the model's names of the matrices that are stored the other way round.
             None: the weights of its `paddle.nn.Linear` layers.
-        step (int, optional): the steps taken, at least 0, for a checkpoint that does not say.
+        step (int, optional): the steps taken, at least 0, of parameters of which the checkpoint does not say.
         strict (bool): raise if a trainable parameter gets no state, or a state is not used. Otherwise the former begin
             anew, as the report says.
 
@@ -81,8 +83,9 @@ def convert_torch_optimizer(
 
     Raises:
         TypeError: an argument of the wrong type; an optimizer that has no counterpart.
-        ValueError: a file or a dict that is none of these; numbers without names; a shape that is another; no step, or
-            one that is no number; with `strict` what is missing or unexpected. Nothing is changed by then.
+        ValueError: a file or a dict that is none of these; numbers without names, or two with one; a shape that is
+            another; no step, one that is no number, or a `step` where the checkpoint has all; with `strict` what is
+            missing or unexpected. Nothing is changed by then.
         ImportError: a file that only PyTorch can read, and no PyTorch.
         OSError: a file that cannot be read.
 
@@ -111,9 +114,16 @@ def convert_torch_optimizer(
         )
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise TypeError(f"`step` must be an int. Received: step={step!r}")
+    strict = checked_bool(strict, "strict")
     ours, _ = structured_names(inner, _checked_model(model))
     turned = _turned(model, transpose)
     found = _renamed(_named(_read(source), names), rename)
+    counted = ["step" in given for _, given in found.values() if given]
+    if step is not None and counted and all(counted):
+        raise ValueError(
+            "The checkpoint says how many steps were taken, so `step` would be ignored: leave it out. "
+            f"Received: step={step!r}"
+        )
     states, matched, missing, unexpected, steps = {}, [], [], [], set()
     for param in parameters_of(inner):
         name = ours[param.name]
@@ -272,6 +282,9 @@ def _named(read, names):
     found, known = read
     if names is not None:
         known = dict(enumerate(checked_names(names, "names")))
+    twice = sorted(name for name, times in Counter((known or {}).values()).items() if times > 1)
+    if twice:
+        raise ValueError(f"Two parameters must not have the same name. Received: {some(twice)} twice in `names`")
     numbers = [key for key in found if isinstance(key, int)]
     unnamed = sorted(key for key in numbers if key not in (known or {}))
     if unnamed:
