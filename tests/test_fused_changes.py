@@ -50,6 +50,27 @@ def test_a_parameter_of_another_shape_is_refused(name, shape):
     np.testing.assert_array_equal(param.numpy(), np.ones(shape, "float32"))
 
 
+@every_optimizer
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")], ids=" to ".join)
+def test_a_parameter_that_was_cast_is_refused_where_it_has_or_lacks_a_master(name, fused, dtypes, tmp_path):
+    model = paddle.nn.Linear(4, 6)
+    model.to(dtype=dtypes[0])
+    opt = make(name, model.parameters(), fused=fused, multi_precision=True)
+    give_gradients(model.parameters())
+    opt.step()
+    opt.clear_grad(set_to_zero=False)
+    model.to(dtype=dtypes[1])
+    give_gradients(model.parameters())
+    before = model.weight.astype("float32").numpy()
+    says = rf"another type.* Received: dtype {dtypes[1]}, {'no' if dtypes[1] == 'bfloat16' else 'a'} float32 master"
+    with pytest.raises(ValueError, match=says):
+        opt.step()
+    np.testing.assert_array_equal(model.weight.astype("float32").numpy(), before)
+    with pytest.raises(ValueError, match=says):
+        ldopt.save_optimizer(tmp_path / "optimizer.safetensors", opt, model)
+
+
 @pytest.mark.filterwarnings("ignore:Optimizers use Paddle's operations:UserWarning")
 @every_optimizer
 def test_paddles_check_for_nan_sees_a_step(name):

@@ -203,6 +203,22 @@ class FusedMixin(_Base):
         """Raise if a parameter is not what the optimizer or its state was made for; every subclass has its own."""
         raise NotImplementedError
 
+    def check_type(self, param):
+        """Raise if a parameter was cast since its state was made, so that its state has or lacks a float32 master."""
+        if not paddle.in_dynamic_mode() or param.name not in self._already_create_accumulator:
+            return
+        has = param.name in self._master_weights
+        if has != self._has_master(param):
+            raise ValueError(
+                f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
+                "build a new optimizer for it. "
+                f"Received: dtype {str(param.dtype).rpartition('.')[2]}, {'a' if has else 'no'} float32 master weight"
+            )
+
+    def _has_master(self, param):
+        """Say whether the parameter is to have a float32 master."""
+        return self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
+
     def _takes_sparse(self, param):
         """Say whether there is a rule for a sparse gradient of the parameter."""
         return False

@@ -206,8 +206,10 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         """Say whether `apply_decay_param_fun` lets the parameter be decayed."""
         return self._apply_decay_param_fun is None or bool(self._apply_decay_param_fun(param.name))
 
-    def _has_master(self, param):
-        return self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
+    def _create_accumulators(self, block, parameters):
+        for param in parameters["params"] if isinstance(parameters, dict) else parameters:
+            self.check_type(param)
+        super()._create_accumulators(block, parameters)
 
     def check_shape(self, param):
         """Raise if a parameter is not what its state was made for."""

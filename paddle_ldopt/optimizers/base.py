@@ -219,6 +219,7 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         if isinstance(parameters, dict):
             parameters = self._update_param_group(parameters)
         for param in parameters:
+            self.check_type(param)
             if param.name in self._already_create_accumulator:
                 continue
             self.check_shape(param)
@@ -227,9 +228,6 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
                 kept = {"dtype": _accumulator_dtype(dtype), "shape": shape}
                 self._add_accumulator(state_name, owner, fill_value=0.0, **kept)
             self._already_create_accumulator.add(param.name)
-
-    def _has_master(self, param):
-        return self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
 
     def state_dict(self):
         """Return the state; named so that PaddleNLP's unified checkpoints can hold it.

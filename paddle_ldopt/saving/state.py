@@ -138,6 +138,7 @@ def state_of(optimizer):
     """Return ``param.name`` -> {state name: (dtype, values)} of the parameters that have state."""
     states = {}
     for param in parameters_of(optimizer):
+        optimizer.check_type(param)
         held = _live(optimizer, param) or _waiting(optimizer, param)
         if held:
             states[param.name] = {name: (_dtype(tensor.dtype), tensor.numpy()) for name, tensor in held.items()}
