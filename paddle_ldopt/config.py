@@ -132,7 +132,7 @@ class LdoptConfig:
             object.__setattr__(self, field, copy.deepcopy(getattr(self, field)))
 
     def build(self, model, num_training_steps=None):
-        """Return the optimizer of a model's trainable parameters and its schedule, for a loop without a Trainer.
+        """Return the optimizer of a model's parameters and its schedule, for a loop without a Trainer.
 
         Args:
             model (paddle.nn.Layer): the model.
@@ -155,7 +155,7 @@ class LdoptConfig:
         if self.optim in REGISTRY:
             opt = create(self.optim, model, rule, self.layerwise_rules, **arguments)
         else:
-            arguments["parameters"] = [p for p in model.parameters() if not p.stop_gradient]
+            arguments["parameters"] = model.parameters()
             arguments["apply_decay_param_fun"] = decayed_parameter_names(model).__contains__
             opt = paddle.optimizer.AdamW(**arguments)
             if rule != _OFF:

@@ -81,7 +81,9 @@ def optimizer_class(name):
 
 
 def create(name, model, layerwise_decay=1.0, rules=None, **arguments):
-    """Build an optimizer of ours for a model: all its trainable parameters, each layer at its rate.
+    """Build an optimizer of ours for a model: all its parameters, each layer at its rate.
+
+    Those that are frozen, now or later, stay as they are for as long as they are frozen.
 
     Args:
         name (str): one of `list_optimizers`.
@@ -112,7 +114,7 @@ def create(name, model, layerwise_decay=1.0, rules=None, **arguments):
     if not hasattr(model, "named_sublayers"):
         raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
     if "params" not in arguments:
-        arguments.setdefault("parameters", [p for p in model.parameters() if not p.stop_gradient])
+        arguments.setdefault("parameters", model.parameters())  # frozen ones too: they may be unfrozen in mid-run
     if not any(arguments.get(argument) for argument in info.own_exclusion):
         arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
     if "learning_rate" in arguments or "lr" in arguments:

@@ -237,7 +237,7 @@ def create_optimizer(
         power (float, optional): of the decay, above 0; 1 is linear.
         include_in_weight_decay (list[str], optional): patterns of names that are decayed though they are biases or of
             norms, as in `AdamWeightDecay`.
-        parameters (list[Tensor]|list[dict], optional): what to train; the trainable ones of `model` by default.
+        parameters (list[Tensor]|list[dict], optional): what to train; those of `model` by default.
         model (paddle.nn.Layer, optional): the model; names, layers and what is decayed are taken from it.
         layerwise_decay (float|LayerDecay, optional): as in `AdamWDL`, like the rest; with `model` alone, its layers are
             found by `LayerMap.from_model`.
@@ -310,7 +310,7 @@ def create_optimizer(
         if not isinstance(model, paddle.nn.Layer):
             raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
         if parameters is None:
-            parameters = [param for param in model.parameters() if not param.stop_gradient]
+            parameters = model.parameters()  # frozen ones too: they may be unfrozen in mid-run
         uses_layers = set_param_lr_fun is layerwise_lr_decay and name_dict is None
         if layers is None and uses_layers and as_rule(layerwise_decay) != LayerDecay(1.0):
             layers = LayerMap.from_model(model)

@@ -149,6 +149,15 @@ def test_a_loop_and_the_trainer_build_the_same(tmp_path, optim, kind):
     assert trained(model, *other.build(model, 8)) != whole
 
 
+def test_what_was_frozen_may_be_unfrozen():
+    model = common.tiny_model()
+    for param in model.parameters()[1:]:
+        param.stop_gradient = True
+    for optim in ("adamw", "adamwdl"):
+        opt, _ = LdoptConfig(optim).build(model, 8)
+        assert [param.name for param in opt._parameter_list] == [param.name for param in model.parameters()]
+
+
 def test_a_relative_step_is_built_and_goes_to_a_trainer_as_an_optimizer():
     model = common.tiny_model()
     opt, schedule = LdoptConfig("adafactor", learning_rate=None, layerwise_lr_decay=0.5).build(model)

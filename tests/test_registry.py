@@ -53,6 +53,22 @@ def test_create_trains_each_layer_at_its_rate(name):
 
 
 @pytest.mark.parametrize("name", list(REGISTRY))
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_what_was_frozen_when_an_optimizer_was_created_may_be_unfrozen(name, decay):
+    model = Net()
+    for param in model.blocks.parameters():
+        param.stop_gradient = True
+    weight, opt = model.blocks[0].linear1.weight, ldopt.create(name, model, decay, **RATES.get(name, {}))
+    before = weight.numpy()
+    step(model, opt)
+    np.testing.assert_array_equal(weight.numpy(), before)
+    for param in model.blocks.parameters():
+        param.stop_gradient = False
+    step(model, opt)
+    assert not np.array_equal(weight.numpy(), before)
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
 def test_create_decays_neither_biases_nor_norms(name):
     model, info = Net(), REGISTRY[name]
     for block in model.blocks:

@@ -435,11 +435,19 @@ def test_parameters_may_be_a_part_of_the_model_or_groups():
     assert optimizer.is_decayed(head[0]) and not optimizer.is_decayed(head[1])
 
 
-def test_frozen_parameters_of_the_model_stay_out():
-    model = Net()
-    model.embeddings.weight.stop_gradient = True
-    optimizer, _ = create_optimizer(1e-3, 10, 2, model=model)
-    assert model.embeddings.weight.name not in {p.name for p in optimizer._parameter_list}
+def test_frozen_parameters_of_the_model_stay_until_they_are_unfrozen():
+    model, moved = Net(), []
+    weight = model.embeddings.weight
+    weight.stop_gradient = True
+    optimizer, schedule = create_optimizer(1e-3, 10, 2, model=model)
+    for frozen in (True, True, False):
+        weight.stop_gradient, before = frozen, weight.numpy()
+        model(paddle.arange(5).reshape([5, 1])).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        schedule.step()
+        moved.append(not np.array_equal(weight.numpy(), before))
+    assert moved == [False, False, True]
 
 
 def test_a_model_learns():
