@@ -11,7 +11,7 @@ from golden_cases import cases, follow, needs_golden
 from reference import make_params, take_steps
 from reference_came import came
 
-from paddle_ldopt import layerwise_lr_decay
+from paddle_ldopt import get_scheduler, layerwise_lr_decay
 from paddle_ldopt.optimizers._pieces import Piece
 from paddle_ldopt.optimizers.base import STEP, answer_locally
 from paddle_ldopt.optimizers.came import Came, came_update
@@ -588,3 +588,14 @@ def test_the_rate_before_the_first_step_is_that_of_step_1():
     params, _ = make_params({"a": np.ones((2, 2))})
     opt = Came(None, parameters=list(params.values()), relative_step=True, warmup_init=True)
     assert opt.get_lr() == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize("start", ["the optimizer", "get_scheduler"])
+def test_a_scheduler_would_not_be_heard_with_relative_step(start):
+    opt = Came(parameters=paddle.nn.Linear(2, 2).parameters(), relative_step=True)
+    with pytest.raises(RuntimeError, match=r"`relative_step` sets the rate from the step. Received: scheduler="):
+        if start == "the optimizer":
+            opt.set_lr_scheduler(paddle.optimizer.lr.StepDecay(0.5, step_size=1))
+        else:
+            get_scheduler("linear", opt, 1, 10)
+    assert not isinstance(opt._learning_rate, paddle.optimizer.lr.LRScheduler)

@@ -335,6 +335,16 @@ class Came(RuleOptimizer):
             raise RuntimeError(f"`relative_step` sets the rate from the step. Received: value={value!r}")
         super().set_lr(value)
 
+    def set_lr_scheduler(self, scheduler):
+        """Take the rate from a scheduler from now on; not where the step sets it.
+
+        Args:
+            scheduler (LRScheduler): stepped by the caller.
+        """
+        if self._relative_step:
+            raise RuntimeError(f"`relative_step` sets the rate from the step. Received: scheduler={scheduler!r}")
+        super().set_lr_scheduler(scheduler)
+
     def fused_rule(self, options):
         """Return the rule as the C library knows it."""
         fields = {
