@@ -487,6 +487,22 @@ def test_found_inf_of_a_static_program_skips_everything(name):
     assert set(weights) <= set(ends[1]) and len(ends[1]) > len(weights)
 
 
+@every_optimizer
+def test_a_second_loss_of_a_static_program_trains_the_same_parameters(name):
+    paddle.enable_static()
+    try:
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
+            layer, batch = paddle.nn.Linear(3, 2), paddle.static.data("batch", [4, 3])
+            moved = []
+            for power in (1.0, 2.0):
+                _, pairs = make(name, None).minimize(layer(batch).pow(power).mean())
+                moved.append(len(pairs))
+        assert moved == [2, 2]
+    finally:
+        paddle.disable_static()
+
+
 # ---- bad calls
 
 

@@ -437,7 +437,9 @@ def _write(value, target, found_inf=None, piece=None):
     if paddle.in_dynamic_mode():
         paddle._C_ops.assign_out_(value, target)  # what `paddle.assign` does after half a dozen checks
     else:
+        frozen = target.stop_gradient
         paddle.assign(value, target)
+        target.stop_gradient = frozen  # `assign` gives it the value's, and a later `minimize` would pass it over
 
 
 def _unified_name(key, state_names):
