@@ -262,7 +262,8 @@ class GradientAccumulator:
 
         Raises:
             TypeError: `optimizer` is none.
-            ValueError: as in `write_gradients`. Nothing has changed by then.
+            ValueError: as in `write_gradients`; an optimizer that has none of the parameters. Nothing has changed by
+                then.
         """
         if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "clear_grad"):
             raise TypeError(
@@ -270,6 +271,14 @@ class GradientAccumulator:
             )
         if target is None and self._names is None:
             target = [param for param in parameters_of(optimizer) if not param.stop_gradient]
+        if (self._step or self._synchronized) and hasattr(optimizer, "_parameter_list"):
+            held = {param.name for param in parameters_of(optimizer)}
+            names = [param.name for param in self._checked_target(target)]
+            if held.isdisjoint(names):
+                raise ValueError(
+                    "`optimizer` must be that of the model that the gradients are of, or its step would do nothing. "
+                    f"Received: optimizer with none of {len(names)} parameters, such as '{names[0]}'"
+                )
         self.write_gradients(target)
         optimizer.step()
         optimizer.clear_grad(set_to_zero=False)

@@ -388,6 +388,18 @@ def test_bad_weights(reduction, weight, error):
         GradientAccumulator(reduction)([tensor(1.0)], weight)
 
 
+def test_the_optimizer_of_another_model_is_refused():
+    model, other = paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 2)
+    accumulator = GradientAccumulator()
+    model(paddle.ones([1, 2])).sum().backward()
+    accumulator(model)
+    with pytest.raises(ValueError, match=r"that of the model that the gradients are of.*Received: optimizer with none"):
+        accumulator.apply(AdamWDL(0.1, parameters=other.parameters()))
+    before = model.weight.numpy()
+    accumulator.apply(AdamWDL(0.1, parameters=[model.weight]))  # a part of the model is all right
+    assert not np.array_equal(model.weight.numpy(), before)
+
+
 def test_other_errors():
     with pytest.raises(
         ValueError, match="`reduction` must be one of 'sum', 'mean', 'token'. Received: reduction='max'"
