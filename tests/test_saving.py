@@ -166,6 +166,46 @@ def test_paddles_grad_scaler_is_saved_too(path, monkeypatch):
     assert loaded[0]["scale"].dtype == np.float32 and loaded == [state]
 
 
+@pytest.mark.parametrize(
+    "was, now, shown",
+    [
+        (
+            lambda: ldopt.get_scheduler("cosine", 1e-3, 2, 10),
+            lambda: ldopt.get_scheduler("linear", 1e-3, 2, 10),
+            "'class': 'Linear'.*'class': 'Cosine'",
+        ),
+        (
+            lambda: ldopt.get_scheduler("linear", 1e-3, 2, 10),
+            lambda: ldopt.get_scheduler("linear", 1e-3, 2, 20),
+            "'decay': 18.*'decay': 8",
+        ),
+        (
+            lambda: paddle.optimizer.lr.LinearWarmup(paddle.optimizer.lr.PolynomialDecay(1e-3, 10), 2, 0.0, 1e-3),
+            lambda: paddle.optimizer.lr.LinearWarmup(paddle.optimizer.lr.PolynomialDecay(1e-3, 20), 2, 0.0, 1e-3),
+            "'decay_steps': 20.*'decay_steps': 10",
+        ),
+        (
+            lambda: ldopt.get_scheduler("reduce_lr_on_plateau", 1e-3),
+            lambda: ldopt.get_scheduler("reduce_lr_on_plateau", 2e-3),
+            "'base_lr': 0.002.*'base_lr': 0.001",
+        ),
+    ],
+    ids=["kind", "steps", "within a warm-up", "peak"],
+)
+def test_a_schedule_with_other_numbers_is_refused_unless_it_is_meant(was, now, shown, path):
+    run, same_again, other = Run("adamwdl", rate=was()), Run("adamwdl", rate=was()), Run("adamwdl", rate=now())
+    for schedule in (run.optimizer._learning_rate, run.optimizer._learning_rate):
+        schedule.step(*([0.5] if hasattr(schedule, "patience") else []))
+    run.train(1)
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    ldopt.load_optimizer(path, same_again.optimizer, same_again.model)
+    assert same_again.optimizer.get_lr() == run.optimizer.get_lr()
+    with refused(rf"changed=\['schedule'\].*{shown}", ValueError, other):
+        ldopt.load_optimizer(path, other.optimizer, other.model)
+    ldopt.load_optimizer(path, other.optimizer, other.model, changed=["schedule"])
+    assert other.optimizer._learning_rate.last_epoch == run.optimizer._learning_rate.last_epoch
+
+
 def test_a_scaler_that_refuses_leaves_the_schedule_as_it_was(path):
     class Refusing:
         def state_dict(self):

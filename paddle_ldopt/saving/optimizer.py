@@ -119,8 +119,8 @@ def load_optimizer(path, optimizer, model=None, *, scaler=None, changed=()):
         model (paddle.nn.Layer, optional): the model it trains, for the names.
         scaler (object, optional): loss scaler to load the saved one's state into; if one was saved it must be given.
         changed (Iterable[str]): what may be other than in the file, and is left as it is here: names of options
-            ("weight_decay", "beta1", ...), "learning_rate" (the number), "schedule" (its class; a schedule of another
-            class starts where it stands), "layerwise_decay" (all ratios), "apply_decay_param_fun", "grad_clip". Ratios
+            ("weight_decay", "beta1", ...), "learning_rate" (the number), "schedule" (its class and arguments; one of the
+            same class goes on from the step of the file, another starts where it stands), "layerwise_decay" (all ratios), "apply_decay_param_fun", "grad_clip". Ratios
             of a `set_param_lr_fun` of the caller's own may change from step to step and are not compared.
 
     Returns:
@@ -220,7 +220,8 @@ def _from_record(record, arrays, optimizer, model, changed):
     step = record["step"]
     if step is not None and (type(step) is not int or step < 0):
         raise ValueError(f"The file's step must be a number from 0 on. Received: step={step!r}")
-    same = record["schedule"] is not None and record["schedule"] == here["schedule"]
+    there, ours = record["schedule"], here["schedule"]
+    same = there is not None and ours is not None and there["class"] == ours["class"]
     schedule = unpack(record["schedule_state"]) if same else None
     if same and schedule is None:
         raise ValueError(f"The file lacks its schedule's state. Received: schedule_state={schedule!r}")

@@ -1,6 +1,7 @@
 """What a file says of the optimizer it is from, and how that differs from another."""
 
 import dataclasses
+import inspect
 import platform
 
 import numpy as np
@@ -48,7 +49,7 @@ def describe(optimizer, names):
         "arguments": {name: _plain(value) for name, value in optimizer.fixed_options().items()},
         "options": options,
         "learning_rate": rate,
-        "schedule": None if schedule is None else type(schedule).__name__,
+        "schedule": None if schedule is None else _schedule(schedule),
         "grad_clip": _clip(optimizer._grad_clip),
         "layerwise": _rule(optimizer),
         "parameters": parameters,
@@ -86,6 +87,22 @@ def _rule(optimizer):
     is_rule = dataclasses.is_dataclass(rule) and not isinstance(rule, type)
     plain = dataclasses.asdict(rule) if is_rule else {"layerwise_decay": _plain(rule)}
     return {**plain, "n_layers": _plain(optimizer.n_layers), "constant": constant}
+
+
+def _schedule(schedule):
+    """Return the class of a schedule and the arguments that it keeps: unlike its state they stay what they are."""
+    names = [*inspect.signature(type(schedule)).parameters, "base_lr"]
+    kept = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
+    arguments = {name: _argument(value) for name, value in kept.items() if name not in ("last_epoch", "verbose")}
+    return {"class": type(schedule).__name__, **arguments}
+
+
+def _argument(value):
+    if isinstance(value, LRScheduler):  # of `LinearWarmup`
+        return _schedule(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # the rule of a `RuleSchedule`
+        return {"class": type(value).__name__, **{name: _plain(v) for name, v in dataclasses.asdict(value).items()}}
+    return _plain(value)
 
 
 def _clip(clip):
