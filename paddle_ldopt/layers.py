@@ -101,7 +101,8 @@ class LayerMap:
             names (Iterable[str]): the names in the model's order; all of them, for frozen parameters count too.
             rules (dict[str, int|str]|callable, optional): what goes before the built-in rules. A dict maps a regular
                 expression (`re.search`) to a layer id, to "embeddings", "head", or to a template such as ``r"\1"``
-                that expands to a block's number from 0. A callable takes a name and returns a layer id, "embeddings",
+                that expands to a block's number from 0; ids above those of the blocks that are found are of a deeper
+                tower beside them, not the head. A callable takes a name and returns a layer id, "embeddings",
                 "head", or None to leave it to the built-in rules.
 
         Returns:
@@ -109,7 +110,8 @@ class LayerMap:
 
         Raises:
             TypeError: `names` or `rules` of another type.
-            ValueError: no names; no stack of blocks; half of the blocks in lists that no rule knows; an illegal rule.
+            ValueError: no names; no stack of blocks; half of the blocks in lists that no rule knows; an illegal rule, or one
+                that leaves layers empty.
         """
         return cls(*_assign(_checked_names(names), rules))
 
@@ -299,8 +301,15 @@ def _assign(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, Layer],
     free = [name for name in names if name not in ruled]
     stacks, unknown = find_stacks(free, lambda tower: _HEAD.search(tower) or _EMBEDDING.search(tower))
     depths = {stack.tower: stack.depth for stack in stacks}
-    deepest = max([*depths.values(), *(index for index in ruled.values() if isinstance(index, int))], default=0)
+    blocks = max(depths.values(), default=0)
+    deepest = max([blocks, *(index for index in ruled.values() if isinstance(index, int))])
     _check_found(names, depths, unknown, deepest)
+    beyond = next((name for name, index in ruled.items() if isinstance(index, int) and index > blocks), None)
+    if blocks and beyond is not None and not {*range(blocks + 1, deepest + 1)} <= {*ruled.values()}:
+        raise ValueError(
+            f"`rules` must leave no layer empty behind the {blocks} blocks that were found; the head is 'head'. "
+            f"Received: layer {ruled[beyond]} for '{beyond}', layer {deepest} the last"
+        )
     layers = {
         name: Layer("", index if isinstance(index, int) else deepest + 1, deepest) for name, index in ruled.items()
     }

@@ -91,6 +91,12 @@ def test_rules_go_before_the_built_in_ones():
     assert [layers.layer_of(name).tower for name in layers.names[1:4]] == ["", "", "h"]
 
 
+def test_rules_may_place_more_blocks_than_are_found():
+    layers = LayerMap.from_names([*names_of(), *names_of("cells", 5)], {r"cells\.(\d+)\.": r"\1"})
+    assert layers.n_layers == 5 and layers.layer_of("cells.4.attn.w").label == "block 4"
+    assert layers.layer_of("h.2.attn.w").depth == 3
+
+
 def test_a_fingerprint_has_towers_and_layers():
     print_of = LayerMap.from_names(names_of(n=2)).fingerprint()
     assert print_of["towers"] == {"h": 2} and print_of.keys() == {"towers", "layers"}
@@ -125,6 +131,8 @@ def test_a_models_own_parameter_that_a_sublayer_shares_is_mapped_as_the_lower():
         ({"h": 1.5}, ValueError, "Received: 1.5 for"),
         ({"h": True}, ValueError, "Received: True for"),
         ({"h": r"\2"}, ValueError, r"bad template .*Received: '.*2'"),
+        ({r"^h\.0": 9}, ValueError, "leave no layer empty behind the 3 blocks.*Received: layer 9 for 'h.0.attn.w'"),
+        ({r"^h\.0": 4, "norm": 6}, ValueError, "Received: layer 4 for 'h.0.attn.w', layer 6 the last"),
         ([("h", 1)], TypeError, "dict of regular expressions or a callable"),
     ],
 )
