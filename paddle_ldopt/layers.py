@@ -110,8 +110,8 @@ class LayerMap:
 
         Raises:
             TypeError: `names` or `rules` of another type.
-            ValueError: no names; no stack of blocks; half of the blocks in lists that no rule knows; an illegal rule, or one
-                that leaves layers empty.
+            ValueError: no names; no stack of blocks; half of the blocks in lists that no rule knows; an illegal rule,
+                or one that leaves layers empty.
         """
         return cls(*_assign(_checked_names(names), rules))
 

@@ -357,6 +357,11 @@ def test_options_of_groups_are_compared(path):
         ldopt.load_optimizer(path, other.optimizer, other.model)
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path, victim):
+    with pytest.raises(FileNotFoundError, match="no such folder to write into: '.*/missing'"):
+        ldopt.save_optimizer(tmp_path / "missing" / "optimizer.safetensors", victim.optimizer, victim.model)
+
+
 def test_arguments_are_checked(saved, tmp_path, victim):
     calls = {
         "one of paddle_ldopt": lambda: ldopt.load_optimizer(saved, paddle.optimizer.Adam(parameters=[]), victim.model),

@@ -171,6 +171,11 @@ def test_a_state_that_is_wrong_changes_nothing(state, message):
     assert scaler.state_dict() == before
 
 
+def test_a_fixed_scale_takes_nothing_else():
+    with pytest.raises(TypeError, match="positional arguments"):
+        FixedLossScaler(8, 1.0)
+
+
 def test_scale_multiplies():
     assert FixedLossScaler(4).scale(paddle.to_tensor([1.5])).tolist() == [6.0]
 

@@ -227,6 +227,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
         ("no dict", [], {}, "must be a path or a dict"),
         ("not a state_dict", {"model": 1}, {}, "'state' and 'param_groups'"),
         ("same names", good, {"rename": lambda name: "head.bias"}, "another name"),
+        ("a name it has not", good, {"rename": {"encoder": "head.bias"}}, r"Received: 'encoder', which it has not"),
         ("a list to rename", good, {"rename": ["a"]}, "must be a dict or callable"),
         ("nothing", good, {"rename": lambda name: f"x.{name}", "strict": False}, "No parameter of the checkpoint"),
         ("a pickle", tmp_path / "a.safetensors", {}, "no safetensors file"),

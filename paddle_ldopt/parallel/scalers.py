@@ -21,9 +21,11 @@ _COUNT_TO_CHANGE = 3  # increases, or decreases, of the scale that change an ada
 class LossScaler:
     """Base of the loss scalers; a subclass has its numbers in `_state` and says in `update` how they change."""
 
-    def __init__(self, loss_scale_value, least=0.0):
-        ends = "[]" if least else "(]"
-        self._state = {"loss_scale": checked_number(loss_scale_value, "loss_scale_value", least, ends=ends)}
+    _least = 0.0  # a scale is at least that, and above 0
+
+    def __init__(self, loss_scale_value):
+        ends = "[]" if self._least else "(]"
+        self._state = {"loss_scale": checked_number(loss_scale_value, "loss_scale_value", self._least, ends=ends)}
 
     def get_loss_scale(self):
         """Return the scale of the next step, a float."""
@@ -137,8 +139,10 @@ class DynamicLossScaler(LossScaler):
     Source: ``mindspore.nn.DynamicLossScaleUpdateCell``.
     """
 
+    _least = 1.0
+
     def __init__(self, loss_scale_value=2.0**15, scale_factor=2.0, scale_window=1000):
-        super().__init__(loss_scale_value, least=1.0)
+        super().__init__(loss_scale_value)
         self._factor = checked_number(scale_factor, "scale_factor", 1.0, ends="(]")
         self._first_window = checked_steps(scale_window, "scale_window", least=1)
         self._state["good_steps"] = 0

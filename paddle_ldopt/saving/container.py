@@ -4,6 +4,7 @@ Nothing that is read here is trusted before it was checked, and nothing is ever 
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -88,6 +89,9 @@ def _checked_target(path):
         )
     if os.path.isdir(path):
         raise ValueError(f"`path` must be that of a file. Received: path={path!r}, a folder")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "There is no such folder to write into", folder)
     return path
 
 

@@ -75,8 +75,8 @@ def convert_torch_optimizer(
         transpose (Iterable[str], optional): the model's names of the matrices that are stored the other way round.
             None: the weights of its `paddle.nn.Linear` layers.
         step (int, optional): the steps taken, at least 0, of parameters of which the checkpoint does not say.
-        strict (bool): raise if a trainable parameter gets no state, or a state is not used. Otherwise the former begin
-            anew, as the report says.
+        strict (bool): raise if a trainable parameter gets no state, or a state or a name in `rename` is not used.
+            Otherwise the former begin anew, as the report says.
 
     Returns:
         LoadReport: what was matched, missing, unexpected and transposed. Printed, it is a table.
@@ -117,7 +117,7 @@ def convert_torch_optimizer(
     strict = checked_bool(strict, "strict")
     ours, _ = structured_names(inner, _checked_model(model))
     turned = _turned(model, transpose)
-    found = _renamed(_named(_read(source), names), rename)
+    found = _renamed(_named(_read(source), names), rename, strict)
     counted = ["step" in given for _, given in found.values() if given]
     if step is not None and counted and all(counted):
         raise ValueError(
@@ -295,10 +295,16 @@ def _named(read, names):
     return {known[key] if isinstance(key, int) else key: state for key, state in found.items()}
 
 
-def _renamed(found, rename):
+def _renamed(found, rename, strict):
     """Return the model's name -> (PyTorch's name, {state: array})."""
     if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
         raise TypeError(f"`rename` must be a dict or callable. Received: rename={rename!r}")
+    unknown = sorted(set(rename) - set(found), key=str) if isinstance(rename, Mapping) else []
+    if strict and unknown:
+        raise ValueError(
+            "`rename` must name parameters of the checkpoint: correct it, or give strict=False. "
+            f"Received: {some(unknown)}, which it has not"
+        )
     out: dict = {}
     for there, state in found.items():
         name = rename(there) if callable(rename) else (rename or {}).get(there, there)
