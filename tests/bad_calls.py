@@ -436,10 +436,10 @@ CALLS = {
         free=("strict",),
     ),
     # ---- scalers and the step
-    "FixedLossScaler": Row(lambda: (ldopt.FixedLossScaler, {"loss_scale_value": 8.0}), free=("least",)),
+    "FixedLossScaler": Row(lambda: (ldopt.FixedLossScaler, {"loss_scale_value": 8.0})),
     "DynamicLossScaler": Row(lambda: (ldopt.DynamicLossScaler, {"loss_scale_value": 8.0})),
     "AdaptiveLossScaler": Row(lambda: (ldopt.AdaptiveLossScaler, {"scale_window": 20})),
-    "LossScaler": Row(lambda: (parallel.LossScaler, {"loss_scale_value": 8.0, "least": 0.0}), free=("least",)),
+    "LossScaler": Row(lambda: (parallel.LossScaler, {"loss_scale_value": 8.0})),
     "AdaptiveLossScaler.set_state_dict": Row(
         method(ldopt.AdaptiveLossScaler, "set_state_dict", state_dict=ldopt.AdaptiveLossScaler().state_dict()), **LOADED
     ),
