@@ -32,7 +32,7 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
-def make(name, parameters, **more):
+def make(name, parameters, /, **more):
     """Build the optimizer of a row of the table."""
     arguments = {**VARIANTS[name], **more}
     return ldopt.optimizer_class(name.split(",")[0])(parameters=parameters, **arguments)
@@ -216,6 +216,28 @@ def test_low_precision(name, dtype, masters):
         unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype] * np.abs(want[n]).max()
         allowed = one_rounding * 1.01 + 1e-6 if masters else 5 * unit + 1e-6
         assert np.abs(got[n] - want[n]).max() <= allowed, n
+
+
+@every_variant
+def test_a_name_goes_before_the_names_of_the_state(name):
+    def train(steps, state=None):
+        with paddle.utils.unique_name.guard():
+            param = paddle.create_parameter([3, 4], "float32", default_initializer=paddle.nn.initializer.Constant(1.0))
+            opt = make(name, [param], name="mine")
+            if state is not None:
+                param.set_value(state.pop("param"))
+                opt.set_state_dict(state)
+            for step in steps:
+                param.grad = paddle.full([3, 4], 0.1 * step)
+                opt.step()
+            return {**opt.state_dict(), "param": param.clone()}
+
+    whole, halves = train([1, 2, 3]), train([3], train([1, 2]))
+    states = [key for key in whole if "moment" in key or "exp_avg" in key]
+    assert states and all("_mine_" in key for key in states)
+    assert whole.keys() == halves.keys()
+    for key, value in whole.items():
+        assert not isinstance(value, paddle.Tensor) or (value == halves[key]).all(), key
 
 
 # ---- clipping, found_inf, bad numbers
