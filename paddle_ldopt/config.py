@@ -19,6 +19,7 @@ import paddle
 
 from .arguments import as_float
 from .decay import LayerDecay, apply_layerwise_decay
+from .hooks import parameters_to_train
 from .layers import LayerMap
 from .optimizers import Adafactor, AdafactorSchedule
 from .registry import REGISTRY, OptimizerInfo, create
@@ -155,7 +156,7 @@ class LdoptConfig:
         if self.optim in REGISTRY:
             opt = create(self.optim, model, rule, self.layerwise_rules, **arguments)
         else:
-            arguments["parameters"] = model.parameters()
+            arguments["parameters"] = parameters_to_train(model)
             arguments["apply_decay_param_fun"] = decayed_parameter_names(model).__contains__
             opt = paddle.optimizer.AdamW(**arguments)
             if rule != _OFF:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
 import paddle
+from paddle.distributed import fleet
 
 from .arguments import as_float
 
@@ -423,6 +424,21 @@ def parameters_of(optimizer):
         optimizer = optimizer._inner_opt
         lists.append(optimizer._parameter_list or [])
     return flatten_groups(max(lists, key=len))
+
+
+def topology():
+    """Return the communicate group of `fleet`, None if it was not started."""
+    return getattr(fleet.fleet, "_hcg", None)
+
+
+def parameters_to_train(model):
+    """Return a model's parameters: frozen ones too, which may be unfrozen in mid-run, but under sharding.
+
+    Paddle's sharding of version 2 raises if it is given one.
+    """
+    hcg = topology()
+    sharded = hcg is not None and hcg.get_sharding_parallel_world_size() > 1
+    return [param for param in model.parameters() if not (sharded and param.stop_gradient)]
 
 
 def is_listed(parameters):

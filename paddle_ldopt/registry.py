@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 
 from .decay import LayerDecay
+from .hooks import parameters_to_train
 from .layers import LayerMap, as_rule
 from .optimizers import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
 from .weight_decay import decayed_parameter_names
@@ -83,7 +84,8 @@ def optimizer_class(name):
 def create(name, model, layerwise_decay=1.0, rules=None, **arguments):
     """Build an optimizer of ours for a model: all its parameters, each layer at its rate.
 
-    Those that are frozen, now or later, stay as they are for as long as they are frozen.
+    Those that are frozen, now or later, stay as they are for as long as they are frozen. Under sharding, which takes
+    trainable ones alone, those that are frozen now are left out.
 
     Args:
         name (str): one of `list_optimizers`.
@@ -114,7 +116,7 @@ def create(name, model, layerwise_decay=1.0, rules=None, **arguments):
     if not hasattr(model, "named_sublayers"):
         raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
     if "params" not in arguments:
-        arguments.setdefault("parameters", model.parameters())  # frozen ones too: they may be unfrozen in mid-run
+        arguments.setdefault("parameters", parameters_to_train(model))
     if not any(arguments.get(argument) for argument in info.own_exclusion):
         arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
     if "learning_rate" in arguments or "lr" in arguments:

@@ -13,7 +13,7 @@ from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .arguments import checked_number, checked_state, checked_steps
 from .decay import LayerDecay
-from .hooks import checked_parameters, flatten_groups, layerwise_lr_decay
+from .hooks import checked_parameters, flatten_groups, layerwise_lr_decay, parameters_to_train
 from .layers import LayerMap, as_rule
 from .optimizers import AdamWeightDecay
 from .weight_decay import decayed_parameter_names
@@ -310,7 +310,7 @@ def create_optimizer(
         if not isinstance(model, paddle.nn.Layer):
             raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
         if parameters is None:
-            parameters = model.parameters()  # frozen ones too: they may be unfrozen in mid-run
+            parameters = parameters_to_train(model)
         uses_layers = set_param_lr_fun is layerwise_lr_decay and name_dict is None
         if layers is None and uses_layers and as_rule(layerwise_decay) != LayerDecay(1.0):
             layers = LayerMap.from_model(model)

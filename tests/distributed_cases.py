@@ -17,10 +17,11 @@ from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, Sha
 from toy_layers import Block, Embed, tied_head
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.hooks import unwrap
+from paddle_ldopt.hooks import parameters_to_train, unwrap
 
 VOCABULARY, HIDDEN, LENGTH, ROWS = 25, 18, 5, 8
 STEPS, LR, CLIP = 20, 4e-2, 0.1
+FROZEN = "inner.1."  # a block of which a slice of version 2 has a part
 
 
 class Mix(nn.Layer):
@@ -142,10 +143,19 @@ def optimizer_of(case, params, names):
 # ---- in one process
 
 
-def alone(case, steps=STEPS):
+def freeze(network, prefix):
+    """Freeze the parameters whose names in `Plain` begin so."""
+    for name, param in network.named_parameters():
+        if plain_name(name).startswith(prefix):
+            param.stop_gradient = True
+
+
+def alone(case, steps=STEPS, frozen=None):
     """Train in one process; return the parameters by name before and after."""
     with paddle.utils.unique_name.guard("alone_"):
         network = initialise(Plain())
+        if frozen:
+            freeze(network, frozen)
         optimizer = optimizer_of(case, network.parameters(), names_of(network))
     start = values(network)
     for step in range(steps):
@@ -170,7 +180,7 @@ def data_part(hcg):
     return hcg.get_data_parallel_rank() * shards + hcg.get_sharding_parallel_rank(), parts
 
 
-def trained(hcg, case, steps=STEPS, keep=None):
+def trained(hcg, case, steps=STEPS, keep=None, frozen=None):
     """Train the network under `fleet`, give the optimizer to `keep`; return the parameters by name."""
     from paddle.distributed import fleet
 
@@ -178,7 +188,10 @@ def trained(hcg, case, steps=STEPS, keep=None):
     staged = hcg.get_pipe_parallel_world_size() > 1
     with paddle.utils.unique_name.guard():
         network = initialise(Staged(topology=hcg.topology()) if staged else Plain())
-        optimizer = fleet.distributed_optimizer(optimizer_of(case, network.parameters(), names_of(network)))
+        if frozen:
+            freeze(network, frozen)
+        parameters = parameters_to_train(network)  # sharding of version 2 takes no frozen ones
+        optimizer = fleet.distributed_optimizer(optimizer_of(case, parameters, names_of(network)))
         model = fleet.distributed_model(network)
     slices = getattr(optimizer._inner_opt, "_slice_params", {})
     if staged:  # what Paddle means to do, but compares the wrong names (pp_layers.py): the tied weight counts once
@@ -277,7 +290,7 @@ def joined(parts):
     }
 
 
-def worker(layouts, cases, unsummed=()):
+def worker(layouts, cases, unsummed=(), frozen=()):
     """Train every case under every layout, one after the other in the same processes."""
     from distributed_setup import start_fleet
 
@@ -290,6 +303,8 @@ def worker(layouts, cases, unsummed=()):
                 out[layout, case] = given(hcg, case)[1]
             elif case in OPTIMIZERS:
                 out[layout, case] = trained(hcg, case)
+        if not parallel:
+            out.update({(layout, f"{case}, frozen"): trained(hcg, case, frozen=FROZEN) for case in frozen})
         if layout == "sharding v2":
             out.update(slices(hcg))
             with sums_that_stay():

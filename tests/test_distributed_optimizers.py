@@ -8,7 +8,7 @@ time. Upstream's own faults, gone around in distributed_cases.py: a weight tied 
 import functools
 
 import pytest
-from distributed_cases import LAYOUTS, OPTIMIZERS, alone, apart, given, joined, refusals, worker
+from distributed_cases import FROZEN, LAYOUTS, OPTIMIZERS, alone, apart, given, joined, refusals, worker
 from distributed_launch import launch
 
 TOLERANCE = 1e-5  # of the way
@@ -34,13 +34,26 @@ def check(results, layout, case):
 @pytest.fixture(scope="module")
 def two():
     layouts = ["dp", "sharding v1", "sharding v2", "pp", "mp"]
-    return launch(worker, 2, timeout=500, layouts=layouts, cases=[*OPTIMIZERS, "lamb, centralized"], unsummed=UNSUMMED)
+    cases = [*OPTIMIZERS, "lamb, centralized"]
+    return launch(worker, 2, timeout=500, layouts=layouts, cases=cases, unsummed=UNSUMMED, frozen=FEW)
 
 
 @pytest.mark.parametrize("case", OPTIMIZERS)
 @pytest.mark.parametrize("layout", ["dp", "sharding v1", "sharding v2", "pp", "mp"])
 def test_two_processes(two, layout, case):
     check(two, layout, case)
+
+
+@pytest.mark.parametrize("case", FEW)
+@pytest.mark.parametrize("layout", ["dp", "sharding v1", "sharding v2", "pp"])
+def test_what_is_frozen_stays(two, layout, case):
+    start, end = alone(case, frozen=FROZEN)
+    moving = {name for name in start if not name.startswith(FROZEN)}
+    assert moving < set(start)
+    for result in two:
+        got = result[layout, f"{case}, frozen"]
+        assert apart({name: value for name, value in got.items() if name in moving}, start, end) < TOLERANCE
+        assert all((value == start[name]).all() for name, value in got.items() if name not in moving)
 
 
 def test_gradients_centralized_over_tensor_parallel_parts(two):

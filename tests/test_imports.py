@@ -26,7 +26,7 @@ ARROWS = {
     "kernels": set(),
     "optimizers": {"arguments", "hooks", "kernels"},
     "weight_decay": set(),
-    "registry": {"decay", "layers", "optimizers", "weight_decay"},
+    "registry": {"decay", "hooks", "layers", "optimizers", "weight_decay"},
     "schedules": {"arguments", "hooks"},
     "config": {"arguments", "decay", "hooks", "layers", "optimizers", "registry", "schedules", "weight_decay"},
     "accumulation": {"arguments", "hooks"},

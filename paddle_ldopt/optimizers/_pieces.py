@@ -12,9 +12,10 @@ import math
 
 import paddle
 import paddle.distributed as dist
-from paddle.distributed import fleet
 
-__all__ = ["Piece", "PieceFinder", "answer_locally", "answer_together", "refuse_sharded_groups", "topology"]
+from ..hooks import topology
+
+__all__ = ["Piece", "PieceFinder", "answer_locally", "answer_together", "refuse_sharded_groups"]
 
 
 class Piece:
@@ -349,8 +350,3 @@ def refuse_sharded_groups(parameters):
             "(sharding_degree=1). "
             f"Received: {len(groups)} groups, sharding_degree={hcg.get_sharding_parallel_world_size()}"
         )
-
-
-def topology():
-    """Return the communicate group of `fleet`, None if it was not started."""
-    return getattr(fleet.fleet, "_hcg", None)

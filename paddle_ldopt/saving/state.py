@@ -7,9 +7,8 @@ from typing import Any, Optional
 import numpy as np
 import paddle
 
-from ..hooks import parameters_of, unwrap, unwrap_model
+from ..hooks import parameters_of, topology, unwrap, unwrap_model
 from ..optimizers._checkpoint import COUNTER, ShardedStateMixin, create_state
-from ..optimizers._pieces import topology
 from ..optimizers.lamb import GLOBAL_STEP
 
 __all__ = [
