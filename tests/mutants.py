@@ -51,7 +51,14 @@ TESTS = {
     "optimizers/adafactor.py": ["test_adafactor.py", "test_contracts.py"],
     "optimizers/adam_weight_decay.py": ["test_adam_weight_decay.py", "test_contracts.py"],
     "optimizers/adamwdl.py": ["test_adamwdl.py", "test_contracts.py", "test_fused.py", "test_sharded_state.py"],
-    "optimizers/base.py": ["test_contracts.py", "test_came.py", "test_lamb.py", "test_adafactor.py", "test_fused.py"],
+    "optimizers/base.py": [
+        "test_contracts.py",
+        "test_came.py",
+        "test_lamb.py",
+        "test_adafactor.py",
+        "test_fused.py",
+        "test_fused_changes.py",
+    ],
     "optimizers/came.py": ["test_came.py", "test_contracts.py"],
     "optimizers/lamb.py": ["test_lamb.py", "test_contracts.py"],
 }

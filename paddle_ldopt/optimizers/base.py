@@ -119,7 +119,7 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         self._apply_decay_param_fun = apply_decay_param_fun
         learning_rate = checked_rate(learning_rate)
         # weight_decay=None: Paddle would turn it into an L2 penalty on the gradient, beside our own
-        super().__init__(learning_rate, parameters, weight_decay=None, grad_clip=grad_clip, name=name)
+        super().__init__(learning_rate, parameters, grad_clip=grad_clip, name=name)
         self.type = type(self).__name__.lower()
 
     # ---- what a subclass says
@@ -276,12 +276,12 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
 
     # ---- the step
 
-    def _create_optimization_pass(self, params_grads, param_group_idx=0):
+    def _create_optimization_pass(self, params_grads, *args, **kwargs):
         if not paddle.in_dynamic_mode():
-            return super()._create_optimization_pass(params_grads, param_group_idx)
+            return super()._create_optimization_pass(params_grads, *args, **kwargs)
         self._collected, self._rates = [], {}
         try:
-            done = super()._create_optimization_pass(params_grads, param_group_idx)  # found_inf: collects nothing
+            done = super()._create_optimization_pass(params_grads, *args, **kwargs)  # found_inf: collects nothing
             tasks, overflow = self._collected, bool(self._get_auxiliary_var("found_inf"))
         finally:
             self._collected, self._rates = None, {}
@@ -309,7 +309,7 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
 
     def _options_now(self, param):
         options = self.options_of(param)
-        return {**options, "weight_decay": options.get("weight_decay", 0.0) if self.is_decayed(param) else 0.0}
+        return {**options, "weight_decay": options["weight_decay"] if self.is_decayed(param) else 0.0}
 
     def fused_options(self, param=None):
         """Return the options of a parameter's group as they are now, or those of a parameter without a group."""
@@ -444,7 +444,7 @@ def _write(value, target, found_inf=None, piece=None):
 
 def _unified_name(key, state_names):
     """Return the key that PaddleNLP's unified checkpoints have for one of `state_dict`."""
-    if key in ("master_weights", "LR_Scheduler") or _INFIX in key:
+    if _INFIX in key:
         return key
     ending = next((f"_{name}_0" for name in state_names if key.endswith(f"_{name}_0")), None)
     return key if ending is None else key[: -len(ending)] + _INFIX + ending[1:]
