@@ -50,7 +50,7 @@ TESTS = {
     "optimizers/_schedules.py": ["test_lamb.py"],
     "optimizers/adafactor.py": ["test_adafactor.py", "test_contracts.py"],
     "optimizers/adam_weight_decay.py": ["test_adam_weight_decay.py", "test_contracts.py"],
-    "optimizers/adamwdl.py": ["test_adamwdl.py", "test_contracts.py", "test_fused.py", "test_sharded_state.py"],
+    "optimizers/adamwdl.py": ["test_adamwdl.py", "test_contracts.py", "test_fused.py", "test_saving.py"],
     "optimizers/base.py": [
         "test_contracts.py",
         "test_came.py",
