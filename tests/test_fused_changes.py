@@ -7,6 +7,7 @@ from test_contracts import OPTIMIZERS, every_optimizer, every_variant, make
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
+from paddle_ldopt.optimizers._fused import layer_rates
 from paddle_ldopt.optimizers.base import RuleOptimizer
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason=str(kernels.why_not()))
@@ -252,6 +253,35 @@ class Constant(ldopt.Lamb):
     def rule(self, param, grad, state, lr, options, piece=None):
         yield []
         return param * 0.0 + 42.0, {name: state[name] for name in ("moment1", "moment2")}
+
+
+@every_optimizer
+def test_ratios_of_layers_are_asked_for_once_and_again_where_something_is_unfrozen(name):
+    params, asked = parameters([3], [2, 2], [4]), []
+
+    def ratio_of(param):
+        asked.append(param.name)
+        return 0.5
+
+    ratio_of.is_constant = True  # as a LayerMap's
+    opt = make(name, params)
+    opt._ratio_of = ratio_of
+    params[2].stop_gradient = True
+    for _ in range(3):
+        give_gradients(params[:2])
+        opt.step()
+    assert asked == [param.name for param in params[:2]]
+    params[2].stop_gradient = False
+    give_gradients(params)
+    opt.step()
+    assert asked[2:] == [param.name for param in params]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rates_are_rounded_after_each_product_in_their_own_type(dtype):
+    of = np.dtype(dtype).type
+    (rate,) = layer_rates(paddle.to_tensor(0.1, dtype), [0.3], [0.7])
+    assert rate == of(0.1) * of(0.3) * of(0.7) and rate.dtype == dtype
 
 
 class Descent(RuleOptimizer):
