@@ -4,6 +4,7 @@ import functools
 import inspect
 import math
 import pickle
+import sys
 import time
 import warnings
 
@@ -197,7 +198,7 @@ def test_a_million_steps_and_a_resume_there():
     start = time.process_time()
     for _ in range(10**6 - 1):
         schedule.step()
-    assert time.process_time() - start < 2.0
+    assert time.process_time() - start < (2.0 if sys.gettrace() is None else math.inf)  # `make coverage` traces
     resumed = WarmUp(**schedule.get_config(), last_epoch=10**6 - 2)
     copied = pickle.loads(pickle.dumps(schedule))
     assert resumed() == copied() == schedule() == schedule(10**6 - 1) == 1e-5
