@@ -218,6 +218,22 @@ def test_low_precision(name, dtype, masters):
         assert np.abs(got[n] - want[n]).max() <= allowed, n
 
 
+@every_optimizer
+def test_a_rate_that_is_set(name):
+    (param,) = make_params({"a": np.ones((2, 3))})[0].values()
+    opt = make(name, [param])
+    opt.set_lr(0.0)
+    param.grad = paddle.ones([2, 3])
+    opt.step()
+    assert (param.numpy() == 1.0).all() and opt.get_lr() == 0.0
+    for value, error in ((-0.1, ValueError), (float("inf"), ValueError), (float("nan"), ValueError), ("1", TypeError)):
+        with pytest.raises(error, match="Received: value="):
+            opt.set_lr(value)
+    opt.set_lr(0.01)
+    opt.step()
+    assert (param.numpy() < 1.0).all()
+
+
 @every_variant
 def test_a_name_goes_before_the_names_of_the_state(name):
     def train(steps, state=None):
