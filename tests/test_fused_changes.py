@@ -150,6 +150,19 @@ def test_gradients_of_16_bits_are_clipped_though_paddle_has_no_norm_of_them_on_a
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"adamwdl"}))  # Paddle's AdamW refuses it
+@pytest.mark.parametrize("clip", [None, paddle.nn.ClipGradByValue(9.0)], ids=["", "clipped"])
+def test_a_gradient_that_the_library_cannot_read_is_left_to_paddles_operations(name, clip):
+    def change(step, params):
+        params[0].grad = None
+        params[0].grad = paddle.full([3, 2], 0.1, "float64")
+
+    got, want = both_ways(name, [[3, 2], [2]], change, steps=1, grad_clip=clip)
+    assert (want[0] != 1.0).all()
+    for one, other in zip(got, want):
+        np.testing.assert_allclose(one, other, rtol=2e-6)
+
+
 @every_optimizer
 @pytest.mark.parametrize("attribute", ["regularizer", "main_grad"])
 def test_what_a_parameter_gets_late(name, attribute):
