@@ -234,6 +234,14 @@ def test_a_rate_that_is_set(name):
     assert (param.numpy() < 1.0).all()
 
 
+@every_optimizer
+@pytest.mark.parametrize("state", [[], {1: 2.0}, {"LR_Scheduler": 3}, {"master_weights": 3}], ids=str)
+def test_what_is_no_state_is_refused(name, state):
+    opt = make(name, list(make_params({"a": np.ones((2, 3))})[0].values()))
+    with pytest.raises(TypeError, match="`state_dict`.* must be a dict.*Received: "):
+        opt.set_state_dict(state)
+
+
 @every_variant
 def test_a_name_goes_before_the_names_of_the_state(name):
     def train(steps, state=None):

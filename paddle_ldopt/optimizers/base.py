@@ -258,7 +258,8 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         """
         if not isinstance(state_dict, dict):
             return super().set_state_dict(state_dict)  # which says that it must be one
-        masters = {getattr(weight, "name", None) for weight in dict(state_dict.get("master_weights") or {}).values()}
+        weights = state_dict.get("master_weights")  # what is no dict is refused below
+        masters = {getattr(weight, "name", None) for weight in weights.values()} if isinstance(weights, dict) else set()
         plain = {}
         for key, value in state_dict.items():
             owner, infix, rest = str(key).partition(_INFIX)
