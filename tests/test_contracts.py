@@ -242,6 +242,26 @@ def test_what_is_no_state_is_refused(name, state):
         opt.set_state_dict(state)
 
 
+@every_optimizer
+def test_a_state_without_the_schedules_is_refused(name):
+    schedule = paddle.optimizer.lr.StepDecay(0.1, 2)
+    opt = make(name, list(make_params({"a": np.ones((2, 3))})[0].values()), learning_rate=schedule)
+    for state in ({}, {"LR_Scheduler": {"last_epoch": 3}}):
+        with pytest.raises(ValueError, match="state of the optimizer's StepDecay.*Received: a state without .*last_lr"):
+            opt.set_state_dict(state)
+    assert schedule.last_epoch == 0
+
+
+@every_optimizer
+@pytest.mark.parametrize("own", [None, "mine"])
+def test_a_state_that_is_no_tensor_is_refused(name, own):
+    with paddle.utils.unique_name.guard():
+        (param,) = make_params({"a": np.ones((2, 3))})[0].values()
+        state = {f"{param.name}_{own + '_' if own else ''}beta1_pow_acc_0": "3"}
+        with pytest.raises(TypeError, match="must hold Tensors. Received: '3' as "):
+            make(name, [param], name=own).set_state_dict(state)
+
+
 @every_variant
 def test_a_name_goes_before_the_names_of_the_state(name):
     def train(steps, state=None):
