@@ -304,12 +304,7 @@ def _assign(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, Layer],
     blocks = max(depths.values(), default=0)
     deepest = max([blocks, *(index for index in ruled.values() if isinstance(index, int))])
     _check_found(names, depths, unknown, deepest)
-    beyond = next((name for name, index in ruled.items() if isinstance(index, int) and index > blocks), None)
-    if blocks and beyond is not None and not {*range(blocks + 1, deepest + 1)} <= {*ruled.values()}:
-        raise ValueError(
-            f"`rules` must leave no layer empty behind the {blocks} blocks that were found; the head is 'head'. "
-            f"Received: layer {ruled[beyond]} for '{beyond}', layer {deepest} the last"
-        )
+    _check_no_gap(ruled, blocks, deepest)
     layers = {
         name: Layer("", index if isinstance(index, int) else deepest + 1, deepest) for name, index in ruled.items()
     }
@@ -367,6 +362,16 @@ def _check_found(names: list[str], depths: dict[str, int], unknown: dict[str, in
             f"{missed} numbered blocks are in lists of unknown kind ({', '.join(sorted(unknown))}) and only "
             f"{sum(depths.values())} in known ones ({', '.join(depths)}): give `rules`, such as "
             f"{{r'{sorted(unknown)[0]}\\.(\\d+)\\.': r'\\1'}}. Received: names={_some(names)}"
+        )
+
+
+def _check_no_gap(ruled: dict[str, Place], blocks: int, deepest: int) -> None:
+    """Raise if rules place something behind the blocks that were found, and nothing in between."""
+    beyond = next((name for name, index in ruled.items() if isinstance(index, int) and index > blocks), None)
+    if blocks and beyond is not None and not {*range(blocks + 1, deepest + 1)} <= {*ruled.values()}:
+        raise ValueError(
+            f"`rules` must leave no layer empty behind the {blocks} blocks that were found; the head is 'head'. "
+            f"Received: layer {ruled[beyond]} for '{beyond}', layer {deepest} the last"
         )
 
 

@@ -194,7 +194,8 @@ def test_paddles_grad_scaler_is_saved_too(path, monkeypatch):
 )
 def test_a_schedule_with_other_numbers_is_refused_unless_it_is_meant(was, now, shown, path):
     run, same_again, other = Run("adamwdl", rate=was()), Run("adamwdl", rate=was()), Run("adamwdl", rate=now())
-    for schedule in (run.optimizer._learning_rate, run.optimizer._learning_rate):
+    schedule = run.optimizer._learning_rate
+    for _ in range(2):
         schedule.step(*([0.5] if hasattr(schedule, "patience") else []))
     run.train(1)
     ldopt.save_optimizer(path, run.optimizer, run.model)

@@ -29,7 +29,7 @@ from .values import check_like, pack, unpack
 
 __all__ = ["load_optimizer", "save_optimizer"]
 
-_PADDLES = ".pdopt"  # how the name of a file of Paddle's own ends
+_PDOPT = ".pdopt"  # how the name of a file of Paddle's own ends
 
 
 def save_optimizer(path, optimizer, model=None, *, scaler=None, step=None):
@@ -79,7 +79,7 @@ def save_optimizer(path, optimizer, model=None, *, scaler=None, step=None):
             0
     """
     inner = checked_optimizer(optimizer)
-    if checked_path(path).endswith(_PADDLES):
+    if checked_path(path).endswith(_PDOPT):
         raise ValueError(
             "`load_optimizer` would take the file for Paddle's own, by its name: give it another, such as "
             f"'.safetensors'. Received: path={os.fspath(path)!r}"
@@ -155,7 +155,7 @@ def load_optimizer(path, optimizer, model=None, *, scaler=None, changed=()):
     inner = checked_optimizer(optimizer)
     _check_scaler(scaler)
     changed = set(checked_names(changed, "changed"))
-    if checked_path(path).endswith(_PADDLES):
+    if checked_path(path).endswith(_PDOPT):
         if scaler is not None or model is not None or changed - {"schedule"}:
             raise ValueError(
                 "A .pdopt holds Paddle's names, no options and no scaler: leave out `model`, `scaler` and `changed`. "

@@ -84,8 +84,7 @@ def _rule(optimizer):
     rule, ratio_of = optimizer.layerwise_decay, optimizer._ratio_of
     documented = optimizer.set_param_lr_fun is layerwise_lr_decay
     constant = ratio_of is None or getattr(ratio_of, "is_constant", False) or documented
-    is_rule = dataclasses.is_dataclass(rule) and not isinstance(rule, type)
-    plain = dataclasses.asdict(rule) if is_rule else {"layerwise_decay": _plain(rule)}
+    plain = dataclasses.asdict(rule) if _is_record(rule) else {"layerwise_decay": _plain(rule)}
     return {**plain, "n_layers": _plain(optimizer.n_layers), "constant": constant}
 
 
@@ -100,9 +99,14 @@ def _schedule(schedule):
 def _argument(value):
     if isinstance(value, LRScheduler):  # of `LinearWarmup`
         return _schedule(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # the rule of a `RuleSchedule`
+    if _is_record(value):  # the rule of a `RuleSchedule`
         return {"class": type(value).__name__, **{name: _plain(v) for name, v in dataclasses.asdict(value).items()}}
     return _plain(value)
+
+
+def _is_record(value):
+    """Say whether a value is an instance of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _clip(clip):
