@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import json
 import pathlib
 import re
 import sys
@@ -79,9 +80,31 @@ def sent_table(params):
     return markdown(header, rows)
 
 
+def combinations_table():
+    """Return the table of `tests/combinations.py`: how many combinations of each layout match one process."""
+    results = json.loads((PAGE.parent / "combinations.json").read_text(encoding="utf-8"))
+    notes: list = []
+
+    def shown(cell):
+        text = [str(cell["match"])]
+        for why, names in cell["refused"].items():
+            if why not in notes:
+                notes.append(why)
+            text.append(f"{len(names)} refused ({notes.index(why) + 1})")
+        return ", ".join(text)
+
+    rows = [[layout, *(shown(cell) for cell in ways.values())] for layout, ways in results.items()]
+    table = markdown(["layout", *next(iter(results.values()))], rows)
+    cells = [cell for ways in results.values() for cell in ways.values()]
+    match = sum(cell["match"] for cell in cells)
+    refused = sum(len(names) for cell in cells for names in cell["refused"].values())
+    said = [f"{i}. {' '.join(note.split())}" for i, note in enumerate(notes, 1)]
+    return "\n".join([table, "", f"{match + refused} combinations: {match} match, {refused} are refused.", "", *said])
+
+
 def tables():
     """Return name -> table, as between the marks of the page."""
-    answer = {"models": models_table()}
+    answer = {"models": models_table(), "combinations": combinations_table()}
     for size, params in SIZES.items():
         answer[f"memory {size}"] = memory_table(params)
         answer[f"sent {size}"] = sent_table(params)

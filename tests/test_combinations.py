@@ -1,0 +1,49 @@
+"""Layouts, ways to step, optimizers and features in all combinations: one process's numbers, or a refusal.
+
+`make test` draws some, `make fault` trains all and compares them with what docs/scaling.md prints.
+"""
+
+import json
+
+import pytest
+from combinations import LAYOUTS, RESULTS, combinations, ranks_of, rows_of, sample, summary, verdict
+
+SEED = 22
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(2, 45), (4, 25)])
+def test_some(ranks, count, tmp_path):
+    keys = sample(count, SEED, ranks)
+    assert {key[0] for key in keys} == {layout for layout in LAYOUTS if ranks_of(layout) == ranks}
+    rows, wrong = rows_of(keys, str(tmp_path), timeout=500)
+    assert not wrong
+    recorded = json.loads(RESULTS.read_text())
+    for (layout, way, case, feature), row in rows.items():
+        known = [why for why, names in recorded[layout][way]["refused"].items() if f"{case}, {feature}" in names]
+        assert [row.removeprefix("refused: ")] == (known or ["match"]), (layout, way, case, feature)
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.timeout(5400)
+def test_all(tmp_path):
+    rows, wrong = rows_of(combinations(), str(tmp_path), timeout=3600)
+    assert not wrong
+    assert summary(rows) == json.loads(RESULTS.read_text())
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        {"distance": 2e-5, "names": []},
+        {"error": "AssertionError", "message": "Received: x", "when": "construction", "changed": False},
+        {"error": "ValueError", "message": "an axis", "when": "construction", "changed": False},
+        {"error": "ValueError", "message": "Received: x", "when": "step 2", "changed": False},
+        {"error": "ValueError", "message": "Received: x", "when": "first step", "changed": True},
+        {"error": "stuck", "message": None},
+    ],
+    ids=["apart", "bare", "no advice", "late", "changed", "stuck"],
+)
+def test_what_is_neither_a_match_nor_a_refusal(outcome):
+    with pytest.raises(AssertionError):
+        verdict(("dp", "plain", "lamb", "none"), [outcome, outcome])
