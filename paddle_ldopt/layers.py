@@ -26,23 +26,25 @@ _EMBEDDING = re.compile(
 )
 _HEAD = re.compile(
     r"(^|[._])(heads?|pooler|attnpool|classifier|predictions?|score|logits?|(?<!feature_)extractor|postnet|neck|project_out|"
-    r"final_(ln|layer_?norm)|(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
+    r"final_(ln|norm|layer_?norm)|ln_f|norm_f|fc_norm|ln_post|post_layer_?norm|(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
     re.I,
 )
 # What some models do with a parameter is not in its name or place.
-_EXCEPTIONS = {
+_EXCEPTIONS: dict[re.Pattern[str], Union[int, str]] = {
     re.compile(r"\bbigbird\.encoder\.norm\."): 0,  # applied to the embeddings, before block 0
     re.compile(r"\bdeberta\.encoder\.(LayerNorm|conv)\."): 0,  # of the relative embeddings; added to block 0's output
     re.compile(r"\baudio_encoder\.batch_norm\."): 0,  # CLAP: of the spectrogram
     re.compile(r"\btransposed_convolution\."): "head",  # CLIPSeg: makes the logits
-    # numbered lists that look like blocks, or have as many items
+    # lists that look like blocks
     re.compile(r"\bfeature_(extractor|encoder)\.conv_layers\."): 0,  # wav2vec 2.0, HuBERT, WavLM: of the waveform
-    re.compile(r"\b(embeddings|patch_embed\w*)\.backbone\."): 0,  # hybrid ViT, DPT: a ResNet that makes the patches
+    re.compile(r"\bembeddings\.(\w+\.)?backbone\.bit\."): 0,  # hybrid DPT and ViT: a ResNet makes the patches
+    re.compile(r"\bpatch_embed\.backbone\.stages\."): 0,  # the same in timm
     re.compile(r"\bneck\.(reassemble|fusion)_stage\."): "head",  # DPT
-    re.compile(r"\bspeech_decoder_postnet\."): "head",  # SpeechT5
+    re.compile(r"\bspeech_decoder_postnet\.layers\."): "head",  # SpeechT5
 }
-# What heads are called that are also other things: decides where the place among the names says embeddings.
+# What heads are called, and other things too: decides where a part is declared before the blocks.
 _MAYBE_HEAD = re.compile(r"(^|[._])(fc|linear|dense|outputs?|out|proj_out|out_proj|task\w*)\d*$", re.I)
+_INPUT = re.compile(r"(^|[._])(conv|bn|(\w*_?)?la?ye?r?_?norm|norm|ln|pre|\w*proj|in|input|down\w*|tok|vis)", re.I)
 Decay = Union[float, LayerDecay]
 Place = Union[int, str]  # a layer id or "head"
 Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]
@@ -327,6 +329,7 @@ def _kind_of(sublayer: Any) -> str:
     classes = [cls.__name__ for cls in type(sublayer).__mro__]
     if "Linear" in classes:  # not ColumnParallelLinear, whose shape is a part of the whole
         return "Linear"
+    classes = [name for name in classes if "Transpose" not in name]
     return next((kind for kind in ("Embedding", "Conv", "Norm") if any(kind in name for name in classes)), "")
 
 
@@ -338,12 +341,12 @@ def _all_paths(layer: Any, path: str = "", above: tuple[Any, ...] = ()) -> Itera
             yield from _all_paths(sublayer, f"{path}.{key}" if path else key, (*above, layer))
 
 
-def _warn_of(guesses: list[str]) -> None:
+def _warn_of(guesses: list[str], most: int = 8) -> None:
     if guesses:
+        more = f"; ... {len(guesses) - most} more" if len(guesses) > most else ""
         warnings.warn(
-            f"Some layers of the model are guesses: {'; '.join(guesses[:8])}"
-            f"{f'; ... {len(guesses) - 8} more' if len(guesses) > 8 else ''}. Where one is wrong, give `rules`, such as "
-            r"{r'^my_head\.': 'head'} or {r'cells\.(\d+)\.': r'\1'}.",
+            f"Some layers of the model are guesses: {'; '.join(guesses[:most])}{more}. Where a guess is wrong, give "
+            r"`rules`, such as {r'^my_head\.': 'head'} or {r'cells\.(\d+)\.': r'\1'}.",
             stacklevel=3,
         )
 
@@ -361,8 +364,8 @@ def _assign(
     """
     ruled, from_template = _apply_rules(names, rules)
     free = [name for name in names if name not in ruled]
-    ruled_blocks = any(isinstance(index, int) and index > 0 for index in ruled.values())
-    stacks, others = find_stacks(free, lambda name: _exception(name) is not None, _is_hinted, whole, not ruled_blocks)
+    any_ruled = any(isinstance(index, int) and index > 0 for index in ruled.values())
+    stacks, others = find_stacks(free, lambda name: _exception(name) is not None, _is_hinted, whole, not any_ruled)
     depths = {stack.tower: stack.depth for stack in stacks}
     blocks = max(depths.values(), default=0)
     _close_gaps(ruled, from_template, blocks)
@@ -380,10 +383,11 @@ def _assign(
     places = [ruled.get(name) for name in names]
     starts = [i for i, place in enumerate(places) if isinstance(place, int) and place > 0]
     first_ruled = sum(name not in ruled for name in names[: starts[0]]) if starts else 0
+    ruled_blocks = {name: index for name, index in ruled.items() if isinstance(index, int) and index > 0}
     fronts: dict[str, _Front] = {}
     for position, name in enumerate(free):
         if name not in layers:
-            layers[name] = _outside(name, position, stacks, deepest, first_ruled, fronts)
+            layers[name] = _outside(name, position, stacks, deepest, first_ruled, ruled_blocks, fronts)
     guesses = _guesses_of_lists(stacks, others, layers, ruled, deepest)
     for branch, front in fronts.items():
         is_head, is_guess = _is_head(branch, fronts, facts)
@@ -408,18 +412,28 @@ class _Front:
     """A part of the model that is declared before the blocks and whose name says nothing: its names, its tower."""
 
     names: list[str]
-    stacks: list[Stack]
+    stacks: list[dict[str, int]]  # name -> number of its block
     depth: int
 
     def ends(self, facts: dict[str, _Fact]) -> tuple[int, int]:
-        """Return the input and output size of its linear layers, (0, 0) if it has none."""
-        shapes = [facts[name].shape for name in self.names if name in facts and facts[name].kind == "Linear"]
-        shapes = [shape for shape in shapes if len(shape) == 2]
-        return (shapes[0][0], shapes[-1][1]) if shapes else (0, 0)
+        """Return the input and output size of its linear and convolutional layers, (0, 0) if it has none."""
+        found = [facts[name] for name in self.names if name in facts and len(facts[name].shape) > 1]
+        sizes = [
+            fact.shape[:2] if fact.kind == "Linear" else fact.shape[1::-1]
+            for fact in found
+            if fact.kind in ("Linear", "Conv")
+        ]
+        return (sizes[0][0], sizes[-1][1]) if sizes else (0, 0)
 
 
 def _outside(
-    name: str, position: int, stacks: list[Stack], deepest: int, first_ruled: int, fronts: dict[str, _Front]
+    name: str,
+    position: int,
+    stacks: list[Stack],
+    deepest: int,
+    first_ruled: int,
+    ruled_blocks: dict[str, int],
+    fronts: dict[str, _Front],
 ) -> Layer:
     """Place a parameter that is in no stack: by what it is called, else by whether it precedes the blocks.
 
@@ -446,43 +460,43 @@ def _outside(
     first = min((stack.first for stack in nearest), default=first_ruled)
     before = bool(path) and len(path) > near and position < first
     if before:
-        fronts.setdefault(".".join(path[: near + 1]), _Front([], nearest, depth)).names.append(name)
+        numbers = [stack.numbers for stack in nearest] or [ruled_blocks]
+        fronts.setdefault(".".join(path[: near + 1]), _Front([], numbers, depth)).names.append(name)
     return Layer(tower, 0 if before else depth + 1, depth)
 
 
 def _is_head(branch: str, fronts: dict[str, _Front], facts: Optional[dict[str, _Fact]]) -> tuple[bool, bool]:
     """Return whether a part that is declared before the blocks is a head nevertheless, and whether that is a guess.
 
-    Linear layers from the blocks' width to another size are a head, those from another size to the width feed the
-    blocks. Where the sizes do not tell, the name does.
+    Layers from the blocks' width to another size are a head, those from another size to the width feed the blocks.
+    Where the sizes do not tell, the name does.
     """
     front, called_head = fronts[branch], bool(_MAYBE_HEAD.search(branch))
-    if not facts:
-        return called_head, called_head
-    if any(facts[name].kind in ("Embedding", "Conv") for name in front.names if name in facts):
-        return False, False
+    if facts is None:
+        return called_head, called_head or not _INPUT.search(branch.rpartition(".")[2])
+    kinds = {facts[name].kind for name in front.names if name in facts}
     start, end = front.ends(facts)
-    if not end:
-        return called_head, called_head
-    entry, exit_ = _widths(front.stacks, facts, first=True), _widths(front.stacks, facts, first=False)
+    if not end or "Embedding" in kinds:
+        return called_head and not kinds & {"Embedding", "Norm"}, called_head and not kinds & {"Embedding", "Norm"}
+    entry, exit_ = _widths(front.stacks, facts, min), _widths(front.stacks, facts, max)
     beside = [ends for name, other in fronts.items() if name != branch for ends in [other.ends(facts)] if ends[1]]
     chained = False  # several parts may follow one another: Linear(8, 32) and Linear(32, 8), or Linear(32, 2)
-    for _ in range(len(beside)):
+    for _ in beside:
         after = [] if end in entry else [ends[1] for ends in beside if ends[0] == end]
         before = [] if start in exit_ else [ends[0] for ends in beside if ends[1] == start]
         chained = chained or bool(after or before)
         start, end = (before or [start])[0], (after or [end])[0]
     if (start in exit_) != (end in entry):
-        return start in exit_, chained
-    return called_head, True
+        return start in exit_, chained and start in exit_
+    return called_head and "Conv" not in kinds, "Conv" not in kinds
 
 
-def _widths(stacks: list[Stack], facts: dict[str, _Fact], first: bool) -> set[int]:
-    """Return the sizes that the first or last blocks of `stacks` normalise over, else the most common size in them."""
+def _widths(stacks: list[dict[str, int]], facts: dict[str, _Fact], end: Callable[[Iterable[int]], int]) -> set[int]:
+    """Return the sizes that the first or last blocks normalise over, else the most common size in them."""
     widths: set[int] = set()
-    for stack in stacks:
-        block = 0 if first else stack.depth - 1
-        inside = [facts[name] for name, number in stack.numbers.items() if number == block and name in facts]
+    for numbers in stacks:
+        block = end(numbers.values())
+        inside = [facts[name] for name, number in numbers.items() if number == block and name in facts]
         norms = {fact.shape[0] for fact in inside if fact.kind == "Norm" and len(fact.shape) == 1}
         sizes = Counter(size for fact in inside for size in fact.shape)
         widths |= norms or {size for size, _ in sizes.most_common(1)}
