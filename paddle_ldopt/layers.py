@@ -25,7 +25,7 @@ _EMBEDDING = re.compile(
     re.I,
 )
 _HEAD = re.compile(
-    r"(^|[._])(heads?|pooler|attnpool|classifier|predictions?|score|logits?|(?<!feature_)extractor|postnet|neck|project_out|"
+    r"(^|[._])(heads?|pooler|attnpool|classifier|predict(ions?|or)|score|logits?|(?<!feature_)extractor|postnet|neck|project_out|"
     r"final_(ln|norm|layer_?norm)|ln_f|norm_f|fc_norm|ln_post|post_layer_?norm|(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
     re.I,
 )
@@ -36,7 +36,8 @@ _EXCEPTIONS: dict[re.Pattern[str], Union[int, str]] = {
     re.compile(r"\baudio_encoder\.batch_norm\."): 0,  # CLAP: of the spectrogram
     re.compile(r"\btransposed_convolution\."): "head",  # CLIPSeg: makes the logits
     # lists that look like blocks
-    re.compile(r"\bfeature_(extractor|encoder)\.conv_layers\."): 0,  # wav2vec 2.0, HuBERT, WavLM: of the waveform
+    # wav2vec 2.0, HuBERT, WavLM: of the waveform
+    re.compile(r"\bfeature_(extractor|encoder)\.conv_layers\.\d+\.(conv|layer_norm|\d)\b"): 0,
     re.compile(r"\bembeddings\.(\w+\.)?backbone\.bit\."): 0,  # hybrid DPT and ViT: a ResNet makes the patches
     re.compile(r"\bpatch_embed\.backbone\.stages\."): 0,  # the same in timm
     re.compile(r"\bneck\.(reassemble|fusion)_stage\."): "head",  # DPT

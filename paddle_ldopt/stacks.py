@@ -117,9 +117,8 @@ def find_stacks(
     Returns:
         tuple[list[Stack], dict[str, int]]: the stacks, and the other lists that may be of blocks, with their lengths.
     """
-    known: dict[str, list[_Row]] = {}
+    known: dict[tuple[str, bool], list[_Row]] = {}  # (name, whether it is made of `layer1`, `layer2`) -> rows
     unknown: dict[str, list[_Row]] = {}
-    from_one = set()
     for position, name in enumerate(names):
         if passed_over(name):
             continue
@@ -130,19 +129,17 @@ def find_stacks(
             tower = ".".join(tokens[:k])
             row = _Row(name, position, int(tokens[k]), tuple(tokens[k + 1 :]))
             if tokens[k - 1] in STACK_NAMES:  # lists further in belong to this one
-                known.setdefault(tower, []).append(row)
-                if fused:
-                    from_one.add(tower)
+                known.setdefault((tower, fused), []).append(row)
                 break
             unknown.setdefault(tower, []).append(row)
     # a word in what the names of all lists begin with cannot tell one list from another
-    common = len(os.path.commonprefix([tower.split(".") for tower in known])) if len(known) > 1 else 0
-    lists = [
-        Stack(tower, rows, tower in from_one, whole, bool(doubted(".".join(tower.split(".")[common:]))))
-        for tower, rows in known.items()
-    ]
+    common = len(os.path.commonprefix([tower.split(".") for tower, _ in known])) if len(known) > 1 else 0
+    lists = []
+    for (tower, fused), rows in known.items():
+        name = f"{tower}<i>" if fused and (tower, False) in known else tower
+        lists.append(Stack(name, rows, fused, whole, bool(doubted(".".join(tower.split(".")[common:])))))
     stacks = [s for s in lists if s.kinds >= _MIN_KINDS and (not s.doubted or s.depth >= _MIN_BLOCKS)]
-    stacks = stacks or [s for s in lists if not s.doubted]
+    stacks = stacks or [s for s in lists if not s.doubted or (alone and s.depth >= _MIN_BLOCKS)]
     if alone:
         stacks = stacks or [s for s in lists if s.kinds >= _MIN_KINDS] or lists
     inside = {name for stack in stacks for name in stack.numbers}
