@@ -128,7 +128,7 @@ class LayerMap:
                 or one that leaves layers empty.
         """
         layers, towers, guesses = _assign(_checked_names(names), rules)
-        _warn_of(guesses)
+        _warn_of(guesses, layers)
         return cls(layers, towers)
 
     @classmethod
@@ -151,20 +151,20 @@ class LayerMap:
         model = unwrap_model(model)
         parameters = dict(model.named_parameters())
         own_names = {param.name: name for name, param in parameters.items()}
-        tensors: dict[str, str] = {}  # structured name -> param.name, for all names of a shared parameter
-        facts: dict[str, _Fact] = {}
+        facts: dict[str, _Fact] = {}  # by structured name, all names of a shared parameter
         for path, sublayer in _all_paths(model):
             for key, param in sublayer._parameters.items():
                 if param is not None and param.name in own_names:
                     name = f"{path}.{key}" if path else key
-                    tensors[name], facts[name] = param.name, _Fact(_kind_of(sublayer), tuple(param.shape))
-        named_by_itself = {name: tensor for tensor, name in own_names.items() if tensor not in tensors.values()}  # ReFT
-        tensors.update(named_by_itself)
-        layers, depths, guesses = _assign(_checked_names(tensors), rules, facts, whole=not named_by_itself)
+                    facts[name] = _Fact(param.name, _kind_of(sublayer), tuple(param.shape))
+        found = {fact.tensor for fact in facts.values()}
+        named_by_itself = {n: _Fact(tensor, "", ()) for tensor, n in own_names.items() if tensor not in found}  # ReFT
+        facts.update(named_by_itself)
+        layers, depths, guesses = _assign(_checked_names(facts), rules, facts, whole=not named_by_itself)
         lowest: dict[str, Layer] = {}
-        for name, tensor in tensors.items():
-            both = [lowest.get(tensor, layers[name]), layers[name]]
-            lowest[tensor] = min(both, key=lambda layer: layer.index - layer.depth)
+        for name, fact in facts.items():
+            both = [lowest.get(fact.tensor, layers[name]), layers[name]]
+            lowest[fact.tensor] = min(both, key=lambda layer: layer.index - layer.depth)
         mapped = {name: lowest[tensor] for tensor, name in own_names.items()}
         if not rules and all(layer.index for layer in mapped.values()):  # neither name nor place told the embeddings
             for name, fact in facts.items():
@@ -172,7 +172,7 @@ class LayerMap:
                 if fact.kind == "Embedding" and layer is not None and layer.index > layer.depth:
                     mapped[name] = Layer(layer.tower, 0, layer.depth)
         used = {layer.tower for layer in mapped.values()}  # a stack under a second name is not another tower
-        _warn_of(guesses)
+        _warn_of(guesses, mapped)
         towers = {tower: depth for tower, depth in depths.items() if tower in used}
         return cls(mapped, towers, own_names, parameters)
 
@@ -320,8 +320,9 @@ def _checked_names(names: Iterable[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Fact:
-    """What a model says of a parameter: the kind of layer that owns it ("Linear", "Norm", ... or ""), its shape."""
+    """What a model says of a parameter: ``param.name``, the kind of layer that owns it ("Linear", ... or ""), its shape."""
 
+    tensor: str
     kind: str
     shape: tuple[int, ...]
 
@@ -342,12 +343,13 @@ def _all_paths(layer: Any, path: str = "", above: tuple[Any, ...] = ()) -> Itera
             yield from _all_paths(sublayer, f"{path}.{key}" if path else key, (*above, layer))
 
 
-def _warn_of(guesses: list[str], most: int = 8) -> None:
+def _warn_of(guesses: list[str], names: Iterable[str], most: int = 8) -> None:
     if guesses:
         more = f"; ... {len(guesses) - most} more" if len(guesses) > most else ""
         warnings.warn(
             f"Some layers of the model are guesses: {'; '.join(guesses[:most])}{more}. Where a guess is wrong, give "
-            r"`rules`, such as {r'^my_head\.': 'head'} or {r'cells\.(\d+)\.': r'\1'}.",
+            r"`rules`, such as {r'^my_head\.': 'head'} or {r'cells\.(\d+)\.': r'\1'}. "
+            f"Received: names={_some(list(names), 3)}",
             stacklevel=3,
         )
 
@@ -390,8 +392,12 @@ def _assign(
         if name not in layers:
             layers[name] = _outside(name, position, stacks, deepest, first_ruled, ruled_blocks, fronts)
     guesses = _guesses_of_lists(stacks, others, layers, ruled, deepest)
+    in_blocks = {facts[name].tensor for stack in stacks for name in stack.numbers} if facts else set()
     for branch, front in fronts.items():
-        is_head, is_guess = _is_head(branch, fronts, facts)
+        if facts and all(facts[name].tensor in in_blocks for name in front.names):  # shared with a block
+            is_head, is_guess = True, False
+        else:
+            is_head, is_guess = _is_head(branch, fronts, facts)
         if is_head:
             layers.update((name, dataclasses.replace(layers[name], index=front.depth + 1)) for name in front.names)
         if is_guess:
@@ -418,7 +424,7 @@ class _Front:
 
     def ends(self, facts: dict[str, _Fact]) -> tuple[int, int]:
         """Return the input and output size of its linear and convolutional layers, (0, 0) if it has none."""
-        found = [facts[name] for name in self.names if name in facts and len(facts[name].shape) > 1]
+        found = [facts[name] for name in self.names if len(facts[name].shape) > 1]
         sizes = [
             fact.shape[:2] if fact.kind == "Linear" else fact.shape[1::-1]
             for fact in found
@@ -475,10 +481,11 @@ def _is_head(branch: str, fronts: dict[str, _Front], facts: Optional[dict[str, _
     front, called_head = fronts[branch], bool(_MAYBE_HEAD.search(branch))
     if facts is None:
         return called_head, called_head or not _INPUT.search(branch.rpartition(".")[2])
-    kinds = {facts[name].kind for name in front.names if name in facts}
+    kinds = {facts[name].kind for name in front.names}
     start, end = front.ends(facts)
     if not end or "Embedding" in kinds:
-        return called_head and not kinds & {"Embedding", "Norm"}, called_head and not kinds & {"Embedding", "Norm"}
+        called_head = called_head and not kinds & {"Embedding", "Norm"}
+        return called_head, called_head
     entry, exit_ = _widths(front.stacks, facts, min), _widths(front.stacks, facts, max)
     beside = [ends for name, other in fronts.items() if name != branch for ends in [other.ends(facts)] if ends[1]]
     chained = False  # several parts may follow one another: Linear(8, 32) and Linear(32, 8), or Linear(32, 2)
@@ -497,7 +504,7 @@ def _widths(stacks: list[dict[str, int]], facts: dict[str, _Fact], end: Callable
     widths: set[int] = set()
     for numbers in stacks:
         block = end(numbers.values())
-        inside = [facts[name] for name, number in numbers.items() if number == block and name in facts]
+        inside = [facts[name] for name, number in numbers.items() if number == block]
         norms = {fact.shape[0] for fact in inside if fact.kind == "Norm" and len(fact.shape) == 1}
         sizes = Counter(size for fact in inside for size in fact.shape)
         widths |= norms or {size for size, _ in sizes.most_common(1)}

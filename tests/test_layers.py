@@ -333,12 +333,14 @@ def test_convolutions_that_precede_the_blocks_go_by_their_shape():
     assert (layers.layer_of("conv1.weight").index, layers.layer_of("segment.weight").index) == (0, 4)
 
 
-@pytest.mark.parametrize("order", [("layers", "head"), ("head", "layers")])
-def test_a_shared_sublayer_is_in_its_lowest_layer_in_any_order(order):
-    parts = {"layers": blocks(3), "head": paddle.nn.Linear(4, 4)}
-    parts["layers"][0].out = parts["head"]
-    layers = LayerMap.from_model(Parts(embed=paddle.nn.Embedding(9, 4), **{name: parts[name] for name in order}))
-    assert layers.layer_of(parts["head"].weight.name).index == 1 and layers.towers == {"layers": 3}
+@pytest.mark.parametrize("head", ["head", "anything"])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_shared_sublayer_is_in_its_lowest_layer_in_any_order(head, first):
+    shared, stack = paddle.nn.Linear(4, 4), {"layers": blocks(3)}
+    stack["layers"][0].out = shared
+    parts = {head: shared, **stack} if first else {**stack, head: shared}
+    layers = LayerMap.from_model(Parts(embed=paddle.nn.Embedding(9, 4), **parts))
+    assert layers.layer_of(shared.weight.name).index == 1 and layers.towers == {"layers": 3}
 
 
 def test_a_block_that_is_applied_several_times_counts_as_often():
