@@ -320,7 +320,7 @@ def _checked_names(names: Iterable[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Fact:
-    """What a model says of a parameter: ``param.name``, the kind of layer that owns it ("Linear", ... or ""), its shape."""
+    """What a model says of a parameter: ``param.name``, its shape, the kind of its layer ("Linear", ... or "")."""
 
     tensor: str
     kind: str
