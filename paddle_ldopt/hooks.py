@@ -410,10 +410,18 @@ def unwrap(optimizer):
     return optimizer
 
 
+# By name: not all are in every Paddle. MetaParallelBase is the base of tensor, pipeline, sharding and segment parallel.
+_WRAPPERS = {"DataParallel", "MetaParallelBase", "MixPrecisionLayer", "GroupShardedStage2", "GroupShardedStage3"}
+_WRAPPERS |= {"FullyShard"}
+
+
 def unwrap_model(model):
-    """Return the network inside the wrappers of `fleet` and `paddle.DataParallel`."""
-    while hasattr(model, "_layers") and isinstance(model._layers, paddle.nn.Layer):
-        model = model._layers
+    """Return the network inside the wrappers of `fleet`, group sharding and `paddle.DataParallel`."""
+    while any(cls.__name__ in _WRAPPERS and cls.__module__.startswith("paddle.") for cls in type(model).__mro__):
+        inside = next((layer for key in ("_layers", "_layer") for layer in [model._sub_layers.get(key)] if layer), None)
+        if inside is None:
+            break
+        model = inside
     return model
 
 

@@ -7,12 +7,15 @@ and vision) counts the layers of each by its own depth.
 import dataclasses
 import os
 import re
-from collections.abc import Iterable
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional, Union
 
 from . import display
 from .decay import LayerDecay
-from .stacks import Stack, find_stacks
+from .hooks import unwrap_model
+from .stacks import STACK_NAMES, Stack, find_stacks, is_index
 
 __all__ = ["Layer", "LayerMap"]
 
@@ -22,21 +25,31 @@ _EMBEDDING = re.compile(
     re.I,
 )
 _HEAD = re.compile(
-    r"(^|[._])(heads?|pooler|attnpool|classifier|predictions?|score|logits?|extractor|postnet|neck|project_out|"
-    r"final_(ln|layer_?norm)|(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
+    r"(^|[._])(heads?|pooler|attnpool|classifier|predict(ions?|or)|score|logits?|(?<!feature_)extractor|postnet|neck|project_out|"
+    r"final_(ln|norm|layer_?norm)|ln_f|norm_f|fc_norm|ln_post|post_layer_?norm|(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
     re.I,
 )
 # What some models do with a parameter is not in its name or place.
-_EXCEPTIONS = {
+_EXCEPTIONS: dict[re.Pattern[str], Union[int, str]] = {
     re.compile(r"\bbigbird\.encoder\.norm\."): 0,  # applied to the embeddings, before block 0
     re.compile(r"\bdeberta\.encoder\.(LayerNorm|conv)\."): 0,  # of the relative embeddings; added to block 0's output
     re.compile(r"\baudio_encoder\.batch_norm\."): 0,  # CLAP: of the spectrogram
     re.compile(r"\btransposed_convolution\."): "head",  # CLIPSeg: makes the logits
+    # lists that look like blocks
+    # wav2vec 2.0, HuBERT, WavLM: of the waveform
+    re.compile(r"\bfeature_(extractor|encoder)\.conv_layers\.\d+\.(conv|layer_norm|\d)\b"): 0,
+    re.compile(r"\bembeddings\.(\w+\.)?backbone\.bit\."): 0,  # hybrid DPT and ViT: a ResNet makes the patches
+    re.compile(r"\bpatch_embed\.backbone\.stages\."): 0,  # the same in timm
+    re.compile(r"\bneck\.(reassemble|fusion)_stage\."): "head",  # DPT
+    re.compile(r"\bspeech_decoder_postnet\.layers\."): "head",  # SpeechT5
 }
+# What heads are called, and other things too: decides where a part is declared before the blocks.
+_MAYBE_HEAD = re.compile(r"(^|[._])(fc|linear|dense|outputs?|out|proj_out|out_proj|task\w*)\d*$", re.I)
+_INPUT = re.compile(r"(^|[._])(conv|bn|(\w*_?)?la?ye?r?_?norm|norm|ln|pre|\w*proj|in|input|down\w*|tok|vis)", re.I)
 Decay = Union[float, LayerDecay]
 Place = Union[int, str]  # a layer id or "head"
 Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]
-_COPY = re.compile(r"_deepcopy_\d+$")
+_COPY = re.compile(r"(_deepcopy_\d+)+$")
 _RELATIVE_BIAS = re.compile(r"(^|\.)relative_attention_bias\b")
 
 
@@ -101,9 +114,10 @@ class LayerMap:
             names (Iterable[str]): the names in the model's order; all of them, for frozen parameters count too.
             rules (dict[str, int|str]|callable, optional): what goes before the built-in rules. A dict maps a regular
                 expression (`re.search`) to a layer id, to "embeddings", "head", or to a template such as ``r"\1"``
-                that expands to a block's number from 0; ids above those of the blocks that are found are of a deeper
-                tower beside them, not the head. A callable takes a name and returns a layer id, "embeddings",
-                "head", or None to leave it to the built-in rules.
+                that expands to a block's number from 0; numbers without a block in between are closed up (VGG:
+                ``features.0``, ``features.3``). Ids above those of the blocks that are found are of a deeper tower
+                beside them, not the head. A callable takes a name and returns a layer id, "embeddings", "head", or
+                None to leave it to the built-in rules.
 
         Returns:
             LayerMap: the map.
@@ -113,14 +127,16 @@ class LayerMap:
             ValueError: no names; no stack of blocks; half of the blocks in lists that no rule knows; an illegal rule,
                 or one that leaves layers empty.
         """
-        return cls(*_assign(_checked_names(names), rules))
+        layers, towers, guesses = _assign(_checked_names(names), rules)
+        _warn_of(guesses, layers)
+        return cls(layers, towers)
 
     @classmethod
     def from_model(cls, model: Any, rules: Optional[Rules] = None) -> "LayerMap":
-        """Map the parameters of a model; tied parameters count once, at the lowest of their layers.
+        """Map the parameters of a model; shared parameters count once, at the lowest of their layers.
 
         Args:
-            model (paddle.nn.Layer): any model with numbered blocks; it may be wrapped by `paddle.DataParallel`.
+            model (paddle.nn.Layer): any model with numbered blocks; wrappers such as `paddle.DataParallel` are removed.
             rules (dict[str, int|str]|callable, optional): as in `from_names`.
 
         Returns:
@@ -132,26 +148,33 @@ class LayerMap:
         """
         if not hasattr(model, "named_sublayers"):
             raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model={type(model).__name__}")
-        own_names = {param.name: name for name, param in model.named_parameters()}
+        model = unwrap_model(model)
         parameters = dict(model.named_parameters())
-        tied_names: dict[str, list[str]] = {}
-        for path, sublayer in model.named_sublayers(include_self=True):
+        own_names = {param.name: name for name, param in parameters.items()}
+        facts: dict[str, _Fact] = {}  # by structured name, all names of a shared parameter
+        for path, sublayer in _all_paths(model):
             for key, param in sublayer._parameters.items():
                 if param is not None and param.name in own_names:
-                    tied_names.setdefault(param.name, []).append(f"{path}.{key}" if path else key)
-        for tensor, name in own_names.items():  # what a model names in its own way (ReFT)
-            tied_names.setdefault(tensor, [name])
-        layers, towers = _assign(_checked_names(n for names in tied_names.values() for n in names), rules)
-        mapped = {
-            own_names[tensor]: min((layers[n] for n in names), key=lambda layer: layer.index - layer.depth)
-            for tensor, names in tied_names.items()
-        }
+                    name = f"{path}.{key}" if path else key
+                    facts[name] = _Fact(param.name, _kind_of(sublayer), tuple(param.shape))
+        found = {fact.tensor for fact in facts.values()}
+        named_by_itself = {n: _Fact(tensor, "", ()) for tensor, n in own_names.items() if tensor not in found}  # ReFT
+        facts.update(named_by_itself)
+        layers, depths, guesses = _assign(_checked_names(facts), rules, facts, whole=not named_by_itself)
+        lowest: dict[str, Layer] = {}
+        for name, fact in facts.items():
+            both = [lowest.get(fact.tensor, layers[name]), layers[name]]
+            lowest[fact.tensor] = min(both, key=lambda layer: layer.index - layer.depth)
+        mapped = {name: lowest[tensor] for tensor, name in own_names.items()}
         if not rules and all(layer.index for layer in mapped.values()):  # neither name nor place told the embeddings
-            for sublayer in model.sublayers():
-                name = own_names.get(getattr(sublayer._parameters.get("weight"), "name", None))
-                if type(sublayer).__name__ == "Embedding" and name and mapped[name].index > mapped[name].depth:
-                    mapped[name] = Layer(mapped[name].tower, 0, mapped[name].depth)
-        return cls({name: mapped[name] for name in own_names.values()}, towers, own_names, parameters)
+            for name, fact in facts.items():
+                layer = mapped.get(name)
+                if fact.kind == "Embedding" and layer is not None and layer.index > layer.depth:
+                    mapped[name] = Layer(layer.tower, 0, layer.depth)
+        used = {layer.tower for layer in mapped.values()}  # a stack under a second name is not another tower
+        _warn_of(guesses, mapped)
+        towers = {tower: depth for tower, depth in depths.items() if tower in used}
+        return cls(mapped, towers, own_names, parameters)
 
     @property
     def names(self) -> list[str]:
@@ -295,15 +318,62 @@ def _checked_names(names: Iterable[str]) -> list[str]:
     return names
 
 
-def _assign(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, Layer], dict[str, int]]:
-    """Return name -> Layer for all `names`, and tower -> depth."""
-    ruled = _apply_rules(names, rules)
+@dataclasses.dataclass(frozen=True)
+class _Fact:
+    """What a model says of a parameter: ``param.name``, its shape, the kind of its layer ("Linear", ... or "")."""
+
+    tensor: str
+    kind: str
+    shape: tuple[int, ...]
+
+
+def _kind_of(sublayer: Any) -> str:
+    classes = [cls.__name__ for cls in type(sublayer).__mro__]
+    if "Linear" in classes:  # not ColumnParallelLinear, whose shape is a part of the whole
+        return "Linear"
+    classes = [name for name in classes if "Transpose" not in name]
+    return next((kind for kind in ("Embedding", "Conv", "Norm") if any(kind in name for name in classes)), "")
+
+
+def _all_paths(layer: Any, path: str = "", above: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield (path, sublayer) in the model's order, a shared sublayer under each of its paths."""
+    yield path, layer
+    for key, sublayer in layer._sub_layers.items():
+        if sublayer is not None and all(sublayer is not parent for parent in (*above, layer)):
+            yield from _all_paths(sublayer, f"{path}.{key}" if path else key, (*above, layer))
+
+
+def _warn_of(guesses: list[str], names: Iterable[str], most: int = 8) -> None:
+    if guesses:
+        more = f"; ... {len(guesses) - most} more" if len(guesses) > most else ""
+        warnings.warn(
+            f"Some layers of the model are guesses: {'; '.join(guesses[:most])}{more}. Where a guess is wrong, give "
+            r"`rules`, such as {r'^my_head\.': 'head'} or {r'cells\.(\d+)\.': r'\1'}. "
+            f"Received: names={_some(list(names), 3)}",
+            stacklevel=3,
+        )
+
+
+def _assign(
+    names: list[str], rules: Optional[Rules], facts: Optional[dict[str, _Fact]] = None, whole: bool = False
+) -> tuple[dict[str, Layer], dict[str, int], list[str]]:
+    """Return name -> Layer for all `names`, tower -> depth, and what was guessed.
+
+    Args:
+        names (list[str]): structured names in the model's order.
+        rules (dict|callable, optional): the user's.
+        facts (dict[str, _Fact], optional): of the parameters, by name; None if there are names alone.
+        whole (bool): whether `names` are all names of the model.
+    """
+    ruled, from_template = _apply_rules(names, rules)
     free = [name for name in names if name not in ruled]
-    stacks, unknown = find_stacks(free, lambda tower: _HEAD.search(tower) or _EMBEDDING.search(tower))
+    any_ruled = any(isinstance(index, int) and index > 0 for index in ruled.values())
+    stacks, others = find_stacks(free, lambda name: _exception(name) is not None, _is_hinted, whole, not any_ruled)
     depths = {stack.tower: stack.depth for stack in stacks}
     blocks = max(depths.values(), default=0)
+    _close_gaps(ruled, from_template, blocks)
     deepest = max([blocks, *(index for index in ruled.values() if isinstance(index, int))])
-    _check_found(names, depths, unknown, deepest)
+    _check_found(names, depths, others, deepest)
     _check_no_gap(ruled, blocks, deepest)
     layers = {
         name: Layer("", index if isinstance(index, int) else deepest + 1, deepest) for name, index in ruled.items()
@@ -316,16 +386,66 @@ def _assign(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, Layer],
     places = [ruled.get(name) for name in names]
     starts = [i for i, place in enumerate(places) if isinstance(place, int) and place > 0]
     first_ruled = sum(name not in ruled for name in names[: starts[0]]) if starts else 0
+    ruled_blocks = {name: index for name, index in ruled.items() if isinstance(index, int) and index > 0}
+    fronts: dict[str, _Front] = {}
     for position, name in enumerate(free):
         if name not in layers:
-            layers[name] = _outside(name, position, stacks, deepest, first_ruled)
-    return {name: layers[name] for name in names}, depths
+            layers[name] = _outside(name, position, stacks, deepest, first_ruled, ruled_blocks, fronts)
+    guesses = _guesses_of_lists(stacks, others, layers, ruled, deepest)
+    in_blocks = {facts[name].tensor for stack in stacks for name in stack.numbers} if facts else set()
+    for branch, front in fronts.items():
+        if facts and all(facts[name].tensor in in_blocks for name in front.names):  # shared with a block
+            is_head, is_guess = True, False
+        else:
+            is_head, is_guess = _is_head(branch, fronts, facts)
+        if is_head:
+            layers.update((name, dataclasses.replace(layers[name], index=front.depth + 1)) for name in front.names)
+        if is_guess:
+            where = "the head" if is_head else "the embeddings"
+            guesses.append(f"'{branch}' is declared before the blocks and counts as part of {where}")
+    return {name: layers[name] for name in names}, depths, guesses
 
 
-def _outside(name: str, position: int, stacks: list[Stack], deepest: int, first_ruled: int) -> Layer:
+def _is_hinted(tower: str) -> bool:
+    return bool(_HEAD.search(tower) or _EMBEDDING.search(tower))
+
+
+def _exception(name: str) -> Optional[Place]:
+    return next((place for pattern, place in _EXCEPTIONS.items() if pattern.search(name)), None)
+
+
+@dataclasses.dataclass
+class _Front:
+    """A part of the model that is declared before the blocks and whose name says nothing: its names, its tower."""
+
+    names: list[str]
+    stacks: list[dict[str, int]]  # name -> number of its block
+    depth: int
+
+    def ends(self, facts: dict[str, _Fact]) -> tuple[int, int]:
+        """Return the input and output size of its linear and convolutional layers, (0, 0) if it has none."""
+        found = [facts[name] for name in self.names if len(facts[name].shape) > 1]
+        sizes = [
+            fact.shape[:2] if fact.kind == "Linear" else fact.shape[1::-1]
+            for fact in found
+            if fact.kind in ("Linear", "Conv")
+        ]
+        return (sizes[0][0], sizes[-1][1]) if sizes else (0, 0)
+
+
+def _outside(
+    name: str,
+    position: int,
+    stacks: list[Stack],
+    deepest: int,
+    first_ruled: int,
+    ruled_blocks: dict[str, int],
+    fronts: dict[str, _Front],
+) -> Layer:
     """Place a parameter that is in no stack: by what it is called, else by whether it precedes the blocks.
 
     `first_ruled` is the position of the first block that the user's rules place, which counts where there is no stack.
+    What is placed by precedence alone is noted in `fronts`.
     """
     path = name.split(".")[:-1]
 
@@ -338,7 +458,7 @@ def _outside(name: str, position: int, stacks: list[Stack], deepest: int, first_
     tower, depth = (nearest[0].tower, nearest[0].depth) if len(nearest) == 1 else ("", deepest)
     # what it is called within what it shares with the tower: `ernie_embed.classifier` is no embedding
     local = ".".join(name.split(".")[near:])
-    exception = next((index for pattern, index in _EXCEPTIONS.items() if pattern.search(name)), None)
+    exception = _exception(name)
     if exception == "head" or (exception is None and _HEAD.search(local)):
         return Layer(tower, depth + 1, depth)
     if exception == 0 or _EMBEDDING.search(local):
@@ -346,22 +466,105 @@ def _outside(name: str, position: int, stacks: list[Stack], deepest: int, first_
     # parameters of a model itself (`logit_scale`) come before all its sublayers' and their place says nothing
     first = min((stack.first for stack in nearest), default=first_ruled)
     before = bool(path) and len(path) > near and position < first
+    if before:
+        numbers = [stack.numbers for stack in nearest] or [ruled_blocks]
+        fronts.setdefault(".".join(path[: near + 1]), _Front([], numbers, depth)).names.append(name)
     return Layer(tower, 0 if before else depth + 1, depth)
 
 
-def _check_found(names: list[str], depths: dict[str, int], unknown: dict[str, int], deepest: int) -> None:
+def _is_head(branch: str, fronts: dict[str, _Front], facts: Optional[dict[str, _Fact]]) -> tuple[bool, bool]:
+    """Return whether a part that is declared before the blocks is a head nevertheless, and whether that is a guess.
+
+    Layers from the blocks' width to another size are a head, those from another size to the width feed the blocks.
+    Where the sizes do not tell, the name does.
+    """
+    front, called_head = fronts[branch], bool(_MAYBE_HEAD.search(branch))
+    if facts is None:
+        return called_head, called_head or not _INPUT.search(branch.rpartition(".")[2])
+    kinds = {facts[name].kind for name in front.names}
+    start, end = front.ends(facts)
+    if not end or "Embedding" in kinds:
+        called_head = called_head and not kinds & {"Embedding", "Norm"}
+        return called_head, called_head
+    entry, exit_ = _widths(front.stacks, facts, min), _widths(front.stacks, facts, max)
+    beside = [ends for name, other in fronts.items() if name != branch for ends in [other.ends(facts)] if ends[1]]
+    chained = False  # several parts may follow one another: Linear(8, 32) and Linear(32, 8), or Linear(32, 2)
+    for _ in beside:
+        after = [] if end in entry else [ends[1] for ends in beside if ends[0] == end]
+        before = [] if start in exit_ else [ends[0] for ends in beside if ends[1] == start]
+        chained = chained or bool(after or before)
+        start, end = (before or [start])[0], (after or [end])[0]
+    if (start in exit_) != (end in entry):
+        return start in exit_, chained and start in exit_
+    return called_head and "Conv" not in kinds, "Conv" not in kinds
+
+
+def _widths(stacks: list[dict[str, int]], facts: dict[str, _Fact], end: Callable[[Iterable[int]], int]) -> set[int]:
+    """Return the sizes that the first or last blocks normalise over, else the most common size in them."""
+    widths: set[int] = set()
+    for numbers in stacks:
+        block = end(numbers.values())
+        inside = [facts[name] for name, number in numbers.items() if number == block]
+        norms = {fact.shape[0] for fact in inside if fact.kind == "Norm" and len(fact.shape) == 1}
+        sizes = Counter(size for fact in inside for size in fact.shape)
+        widths |= norms or {size for size, _ in sizes.most_common(1)}
+    return widths
+
+
+def _guesses_of_lists(
+    stacks: list[Stack], others: dict[str, int], layers: dict[str, Layer], ruled: dict[str, Place], deepest: int
+) -> list[str]:
+    """Say which lists may be of blocks and are in one layer, and which may be of something else and are a tower."""
+    said = [
+        f"the numbers of '{s.tower}' are too large for positions and count in their order" for s in stacks if s.keyed
+    ]
+    sure = max((stack.depth for stack in stacks if not stack.doubted), default=0)
+    said += [
+        f"'{stack.tower}' is called like a head or an embedding and counts as a tower of {stack.depth} blocks"
+        for stack in stacks
+        if stack.doubted and stack.depth < sure
+    ]
+    for tower, length in others.items():
+        if length >= 3:
+            inside = (layer.label for name, layer in layers.items() if name.startswith(f"{tower}."))
+            where = next(inside, "one layer")
+            said.append(f"'{tower}' is a list of {length} items that count as one layer ({where})")
+    ids = {index for index in ruled.values() if isinstance(index, int) and index > 0}
+    if not stacks and ids and len(ids) <= deepest - min(ids):
+        said.append(f"`rules` place {len(ids)} blocks in {deepest} layers and leave the others empty")
+    return said
+
+
+def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int], deepest: int) -> None:
     """Raise if there are no blocks, or half of them are in lists that no rule knows."""
     if not deepest:
         raise ValueError(
             "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): "
             f"give `rules`, such as {{r'cells\\.(\\d+)\\.': r'\\1'}}. Received: names={_some(names)}"
         )
+    unknown = {
+        tower: length
+        for tower, length in others.items()
+        if tower.rpartition(".")[2] not in STACK_NAMES and not _is_hinted(tower)
+    }
     missed = sum(unknown.values())
     if missed >= sum(depths.values()) and missed and depths:
         raise ValueError(
             f"{missed} numbered blocks are in lists of unknown kind ({', '.join(sorted(unknown))}) and only "
             f"{sum(depths.values())} in known ones ({', '.join(depths)}): give `rules`, such as "
             f"{{r'{sorted(unknown)[0]}\\.(\\d+)\\.': r'\\1'}}. Received: names={_some(names)}"
+        )
+
+
+def _close_gaps(ruled: dict[str, Place], from_template: set[str], blocks: int) -> None:
+    """Number the blocks that templates place without gaps, in place, unless other blocks would move."""
+    numbers = {index for name in from_template for index in [ruled[name]] if isinstance(index, int)}
+    fixed = {index for name, index in ruled.items() if isinstance(index, int) and index and name not in from_template}
+    fixed |= {*range(1, blocks + 1)}
+    ranks = {index: rank for rank, index in enumerate(sorted(numbers | fixed), 1)}
+    if all(ranks[index] == index for index in fixed):
+        ruled.update(
+            {name: ranks[index] for name in from_template for index in [ruled[name]] if isinstance(index, int)}
         )
 
 
@@ -379,13 +582,14 @@ def _some(names: list[str], most: int = 8) -> str:
     return f"[{', '.join(names[:most])}{f', ... {len(names) - most} more' if len(names) > most else ''}]"
 
 
-def _apply_rules(names: list[str], rules: Optional[Rules]) -> dict[str, Place]:
-    """Return name -> layer id or "head" for the names that `rules` places."""
+def _apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, Place], set[str]]:
+    """Return name -> layer id or "head" for the names that `rules` places, and those that a template numbers."""
     if rules is None:
-        return {}
+        return {}, set()
     if not callable(rules) and not isinstance(rules, dict):
         raise TypeError(f"`rules` must be a dict of regular expressions or a callable. Received: rules={rules!r}")
-    place = rules if callable(rules) else _rules_from_dict(rules)
+    from_template: set[str] = set()
+    place = rules if callable(rules) else _rules_from_dict(rules, from_template)
     out = {}
     for name in names:
         layer = place(name)
@@ -393,10 +597,10 @@ def _apply_rules(names: list[str], rules: Optional[Rules]) -> dict[str, Place]:
             out[name] = _checked_layer(layer, name)
     if not out:
         raise ValueError(f"`rules` match no parameter. Received: rules={rules!r}, names={_some(names)}")
-    return out
+    return out, from_template
 
 
-def _rules_from_dict(rules: dict[str, Place]) -> Callable[[str], Optional[Place]]:
+def _rules_from_dict(rules: dict[str, Place], from_template: set[str]) -> Callable[[str], Optional[Place]]:
     compiled = []
     for pattern, layer in rules.items():
         try:
@@ -414,7 +618,10 @@ def _rules_from_dict(rules: dict[str, Place]) -> Callable[[str], Optional[Place]
                     number = match.expand(layer)
                 except (re.error, IndexError) as error:
                     raise ValueError(f"`rules` has a bad template ({error}). Received: {layer!r}") from error
-                return int(number) + 1 if number.isdigit() else number
+                if not is_index(number):
+                    return number
+                from_template.add(name)
+                return int(number) + 1
         return None
 
     return place

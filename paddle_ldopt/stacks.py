@@ -2,10 +2,12 @@
 
 A *stack* is a numbered list of blocks, as in ``bert.encoder.layers.<i>``. Three things make it more than a regex: lists
 of stages are counted through (Swin: ``layers.1.blocks.0`` follows the last block of stage 0), lists of unlike parts
-within a block are not (T5: ``block.0.layer.1``), and lists too small to be of blocks are passed over (an MLP head).
+within a block are not (T5: ``block.0.layer.1``), and lists too small to be of blocks are passed over (an MLP head). A
+name may decide between lists: one called like a head or an embedding has to be larger than others to be a stack.
 """
 
 import dataclasses
+import os
 import re
 from typing import Any, Callable, Optional
 
@@ -29,6 +31,8 @@ STACK_NAMES = frozenset(
 _BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "downsample_layers"])  # parts of blocks that are as large as blocks
 _FUSED = re.compile(r"^(layer|stage|block)(\d+)$")  # ResNet: layer1.0, layer2.0
 _MIN_KINDS = 3  # a list whose items have fewer kinds of parameters holds single layers, not blocks
+_MIN_BLOCKS = 3  # a list called like a head or an embedding needs as many blocks to be a stack beside others
+_MOST_BLOCKS = 10_000  # numbers from here on are keys (dates, ids), not positions
 _MIN_ALIKE = 0.5  # Jaccard similarity from which on inner items count as blocks of one kind
 
 
@@ -44,15 +48,15 @@ class _Row:
     @property
     def inner(self) -> Optional[int]:
         """The index in a list directly below, if there is one."""
-        if self.rest[0].isdigit():
+        if is_index(self.rest[0]):
             return int(self.rest[0])
         return (
-            int(self.rest[1]) if len(self.rest) > 2 and self.rest[0] in STACK_NAMES and self.rest[1].isdigit() else None
+            int(self.rest[1]) if len(self.rest) > 2 and self.rest[0] in STACK_NAMES and is_index(self.rest[1]) else None
         )
 
     @property
     def inner_rest(self) -> tuple[str, ...]:
-        return self.rest[1:] if self.rest[0].isdigit() else self.rest[2:]
+        return self.rest[1:] if is_index(self.rest[0]) else self.rest[2:]
 
 
 class Stack:
@@ -61,28 +65,30 @@ class Stack:
     Attributes:
         tower (str): its name, such as "bert.encoder.layers".
         numbers (dict[str, int]): structured name -> number of its block, from 0.
-        depth (int): how many blocks there are; missing ones below the last are counted.
+        depth (int): how many blocks there are; missing ones below the last are counted, unless `whole`.
         first (int): position of its first parameter among all names.
+        keyed (bool): whether its numbers are too large for positions, so that their order alone counts.
+        doubted (bool): whether it is called like something else, a head or an embedding.
     """
 
-    def __init__(self, tower: str, rows: list[_Row], from_one: bool):
-        self.tower = tower
+    def __init__(self, tower: str, rows: list[_Row], from_one: bool, whole: bool = False, doubted: bool = False):
+        self.tower, self.doubted = tower, doubted
         self.first = rows[0].position
-        self.kinds = len({row.rest for row in rows})
+        self.kinds = _kinds(rows)
         self.staged = _counts_through(rows)
+        self.keyed = any(max(row.index, (self.staged and row.inner) or 0) >= _MOST_BLOCKS for row in rows)
         if self.staged:
-            self.numbers, self.depth, self._starts = _count_through(rows)
+            self.numbers, self.depth, self._starts = _count_through(rows, whole)
         else:
-            offset = 1 if from_one else 0
-            self.numbers = {row.name: row.index - offset for row in rows}
-            self.depth = 1 + max(self.numbers.values())
-            self._starts = {i: i for i in range(self.depth)}
+            self._starts = _ranks([row.index for row in rows], whole, from_one)
+            self.numbers = {row.name: self._starts[row.index] for row in rows}
+            self.depth = len(self._starts)
 
     def take_in(self, tower: str, rows: list[_Row]) -> bool:
         """Number a list beside this one that is as long: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
         parent, _, name = tower.rpartition(".")
         beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
-        part = name in _BESIDE_NAMES or len({row.rest for row in rows}) < _MIN_KINDS
+        part = name in _BESIDE_NAMES or _kinds(rows) < _MIN_KINDS
         if not (beside and part and len(self._starts) > 1):
             return False
         for row in rows:
@@ -92,46 +98,79 @@ class Stack:
 
 
 def find_stacks(
-    names: list[str], passed_over: Callable[[str], Any] = lambda tower: False
+    names: list[str],
+    passed_over: Callable[[str], Any] = lambda name: False,
+    doubted: Callable[[str], Any] = lambda tower: False,
+    whole: bool = False,
+    alone: bool = True,
 ) -> tuple[list[Stack], dict[str, int]]:
     """Find the stacks of blocks in structured parameter names.
 
     Args:
         names (list[str]): the names in the model's order.
-        passed_over (callable, optional): name of a list -> whether it belongs to something that is no stack (a head).
+        passed_over (callable, optional): name of a parameter -> whether it is known to be in no stack.
+        doubted (callable, optional): name of a list -> whether it is called like something else (a head). Beside other
+            stacks such a list needs 3 blocks to be one.
+        whole (bool, optional): whether `names` are all names of the model, so that missing numbers are not blocks.
+        alone (bool, optional): whether `names` hold all blocks of the model, so that one of the lists is a stack.
 
     Returns:
-        tuple[list[Stack], dict[str, int]]: the stacks, and the lists that look like blocks but are called otherwise,
-            with their lengths.
+        tuple[list[Stack], dict[str, int]]: the stacks, and the other lists that may be of blocks, with their lengths.
     """
-    known: dict[str, list[_Row]] = {}
+    known: dict[tuple[str, bool], list[_Row]] = {}  # (name, whether it is made of `layer1`, `layer2`) -> rows
     unknown: dict[str, list[_Row]] = {}
-    from_one = set()
     for position, name in enumerate(names):
+        if passed_over(name):
+            continue
         tokens, fused = _tokens(name)
         for k in range(1, len(tokens) - 1):
-            if not tokens[k].isdigit():
+            if not is_index(tokens[k]):
                 continue
             tower = ".".join(tokens[:k])
             row = _Row(name, position, int(tokens[k]), tuple(tokens[k + 1 :]))
-            if passed_over(tower):
-                break
             if tokens[k - 1] in STACK_NAMES:  # lists further in belong to this one
-                known.setdefault(tower, []).append(row)
-                if fused:
-                    from_one.add(tower)
+                known.setdefault((tower, fused), []).append(row)
                 break
             unknown.setdefault(tower, []).append(row)
-    stacks = [Stack(tower, rows, tower in from_one) for tower, rows in known.items()]
-    stacks = [stack for stack in stacks if stack.kinds >= _MIN_KINDS] or stacks
+    # a word in what the names of all lists begin with cannot tell one list from another
+    common = len(os.path.commonprefix([tower.split(".") for tower, _ in known])) if len(known) > 1 else 0
+    lists = []
+    for (tower, fused), rows in known.items():
+        name = f"{tower}<i>" if fused and (tower, False) in known else tower
+        lists.append(Stack(name, rows, fused, whole, bool(doubted(".".join(tower.split(".")[common:])))))
+    stacks = [s for s in lists if s.kinds >= _MIN_KINDS and (not s.doubted or s.depth >= _MIN_BLOCKS)]
+    stacks = stacks or [s for s in lists if not s.doubted or (alone and s.depth >= _MIN_BLOCKS)]
+    if alone:
+        stacks = stacks or [s for s in lists if s.kinds >= _MIN_KINDS] or lists
     inside = {name for stack in stacks for name in stack.numbers}
-    others = {}
+    others = {s.tower: s.depth for s in lists if s not in stacks and not s.doubted and s.depth >= _MIN_BLOCKS}
     for tower, rows in unknown.items():
-        if any(row.name in inside for row in rows) or any(stack.take_in(tower, rows) for stack in stacks):
+        if any(row.name in inside for row in rows):
             continue
-        if len({row.rest for row in rows}) >= _MIN_KINDS and len({row.index for row in rows}) > 1:
-            others[tower] = 1 + max(row.index for row in rows)
+        if not doubted(tower) and any(stack.take_in(tower, rows) for stack in stacks):
+            continue
+        length = len({row.index for row in rows})
+        if _kinds(rows) >= _MIN_KINDS and length > 1:
+            others[tower] = length
     return stacks, others
+
+
+def is_index(token: str) -> bool:
+    """Return whether a part of a name is the number of an item of a list."""
+    return token.isdecimal() and len(token) <= 18
+
+
+def _kinds(rows: list[_Row]) -> int:
+    """Return how many kinds of parameters the items of a list have; the statistics of BatchNorm are none."""
+    return len({row.rest for row in rows if row.rest[-1] not in ("_mean", "_variance")})
+
+
+def _ranks(indexes: list[int], whole: bool, from_one: bool = False) -> dict[int, int]:
+    """Return index in a list -> number from 0; missing indexes count, but not if there are all names, nor for keys."""
+    found = sorted(set(indexes))
+    if not whole and found[-1] < _MOST_BLOCKS:
+        found = list(range(1 if from_one and found[0] else 0, found[-1] + 1))
+    return {index: number for number, index in enumerate(found)}
 
 
 def _tokens(name: str) -> tuple[list[str], bool]:
@@ -139,7 +178,7 @@ def _tokens(name: str) -> tuple[list[str], bool]:
     parts, fused = name.split("."), False
     out: list[str] = []
     for here, after in zip(parts, [*parts[1:], ""]):
-        match = _FUSED.match(here) if after.isdigit() else None
+        match = _FUSED.match(here) if is_index(after) else None
         fused = fused or bool(match)
         out.extend(match.groups() if match else (here,))
     return out, fused
@@ -160,22 +199,24 @@ def _counts_through(rows: list[_Row]) -> bool:
     return True
 
 
-def _count_through(rows: list[_Row]) -> tuple[dict[str, int], int, dict[int, int]]:
+def _count_through(rows: list[_Row], whole: bool) -> tuple[dict[str, int], int, dict[int, int]]:
     """Number the blocks of all stages one after another; a stage's own parameters go with the block next to them."""
-    sizes: dict[int, int] = {}
+    inside: dict[int, list[int]] = {row.index: [] for row in rows}
     for row in rows:
-        sizes[row.index] = max(sizes.get(row.index, 0), 0 if row.inner is None else row.inner + 1)
+        if row.inner is not None:
+            inside[row.index].append(row.inner)
+    ranks = {stage: _ranks(found, whole) if found else {} for stage, found in inside.items()}
     start, total = {}, 0
-    for stage in sorted(sizes):
+    for stage in sorted(ranks):
         start[stage] = total
-        total += sizes[stage]
+        total += len(ranks[stage])
     numbers, begun = {}, set()
     for row in rows:
         if row.inner is not None:
             begun.add(row.index)
-            number = start[row.index] + row.inner
+            number = start[row.index] + ranks[row.index][row.inner]
         elif row.index in begun:  # downsampling behind the stage's blocks
-            number = start[row.index] + sizes[row.index] - 1
+            number = start[row.index] + len(ranks[row.index]) - 1
         else:
             number = start[row.index]
         numbers[row.name] = min(number, total - 1)

@@ -22,7 +22,7 @@ ARROWS = {
     "stacks": set(),
     "decay": {"arguments", "hooks"},
     "display": {"arguments", "hooks"},
-    "layers": {"decay", "display", "stacks"},
+    "layers": {"decay", "display", "hooks", "stacks"},
     "kernels": set(),
     "optimizers": {"arguments", "hooks", "kernels"},
     "weight_decay": set(),

@@ -781,7 +781,8 @@ NAMES = {
         ),
         [("blocks.{4}", "cls_token dist_token pos_embed patch_embed", "norm head head_dist")],
     ),
-    # A table for all the blocks is an embedding; a table of a block's own is part of it, as in BEiT's own recipe.
+    # A table for all the blocks is an embedding, as in timm and unlike BEiT's own recipe (docs/numerics.md); a table of
+    # a block's own is part of it.
     "timm BEiT": (
         (
             "cls_token mask_token patch_embed.proj.weight rel_pos_bias.relative_position_bias_table"
@@ -899,6 +900,39 @@ NAMES = {
             ),
             ("transformer.resblocks.{3}", "", ""),
             ("", "positional_embedding token_embedding", "text_projection logit_scale ln_final"),
+        ],
+    ),
+    # The convolutions over the waveform are numbered and no blocks; transformers' names, then fairseq's.
+    "wav2vec 2.0": (
+        (
+            "wav2vec2.masked_spec_embed wav2vec2.feature_extractor.conv_layers.[0-6].conv.weight"
+            " wav2vec2.feature_extractor.conv_layers.[0-6].layer_norm.{weight,bias}"
+            " wav2vec2.feature_projection.layer_norm.weight wav2vec2.feature_projection.projection.weight"
+            " wav2vec2.encoder.pos_conv_embed.conv.weight wav2vec2.encoder.layer_norm.weight"
+            f" wav2vec2.encoder.layers.[0-3].{BLOCK} lm_head.weight"
+        ),
+        [
+            (
+                "wav2vec2.encoder.layers.{4}",
+                (
+                    "wav2vec2.masked_spec_embed wav2vec2.feature_extractor wav2vec2.feature_projection"
+                    " wav2vec2.encoder.pos_conv_embed wav2vec2.encoder.layer_norm"
+                ),
+                "lm_head",
+            )
+        ],
+    ),
+    "HuBERT": (
+        (
+            "mask_emb feature_extractor.conv_layers.[0-6].0.weight feature_extractor.conv_layers.0.2.{weight,bias}"
+            f" post_extract_proj.weight encoder.pos_conv.0.weight encoder.layers.[0-3].{BLOCK} final_proj.weight"
+        ),
+        [
+            (
+                "encoder.layers.{4}",
+                "mask_emb feature_extractor post_extract_proj encoder.pos_conv",
+                "final_proj",
+            )
         ],
     ),
     "GPT-2": (
