@@ -100,9 +100,13 @@ class MicroBatches:
         data = [parts[0] if len(parts) == 2 else parts[:-1], parts[-1]]
         with self._own_calls():
             data = network._prepare_training(data, self._layout.optimizer, None)
-            loss = network.forward_backward_pipeline(data, scaler)
-        if self._error is not None:
-            raise self._error
+            try:
+                loss = network.forward_backward_pipeline(data, scaler)
+            except Exception as error:  # at the end the engine counts the calls that an error has left out
+                self._error = self._error or error
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
         return loss
 
     @contextlib.contextmanager
