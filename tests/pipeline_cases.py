@@ -271,7 +271,7 @@ def accumulated(hcg, name, steps, empty=()):
         inner = optimizer = optimizer_of(name, network)
         if hcg is not None:
             optimizer = fleet.distributed_optimizer(inner)
-            fleet.distributed_model(network)
+            wrapped = fleet.distributed_model(network)  # data parallelism has hooks in the parameters
     accumulator = ldopt.GradientAccumulator("token")
     mine, parts = ([0, 1], 2) if hcg is None else ([data_part(hcg)[0]], data_part(hcg)[1])
     for step in range(steps):
@@ -292,7 +292,7 @@ def accumulated(hcg, name, steps, empty=()):
             accumulator.synchronize()
             accumulator.apply(optimizer)
         inner._learning_rate.step()
-    return values(network)
+    return values(network if hcg is None else wrapped)
 
 
 def row_of(output):

@@ -7,6 +7,8 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import (
     obtain_optimizer_parameters_list,
 )
 
+from ..hooks import unwrap_model
+
 __all__ = ["Gradients"]
 
 
@@ -35,7 +37,7 @@ class Gradients:
     def check_trained(self):
         """Raise, in all processes, if a parameter is trained in one process and frozen or left out in another."""
         mine = {id(param) for param in self.parameters()}
-        trained = {name: id(param) in mine for name, param in self._layout.network.named_parameters()}
+        trained = {name: id(param) in mine for name, param in unwrap_model(self._layout.network).named_parameters()}
         if not self._layout.agree(trained != self._trained):
             return
         everyone = [trained]
