@@ -75,7 +75,8 @@ class GradientAccumulator:
             0
 
     On several processes each accumulates on its own, and there is one reduction a cycle: use the plain model, or
-    `paddle.DataParallel` under ``no_sync()``, and call `synchronize` before `apply`.
+    `paddle.DataParallel` under ``no_sync()``, and call `synchronize` before `apply`. A process may have no micro-batch
+    in a cycle. Sharding of stage 1 works, with `split_param` too; `tensor_fusion` and `comm_overlap` are refused.
 
     Source: ``transformers.GradientAccumulator`` of ``optimization_tf.py``.
     """
@@ -545,8 +546,7 @@ def _agreed_slots(everyone):
         if one["names"] != first["names"]:
             raise ValueError(
                 "All processes must accumulate the same parameters: freeze a parameter in all of them or in none. "
-                f"Received: {_difference(one['names'], first['names'])} of process {rank} of the group and process "
-                f"{called[0]}"
+                f"Received: {_difference(one['names'], rank, first['names'], called[0])} of the group"
             )
         if len(one["slots"]) != len(first["slots"]):
             raise ValueError(
@@ -565,9 +565,14 @@ def _agreed_slots(everyone):
     return agreed, first["names"]
 
 
-def _difference(names, others):
-    """Say where two lists of names differ, either of which is None if the gradients came as a list."""
+def _difference(names, rank, others, other):
+    """Say where the names of two processes differ; they are None if the gradients came as a list."""
     if names is None or others is None:
-        return "gradients of a list and of a model"
+        return f"a list of gradients in process {rank if names is None else other}, a model in process " + str(
+            other if names is None else rank
+        )
     only = sorted(set(names) ^ set(others))
-    return f"'{only[0]}' in one only" if only else "another order of the parameters"
+    if not only:
+        return f"another order in process {rank} than in process {other}"
+    has, lacks = (rank, other) if only[0] in names else (other, rank)
+    return f"'{only[0]}' in process {has} and not in process {lacks}"

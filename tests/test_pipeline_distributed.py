@@ -13,7 +13,7 @@ from distributed_launch import LaunchError, launch
 import paddle_ldopt as ldopt
 
 OVERFLOWS = {1: 0, 4: 1, 5: 1}  # step -> rank
-FAULTS = {0: (0, "data"), 1: (1, "loss"), 3: (0, "shape")}  # step -> (rank, fault) of another one before it
+FAULTS = {0: (0, "data"), 1: (-1, "loss"), 3: (0, "shape")}  # step -> (rank, fault) of another one before it
 V2 = {"split_param": True}
 
 
@@ -370,7 +370,7 @@ def data_parallel():
     from distributed_setup import start_fleet
     from paddle.distributed import fleet
 
-    hcg = start_fleet(dp=2)
+    start_fleet(dp=2)
     rank, found = paddle.distributed.get_rank(), {}
 
     def made(wrapped, **arguments):
@@ -407,6 +407,15 @@ def data_parallel():
         all(np.array_equal(a, b.numpy()) for a, b in zip(kept, network.parameters())),
     )
 
+    start_fleet(sharding=2)  # which gives zeros to a parameter that no process uses: it would decay
+    with paddle.utils.unique_name.guard():
+        network = Sometimes()
+        optimizer = fleet.distributed_optimizer(ldopt.AdamWDL(0.1, parameters=network.parameters(), weight_decay=0.5))
+    kept = [param.numpy().copy() for param in network.parameters()]
+    ldopt.PipelineWithLossScale(fleet.distributed_model(network), optimizer)(paddle.ones([4, 3]), paddle.zeros([4]))
+    found["unused"] = [np.array_equal(a, b.numpy()) for a, b in zip(kept, network.parameters())]
+
+    hcg = start_fleet(dp=2)
     network, step = cases.build(hcg, "whole", "sgd", ragged=True)
     labels = paddle.full([8, cases.LENGTH], cases.IGNORED, "int64")
     found["no token"] = refused(lambda: step(paddle.zeros_like(labels), labels), "0 tokens")
@@ -424,6 +433,7 @@ def test_data_parallel():
             np.testing.assert_allclose(row["norm"], math.sqrt(3 * 1.0 + 0.25 + 3 * 1.5**2 + 0.25), rtol=1e-6)
         row, unchanged = found["reduction"]
         assert row["overflow"] and row["scale"] == 8.0 and row["norm"] == math.inf and unchanged
+        assert found["unused"] == [False, False, True, True]
         assert found["no token"] is True and found["cleared"]
 
 

@@ -104,9 +104,9 @@ class MicroBatches:
                 loss = network.forward_backward_pipeline(data, scaler)
             except Exception as error:  # at the end the engine counts the calls that an error has left out
                 self._error = self._error or error
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        failed, self._error = self._error, None
+        if failed is not None:
+            raise failed
         return loss
 
     @contextlib.contextmanager
