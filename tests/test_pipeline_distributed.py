@@ -411,8 +411,9 @@ def data_parallel():
     with paddle.utils.unique_name.guard():
         network = Sometimes()
         optimizer = fleet.distributed_optimizer(ldopt.AdamWDL(0.1, parameters=network.parameters(), weight_decay=0.5))
+    model = fleet.distributed_model(network)
     kept = [param.numpy().copy() for param in network.parameters()]
-    ldopt.PipelineWithLossScale(fleet.distributed_model(network), optimizer)(paddle.ones([4, 3]), paddle.zeros([4]))
+    ldopt.PipelineWithLossScale(model, optimizer)(paddle.ones([4, 3]), paddle.zeros([4]))
     found["unused"] = [np.array_equal(a, b.numpy()) for a, b in zip(kept, network.parameters())]
 
     hcg = start_fleet(dp=2)
