@@ -8,7 +8,7 @@ import paddle
 import paddle.distributed as dist
 
 from .arguments import as_float, checked_state
-from .hooks import is_listed, parameters_of
+from .hooks import is_listed, parameters_of, sharding_setting
 
 __all__ = ["GradientAccumulator"]
 
@@ -75,7 +75,8 @@ class GradientAccumulator:
             0
 
     On several processes each accumulates on its own, and there is one reduction a cycle: use the plain model, or
-    `paddle.DataParallel` under ``no_sync()``, and call `synchronize` before `apply`.
+    `paddle.DataParallel` under ``no_sync()``, and call `synchronize` before `apply`. A process may have no micro-batch
+    in a cycle. Sharding of stage 1 works, with `split_param` too; `tensor_fusion` and `comm_overlap` are refused.
 
     Source: ``transformers.GradientAccumulator`` of ``optimization_tf.py``.
     """
@@ -88,6 +89,7 @@ class GradientAccumulator:
         self.reduction = reduction
         self._names = None  # of a model's parameters; None: the slots are those of a list, or there are none yet
         self._parameters = None  # those of the last model that was seen
+        self._own_names = None  # of the parameters of the processes, for one that has seen no model
         self._sums = []  # float32 or float64 Tensors, None where there was no gradient yet
         self._received = []  # whether a slot got a gradient in this cycle
         self._step = 0
@@ -121,6 +123,12 @@ class GradientAccumulator:
                 gradients are left out, whatever they are: a mean over no token is not a number.
         """
         weight = self._checked_weight(weight)
+        fused = sharding_setting("tensor_fusion", "comm_overlap")
+        if fused:
+            raise ValueError(
+                "Each parameter must keep its own gradient until `apply`: "
+                f"set {fused}=False in the strategy's sharding_configs. Received: {fused}=True"
+            )
         if self._synchronized:
             raise ValueError(
                 "Sums of all processes are there already: call `reset` or `apply` before the next micro-batch. "
@@ -160,8 +168,8 @@ class GradientAccumulator:
                 received[place] = True
             elif sums[place] is None:
                 sums[place] = paddle.zeros(gradient.shape, _sum_dtype(gradient))
-            if parameters is not None:
-                _clear(parameters[place])
+        if parameters is not None:
+            _clear(parameters)
         self._names, self._parameters, self._sums, self._received = names, parameters, sums, received
         self._step += 1
         self._count += 1
@@ -247,10 +255,15 @@ class GradientAccumulator:
             raise ValueError(f"There must be gradients to write. Received: step={self._step}")
         parameters = self._checked_target(target)
         divisor = self._divisor()
+        _clear(parameters)
         for param, total, received in zip(parameters, self._sums, self._received):
-            _clear(param)
-            if received:
-                param.grad = _divided(total, divisor).astype(param.dtype)
+            if not received:
+                continue
+            gradient = _divided(total, divisor).astype(param.dtype)
+            if param.grad is None:
+                param.grad = gradient
+            else:
+                paddle.assign(gradient, param.grad)  # a part of the buffer that sharding reduces
 
     def apply(self, optimizer, target=None):
         """Take one step with the reduced gradients, then clear and `reset`.
@@ -271,6 +284,9 @@ class GradientAccumulator:
             )
         if target is None and self._names is None:
             target = [param for param in parameters_of(optimizer) if not param.stop_gradient]
+        elif target is None and self._parameters is None and self._own_names:
+            own = {param.name: param for param in parameters_of(optimizer)}
+            target = [own[name] for name in self._own_names] if own.keys() >= set(self._own_names) else None
         if (self._step or self._synchronized) and hasattr(optimizer, "_parameter_list"):
             held = {param.name for param in parameters_of(optimizer)}
             names = [param.name for param in self._checked_target(target)]
@@ -281,7 +297,10 @@ class GradientAccumulator:
                 )
         self.write_gradients(target)
         optimizer.step()
-        optimizer.clear_grad(set_to_zero=False)
+        if sharding_setting("split_param"):
+            _clear(parameters_of(optimizer))
+        else:
+            optimizer.clear_grad(set_to_zero=False)
         self.reset()
 
     def _checked_target(self, target):
@@ -289,8 +308,8 @@ class GradientAccumulator:
             target = self._parameters
             if target is None:
                 raise ValueError(
-                    "`target` must be given: the accumulator was called with lists, or its state was loaded and it was "
-                    "not called with the model since. Received: target=None"
+                    "`target` must be given: the accumulator was called with lists, or not with the model since it was "
+                    "made or its state was loaded. Received: target=None"
                 )
         elif isinstance(target, paddle.nn.Layer):
             names, target = _trainable(target)
@@ -344,13 +363,16 @@ class GradientAccumulator:
         mine = {
             "reduction": self.reduction,
             "names": self._names,
+            "own_names": None if self._parameters is None else [param.name for param in self._parameters],
             "slots": [None if total is None else (list(total.shape), str(total.dtype)) for total in self._sums],
             "received": self._received,
             "count": self._count,
             "weight": self._weight,
         }
         everyone = _gathered(mine, group)
-        slots = _agreed_slots(everyone)
+        slots, self._names = _agreed_slots(everyone)
+        self._own_names = next((one["own_names"] for one in everyone if one["own_names"]), None)
+        self._sums = self._sums or [None] * len(slots)
         for place, (shape, dtype) in enumerate(slots):
             if shape is None:
                 continue
@@ -358,7 +380,7 @@ class GradientAccumulator:
                 self._sums[place] = paddle.zeros(shape, dtype)
             if len(everyone) > 1:
                 dist.all_reduce(self._sums[place], op=dist.ReduceOp.SUM, group=group)
-        self._received = [any(flags) for flags in zip(*(one["received"] for one in everyone))]
+        self._received = [any(flags) for flags in zip(*(one["received"] for one in everyone if one["slots"]))]
         self._count = sum(one["count"] for one in everyone)
         self._weight = math.fsum(one["weight"] for one in everyone)
         self._synchronized = True
@@ -406,7 +428,7 @@ class GradientAccumulator:
         saved = state_dict["gradients"]
         self._sums = [_own(saved.get(str(place))) for place in range(state_dict["slots"])]
         self._names = None if state_dict["names"] is None else list(state_dict["names"])
-        self._parameters = None
+        self._parameters = self._own_names = None
         self._received = [bool(flag) for flag in state_dict["received"]]
         self._step, self._count = int(state_dict["step"]), int(state_dict["count"])
         self._weight, self._synchronized = float(state_dict["weight"]), bool(state_dict["synchronized"])
@@ -432,9 +454,15 @@ def _trainable(model):
     return [name for name, _ in named], [param for _, param in named]
 
 
-def _clear(param):
-    """Leave a parameter without a gradient."""
-    param.clear_gradient(False)  # by its name, Paddle ignores the argument and leaves zeros
+def _clear(parameters):
+    """Leave parameters without gradients, or with zeros where sharding reduces the buffer that these are in."""
+    in_buffers = sharding_setting("split_param")
+    for param in parameters:
+        if not in_buffers:
+            param.clear_gradient(False)  # by its name, Paddle ignores the argument and leaves zeros
+        elif param.grad is not None:
+            with paddle.no_grad():
+                param.grad.zero_()
 
 
 def _check_gradient(gradient, total, place):
@@ -497,26 +525,36 @@ def _gathered(mine, group):
 
 
 def _agreed_slots(everyone):
-    """Return (shape, dtype) of each slot, None where no process has one; raise if the processes differ."""
+    """Return (shape, dtype) of each slot, None where no process has one, and their names; raise if processes differ.
+
+    A process that has not been called yet has no slots, and takes those of the others.
+    """
     if not any(one["count"] for one in everyone):
         raise ValueError(
             "The accumulator should be called first. Received: no call since the last reset on any process"
         )
-    first = everyone[0]
+    called = [rank for rank, one in enumerate(everyone) if one["slots"] or one["count"]]
+    first = everyone[called[0]]
     for rank, one in enumerate(everyone):
-        for what in ("reduction", "names"):
-            if one[what] != first[what]:
-                raise ValueError(
-                    f"All processes must have the same {what}. Received: {_some(one[what])} of process {rank} of the "
-                    f"group, {_some(first[what])} of process 0"
-                )
+        if one["reduction"] != first["reduction"]:
+            raise ValueError(
+                f"All processes must have the same reduction. Received: {one['reduction']!r} of process {rank} of the "
+                f"group, {first['reduction']!r} of process {called[0]}"
+            )
+        if rank not in called:
+            continue
+        if one["names"] != first["names"]:
+            raise ValueError(
+                "All processes must accumulate the same parameters: freeze a parameter in all of them or in none. "
+                f"Received: {_difference(one['names'], rank, first['names'], called[0])} of the group"
+            )
         if len(one["slots"]) != len(first["slots"]):
             raise ValueError(
                 f"All processes must have as many gradients. Received: {len(one['slots'])} of process {rank} of the "
-                f"group, {len(first['slots'])} of process 0"
+                f"group, {len(first['slots'])} of process {called[0]}"
             )
     agreed = []
-    for place, slots in enumerate(zip(*(one["slots"] for one in everyone))):
+    for place, slots in enumerate(zip(*(everyone[rank]["slots"] for rank in called))):
         kinds = [slot for slot in slots if slot is not None]
         if any(kind != kinds[0] for kind in kinds) or (first["names"] is None and kinds and len(kinds) < len(slots)):
             raise ValueError(
@@ -524,8 +562,17 @@ def _agreed_slots(everyone):
             )
         shape, dtype = kinds[0] if kinds else (None, None)
         agreed.append((shape, dtype if dtype is None else dtype.rpartition(".")[2]))
-    return agreed
+    return agreed, first["names"]
 
 
-def _some(value):
-    return f"{value[:3]}{'...' if len(value) > 3 else ''}" if isinstance(value, list) else repr(value)
+def _difference(names, rank, others, other):
+    """Say where the names of two processes differ; they are None if the gradients came as a list."""
+    if names is None or others is None:
+        return f"a list of gradients in process {rank if names is None else other}, a model in process " + str(
+            other if names is None else rank
+        )
+    only = sorted(set(names) ^ set(others))
+    if not only:
+        return f"another order in process {rank} than in process {other}"
+    has, lacks = (rank, other) if only[0] in names else (other, rank)
+    return f"'{only[0]}' in process {has} and not in process {lacks}"

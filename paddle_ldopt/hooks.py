@@ -439,6 +439,15 @@ def topology():
     return getattr(fleet.fleet, "_hcg", None)
 
 
+def sharding_setting(*names):
+    """Return the first of these settings that is on in the `sharding_configs` of `fleet`, None without sharding."""
+    hcg = topology()
+    if hcg is None or hcg.get_sharding_parallel_world_size() == 1:
+        return None
+    configs = fleet.fleet._user_defined_strategy.hybrid_configs["sharding_configs"]
+    return next((name for name in names if getattr(configs, name)), None)
+
+
 def parameters_to_train(model):
     """Return a model's parameters: frozen ones too, which may be unfrozen in mid-run, but under sharding.
 

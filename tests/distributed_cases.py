@@ -250,7 +250,7 @@ def centralized(params, names):
     return Lamb(LR, parameters=groups, grad_clip=nn.ClipGradByGlobalNorm(CLIP))
 
 
-def given(hcg, case, steps=STEPS):
+def given(hcg, case, steps=STEPS, frozen=None):
     """Train `PARTS` with random gradients, whole or this process's parts; return them and their start by name."""
     mp, rank = (1, 0) if hcg is None else (hcg.get_model_parallel_world_size(), hcg.get_model_parallel_rank())
 
@@ -266,6 +266,7 @@ def given(hcg, case, steps=STEPS):
         params[name].set_value(start)
         if mp > 1 and axis is not None:
             params[name].is_distributed, params[name].split_axis = True, axis
+        params[name].stop_gradient = bool(frozen) and name.startswith(frozen)
     names = {param.name: name for name, param in params.items()}
     build = centralized if case == "lamb, centralized" else lambda *given: optimizer_of(case, *given)
     optimizer = build(list(params.values()), names)
@@ -303,8 +304,9 @@ def worker(layouts, cases, unsummed=(), frozen=()):
                 out[layout, case] = given(hcg, case)[1]
             elif case in OPTIMIZERS:
                 out[layout, case] = trained(hcg, case)
-        if not parallel:
-            out.update({(layout, f"{case}, frozen"): trained(hcg, case, frozen=FROZEN) for case in frozen})
+        for case in frozen:
+            train = (lambda *args, **how: given(*args, **how)[1]) if parallel else trained
+            out[layout, f"{case}, frozen"] = train(hcg, case, frozen=FROZEN)
         if layout == "sharding v2":
             out.update(slices(hcg))
             with sums_that_stay():

@@ -193,22 +193,106 @@ def data_part(hcg):
     return hcg.get_data_parallel_rank() * shards + hcg.get_sharding_parallel_rank(), parts
 
 
-def train(hcg, kind, name, steps, overflows=(), ragged=False, **arguments):
-    """Train with `PipelineWithLossScale`; `overflows` maps a step to the rank that gets an inf."""
+FAULTS = {"loss": "a loss that fails", "data": "expected >= 0 and < 11", "shape": "multiple of `micro_batch_num`"}
+
+
+def attempt(network, step, inputs, fault=None):
+    """Take a step that fails in this process if there is a `fault`; return the error's type and message.
+
+    The faults: "loss", the loss function raises in the third micro-batch; "data", a layer does, which gets a token
+    outside the vocabulary; "shape", the inputs cannot be split.
+    """
+    calls, (tokens, labels) = [], inputs
+    original = network._loss_fn[0] if isinstance(network, Staged) else network.loss
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if fault == "loss" and len(calls) == 3:
+            raise KeyError("a loss that fails")
+        return original(*arguments)
+
+    def use(loss):
+        if isinstance(network, Staged):
+            network._loss_fn[0] = loss
+        else:
+            network.loss = loss
+
+    if fault == "data":
+        tokens = tokens + VOCABULARY * (paddle.arange(len(tokens)) == 2 * SIZE).astype(tokens.dtype).unsqueeze(1)
+    use(failing)
+    try:
+        step(*((tokens[1:], labels[1:]) if fault == "shape" else (tokens, labels)))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        use(original)
+
+
+def train(hcg, kind, name, steps, overflows=(), ragged=False, faults=(), **arguments):
+    """Train with `PipelineWithLossScale`.
+
+    `overflows` maps a step to the rank that gets an inf; `faults` maps it to (rank, fault of `attempt`): before that
+    step another one is taken, which fails.
+    """
     rank, now = paddle.distributed.get_rank(), [None]
     network, step = build(hcg, kind, name, ragged, **arguments)
     hit = {step: rank % paddle.distributed.get_world_size() for step, rank in dict(overflows).items()}
     inject(network, lambda: hit.get(now[0]) == rank)
-    rows, kept = [], []
+    rows, kept, errors, faults = [], [], [], dict(faults)
     for now[0] in range(steps):
         part, parts = data_part(hcg)
+        if now[0] in faults:
+            place, fault = faults[now[0]]
+            here = fault if place % paddle.distributed.get_world_size() == rank else None
+            before = snapshot(network, step)
+            errors.append(attempt(network, step, tensors(batch(100, parts, ragged), part, parts), here))
+            kept.append(is_clear(network) and same(before, snapshot(network, step)))
         before = snapshot(network, step) if now[0] in overflows else None
         output = step(*tensors(batch(now[0], parts, ragged), part, parts))
         rows.append(row_of(output))
         if before is not None:
-            cleared = all(p.grad is None or not p.grad.numpy().any() for p in network.parameters())
-            kept.append(cleared and same(before, snapshot(network, step)))
-    return {"rows": rows, "kept": kept, "weights": values(network)}
+            kept.append(is_clear(network) and same(before, snapshot(network, step)))
+    return {"rows": rows, "kept": kept, "weights": values(network), "errors": errors}
+
+
+def is_clear(network):
+    return all(param.grad is None or not param.grad.numpy().any() for param in network.parameters())
+
+
+def accumulated(hcg, name, steps, empty=()):
+    """Train with `GradientAccumulator` on micro-batches; in one process (None) directly, with one backward for all.
+
+    There are no micro-batches for each (step, part of the data) of `empty`.
+    """
+    from paddle.distributed import fleet
+
+    with paddle.utils.unique_name.guard():
+        network = initialise(Whole(token_loss))
+        inner = optimizer = optimizer_of(name, network)
+        if hcg is not None:
+            optimizer = fleet.distributed_optimizer(inner)
+            wrapped = fleet.distributed_model(network)  # data parallelism has hooks in the parameters
+    accumulator = ldopt.GradientAccumulator("token")
+    mine, parts = ([0, 1], 2) if hcg is None else ([data_part(hcg)[0]], data_part(hcg)[1])
+    for step in range(steps):
+        sums, counts = [], []
+        for part in mine:
+            whole = tensors(batch(step, parts, ragged=True), part, parts)
+            for i in range(0 if (step, part) in empty else MICRO_BATCHES):
+                total, count = network(*(tensor[i * SIZE : (i + 1) * SIZE] for tensor in whole))
+                sums, counts = [*sums, total], [*counts, count]
+                if hcg is not None and count > 0:
+                    (total / count).backward()
+                    accumulator(network, weight=count)
+        if hcg is None:
+            (sum(sums) / sum(counts)).backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        else:
+            accumulator.synchronize()
+            accumulator.apply(optimizer)
+        inner._learning_rate.step()
+    return values(network if hcg is None else wrapped)
 
 
 def row_of(output):
@@ -217,12 +301,17 @@ def row_of(output):
     return {**row, "norm": None if output.global_norm is None else output.global_norm.item()}
 
 
-def check(results, name, steps, overflows, ragged=False, parts=1, scaler=None, tolerance=1e-5):
+def check(results, name, steps, overflows, ragged=False, parts=1, scaler=None, tolerance=1e-5, faults=()):
     """Compare what each process got from `train` with `directly`."""
+    for number, (place, fault) in enumerate(dict(faults).values()):
+        place %= len(results)
+        for rank, result in enumerate(results):
+            needle = FAULTS[fault] if rank == place else f"Received: an error in process {place}"
+            assert needle in result["errors"][number]
     direct = directly(name, steps, overflows, parts, ragged, scaler=scaler)
     for result in results:
         assert result["rows"] == results[0]["rows"], "the same values in all processes"
-        assert result["kept"] == [True] * len(overflows), "an overflow leaves everything as it was"
+        assert result["kept"] == [True] * (len(overflows) + len(faults)), "an overflow or error leaves all as it was"
         assert apart(result["weights"], direct[-1]["weights"]) < tolerance
     for row, expected in zip(results[0]["rows"], direct):
         assert row["overflow"] == expected["overflow"]

@@ -11,7 +11,9 @@ import warnings
 
 import numpy as np
 import paddle
+import pipeline_cases
 import pytest
+from distributed_launch import launch
 from golden_cases import cases, load, loader, needs_golden
 
 from paddle_ldopt import AdamWDL
@@ -583,6 +585,43 @@ def test_processes_that_differ_all_raise(two_processes):
         assert "as many gradients" in seen["length"]
         assert "same shape and type" in seen["shape"] and "same shape and type" in seen["none"]
         assert "the same reduction" in seen["reduction"]
+
+
+# ---- under fleet
+
+
+EMPTY = [(0, 1), (2, 0)]  # (step, process): cycles without a micro-batch
+UNDER = [{"dp": 2}, {"sharding": 2}, {"sharding": 2, "sharding_configs": {"split_param": True}}]
+
+
+def under_fleet():
+    """A worker: train under every layout; a parameter that is frozen in one process only."""
+    from distributed_setup import start_fleet
+
+    out = {}
+    for degrees in UNDER:
+        hcg = start_fleet(**degrees)
+        for name in ("sgd", "lamb"):
+            out[str(degrees), name] = pipeline_cases.accumulated(hcg, name, 6, EMPTY)
+    model, accumulator = net(), GradientAccumulator("mean")
+    model[2].weight.stop_gradient = paddle.distributed.get_rank() == 1
+    backward(model, batches()[0])
+    accumulator(model)
+    with pytest.raises(
+        ValueError, match="freeze a parameter in all .*'2.weight' in process 0 and not in process 1"
+    ) as error:
+        accumulator.synchronize()
+    assert len(str(error.value)) < 300 and accumulator.step == 1
+    return out
+
+
+def test_fleet_is_one_process_on_the_global_batch():
+    results = launch(under_fleet, ranks=2, timeout=300)
+    for name in ("sgd", "lamb"):
+        direct = pipeline_cases.accumulated(None, name, 6, EMPTY)
+        for degrees in UNDER:
+            for result in results:
+                assert pipeline_cases.apart(result[str(degrees), name], direct) < 1e-5, (degrees, name)
 
 
 if __name__ == "__main__":

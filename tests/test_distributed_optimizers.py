@@ -45,13 +45,13 @@ def test_two_processes(two, layout, case):
 
 
 @pytest.mark.parametrize("case", FEW)
-@pytest.mark.parametrize("layout", ["dp", "sharding v1", "sharding v2", "pp"])
+@pytest.mark.parametrize("layout", ["dp", "sharding v1", "sharding v2", "pp", "mp"])
 def test_what_is_frozen_stays(two, layout, case):
-    start, end = alone(case, frozen=FROZEN)
+    start, end = given(None, case, frozen=FROZEN) if layout == "mp" else alone(case, frozen=FROZEN)
     moving = {name for name in start if not name.startswith(FROZEN)}
     assert moving < set(start)
-    for result in two:
-        got = result[layout, f"{case}, frozen"]
+    every = [result[layout, f"{case}, frozen"] for result in two]
+    for got in [joined(every)] if layout == "mp" else every:
         assert apart({name: value for name, value in got.items() if name in moving}, start, end) < TOLERANCE
         assert all((value == start[name]).all() for name, value in got.items() if name not in moving)
 

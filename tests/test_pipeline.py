@@ -55,6 +55,37 @@ def test_the_number_of_micro_batches_changes_nothing():
     np.testing.assert_allclose(outputs[1:], [outputs[0]] * 2, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["whole", "staged"])
+def test_after_an_error_the_next_step_starts_anew(kind):
+    (network, _, failing), (_, _, control) = (made(kind, "lamb", use_clip_grad=True) for _ in range(2))
+    inputs = cases.tensors(cases.batch(0))
+    for fault, needle in cases.FAULTS.items():
+        before = cases.snapshot(network, failing)
+        assert needle in cases.attempt(network, failing, inputs, fault)
+        assert cases.is_clear(network) and cases.same(before, cases.snapshot(network, failing))
+    assert cases.row_of(failing(*inputs)) == cases.row_of(control(*inputs))
+
+
+def test_processes_that_do_not_answer(monkeypatch):
+    """The error of this process is named, or that of the communication."""
+    network, optimizer, step = made()
+
+    def lost(*args, **how):
+        raise RuntimeError("TIMEOUT " * 1000)
+
+    step._layout.processes = 2
+    monkeypatch.setattr(paddle.distributed, "all_reduce", lost)
+    before = cases.snapshot(network, step)
+    for inputs, needle in (
+        (cases.tensors(cases.batch(0)), "RuntimeError: TIMEOUT"),
+        (("word",), "TypeError: An input must"),
+    ):
+        with pytest.raises(RuntimeError, match=f"restart from the last checkpoint. Received: .*{needle}") as error:
+            step(*inputs)
+        assert len(str(error.value)) < 500
+    assert cases.same(before, cases.snapshot(network, step))
+
+
 def test_the_tuple():
     _, _, step = made(scale_sense=paddle.to_tensor([4.0]))
     output = step(*cases.tensors(cases.batch(0)))

@@ -13,6 +13,8 @@ from distributed_launch import LaunchError, launch
 import paddle_ldopt as ldopt
 
 OVERFLOWS = {1: 0, 4: 1, 5: 1}  # step -> rank
+FAULTS = {0: (0, "data"), 1: (-1, "loss"), 3: (0, "shape")}  # step -> (rank, fault) of another one before it
+V2 = {"split_param": True}
 
 
 def scaler():
@@ -28,8 +30,8 @@ def several(kinds, steps, **degrees):
     for kind, names in kinds.items():
         for name in names:
             ragged = name == "ragged"
-            run = cases.train(hcg, kind, "sgd" if ragged else name, steps, OVERFLOWS, ragged, scale_sense=scaler())
-            runs[kind, name] = run
+            optimizer, faults = ("sgd", FAULTS) if ragged else (name, {})
+            runs[kind, name] = cases.train(hcg, kind, optimizer, steps, OVERFLOWS, ragged, faults, scale_sense=scaler())
     return runs
 
 
@@ -40,7 +42,8 @@ def compare(kinds, steps, ranks, **degrees):
             ragged = name == "ragged"
             runs = [result[kind, name] for result in results]
             parts = ranks // degrees.get("pp", 1)
-            cases.check(runs, "sgd" if ragged else name, steps, OVERFLOWS, ragged, parts, scaler())
+            optimizer, faults = ("sgd", FAULTS) if ragged else (name, {})
+            cases.check(runs, optimizer, steps, OVERFLOWS, ragged, parts, scaler(), faults=faults)
 
 
 ALL = [*cases.ARGUMENTS, "ragged"]
@@ -63,14 +66,32 @@ def test_one_process_under_fleet():
     compare({"staged": ["lamb", "ragged"]}, 20, 1)
 
 
-def test_four_processes_are_one():
-    compare({"staged": ["came", "ragged"]}, 20, 4, pp=2, dp=2)
+@pytest.mark.parametrize(
+    ("kinds", "degrees"),
+    [
+        ({"staged": ["came", "ragged"]}, {"pp": 2, "dp": 2}),
+        ({"staged": ["lamb", "ragged"]}, {"pp": 2, "sharding": 2, "sharding_configs": V2}),
+        ({"whole": ["lamb", "ragged"]}, {"dp": 2, "sharding": 2, "sharding_configs": V2}),
+    ],
+    ids=["pp x dp", "pp x v2", "dp x v2"],
+)
+def test_four_processes_are_one(kinds, degrees):
+    compare(kinds, 20, 4, **degrees)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "degrees",
-    [{"pp": 2, "dp": 2}, {"pp": 2, "sharding": 2}, {"pp": 4}, {"dp": 2, "sharding": 2}, {"dp": 4}, {"sharding": 4}],
+    [
+        {"pp": 2, "dp": 2},
+        {"pp": 2, "sharding": 2},
+        {"pp": 2, "sharding": 2, "sharding_configs": V2},
+        {"pp": 4},
+        {"dp": 2, "sharding": 2},
+        {"dp": 2, "sharding": 2, "sharding_configs": V2},
+        {"dp": 4},
+        {"sharding": 4},
+    ],
     ids=str,
 )
 def test_four_processes_are_one_with_every_optimizer(degrees):
@@ -84,7 +105,7 @@ def test_slices_of_parameters():
         20,
         2,
         sharding=2,
-        sharding_configs={"split_param": True},
+        sharding_configs=V2,
     )
 
 
@@ -266,6 +287,71 @@ def test_two_stages():
     assert {name for found in results for name, _, _ in found["local"]} == set(norms)
 
 
+# ---- refused before anything changes
+
+
+def frozen_in_one(network, step, name, inputs):
+    """Freeze a parameter in process 1, then in both; return the errors and whether a step with it changed it."""
+    param = dict(network.named_parameters())[name]
+    before, found = cases.snapshot(network, step), {}
+    param.stop_gradient = paddle.distributed.get_rank() == 1
+    found["step"] = refused(lambda: step(*inputs), f"'{name}' trained in process 0 and not in process 1")
+    found["construction"] = refused(
+        lambda: ldopt.PipelineWithLossScale(step._layout.network, step._optimizer, micro_batch_num=cases.MICRO_BATCHES),
+        f"'{name}' trained in process 0 and not in process 1",
+    )
+    found["unchanged"] = cases.same(before, cases.snapshot(network, step)) and cases.is_clear(network)
+    param.stop_gradient = True
+    step(*inputs)
+    after = cases.snapshot(network, step)
+    key = cases.plain_name(name)
+    found["frozen in both"] = np.array_equal(before[key], after[key]) and not cases.same(before, after)
+    return found
+
+
+def other_refusals():
+    """A worker: a parameter frozen in one process only, settings that are not served, under several layouts."""
+    from distributed_setup import start_fleet
+
+    found = {}
+    for degrees in ({"dp": 2}, {"sharding": 2}, {"sharding": 2, "sharding_configs": V2}, {"pp": 2}):
+        hcg = start_fleet(**degrees, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE)
+        part, parts = cases.data_part(hcg)
+        network, step = cases.build(hcg, "staged" if "pp" in degrees else "whole", "lamb")
+        name = "shared_layers.tied.weight" if "pp" in degrees else "blocks.1.linear.weight"
+        inputs = cases.tensors(cases.batch(0, parts), part, parts)
+        found[str(degrees)] = frozen_in_one(network, step, name, inputs)
+    for configs in ({"comm_overlap": True}, {**V2, "comm_overlap": True}, {"tensor_fusion": True}):
+        hcg = start_fleet(sharding=2, sharding_configs={**configs, "accumulate_steps": cases.MICRO_BATCHES})
+        found[str(configs)] = refused_setting(hcg, list(configs)[-1])
+    return found
+
+
+def refused_setting(hcg, setting):
+    from paddle.distributed import fleet
+
+    from paddle_ldopt.parallel import save_checkpoint
+
+    found = {
+        "step": refused(lambda: cases.build(hcg, "whole", "adamwdl"), f"{setting}=False", f"{setting}=True"),
+        "accumulator": refused(lambda: ldopt.GradientAccumulator()([paddle.ones([1])]), f"{setting}=False"),
+    }
+    with paddle.utils.unique_name.guard():
+        network = cases.initialise(cases.Whole())
+        optimizer = fleet.distributed_optimizer(cases.optimizer_of("adamwdl", network))
+        model = fleet.distributed_model(network)
+    if not hasattr(optimizer._inner_opt, "_slice_params"):  # slices can be saved
+        found["save"] = refused(lambda: save_checkpoint("nowhere", model, optimizer), f"{setting}=False")
+    return found
+
+
+def test_other_refusals():
+    for found in launch(other_refusals, ranks=2, timeout=240):
+        assert len(found) == 7
+        for what, results in found.items():
+            assert set(results.values()) == {True}, (what, results)
+
+
 # ---- data parallel
 
 
@@ -284,7 +370,7 @@ def data_parallel():
     from distributed_setup import start_fleet
     from paddle.distributed import fleet
 
-    hcg = start_fleet(dp=2)
+    start_fleet(dp=2)
     rank, found = paddle.distributed.get_rank(), {}
 
     def made(wrapped, **arguments):
@@ -321,6 +407,16 @@ def data_parallel():
         all(np.array_equal(a, b.numpy()) for a, b in zip(kept, network.parameters())),
     )
 
+    start_fleet(sharding=2)  # which gives zeros to a parameter that no process uses: it would decay
+    with paddle.utils.unique_name.guard():
+        network = Sometimes()
+        optimizer = fleet.distributed_optimizer(ldopt.AdamWDL(0.1, parameters=network.parameters(), weight_decay=0.5))
+    model = fleet.distributed_model(network)
+    kept = [param.numpy().copy() for param in network.parameters()]
+    ldopt.PipelineWithLossScale(model, optimizer)(paddle.ones([4, 3]), paddle.zeros([4]))
+    found["unused"] = [np.array_equal(a, b.numpy()) for a, b in zip(kept, network.parameters())]
+
+    hcg = start_fleet(dp=2)
     network, step = cases.build(hcg, "whole", "sgd", ragged=True)
     labels = paddle.full([8, cases.LENGTH], cases.IGNORED, "int64")
     found["no token"] = refused(lambda: step(paddle.zeros_like(labels), labels), "0 tokens")
@@ -338,6 +434,7 @@ def test_data_parallel():
             np.testing.assert_allclose(row["norm"], math.sqrt(3 * 1.0 + 0.25 + 3 * 1.5**2 + 0.25), rtol=1e-6)
         row, unchanged = found["reduction"]
         assert row["overflow"] and row["scale"] == 8.0 and row["norm"] == math.inf and unchanged
+        assert found["unused"] == [False, False, True, True]
         assert found["no token"] is True and found["cleared"]
 
 

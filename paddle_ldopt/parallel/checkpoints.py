@@ -16,7 +16,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import unwrap, unwrap_model
+from ..hooks import sharding_setting, unwrap, unwrap_model
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -156,11 +156,13 @@ def _pieces(optimizer):
                 "The state of group_sharded (stages 2 and 3) cannot be saved for another layout: use sharding stage 1 "
                 f"of `fleet.distributed_optimizer`. Received: {type(optimizer).__name__}"
             )
-        if type(optimizer) is DygraphShardingOptimizer and optimizer.tensor_fusion:
-            raise ValueError(
-                "With fused parameters the state belongs to no parameter: set tensor_fusion=False in the strategy's "
-                "sharding_configs. Received: tensor_fusion=True"
-            )
+        if type(optimizer) is DygraphShardingOptimizer:
+            fused = sharding_setting("tensor_fusion", "comm_overlap")
+            if fused:
+                raise ValueError(
+                    f"With fused parameters the state belongs to no parameter: set {fused}=False in the strategy's "
+                    f"sharding_configs. Received: {fused}=True"
+                )
         if type(optimizer) is DygraphShardingOptimizerV2:
             return _slices(optimizer)
         optimizer = optimizer._inner_opt

@@ -7,6 +7,8 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import (
     obtain_optimizer_parameters_list,
 )
 
+from ..hooks import unwrap_model
+
 __all__ = ["Gradients"]
 
 
@@ -17,11 +19,12 @@ class Gradients:
         layout (Layout): the processes, the network and its optimizer.
 
     Raises:
-        ValueError: the optimizer has a parameter that the network has not.
+        ValueError: the optimizer has a parameter that the network has not; processes that train other parameters.
     """
 
     def __init__(self, layout):
         self._layout = layout
+        self._trained = None  # structured name -> whether it is trained, as agreed with all processes
         known = {id(param) for param in layout.network.parameters()}
         strange = [param.name for param in self._listed() if id(param) not in known]
         if strange:
@@ -29,6 +32,30 @@ class Gradients:
                 "`optimizer` must train parameters of the network. "
                 f"Received: {len(strange)} others, such as {strange[:3]}"
             )
+        self.check_trained()
+
+    def check_trained(self):
+        """Raise, in all processes, if a parameter is trained in one process and frozen or left out in another."""
+        mine = {id(param) for param in self.parameters()}
+        trained = {name: id(param) in mine for name, param in unwrap_model(self._layout.network).named_parameters()}
+        if not self._layout.agree(trained != self._trained):
+            return
+        everyone = [trained]
+        if self._layout.processes > 1:
+            everyone = []
+            dist.all_gather_object(everyone, trained)
+        first: dict = {}  # tied weights have one name in all stages, others are in one stage only
+        for rank, one in enumerate(everyone):
+            for name, is_trained in one.items():
+                other, expected = first.setdefault(name, (rank, is_trained))
+                if is_trained != expected:
+                    pair = (rank, other) if is_trained else (other, rank)
+                    raise ValueError(
+                        f"All processes must train the same parameters: freeze '{name}' in all or in none, and give "
+                        "every optimizer the same list. "
+                        f"Received: '{name}' trained in process {pair[0]} and not in process {pair[1]}"
+                    )
+        self._trained = trained
 
     def _listed(self):
         optimizer = self._layout.optimizer
@@ -56,16 +83,16 @@ class Gradients:
 
     def reduce(self):
         """Average over the processes that have data of their own."""
-        layout, params = self._layout, self.parameters()
-        group = layout.data_group
-        if group is not None and layout.shards is None:
-            _fill_missing(params, group)
-        if layout.hybrid and not layout.optimizer._use_dp_mode:
-            layout.optimizer._hybrid_sync_grad(params)
-            if hasattr(layout.shards, "_assign_slice_grad"):  # sharding v2: each process has a slice of a parameter
+        layout, params, group = self._layout, self.parameters(), self._layout.data_group
+        if not layout.sliced:  # slices have buffers, which are never missing
+            params = _fill_missing(params, layout.data_groups)
+        if layout.shards is not None:
+            layout.shards.reduce_gradients(params, layout.hcg)
+            if layout.sliced:  # or the slices of the first step are in no group's list
                 layout.shards._collect_comm_buffers()
                 layout.shards._assign_slice_grad()
-        elif group is not None:  # Paddle leaves this to a reducer, which NoPipelineParallel lacks
+            params = layout.shards.filter_parameters(params, layout.hcg)
+        if group is not None:  # Paddle leaves this to a reducer, which NoPipelineParallel lacks
             fused_allreduce_gradients_with_group(params, group, scale=1.0 / group.nranks)
 
     def _counted(self):
@@ -113,14 +140,17 @@ def _square(gradient):
     return gradient.astype(dtype).square().sum().astype("float32").reshape([1])
 
 
-def _fill_missing(params, group):
-    """Give zeros to a parameter that has no gradient here but in another process: all are to reduce the same list."""
+def _fill_missing(params, groups):
+    """Return the parameters that have a gradient in any process, with zeros for a gradient that is missing here."""
     present = [_gradient_of(param) is not None for param in params]
     anywhere = paddle.to_tensor(present, dtype="int32")
-    dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=group)
-    for param, here, there in zip(params, present, anywhere.tolist()):
-        if there and not here:
+    for group in groups:
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=group)
+    filled = [param for param, there in zip(params, anywhere.tolist()) if there]
+    for param in filled:
+        if _gradient_of(param) is None:
             if hasattr(param, "main_grad"):
                 param.main_grad = paddle.zeros(param.shape, "float32")
             else:
                 param.grad = paddle.zeros_like(param)
+    return filled

@@ -1,5 +1,6 @@
 """Over which processes the sums of a step go, found out from what `fleet` made of the network and the optimizer."""
 
+import contextlib
 import math
 
 import paddle
@@ -13,7 +14,7 @@ from paddle.distributed.fleet.meta_parallel import (
 )
 from paddle.distributed.fleet.meta_parallel.pipeline_parallel import NoPipelineParallel
 
-from ..hooks import unwrap
+from ..hooks import sharding_setting, unwrap
 
 __all__ = ["Layout"]
 
@@ -50,10 +51,11 @@ class Layout:
                 f"`fleet.distributed_model`. Received: optimizer of type {type(optimizer).__name__}"
             )
         self.shards = getattr(optimizer, "_inner_opt", None) if self._group("sharding") else None
-        if getattr(self.shards, "tensor_fusion", False):
+        setting = sharding_setting("tensor_fusion", "comm_overlap") if self.shards is not None else None
+        if setting:
             raise ValueError(
-                "Sharded parameters must not be fused: set tensor_fusion=False in the strategy's sharding_configs. "
-                "Received: tensor_fusion=True"
+                "Each parameter must keep its own gradient until the overflow check: "
+                f"set {setting}=False in the strategy's sharding_configs. Received: {setting}=True"
             )
 
     def _group(self, axis):
@@ -85,13 +87,46 @@ class Layout:
         """The stages of a pipeline."""
         return self._group("pipe")
 
-    def agree(self, flag):
-        """Return whether a flag is set in any process."""
+    def agree(self, flag, error=None):
+        """Return the greatest `flag`, a small integer, of all processes; 0 means that none is set.
+
+        Args:
+            flag (int|bool): the flag of this process.
+            error (Exception, optional): the error of this process, for the message if the others do not answer.
+
+        Raises:
+            RuntimeError: another process does not answer before the communication times out.
+        """
         if self.processes == 1:
-            return flag
-        flag = paddle.to_tensor([int(flag)], dtype="int32")
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return bool(flag)
+            return int(flag)
+        greatest = paddle.to_tensor([int(flag)], dtype="int32")
+        try:
+            dist.all_reduce(greatest, op=dist.ReduceOp.MAX)
+        except Exception as lost:
+            error = error or lost
+            raise RuntimeError(
+                "The processes lost each other within a training step: one of them ended, failed or was too slow. End "
+                "all of them, look for the first error, and restart from the last checkpoint. "
+                f"Received: {type(error).__name__}: {str(error)[:200]}"
+            ) from error
+        return greatest.item()
+
+    @contextlib.contextmanager
+    def together(self):
+        """Raise in all processes if the block raises in one, so that no process goes on to the next step alone."""
+        error = None
+        try:
+            yield
+        except Exception as raised:
+            error = raised
+        failed = self.agree(0 if error is None else dist.get_rank() + 1, error)
+        if error is not None:
+            raise error
+        if failed:
+            raise RuntimeError(
+                "The step failed in another process and was undone in all: see the error of that process. "
+                f"Received: an error in process {failed - 1}"
+            )
 
     def sum_over_data(self, value):
         """Return the sum of a float32 Tensor over all processes that have data of their own."""
@@ -117,15 +152,22 @@ class Layout:
         return split + whole
 
     def repeated(self):
-        """Return the ids of parameters of this process that count in another stage: copies of tied weights."""
+        """Return the ids of parameters, and of their slices, that another stage counts: copies of tied weights."""
         # Paddle means to mark them, but looks for names of attributes among names of parameters (pp_layers.py:759)
         comms = getattr(getattr(self.network, "_layers", None), "shared_comm", None) or {}
-        return {
-            id(getattr(comm["layer"], name))
+        copies = [
+            getattr(comm["layer"], name)
             for comm in comms.values()
             for name in comm["weight_attr"]
             if dist.get_rank() != min(comm["ranks"])
-        }
+        ]
+        slices = getattr(self.shards, "_slice_params", {})
+        return {id(tensor) for copy in copies for tensor in (copy, slices.get(copy.name, copy))}
+
+    @property
+    def sliced(self):
+        """Whether sharding has cut the parameters into slices (version 2)."""
+        return hasattr(self.shards, "_slice_params")
 
 
 def _communicate_group(network, processes):

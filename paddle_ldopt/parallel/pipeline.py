@@ -80,6 +80,10 @@ class PipelineWithLossScale:
     part, whose first dimension is cut into micro-batches: ``step(inputs, labels)`` for a `PipelineLayer`, which has its
     loss function, and ``step(*inputs)`` for any other network, which returns its loss.
 
+    An error in one process (in the loss function, in the data of a micro-batch) is raised in all before anything has
+    changed, and the next step starts from clean gradients. If a process never comes to the step, the others raise when
+    their communication times out.
+
     After an overflow in any process nothing has changed but the scale: no weight, no state, no counter, no rate. A
     schedule of the optimizer's learning rate **is advanced here**, by each update that is made: don't call its `step`.
     One that takes a metric (`MetricSchedule`, Paddle's ReduceOnPlateau) is left to the caller.
@@ -100,9 +104,11 @@ class PipelineWithLossScale:
 
     Raises:
         TypeError: a `scale_sense`, a loss, an input or another argument of a wrong type; an unknown argument.
-        ValueError: a `scale_sense` of another shape than [] or [1]; a parallel mode that is not served; a number of
-            micro-batches that is not the engine's or does not divide the batch; an optimizer that clips by itself; an
-            argument out of range or without effect; a step without any token; a schedule that was advanced elsewhere.
+        ValueError: a `scale_sense` of another shape than [] or [1]; a parallel mode or setting that is not served; a
+            number of micro-batches that is not the engine's or does not divide the batch; an optimizer that clips by
+            itself; parameters that are frozen in some processes only; an argument out of range or without effect; a
+            step without any token; a schedule that was advanced elsewhere.
+        RuntimeError: an error in another process, or one that does not answer.
 
     Differs from MindFormers: without `calculate_per_token_loss` the loss is the mean over micro-batches (there their
     sum); `local_norm` is a norm of unscaled gradients (there a sum of squares of scaled ones); a gradient that
@@ -174,11 +180,24 @@ class PipelineWithLossScale:
         Returns:
             StepOutput|StepOutputWithLocalNorm: what happened.
         """
-        schedule = self._checked_schedule()
+        with self._layout.together():
+            schedule = self._checked_schedule()
+            parts = self._micro_batches.split(inputs)
+        self._gradients.check_trained()
+        try:
+            output = self._train(parts, schedule)
+        except BaseException:  # or the next step would add to the gradients of this one
+            self._optimizer.clear_grad()
+            raise
+        self._epoch = getattr(schedule, "last_epoch", None)
+        return output
+
+    def _train(self, parts, schedule):
         scale, rate = self.scaler.get_loss_scale(), self._optimizer.get_lr()
-        loss, tokens = self._micro_batches.run(inputs, self.scaler)
+        with self._layout.together():
+            loss = self._micro_batches.run(parts, self.scaler)
         with paddle.no_grad():
-            loss, weight = self._mean(loss, tokens)
+            loss, weight = self._mean(loss, self._micro_batches.tokens() if self._per_token else None)
             gradients = self._gradients
             finite = gradients.unscale(weight / (scale * self._micro_batches.share))
             local = gradients.local_norms() if self._gives_local_norm else ()
@@ -186,12 +205,11 @@ class PipelineWithLossScale:
             if not self._layout.agree(not finite):
                 gradients.reduce()
                 norm = gradients.global_norm()
-            overflow = self._layout.agree(not math.isfinite(norm))  # the reduction can overflow, too
+            overflow = bool(self._layout.agree(not math.isfinite(norm)))  # the reduction can overflow, too
             if not overflow and (self._spike is None or norm < self._spike):
                 self._update(norm, schedule)
         self._optimizer.clear_grad()
         self.scaler.update(overflow)
-        self._epoch = getattr(schedule, "last_epoch", None)
         scale, rate, norm = paddle.to_tensor([scale, rate, math.inf if overflow else norm], "float32").unbind()
         scalars = loss, paddle.to_tensor(overflow), scale, rate, norm if self._clips else None
         return StepOutputWithLocalNorm(*scalars, *local) if local else StepOutput(*scalars)
@@ -204,7 +222,6 @@ class PipelineWithLossScale:
         both = layout.sum_over_data(paddle.concat([loss * self._count, tokens]))
         total = both[1].item()
         if not total > 0:
-            self._optimizer.clear_grad()
             raise ValueError(f"A step must have a token that counts. Received: {total:g} tokens in all micro-batches")
         return both[0] / total, layout.data_ranks / total
 
