@@ -106,6 +106,7 @@ class Optimizer:
                 record["state"][field] = view.ctypes.data
             else:
                 record[field] = view.ctypes.data
+            record["held"][kernels.PLACES[field]] = view.nbytes
         record["param_type"] = kernels.TYPES["float32" if self.masters else self.param_type]
         record["copy_type"] = kernels.TYPES[self.param_type]
         record["grad_type"] = kernels.TYPES[self.grad_type]
@@ -131,6 +132,7 @@ class Optimizer:
             view, memory = placed(encode(grad, self.grad_type), self.offset)
             kept.append((view, memory))
             self.tensors[i]["grad"] = view.ctypes.data
+            self.tensors[i]["held"][self.kernels.PLACES["grad"]] = view.nbytes
             chosen.append(i)
         given = np.ascontiguousarray(self.tensors[chosen])
         if self.rule == "adam_weight_decay":

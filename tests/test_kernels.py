@@ -288,7 +288,9 @@ def test_no_transient_the_size_of_a_parameter(name):
         f"rule, options, _ = VARIANTS[{name!r}]\n"
         "optimizer = Optimizer(kernels, rule, arrays, **options)\n"
         "grads = {n: np.ones_like(a) for n, a in arrays.items()}\n"
-        "for i, g in enumerate(grads.values()): optimizer.tensors[i]['grad'] = g.ctypes.data\n"
+        "for i, g in enumerate(grads.values()):\n"
+        "    optimizer.tensors[i]['grad'] = g.ctypes.data\n"
+        "    optimizer.tensors[i]['held'][kernels.PLACES['grad']] = g.nbytes\n"
         "small = Optimizer(kernels, rule, {'w': np.ones((40, 3), 'f4')}, **options)\n"
         "small.step({'w': np.ones((40, 3), 'f4')}, 2)\n"  # the threads' own stacks
         "def peak(): return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
