@@ -145,6 +145,24 @@ class Optimizer:
             assert (outside == 77).all(), "written outside of an array"
         return norm
 
+    def refuses_short_memory(self, using=None):
+        """Check that no tensor is touched if one of its buffers is a byte short; return how many there were."""
+        before, short, tensors = self.bits(), 0, self.tensors
+        for i, j in np.argwhere(tensors["held"] * (tensors["batch"] * tensors["rows"] * tensors["cols"] > 0)[:, None]):
+            records, memory, place = tensors.copy(), np.zeros(tensors["held"][i, j] - 1, "u1"), list(self.kernels.PLACES)[j]
+            field, index = ("state", (i, place)) if isinstance(place, int) else (place, i)
+            records[field][index], records["held"][i, j] = memory.ctypes.data, memory.size
+            for call in (self.kernels.step, self.kernels.norm):
+                try:
+                    call(records, using=using)
+                except ValueError as error:
+                    assert f"Received: tensor {i} of shape" in str(error)
+                else:
+                    raise AssertionError(f"{place} is a byte short, and {call.__name__} took it")
+            short += 1
+        assert self.bits() == before
+        return short
+
     def weights(self):
         """Return name -> weights, as float32; those that follow the masters if there are any."""
         field = "copy" if self.masters else "param"

@@ -248,6 +248,16 @@ def test_denormal_numbers_cost_nothing(name):
     raise AssertionError(f"{ratio:.2f} times as long")
 
 
+@every_variant
+def test_a_shape_that_needs_more_memory_than_is_allocated_is_refused(name):
+    """One byte short is too short, whichever buffer it is."""
+    arrays, (grads,) = problem(steps=1, shapes={n: SHAPES[n] for n in ("0-D", "batch", "convolution")})
+    optimizer = make(name, arrays, masters=True)
+    optimizer.step(grads)
+    pointers = ("param", "copy", "grad", "state", "step", "aux")
+    assert optimizer.refuses_short_memory() == sum(np.count_nonzero(optimizer.tensors[field]) for field in pointers)
+
+
 # ---- threads, processes, memory
 
 
