@@ -149,7 +149,11 @@ class Optimizer:
         """Check that no tensor is touched if one of its buffers is a byte short; return how many there were."""
         before, short, tensors = self.bits(), 0, self.tensors
         for i, j in np.argwhere(tensors["held"] * (tensors["batch"] * tensors["rows"] * tensors["cols"] > 0)[:, None]):
-            records, memory, place = tensors.copy(), np.zeros(tensors["held"][i, j] - 1, "u1"), list(self.kernels.PLACES)[j]
+            records, memory, place = (
+                tensors.copy(),
+                np.zeros(tensors["held"][i, j] - 1, "u1"),
+                list(self.kernels.PLACES)[j],
+            )
             field, index = ("state", (i, place)) if isinstance(place, int) else (place, i)
             records[field][index], records["held"][i, j] = memory.ctypes.data, memory.size
             for call in (self.kernels.step, self.kernels.norm):
