@@ -235,7 +235,9 @@ class LayerwiseMixin(_Base):
     _structured: Mapping = {}  # param.name -> structured name, where it was told
     _groups: dict = {}  # param.name -> its group, as far as they were asked for
 
-    def _init_layerwise(self, parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers):
+    def _init_layerwise(
+        self, parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers, apply_decay_param_fun=None
+    ):
         """Take the layer-wise arguments of an optimizer's constructor, check them against its parameters.
 
         Args:
@@ -245,6 +247,7 @@ class LayerwiseMixin(_Base):
             set_param_lr_fun (callable): the hook.
             name_dict (dict[str, str]): for the hook.
             layers (LayerMap): instead of the hook.
+            apply_decay_param_fun (callable): ``param.name`` -> whether the parameter is decayed.
         """
         self.layerwise_decay, self.n_layers, self.set_param_lr_fun = layerwise_decay, n_layers, set_param_lr_fun
         params = None if parameters is None else flatten_groups(parameters)
@@ -257,6 +260,7 @@ class LayerwiseMixin(_Base):
                 f"Received: name_dict of type {type(name_dict).__name__}"
             )
         self._structured = name_dict or getattr(layers, "name_dict", None) or {}
+        _refuse_names_before_sharding(params or [], self._structured, apply_decay_param_fun)
         _check_n_layers(n_layers)
         documented_rule = set_param_lr_fun is layerwise_lr_decay and layers is None
         if layers is not None:
@@ -381,6 +385,30 @@ class LayerwiseMixin(_Base):
         if isinstance(ratio, float) and ratio == 0.0:
             return None
         return super()._append_optimize_op(block, param_and_grad)
+
+
+def _refuse_names_before_sharding(params, names, is_decayed):
+    """Raise if names were collected before `dist.shard_tensor`, which adds ".dist" to them: all look-ups would miss."""
+
+    def answer(name):
+        try:
+            return bool(is_decayed(name))
+        except LookupError:
+            return None
+
+    for param in params:
+        before = param.name.removesuffix(".dist")
+        if before == param.name:
+            continue
+        stale = ["`name_dict` or `layers`"] if before in names and param.name not in names else []
+        if is_decayed is not None and answer(param.name) == answer("no parameter's name") != answer(before):
+            stale.append("`apply_decay_param_fun`")
+        if stale:
+            raise ValueError(
+                f"{' and '.join(stale)} must know a parameter by its name after `dist.shard_tensor`, which adds "
+                "'.dist': shard the model first, then collect the names. "
+                f"Received: '{before}' is known, '{param.name}' is not"
+            )
 
 
 def _check_documented_rule(names):

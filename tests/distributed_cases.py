@@ -11,6 +11,7 @@ import zlib
 
 import numpy as np
 import paddle
+import paddle.distributed as dist
 import paddle.nn.functional as F
 from paddle import nn
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
@@ -250,8 +251,11 @@ def centralized(params, names):
     return Lamb(LR, parameters=groups, grad_clip=nn.ClipGradByGlobalNorm(CLIP))
 
 
-def given(hcg, case, steps=STEPS, frozen=None):
-    """Train `PARTS` with random gradients, whole or this process's parts; return them and their start by name."""
+def given(hcg, case, steps=STEPS, frozen=None, mesh=None, wrap=lambda optimizer: optimizer):
+    """Train `PARTS` with random gradients, whole or this process's parts; return them and their start by name.
+
+    With a `mesh` they are DistTensors on it, sharded along the axis that is split; `wrap` is given the optimizer.
+    """
     mp, rank = (1, 0) if hcg is None else (hcg.get_model_parallel_world_size(), hcg.get_model_parallel_rank())
 
     def part(name, array):
@@ -259,28 +263,110 @@ def given(hcg, case, steps=STEPS, frozen=None):
         array = array if axis is None else np.split(array, mp, axis)[rank]
         return paddle.to_tensor(array.astype("float32"))
 
+    def placed(name, tensor):
+        axis = PARTS[name][1]
+        if mesh is None:
+            return tensor
+        return dist.shard_tensor(tensor, mesh, [dist.Replicate() if axis is None else dist.Shard(axis)])
+
     draw, params = np.random.default_rng(7), {}
     for name, (shape, axis) in PARTS.items():
         start = part(name, draw.standard_normal(shape))
         params[name] = nn.Linear(1, 1).create_parameter(start.shape)
         params[name].set_value(start)
+        params[name] = placed(name, params[name])
         if mp > 1 and axis is not None:
             params[name].is_distributed, params[name].split_axis = True, axis
         params[name].stop_gradient = bool(frozen) and name.startswith(frozen)
     names = {param.name: name for name, param in params.items()}
     build = centralized if case == "lamb, centralized" else lambda *given: optimizer_of(case, *given)
-    optimizer = build(list(params.values()), names)
-    start = {name: param.numpy().copy() for name, param in params.items()}
+    optimizer = wrap(build(list(params.values()), names))
+    start = _whole(params)
     if hcg is not None:
         from paddle.distributed import fleet
 
         optimizer = fleet.distributed_optimizer(optimizer)
     for _ in range(steps):
-        grads = {name: part(name, draw.standard_normal(shape)) for name, (shape, _) in PARTS.items()}
+        grads = {name: placed(name, part(name, draw.standard_normal(shape))) for name, (shape, _) in PARTS.items()}
         sum((params[name] * grads[name]).sum() for name in PARTS).backward()
         optimizer.step()
         optimizer.clear_grad()
-    return start, {name: param.numpy().copy() for name, param in params.items()}
+    return start, _whole(params)
+
+
+def _whole(params):
+    whole = {n: dist.unshard_dtensor(param) if param.is_dist() else param for n, param in params.items()}
+    return {name: param.numpy().copy() for name, param in whole.items()}
+
+
+def auto_parallel(cases):
+    """Return what becomes of `PARTS` as DistTensors on all processes, by case; and messages of what is refused."""
+    if paddle.distributed.get_world_size() > 1:
+        dist.init_parallel_env()
+    mesh = dist.ProcessMesh(list(range(dist.get_world_size())), dim_names=["x"])
+    out = {case: given(None, case, mesh=mesh)[1] for case in cases}
+    out["adamwdl, wrapped"] = given(None, "adamwdl", mesh=mesh, wrap=dist.shard_optimizer)[1]
+
+    def refused(key, work, kind=ValueError):
+        try:
+            work()
+        except kind as error:
+            out[key] = str(error)
+
+    def one_step(wrap=lambda optimizer: optimizer):
+        weight = dist.shard_tensor(nn.Linear(4, 4).weight, mesh, [dist.Shard(0)])
+        before = weight.numpy()
+        optimizer = wrap(AdamWDL(LR, parameters=[weight], fused=True))
+        weight.sum().backward()
+        try:
+            optimizer.step()
+        finally:
+            assert (weight.numpy() == before).all()
+
+    refused("fused", one_step)
+    refused("fused, wrapped", lambda: one_step(dist.shard_optimizer))
+    refused("lamb, wrapped", lambda: given(None, "lamb", mesh=mesh, wrap=dist.shard_optimizer), AssertionError)
+    return out
+
+
+def auto_static(cases):
+    """Return by case how far off `dist.to_static` is on a mesh of this process alone, or why it is refused."""
+    mesh, out = dist.ProcessMesh([0], dim_names=["x"]), {}
+    dist.auto_parallel.set_mesh(mesh)
+    draw = np.random.default_rng(3)
+    inputs, outputs = (draw.standard_normal([16, size]).astype("float32") for size in (6, 4))
+    rows = paddle.io.TensorDataset([paddle.to_tensor(inputs), paddle.to_tensor(outputs)])
+    data = paddle.io.DataLoader(rows, batch_size=4)
+
+    def train(case, static):
+        with paddle.utils.unique_name.guard():
+            network = nn.Linear(6, 4)
+        network.weight.set_value(0.1 * inputs[:6, :1] * outputs[:1])
+        start = network.weight.numpy()
+        network.weight = dist.shard_tensor(network.weight, mesh, [dist.Shard(0)])
+        cls, options = OPTIMIZERS[case]
+        optimizer = cls(parameters=network.parameters(), **options)
+        if static:
+            loader = dist.shard_dataloader(data, [mesh])
+            model = dist.to_static(network, loader, F.mse_loss, optimizer)
+            for x, y in loader():
+                model(x, y)
+            paddle.disable_static()
+            return start, dist.unshard_dtensor(model.state_dict("param")["weight"]).numpy()
+        for x, y in data():
+            F.mse_loss(network(dist.shard_tensor(x, mesh, [dist.Replicate()])), y).backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        return start, dist.unshard_dtensor(network.weight).numpy()
+
+    for case in cases:
+        try:
+            (start, want), (_, got) = train(case, False), train(case, True)
+            out[case] = np.abs(got - want).max() / np.abs(want - start).max()
+        except ValueError as error:
+            out[case] = str(error)
+        paddle.disable_static()
+    return out
 
 
 def joined(parts):

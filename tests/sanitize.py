@@ -1,7 +1,8 @@
 """Run the C library under AddressSanitizer and UndefinedBehaviorSanitizer on random shapes, options and addresses.
 
 `make sanitize` builds it and calls this with a Python that has the sanitizers' runtimes loaded; no Paddle, only NumPy.
-Every array lies between sentinels, at an offset of a few elements. Arguments: the library, seconds.
+Every array lies between sentinels, at an offset of a few elements. Shapes that need more memory than there is must be
+refused. Arguments: the library, seconds.
 """
 
 import pathlib
@@ -51,6 +52,8 @@ def one_case(rng, numbers, library):
             if grad.size and rng.random() < 0.1:
                 grad.flat[rng.randrange(grad.size)] = rng.choice([np.nan, np.inf, -np.inf])
         optimizer.step(grads, rng.randrange(4), library)
+    if rng.random() < 0.1:
+        optimizer.refuses_short_memory(library)
     return sum(a.size for a in arrays.values())
 
 

@@ -8,7 +8,19 @@ time. Upstream's own faults, gone around in distributed_cases.py: a weight tied 
 import functools
 
 import pytest
-from distributed_cases import FROZEN, LAYOUTS, OPTIMIZERS, alone, apart, given, joined, refusals, worker
+from distributed_cases import (
+    FROZEN,
+    LAYOUTS,
+    OPTIMIZERS,
+    alone,
+    apart,
+    auto_parallel,
+    auto_static,
+    given,
+    joined,
+    refusals,
+    worker,
+)
 from distributed_launch import launch
 
 TOLERANCE = 1e-5  # of the way
@@ -54,6 +66,32 @@ def test_what_is_frozen_stays(two, layout, case):
     for got in [joined(every)] if layout == "mp" else every:
         assert apart({name: value for name, value in got.items() if name in moving}, start, end) < TOLERANCE
         assert all((value == start[name]).all() for name, value in got.items() if name not in moving)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def auto(request):
+    return launch(auto_parallel, request.param, timeout=300, cases=[*OPTIMIZERS, "lamb, centralized"])
+
+
+@pytest.mark.parametrize("case", [*OPTIMIZERS, "lamb, centralized", "adamwdl, wrapped"])
+def test_dist_tensors(auto, case):
+    """A DistTensor has a global shape and a local buffer; the fused step once wrote past that."""
+    for result in auto:
+        assert apart(result[case], *reference(case.removesuffix(", wrapped"), True)) < TOLERANCE
+
+
+def test_refusals_of_dist_tensors(auto):
+    for result in auto:
+        assert "it is a DistTensor" in result["fused"]
+        assert "not possible inside `dist.shard_optimizer`" in result["fused, wrapped"]
+        assert "only supports AdamW and SGD" in result["lamb, wrapped"], "Paddle's own, at construction"
+
+
+def test_dist_tensors_in_a_static_graph():
+    (result,) = launch(auto_static, 1, timeout=200, cases=FEW)
+    refused = {case: result.pop(case) for case in ("came", "adafactor, relative")}
+    assert all("state of another shape cannot have" in message for message in refused.values())
+    assert len(result) == 3 and max(result.values()) < TOLERANCE
 
 
 def test_gradients_centralized_over_tensor_parallel_parts(two):

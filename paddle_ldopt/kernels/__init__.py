@@ -13,9 +13,22 @@ import os
 import pathlib
 import zlib
 
-from .layout import FLAGS, RULES, TENSOR, TYPES
+from .layout import FLAGS, PLACES, RULES, TENSOR, TYPES
 
-__all__ = ["FLAGS", "RULES", "TENSOR", "TYPES", "library", "load", "norm", "step", "threads", "why_not"]
+__all__ = [
+    "FLAGS",
+    "PLACES",
+    "RULES",
+    "TENSOR",
+    "TYPES",
+    "library",
+    "load",
+    "norm",
+    "outside",
+    "step",
+    "threads",
+    "why_not",
+]
 
 
 def load(path):
@@ -29,6 +42,8 @@ def load(path):
     library.ldopt_step.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     library.ldopt_square_sum.argtypes = library.ldopt_step.argtypes
     library.ldopt_square_sum.restype = ctypes.c_double
+    library.ldopt_outside.argtypes = library.ldopt_step.argtypes[:2]
+    library.ldopt_outside.restype = ctypes.c_int64
     if library.ldopt_layout() != TENSOR.itemsize or not _fits(library.ldopt_sources()):
         raise OSError(f"'{path}' belongs to another version of the package: install it again")
     return library
@@ -73,9 +88,13 @@ def step(tensors, most_threads=0, using=None):
 
     Raises:
         MemoryError: there is no memory for the sums of rows and columns. Nothing is changed by then.
+        ValueError: a tensor's shape needs more memory than is allocated for it. Nothing is changed by then.
     """
-    if (using or library()).ldopt_step(tensors.ctypes.data, len(tensors), most_threads):
+    failed = (using or library()).ldopt_step(tensors.ctypes.data, len(tensors), most_threads)
+    if failed == 1:
         raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")
+    if failed:
+        _refuse_outside(tensors, using)
 
 
 def norm(tensors, most_threads=0, using=None):
@@ -88,11 +107,35 @@ def norm(tensors, most_threads=0, using=None):
 
     Raises:
         MemoryError: there is no memory for the partial sums.
+        ValueError: as in `step`.
     """
     squares = (using or library()).ldopt_square_sum(tensors.ctypes.data, len(tensors), most_threads)
-    if squares < 0:
+    if squares == -1:
         raise MemoryError("The norm of the gradients cannot be computed")
+    if squares < 0:
+        _refuse_outside(tensors, using)
     return math.sqrt(squares)
+
+
+def outside(tensors, using=None):
+    """Return the index of the first tensor whose shape needs more memory than is allocated for it, None if none does.
+
+    Args:
+        tensors (ndarray): as in `step`; addresses that are 0 are passed over.
+        using (CDLL, optional): as in `step`.
+    """
+    index = (using or library()).ldopt_outside(tensors.ctypes.data, len(tensors))
+    return None if index < 0 else index
+
+
+def _refuse_outside(tensors, using):
+    index = outside(tensors, using)
+    shape, held = (tensors[index][name].tolist() for name in ("batch", "rows", "cols")), tensors[index]["held"]
+    raise ValueError(
+        "A tensor's shape needs more memory than is allocated for it, as that of a parameter of which this process has "
+        "a part: nothing was updated. "
+        f"Received: tensor {index} of shape {list(shape)}, bytes allocated={held.tolist()}"
+    )
 
 
 def threads():

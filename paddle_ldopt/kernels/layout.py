@@ -2,7 +2,7 @@
 
 import numpy as np
 
-__all__ = ["FLAGS", "RULES", "TENSOR", "TYPES"]
+__all__ = ["FLAGS", "PLACES", "RULES", "TENSOR", "TYPES"]
 
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 RULES = {name: i for i, name in enumerate(("adamw", "adam_weight_decay", "lamb", "adafactor", "came"))}
@@ -23,6 +23,7 @@ FLAGS = {
         )
     )
 }
+PLACES = {name: i for i, name in enumerate(("param", "copy", "grad", 0, 1, 2, 3, 4, "step", "aux"))}  # in "held"
 TENSOR = np.dtype(
     [
         ("param", "u8"),
@@ -31,6 +32,7 @@ TENSOR = np.dtype(
         ("state", "u8", 5),
         ("step", "u8"),
         ("aux", "u8"),
+        ("held", "i8", len(PLACES)),
         ("batch", "i8"),
         ("rows", "i8"),
         ("cols", "i8"),

@@ -20,7 +20,7 @@ from paddle.base.layer_helper import LayerHelper
 from .. import kernels
 from ..arguments import as_float
 from ._checkpoint import check_loadable
-from ._plan import TYPES, FusedRule, Plan, Seen, why_not
+from ._plan import TYPES, FusedRule, Plan, Seen, held_bytes, why_not
 
 __all__ = ["FusedMixin", "FusedRule", "check_fused", "layer_rates"]
 
@@ -164,6 +164,7 @@ class FusedMixin(_Base):
             record["lr"] = rates[id(update.lr)]
         records["grad"] = [update.grad.data_ptr() for update in updates]
         records["grad_type"] = [TYPES[update.grad.dtype] for update in updates]
+        records["held"][:, kernels.PLACES["grad"]] = [held_bytes(update.grad) for update in updates]
         self._call(records, [update.param for update in updates])
 
     def _call(self, records, params):
@@ -280,6 +281,7 @@ class FusedMixin(_Base):
         records["lr"] = layer_rates(self._global_learning_rate(), seen.factors, ratios)
         records["weight_decay"] = self.decay_now(options) * plan.decayed()[plan.rows]
         records["grad"], records["grad_type"] = seen.addresses, types
+        records["held"][:, kernels.PLACES["grad"]] = seen.held
         if self._grad_clip is not None:
             clipped = np.array([getattr(param, "need_clip", True) is not False for param in params])
             records["grad_scale"][clipped] *= _clip_scale(records[clipped], self._grad_clip.clip_norm)

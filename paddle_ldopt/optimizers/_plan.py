@@ -9,7 +9,7 @@ import paddle
 from .. import kernels
 from ..hooks import flatten_groups
 
-__all__ = ["TYPES", "FusedRule", "Plan", "Seen", "why_not"]
+__all__ = ["TYPES", "FusedRule", "Plan", "Seen", "held_bytes", "why_not"]
 
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
 _Tensor = paddle.base.core.eager.Tensor
@@ -35,6 +35,7 @@ class Seen(NamedTuple):
     params: list
     grads: list
     addresses: list  # of the gradients
+    held: list  # bytes that are allocated for each of the gradients
     weights: list  # addresses of the parameters
     factors: list  # of the parameters' own `optimize_attr`
     sizes: set  # bytes of an element of a gradient
@@ -45,8 +46,8 @@ class Seen(NamedTuple):
 
         One loop asks all of one tensor while it is in the cache: of 10,000 tensors that is most of a step's time.
         """
-        seen = cls([], [], [], [], [], [], [], set())
-        frozen, live, params, grads, addresses, weights, factors, sizes = seen
+        seen = cls([], [], [], [], [], [], [], [], set())
+        frozen, live, params, grads, addresses, held, weights, factors, sizes = seen
         try:
             for i, param in enumerate(every):
                 idle = param.stop_gradient
@@ -61,7 +62,7 @@ class Seen(NamedTuple):
                     continue
                 if address is None or weight is None:  # it is sparse; it was cleared
                     return None
-                if not grad.is_same_shape(param) or not grad.is_contiguous():
+                if param.is_dist() or not grad.is_same_shape(param) or not grad.is_contiguous():
                     return None
                 get = settings.get
                 if not (get("regularizer") is get("main_grad") is get("_need_shard_auto") is None):
@@ -70,6 +71,7 @@ class Seen(NamedTuple):
                 params.append(param)
                 grads.append(grad)
                 addresses.append(address)
+                held.append(grad._holder_size() - grad._offset())
                 weights.append(weight)
                 factors.append(settings["optimize_attr"]["learning_rate"])
                 sizes.add(grad.element_size())
@@ -196,17 +198,20 @@ class Plan:
                 why = f"its state is of type {tensor.dtype}"
             if why is not None:
                 return why
-        if master is not None:
-            self._masters.append(master)
-        self._states += [tensor for place, tensor in tensors.items() if place not in ("param", "copy")]
         for place, tensor in tensors.items():
             if isinstance(place, int):
                 record["state"][place] = tensor.data_ptr()
             else:
                 record[place] = tensor.data_ptr()
+            record["held"][kernels.PLACES[place]] = held_bytes(tensor)
         record["param_type"], record["copy_type"] = TYPES[tensors["param"].dtype], TYPES[param.dtype]
         record["moment_type"] = TYPES[tensors[2].dtype] if 2 in tensors else TYPES[paddle.float32]
         self.fill_rule(record, list(param.shape), options)
+        if kernels.outside(record[None]) is not None:
+            return f"its memory or that of its state is too small for its shape {list(param.shape)}"
+        if master is not None:
+            self._masters.append(master)
+        self._states += [tensor for place, tensor in tensors.items() if place not in ("param", "copy")]
         return None
 
     def fill_rule(self, record, shape, options):
@@ -258,8 +263,15 @@ def _addresses(tensors):
     return np.array([address or 0 for address in map(_Tensor.data_ptr, tensors)], "u8")  # None of a cleared one
 
 
+def held_bytes(tensor):
+    """Return how many bytes are allocated for a tensor, from its first element on; 0 of a DistTensor."""
+    return tensor._holder_size() - tensor._offset()
+
+
 def why_not(tensor):
     """Return why the C library cannot work on a tensor, None if it can."""
+    if tensor.is_dist():
+        return "it is a DistTensor"  # of a global shape, of which this process may have a part
     if tensor.data_ptr() is None:
         return "its memory was given back"
     if tensor.dtype not in TYPES:

@@ -137,7 +137,9 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         options = {"weight_decay": weight_decay, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
         for group in [options, *(group for group in parameters or [] if isinstance(group, dict))]:
             _check_options({**options, **group})
-        self._init_layerwise(parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers)
+        self._init_layerwise(
+            parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers, apply_decay_param_fun
+        )
         super().__init__(
             learning_rate=learning_rate,
             beta1=beta1,
@@ -249,6 +251,11 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
 
     def _append_optimize_op(self, block, param_and_grad):
         if self._collected is None:
+            if self._fused and paddle.in_dynamic_mode():
+                raise ValueError(
+                    "`fused=True` is not possible inside `dist.shard_optimizer`, which calls Paddle's operations: use "
+                    "None or False. Received: fused=True"
+                )
             return self._update_by_paddle(block, param_and_grad)
         given = (block, param_and_grad)
         if isinstance(param_and_grad, dict):

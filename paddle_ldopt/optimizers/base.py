@@ -109,7 +109,7 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
                         f"Received: lr={group['lr']!r}, learning_rate={group['learning_rate']!r}"
                     )
                 self.check_options({**options, **{key: group[key] for key in options if key in group}})
-        self._init_layerwise(parameters, **layerwise)
+        self._init_layerwise(parameters, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
         self._defaults = dict(options)
         self._finder = PieceFinder(flatten_groups(parameters or []))
         self._collected: Optional[list] = None  # in dygraph, while a step is being collected: its tasks
@@ -223,6 +223,13 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
             if param.name in self._already_create_accumulator:
                 continue
             self.check_shape(param)
+            other = [name for name, kind in self.state_kinds(param).items() if kind != ELEMENT]
+            if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
+                raise ValueError(
+                    "A static graph (`dist.to_static`) gives all state of a DistTensor its placements, which state of "
+                    "another shape cannot have: train in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
+                    f"Received: {type(self).__name__} with state {', '.join(other)} of '{param.name}'"
+                )
             owner = self._create_master_weight(param) if self._has_master(param) else param
             for state_name, (dtype, shape) in self.state_layout(param).items():
                 kept = {"dtype": _accumulator_dtype(dtype), "shape": shape}

@@ -60,6 +60,30 @@ struct plan {
 static int64_t elements(const struct tensor *t) { return t->batch * t->rows * t->cols; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* ---- sizes: a shape may promise more than the process holds (a parameter of which it has a part) */
+
+static int reaches_outside(const struct tensor *t)
+{
+    static const int64_t bytes[] = {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT16] = 2};
+    int64_t n = elements(t), factored = (t->rule == ADAFACTOR || t->rule == CAME) && t->flags & FACTORED;
+    int64_t rows = factored ? t->batch * t->rows : n, cols = factored ? t->batch * t->cols : n;
+    const void *at[] = {t->param,    t->copy,     t->grad,     t->state[0], t->state[1],
+                        t->state[2], t->state[3], t->state[4], t->step,     t->aux};
+    int64_t need[] = {n * bytes[t->param_type], n * bytes[t->copy_type], n * bytes[t->grad_type],
+                      rows * 4, cols * 4, n * bytes[t->moment_type], rows * 4, cols * 4, 4, 4};
+    for (int i = 0; i < 10; i++)
+        if (at[i] && t->held[i] < need[i]) return 1;
+    return 0;
+}
+
+/* Return the number of the first tensor that needs more memory than there is, -1 if none does. */
+EXPORT int64_t ldopt_outside(const struct tensor *tensors, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (elements(&tensors[i]) > 0 && reaches_outside(&tensors[i])) return i;
+    return -1;
+}
+
 static void divide(const struct tensor *tensors, int64_t n, int64_t most, struct plan *plan)
 {
     int64_t others = 0, in_run = 0;
@@ -145,11 +169,14 @@ static int team(int64_t size, int threads)
     return threads > 1 + size / PER_THREAD ? (int)(1 + size / PER_THREAD) : threads;
 }
 
-/* Return the sum of the squares of all gradients, or -1 if there is not enough memory. */
+/* Return the sum of the squares of all gradients, or -1 if there is not enough memory,
+   -2 if a tensor reaches outside of its own. */
 EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n, int threads)
 {
-    int64_t size = 0, *first = malloc(((size_t)n + 1) * sizeof *first);
+    int64_t size = 0, *first;
     double *sums, total = 0;
+    if (ldopt_outside(tensors, n) >= 0) return -2;
+    first = malloc(((size_t)n + 1) * sizeof *first);
     if (!first) return -1;
     first[0] = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -186,14 +213,15 @@ EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n, int thre
     return total;
 }
 
-/* Update all tensors. `threads`: at most so many, 0: as many as OpenMP has. Return 0, or 1 if there is not enough memory,
-   in which case nothing was changed. */
+/* Update all tensors. `threads`: at most so many, 0: as many as OpenMP has. Return 0, or with nothing changed
+   1 if there is not enough memory, 2 if a tensor reaches outside of its own. */
 EXPORT int ldopt_step(const struct tensor *tensors, int64_t n, int threads)
 {
     int64_t size = 0, most = SHARED;
     struct plan plan = {0};
     char *scratch = NULL;
     int failed;
+    if (ldopt_outside(tensors, n) >= 0) return 2;
     for (int64_t i = 0; i < n; i++) size += elements(&tensors[i]);
     threads = team(size, threads);
     if (most > size / (4 * threads)) most = larger(OWN, size / (4 * threads));
