@@ -35,10 +35,10 @@ _COMPLETE = "holds a checkpoint already"
 def save_checkpoint(folder, network, optimizer, rename=None):
     """Save a network, its optimizer's state, masters and counters, and its schedule, for any layout to go on from.
 
-    All processes call it. The folder counts as complete when `load_checkpoint` finds the record that is written last.
+    All processes call it. The checkpoint is complete when its record is there, which is written last.
 
     Args:
-        folder (str): where to; seen by all processes. It must not hold a checkpoint.
+        folder (str): where to; seen by all processes. It must be empty, or not be there.
         network (paddle.nn.Layer): as trained, wrapped or not.
         optimizer (Optimizer): one of ours, as trained, wrapped or not.
         rename (callable, optional): structured name -> name in the checkpoint, where the same network is built of
@@ -46,8 +46,8 @@ def save_checkpoint(folder, network, optimizer, rename=None):
 
     Raises:
         TypeError: an optimizer that is none of ours; a folder that is no path, a network that is none.
-        ValueError: a wrapper whose state no other layout could take up; a folder that holds a checkpoint; two
-            parameters of one name. Nothing is written by then.
+        ValueError: a wrapper whose state no other layout could take up; a folder that holds a checkpoint, complete
+            or cut short; two parameters of one name. Nothing is written by then.
 
     Examples:
         .. code-block:: python
@@ -66,8 +66,8 @@ def save_checkpoint(folder, network, optimizer, rename=None):
     def prepare():
         _check_arguments(folder, network, rename)
         weights = unwrap_model(network).sharded_state_dict()
+        state = _sharded(weights, optimizer, _pieces(optimizer), rename)
         record = _described(weights, optimizer, rename)
-        state = _sharded(weights, optimizer, rename)
         held = _held(folder)
         if held:
             raise ValueError(f"`folder` {held}: give another one, or delete it. Received: folder={os.fspath(folder)!r}")
@@ -116,7 +116,7 @@ def load_checkpoint(folder, network, optimizer, rename=None, *, changed=()):
         optimizer (Optimizer): of the same class as the saved one, with the same options; wrapped or not.
         rename (callable, optional): structured name here -> name in the checkpoint.
         changed (Iterable[str]): options that may differ from the checkpoint's and keep the value they have here, as in
-            `load_optimizer`. An option that changes which state there is, or its type, cannot be changed.
+            `load_optimizer`. Options that decide which state there is, or its type, cannot be changed.
 
     Raises:
         TypeError: an optimizer that is none of ours; a folder that is no path, a network that is none.
@@ -134,12 +134,12 @@ def load_checkpoint(folder, network, optimizer, rename=None, *, changed=()):
                 f"`save_checkpoint` wrote to its end. Received: folder={os.fspath(folder)!r}"
             )
         record = _read_record(os.fspath(folder))
-        weights = unwrap_model(network).sharded_state_dict()
+        weights, pieces = unwrap_model(network).sharded_state_dict(), _pieces(optimizer)
         here = _described(weights, optimizer, rename)
         _check_record(os.fspath(folder), record, here, allowed)
         saved = _read_metadata(os.fspath(folder), record)
         schedule = _read_schedule(os.fspath(folder), record, unwrap(optimizer)._learning_rate, allowed)
-        state = _sharded(weights, optimizer, rename)
+        state = _sharded(weights, optimizer, pieces, rename)
         _check_tensors(saved, state)
         frozen = {name for name, param in here["parameters"].items() if param["ratio"] == 0.0}
         idle = {key for key in saved if "layerwise_decay" in allowed and key.rpartition(".")[0] in frozen}
@@ -153,7 +153,8 @@ def load_checkpoint(folder, network, optimizer, rename=None, *, changed=()):
             f"network, and freeze parameters after loading. Received: nothing for {some(left)}"
         )
     # Paddle remembers the files of a folder, which may hold another checkpoint by now
-    vars(sys.modules[dist.load_state_dict.__module__])["PATH_TO_CHECKPOINT_FILES"].pop(os.fspath(folder), None)
+    files = getattr(sys.modules[dist.load_state_dict.__module__], "PATH_TO_CHECKPOINT_FILES", {})
+    files.pop(os.fspath(folder), None)
     dist.load_state_dict(state, os.fspath(folder))
     unwrap(optimizer).forget()
     if schedule is not None:
@@ -207,9 +208,9 @@ def _described(weights, optimizer, rename):
     return record
 
 
-def _sharded(weights, optimizer, rename):
+def _sharded(weights, optimizer, pieces, rename):
     """Return key -> ShardedWeight of all that is to be saved, or loaded into."""
-    state = {**weights, **_inner(optimizer).sharded_state_dict(weights, _pieces(optimizer))}
+    state = {**weights, **_inner(optimizer).sharded_state_dict(weights, pieces)}
     return state if rename is None else _renamed(state, weights, rename)
 
 

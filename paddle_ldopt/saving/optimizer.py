@@ -120,8 +120,8 @@ def load_optimizer(path, optimizer, model=None, *, scaler=None, changed=()):
         changed (Iterable[str]): what may be other than in the file, and is left as it is here: names of options
             ("weight_decay", "beta1", ...), "learning_rate" (the number), "schedule" (its class and arguments; one of
             the same class goes on from the step of the file, another starts where it stands), "layerwise_decay" (all
-            ratios), "apply_decay_param_fun", "grad_clip". Ratios of a `set_param_lr_fun` of the caller's own may change
-            from step to step and are not compared.
+            ratios, also those of a `set_param_lr_fun` that gives others from step to step),
+            "apply_decay_param_fun", "grad_clip".
 
     Returns:
         LoadReport: the step, and the parameters that have state. Printed, it is a table.

@@ -16,6 +16,7 @@ from .values import pack
 __all__ = ["ABSENT", "check_same", "describe", "differences", "merged", "some"]
 
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # the value of a setting that one side lacks
+_OF_PARAMETERS = {"decayed": "apply_decay_param_fun", "multiplier": "layerwise_decay", "ratio": "layerwise_decay"}
 _SHOWN = 3
 
 # what `changed` may name beside the optimizer's own options
@@ -84,7 +85,7 @@ def _layer(optimizer, param):
 
 
 def _rule(optimizer):
-    """Return the rule of the ratios, and whether they stay what they are: those of other people's hooks may not."""
+    """Return the rule of the ratios, and whether they stay constant: those of other people's hooks may not."""
     rule, ratio_of = optimizer.layerwise_decay, optimizer._ratio_of
     documented = optimizer.set_param_lr_fun is layerwise_lr_decay
     constant = ratio_of is None or getattr(ratio_of, "is_constant", False) or documented
@@ -165,17 +166,19 @@ def check_same(there, here, changed=()):
             f"Received: optimizer of type {here['optimizer']}"
         )
     _check_parameters(there["parameters"], here["parameters"])
-    constant = there["layerwise"]["constant"] and here["layerwise"]["constant"]
-    ours = _settings(here, constant)
+    ours = _settings(here)
     known = {*_NOT_OPTIONS, *ours}
     if set(changed) - known:
         raise ValueError(
             f"`changed` may name {', '.join(sorted(known))}. Received: changed={sorted(set(changed) - known)}"
         )
-    found = differences(_settings(there, constant), ours)
+    found = differences(_settings(there), ours)
     shown = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
     if shown:
-        said = (f"{name}={now!r} (in the file {was!r}) of {where}" for name, (where, (was, now)) in shown.items())
+        said = (
+            f"{value}={now!r:.160} (in the file {was!r:.160}) of {where}"
+            for (value, where), (was, now) in shown.values()
+        )
         raise ValueError(
             f"The saved optimizer has other options. If that is meant, give changed={sorted(shown)}. "
             f"Received: {', '.join(said)}"
@@ -198,15 +201,15 @@ def _check_parameters(there, here):
             )
 
 
-def _settings(record, constant):
-    """Return setting -> where it holds -> value, of all that `changed` may name; ratios only if they are constant."""
-    whole = {name: record[name] for name in ("learning_rate", "schedule", "grad_clip")}
-    out: dict = {name: {"the optimizer": value} for name, value in {**record["arguments"], **whole}.items()}
+def _settings(record):
+    """Return name for `changed` -> (name of the value, where it holds) -> value."""
+    whole = {**record["arguments"], **{name: record[name] for name in ("learning_rate", "schedule", "grad_clip")}}
+    out: dict = {name: {(name, "the optimizer"): value} for name, value in whole.items()}
     for param, entry in record["parameters"].items():
-        own = {**record["options"][entry["options"]], "apply_decay_param_fun": entry["decayed"]}
-        for name, value in {**own, **({"layerwise_decay": entry["ratio"]} if constant else {})}.items():
-            out.setdefault(name, {})[f"'{param}'"] = value
-        out.setdefault("layerwise_decay", {})[f"the ParamAttr of '{param}'"] = entry["multiplier"]
+        for name, value in record["options"][entry["options"]].items():
+            out.setdefault(name, {})[name, f"'{param}'"] = value
+        for value, name in _OF_PARAMETERS.items():
+            out.setdefault(name, {})[value, f"'{param}'"] = entry[value]
     return out
 
 

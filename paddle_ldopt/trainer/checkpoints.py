@@ -244,7 +244,7 @@ def load_epoch_rng(folder):
         with open(path, encoding="utf-8") as file:
             epoch_rng = json.load(file)
         set_epoch_rng(epoch_rng, np.random.RandomState(), random.Random())
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
         raise ValueError(f"The states of the generators cannot be read ({error}). Received: {path!r}") from error
     return epoch_rng
 
