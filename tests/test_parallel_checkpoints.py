@@ -286,7 +286,7 @@ OTHERS = {
     "decay": ({"weight_decay": 0.3}, r"changed=\['weight_decay'\]"),
     "decayed": ({"apply_decay_param_fun": lambda name: False}, r"changed=\['apply_decay_param_fun'\]"),
     "clipping": ({"grad_clip": paddle.nn.ClipGradByNorm(1.0)}, r"changed=\['grad_clip'\]"),
-    "hook": (hooked(0.5), r"changed=\['layerwise_decay'\].*ratio=0.5 \(in the file 1.0\) of '0.weight'$"),
+    "hook": (hooked(0.5), r"changed=\['layerwise_decay'\].*ratio of a hook=0.5 \(in the file 1.0\) of '0.weight'$"),
     "frozen": (hooked(0.0), r"changed=\['layerwise_decay'\]"),
     "number": ({"rate": lambda: 1e-2}, r"changed=\['learning_rate', 'schedule'\]"),
     "schedule": ({"rate": of("ExponentialDecay", 1e-2, 0.8)}, r"changed=\['schedule'\]"),

@@ -201,7 +201,7 @@ def _described(weights, optimizer, rename):
     for key in sorted(weights):
         if weights[key].local_tensor.name in own:
             first.setdefault(weights[key].local_tensor.name, key)
-    names = {name: rename(key) if rename else key for name, key in first.items()}
+    names = {name: _new_name(rename, key) for name, key in first.items()}
     record = describe(inner, names, [weights[key].local_tensor for key in first.values()])
     for name, key in first.items():
         record["parameters"][names[name]]["shape"] = list(weights[key].global_shape)
@@ -214,12 +214,19 @@ def _sharded(weights, optimizer, pieces, rename):
     return state if rename is None else _renamed(state, weights, rename)
 
 
+def _new_name(rename, name):
+    new = name if rename is None else rename(name)
+    if not isinstance(new, str):
+        raise TypeError(f"`rename` must return a string. Received: {new!r} for '{name}'")
+    return new
+
+
 def _renamed(state, weights, rename):
     """Return `state` with the name of the parameter that begins each key renamed."""
     out = {}
     for key, value in state.items():
         name = key if key in weights else key.rpartition(".")[0]
-        new = rename(name) + key[len(name) :]
+        new = _new_name(rename, name) + key[len(name) :]
         if new in out:
             raise ValueError(f"`rename` must give each parameter another name. Received: {new!r} for '{name}' too")
         value.key = new

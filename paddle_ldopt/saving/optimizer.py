@@ -252,7 +252,8 @@ def _fit_counts(optimizer, states):
     for param in parameters_of(optimizer):
         state, wanted = states.get(param.name), GLOBAL_STEP in optimizer.state_layout(param)
         if state and wanted and GLOBAL_STEP not in state:
-            count = max(float(held[COUNTER][1].max()) for held in states.values() if COUNTER in held)
+            counts = [held[COUNTER][1] for held in states.values() if COUNTER in held]
+            count = max((float(values.max()) for values in counts if values.size), default=0.0)
             state[GLOBAL_STEP] = "float32", np.full([1], count, "float32")
         elif state and not wanted:
             state.pop(GLOBAL_STEP, None)

@@ -16,7 +16,7 @@ from .values import pack
 __all__ = ["ABSENT", "check_same", "describe", "differences", "merged", "some"]
 
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # the value of a setting that one side lacks
-_OF_PARAMETERS = {"decayed": "apply_decay_param_fun", "multiplier": "layerwise_decay", "ratio": "layerwise_decay"}
+_LONGEST = 300  # characters of a value in a message
 _SHOWN = 3
 
 # what `changed` may name beside the optimizer's own options
@@ -166,19 +166,17 @@ def check_same(there, here, changed=()):
             f"Received: optimizer of type {here['optimizer']}"
         )
     _check_parameters(there["parameters"], here["parameters"])
-    ours = _settings(here)
+    constant = there["layerwise"]["constant"] and here["layerwise"]["constant"]
+    ours = _settings(here, constant)
     known = {*_NOT_OPTIONS, *ours}
     if set(changed) - known:
         raise ValueError(
             f"`changed` may name {', '.join(sorted(known))}. Received: changed={sorted(set(changed) - known)}"
         )
-    found = differences(_settings(there), ours)
+    found = differences(_settings(there, constant), ours)
     shown = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
     if shown:
-        said = (
-            f"{value}={now!r:.160} (in the file {was!r:.160}) of {where}"
-            for (value, where), (was, now) in shown.values()
-        )
+        said = [_said(value, where, was, now) for (value, where), (was, now) in shown.values()]
         raise ValueError(
             f"The saved optimizer has other options. If that is meant, give changed={sorted(shown)}. "
             f"Received: {', '.join(said)}"
@@ -201,16 +199,27 @@ def _check_parameters(there, here):
             )
 
 
-def _settings(record):
+def _settings(record, constant):
     """Return name for `changed` -> (name of the value, where it holds) -> value."""
     whole = {**record["arguments"], **{name: record[name] for name in ("learning_rate", "schedule", "grad_clip")}}
     out: dict = {name: {(name, "the optimizer"): value} for name, value in whole.items()}
     for param, entry in record["parameters"].items():
         for name, value in record["options"][entry["options"]].items():
             out.setdefault(name, {})[name, f"'{param}'"] = value
-        for value, name in _OF_PARAMETERS.items():
-            out.setdefault(name, {})[value, f"'{param}'"] = entry[value]
+        out.setdefault("apply_decay_param_fun", {})["decayed", f"'{param}'"] = entry["decayed"]
+        rates = out.setdefault("layerwise_decay", {})
+        rates["multiplier", f"'{param}'"] = entry["multiplier"]
+        rates["ratio" if constant else "ratio of a hook", f"'{param}'"] = entry["ratio"]
     return out
+
+
+def _said(value, where, was, now):
+    """Say how a value differs; of two dicts, such as schedules, the entries that do."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        was, now = (
+            {k: v for k, v in one.items() if other.get(k, ABSENT) != v} for one, other in ((was, now), (now, was))
+        )
+    return f"{value}={now!r:.{_LONGEST}} (in the file {was!r:.{_LONGEST}}) of {where}"
 
 
 def some(names):
