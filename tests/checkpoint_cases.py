@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import pathlib
+import shutil
 
 import numpy as np
 import paddle
@@ -61,7 +63,7 @@ def batch(step):
 class Run:
     """A network and its optimizer in a layout; the batch of a step is the same in all of them."""
 
-    def __init__(self, name, hcg=None, dtype="float32", **arguments):
+    def __init__(self, name, hcg=None, dtype="float32", rate=None, **arguments):
         self.hcg, self.staged = hcg, hcg is not None and hcg.get_pipe_parallel_world_size() > 1
         with paddle.utils.unique_name.guard():
             if self.staged:
@@ -70,7 +72,7 @@ class Run:
                 self.plain = PipelineLayer(layers(LayerDesc, dtype), loss_fn=square_loss, topology=hcg.topology())
             else:
                 self.plain = nn.Sequential(*layers(lambda cls, *args: cls(*args), dtype))
-            self.schedule = paddle.optimizer.lr.ExponentialDecay(1e-2, 0.9)
+            self.schedule = paddle.optimizer.lr.ExponentialDecay(1e-2, 0.9) if rate is None else rate
             masters = {"multi_precision": True} if dtype != "float32" else {}
             params = self.plain.parameters()
             inner = ldopt.create(
@@ -104,9 +106,23 @@ class Run:
     def save(self, folder):
         checkpoints.save_checkpoint(folder, self.network, self.optimizer)
 
-    def load(self, folder):
-        checkpoints.load_checkpoint(folder, self.network, self.optimizer)
+    def load(self, folder, **kwargs):
+        checkpoints.load_checkpoint(folder, self.network, self.optimizer, **kwargs)
         return self
+
+    def refusal(self, folder, **kwargs):
+        """Return what `load` raises, and the keys of what it has changed by then."""
+        before = {**self.values(), **{key: value for key, value, _ in self.pieces()}, "epoch": self.epoch()}
+        try:
+            self.load(folder, **kwargs)
+            message = "accepted"
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+        after = {**self.values(), **{key: value for key, value, _ in self.pieces()}, "epoch": self.epoch()}
+        return message, [key for key in before if not np.array_equal(before[key], after[key])]
+
+    def epoch(self):
+        return getattr(self.schedule, "last_epoch", None)
 
     def held(self):
         """Return (bytes of state, bytes of masters) of this process."""
@@ -267,3 +283,52 @@ def work_refused(folder):
     except ValueError as error:
         messages.append(str(error))
     return messages, os.path.exists(folder)
+
+
+def swap(folder):
+    os.rename(folder / "0_0.distcp", folder / "part")
+    os.rename(folder / "1_0.distcp", folder / "0_0.distcp")
+    os.rename(folder / "part", folder / "1_0.distcp")
+
+
+DAMAGE = {  # what becomes of a checkpoint of two processes
+    "missing": lambda folder: os.remove(folder / "1_0.distcp"),
+    "cut short": lambda folder: os.truncate(folder / "1_0.distcp", 2000),
+    "swapped": swap,
+    "no metadata": lambda folder: os.remove(folder / "0.metadata"),
+    "metadata": lambda folder: (folder / "0.metadata").write_bytes(b"x"),
+    "record": lambda folder: (folder / checkpoints.RECORD).write_text("{"),
+    "schedule": lambda folder: (folder / checkpoints.SCHEDULE).write_bytes(b"x"),
+}
+
+
+def work_loads(root, old):
+    """Load, in two processes of sharding v2, a checkpoint of them and one of an older version: damaged and other.
+
+    Returns:
+        dict: case -> (what was said, what was changed); "saved", "changed": pieces; "old": values.
+    """
+    from distributed_setup import start_fleet
+
+    paddle.Tensor.cuda = lambda self, *args, **kwargs: self
+    hcg, rank, root = start_fleet(**LAYOUTS["sharding 2 v2"]), paddle.distributed.get_rank(), pathlib.Path(root)
+    run, low = Run("came", hcg).train(0, HALF), {"name": "came", "dtype": "bfloat16"}
+    run.save(root / "now")
+    if rank == 0:
+        for version, source in {"now": root / "now", "old": old}.items():
+            for name, damage in DAMAGE.items():
+                damage(pathlib.Path(shutil.copytree(source, root / f"{version}, {name}")))
+    paddle.distributed.barrier()
+    out = {"saved": run.pieces()}
+    for name in DAMAGE:
+        out[f"now, {name}"] = Run("came", hcg).refusal(root / f"now, {name}")
+        out[f"old, {name}"] = Run(hcg=hcg, **low).refusal(root / f"old, {name}")
+    out["type"] = Run(hcg=hcg, **low).refusal(root / "now")
+    out["old type"] = Run("came", hcg).refusal(old)
+    out["option"] = Run("came", hcg, beta3=0.98).refusal(root / "now")
+    # one process alone has a problem: the other must not go on
+    out["alone"] = Run("came", hcg, **({"beta3": 0.98} if rank else {})).refusal(root / "now")
+    out["argument"] = Run("came", hcg).refusal(root / "now", rename=5 if rank else None)
+    out["changed"] = Run("came", hcg, beta3=0.98).load(root / "now", changed=["beta3"]).pieces()
+    out["old"] = Run(hcg=hcg, **low).load(old).values()
+    return out

@@ -33,7 +33,7 @@ ARROWS = {
     "warmup": {"arguments", "decay", "hooks", "layers", "optimizers", "weight_decay"},
     "memory": {"arguments"},
     "saving": {"arguments", "hooks", "optimizers", "version"},
-    "parallel": {"arguments", "hooks", "optimizers", "schedules"},
+    "parallel": {"arguments", "hooks", "optimizers", "saving", "schedules"},
     "__main__": {"decay", "display", "layers", "memory", "schedules"},
     "__init__": {
         "accumulation",
@@ -50,7 +50,7 @@ ARROWS = {
         "warmup",
         "weight_decay",
     },
-    "trainer": {"config", "decay", "display", "hooks", "layers", "registry", "schedules", "weight_decay"},
+    "trainer": {"config", "decay", "display", "hooks", "layers", "registry", "saving", "schedules", "weight_decay"},
 }
 
 

@@ -2,6 +2,9 @@
 
 import json
 import os
+import pathlib
+import re
+import shutil
 
 import checkpoint_cases as cases
 import numpy as np
@@ -18,6 +21,7 @@ NAMES = ldopt.list_optimizers()
 CASES = {name: {"name": name} for name in NAMES}
 LOW = {f"{name}, bfloat16": {"name": name, "dtype": "bfloat16"} for name in ("adamwdl", "came")}
 ONE = "1 process"
+OLD = pathlib.Path(__file__).parent / "old_checkpoint"  # of version 0.1
 # layout -> those whose checkpoints it goes on from
 SOURCES = {
     "sharding 4 v2": [],
@@ -185,7 +189,7 @@ def test_names_of_another_class(tmp_path):
 
     run, other = cases.Run("lamb").train(0, cases.HALF), Other()
     run.save(tmp_path / "saved")
-    optimizer = ldopt.Lamb(run.schedule, parameters=other.parameters())
+    optimizer = ldopt.create("lamb", other, learning_rate=run.schedule)
     with pytest.raises(ValueError, match=r"lacks tensors.*Received: body\.0\.weight"):
         load_checkpoint(tmp_path / "saved", other, optimizer)
     load_checkpoint(tmp_path / "saved", other, optimizer, rename=lambda name: name[len("body.") :])
@@ -230,39 +234,203 @@ def test_a_piece_of_unknown_place_is_refused():
         run.optimizer.sharded_state_dict(weights)
 
 
-def test_a_full_folder_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "leave, says",
+    [
+        ([RECORD, "0.metadata", "0_0.distcp", "schedule.pdparams"], None),
+        (["0.metadata", "0_0.distcp"], "holds a checkpoint that was cut short while it was saved"),
+        (["0.metadata"], "holds a checkpoint that was cut short while it was saved"),
+        (["schedule.pdparams"], "holds other files"),
+        ([], "is not there or empty"),
+    ],
+)
+def test_saving_and_loading_know_the_same_checkpoints(tmp_path, leave, says):
+    cases.Run("lamb").train(0, 1).save(tmp_path / "x")
+    for name in set(os.listdir(tmp_path / "x")) - set(leave):
+        os.remove(tmp_path / "x" / name)
     run = cases.Run("lamb")
-    run.save(tmp_path / "x")
-    before = sorted(os.listdir(tmp_path / "x"))
-    with pytest.raises(ValueError, match="holds a checkpoint already"):
+    message, changed = run.refusal(tmp_path / "x")
+    assert (message == "accepted") == (says is None) and bool(changed) == (says is None)
+    assert says is None or says in message and "Received: folder=" in message
+    if leave:
+        with pytest.raises(ValueError, match=f"`folder` {says or 'holds a checkpoint already'}.*give another one"):
+            run.save(tmp_path / "x")
+        assert sorted(os.listdir(tmp_path / "x")) == sorted(leave)
+    else:
         run.save(tmp_path / "x")
-    assert sorted(os.listdir(tmp_path / "x")) == before
+
+
+# ---- other options, other networks, damage
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "x"
+    cases.Run("came").train(0, cases.HALF).save(folder)
+    return folder
+
+
+def hooked(ratio):
+    return {"set_param_lr_fun": lambda param: ratio if len(param.shape) > 1 else 1.0}
+
+
+def of(cls, *args, **kwargs):
+    return lambda: getattr(paddle.optimizer.lr, cls)(*args, **kwargs)
+
+
+OTHERS = {
+    "class": ({"name": "lamb"}, "is of Came: .*of type Lamb$"),
+    "type": ({"dtype": "bfloat16"}, "build the same model. Received: bfloat16"),
+    "option": ({"beta1": 0.8}, r"changed=\['beta1'\]\. Received: beta1=0.8 \(in the file 0.9\) of '0.bias'$"),
+    "compression": ({"compression": True}, r"changed=\['compression'\]"),
+    "decay": ({"weight_decay": 0.3}, r"changed=\['weight_decay'\]"),
+    "decayed": ({"apply_decay_param_fun": lambda name: False}, r"changed=\['apply_decay_param_fun'\]"),
+    "clipping": ({"grad_clip": paddle.nn.ClipGradByNorm(1.0)}, r"changed=\['grad_clip'\]"),
+    "hook": (hooked(0.5), r"changed=\['layerwise_decay'\].*ratio of a hook=0.5 \(in the file 1.0\) of '0.weight'$"),
+    "frozen": (hooked(0.0), r"changed=\['layerwise_decay'\]"),
+    "number": ({"rate": lambda: 1e-2}, r"changed=\['learning_rate', 'schedule'\]"),
+    "schedule": ({"rate": of("ExponentialDecay", 1e-2, 0.8)}, r"changed=\['schedule'\]"),
+    "its class": ({"rate": of("OneCycleLR", 1e-2, 100)}, r"changed=\['schedule'\]"),
+    "its keys": ({"rate": of("ReduceOnPlateau", 1e-2)}, r"changed=\['schedule'\]"),
+    "unknown": ({"name": "came"}, "`changed` may name .*Received: changed=.'betas'.$"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_optimizer_is_refused_before_anything_changes(saved, what):
+    arguments, says = OTHERS[what]
+    rate = arguments.get("rate", lambda: None)()
+    run = cases.Run(**{"name": "came", **arguments, "rate": rate})
+    message, changed = run.refusal(saved, changed=["betas"] if what == "unknown" else ())
+    assert message.startswith("ValueError") and re.search(says, message), message
+    assert changed == []
+    allowed = re.findall("'([^']+)'", says.partition("changed=\\[")[2].partition("\\]")[0])
+    if not allowed:
+        return
+    message, changed = run.refusal(saved, changed=allowed)
+    if what == "compression":  # its moments have another type
+        assert "another type or shape" in message and changed == []
+    else:
+        assert message == "accepted" and "0.weight" in changed
+        assert run.epoch() == (cases.HALF if what == "schedule" or "rate" not in arguments else run.epoch() and 0)
+
+
+def test_another_network_is_refused_before_anything_changes(saved, monkeypatch):
+    run = cases.Run("came")
+    run.plain[2].weight.stop_gradient = True
+    message, changed = run.refusal(saved)
+    assert "frozen here" in message and "Received: nothing for '2.weight." in message and changed == []
+    for sizes, says in ((cases.SIZES[:2], "Received: nothing for '4.bias'"), ([*cases.SIZES, (4, 4)], "lacks tensors")):
+        monkeypatch.setattr(cases, "SIZES", sizes)
+        message, changed = cases.Run("came").refusal(saved)
+        assert says in message and changed == []
+
+
+def test_a_state_with_other_tensors_is_refused_even_where_the_option_is_let_through(tmp_path):
+    cases.Run("adafactor").train(0, 1).save(tmp_path / "x")
+    run = cases.Run("adafactor", beta1=0.9)
+    assert "changed=['beta1']" in run.refusal(tmp_path / "x")[0]
+    message, changed = run.refusal(tmp_path / "x", changed=["beta1"])
+    assert "Received: 0.weight.exp_avg_0 float32 [8, 24] (there: None)" in message and changed == []
 
 
 @pytest.mark.parametrize(
     "change, says",
     [
-        (lambda folder: os.remove(folder / RECORD), "cut short"),
-        (lambda folder: (folder / RECORD).write_text('{"format": 9}'), "Received: format=9"),
-        (lambda folder: (folder / RECORD).write_text('{"format": 1, "optimizer": "Came"}'), "of type Lamb"),
-        (lambda folder: os.remove(folder / "schedule.pdparams"), "Received: an LRScheduler"),
+        (lambda record: {**record, "format": 9}, "Received: format=9"),
+        (lambda record: {**record, "parameters": 5}, "not one that `save_checkpoint` writes"),
+        (lambda record: {key: value for key, value in record.items() if key != "format"}, "KeyError.*format"),
+        (lambda record: [], "not one that `save_checkpoint` writes"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, change, says):
-    cases.Run("lamb").train(0, cases.HALF).save(tmp_path / "x")
-    change(tmp_path / "x")
-    run = cases.Run("lamb")
-    before = run.values()
-    with pytest.raises(ValueError, match=says):
-        run.load(tmp_path / "x")
-    assert all(np.array_equal(value, before[key]) for key, value in run.values().items())
-    assert run.schedule.last_epoch == 0
+def test_a_damaged_record_changes_nothing(saved, tmp_path, change, says):
+    folder = shutil.copytree(saved, tmp_path / "x")
+    record = change(json.loads((folder / RECORD).read_text()))
+    (folder / RECORD).write_text(json.dumps(record))
+    message, changed = cases.Run("came").refusal(folder)
+    assert message.startswith("ValueError") and re.search(says, message) and RECORD in message and changed == []
 
 
-def test_other_options_are_another_state(tmp_path):
-    cases.Run("adafactor").train(0, 1).save(tmp_path / "x")
-    with pytest.raises(ValueError, match=r"Received: 0\.weight\.exp_avg_0 \[8, 24\] \(there: None\)"):
-        cases.Run("adafactor", beta1=0.9).load(tmp_path / "x")
+@pytest.fixture(scope="module")
+def loads(tmp_path_factory):
+    root = str(tmp_path_factory.mktemp("loads"))
+    return launch(cases.work_loads, ranks=2, timeout=240, root=root, old=str(OLD))
+
+
+SAID = {
+    "missing": "'1_0.distcp' is not there",
+    "cut short": "'1_0.distcp' has 2000 bytes",
+    "swapped": "'1_0.distcp' has",
+    "no metadata": "'0.metadata' is not there",
+    "metadata": "'0.metadata' has 1 bytes",
+    "record": f"cannot be read: .*{RECORD}",
+    "schedule": "'schedule.pdparams' (cannot be read|has 1 bytes)",
+}
+SAID_OF_OLD = {
+    "missing": "'1_0.distcp' cannot be read",
+    "cut short": "'1_0.distcp' cannot be read",
+    "swapped": r"'0_0.distcp' is not the file that was saved, it lacks '0\.",
+    "no metadata": "must have one '.metadata' file",
+    "metadata": "'0.metadata' cannot be read",
+}
+REFUSED = {
+    **{f"now, {name}": says for name, says in SAID.items()},
+    **{f"old, {name}": says for name, says in {**SAID, **SAID_OF_OLD}.items()},
+    "type": "build the same model. Received: bfloat16",
+    "old type": r"another type or shape.*0.weight float32 \[8, 24\] \(there: bfloat16 \[8, 24\]\)",
+    "option": r"changed=\['beta3'\]",
+    "alone": r"changed=\['beta3'\]",
+    "argument": "TypeError: `rename` must be callable",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_all_processes_refuse_before_anything_changes(loads, case):
+    (message, changed), (other_message, other_changed) = (rank[case] for rank in loads)
+    assert message == other_message and re.search(REFUSED[case], message), message
+    assert message.startswith(("ValueError", "TypeError")) and "Received: " in message
+    assert changed == other_changed == []
+
+
+def test_an_option_can_be_changed_in_all_processes(loads):
+    for rank in loads:
+        for (key, value, _), (_, loaded, _) in zip(rank["saved"], rank["changed"]):
+            assert np.array_equal(value, loaded), key
+
+
+def test_a_checkpoint_of_version_0_1_loads(loads):
+    """It was saved by two processes of sharding v2: ``Run("came", dtype="bfloat16").train(0, HALF)``."""
+    run = cases.Run("came", dtype="bfloat16")
+    run.load(OLD)
+    files = [paddle.load(str(OLD / f"{rank}_0.distcp")) for rank in range(2)]
+    tensors = {key: value.astype("float32").numpy() for file in files for key, value in file.items()}
+    for key, value, _ in run.pieces():
+        whole = np.concatenate([f[key].astype("float32").numpy().flatten() for f in files if key in f])
+        assert np.array_equal(value.flatten(), whole), key
+    assert run.schedule.last_epoch == cases.HALF
+    for rank in loads:
+        for key, value in rank["old"].items():
+            assert np.array_equal(value, tensors[key]) and np.array_equal(value, run.values()[key])
+
+
+@pytest.mark.parametrize("cls", ["ReduceOnPlateau", "LinearWarmup"])
+def test_a_schedule_of_another_class_does_not_fit_an_old_checkpoint(cls):
+    """Its record does not say the class; the state has other keys."""
+    more = {"warmup_steps": 3, "start_lr": 0.0, "end_lr": 1e-2} if cls == "LinearWarmup" else {}
+    rate = getattr(paddle.optimizer.lr, cls)(of("ExponentialDecay", 1e-2, 0.9)() if more else 1e-2, **more)
+    run = cases.Run("came", dtype="bfloat16", rate=rate)
+    message, changed = run.refusal(OLD)
+    assert "The schedule's state must have" in message and changed == []
+    assert run.refusal(OLD, changed=["schedule"])[0] == "accepted" and run.schedule.last_epoch <= 1
+
+
+def test_another_checkpoint_may_take_the_folder_of_one_that_was_loaded(tmp_path):
+    folder, arguments = tmp_path / "x", {"name": "came", "dtype": "bfloat16"}
+    cases.Run(**arguments).save(folder)
+    cases.Run(**arguments).load(folder)
+    shutil.rmtree(folder)
+    shutil.copytree(OLD, folder)  # of two processes: Paddle would look for the file of one
+    assert cases.Run(**arguments).load(folder).schedule.last_epoch == cases.HALF
 
 
 def test_what_is_frozen_has_no_state(tmp_path):
@@ -275,4 +443,8 @@ def test_what_is_frozen_has_no_state(tmp_path):
 
 def test_the_record_says_what_it_is_of(tmp_path):
     cases.Run("lamb").save(tmp_path / "x")
-    assert json.loads((tmp_path / "x" / RECORD).read_text()) == {"format": 1, "optimizer": "Lamb", "processes": 1}
+    record = json.loads((tmp_path / "x" / RECORD).read_text())
+    assert (record["format"], record["optimizer"], record["processes"]) == (1, "Lamb", 1)
+    assert set(record["files"]) == {"0.metadata", "0_0.distcp", "schedule.pdparams"}
+    assert record["schedule"] == {"class": "ExponentialDecay", "gamma": 0.9, "base_lr": 1e-2}
+    assert record["parameters"]["0.weight"]["shape"] == [8, 24]

@@ -20,6 +20,7 @@ from paddle_ldopt.trainer import GradualUnfreezeCallback, LdoptTrainerMixin, che
 
 FORMATS = ["plain", "flex"] if common.FORMERS else ["plain", "unified"]
 RECORD = "ldopt_layerwise.json"
+EPOCH_RNG = "ldopt_epoch_rng.json"
 FILES = "ldopt_files.json"
 DATA = common.Data
 EVALUATE = {"evaluation_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
@@ -401,6 +402,7 @@ def test_resume_from_the_last_complete_checkpoint(checkpoint, tmp_path):
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
         ("{}", "cannot be read"),
+        ('{"format": 1}', "cannot be read"),
         ('{"format": 2}', "another version of paddle_ldopt, which has format 1. Received: format=2"),
     ],
 )
@@ -408,6 +410,14 @@ def test_a_record_that_cannot_be_read(checkpoint, tmp_path, text, message):
     (checkpoint / RECORD).write_text(text)
     os.remove(checkpoint / FILES)  # which would tell
     with pytest.raises(ValueError, match=message):
+        resume(checkpoint, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"numpy": ["MT19937", [1], 0, 0, 0.0], "python": [3, [1], null]}'])
+def test_states_of_generators_that_cannot_be_read(checkpoint, tmp_path, text):
+    (checkpoint / EPOCH_RNG).write_text(text)
+    os.remove(checkpoint / FILES)  # which would tell
+    with pytest.raises(ValueError, match=f"generators cannot be read.*{EPOCH_RNG}"):
         resume(checkpoint, tmp_path)
 
 

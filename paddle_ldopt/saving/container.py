@@ -12,11 +12,23 @@ import re
 import secrets
 import stat
 import struct
+import zlib
 
 import numpy as np
 import safetensors
 
-__all__ = ["FORMAT", "VERSION", "checked_path", "read_file", "read_record", "read_tensors", "strict_json", "write_file"]
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "checked_path",
+    "damage",
+    "digest",
+    "read_file",
+    "read_record",
+    "read_tensors",
+    "strict_json",
+    "write_file",
+]
 
 FORMAT, VERSION = "paddle_ldopt.optimizer", 1
 MAX_HEADER = 100_000_000  # bytes, the limit of safetensors itself: some 170,000 parameters with state
@@ -267,3 +279,23 @@ def strict_json(text):
         return json.loads(text, object_pairs_hook=once, parse_constant=refused, parse_float=finite)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def digest(path):
+    """Return [bytes, CRC-32] of a file."""
+    size = checksum = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            size, checksum = size + len(block), zlib.crc32(block, checksum)
+    return [size, checksum]
+
+
+def damage(folder, name, written):
+    """Return in words how a file differs from the one whose `digest` was `written`, None if it does not."""
+    path = os.path.join(folder, name)
+    if not os.path.isfile(path):  # a device may have no end
+        return f"'{name}' is not there"
+    size = os.path.getsize(path)
+    if size != written[0]:
+        return f"'{name}' has {size} bytes of {written[0]}"
+    return None if digest(path) == written else f"'{name}' has other bytes than were saved"

@@ -6,26 +6,25 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from paddle.nn import Layer
-from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
+from paddle.optimizer.lr import LRScheduler
 
 from ..hooks import parameters_of
 from ..optimizers._checkpoint import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
 from .container import checked_path, read_record, write_file
 from .pdopt import read_pdopt
-from .record import describe, differences, option_names
+from .record import check_same, describe
 from .state import (
     LoadReport,
     check_state,
     checked_names,
     checked_optimizer,
     set_state,
-    some,
     state_of,
     steps_of,
     structured_names,
 )
-from .values import check_like, pack, unpack
+from .values import check_part, pack, set_parts, unpack
 
 __all__ = ["load_optimizer", "save_optimizer"]
 
@@ -121,8 +120,8 @@ def load_optimizer(path, optimizer, model=None, *, scaler=None, changed=()):
         changed (Iterable[str]): what may be other than in the file, and is left as it is here: names of options
             ("weight_decay", "beta1", ...), "learning_rate" (the number), "schedule" (its class and arguments; one of
             the same class goes on from the step of the file, another starts where it stands), "layerwise_decay" (all
-            ratios), "apply_decay_param_fun", "grad_clip". Ratios of a `set_param_lr_fun` of the caller's own may change
-            from step to step and are not compared.
+            ratios, also those of a `set_param_lr_fun` that gives others from step to step),
+            "apply_decay_param_fun", "grad_clip".
 
     Returns:
         LoadReport: the step, and the parameters that have state. Printed, it is a table.
@@ -175,7 +174,7 @@ def load_optimizer(path, optimizer, model=None, *, scaler=None, changed=()):
             ) from error
     _fit_counts(inner, saved.states)
     check_state(inner, saved.states, saved.names)
-    _load_parts(_checked_parts(inner, saved, scaler))
+    set_parts(_checked_parts(inner, saved, scaler))
     set_state(inner, saved.states)
     with_state = [name for tensor, name in saved.names.items() if tensor in saved.states]
     idle = [name for tensor, name in saved.names.items() if tensor not in saved.states]
@@ -206,18 +205,12 @@ def _from_pdopt(path, optimizer, other_schedule):
 
 
 def _from_record(record, arrays, optimizer, model, changed):
-    if record["optimizer"] != type(optimizer).__name__:
-        raise ValueError(
-            f"The file is of {record['optimizer']}: resume with the same optimizer. "
-            f"Received: optimizer of type {type(optimizer).__name__}"
-        )
     names, structured = structured_names(optimizer, model)
     if (record["naming"] == "structured") != structured:
         has = "the model's names: give `model`" if not structured else "Paddle's names: leave out `model` and `layers`"
         raise ValueError(f"Parameters are found by name, and the file has {has}. Received: naming={record['naming']!r}")
     here = describe(optimizer, names)
-    _check_parameters(record["parameters"], here["parameters"])
-    _check_options(record, here, changed)
+    check_same(record, here, changed)
     step = record["step"]
     if step is not None and (type(step) is not int or step < 0):
         raise ValueError(f"The file's step must be a number from 0 on. Received: step={step!r}")
@@ -237,39 +230,6 @@ def _check_scaler(scaler):
 def _schedule_of(optimizer):
     rate = optimizer._learning_rate
     return type(rate).__name__ if isinstance(rate, LRScheduler) else None
-
-
-def _check_parameters(there, here):
-    """Raise unless a file is of the same parameters."""
-    missing, unexpected = sorted(set(here) - set(there)), sorted(set(there) - set(here))
-    if missing or unexpected:
-        raise ValueError(
-            f"The file is of another model: it lacks {some(missing) or 'nothing'}, and has beside "
-            f"{some(unexpected) or 'nothing'}. Received: {len(here)} parameters, not {len(there)}"
-        )
-    for name, now in here.items():
-        was = there[name]
-        if (was["shape"], was["dtype"]) != (now["shape"], now["dtype"]):
-            raise ValueError(
-                f"The file's '{name}' is another: build the same model. "
-                f"Received: {now['dtype']} {now['shape']}, not {was['dtype']} {was['shape']}"
-            )
-
-
-def _check_options(there, here, changed):
-    """Raise if a file is of an optimizer with options that differ, but for those in `changed`."""
-    unknown = changed - option_names(here)
-    if unknown:
-        raise ValueError(
-            f"`changed` may name {', '.join(sorted(option_names(here)))}. Received: changed={sorted(unknown)}"
-        )
-    found = {name: value for name, value in differences(there, here).items() if name not in changed}
-    if found:
-        shown = [f"{name}={now!r} (in the file {was!r}) of {where}" for name, (was, now, where) in found.items()]
-        raise ValueError(
-            f"The file is of an optimizer with other options. If that is meant, give changed={sorted(found)}. "
-            f"Received: {', '.join(shown)}"
-        )
 
 
 def _by_parameter(record, arrays, names):
@@ -292,7 +252,8 @@ def _fit_counts(optimizer, states):
     for param in parameters_of(optimizer):
         state, wanted = states.get(param.name), GLOBAL_STEP in optimizer.state_layout(param)
         if state and wanted and GLOBAL_STEP not in state:
-            count = max(float(held[COUNTER][1].max()) for held in states.values() if COUNTER in held)
+            counts = [held[COUNTER][1] for held in states.values() if COUNTER in held]
+            count = max((float(values.max()) for values in counts if values.size), default=0.0)
             state[GLOBAL_STEP] = "float32", np.full([1], count, "float32")
         elif state and not wanted:
             state.pop(GLOBAL_STEP, None)
@@ -311,24 +272,6 @@ def _checked_parts(optimizer, saved, scaler):
         (scaler, saved.scaler, "The scaler's state"),
     ):
         if state is not None:
-            unset = ("best",) if isinstance(part, ReduceOnPlateau) else ()  # before its first metric
-            check_like(state, part.state_dict(), where, unset)
+            check_part(part, state, where)
             parts.append((part, state))
     return parts
-
-
-def _load_parts(parts):
-    """Load all parts or none."""
-    before = [part.state_dict() for part, _ in parts]
-    try:
-        for part, state in parts:
-            _set(part, state)
-    except Exception as error:
-        for (part, _), state in zip(parts, before):
-            _set(part, state)
-        raise ValueError(f"The state of a schedule or a scaler cannot be loaded. Received: {error}") from error
-
-
-def _set(part, state):
-    if state:  # Paddle's GradScaler refuses the empty state of one that is switched off
-        (getattr(part, "set_state_dict", None) or part.load_state_dict)(state)

@@ -1,4 +1,4 @@
-"""What a file says of the optimizer it is from, and how that differs from another."""
+"""What a file says of the optimizer it is from, and how that differs from another: for all that is saved here."""
 
 import dataclasses
 import inspect
@@ -13,22 +13,27 @@ from ..hooks import layerwise_lr_decay, parameters_of
 from ..version import __version__
 from .values import pack
 
-__all__ = ["describe", "differences", "option_names"]
+__all__ = ["ABSENT", "check_same", "describe", "differences", "merged", "some"]
+
+ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # the value of a setting that one side lacks
+_LONGEST = 300  # characters of a value in a message
+_SHOWN = 3
 
 # what `changed` may name beside the optimizer's own options
 _NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learning_rate", "schedule")
 
 
-def describe(optimizer, names):
+def describe(optimizer, names, params=None):
     """Return, as JSON can hold it, what an optimizer was built with and for.
 
     Args:
         optimizer (Optimizer): one of ours.
         names (dict[str, str]): ``param.name`` -> the name in the file.
+        params (list[Tensor], optional): the parameters to describe, instead of those that a wrapper has left it.
     """
     options: list = []
     parameters = {}
-    for param in parameters_of(optimizer):
+    for param in parameters_of(optimizer) if params is None else params:
         own = {name: _plain(value) for name, value in optimizer.options_of(param).items()}
         if own not in options:
             options.append(own)
@@ -80,7 +85,7 @@ def _layer(optimizer, param):
 
 
 def _rule(optimizer):
-    """Return the rule of the ratios, and whether they stay what they are: those of other people's hooks may not."""
+    """Return the rule of the ratios, and whether they stay constant: those of other people's hooks may not."""
     rule, ratio_of = optimizer.layerwise_decay, optimizer._ratio_of
     documented = optimizer.set_param_lr_fun is layerwise_lr_decay
     constant = ratio_of is None or getattr(ratio_of, "is_constant", False) or documented
@@ -117,36 +122,106 @@ def _clip(clip):
     return {"class": type(clip).__name__, **numbers}
 
 
-def option_names(record):
-    """Return all that `changed` of `load_optimizer` may name, given the record of the optimizer that loads."""
-    return {*_NOT_OPTIONS, *record["arguments"], *(name for options in record["options"] for name in options)}
+def merged(records):
+    """Return the record of all parameters, from those of the processes that have some each."""
+    options: list = []
+    parameters = {}
+    for record in records:
+        for name, entry in record["parameters"].items():
+            own = record["options"][entry["options"]]
+            if own not in options:
+                options.append(own)
+            parameters[name] = {**entry, "options": options.index(own)}
+    return {**records[0], "options": options, "parameters": parameters}
 
 
 def differences(there, here):
-    """Return {name of an option: (value in the file, value here, where)}: the first of each name.
+    """Return {setting: {where: (value there, value here)}} of all that differs.
 
     Args:
-        there (dict): the record of a file, of the same parameters.
-        here (dict): that of the optimizer that is to load it.
+        there (dict[str, dict[str, object]]): setting -> where it holds -> value, as it was saved.
+        here (dict[str, dict[str, object]]): the same of now; settings that are not in it are not compared.
     """
     found: dict = {}
-
-    def compare(name, was, now, where):
-        if was != now:
-            found.setdefault(name, (was, now, where))
-
-    for name, now in here["arguments"].items():
-        compare(name, there["arguments"].get(name), now, "the optimizer")
-    for name in ("learning_rate", "schedule", "grad_clip"):
-        compare(name, there[name], here[name], "the optimizer")
-    both_constant = there["layerwise"]["constant"] and here["layerwise"]["constant"]
-    for param, now in here["parameters"].items():
-        was, where = there["parameters"][param], f"'{param}'"
-        compare("apply_decay_param_fun", was["decayed"], now["decayed"], where)
-        compare("layerwise_decay", was["multiplier"], now["multiplier"], where)
-        if both_constant:
-            compare("layerwise_decay", was["ratio"], now["ratio"], where)
-        options = there["options"][was["options"]]
-        for name, value in here["options"][now["options"]].items():
-            compare(name, options.get(name), value, where)
+    for setting, now in here.items():
+        was = there.get(setting, {})
+        for where in {**was, **now}:
+            pair = was.get(where, ABSENT), now.get(where, ABSENT)
+            if pair[0] != pair[1]:
+                found.setdefault(setting, {})[where] = pair
     return found
+
+
+def check_same(there, here, changed=()):
+    """Raise ValueError if a record is of another class, other parameters or other options than the optimizer here.
+
+    Args:
+        there (dict): the record of a file.
+        here (dict): that of the optimizer that is to load it.
+        changed (set[str]): options that may differ.
+    """
+    if there["optimizer"] != here["optimizer"]:
+        raise ValueError(
+            f"The saved state is of {there['optimizer']}: resume with the same class. "
+            f"Received: optimizer of type {here['optimizer']}"
+        )
+    _check_parameters(there["parameters"], here["parameters"])
+    constant = there["layerwise"]["constant"] and here["layerwise"]["constant"]
+    ours = _settings(here, constant)
+    known = {*_NOT_OPTIONS, *ours}
+    if set(changed) - known:
+        raise ValueError(
+            f"`changed` may name {', '.join(sorted(known))}. Received: changed={sorted(set(changed) - known)}"
+        )
+    found = differences(_settings(there, constant), ours)
+    shown = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
+    if shown:
+        said = [_said(value, where, was, now) for (value, where), (was, now) in shown.values()]
+        raise ValueError(
+            f"The saved optimizer has other options. If that is meant, give changed={sorted(shown)}. "
+            f"Received: {', '.join(said)}"
+        )
+
+
+def _check_parameters(there, here):
+    missing, unexpected = sorted(set(here) - set(there)), sorted(set(there) - set(here))
+    if missing or unexpected:
+        raise ValueError(
+            f"The saved state is of another model: it lacks {some(missing) or 'nothing'}, and has beside "
+            f"{some(unexpected) or 'nothing'}. Received: {len(here)} parameters, not {len(there)}"
+        )
+    for name, now in here.items():
+        was = there[name]
+        if (was["shape"], was["dtype"]) != (now["shape"], now["dtype"]):
+            raise ValueError(
+                f"The saved '{name}' is another: build the same model. "
+                f"Received: {now['dtype']} {now['shape']}, not {was['dtype']} {was['shape']}"
+            )
+
+
+def _settings(record, constant):
+    """Return name for `changed` -> (name of the value, where it holds) -> value."""
+    whole = {**record["arguments"], **{name: record[name] for name in ("learning_rate", "schedule", "grad_clip")}}
+    out: dict = {name: {(name, "the optimizer"): value} for name, value in whole.items()}
+    for param, entry in record["parameters"].items():
+        for name, value in record["options"][entry["options"]].items():
+            out.setdefault(name, {})[name, f"'{param}'"] = value
+        out.setdefault("apply_decay_param_fun", {})["decayed", f"'{param}'"] = entry["decayed"]
+        rates = out.setdefault("layerwise_decay", {})
+        rates["multiplier", f"'{param}'"] = entry["multiplier"]
+        rates["ratio" if constant else "ratio of a hook", f"'{param}'"] = entry["ratio"]
+    return out
+
+
+def _said(value, where, was, now):
+    """Say how a value differs; of two dicts, such as schedules, the entries that do."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        was, now = (
+            {k: v for k, v in one.items() if other.get(k, ABSENT) != v} for one, other in ((was, now), (now, was))
+        )
+    return f"{value}={now!r:.{_LONGEST}} (in the file {was!r:.{_LONGEST}}) of {where}"
+
+
+def some(names):
+    """Show the first few names, for an error message."""
+    return ", ".join(map(repr, names[:_SHOWN])) + f", ... {len(names) - _SHOWN} more" * (len(names) > _SHOWN)

@@ -10,6 +10,7 @@ import paddle
 from ..hooks import parameters_of, topology, unwrap, unwrap_model
 from ..optimizers._checkpoint import COUNTER, ShardedStateMixin, create_state
 from ..optimizers.lamb import GLOBAL_STEP
+from .record import some
 
 __all__ = [
     "MASTER",
@@ -19,7 +20,6 @@ __all__ = [
     "checked_optimizer",
     "layout_of",
     "set_state",
-    "some",
     "state_of",
     "steps_of",
     "structured_names",
@@ -27,7 +27,6 @@ __all__ = [
 
 MASTER = "master"  # the float32 value of a parameter of lower precision
 _COUNTERS = (COUNTER, "beta2_pow_acc", GLOBAL_STEP)
-_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,8 +244,3 @@ def checked_names(names, argument):
     if listed is False or not all(isinstance(name, str) for name in listed):
         raise TypeError(f"`{argument}` must be a list of names. Received: {argument}={names!r}")
     return listed
-
-
-def some(names):
-    """Show the first few names, for an error message."""
-    return ", ".join(map(repr, names[:_SHOWN])) + f", ... {len(names) - _SHOWN} more" * (len(names) > _SHOWN)

@@ -14,6 +14,7 @@ from ..hooks import parameters_of, unwrap_model
 from ..optimizers._checkpoint import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
 from .container import read_tensors
+from .record import some
 from .state import (
     MASTER,
     LoadReport,
@@ -22,7 +23,6 @@ from .state import (
     checked_optimizer,
     layout_of,
     set_state,
-    some,
     structured_names,
 )
 

@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 import paddle
+from paddle.optimizer.lr import ReduceOnPlateau
 
-__all__ = ["check_like", "pack", "unpack"]
+__all__ = ["check_like", "check_part", "pack", "set_parts", "unpack"]
 
 _DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
 _NUMBERS = (int, float, np.integer, np.floating)
@@ -81,6 +82,37 @@ def check_like(there, here, where, may_be_none=()):
     if kinds == ("a list",):
         for i, item in enumerate(there):  # of one kind, if there are not as many here: numbers, if there are none
             check_like(item, here[i] if i < len(here) else here[0] if here else 0.0, f"{where}[{i}]")
+
+
+def check_part(part, state, where):
+    """Raise ValueError unless a state is of the same make as that of the schedule or loss scaler `part`."""
+    may_be_none = ("best",) if isinstance(part, ReduceOnPlateau) else ()  # before its first metric
+    check_like(state, part.state_dict(), where, may_be_none)
+
+
+def set_parts(parts):
+    """Load the states of [(schedule or loss scaler, state)], all or none.
+
+    Returns:
+        list[tuple[object, dict]]: the same with the states they had.
+
+    Raises:
+        ValueError: one of them does not take its state.
+    """
+    before = [(part, part.state_dict()) for part, _ in parts]
+    try:
+        for part, state in parts:
+            _set(part, state)
+    except Exception as error:
+        for part, state in before:
+            _set(part, state)
+        raise ValueError(f"The state of a schedule or a scaler cannot be loaded. Received: {error!r}") from error
+    return before
+
+
+def _set(part, state):
+    if state:  # Paddle's GradScaler refuses the empty state of one that is switched off
+        (getattr(part, "set_state_dict", None) or part.load_state_dict)(state)
 
 
 def _kind(value):

@@ -13,6 +13,7 @@ import numpy as np
 from ..decay import LayerDecay
 from ..hooks import parameters_of
 from ..layers import Layer
+from ..saving import record as records
 from .arguments import RULE_FIELDS
 from .folders import EPOCH_RNG, FORMAT, PARTIAL, RECORD, check_files, last_checkpoint
 
@@ -28,6 +29,13 @@ __all__ = [
 
 _SAME_STATE = {"AdamW", "AdamWDL"}  # one can go on with what the other saved
 _SHOWN = 3
+_SAID = {
+    "rule": "{where} was {was!r} in the checkpoint and is {now!r} now",
+    "optimizer": "{where} was {was} in the checkpoint and is {now} now",
+    "towers": "the stack '{where}' had {was} blocks in the checkpoint and has {now} now",
+    "layers": "the layer of '{where}' was {was} in the checkpoint and is {now} now",
+    "ratios": "the ratio that a hook gives to '{where}' was {was} in the checkpoint and is {now} now",
+}
 
 
 def check_unified(args, optimizer, processes):
@@ -76,6 +84,7 @@ def check_checkpoint(folder, record, active, allowed):
             f"complete one, {complete or 'of which there is none'}. {received}"
         )
     check_files(folder)
+    load_epoch_rng(folder)  # raises if it is damaged: where files are written in the background none are listed
     if not os.path.exists(os.path.join(folder, RECORD)):
         if active and not allowed:
             raise ValueError(
@@ -154,7 +163,9 @@ def _read_record(folder):
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
         form = record["format"]
-    except (ValueError, KeyError, TypeError) as error:
+        if form == FORMAT:
+            differences(record, record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"The layer-wise settings cannot be read ({error}). Received: {path!r}") from error
     if form != FORMAT:
         raise ValueError(
@@ -174,47 +185,43 @@ def differences(was, now):
             without it).
         now (dict): the second, alike.
     """
-    out = [
-        f"{key} was {was['rule'].get(key)!r} in the checkpoint and is {value!r} now"
-        for key, value in now["rule"].items()
-        if was["rule"].get(key) != value
-    ]
-    if was["optimizer"] != now["optimizer"]:
-        out.append(f"the optimizer was {was['optimizer']} in the checkpoint and is {now['optimizer']} now")
-    unfrozen = "unfreeze_every_k_steps"
-    if was.get(unfrozen, now[unfrozen]) != now[unfrozen]:  # it is not in records of version 0.1
-        was_said, now_said = (record[unfrozen] or "not used" for record in (was, now))
-        out.append(f"every_k_steps of GradualUnfreezeCallback was {was_said} in the checkpoint and is {now_said} now")
-    if was["layers"] is not None and now["layers"] is not None:
-        out += _tower_differences(was["towers"], now["towers"]) or _layer_differences(was["layers"], now["layers"])
-    if was["ratios"] is not None or now["ratios"] is not None:
-        out += _item_differences(was["ratios"] or {}, now["ratios"] or {}, "the ratio that a hook gives to", str)
+    with_layers = was["layers"] is not None and now["layers"] is not None
+    found = records.differences(*(_settings(record, now, with_layers) for record in (was, now)))
+    if "towers" in found:
+        found.pop("layers", None)
+    out = []
+    for setting, places in found.items():
+        said = [_said(setting, where, *values) for where, values in places.items()]
+        more = len(said) - _SHOWN if setting in ("layers", "ratios") else 0
+        out += [*said[:_SHOWN], f"and {more} more"] if more > 0 else said
     return out
 
 
-def _tower_differences(was, now):
-    return [
-        f"the stack '{tower}' had {was.get(tower, 0)} blocks in the checkpoint and has {now.get(tower, 0)} now"
-        for tower in {**was, **now}
-        if was.get(tower) != now.get(tower)
-    ]
+def _settings(record, now, with_layers):
+    """Return what is compared of a record, as `saving.record.differences` takes it."""
+    unfrozen = record.get("unfreeze_every_k_steps", now.get("unfreeze_every_k_steps"))  # not in those of version 0.1
+    return {
+        "rule": {key: record["rule"].get(key) for key in now["rule"]},
+        "optimizer": {
+            "the optimizer": record["optimizer"],
+            "every_k_steps of GradualUnfreezeCallback": unfrozen or "not used",
+        },
+        "towers": record["towers"] if with_layers else {},
+        "layers": record["layers"] if with_layers else {},
+        "ratios": record["ratios"] or {},
+    }
 
 
-def _layer_differences(was, now):
-    return _item_differences(was, now, "the layer of", lambda layer: Layer(*layer).label)
-
-
-def _item_differences(was, now, what, show):
-    """Return one entry for the first few keys that differ between two dicts."""
-    out = []
-    for name in {**was, **now}:
-        if name not in now:
-            out.append(f"'{name}' is in the checkpoint only")
-        elif name not in was:
-            out.append(f"'{name}' is not in the checkpoint")
-        elif was[name] != now[name]:
-            out.append(f"{what} '{name}' was {show(was[name])} in the checkpoint and is {show(now[name])} now")
-    return out[:_SHOWN] + ([f"and {len(out) - _SHOWN} more"] if len(out) > _SHOWN else [])
+def _said(setting, where, was, now):
+    if setting == "towers":
+        was, now = (0 if blocks is records.ABSENT else blocks for blocks in (was, now))
+    elif now is records.ABSENT:
+        return f"'{where}' is in the checkpoint only"
+    elif was is records.ABSENT:
+        return f"'{where}' is not in the checkpoint"
+    elif setting == "layers":
+        was, now = (Layer(*layer).label for layer in (was, now))
+    return _SAID[setting].format(where=where, was=was, now=now)
 
 
 def take_epoch_rng():
@@ -225,17 +232,26 @@ def take_epoch_rng():
 
 
 def load_epoch_rng(folder):
-    """Return what `take_epoch_rng` gave at the beginning of the epoch of a checkpoint, None if it has none."""
+    """Return what `take_epoch_rng` gave at the beginning of the epoch of a checkpoint, None if it has none.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
     path = os.path.join(folder, EPOCH_RNG)
     if not os.path.exists(path):
         return None
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
+    try:
+        with open(path, encoding="utf-8") as file:
+            epoch_rng = json.load(file)
+        set_epoch_rng(epoch_rng, np.random.RandomState(), random.Random())
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
+        raise ValueError(f"The states of the generators cannot be read ({error}). Received: {path!r}") from error
+    return epoch_rng
 
 
-def set_epoch_rng(epoch_rng):
+def set_epoch_rng(epoch_rng, of_numpy=np.random, of_python=random):
     """Put the generators into the states that `take_epoch_rng` gave."""
     kind, keys, *rest = epoch_rng["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype="uint32"), *rest))
+    of_numpy.set_state((kind, np.array(keys, dtype="uint32"), *rest))
     version, state, gauss = epoch_rng["python"]
-    random.setstate((version, tuple(state), gauss))
+    of_python.setstate((version, tuple(state), gauss))

@@ -10,7 +10,8 @@ import os
 import re
 import tempfile
 import warnings
-import zlib
+
+from ..saving.container import damage, digest
 
 __all__ = [
     "begin_checkpoint",
@@ -77,21 +78,12 @@ def list_files(folder):
         os.path.relpath(os.path.join(place, name), folder) for place, _, names in os.walk(folder) for name in names
     ]
     listed = {  # the record by the name that it is to get
-        RECORD if name == PARTIAL else name: _digest(os.path.join(folder, name))
+        RECORD if name == PARTIAL else name: digest(os.path.join(folder, name))
         for name in sorted(found)
         if name != FILES
     }
     with open(os.path.join(folder, FILES), "w", encoding="utf-8") as file:
         json.dump({"format": FORMAT, "files": listed}, file, indent=1)
-
-
-def _digest(path):
-    """Return [bytes, CRC-32] of a file."""
-    size = checksum = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            size, checksum = size + len(block), zlib.crc32(block, checksum)
-    return [size, checksum]
 
 
 def check_files(folder):
@@ -122,22 +114,12 @@ def _damage(folder):
     try:
         with open(path, encoding="utf-8") as file:
             listed = json.load(file)["files"].items()
-        wrong = [words for name, digest in listed if (words := _difference(folder, name, digest)) is not None]
+        wrong = [words for name, written in listed if (words := damage(folder, name, written)) is not None]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{FILES} cannot be read ({error})"
     except OSError as error:
         return str(error)
     return "; ".join(wrong[:_SHOWN]) or None
-
-
-def _difference(folder, name, digest):
-    path = os.path.join(folder, name)
-    if not os.path.isfile(path):  # a device may have no end
-        return f"'{name}' is not there"
-    size = os.path.getsize(path)
-    if size != digest[0]:
-        return f"'{name}' has {size} bytes of {digest[0]}"
-    return None if _digest(path) == digest else f"'{name}' has other bytes than were saved"
 
 
 def check_writable(output_dir):
