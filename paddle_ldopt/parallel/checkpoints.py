@@ -16,7 +16,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import unwrap, unwrap_model
+from ..hooks import check_wrapper_state, unwrap, unwrap_model
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -125,6 +125,7 @@ def _sharded(network, optimizer, rename):
             raise TypeError(
                 f"`optimizer` must be one of paddle_ldopt. Received: optimizer of type {type(inner).__name__}"
             )
+        check_wrapper_state(optimizer)
         weights = unwrap_model(network).sharded_state_dict()
         state = {**weights, **inner.sharded_state_dict(weights, _pieces(optimizer))}
         if rename is not None:
