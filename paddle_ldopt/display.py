@@ -22,7 +22,6 @@ __all__ = [
     "applied_rates",
     "follows_metric",
     "markdown",
-    "name_lines",
     "next_rate",
     "peak_learning_rate",
     "plot_schedule",
@@ -223,14 +222,15 @@ def _rate_parts(optimizer, params):
         optimizer (Optimizer): a stand-in.
         params (list[Tensor]): its parameters.
     """
-    if not asks_for_rates(type(optimizer)):  # all parameters get the optimizer's own rate, whatever their groups say
+    if not asks_for_rates(optimizer.__class__):  # its own rate for all, whatever groups say
         return {param.name: (1.0, 0.0) for param in params}
     answers = []
     for rate in (0.0, 1.0):  # a rate of its own (a Tensor in `optimize_attr`, "lr" of a group) shows at 0
         tensor = paddle.full([], rate, "float64")
         vars(optimizer)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
         with paddle.no_grad():
-            answers.append([float(optimizer._create_param_lr((p, None))) for p in params])
+            # of the class: a function set on the instance asks the live object
+            answers.append([float(optimizer.__class__._create_param_lr(optimizer, (p, None))) for p in params])
     names = [p.name for p in params]
     return {name: (one - zero, zero) for name, zero, one in zip(names, *answers)}
 

@@ -160,10 +160,10 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
                 attr["learning_rate"] = before
         ratio = check_ratio(ratio, param.name)
         if written:
-            ratio_of.last[param.name] = ratio
+            last[param.name] = ratio
         return ratio
 
-    ratio_of.last = {}  # type: ignore[attr-defined]  # answers that took a write to the parameter: readers use these
+    last = ratio_of.last = {}  # type: ignore[attr-defined]  # answers that took a write: readers use them
     return ratio_of
 
 
@@ -416,7 +416,7 @@ def _check_documented_rule(names):
         )
 
 
-# Where wrappers keep their optimizer: `fleet` and `amp`; group sharding; LookAhead; a static `fleet`; ASP and static `amp`
+# Where wrappers keep their optimizer: `fleet`, `amp`; group sharding; LookAhead; static `fleet`; ASP and static `amp`
 _INNER = ("_inner_opt", "_optim", "inner_optimizer", "inner_opt", "_optimizer")
 
 
@@ -492,7 +492,8 @@ def _copied(value, memo):
     elif isinstance(value, types.MethodType):
         other = types.MethodType(value.__func__, _copied(value.__self__, memo))
     elif isinstance(value, functools.partial):
-        other = functools.partial(_copied(value.func, memo), *_copied(value.args, memo), **_copied(value.keywords, memo))
+        func, args, keywords = (_copied(part, memo) for part in (value.func, value.args, value.keywords))
+        other = functools.partial(func, *args, **keywords)
     elif isinstance(value, (paddle.nn.Layer, types.ModuleType)):
         other = value
     elif isinstance(value, paddle.Tensor):

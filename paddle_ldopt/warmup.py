@@ -93,7 +93,7 @@ class WarmUp(LRScheduler):
         self.name = name
         # stepped along, not set anew from the original: a scheduler may compute its rate from its last one
         self._decay = copy_schedule(decay_schedule_fn) if isinstance(decay_schedule_fn, LRScheduler) else None
-        self._decayed_rate(0, self._decay and copy_schedule(self._decay))  # a function that cannot be used is refused now, not later
+        self._decayed_rate(0, copy_schedule(self._decay))  # a function that cannot be used is refused now, not later
         super().__init__(self.initial_learning_rate, checked_steps(last_epoch, "last_epoch", -1), verbose)
 
     def __call__(self, step=None):
@@ -105,7 +105,7 @@ class WarmUp(LRScheduler):
         """
         if step is None:
             return self.last_lr
-        return self._rate(checked_steps(step, "step", 0), self._decay and copy_schedule(self._decay))
+        return self._rate(checked_steps(step, "step", 0), copy_schedule(self._decay))
 
     def get_lr(self):
         """Return the rate of step `last_epoch`."""
