@@ -438,12 +438,11 @@ def unwrap(optimizer):
 def check_wrapper_state(optimizer):
     """Raise TypeError if checkpoints of the optimizer would lack the state that a wrapper of it keeps."""
     for wrapper in wrappers(optimizer)[:-1]:
-        if getattr(wrapper, "inner_optimizer", None) is not None:
+        if not hasattr(wrapper, "_inner_opt") and not hasattr(wrapper, "_optim"):
             name = type(wrapper).__name__
             raise TypeError(
-                f"{name} keeps slow weights and a step count, which a checkpoint of the optimizer inside would lose: "
-                f"train without {name}, or save {name}'s `inner_optimizer` and its slow weights yourself. "
-                f"Received: optimizer={name}"
+                f"{name} keeps state of its own, such as slow weights or masks, which a checkpoint of the optimizer "
+                f"inside would lose: train without {name}, or save both states yourself. Received: optimizer={name}"
             )
 
 
