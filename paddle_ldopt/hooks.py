@@ -466,8 +466,8 @@ def stand_in(optimizer, **attributes):
 def copy_schedule(schedule):
     """Return a copy of a schedule that can be stepped without a trace; it prints nothing.
 
-    Schedules and containers in it are copied, optimizers replaced by a `stand_in`, networks shared. Of other objects,
-    such as the one whose method the schedule calls, a shallow copy is made.
+    Schedules and containers in it are copied, optimizers replaced by a `stand_in`, networks shared. Other objects, such
+    as the one whose method the schedule calls, are copied without what they hold, save for schedules and optimizers.
 
     Raises:
         Exception: the schedule holds an object that cannot be copied, such as a generator or an open file.
@@ -500,7 +500,10 @@ def _copied(value, memo):
     elif type(value).__module__.startswith("numpy.random"):  # its shallow copy draws from the same stream
         other = copy.deepcopy(value)
     else:
-        other = copy.copy(value)
+        other = memo[id(value)] = copy.copy(value)
+        for name, held in list(getattr(other, "__dict__", {}).items()):
+            if isinstance(held, (LRScheduler, Optimizer)):
+                vars(other)[name] = _copied(held, memo)
     memo[id(value)] = other
     return other
 

@@ -253,7 +253,7 @@ def test_an_optimizer_that_asks_for_no_rates_is_refused_and_shown_with_its_own_r
 
 @pytest.mark.parametrize("cls", [AsksElsewhere, Calls])
 def test_an_optimizer_of_the_users_own_that_asks_for_rates(cls):
-    (model, layers), (other, _) = net(), net()
+    model, layers = net()
     opt = apply_layerwise_decay(cls(0.05, parameters=model.parameters()), layers, 0.5)
     ratios = [0.5 ** (3 - layers.layer_of(name).index) for name in layers.names]
     want = with_rates_set_by_hand(paddle.optimizer.SGD, ratios)
