@@ -132,7 +132,8 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
         hook (callable): ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, a `functools.partial` of
             the first included. It returns a ratio (a number or a one-element Tensor), or multiplies
             ``param.optimize_attr["learning_rate"]`` and returns None; either way the attribute is as before after the
-            call, so ratios never compound.
+            call, so ratios never compound. Reading an optimizer must write nothing, so that readers get the last answer
+            of a hook that does write; steps ask anew.
         layerwise_decay (float): the first thing that a four-argument hook is given.
         name_dict (dict[str, str]): the second.
         n_layers (int): the third.
@@ -159,7 +160,7 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
             if written:
                 attr["learning_rate"] = before
         ratio = check_ratio(ratio, param.name)
-        if written:
+        if written and isinstance(ratio, float):
             last[param.name] = ratio
         return ratio
 
