@@ -502,7 +502,7 @@ def _copied(value, memo):
         other = copy.deepcopy(value)
     else:
         other = memo[id(value)] = copy.copy(value)
-        for name, held in list(getattr(other, "__dict__", {}).items()):
+        for name, held in list(getattr(other, "__dict__", {}).items()) if other is not value else ():
             if isinstance(held, (LRScheduler, Optimizer)):
                 vars(other)[name] = _copied(held, memo)
     memo[id(value)] = other
