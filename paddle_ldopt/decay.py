@@ -3,10 +3,11 @@
 import dataclasses
 from typing import Any, Callable, Union
 
-from paddle.optimizer import LBFGS, Optimizer, Rprop
+import paddle
+from paddle.optimizer import Optimizer
 
 from .arguments import as_float
-from .hooks import LayerwiseMixin, check_decay, parameters_of, ratio_fn
+from .hooks import LayerwiseMixin, asks_for_rates, check_decay, parameters_of, ratio_fn, unwrap
 
 __all__ = ["CONVENTIONS", "LayerDecay", "apply_layerwise_decay", "reset_layerwise_decay"]
 
@@ -91,7 +92,7 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
 
     Args:
         optimizer (paddle.optimizer.Optimizer): Momentum, Adam, NAdam, Lamb...; with a scheduler and parameter groups or
-            without. Call it before the optimizer is wrapped by `fleet`.
+            without. Call it before the optimizer is wrapped by `fleet`; the optimizer inside LookAhead is found.
         layers (LayerMap): the layers of the model whose parameters it trains.
         layerwise_decay (float|LayerDecay): ratio of the rates of neighbouring layers, in (0, 1], or a whole rule.
 
@@ -99,7 +100,8 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
         Optimizer: the same object.
 
     Raises:
-        TypeError: not a Paddle optimizer, or one that does not ask for a rate per parameter (LBFGS, Rprop).
+        TypeError: not a Paddle optimizer; one whose step does not ask for a rate per parameter, such as LBFGS, Rprop,
+            Muon and ModelAverage; an optimizer that is wrapped already.
         ValueError: a parameter that `layers` does not know; an optimizer with a layer-wise decay of its own.
 
     Examples:
@@ -114,12 +116,23 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
             ...     encoder.layers[0].linear1.weight)
             0.125
     """
-    plain = _plain_class(optimizer)
+    inner = _inside(optimizer)
+    plain = vars(type(inner)).get("_plain", type(inner))
+    if isinstance(inner, LayerwiseMixin) and type(inner) is plain:
+        raise ValueError(
+            f"{plain.__name__} has a layer-wise decay of its own: give it `layers` and `layerwise_decay` when built."
+            f" Received: optimizer={plain.__name__}"
+        )
+    if not asks_for_rates(plain):
+        raise TypeError(
+            f"The step of {plain.__name__} does not ask `_create_param_lr` for the rate of each parameter, so it would "
+            f"ignore a layer-wise decay: use another optimizer. Received: optimizer={plain.__name__}"
+        )
     ratio_of = ratio_fn(layers, layerwise_decay)
-    for param in parameters_of(optimizer):
+    for param in parameters_of(inner):
         ratio_of(param)
-    optimizer.__class__ = _layerwise_class(plain)
-    optimizer._ratio_of = ratio_of
+    inner.__class__ = _layerwise_class(plain)
+    inner._ratio_of, inner._checked = ratio_of, False
     return optimizer
 
 
@@ -144,33 +157,57 @@ def reset_layerwise_decay(optimizer: Any) -> Any:
             >>> type(ldopt.reset_layerwise_decay(sgd)) is paddle.optimizer.SGD
             True
     """
-    plain = _plain_class(optimizer)
-    if type(optimizer) is not plain:
-        optimizer.__class__ = plain
-        del optimizer._ratio_of
+    inner = _inside(optimizer)
+    if "_plain" in vars(type(inner)):
+        inner.__class__ = type(inner)._plain
+        for name in ("_ratio_of", "_checked", "_unasked"):
+            vars(inner).pop(name, None)
     return optimizer
 
 
-def _plain_class(optimizer: Any) -> Any:
-    """Return the class `optimizer` had before any `apply_layerwise_decay`, raise if none can be applied to it."""
-    cls = type(optimizer)
-    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, (LBFGS, Rprop)):
+def _inside(optimizer: Any) -> Any:
+    """Return the optimizer that a layer-wise decay can be applied to: inside LookAhead, but no wrapper of `fleet`."""
+    cut = hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim")  # may have cut the parameters up
+    inner = unwrap(optimizer)
+    if cut or not isinstance(inner, Optimizer):
         raise TypeError(
-            "`optimizer` must be a Paddle optimizer that asks for a rate per parameter; LBFGS and Rprop do not, and a "
-            f"wrapped optimizer must be given before it is wrapped. Received: optimizer={cls.__name__}"
+            "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it. "
+            f"Received: optimizer={type(optimizer).__name__}"
         )
-    if "_plain" in vars(cls):
-        return cls._plain
-    if isinstance(optimizer, LayerwiseMixin):
-        raise ValueError(
-            f"{cls.__name__} has a layer-wise decay of its own: give it `layers` and `layerwise_decay` when built."
-            f" Received: optimizer={cls.__name__}"
-        )
-    return cls
+    return inner
+
+
+class _Applied(LayerwiseMixin):
+    """The mixin for optimizers of others: the first step must have asked for all rates that the decay scales."""
+
+    _checked = False
+    _unasked: Any = ()  # names of the parameters whose rate the running step has yet to ask for
+
+    def step(self) -> Any:
+        if self._checked or not paddle.in_dynamic_mode():
+            return super().step()
+        params = [p for p in parameters_of(self) if not p.stop_gradient and p._grad_ivar() is not None]
+        scaled = {p.name for p in params if self.layerwise_ratio(p) not in (0.0, 1.0)}
+        self._unasked = set(scaled)
+        done, unasked = super().step(), self._unasked
+        self._unasked, self._checked = (), bool(scaled) and not unasked
+        if unasked and unasked != scaled:  # all of them: an overflow has skipped the step
+            name = type(self).__name__
+            raise RuntimeError(
+                f"The step of {name} asked `_create_param_lr` for the rates of some parameters only, and has updated "
+                "the others without layer-wise decay: use another optimizer. "
+                f"Received: optimizer={name}, no rate asked for {len(unasked)} parameters, such as '{min(unasked)}'"
+            )
+        return done
+
+    def _create_param_lr(self, param_and_grad: Any) -> Any:
+        if self._unasked:
+            self._unasked.discard(param_and_grad[0].name)
+        return super()._create_param_lr(param_and_grad)
 
 
 def _layerwise_class(plain: Any, _known: dict[type, type] = {}) -> type:  # noqa: B006 - one class per optimizer class is the point of the dict
     # Paddle chooses its multi-tensor path by the class's name: keep it
     if plain not in _known:
-        _known[plain] = type(plain.__name__, (LayerwiseMixin, plain), {"_plain": plain, "__doc__": plain.__doc__})
+        _known[plain] = type(plain.__name__, (_Applied, plain), {"_plain": plain, "__doc__": plain.__doc__})
     return _known[plain]

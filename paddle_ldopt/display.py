@@ -1,18 +1,19 @@
 """The layer table and its plot: what each layer gets, read back from what the optimizer really uses."""
 
-import copy
 import csv
 import dataclasses
 import io
 import math
 import numbers
 import os
+import re
+import warnings
 from typing import Any, Optional
 
 import paddle
 
 from .arguments import as_float
-from .hooks import groups_by_name, parameters_of, unwrap
+from .hooks import asks_for_rates, copy_schedule, groups_by_name, parameters_of, stand_in, unwrap
 
 __all__ = [
     "LayerRow",
@@ -79,6 +80,8 @@ class LayerRow:
 class LayerTable:
     """The layers of a model from embeddings to head, with what each one gets; made by `LayerMap.table`.
 
+    Running statistics of batch normalization are not in it: Paddle lists them as parameters, but nothing trains them.
+
     Attributes:
         rows (list[LayerRow]): one row a layer and tower.
     """
@@ -91,7 +94,8 @@ class LayerTable:
         """Group tensor name -> (structured name, Parameter or None) and tensor name -> `Rate` by layer."""
         grouped: dict = {}
         for tensor_name, (name, param) in tensors.items():
-            if tensor_name in rates:
+            statistic = name.split(".")[-1] in ("_mean", "_variance") and (param is None or param.stop_gradient)
+            if tensor_name in rates and not statistic:
                 grouped.setdefault(layer_of(name), []).append((param, rates[tensor_name]))
         towers = list(dict.fromkeys(layer.tower for layer in grouped))
         order = sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index))
@@ -135,19 +139,21 @@ class LayerTable:
 def markdown(header, rows):
     """Return a table of text as GitHub Markdown: the first column is on the left, the others on the right."""
     rule = ["---"] + ["--:"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
+    lines = [[cell.replace("|", "\\|") for cell in cells] for cells in [header, rule, *rows]]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def rich_table(header, rows):
-    """Return a table of text for rich's console."""
+    """Return a table of text for rich's console; brackets and colons in it are no markup."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for i, column in enumerate(header):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+        table.add_column(Text(column), justify="right" if i else "left", no_wrap=True)
     for cells in rows:
-        table.add_row(*cells)
+        table.add_row(*map(Text, cells))
     return table
 
 
@@ -159,7 +165,7 @@ def applied_ratios(optimizer):
     Args:
         optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
     """
-    return {name: factor for name, (factor, _) in _rate_parts(unwrap(optimizer), parameters_of(optimizer)).items()}
+    return {name: factor for name, (factor, _) in _rate_parts(_view(optimizer), parameters_of(optimizer)).items()}
 
 
 def applied_rates(optimizer, learning_rate=None):
@@ -171,7 +177,7 @@ def applied_rates(optimizer, learning_rate=None):
         optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
         learning_rate (float, optional): the optimizer's rate to reckon with; the one of now if None.
     """
-    params, optimizer = parameters_of(optimizer), unwrap(optimizer)
+    params, optimizer = parameters_of(optimizer), _view(optimizer)
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
     parts = _rate_parts(optimizer, params)
     frozen = {p.name for p in params if p.stop_gradient}
@@ -204,17 +210,27 @@ def next_rate(optimizer):
     return float(unwrap(optimizer).get_lr()) / rate_divisor(optimizer)
 
 
+def _view(optimizer):
+    """Return a stand-in for an optimizer that can be asked while another thread takes steps."""
+    return stand_in(unwrap(optimizer), _lr_ratio=None)  # AdamWDL has it set within a step on a GPU
+
+
 def _rate_parts(optimizer, params):
-    """Return tensor name -> (factor, constant) of the rate factor * optimizer's + constant that a step would use."""
+    """Return tensor name -> (factor, constant) of the rate factor * optimizer's + constant that a step would use.
+
+    Args:
+        optimizer (Optimizer): a stand-in.
+        params (list[Tensor]): its parameters.
+    """
+    if not asks_for_rates(optimizer.__class__):  # its own rate for all, whatever groups say
+        return {param.name: (1.0, 0.0) for param in params}
     answers = []
     for rate in (0.0, 1.0):  # a rate of its own (a Tensor in `optimize_attr`, "lr" of a group) shows at 0
         tensor = paddle.full([], rate, "float64")
-        optimizer._global_learning_rate = lambda *args, tensor=tensor: tensor  # on the instance, while we ask
-        try:
-            with paddle.no_grad():
-                answers.append([float(optimizer._create_param_lr((p, None))) for p in params])
-        finally:
-            del optimizer._global_learning_rate
+        vars(optimizer)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
+        with paddle.no_grad():
+            # of the class: a function set on the instance asks the live object
+            answers.append([float(optimizer.__class__._create_param_lr(optimizer, (p, None))) for p in params])
     names = [p.name for p in params]
     return {name: (one - zero, zero) for name, zero, one in zip(names, *answers)}
 
@@ -224,7 +240,7 @@ def peak_learning_rate(learning_rate, num_steps=None, divisor=None):
 
     Of a schedule of ours it is found at any length, without stepping through it. Of others the steps up to the peak are
     looked at, and how far that may be they do not say: the next 10,000 unless `num_steps` or their own `warmup_steps`
-    or `total_steps` are more.
+    or `total_steps` are more. A schedule that cannot be read ahead has no known peak: None, with a warning.
 
     Args:
         learning_rate (float|LRScheduler): the schedule is not changed: a copy is stepped.
@@ -243,7 +259,11 @@ def peak_learning_rate(learning_rate, num_steps=None, divisor=None):
         far = (
             max([10_000, *(2 * steps for steps in said if isinstance(steps, int))]) if num_steps is None else num_steps
         )
-        rates: Any = enumerate(_step_through(copy.deepcopy(learning_rate), far + 1))
+        try:
+            rates: Any = enumerate(_step_through(learning_rate, far + 1))
+        except ValueError as error:
+            warnings.warn(f"The learning rate at the peak is unknown. {error}", stacklevel=2)
+            return None
     else:
         now = learning_rate.last_epoch
         turning = [step - now for step in turns(now + (num_steps or 0))]
@@ -268,7 +288,7 @@ def rates_of_optimizer(optimizer, num_steps=None):
     """
     if not hasattr(unwrap(optimizer), "_create_param_lr"):
         raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer={type(optimizer).__name__}")
-    params, optimizer = parameters_of(optimizer), unwrap(optimizer)
+    params, optimizer = parameters_of(optimizer), _view(optimizer)
     now = next_rate(optimizer)
     peak = peak_learning_rate(optimizer._learning_rate, num_steps, lambda ahead: rate_divisor(optimizer, ahead))
     parts, groups, rates = _rate_parts(optimizer, params), groups_by_name(optimizer), {}
@@ -277,7 +297,8 @@ def rates_of_optimizer(optimizer, num_steps=None):
         rate = factor * now + constant
         ratio = rate / now if constant and now else factor
         frozen = bool(param.stop_gradient) or (factor == 0 and constant == 0)
-        shown = getattr(optimizer, "shown_rate", lambda *args: None)(param, factor) or (rate, factor * peak + constant)
+        ahead = None if peak is None and factor else factor * (peak or 0.0) + constant
+        shown = getattr(optimizer, "shown_rate", lambda *args: None)(param, factor) or (rate, ahead)
         decayed = is_decayed(optimizer, param, groups.get(param.name, {}))
         rates[param.name] = Rate(ratio, *shown, decayed, frozen)  # type: ignore[call-arg]  # `shown` is a pair
     return rates
@@ -297,7 +318,7 @@ def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun, num_s
         )
     if learning_rate is not None:
         peak = peak_learning_rate(learning_rate, num_steps)
-        if not (math.isfinite(peak) and peak >= 0):
+        if peak is not None and not (math.isfinite(peak) and peak >= 0):
             raise ValueError(
                 f"`learning_rate` must be finite and not negative. Received: learning_rate={learning_rate!r}"
             )
@@ -342,22 +363,44 @@ def schedule_rates(schedule, num_steps):
 
     Returns:
         tuple[int, list[float]]: the first step, and the rates from it to step `num_steps` - 1.
+
+    Raises:
+        ValueError: the schedule cannot be read ahead.
     """
     start = min(max(int(schedule.last_epoch), 0), num_steps)
-    if start:
-        again = copy.deepcopy(schedule)
-        again.step(0)
-        rates = _step_through(again, num_steps)
-        if again.last_epoch == num_steps and start < num_steps and math.isclose(rates[start], schedule.last_lr):
+    if 0 < start < num_steps:
+        try:
+            rates = _step_through(schedule, num_steps, 0)
+        except ValueError:
+            rates = [math.nan] * num_steps
+        if math.isclose(rates[start], schedule.last_lr):
             return 0, rates
-    return start, _step_through(copy.deepcopy(schedule), num_steps - start)
+    return start, _step_through(schedule, num_steps - start)
 
 
-def _step_through(schedule, num_steps):
-    rates = []
-    for _ in range(num_steps):
-        rates.append(float(schedule.last_lr))
-        schedule.step()
+def _step_through(schedule, num_steps, start=None):
+    """Return the rates of the next `num_steps` steps of a schedule, or of those from step `start`; a copy is stepped.
+
+    Raises:
+        ValueError: the schedule cannot be copied or stepped, or does not count its steps from `start`.
+    """
+    rates = [float(schedule.last_lr)] if start is None else []
+    if len(rates) >= num_steps:
+        return rates[:num_steps]
+    try:
+        ahead = copy_schedule(schedule)
+        if start is not None:
+            ahead.step(start)
+            rates = [float(ahead.last_lr)]
+        while len(rates) < num_steps:
+            ahead.step()
+            rates.append(float(ahead.last_lr))
+        if start is not None and ahead.last_epoch != start + num_steps - 1:
+            raise ValueError(f"it is at step {ahead.last_epoch} after {num_steps - 1} from {start}")
+    except Exception as error:  # of the user's code
+        name = type(schedule).__name__
+        said = f"{type(error).__name__}: {error}"[:200]
+        raise ValueError(f"{name} cannot be read ahead ({said}). Received: a schedule of type {name}") from error
     return rates
 
 
@@ -407,9 +450,17 @@ def plot_schedule(path, first, series):
     axes.set_ylabel("learning rate")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend()
+    name_lines(axes)
     figure.savefig(path, dpi=150)
     return os.fspath(path)
+
+
+def name_lines(axes):
+    r"""Show the labels of the lines as they are: "$" is no mathematics in them, and a leading "_" hides nothing."""
+    lines = [line for line in axes.lines if not re.fullmatch(r"_child\d+", line.get_label())]
+    legend = axes.legend(lines, ["-"] * len(lines))
+    for text, line in zip(legend.get_texts(), lines):
+        text.set(text=line.get_label(), parse_math=False)
 
 
 def text_plot(first, series, width=72, height=12):
@@ -492,7 +543,7 @@ def plot_table(table, path):
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     if len(towers) > 1:
-        axes.legend()
+        name_lines(axes)
     with matplotlib.rc_context({"svg.hashsalt": "paddle_ldopt"}):
         figure.savefig(path, dpi=150)
     return os.fspath(path)

@@ -7,11 +7,13 @@ builds a static Program. `LayerwiseMixin` multiplies what it returns by the rati
 with it, once, by Paddle's own kernel, and nothing is ever written into the parameters.
 """
 
+import copy
 import functools
 import inspect
 import math
 import os
 import re
+import types
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable, Optional
@@ -19,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 import numpy as np
 import paddle
 from paddle.distributed import fleet
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
 
 from .arguments import as_float
 
@@ -128,7 +132,8 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
         hook (callable): ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, a `functools.partial` of
             the first included. It returns a ratio (a number or a one-element Tensor), or multiplies
             ``param.optimize_attr["learning_rate"]`` and returns None; either way the attribute is as before after the
-            call, so ratios never compound.
+            call, so ratios never compound. Reading an optimizer must write nothing, so that readers get the last answer
+            of a hook that does write; steps ask anew.
         layerwise_decay (float): the first thing that a four-argument hook is given.
         name_dict (dict[str, str]): the second.
         n_layers (int): the third.
@@ -143,15 +148,23 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
         if attr is None:
             return check_ratio(call(param), param.name)
         before = attr.get("learning_rate", 1.0)
-        attr["learning_rate"] = 1.0
+        written = not (isinstance(before, (int, float)) and before == 1.0)
+        if written:
+            attr["learning_rate"] = 1.0
         try:
             ratio = call(param)
             if ratio is None:
-                ratio = attr["learning_rate"]
+                ratio = attr.get("learning_rate", 1.0)
         finally:
-            attr["learning_rate"] = before
-        return check_ratio(ratio, param.name)
+            written = written or attr.get("learning_rate", 1.0) is not before
+            if written:
+                attr["learning_rate"] = before
+        ratio = check_ratio(ratio, param.name)
+        if written and isinstance(ratio, float):
+            last[param.name] = ratio
+        return ratio
 
+    last = ratio_of.last = {}  # type: ignore[attr-defined]  # answers that took a write: readers use them
     return ratio_of
 
 
@@ -311,8 +324,9 @@ class LayerwiseMixin(_Base):
         """Return the ratio of `param`'s learning rate to the optimizer's that holds now, groups and ParamAttr aside."""
         if self._ratio_of is None:
             return 1.0
-        if self._step_ratios is not None and param.name in self._step_ratios:
-            return self._step_ratios[param.name]
+        for known in (self._step_ratios, getattr(self._ratio_of, "last", None)):
+            if known and param.name in known:
+                return known[param.name]
         return self._ratio_of(self._original(param))
 
     def group_of(self, param):
@@ -431,11 +445,134 @@ def _check_documented_rule(names):
         )
 
 
+# Where wrappers keep their optimizer: `fleet`, `amp`; group sharding; LookAhead; static `fleet`; ASP and static `amp`
+_INNER = ("_inner_opt", "_optim", "inner_optimizer", "inner_opt", "_optimizer")
+
+
+def wrappers(optimizer):
+    """Return an optimizer and the optimizers inside it, from the outermost wrapper to the optimizer itself."""
+    found = [optimizer]
+    while True:
+        inner = [getattr(found[-1], name, None) for name in _INNER]
+        if not any(value is not None for value in inner):
+            return found
+        found.append(next(value for value in inner if value is not None))
+
+
 def unwrap(optimizer):
-    """Return the optimizer inside the wrappers of `fleet` and `amp`."""
-    while hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim"):  # the latter: group sharding
-        optimizer = optimizer._inner_opt if hasattr(optimizer, "_inner_opt") else optimizer._optim
-    return optimizer
+    """Return the optimizer inside the wrappers of `fleet` and `amp`, and inside LookAhead."""
+    return wrappers(optimizer)[-1]
+
+
+def check_wrapper_state(optimizer):
+    """Raise TypeError if checkpoints of the optimizer would lack the state that a wrapper of it keeps."""
+    for wrapper in wrappers(optimizer)[:-1]:
+        if not hasattr(wrapper, "_inner_opt") and not hasattr(wrapper, "_optim"):
+            name = type(wrapper).__name__
+            raise TypeError(
+                f"{name} keeps state of its own, such as slow weights or masks, which a checkpoint of the optimizer "
+                f"inside would lose: train without {name}, or save both states yourself. Received: optimizer={name}"
+            )
+
+
+def stand_in(optimizer, **attributes):
+    """Return an optimizer of the same class that shares the state, so that a reader can ask it without a trace.
+
+    Attributes that the reader, or the code of the class, sets on it are its own.
+
+    Args:
+        optimizer (Optimizer): not wrapped.
+        **attributes: set on the stand-in.
+    """
+    other = object.__new__(type(optimizer))
+    for name, value in dict(vars(optimizer)).items():  # a copy of the dict: another thread may add to it
+        bound = isinstance(value, types.MethodType) and value.__self__ is optimizer
+        vars(other)[name] = types.MethodType(value.__func__, other) if bound else value
+    vars(other).update(attributes)
+    return other
+
+
+def copy_schedule(schedule):
+    """Return a copy of a schedule that can be stepped without a trace; it prints nothing.
+
+    Schedules and containers in it are copied, optimizers replaced by a `stand_in`, networks shared. Other objects, such
+    as the one whose method the schedule calls, are copied without what they hold, save for schedules and optimizers.
+
+    Raises:
+        Exception: the schedule holds an object that cannot be copied, such as a generator or an open file.
+    """
+    return _copied(schedule, {})
+
+
+def _copied(value, memo):
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, LRScheduler):
+        other = memo[id(value)] = object.__new__(type(value))
+        vars(other).update({name: _copied(held, memo) for name, held in dict(vars(value)).items()}, verbose=False)
+    elif isinstance(value, Optimizer):
+        other = memo[id(value)] = stand_in(value, _learning_rate_map={})
+        vars(other)["_learning_rate"] = _copied(value._learning_rate, memo)
+    elif type(value) in (list, tuple, set):
+        other = type(value)([_copied(item, memo) for item in value])
+    elif type(value) is dict:
+        other = {key: _copied(item, memo) for key, item in value.items()}
+    elif isinstance(value, types.MethodType):
+        other = types.MethodType(value.__func__, _copied(value.__self__, memo))
+    elif isinstance(value, functools.partial):
+        func, args, keywords = (_copied(part, memo) for part in (value.func, value.args, value.keywords))
+        other = functools.partial(func, *args, **keywords)
+    elif isinstance(value, (paddle.nn.Layer, types.ModuleType)):
+        other = value
+    elif isinstance(value, paddle.Tensor):
+        other = value.detach().clone()
+    elif type(value).__module__.startswith("numpy.random"):  # its shallow copy draws from the same stream
+        other = copy.deepcopy(value)
+    else:
+        other = memo[id(value)] = copy.copy(value)
+        for name, held in list(getattr(other, "__dict__", {}).items()) if other is not value else ():
+            if isinstance(held, (LRScheduler, Optimizer)):
+                vars(other)[name] = _copied(held, memo)
+    memo[id(value)] = other
+    return other
+
+
+@functools.lru_cache(maxsize=128)
+def asks_for_rates(cls):
+    """Return whether the step of an optimizer class asks `_create_param_lr` for the rate of each parameter.
+
+    It is read from the code that `step` can reach. What overrides a method replaces it, unless it calls it.
+    """
+    skipped = "_append_optimize_multi_tensor_op"  # only Adam and Momentum of Paddle take it: the other way must ask too
+    ahead, seen = [("step", 0)], set()
+    while ahead:
+        name, start = ahead.pop()
+        owners = [i for i, base in enumerate(cls.__mro__) if i >= start and name in vars(base)]
+        if not owners or (name, owners[0]) in seen or name == skipped:
+            continue
+        seen.add((name, owners[0]))
+        held = vars(cls.__mro__[owners[0]])[name]
+        mentioned = _names_in(getattr(held, "__func__", held))
+        if "_create_param_lr" in mentioned:
+            return True
+        ahead += [(other, owners[0] + 1 if other == name else 0) for other in mentioned]
+    return False
+
+
+def _names_in(function, seen=()):
+    """Return the names that the code of a function mentions, with those of functions of its module that it calls."""
+    function = inspect.unwrap(function) if callable(function) else None
+    if not isinstance(function, types.FunctionType) or function in seen:
+        return set()
+    codes, names = [function.__code__], set()
+    while codes:
+        code = codes.pop()
+        names |= {*code.co_names, *code.co_freevars}
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    for other in [function.__globals__.get(name) for name in names]:
+        if getattr(other, "__module__", None) == function.__module__ and isinstance(other, types.FunctionType):
+            names = names | _names_in(other, (*seen, function))
+    return names
 
 
 # By name: not all are in every Paddle. MetaParallelBase is the base of tensor, pipeline, sharding and segment parallel.
@@ -455,10 +592,8 @@ def unwrap_model(model):
 
 def parameters_of(optimizer):
     """Return the parameters of an optimizer in order, groups flattened; of a sharded one those of all ranks."""
-    lists = [optimizer._parameter_list or []]
-    while hasattr(optimizer, "_inner_opt"):  # within the wrapper for sharding are this rank's parameters only
-        optimizer = optimizer._inner_opt
-        lists.append(optimizer._parameter_list or [])
+    # within the wrapper for sharding are this rank's parameters only
+    lists = [getattr(wrapper, "_parameter_list", None) or [] for wrapper in wrappers(optimizer)]
     return flatten_groups(max(lists, key=len))
 
 

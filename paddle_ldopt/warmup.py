@@ -3,7 +3,6 @@
 A port of `WarmUp` and `create_optimizer` of transformers 4.37 (`optimization_tf.py`), which transformers 5 has dropped.
 """
 
-import copy
 import functools
 import math
 import re
@@ -13,7 +12,7 @@ from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .arguments import checked_number, checked_state, checked_steps
 from .decay import LayerDecay
-from .hooks import checked_parameters, flatten_groups, layerwise_lr_decay, parameters_to_train
+from .hooks import checked_parameters, copy_schedule, flatten_groups, layerwise_lr_decay, parameters_to_train
 from .layers import LayerMap, as_rule
 from .optimizers import AdamWeightDecay
 from .weight_decay import decayed_parameter_names
@@ -93,8 +92,8 @@ class WarmUp(LRScheduler):
         self.power = checked_number(power, "power", 0.0, ends="()")
         self.name = name
         # stepped along, not set anew from the original: a scheduler may compute its rate from its last one
-        self._decay = copy.deepcopy(decay_schedule_fn) if isinstance(decay_schedule_fn, LRScheduler) else None
-        self._decayed_rate(0, copy.deepcopy(self._decay))  # a function that cannot be used is refused now, not later
+        self._decay = copy_schedule(decay_schedule_fn) if isinstance(decay_schedule_fn, LRScheduler) else None
+        self._decayed_rate(0, copy_schedule(self._decay))  # a function that cannot be used is refused now, not later
         super().__init__(self.initial_learning_rate, checked_steps(last_epoch, "last_epoch", -1), verbose)
 
     def __call__(self, step=None):
@@ -106,7 +105,7 @@ class WarmUp(LRScheduler):
         """
         if step is None:
             return self.last_lr
-        return self._rate(checked_steps(step, "step", 0), copy.deepcopy(self._decay))
+        return self._rate(checked_steps(step, "step", 0), copy_schedule(self._decay))
 
     def get_lr(self):
         """Return the rate of step `last_epoch`."""

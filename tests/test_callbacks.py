@@ -2,6 +2,7 @@
 
 import csv
 import re
+import types
 
 import numpy as np
 import paddle
@@ -10,8 +11,9 @@ import trainer_common as common
 from trainer_run import checkpoint_format
 
 import paddle_ldopt as ldopt
+from paddle_ldopt import display
 from paddle_ldopt.display import schedule_rates, text_plot
-from paddle_ldopt.trainer import RunReport
+from paddle_ldopt.trainer import RunReport, optimizers
 from paddle_ldopt.trainer.callbacks import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallback
 
 LAYERS = ["embeddings", "block 0", "block 1", "head"]
@@ -237,3 +239,94 @@ def test_the_schedule_and_the_report_show_the_opening(tmp_path):
     with open(path, encoding="utf-8") as file:
         assert "0.00125" in file.read(), "the ratio of the embeddings, not the 0 of the beginning"
     assert trainer.optimizer.layerwise_ratio(model.parameters()[0]) == 0.125, "left as it was"
+
+
+# --- reading ---
+
+
+class Watched(dict):
+    """An `optimize_attr` that writes down each write."""
+
+    def __setitem__(self, key, value):
+        self.written.append(key)
+        super().__setitem__(key, value)
+
+
+def watch(thing, written):
+    """Have an object write down each attribute that is set or deleted on it, except for caches of derived values."""
+
+    def set_attribute(self, name, value):
+        if self is thing and name not in ("_groups", "_by_name"):
+            written.append(name)
+        object.__setattr__(self, name, value)
+
+    def delete_attribute(self, name):
+        if self is thing:
+            written.append(name)
+        object.__delattr__(self, name)
+
+    cls = type(thing)
+    thing.__class__ = type(cls.__name__, (cls,), {"__setattr__": set_attribute, "__delattr__": delete_attribute})
+
+
+def scaled_in_place(param):
+    param.optimize_attr["learning_rate"] *= 0.5
+
+
+OPTIMIZERS = {
+    **{name: {"layerwise_decay": 0.5} for name in ldopt.list_optimizers()},
+    "hook": {"set_param_lr_fun": scaled_in_place},
+    "applied": {},
+    "opening": {"layerwise_decay": 0.5},
+}
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
+    model, written, how = common.tiny_model(), [], OPTIMIZERS[name]
+    layers = ldopt.LayerMap.from_model(model)
+    schedule = paddle.optimizer.lr.PolynomialDecay(0.1, 20)
+    if name == "applied":
+        adam = paddle.optimizer.Adam(schedule, parameters=[{"params": model.parameters(), "learning_rate": 0.5}])
+        optimizer = ldopt.apply_layerwise_decay(adam, layers, 0.5)
+    else:
+        how = {**how, **({"layers": layers} if "layerwise_decay" in how else {})}
+        own_rate = {"relative_step": False, "scale_parameter": False} if name == "adafactor" else {}
+        cls = ldopt.optimizer_class(name if name in ldopt.list_optimizers() else "adamwdl")
+        optimizer = cls(learning_rate=schedule, parameters=model.parameters(), **how, **own_rate)
+    state = types.SimpleNamespace(global_step=0, max_steps=9, is_world_process_zero=True)
+    if name == "opening":
+        GradualUnfreezeCallback(2).on_train_begin(None, state, None, optimizer=optimizer)
+        watch(optimizer._ratio_of, written)
+    if stepped:
+        for param in model.parameters():
+            param.grad = paddle.ones_like(param)
+        optimizer.step()
+    for param in model.parameters():
+        if param.optimize_attr is not None:
+            param.optimize_attr = Watched(param.optimize_attr)
+            param.optimize_attr.written = written
+    accumulators = {key: dict(value) for key, value in optimizer._accumulators.items()}
+    optimizer_dict = dict(vars(optimizer))
+    watch(optimizer, written)
+    watch(schedule, written)
+
+    layers.table(optimizer=optimizer)
+    layers.plot(tmp_path / "rates.png", optimizer=optimizer)
+    display.applied_ratios(optimizer), display.applied_rates(optimizer), display.applied_rates(optimizer, 0.1)
+    display.next_rate(optimizer), display.rate_divisor(optimizer, 3), display.used_rates(optimizer)
+    display.peak_learning_rate(schedule), display.schedule_rates(schedule, 9)
+    report, given = RunReport(str(tmp_path), "title", layers), {"optimizer": optimizer, "lr_scheduler": schedule}
+    logs = LayerLRCallback(layers)
+    logs.attached = True
+    for callback in (report, logs, ScheduleCallback(tmp_path / "schedule.png", layers)):
+        for event in ("on_train_begin", "on_step_begin", "on_optimizer_begin", "on_step_end"):
+            getattr(callback, event)(None, state, None, model=model, **given)
+    logs.extra_logs(), report.write({}, {})
+    optimizers.hook_ratios(optimizer, model), optimizers.sets_own_rate(optimizer)
+    optimizers.check_passed_optimizer(optimizer, schedule, "", optimizers.OFF)
+    [optimizer.layerwise_ratio(param) for param in model.parameters()]
+    assert not written
+    assert {key: dict(value) for key, value in optimizer._accumulators.items()} == accumulators
+    assert {**vars(optimizer), "_groups": 0, "_by_name": 0} == {**optimizer_dict, "_groups": 0, "_by_name": 0}

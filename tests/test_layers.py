@@ -1,8 +1,10 @@
 """LayerMap: rules of the user's own, tied, frozen and adapted parameters, the table and the plot."""
 
 import copy
+import functools
 import json
 import re
+import threading
 import warnings
 
 import numpy as np
@@ -10,12 +12,13 @@ import paddle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from paddle.distributed.fleet.meta_parallel import MetaParallelBase
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay
-from paddle_ldopt.display import applied_rates, applied_ratios, peak_learning_rate
+from paddle_ldopt.display import applied_rates, applied_ratios, name_lines, peak_learning_rate, schedule_rates
 from paddle_ldopt.hooks import unwrap_model
 from paddle_ldopt.schedules import RuleSchedule, get_linear_schedule_with_warmup, rules
 
@@ -482,6 +485,87 @@ def test_peak_learning_rate():
     assert peak_learning_rate(0.4) == 0.4
 
 
+class Holder:
+    """Keeps what a schedule may hold: the optimizer, a lock, a count of its calls."""
+
+    def __init__(self):
+        self.lock, self.calls, self.optimizer = threading.Lock(), 0, None
+
+    def factor(self, step):
+        self.calls += 1
+        return min(step + 1, 4)
+
+
+class OfOptimizer(paddle.optimizer.lr.LRScheduler):
+    """Computes its rate from what the optimizer's rate is, and keeps all rates in a list."""
+
+    def __init__(self, holder):
+        self.holder, self.rates, self.source = holder, [], iter(range(10_000_000))
+        super().__init__(0.025)
+
+    def get_lr(self):
+        self.rates.append(next(self.source))
+        return self.base_lr if self.holder.optimizer is None else min(2 * self.holder.optimizer.get_lr(), 0.4)
+
+
+def looks(value):
+    """Return what a schedule, and what it holds, look like."""
+    if isinstance(value, (paddle.optimizer.lr.LRScheduler, Holder)):
+        return {name: looks(held) for name, held in vars(value).items() if name != "optimizer"}
+    return list(value) if isinstance(value, list) else repr(value)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda held: paddle.optimizer.lr.LambdaDecay(0.1, held.factor),
+        lambda held: paddle.optimizer.lr.LambdaDecay(0.1, functools.partial(Holder.factor, held), verbose=True),
+        lambda held: paddle.optimizer.lr.LinearWarmup(
+            paddle.optimizer.lr.LambdaDecay(0.4, lambda step: 1.0, verbose=True), 20, 0.0, 0.4, verbose=True
+        ),
+        lambda held: paddle.optimizer.lr.CyclicLR(0.1, 0.4, 5, verbose=True),  # calls a method of its own
+        OfOptimizer,
+    ],
+)
+def test_a_schedule_is_read_ahead_without_a_trace(make, capsys):
+    model, held = Tied(), Holder()
+    layers, schedule = LayerMap.from_model(model), make(held)
+    held.optimizer = opt = AdamWDL(schedule, parameters=model.parameters())
+    for param in model.parameters():
+        param.grad = paddle.ones_like(param)
+    opt.step()  # Paddle cannot deep-copy it from now on
+    schedule.step()
+    capsys.readouterr()
+    before = looks(schedule), held.calls
+    assert layers.table(optimizer=opt).rows[0].peak_learning_rate == pytest.approx((0.4, 0.4))
+    schedule_rates(schedule, 30)
+    assert (looks(schedule), held.calls) == before and capsys.readouterr().out == ""
+
+
+class Unknown(paddle.optimizer.lr.LRScheduler):
+    def __init__(self):
+        self.rates = (0.1 for _ in range(99))
+        super().__init__(0.1)
+
+    def get_lr(self):
+        return next(self.rates)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_schedule_that_cannot_be_read_ahead_has_no_known_peak(planned):
+    model, schedule = Tied(), Unknown()
+    how = {"optimizer": AdamWDL(schedule, parameters=model.parameters())}
+    how = {"layerwise_decay": 1.0, "learning_rate": schedule} if planned else how
+    with pytest.warns(UserWarning, match="peak is unknown. Unknown cannot be read ahead .TypeError: .*Received: a sch"):
+        rows = LayerMap.from_model(model).table(**how).rows
+    assert {(row.learning_rate, row.peak_learning_rate) for row in rows} == {((0.1, 0.1), None)}
+    LayerMap.from_model(model).table(**how, num_steps=0)  # no warning
+    with pytest.raises(ValueError, match="Received: a schedule of type Unknown"):
+        schedule_rates(schedule, 5)
+    assert next(schedule.rates) == 0.1 and len([*schedule.rates]) == 97
+
+
 RULES = [
     rules.Warmup(7),
     rules.Linear(30, 40),
@@ -580,6 +664,33 @@ def test_towers_are_told_apart():
         ("decoder", "block 2", 0.5),
     ]
     assert "encoder" in str(layers.table(0.5)) and "decoder" in layers.table(0.5).to_markdown()
+
+
+@pytest.mark.parametrize("tower", ["[/x]", "[red]", ":smile:", "$x_{$", "a|b", "_hidden"])
+def test_names_are_no_markup(tmp_path, tower):
+    names = [f"{t}.layers.{i}.{part}" for t in (tower, "text") for i in (0, 1) for part in PARTS]
+    layers = LayerMap.from_names(names)
+    assert f" {tower} block 0 " in str(layers.table(0.5))
+    lines = layers.table(0.5).to_markdown().splitlines()
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+    layers.plot(tmp_path / "rates.svg", 0.5)  # text as outlines: no name to look for
+    figure = Figure()
+    axes = figure.add_subplot()
+    axes.plot([0, 1], label=tower)
+    axes.plot([1, 0])
+    name_lines(axes)
+    figure.savefig(tmp_path / "legend.png")
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [tower]
+
+
+def test_statistics_of_batch_normalization_are_no_frozen_parameters():
+    nn = paddle.nn
+    model = nn.Sequential(nn.Conv2D(3, 4, 3), *(nn.Sequential(nn.Conv2D(4, 4, 3), nn.BatchNorm2D(4)) for _ in range(2)))
+    layers = LayerMap.from_model(model, {r"^([12])\.": r"\1"})
+    opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    for table in (layers.table(0.5), layers.table(optimizer=opt)):
+        assert [(row.tensors, row.frozen) for row in table.rows if row.index] == [(4, 0), (4, 0)]
+    assert layers.layer_of("1.1._mean").index == 2
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])

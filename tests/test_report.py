@@ -191,6 +191,13 @@ def test_values_that_are_not_finite_are_gaps_and_are_counted(tmp_path, figures):
     assert metrics.lines[0].get_label() == "eval_accuracy (1 not finite)"
 
 
+def test_a_metrics_name_is_no_mathematics(tmp_path, figures):
+    made, optimizer = begun(tmp_path)
+    log(made, optimizer, 0.5, key="eval_f1_$US_{$")
+    made.write({}, {})
+    assert [text.get_text() for text in figures[0][1].get_legend().get_texts()] == ["eval_f1_$US_{$"]
+
+
 @pytest.mark.parametrize("values", [(), (math.nan,), (math.nan, -math.inf)])
 def test_a_run_without_one_finite_value_has_a_report(tmp_path, values):
     made, optimizer = begun(tmp_path)

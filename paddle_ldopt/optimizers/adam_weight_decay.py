@@ -374,7 +374,7 @@ class AdamWeightDecay(RuleOptimizer):
     def _counts(self):
         """Return the counter of every parameter, those loaded for parameters that had no gradient since included."""
         prefix = f"{self._name}_" if self._name else ""
-        live = list(self._accumulators[prefix + STEP].values())
+        live = list(self._accumulators.get(prefix + STEP, {}).values())
         known = {counter.name for counter in live}
         loaded = [v for k, v in self._accumulators_holder.items() if prefix + STEP in k and k not in known]
         counts = live + [paddle.assign(count).reshape([]) for count in loaded]

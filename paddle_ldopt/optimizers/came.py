@@ -320,7 +320,7 @@ class Came(RuleOptimizer):
         if not self._relative_step or not paddle.in_dynamic_mode():
             return super().get_lr()
         counter = (f"{self._name}_" if self._name else "") + STEP
-        live = list(self._accumulators[counter].values())
+        live = list(self._accumulators.get(counter, {}).values())
         loaded = [value for key, value in self._accumulators_holder.items() if counter in key]  # of no step yet
         taken = max((paddle.assign(count).item() for count in live or loaded), default=0.0)
         return float(relative_rate(paddle.full([], taken + 1.0), self._warmup_init))

@@ -18,7 +18,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import parameters_of, sharding_setting, unwrap, unwrap_model
+from ..hooks import check_wrapper_state, parameters_of, sharding_setting, unwrap, unwrap_model
 from ..saving.container import damage, digest, strict_json
 from ..saving.record import check_same, describe, merged, some
 from ..saving.state import checked_names
@@ -190,6 +190,7 @@ def _inner(optimizer):
     inner = unwrap(optimizer)
     if not hasattr(inner, "state_kinds"):
         raise TypeError(f"`optimizer` must be one of paddle_ldopt. Received: optimizer of type {type(inner).__name__}")
+    check_wrapper_state(optimizer)
     return inner
 
 

@@ -7,7 +7,7 @@ from typing import Any, Optional
 import numpy as np
 import paddle
 
-from ..hooks import parameters_of, topology, unwrap, unwrap_model
+from ..hooks import check_wrapper_state, parameters_of, topology, unwrap, unwrap_model
 from ..optimizers._checkpoint import COUNTER, ShardedStateMixin, create_state
 from ..optimizers.lamb import GLOBAL_STEP
 from .record import some
@@ -75,6 +75,7 @@ def checked_optimizer(optimizer):
     inner: Any = unwrap(optimizer)
     if not isinstance(inner, ShardedStateMixin):
         raise TypeError(f"`optimizer` must be one of paddle_ldopt. Received: optimizer of type {type(inner).__name__}")
+    check_wrapper_state(optimizer)
     if not paddle.in_dynamic_mode() or inner._parameter_list is None:
         raise ValueError(
             "In a static graph the state belongs to the program: use `paddle.static.save`. Received: an optimizer "

@@ -1,7 +1,5 @@
 """Callbacks that show the rate of each layer, or open the layers one by one; for any Trainer like PaddleNLP's."""
 
-import contextlib
-import math
 import os
 import warnings
 from typing import Any
@@ -19,7 +17,7 @@ from ..display import (
     text_plot,
     write_schedule,
 )
-from ..hooks import LayerwiseMixin, parameters_of, unwrap
+from ..hooks import LayerwiseMixin, parameters_of, stand_in, unwrap
 from .optimizers import sets_own_rate
 from .stages import map_layers
 
@@ -100,8 +98,8 @@ class ScheduleCallback(Callback):
         layers (LayerMap, optional): the layers; those of the optimizer's decay, or of the model, if None.
 
     Raises:
-        ValueError: another ending. From the training: a schedule that follows a metric and so is not known beforehand;
-            an optimizer that sets its rate itself.
+        ValueError: another ending. From the training: a schedule that follows a metric, or cannot be read ahead for
+            another reason; an optimizer that sets its rate itself.
     """
 
     def __init__(self, path, layers=None):
@@ -125,8 +123,8 @@ class ScheduleCallback(Callback):
         rates = [rate / rate_divisor(optimizer, first + i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # a run that was over when it was resumed
             return
-        with all_open(optimizer) as start_of:
-            rows = layers.table(optimizer=optimizer).rows  # in all processes: those of a pipeline have a part each
+        opened, start_of = all_open(optimizer)
+        rows = layers.table(optimizer=opened).rows  # in all processes: those of a pipeline have a part each
         if not state.is_world_process_zero:
             return
         short = short_names([row.tower for row in rows])
@@ -256,23 +254,20 @@ class _Opening:
         return 0.0 if self.is_closed(param) else self.ratio_of(param)
 
 
-@contextlib.contextmanager
 def all_open(optimizer):
-    """Let an optimizer answer, for what is read from it meanwhile, as if every layer were open.
+    """Return an optimizer to read from, in which every layer is open, and when the layers are opened in `optimizer`.
 
-    Yields:
-        callable: function (tower, layer id) -> the step from which it is trained; 0 without gradual unfreezing.
+    Returns:
+        tuple[Optimizer, callable]: `optimizer` or a stand-in for it; function (tower, layer id) -> the step from which
+            the layer is trained, 0 without gradual unfreezing.
     """
-    opening = getattr(unwrap(optimizer), "_ratio_of", None)
+    inner = unwrap(optimizer)
+    opening = getattr(inner, "_ratio_of", None)
     if not isinstance(opening, _Opening):
-        yield lambda tower, index: 0
-        return
+        return optimizer, lambda tower, index: 0
     starts = {(layer.tower, layer.index): opening.start(layer) for layer in opening.layers_of_all}
-    step, opening.step = opening.step, math.inf
-    try:
-        yield lambda tower, index: starts[tower, index]
-    finally:
-        opening.step = step
+    opened = stand_in(inner, _ratio_of=opening.ratio_of, _step_ratios=None, _parameter_list=parameters_of(optimizer))
+    return opened, lambda tower, index: starts[tower, index]
 
 
 def layers_of(optimizer):

@@ -481,8 +481,7 @@ class LdoptTrainerMixin(_Trainer):
             self.state.best_model_checkpoint = folders.beside(checkpoint, best, self.args.output_dir)
         layers = layers_of(unwrap(self.optimizer))
         if layers is not None:
-            with all_open(self.optimizer):
-                table = layers.table(optimizer=self.optimizer, num_steps=self._last_step_ahead)
+            table = layers.table(optimizer=all_open(self.optimizer)[0], num_steps=self._last_step_ahead)
             self._tell(f"Learning rates by layer:\n{table}")
 
     @property

@@ -5,7 +5,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..config import json_object
 from ..decay import LayerDecay
-from ..hooks import flatten_groups, parameters_of, unwrap
+from ..hooks import check_wrapper_state, flatten_groups, parameters_of, unwrap
 from ..registry import REGISTRY
 from ..weight_decay import decayed_parameter_names
 
@@ -93,9 +93,11 @@ def check_passed_optimizer(optimizer, scheduler, optim, rule):
         rule (LayerDecay): the rule of the arguments.
 
     Raises:
+        TypeError: the optimizer is inside LookAhead.
         ValueError: the scheduler is not what the optimizer takes its rate from; the arguments ask for another optimizer
             or another rule than the optimizer has.
     """
+    check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
     name = type(optimizer).__name__
     _check_scheduler(optimizer, scheduler)

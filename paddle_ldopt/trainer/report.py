@@ -11,7 +11,7 @@ import os
 from typing import Any
 from urllib.parse import quote
 
-from ..display import LayerTable, applied_rates, next_rate, used_rates
+from ..display import LayerTable, applied_rates, name_lines, next_rate, used_rates
 from ..hooks import parameters_of
 from .callbacks import Callback, all_open
 
@@ -67,8 +67,8 @@ class RunReport(Callback):
         """Take the layer table, drop what was logged after the checkpoint that is gone on from."""
         self._recording = state.is_world_process_zero
         ahead = max(state.max_steps - 1 - state.global_step, 0)
-        with all_open(optimizer):  # in all processes: those of a pipeline have a part each
-            table = self.layers.table(optimizer=optimizer, num_steps=ahead)
+        # in all processes: those of a pipeline have a part each
+        table = self.layers.table(optimizer=all_open(optimizer)[0], num_steps=ahead)
         if self._recording:
             self._table = table
             self._starts = None
@@ -80,8 +80,8 @@ class RunReport(Callback):
     def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
         """Note the rate of the step if it is known by then, and before the first when each layer is opened."""
         if self._recording and self._starts is None:
-            with all_open(optimizer) as start_of:
-                self._starts = {(row.tower, row.index): start_of(row.tower, row.index) for row in self._table.rows}
+            start_of = all_open(optimizer)[1]
+            self._starts = {(row.tower, row.index): start_of(row.tower, row.index) for row in self._table.rows}
         if used_rates(optimizer) is None:
             self._rates.append(next_rate(optimizer))
 
@@ -216,12 +216,12 @@ def _draw_rates(axes, towers, steps):
             named = row.label if i in (0, len(rows) - 1) else None
             if curve:
                 axis.plot(steps, curve[0], color=shade, lw=1.2, label=named)
-        axis.set_title(tower if len(towers) > 1 else "", fontsize="medium")
+        axis.set_title(tower if len(towers) > 1 else "", fontsize="medium", parse_math=False)
         axis.set_xlabel("step")
         axis.set_ylabel("learning rate")
         axis.ticklabel_format(axis="y", scilimits=(-2, 3))
         axis.set_ylim(0, 1.05 * top or None)  # the same in all panels
-        axis.legend()
+        name_lines(axis)
 
 
 def _draw_history(axes, history):
@@ -239,7 +239,7 @@ def _draw_history(axes, history):
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
         if axis.lines:
-            axis.legend()
+            name_lines(axis)
 
 
 def _plots(alt, draw, *data, panels=1):
