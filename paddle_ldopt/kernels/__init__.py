@@ -15,7 +15,7 @@ import zlib
 
 from .layout import FLAGS, RULES, TENSOR, TYPES
 
-__all__ = ["FLAGS", "RULES", "TENSOR", "TYPES", "library", "load", "norm", "step", "threads", "why_not"]
+__all__ = ["FLAGS", "RULES", "TENSOR", "TYPES", "largest_step", "library", "load", "norm", "step", "threads", "why_not"]
 
 
 def load(path):
@@ -28,7 +28,8 @@ def load(path):
     library.ldopt_layout.restype = library.ldopt_sources.restype = ctypes.c_int64
     library.ldopt_step.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     library.ldopt_square_sum.argtypes = library.ldopt_step.argtypes
-    library.ldopt_square_sum.restype = ctypes.c_double
+    library.ldopt_largest_step.argtypes = library.ldopt_step.argtypes[:2]
+    library.ldopt_square_sum.restype = library.ldopt_largest_step.restype = ctypes.c_double
     if library.ldopt_layout() != TENSOR.itemsize or not _fits(library.ldopt_sources()):
         raise OSError(f"'{path}' belongs to another version of the package: install it again")
     return library
@@ -93,6 +94,15 @@ def norm(tensors, most_threads=0, using=None):
     if squares < 0:
         raise MemoryError("The norm of the gradients cannot be computed")
     return math.sqrt(squares)
+
+
+def largest_step(tensors):
+    """Return the largest of the tensors' step counters, 0 if there are none.
+
+    Args:
+        tensors (ndarray): as in `step`.
+    """
+    return library().ldopt_largest_step(tensors.ctypes.data, len(tensors))
 
 
 def threads():

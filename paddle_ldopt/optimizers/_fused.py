@@ -91,14 +91,10 @@ class FusedMixin(_Base):
             TypeError, ValueError: it is no state of this optimizer. Nothing is changed by then.
         """
         check_loadable(self, state_dict)
-        self.forget()
+        self._plan = None
         super().set_state_dict(state_dict)
 
     load_state_dict = set_state_dict
-
-    def forget(self):
-        """Drop what was derived from the state, which was changed from outside."""
-        self._plan = None
 
     def set_lr(self, value):
         """Set the rate; not where it is a scheduler's.
@@ -136,6 +132,7 @@ class FusedMixin(_Base):
         params = [update.param for update in updates]
         if self._plan is None or not self._plan.holds(params):
             self._plan = Plan(self, params)
+        self._count_steps(self._plan)
         chosen, rest = [], []
         for update in updates:
             grad, why = _readable(update.grad, update.param)
@@ -165,6 +162,9 @@ class FusedMixin(_Base):
         records["grad"] = [update.grad.data_ptr() for update in updates]
         records["grad_type"] = [TYPES[update.grad.dtype] for update in updates]
         self._call(records, [update.param for update in updates])
+
+    def _count_steps(self, plan):
+        """Count this step, of which the plan holds, if the optimizer counts for all parameters together."""
 
     def _call(self, records, params):
         kernels.step(records)
@@ -274,6 +274,7 @@ class FusedMixin(_Base):
         if not moving.any():
             return True
         options = self.fused_options()
+        self._count_steps(plan)
         plan.refresh(options)
         self._create_global_learning_rate()
         records, params = plan.records[plan.rows], seen.params
@@ -348,6 +349,8 @@ def _readable(grad, param):
         return None, "the gradient is sparse"
     if math.prod(grad.shape) != math.prod(param.shape):
         return None, f"the gradient has shape {list(grad.shape)}"
+    if not param.is_contiguous():  # transposed in place, for one
+        return None, "it is not contiguous"
     if not grad.is_contiguous():
         grad = grad.contiguous()
     why = why_not(grad)

@@ -97,7 +97,6 @@ def load_checkpoint(folder, network, optimizer, rename=None):
     state = _sharded(network, optimizer, rename)
     _agree(_misfit(folder, state, unwrap(optimizer)))
     dist.load_state_dict(state, folder)
-    unwrap(optimizer).forget()
     schedule = unwrap(optimizer)._learning_rate
     if isinstance(schedule, LRScheduler):
         schedule.set_state_dict(paddle.load(os.path.join(folder, SCHEDULE)))

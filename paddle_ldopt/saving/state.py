@@ -231,7 +231,6 @@ def set_state(optimizer, states):
                     paddle.assign(param.astype("float32"), tensor)
                 else:
                     paddle.assign(paddle.full_like(tensor, optimizer.initial_state(param, name)), tensor)
-    optimizer.forget()
 
 
 def _dtype(dtype):
