@@ -27,6 +27,8 @@ __all__ = ["FusedMixin", "FusedRule", "check_fused", "layer_rates"]
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 _Tensor = paddle.base.core.eager.Tensor
 _flags = paddle.base.core.globals()  # `paddle.get_flags` takes 7 us for one
+_FLOATS = {*TYPES, paddle.float64}
+_COMPLEX = {paddle.complex64, paddle.complex128}
 _SMALLEST = float(np.finfo("float32").tiny)
 _warned: set = set()
 
@@ -191,6 +193,8 @@ class FusedMixin(_Base):
                     f"{type(self).__name__} needs dense gradients: build the embedding with sparse=False. "
                     f"Received: a sparse gradient of '{param.name}'"
                 )
+            if paddle.in_dynamic_mode():
+                _check_real(param, grad)
         done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
         if self._waiting is not None:
             self._groups_left -= 1
@@ -355,6 +359,16 @@ def _readable(grad, param):
         grad = grad.contiguous()
     why = why_not(grad)
     return (grad, None) if why is None else (None, f"of the gradient: {why}")
+
+
+def _check_real(param, grad):
+    """Raise TypeError if a parameter is no floating-point tensor, or its gradient complex."""
+    if param.dtype not in _FLOATS or grad.dtype in _COMPLEX:
+        raise TypeError(
+            "Parameters must be floating-point tensors with real gradients: freeze other parameters, and split complex "
+            f"ones into real and imaginary parts. Received: '{param.name}' of type {param.dtype} with a gradient of "
+            f"type {grad.dtype}"
+        )
 
 
 def _warn_once(message):

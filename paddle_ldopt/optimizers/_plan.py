@@ -126,7 +126,7 @@ class Plan:
         self.rows: Any = None  # their rows in `records`
         self._live: Any = None  # of these parameters, when the plan was made: addresses, element sizes, tensors of their shape
         self._types: list = []  # of these parameters
-        self._codes: list = []  # the same as the library has them
+        self._codes: Any = None  # the same as the library has them
 
     # ---- whether it still holds
 
@@ -172,7 +172,7 @@ class Plan:
         self.live, self.rows = seen.live, np.array(rows)
         self._live = [[given[row] for row in rows] for given in (self._addresses[0], self._sizes, self._as_planned)]
         self._types = [param.dtype for param in seen.params]
-        self._codes = [TYPES[kind] for kind in self._types]
+        self._codes = np.array([TYPES[kind] for kind in self._types])
         return True
 
     # ---- what stays from step to step
