@@ -373,7 +373,11 @@ class AdamWeightDecay(RuleOptimizer):
     def _loaded_counters(self):
         """Return the counters that were loaded for parameters that had no gradient since."""
         prefix, held = f"{self._name}_" if self._name else "", self._accumulators_holder
-        return [held[key] for key in {k for k in held if prefix + STEP in k} - {c.name for c in self._counters()}] if held else []
+        return (
+            [held[key] for key in {k for k in held if prefix + STEP in k} - {c.name for c in self._counters()}]
+            if held
+            else []
+        )
 
     def rate_divisor(self, ahead=0):
         """Return what `decay` divides the rate by.
