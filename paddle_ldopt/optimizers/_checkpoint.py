@@ -5,7 +5,7 @@ structured names, as in Paddle's own AdamW: "<parameter>.<state>_0", and "<param
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
@@ -16,6 +16,7 @@ from ..hooks import parameters_of
 
 __all__ = ["COUNTER", "COUNTERS", "ShardedStateMixin", "check_loadable", "create_state"]
 
+_Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 COUNTER = "beta1_pow_acc"  # every optimizer has it: Adam's power, or the steps of `base.STEP`
 COUNTERS = (COUNTER, "beta2_pow_acc", "global_step")  # what some have beside it is as little negative or NaN
 
@@ -39,48 +40,44 @@ def check_loadable(optimizer, state_dict):
                 f"Received: a state without {missing}"
             )
     if paddle.in_dynamic_mode():
-        _check_live(optimizer, state_dict)
-        _check_waiting(optimizer, state_dict)
+        prefix = f"{optimizer._name}_" if optimizer._name else ""
+        _check_live(optimizer, state_dict, prefix)
+        _check_waiting(optimizer, state_dict, prefix)
 
 
-def _check_live(optimizer, state_dict):
-    """Raise ValueError if the state lacks, or has in another form, a tensor that the optimizer has."""
-    for values in optimizer._accumulators.values():
+def _check_live(optimizer, state_dict, prefix):
+    """Raise TypeError or ValueError if the state lacks a tensor that the optimizer has, or has another form of it."""
+    for name, values in optimizer._accumulators.items():
         for value in values.values():
-            found = state_dict.get(value.name)
-            if found is None:
+            if value.name not in state_dict:
                 raise ValueError(f"`state_dict` lacks what the optimizer has. Received: no '{value.name}'")
-            _check_tensor(value.name, found)
-            _check_form(value.name, found, _form(value.dtype, value.shape))
+            form = _form(value.dtype, value.shape)
+            _check_state(value.name, state_dict[value.name], form, name[len(prefix) :] in COUNTERS)
 
 
-def _check_waiting(optimizer, state_dict):
+def _check_waiting(optimizer, state_dict, prefix):
     """Raise if what waits for a parameter's first update is incomplete, malformed, or of other parameters."""
     masters = state_dict.get("master_weights", {})
     left = set(state_dict) - {"master_weights", "LR_Scheduler"}
     known, missing = {value.name for values in optimizer._accumulators.values() for value in values.values()}, []
-    prefix = f"{optimizer._name}_" if optimizer._name else ""
     for param in parameters_of(optimizer):
+        if param.name in optimizer._already_create_accumulator:
+            continue
         master = masters.get(param.name) if optimizer._has_master(param) else param
         owner = getattr(master, "name", f"{param.name}_fp32_master_0")
         layout = {f"{owner}_{prefix}{name}_0": (name, form) for name, form in optimizer.state_layout(param).items()}
-        given, live = layout.keys() & left, param.name in optimizer._already_create_accumulator
+        given = layout.keys() & left
         for key in given:
-            _check_tensor(key, state_dict[key])
+            name, form = layout[key]
+            _check_state(key, state_dict[key], _form(*form), name in COUNTERS)
         lacking = sorted(layout.keys() - given) + [f"master_weights of {param.name}"] * (master is None)
-        if not given:
-            missing += [] if live or param.stop_gradient else [param.name]
-        elif lacking:
+        if given and lacking:
             raise ValueError(
                 "`state_dict` must have all state of a parameter or none: build the optimizer with the options of the "
                 f"saved one. Received: no {lacking} beside '{min(given)}'"
             )
-        for key in given:
-            name, form = layout[key]
-            if not live:
-                _check_form(key, state_dict[key], _form(*form))
-            if name in COUNTERS:
-                _check_count(key, state_dict[key])
+        if not given and not param.stop_gradient:
+            missing.append(param.name)
         known |= given
     names = tuple(f"{name}_" for name in optimizer._structured)  # parameters of the model that are not trained here
     unknown = sorted(key for key in left - known if not (names and key.startswith(names)))
@@ -88,27 +85,22 @@ def _check_waiting(optimizer, state_dict):
         raise ValueError(
             "`state_dict` is of other parameters: rebuild the model under `paddle.utils.unique_name.guard()`, which "
             "gives its parameters the saved names, and the optimizer with the same `name`; or take the entries of "
-            f"parameters that are gone out of it. Received: {len(unknown)} unknown entries such as {unknown[:2]}, nothing "
-            f"for {len(missing)} trainable parameters such as {missing[:2]}"
+            f"parameters that are gone out of it. Received: {len(unknown)} unknown entries such as {unknown[:2]}, and "
+            f"nothing for {len(missing)} trainable parameters such as {missing[:2]}"
         )
 
 
-def _check_tensor(key, found):
+def _check_state(key, found, form, counts):
+    """Raise TypeError or ValueError if a state has another form, or is a counter of less than no steps."""
     if not isinstance(found, (paddle.Tensor, np.ndarray)):
         raise TypeError(f"`state_dict` must hold Tensors. Received: {found!r:.80} as '{key}'")
-
-
-def _check_form(key, found, form):
     if _form(found.dtype, found.shape) != form:
         raise ValueError(
             f"`state_dict` is of another optimizer or model: '{key}' must be {form}. "
             f"Received: {_form(found.dtype, found.shape)}"
         )
-
-
-def _check_count(key, found):
-    count = np.asarray(found, "float64")
-    if not (np.isfinite(count) & (count >= 0.0)).all():
+    count = np.asarray(found, "float64") if counts else 0.0
+    if not np.all(np.isfinite(count) & (count >= 0.0)):
         raise ValueError(f"'{key}' of `state_dict` must be a finite number from 0 on. Received: {count.tolist()}")
 
 
@@ -116,8 +108,8 @@ def _form(dtype, shape):
     return f"{str(dtype).rpartition('.')[2]} of shape {list(shape)}"
 
 
-class ShardedStateMixin:
-    """What `paddle.distributed.save_state_dict` asks of an optimizer."""
+class ShardedStateMixin(_Base):
+    """What `paddle.distributed.save_state_dict` asks of an optimizer, and where a state that was loaded goes."""
 
     def sharded_state_dict(self, model_sharded_state_dict, pieces=None):
         """Return key -> ShardedWeight of all state and masters; what is not there yet is created, to be loaded into.
