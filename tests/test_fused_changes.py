@@ -3,6 +3,7 @@
 import numpy as np
 import paddle
 import pytest
+from reference import needs_library
 from test_contracts import OPTIMIZERS, every_optimizer, every_variant, make
 
 import paddle_ldopt as ldopt
@@ -10,7 +11,7 @@ from paddle_ldopt import kernels
 from paddle_ldopt.optimizers._fused import layer_rates
 from paddle_ldopt.optimizers.base import RuleOptimizer
 
-pytestmark = pytest.mark.skipif(kernels.library() is None, reason=str(kernels.why_not()))
+pytestmark = needs_library
 
 
 def parameters(*shapes, dtype="float32"):

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from kernel_cases import SHAPES, TYPES, VARIANTS, Optimizer, decode, encode, problem
-from reference import adamw
+from reference import adamw, needs_library
 from reference_adafactor import adafactor
 from reference_adam_weight_decay import adam_weight_decay
 from reference_came import came
@@ -19,7 +19,7 @@ from reference_lamb import lamb
 
 from paddle_ldopt import kernels
 
-pytestmark = pytest.mark.skipif(kernels.library() is None, reason=str(kernels.why_not()))
+pytestmark = needs_library
 PACKAGE = pathlib.Path(kernels.__file__).parent.parent
 PATHS = [str(PACKAGE), str(pathlib.Path(__file__).parent)]
 every_variant = pytest.mark.parametrize("name", VARIANTS)

@@ -99,7 +99,7 @@ def _check_state(key, found, form, counts):
             f"`state_dict` is of another optimizer or model: '{key}' must be {form}. "
             f"Received: {_form(found.dtype, found.shape)}"
         )
-    count = np.asarray(found, "float64") if counts else 0.0
+    count = np.asarray(found if counts else 0.0, "float64")
     if not np.all(np.isfinite(count) & (count >= 0.0)):
         raise ValueError(f"'{key}' of `state_dict` must be a finite number from 0 on. Received: {count.tolist()}")
 
@@ -127,6 +127,7 @@ class ShardedStateMixin(_Base):
         return _sharded_state(self, model_sharded_state_dict, pieces)
 
     _parameter_list: Any
+    _accumulators_holder: dict
     counts_steps = True  # whether the state under `COUNTER` is a number of steps
 
     def _add_accumulator(self, name, param, *args, **kwargs):

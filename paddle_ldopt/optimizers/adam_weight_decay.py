@@ -372,12 +372,8 @@ class AdamWeightDecay(RuleOptimizer):
 
     def _loaded_counters(self):
         """Return the counters that were loaded for parameters that had no gradient since."""
-        prefix, held = f"{self._name}_" if self._name else "", self._accumulators_holder
-        return (
-            [held[key] for key in {k for k in held if prefix + STEP in k} - {c.name for c in self._counters()}]
-            if held
-            else []
-        )
+        prefix, live = f"{self._name}_" if self._name else "", {counter.name for counter in self._counters()}
+        return [value for key, value in self._accumulators_holder.items() if prefix + STEP in key and key not in live]
 
     def rate_divisor(self, ahead=0):
         """Return what `decay` divides the rate by.
