@@ -109,6 +109,20 @@ def test_omp_num_threads_changes_no_bit():
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("size", ["16K", "32K"])
+def test_a_small_omp_stacksize_is_enough(size):
+    code = (
+        f"import sys; sys.path[:0] = {PATHS!r}\n"
+        "import kernels; from kernel_cases import Optimizer, VARIANTS, problem\n"
+        "arrays, grads = problem(steps=1)\n"
+        "for rule, options, _ in VARIANTS.values():\n"
+        "    for kind in ('float32', 'bfloat16'):\n"
+        "        Optimizer(kernels, rule, arrays, param_type=kind, grad_type=kind, **options).step(grads[0], 2)"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_STACKSIZE": size}
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=120, check=True)
+
+
 def test_the_norm_of_all_gradients():
     arrays, grads = problem(steps=1)
     norms = {make("lamb", arrays).step(grads[0], threads) for threads in (1, 2, 3, 4)}

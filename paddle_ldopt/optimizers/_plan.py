@@ -124,9 +124,7 @@ class Plan:
         self._decayed = None
         self.live: Any = None  # which parameters had a gradient in the last plain step, by number
         self.rows: Any = None  # their rows in `records`
-        self._live: Any = (
-            None  # of these parameters, when the plan was made: addresses, element sizes, tensors of their shape
-        )
+        self._live: Any = None  # what they had when the plan was made: addresses, element sizes, tensors of the shapes
         self._types: list = []  # of these parameters
         self._codes: Any = None  # the same as the library has them
 

@@ -247,9 +247,7 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
             return AdamW._create_param_lr(self, param_and_grad)
         lr, dtype = super()._create_param_lr(param_and_grad), param_and_grad[0].dtype
         if paddle.in_dynamic_mode() and paddle.float64 in (lr.dtype, dtype) and dtype not in _LOW_PRECISION:
-            return lr.astype(
-                dtype
-            )  # it is of the first parameter's type, and Paddle's kernel takes no other than its own
+            return lr.astype(dtype)  # it has the type of the first parameter, and Paddle's kernel needs this one's
         return lr
 
     def _append_optimize_op(self, block, param_and_grad):
