@@ -2,6 +2,11 @@
 
 import numpy as np
 import paddle
+import pytest
+
+from paddle_ldopt import kernels
+
+needs_library = pytest.mark.skipif(kernels.library() is None, reason=str(kernels.why_not()))
 
 
 def adamw(params, grads, ratios, *, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.01, decayed=None):

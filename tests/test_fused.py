@@ -9,14 +9,14 @@ import numpy as np
 import paddle
 import pytest
 from kernel_cases import SHAPES, problem
-from reference import bert_like, make_params, take_steps
+from reference import bert_like, make_params, needs_library, take_steps
 from test_contracts import VARIANTS, low_precision
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.optimizers import _fused
 
-pytestmark = pytest.mark.skipif(kernels.library() is None, reason=str(kernels.why_not()))
+pytestmark = needs_library
 
 MORE = {
     **VARIANTS,

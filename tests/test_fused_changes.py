@@ -3,6 +3,7 @@
 import numpy as np
 import paddle
 import pytest
+from reference import needs_library
 from test_contracts import OPTIMIZERS, every_optimizer, every_variant, make
 
 import paddle_ldopt as ldopt
@@ -10,7 +11,7 @@ from paddle_ldopt import kernels
 from paddle_ldopt.optimizers._fused import layer_rates
 from paddle_ldopt.optimizers.base import RuleOptimizer
 
-pytestmark = pytest.mark.skipif(kernels.library() is None, reason=str(kernels.why_not()))
+pytestmark = needs_library
 
 
 def parameters(*shapes, dtype="float32"):
@@ -49,6 +50,98 @@ def test_a_parameter_of_another_shape_is_refused(name, shape):
     with pytest.raises(ValueError, match=r"another shape.* Received: "):
         opt.step()
     np.testing.assert_array_equal(param.numpy(), np.ones(shape, "float32"))
+
+
+TRANSPOSED = {
+    "t_": lambda x: x.t_(),
+    "transpose_": lambda x: paddle.transpose_(x, [1, 0]),
+    "data": lambda x: setattr(x, "data", x.detach().t()),
+    "copied": lambda x: setattr(x, "data", x.t().contiguous()),  # what it is to equal
+}
+
+
+@every_variant
+@pytest.mark.parametrize("of", ["parameter", "state", "master"])
+def test_a_square_that_was_transposed_in_place(name, of):
+    ends = []
+    ways = TRANSPOSED if of == "parameter" else {how: TRANSPOSED[how] for how in ("t_", "transpose_", "copied")}
+    for how, transpose in ways.items():
+        with paddle.utils.unique_name.guard():
+            (param,) = parameters([4, 4])
+            param.set_value(paddle.arange(16.0).reshape([4, 4]))
+            param = param.astype("bfloat16").detach() if of == "master" else param
+            param.stop_gradient = False
+            opt = make(name, [param], multi_precision=of == "master")
+            for step in range(4):
+                if step in (1, 3):
+                    states = [x for held in opt._accumulators.values() for x in held.values() if x.ndim > 1]
+                    with paddle.no_grad():
+                        for x in {"parameter": [param], "state": states, "master": opt._master_weights.values()}[of]:
+                            transpose(x)
+                param.grad = paddle.sin(paddle.arange(16.0) + step).reshape([4, 4])
+                opt.step()
+            ends.append(param.astype("float32").numpy())
+    for end in ends:
+        np.testing.assert_allclose(end, ends[-1], rtol=2e-6)
+
+
+@every_optimizer
+def test_a_parameter_that_was_cast_in_place(name):
+    ends = []
+    for cast in (paddle.cast_, lambda x, dtype: setattr(x, "data", x.astype(dtype))):
+        with paddle.utils.unique_name.guard():
+            (param,) = parameters([5])
+            opt = make(name, [param])
+            for step in range(3):
+                if step == 1:
+                    param.clear_gradient(False)
+                    with paddle.no_grad():
+                        cast(param, "float16")
+                give_gradients([param])
+                opt.step()
+            ends.append(param.astype("float32").numpy())
+    np.testing.assert_array_equal(*ends)
+
+
+@every_variant
+@pytest.mark.parametrize("how", ["assigned", "set", "replaced", "other dict"])
+def test_a_state_that_was_changed_from_outside(name, how):
+    """Roll back to the state of step 2 after step 4, as Paddle's `load_state_dict` does, and in other ways."""
+
+    def put(opt, saved):
+        for kind, held in list(opt._accumulators.items()):
+            for key, tensor in list(held.items()):
+                if how == "assigned":
+                    paddle.assign(saved[kind][key], tensor)
+                elif how == "set":
+                    tensor.set_value(saved[kind][key].numpy())
+                elif how == "replaced":
+                    held[key] = saved[kind][key].clone()
+            if how == "other dict":
+                opt._accumulators[kind] = {key: value.clone() for key, value in saved[kind].items()}
+
+    ends = []
+    for fused in (None, False):
+        with paddle.utils.unique_name.guard():
+            params = parameters([3, 2], [4])
+            opt = make(name, params, fused=fused)
+            for step in range(7):
+                if step == 2:
+                    start = [param.clone() for param in params]
+                    saved = {k: {n: x.clone() for n, x in held.items()} for k, held in opt._accumulators.items()}
+                elif step == 4:
+                    middle = [param.numpy() for param in params]
+                    put(opt, saved)
+                    for param, value in zip(params, start):
+                        param.set_value(value)
+                give_gradients(params, 0.1 + step % 2)
+                opt.step()
+                if step == 5:
+                    for param, value in zip(params, middle):
+                        np.testing.assert_array_equal(param.numpy(), value)
+            ends.append([param.numpy() for param in params])
+    for got, want in zip(*ends):
+        np.testing.assert_allclose(got, want, rtol=2e-6)
 
 
 @every_optimizer
@@ -150,17 +243,56 @@ def test_gradients_of_16_bits_are_clipped_though_paddle_has_no_norm_of_them_on_a
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"adamwdl"}))  # Paddle's AdamW refuses it
+@every_optimizer
 @pytest.mark.parametrize("clip", [None, paddle.nn.ClipGradByValue(9.0)], ids=["", "clipped"])
-def test_a_gradient_that_the_library_cannot_read_is_left_to_paddles_operations(name, clip):
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+)
+def test_a_gradient_of_another_type_is_that_of_its_numbers(name, dtype, clip):
+    if clip is not None and dtype not in ("float64", "int32"):
+        return  # Paddle clips no others
+    value = 0.5 if "float" in dtype else 1
+
     def change(step, params):
         params[0].grad = None
-        params[0].grad = paddle.full([3, 2], 0.1, "float64")
+        params[0].grad = paddle.full([3, 2], value, dtype if step < 2 else "float32")
 
-    got, want = both_ways(name, [[3, 2], [2]], change, steps=1, grad_clip=clip)
-    assert (want[0] != 1.0).all()
-    for one, other in zip(got, want):
-        np.testing.assert_allclose(one, other, rtol=2e-6)
+    def want(step, params):
+        params[0].grad = paddle.full([3, 2], float(value))
+
+    found = both_ways(name, [[3, 2], [2]], change, steps=3, grad_clip=clip)
+    for got in found:
+        for one, other in zip(got, both_ways(name, [[3, 2], [2]], want, steps=3, grad_clip=clip)[1]):
+            assert (other != 1.0).all()
+            np.testing.assert_allclose(one, other, rtol=2e-6)
+
+
+@every_optimizer
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])
+@pytest.mark.parametrize(
+    ("dtype", "of_grad"), [("float32", "complex64"), ("int32", "float32"), ("complex64", "complex64")]
+)
+def test_complex_and_integer_tensors_are_refused_before_anything_changes(name, fused, dtype, of_grad):
+    params = parameters([3], [3])
+    with paddle.no_grad():
+        params[1].cast_(dtype)
+    opt = make(name, params, fused=fused)
+    params[0].grad, params[1].grad = paddle.ones([3]), paddle.ones([3], of_grad)
+    with pytest.raises(TypeError, match=f"floating-point.* Received: .*{dtype}.*{of_grad}"):
+        opt.step()
+    assert (params[0].numpy() == 1.0).all()
+
+
+@pytest.mark.parametrize("wide", [0, 1])
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])
+@every_optimizer
+def test_float64_beside_float32_in_either_order(name, fused, wide):
+    params = [*parameters([3], dtype="float64"), *parameters([3])]
+    opt = make(name, params if wide == 0 else params[::-1], fused=fused)
+    give_gradients(params)
+    opt.step()
+    np.testing.assert_allclose(params[0].numpy(), params[1].numpy(), rtol=1e-6)
+    assert (params[0].numpy() != 1.0).all()
 
 
 @every_optimizer

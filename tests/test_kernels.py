@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from kernel_cases import SHAPES, TYPES, VARIANTS, Optimizer, decode, encode, problem
-from reference import adamw
+from reference import adamw, needs_library
 from reference_adafactor import adafactor
 from reference_adam_weight_decay import adam_weight_decay
 from reference_came import came
@@ -19,7 +19,7 @@ from reference_lamb import lamb
 
 from paddle_ldopt import kernels
 
-pytestmark = pytest.mark.skipif(kernels.library() is None, reason=str(kernels.why_not()))
+pytestmark = needs_library
 PACKAGE = pathlib.Path(kernels.__file__).parent.parent
 PATHS = [str(PACKAGE), str(pathlib.Path(__file__).parent)]
 every_variant = pytest.mark.parametrize("name", VARIANTS)
@@ -107,6 +107,20 @@ def test_omp_num_threads_changes_no_bit():
         assert used == threads
         seen.add(digest)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("size", ["16K", "32K"])
+def test_a_small_omp_stacksize_is_enough(size):
+    code = (
+        f"import sys; sys.path[:0] = {PATHS!r}\n"
+        "import kernels; from kernel_cases import Optimizer, VARIANTS, problem\n"
+        "arrays, grads = problem(steps=1)\n"
+        "for rule, options, _ in VARIANTS.values():\n"
+        "    for kind in ('float32', 'bfloat16'):\n"
+        "        Optimizer(kernels, rule, arrays, param_type=kind, grad_type=kind, **options).step(grads[0], 2)"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_STACKSIZE": size}
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=120, check=True)
 
 
 def test_the_norm_of_all_gradients():

@@ -11,6 +11,7 @@ import paddle
 import pytest
 import trainer_common as common
 from matplotlib.figure import Figure
+from reference import needs_library
 
 from paddle_ldopt import Adafactor, AdamWDL, LayerMap
 from paddle_ldopt.trainer import RunReport, report
@@ -280,7 +281,7 @@ def test_what_lies_beside_the_report_is_linked(tmp_path):
     assert not any(set(link) & set("#?:&") for link in links)
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=needs_library)])
 def test_rates_that_the_optimizer_sets_from_the_step_and_the_size_are_shown_as_they_are(tmp_path, figures, fused):
     model = common.tiny_model()
     layers = LayerMap.from_model(model)

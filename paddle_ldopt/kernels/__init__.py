@@ -21,6 +21,7 @@ __all__ = [
     "RULES",
     "TENSOR",
     "TYPES",
+    "largest_step",
     "library",
     "load",
     "norm",
@@ -41,9 +42,9 @@ def load(path):
     library.ldopt_layout.restype = library.ldopt_sources.restype = ctypes.c_int64
     library.ldopt_step.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     library.ldopt_square_sum.argtypes = library.ldopt_step.argtypes
-    library.ldopt_square_sum.restype = ctypes.c_double
-    library.ldopt_outside.argtypes = library.ldopt_step.argtypes[:2]
+    library.ldopt_outside.argtypes = library.ldopt_largest_step.argtypes = library.ldopt_step.argtypes[:2]
     library.ldopt_outside.restype = ctypes.c_int64
+    library.ldopt_square_sum.restype = library.ldopt_largest_step.restype = ctypes.c_double
     if library.ldopt_layout() != TENSOR.itemsize or not _fits(library.ldopt_sources()):
         raise OSError(f"'{path}' belongs to another version of the package: install it again")
     return library
@@ -136,6 +137,15 @@ def _refuse_outside(tensors, using):
         "a part: nothing was updated. "
         f"Received: tensor {index} of shape {list(shape)}, bytes allocated={held.tolist()}"
     )
+
+
+def largest_step(tensors):
+    """Return the largest of the tensors' step counters, 0 if there are none.
+
+    Args:
+        tensors (ndarray): as in `step`.
+    """
+    return library().ldopt_largest_step(tensors.ctypes.data, len(tensors))
 
 
 def threads():

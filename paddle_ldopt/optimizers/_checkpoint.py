@@ -5,7 +5,7 @@ structured names, as in Paddle's own AdamW: "<parameter>.<state>_0", and "<param
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
@@ -14,10 +14,11 @@ from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from ..hooks import parameters_of
 
-__all__ = ["COUNTER", "ShardedStateMixin", "check_loadable", "create_state"]
+__all__ = ["COUNTER", "COUNTERS", "ShardedStateMixin", "check_loadable", "create_state"]
 
-_ANY = np.zeros(0)
+_Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 COUNTER = "beta1_pow_acc"  # every optimizer has it: Adam's power, or the steps of `base.STEP`
+COUNTERS = (COUNTER, "beta2_pow_acc", "global_step")  # what some have beside it is as little negative or NaN
 
 
 def check_loadable(optimizer, state_dict):
@@ -28,7 +29,7 @@ def check_loadable(optimizer, state_dict):
         )
     for key in ("master_weights", "LR_Scheduler"):
         if not isinstance(state_dict.get(key, {}), dict):
-            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {state_dict[key]!r}")
+            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {state_dict[key]!r:.80}")
     schedule, given = optimizer._learning_rate, state_dict.get("LR_Scheduler")
     if isinstance(schedule, LRScheduler) and (given or not isinstance(schedule, LambdaDecay)):
         schedule.state_keys()
@@ -38,30 +39,77 @@ def check_loadable(optimizer, state_dict):
                 f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'. "
                 f"Received: a state without {missing}"
             )
-    prefix = f"{optimizer._name}_" if optimizer._name else ""
-    for param in parameters_of(optimizer):
-        for state_name in (*optimizer.state_kinds(param), COUNTER):
-            key = f"{param.name}_{prefix}{state_name}_0"
-            if not isinstance(state_dict.get(key, _ANY), (paddle.Tensor, np.ndarray)):
-                raise TypeError(f"`state_dict` must hold Tensors. Received: {state_dict[key]!r} as '{key}'")
-    for values in optimizer._accumulators.values():
-        for value in values.values() if paddle.in_dynamic_mode() else ():
-            found = state_dict.get(value.name)
-            if found is None:
+    if paddle.in_dynamic_mode():
+        prefix = f"{optimizer._name}_" if optimizer._name else ""
+        _check_live(optimizer, state_dict, prefix)
+        _check_waiting(optimizer, state_dict, prefix)
+
+
+def _check_live(optimizer, state_dict, prefix):
+    """Raise TypeError or ValueError if the state lacks a tensor that the optimizer has, or has another form of it."""
+    for name, values in optimizer._accumulators.items():
+        for value in values.values():
+            if value.name not in state_dict:
                 raise ValueError(f"`state_dict` lacks what the optimizer has. Received: no '{value.name}'")
-            if _form(found) != _form(value):
-                raise ValueError(
-                    f"`state_dict` is of another optimizer or model: '{value.name}' must be {_form(value)}. "
-                    f"Received: {_form(found)}"
-                )
+            form = _form(value.dtype, value.shape)
+            _check_state(value.name, state_dict[value.name], form, name[len(prefix) :] in COUNTERS)
 
 
-def _form(value):
-    return f"{str(value.dtype).rpartition('.')[2]} of shape {list(value.shape)}"
+def _check_waiting(optimizer, state_dict, prefix):
+    """Raise if what waits for a parameter's first update is incomplete, malformed, or of other parameters."""
+    masters = state_dict.get("master_weights", {})
+    left = set(state_dict) - {"master_weights", "LR_Scheduler"}
+    known, missing = {value.name for values in optimizer._accumulators.values() for value in values.values()}, []
+    for param in parameters_of(optimizer):
+        if param.name in optimizer._already_create_accumulator:
+            continue
+        master = masters.get(param.name) if optimizer._has_master(param) else param
+        owner = getattr(master, "name", f"{param.name}_fp32_master_0")
+        layout = {f"{owner}_{prefix}{name}_0": (name, form) for name, form in optimizer.state_layout(param).items()}
+        given = layout.keys() & left
+        for key in given:
+            name, form = layout[key]
+            _check_state(key, state_dict[key], _form(*form), name in COUNTERS)
+        lacking = sorted(layout.keys() - given) + [f"master_weights of {param.name}"] * (master is None)
+        if given and lacking:
+            raise ValueError(
+                "`state_dict` must have all state of a parameter or none: build the optimizer with the options of the "
+                f"saved one. Received: no {lacking} beside '{min(given)}'"
+            )
+        if not given and not param.stop_gradient:
+            missing.append(param.name)
+        known |= given
+    names = tuple(f"{name}_" for name in optimizer._structured)  # parameters of the model that are not trained here
+    unknown = sorted(key for key in left - known if not (names and key.startswith(names)))
+    if unknown and (missing or not left & known):
+        raise ValueError(
+            "`state_dict` is of other parameters: rebuild the model under `paddle.utils.unique_name.guard()`, which "
+            "gives its parameters the saved names, and the optimizer with the same `name`; or take the entries of "
+            f"parameters that are gone out of it. Received: {len(unknown)} unknown entries such as {unknown[:2]}, and "
+            f"nothing for {len(missing)} trainable parameters such as {missing[:2]}"
+        )
 
 
-class ShardedStateMixin:
-    """What `paddle.distributed.save_state_dict` asks of an optimizer."""
+def _check_state(key, found, form, counts):
+    """Raise TypeError or ValueError if a state has another form, or is a counter of less than no steps."""
+    if not isinstance(found, (paddle.Tensor, np.ndarray)):
+        raise TypeError(f"`state_dict` must hold Tensors. Received: {found!r:.80} as '{key}'")
+    if _form(found.dtype, found.shape) != form:
+        raise ValueError(
+            f"`state_dict` is of another optimizer or model: '{key}' must be {form}. "
+            f"Received: {_form(found.dtype, found.shape)}"
+        )
+    count = np.asarray(found if counts else 0.0, "float64")
+    if not np.all(np.isfinite(count) & (count >= 0.0)):
+        raise ValueError(f"'{key}' of `state_dict` must be a finite number from 0 on. Received: {count.tolist()}")
+
+
+def _form(dtype, shape):
+    return f"{str(dtype).rpartition('.')[2]} of shape {list(shape)}"
+
+
+class ShardedStateMixin(_Base):
+    """What `paddle.distributed.save_state_dict` asks of an optimizer, and where a state that was loaded goes."""
 
     def sharded_state_dict(self, model_sharded_state_dict, pieces=None):
         """Return key -> ShardedWeight of all state and masters; what is not there yet is created, to be loaded into.
@@ -79,7 +127,20 @@ class ShardedStateMixin:
         return _sharded_state(self, model_sharded_state_dict, pieces)
 
     _parameter_list: Any
+    _accumulators_holder: dict
     counts_steps = True  # whether the state under `COUNTER` is a number of steps
+
+    def _add_accumulator(self, name, param, *args, **kwargs):
+        held = self._accumulators_holder
+        if not held or not paddle.in_dynamic_mode():
+            return super()._add_accumulator(name, param, *args, **kwargs)
+        if f"{param.name}_{f'{self._name}_' if self._name else ''}{name}_0" not in held:
+            self._accumulators_holder = {}  # it had no gradient before that was saved: it begins anew
+        try:
+            with paddle.utils.unique_name.guard():  # so that Paddle looks for the names that the first optimizer had
+                return super()._add_accumulator(name, param, *args, **kwargs)
+        finally:
+            self._accumulators_holder = held
 
     def state_layout(self, param):
         """Return state name -> (dtype, shape) in which a parameter's state is stored."""

@@ -27,6 +27,8 @@ __all__ = ["FusedMixin", "FusedRule", "check_fused", "layer_rates"]
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 _Tensor = paddle.base.core.eager.Tensor
 _flags = paddle.base.core.globals()  # `paddle.get_flags` takes 7 us for one
+_FLOATS = {*TYPES, paddle.float64}
+_COMPLEX = {paddle.complex64, paddle.complex128}
 _SMALLEST = float(np.finfo("float32").tiny)
 _warned: set = set()
 
@@ -91,14 +93,10 @@ class FusedMixin(_Base):
             TypeError, ValueError: it is no state of this optimizer. Nothing is changed by then.
         """
         check_loadable(self, state_dict)
-        self.forget()
+        self._plan = None
         super().set_state_dict(state_dict)
 
     load_state_dict = set_state_dict
-
-    def forget(self):
-        """Drop what was derived from the state, which was changed from outside."""
-        self._plan = None
 
     def set_lr(self, value):
         """Set the rate; not where it is a scheduler's.
@@ -136,6 +134,7 @@ class FusedMixin(_Base):
         params = [update.param for update in updates]
         if self._plan is None or not self._plan.holds(params):
             self._plan = Plan(self, params)
+        self._count_steps(self._plan)
         chosen, rest = [], []
         for update in updates:
             grad, why = _readable(update.grad, update.param)
@@ -167,6 +166,9 @@ class FusedMixin(_Base):
         records["held"][:, kernels.PLACES["grad"]] = [held_bytes(update.grad) for update in updates]
         self._call(records, [update.param for update in updates])
 
+    def _count_steps(self, plan):
+        """Count this step, of which the plan holds, if the optimizer counts for all parameters together."""
+
     def _call(self, records, params):
         kernels.step(records)
         if self._bumps_version:
@@ -192,6 +194,8 @@ class FusedMixin(_Base):
                     f"{type(self).__name__} needs dense gradients: build the embedding with sparse=False. "
                     f"Received: a sparse gradient of '{param.name}'"
                 )
+            if paddle.in_dynamic_mode():
+                _check_real(param, grad)
         done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
         if self._waiting is not None:
             self._groups_left -= 1
@@ -275,6 +279,7 @@ class FusedMixin(_Base):
         if not moving.any():
             return True
         options = self.fused_options()
+        self._count_steps(plan)
         plan.refresh(options)
         self._create_global_learning_rate()
         records, params = plan.records[plan.rows], seen.params
@@ -350,10 +355,22 @@ def _readable(grad, param):
         return None, "the gradient is sparse"
     if math.prod(grad.shape) != math.prod(param.shape):
         return None, f"the gradient has shape {list(grad.shape)}"
+    if not param.is_contiguous():  # transposed in place, for one
+        return None, "it is not contiguous"
     if not grad.is_contiguous():
         grad = grad.contiguous()
     why = why_not(grad)
     return (grad, None) if why is None else (None, f"of the gradient: {why}")
+
+
+def _check_real(param, grad):
+    """Raise TypeError if a parameter is no floating-point tensor, or its gradient complex."""
+    if param.dtype not in _FLOATS or grad.dtype in _COMPLEX:
+        raise TypeError(
+            "Parameters must be floating-point tensors with real gradients: freeze other parameters, and split complex "
+            f"ones into real and imaginary parts. Received: '{param.name}' of type {param.dtype} with a gradient of "
+            f"type {grad.dtype}"
+        )
 
 
 def _warn_once(message):

@@ -1,6 +1,7 @@
 """What the C library is told of an optimizer's parameters, and what shows whether it still holds."""
 
 import math
+import operator
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -38,7 +39,8 @@ class Seen(NamedTuple):
     held: list  # bytes that are allocated for each of the gradients
     weights: list  # addresses of the parameters
     factors: list  # of the parameters' own `optimize_attr`
-    sizes: set  # bytes of an element of a gradient
+    sizes: list  # bytes of an element of each parameter
+    types: list  # of the gradients
 
     @classmethod
     def of(cls, every):
@@ -46,8 +48,8 @@ class Seen(NamedTuple):
 
         One loop asks all of one tensor while it is in the cache: of 10,000 tensors that is most of a step's time.
         """
-        seen = cls([], [], [], [], [], [], [], [], set())
-        frozen, live, params, grads, addresses, held, weights, factors, sizes = seen
+        seen = cls(*([] for _ in cls._fields))
+        frozen, live, params, grads, addresses, held, weights, factors, sizes, types = seen
         try:
             for i, param in enumerate(every):
                 idle = param.stop_gradient
@@ -62,7 +64,9 @@ class Seen(NamedTuple):
                     continue
                 if address is None or weight is None:  # it is sparse; it was cleared
                     return None
-                if param.is_dist() or not grad.is_same_shape(param) or not grad.is_contiguous():
+                if param.is_dist() or not (
+                    grad.is_same_shape(param) and grad.is_contiguous() and param.is_contiguous()
+                ):
                     return None
                 get = settings.get
                 if not (get("regularizer") is get("main_grad") is get("_need_shard_auto") is None):
@@ -74,7 +78,8 @@ class Seen(NamedTuple):
                 held.append(grad._holder_size() - grad._offset())
                 weights.append(weight)
                 factors.append(settings["optimize_attr"]["learning_rate"])
-                sizes.add(grad.element_size())
+                sizes.append(param.element_size())
+                types.append(grad.dtype)
         except (AttributeError, KeyError, TypeError):  # no parameters of Paddle's layers
             return None
         return seen if live and set(map(type, factors)) <= {int, float} else None
@@ -99,6 +104,7 @@ class Plan:
         wanted = updated | optimizer._already_create_accumulator
         self._masters: list = []  # all tensors that are pointed to, gradients and the parameters themselves aside
         self._states: list = []
+        self._held = _held(optimizer)
         self._checked = 0  # the first of the states to be checked next
         records = []
         for name, param in known.items():
@@ -115,13 +121,16 @@ class Plan:
         self.records = np.concatenate(records) if records else np.zeros(0, kernels.TENSOR)
         # views, unlike `detach`, keep the shape, and the memory, which nothing else can be given while they are there
         self._kept, self._as_planned = ([_view(tensor) for tensor in held] for held in (self._states, self.params))
+        self._sizes = list(map(_Tensor.element_size, self.params))
         self._addresses = [_addresses(tensors) for tensors in (self.params, self._masters, self._states)]
+        self._versions = _versions(self._masters), _versions(self._states)
         self._rule = None
         self._decayed = None
         self.live: Any = None  # which parameters had a gradient in the last plain step, by number
         self.rows: Any = None  # their rows in `records`
-        self.all_float32 = False  # whether they are
-        self._shapes: list = []  # tensors of the shapes that they had when the plan was made
+        self._live: Any = None  # what they had when the plan was made: addresses, element sizes, tensors of the shapes
+        self._types: list = []  # of these parameters
+        self._codes: Any = None  # the same as the library has them
 
     # ---- whether it still holds
 
@@ -134,26 +143,30 @@ class Plan:
         return self.parameter_list is self.optimizer._parameter_list and self.is_current()
 
     def is_current(self, seen=None):
-        """Say whether memory is where it was: that of all weights, and of some states, others the next time.
+        """Return whether no parameter or state has moved, was replaced or changed its shape, strides or type.
 
-        Nothing in Paddle moves the state of a running optimizer in a process of its own. Should something do so, it is
-        seen within some steps, and until then the library writes into memory that `_kept` holds on to. Whoever puts
-        other tensors in the place of an optimizer's states calls its `forget`.
+        Of a large model's states some are looked at in each step, the others in the next ones, except for whether they
+        were replaced. Until a move is seen, the library writes into memory that `_kept` holds on to.
 
         Args:
             seen (Seen, optional): what was read of the parameters of `rows`; the others are not asked for then.
         """
         params, masters, states = self._addresses
         if seen is None:
-            held = np.array_equal(_addresses(self.params), params)
-            held &= all(map(_Tensor.is_same_shape, self.params, self._as_planned))
+            now, sizes = self.params, list(map(_Tensor.element_size, self.params))
+            held = _addresses(now) == params and sizes == self._sizes and _same_shapes(now, self._as_planned)
         else:
-            held = np.array_equal(np.array(seen.weights, "u8"), params[self.rows])
-            held &= all(map(_Tensor.is_same_shape, seen.params, self._shapes))
+            addresses, sizes, shapes = self._live
+            held = seen.weights == addresses and seen.sizes == sizes and _same_shapes(seen.params, shapes)
         part = slice(self._checked, self._checked + _CHECKED)
         self._checked = part.stop if part.stop < len(self._states) else 0
-        held &= np.array_equal(_addresses(self._states[part]), states[part])
-        return held and np.array_equal(_addresses(self._masters), masters)
+        some, versions = self._states[part], self._versions
+        return (
+            held
+            and _same_objects(self._held, _held(self.optimizer))
+            and (_addresses(self._masters), _addresses(some)) == (masters, states[part])
+            and (_versions(self._masters), _versions(some)) == (versions[0], versions[1][part])
+        )
 
     def follow(self, seen):
         """Take the parameters that were seen for those of the plain steps to come; say whether it knows all of them."""
@@ -161,8 +174,9 @@ class Plan:
             return False
         rows = [self.index[param.name] for param in seen.params]
         self.live, self.rows = seen.live, np.array(rows)
-        self._shapes = [self._as_planned[row] for row in rows]
-        self.all_float32 = all(param.dtype == paddle.float32 for param in seen.params)
+        self._live = [[given[row] for row in rows] for given in (self._addresses[0], self._sizes, self._as_planned)]
+        self._types = [param.dtype for param in seen.params]
+        self._codes = np.array([TYPES[kind] for kind in self._types])
         return True
 
     # ---- what stays from step to step
@@ -194,6 +208,8 @@ class Plan:
                 tensors[i] = state[known[0]]
         for place, tensor in tensors.items():
             why = why_not(tensor)
+            if why is None and tensor is not param and not tensor.is_contiguous():
+                why = "its state is not contiguous"
             if why is None and place not in ("param", "copy", 2) and tensor.dtype != paddle.float32:
                 why = f"its state is of type {tensor.dtype}"
             if why is not None:
@@ -247,9 +263,9 @@ class Plan:
 
     def grad_types(self, seen):
         """Return the type of each gradient, None if one cannot be read."""
-        if self.all_float32:  # which their gradients then are, or twice as long or half
-            return 0 if seen.sizes == {4} else None
-        types = [TYPES.get(grad.dtype) for grad in seen.grads]
+        if seen.types == self._types:  # compared by identity first: to look one up takes ten times as long
+            return self._codes
+        types = list(map(TYPES.get, seen.types))
         return None if None in types else types
 
 
@@ -259,8 +275,27 @@ def _view(tensor):
 
 
 def _addresses(tensors):
-    """Return the addresses of tensors."""
-    return np.array([address or 0 for address in map(_Tensor.data_ptr, tensors)], "u8")  # None of a cleared one
+    return list(map(_Tensor.data_ptr, tensors))  # None of a cleared one
+
+
+def _versions(tensors):
+    """Return how often Paddle has changed each tensor in place: its values, or its shape, strides or type."""
+    return list(map(_Tensor._inplace_version, tensors))
+
+
+def _same_shapes(tensors, others):
+    return all(map(_Tensor.is_same_shape, tensors, others))
+
+
+def _held(optimizer):
+    """Return the tensors of all states and masters."""
+    return [list(held.values()) for held in (*optimizer._accumulators.values(), optimizer._master_weights)]
+
+
+def _same_objects(one, other):
+    """Return whether two lists of lists hold the same objects."""
+    same = [len(held) for held in one] == [len(held) for held in other]
+    return same and all(all(map(operator.is_, *pair)) for pair in zip(one, other))
 
 
 def held_bytes(tensor):
@@ -269,13 +304,11 @@ def held_bytes(tensor):
 
 
 def why_not(tensor):
-    """Return why the C library cannot work on a tensor, None if it can."""
+    """Return why the C library cannot work on a tensor even if it is contiguous, None if it can."""
     if tensor.is_dist():
         return "it is a DistTensor"  # of a global shape, of which this process may have a part
     if tensor.data_ptr() is None:
         return "its memory was given back"
     if tensor.dtype not in TYPES:
         return f"the type is {tensor.dtype}"
-    if not tensor.place.is_cpu_place():
-        return f"it is on {tensor.place}"
-    return None if tensor.is_contiguous() else "it is not contiguous"
+    return None if tensor.place.is_cpu_place() else f"it is on {tensor.place}"

@@ -13,6 +13,7 @@ import warnings
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
+from .. import kernels
 from ..arguments import checked_bool, checked_number
 from ..hooks import flatten_groups, is_listed, layerwise_lr_decay
 from ._factored import square_sum
@@ -206,7 +207,6 @@ class AdamWeightDecay(RuleOptimizer):
             "exclude_from_weight_decay": _compiled(exclude_from_weight_decay, "exclude_from_weight_decay"),
         }
         self._number_of_this_step = None  # within a step, once it is known
-        self._steps_taken = None  # once a step was taken: how many, so that the next need not ask all counters
         self._in_step = False
         objects = {  # what JSON cannot hold, or only one process understands: `from_config` is given it again
             "grad_clip": grad_clip,
@@ -337,9 +337,6 @@ class AdamWeightDecay(RuleOptimizer):
         self._in_step = True
         try:
             yield
-        except BaseException:
-            self._steps_taken = None
-            raise
         finally:
             if outermost:
                 self._in_step, self._number_of_this_step = False, None
@@ -348,37 +345,35 @@ class AdamWeightDecay(RuleOptimizer):
         """Return 1 + the largest count of any parameter before this step."""
         if not paddle.in_dynamic_mode():  # a graph updates all its parameters or none: they count alike
             return step + 1.0
-        self._steps_taken = self._this_step()
-        return paddle.full([], self._steps_taken, step.dtype)
+        return paddle.full([], self._this_step(), step.dtype)
 
-    def _call(self, records, params):
-        super()._call(records, params)
-        self._steps_taken = self._this_step()
+    def _count_steps(self, plan):
+        if self._number_of_this_step is None and len(plan.records) == len(self._counters()):
+            taken = max(kernels.largest_step(plan.records), _largest(self._loaded_counters()))
+            self._number_of_this_step = taken + 1.0
 
     def _this_step(self):
         """Return the number of the running step, from 1."""
         if self._number_of_this_step is None:
-            taken = self._steps_taken
-            self._number_of_this_step = (max(map(float, self._counts())) if taken is None else taken) + 1.0
+            self._number_of_this_step = self._steps_taken() + 1.0
         return self._number_of_this_step
-
-    def forget(self):
-        """Drop what was derived from the state, which was changed from outside."""
-        self._steps_taken = None
-        super().forget()
 
     def fixed_options(self):
         """Return the arguments that change the rule and that no parameter group overrides."""
         return {"amsgrad": self.amsgrad, "decay": self.decay}
 
-    def _counts(self):
-        """Return the counter of every parameter, those loaded for parameters that had no gradient since included."""
+    def _steps_taken(self):
+        """Return the largest count of any parameter."""
+        return _largest([*self._counters(), *self._loaded_counters()])
+
+    def _counters(self):
         prefix = f"{self._name}_" if self._name else ""
-        live = list(self._accumulators.get(prefix + STEP, {}).values())
-        known = {counter.name for counter in live}
-        loaded = [v for k, v in self._accumulators_holder.items() if prefix + STEP in k and k not in known]
-        counts = live + [paddle.assign(count).reshape([]) for count in loaded]
-        return [count.astype("float32").reshape([]) for count in counts]
+        return self._accumulators.get(prefix + STEP, {}).values()
+
+    def _loaded_counters(self):
+        """Return the counters that were loaded for parameters that had no gradient since."""
+        prefix, live = f"{self._name}_" if self._name else "", {counter.name for counter in self._counters()}
+        return [value for key, value in self._accumulators_holder.items() if prefix + STEP in key and key not in live]
 
     def rate_divisor(self, ahead=0):
         """Return what `decay` divides the rate by.
@@ -386,7 +381,7 @@ class AdamWeightDecay(RuleOptimizer):
         Args:
             ahead (int): steps between now and the step that is asked about; 0 is the next one.
         """
-        return 1.0 + self.decay * (max(map(float, self._counts()), default=0.0) + ahead) if self.decay else 1.0
+        return 1.0 + self.decay * (self._steps_taken() + ahead) if self.decay else 1.0
 
     # ---- configuration
 
@@ -426,6 +421,12 @@ class AdamWeightDecay(RuleOptimizer):
                 f"Received: {', '.join(arguments) or 'nothing'}"
             )
         return cls(**{**config, **arguments})
+
+
+def _largest(counters):
+    """Return the largest of counters of one element each, 0 if there are none."""
+    counts = [paddle.assign(counter).astype("float32").reshape([1]) for counter in counters]
+    return float(paddle.concat(counts).max()) if counts else 0.0
 
 
 def _one_of(argument, value, default, alias, other):

@@ -247,7 +247,10 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
     def _create_param_lr(self, param_and_grad):
         if self._lr_ratio is not None:  # the kernel multiplies, which saves an operation a parameter
             return AdamW._create_param_lr(self, param_and_grad)
-        return super()._create_param_lr(param_and_grad)
+        lr, dtype = super()._create_param_lr(param_and_grad), param_and_grad[0].dtype
+        if paddle.in_dynamic_mode() and paddle.float64 in (lr.dtype, dtype) and dtype not in _LOW_PRECISION:
+            return lr.astype(dtype)  # it has the type of the first parameter, and Paddle's kernel needs this one's
+        return lr
 
     def _append_optimize_op(self, block, param_and_grad):
         if self._collected is None:
@@ -273,7 +276,9 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
     def _update_by_paddle(self, block, param_and_grad):
         if isinstance(param_and_grad, dict):
             param_and_grad = self._update_param_group(param_and_grad)
-        param, decay = param_and_grad[0], float(self._weight_decay)
+        (param, grad), decay = param_and_grad, float(self._weight_decay)
+        if paddle.in_dynamic_mode() and grad.dtype != param.dtype and param.dtype not in _LOW_PRECISION:
+            param_and_grad = param, grad.astype(param.dtype)  # Paddle's kernel takes no other type
         decayed = self.is_decayed(param)
         if paddle.in_dynamic_mode() and param.dtype in _LOW_PRECISION and param.place.is_cpu_place():
             return self._low_precision_step(param, param_and_grad[1], decay if decayed else 0.0)

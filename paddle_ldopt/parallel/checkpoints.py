@@ -156,7 +156,6 @@ def load_checkpoint(folder, network, optimizer, rename=None, *, changed=()):
     files = getattr(sys.modules[dist.load_state_dict.__module__], "PATH_TO_CHECKPOINT_FILES", {})
     files.pop(os.fspath(folder), None)
     dist.load_state_dict(state, os.fspath(folder))
-    unwrap(optimizer).forget()
     if schedule is not None:
         unwrap(optimizer)._learning_rate.set_state_dict(schedule)
 

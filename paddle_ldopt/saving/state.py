@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 
 from ..hooks import check_wrapper_state, parameters_of, topology, unwrap, unwrap_model
-from ..optimizers._checkpoint import COUNTER, ShardedStateMixin, create_state
+from ..optimizers._checkpoint import COUNTER, COUNTERS, ShardedStateMixin, create_state
 from ..optimizers.lamb import GLOBAL_STEP
 from .record import some
 
@@ -26,7 +26,6 @@ __all__ = [
 ]
 
 MASTER = "master"  # the float32 value of a parameter of lower precision
-_COUNTERS = (COUNTER, "beta2_pow_acc", GLOBAL_STEP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +203,7 @@ def check_state(optimizer, states, names, optional=()):
                     f"'{name}.{key}' must be {layout[key][0]} {list(layout[key][1])}: build the same model, and the "
                     f"optimizer with the same options. Received: {dtype} {list(values.shape)}"
                 )
-            if key in _COUNTERS and not (np.isfinite(values).all() and (values >= 0).all()):
+            if key in COUNTERS and not (np.isfinite(values).all() and (values >= 0).all()):
                 raise ValueError(
                     f"'{name}.{key}' must be a finite number from 0 on. Received: {values.reshape(-1).tolist()}"
                 )
@@ -231,7 +230,6 @@ def set_state(optimizer, states):
                     paddle.assign(param.astype("float32"), tensor)
                 else:
                     paddle.assign(paddle.full_like(tensor, optimizer.initial_state(param, name)), tensor)
-    optimizer.forget()
 
 
 def _dtype(dtype):

@@ -107,7 +107,7 @@ static void divide(const struct tensor *tensors, int64_t n, int64_t most, struct
         plan->own_bytes = larger(plan->own_bytes, scratch_bytes(&w));
     }
     plan->starts[plan->runs] = n;
-    plan->own_bytes = (plan->own_bytes + 63) / 64 * 64;
+    plan->own_bytes = (plan->own_bytes + 63) / 64 * 64 + (int64_t)sizeof(struct stage);
     plan->shared_bytes = (plan->shared_bytes + 63) / 64 * 64;
 }
 
@@ -143,21 +143,25 @@ static void step_together(const struct tensor *t, struct work *w, void *scratch,
     }
 }
 
+/* Return the first address from `memory` on that is aligned to a cache line. */
+static char *aligned(char *memory) { return memory + (64 - (uintptr_t)memory % 64) % 64; }
+
 static void run(const struct tensor *tensors, int threads, const struct plan *plan, char *scratch)
 {
     struct work together;
 #pragma omp parallel num_threads(threads)
     {
-        struct stage stage;
         char *own = scratch + plan->shared_bytes + omp_get_thread_num() * plan->own_bytes;
+        struct stage *stage = (struct stage *)own; /* not on the stack, which OMP_STACKSIZE may make too small */
+        own += sizeof *stage;
         unsigned long mode = get_mode();
         set_mode(mode | FLUSH);
         for (int64_t i = 0; i < plan->shared; i++)
-            step_together(&tensors[plan->order[i]], &together, scratch, &stage);
+            step_together(&tensors[plan->order[i]], &together, scratch, stage);
 #pragma omp for schedule(dynamic) nowait
         for (int64_t r = 0; r < plan->runs; r++)
             for (int64_t i = plan->starts[r]; i < plan->starts[r + 1]; i++)
-                step_alone(&tensors[plan->order[i]], own, &stage);
+                step_alone(&tensors[plan->order[i]], own, stage);
         set_mode(mode);
     }
 }
@@ -175,6 +179,7 @@ EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n, int thre
 {
     int64_t size = 0, *first;
     double *sums, total = 0;
+    struct stage *stages;
     if (ldopt_outside(tensors, n) >= 0) return -2;
     first = malloc(((size_t)n + 1) * sizeof *first);
     if (!first) return -1;
@@ -183,14 +188,18 @@ EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n, int thre
         size += elements(&tensors[i]);
         first[i + 1] = first[i] + norm_tiles(&tensors[i]);
     }
+    threads = team(size, threads);
     sums = malloc((size_t)first[n] * sizeof *sums + 1);
-    if (!sums) {
+    stages = malloc((size_t)threads * sizeof *stages);
+    if (!sums || !stages) {
+        free(stages);
+        free(sums);
         free(first);
         return -1;
     }
-#pragma omp parallel num_threads(team(size, threads))
+#pragma omp parallel num_threads(threads)
     {
-        struct stage stage;
+        struct stage *stage = &stages[omp_get_thread_num()];
         unsigned long mode = get_mode();
         set_mode(mode | FLUSH);
 #pragma omp for schedule(dynamic, 16) nowait
@@ -203,11 +212,12 @@ EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n, int thre
                 else
                     high = middle;
             }
-            sums[k] = norm_tile(&tensors[low], k - first[low], &stage);
+            sums[k] = norm_tile(&tensors[low], k - first[low], stage);
         }
         set_mode(mode);
     }
     for (int64_t k = 0; k < first[n]; k++) total += sums[k];
+    free(stages);
     free(sums);
     free(first);
     return total;
@@ -234,11 +244,19 @@ EXPORT int ldopt_step(const struct tensor *tensors, int64_t n, int threads)
         scratch = malloc((size_t)(plan.shared_bytes + threads * plan.own_bytes) + 64);
         failed = !scratch;
     }
-    if (!failed) run(tensors, threads, &plan, scratch);
+    if (!failed) run(tensors, threads, &plan, aligned(scratch));
     free(scratch);
     free(plan.starts);
     free(plan.order);
     return failed;
+}
+
+/* Return the largest of the tensors' step counters, 0 if there are none. */
+EXPORT double ldopt_largest_step(const struct tensor *tensors, int64_t n)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < n; i++) largest = *tensors[i].step > largest ? *tensors[i].step : largest;
+    return largest;
 }
 
 #ifndef LDOPT_SOURCES
