@@ -265,7 +265,7 @@ def _check_options(there, here, changed):
         )
     found = {name: value for name, value in differences(there, here).items() if name not in changed}
     if found:
-        shown = [f"{name}={now!r} (in the file {was!r}) of {where}" for name, (was, now, where) in found.items()]
+        shown = [f"{value}={now!r} (in the file {was!r}) of {where}" for value, was, now, where in found.values()]
         raise ValueError(
             f"The file is of an optimizer with other options. If that is meant, give changed={sorted(found)}. "
             f"Received: {', '.join(shown)}"

@@ -123,7 +123,7 @@ def option_names(record):
 
 
 def differences(there, here):
-    """Return {name of an option: (value in the file, value here, where)}: the first of each name.
+    """Return {name of an option: (name of the value, value in the file, value here, where)}: the first of each name.
 
     Args:
         there (dict): the record of a file, of the same parameters.
@@ -131,9 +131,9 @@ def differences(there, here):
     """
     found: dict = {}
 
-    def compare(name, was, now, where):
+    def compare(name, was, now, where, shown=None):
         if was != now:
-            found.setdefault(name, (was, now, where))
+            found.setdefault(name, (shown or name, was, now, where))
 
     for name, now in here["arguments"].items():
         compare(name, there["arguments"].get(name), now, "the optimizer")
@@ -142,10 +142,10 @@ def differences(there, here):
     both_constant = there["layerwise"]["constant"] and here["layerwise"]["constant"]
     for param, now in here["parameters"].items():
         was, where = there["parameters"][param], f"'{param}'"
-        compare("apply_decay_param_fun", was["decayed"], now["decayed"], where)
-        compare("layerwise_decay", was["multiplier"], now["multiplier"], where)
+        compare("apply_decay_param_fun", was["decayed"], now["decayed"], where, "decayed")
+        compare("layerwise_decay", was["multiplier"], now["multiplier"], where, "multiplier")
         if both_constant:
-            compare("layerwise_decay", was["ratio"], now["ratio"], where)
+            compare("layerwise_decay", was["ratio"], now["ratio"], where, "ratio")
         options = there["options"][was["options"]]
         for name, value in here["options"][now["options"]].items():
             compare(name, options.get(name), value, where)

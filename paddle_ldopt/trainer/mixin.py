@@ -157,10 +157,13 @@ class LdoptTrainerMixin(_Trainer):
         if name_of(self.args.save_strategy) != "no":
             self._agree(lambda: folders.check_writable(self.args.output_dir))
         self._resumed_from, self._rng_restored = checkpoint, False
-        if not any(isinstance(callback, _Events) for callback in self.callback_handler.callbacks):
-            self.add_callback(_Events(self))
-        with errors_of_readers():
-            return super().train(checkpoint, *args, **kwargs)
+        events = _Events(self)
+        self.callback_handler.callbacks.insert(0, events)  # who looks for the last callback finds the user's
+        try:
+            with errors_of_readers():
+                return super().train(checkpoint, *args, **kwargs)
+        finally:
+            self.callback_handler.pop_callback(events)
 
     def create_optimizer(self, lr_scheduler=None):
         """Return the Trainer's optimizer; make it, with the layer-wise rates, if there is none."""
@@ -445,8 +448,9 @@ class LdoptTrainerMixin(_Trainer):
         found = folders.last_checkpoint(self.args.output_dir)
         if found is None:
             raise ValueError(
-                "`resume_from_checkpoint` is True and there is no complete checkpoint to resume from. "
-                f"Received: output_dir={self.args.output_dir!r}"
+                f"No valid checkpoint found in output directory ({self.args.output_dir}): leave `resume_from_checkpoint` "
+                "out to begin a new training, or give the folder of a complete checkpoint. "
+                f"Received: resume_from_checkpoint=True, output_dir={self.args.output_dir!r}"
             )
         return found
 
