@@ -23,6 +23,7 @@ from .optimizers import (
     build_optimizer,
     check_passed_optimizer,
     check_passed_settings,
+    drop_frozen,
     freeze,
     hook_ratios,
     name_of,
@@ -187,6 +188,7 @@ class LdoptTrainerMixin(_Trainer):
             if layers is not None:
                 apply_layerwise_decay(self.optimizer, layers, rule)
         self._own_optimizer = unwrap(self.optimizer)
+        drop_frozen(self._own_optimizer)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps):
