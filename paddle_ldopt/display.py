@@ -408,8 +408,14 @@ def plot_schedule(path, first, series):
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
     return os.fspath(path)
+
+
+def _save(figure, path):
+    """Write a figure in the format of the path's ending. Pillow would open the path for reading too: no pipe lets it."""
+    with open(path, "wb") as file:
+        figure.savefig(file, format=os.path.splitext(path)[1][1:].lower(), dpi=150)
 
 
 def text_plot(first, series, width=72, height=12):
@@ -494,7 +500,7 @@ def plot_table(table, path):
     if len(towers) > 1:
         axes.legend()
     with matplotlib.rc_context({"svg.hashsalt": "paddle_ldopt"}):
-        figure.savefig(path, dpi=150)
+        _save(figure, path)
     return os.fspath(path)
 
 

@@ -108,7 +108,9 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
     if model != "bert":
         size = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     settings = {"max_steps": STEPS, "layerwise_lr_decay": 0.7, "logging_steps": 2, **size, **settings}
-    arguments = common.arguments(folder, **LAYOUTS.get(layout, {}), **settings, **(BFLOAT16 if layout == "split" else {}))
+    arguments = common.arguments(
+        folder, **LAYOUTS.get(layout, {}), **settings, **(BFLOAT16 if layout == "split" else {})
+    )
     if layout == "split":  # PaddleNLP asks for bfloat16 there, which Paddle cannot multiply on a CPU
         arguments.bf16, arguments.fp16_opt_level, arguments.amp_master_grad = False, "O1", False
     with paddle.utils.unique_name.guard(), contextlib.redirect_stdout(io.StringIO()) as out:

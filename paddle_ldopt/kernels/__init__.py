@@ -8,7 +8,6 @@ compiler, and `why_not()` says so.
 import ctypes
 import functools
 import math
-import os
 import pathlib
 import zlib
 

@@ -450,8 +450,8 @@ class LdoptTrainerMixin(_Trainer):
         found = folders.last_checkpoint(self.args.output_dir)
         if found is None:
             raise ValueError(
-                f"No valid checkpoint found in output directory ({self.args.output_dir}): leave `resume_from_checkpoint` "
-                "out to begin a new training, or give the folder of a complete checkpoint. "
+                f"No valid checkpoint found in output directory ({self.args.output_dir}): leave "
+                "`resume_from_checkpoint` out to begin a new training, or give the folder of a complete checkpoint. "
                 f"Received: resume_from_checkpoint=True, output_dir={self.args.output_dir!r}"
             )
         return found
