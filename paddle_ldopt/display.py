@@ -413,8 +413,8 @@ def plot_schedule(path, first, series):
 
 
 def _save(figure, path):
-    """Write a figure in the format of the path's ending. Pillow would open the path for reading too: no pipe lets it."""
-    with open(path, "wb") as file:
+    """Write a figure in the format that the path's ending names."""
+    with open(path, "wb") as file:  # Pillow would open it for reading too, which a pipe does not allow
         figure.savefig(file, format=os.path.splitext(path)[1][1:].lower(), dpi=150)
 
 
