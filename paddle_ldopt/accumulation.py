@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from .arguments import as_float, checked_state
+from .arguments import as_float, checked_bool, checked_number, checked_state, checked_steps
 from .hooks import is_listed, parameters_of, sharding_setting
 
 __all__ = ["GradientAccumulator"]
@@ -412,7 +412,8 @@ class GradientAccumulator:
             state_dict (dict): the state.
 
         Raises:
-            ValueError: a state that lacks something, or of another `reduction`. Nothing has changed by then.
+            ValueError: a state that lacks something, contradicts itself, or is of another `reduction`. Nothing has
+                changed by then.
         """
         checked_state(state_dict)
         missing = sorted(_STATE_KEYS - set(state_dict))
@@ -425,6 +426,7 @@ class GradientAccumulator:
                 "The state must be of an accumulator with the same `reduction`. Received: "
                 f"reduction={state_dict['reduction']!r} for reduction={self.reduction!r}"
             )
+        _check_state(state_dict)
         saved = state_dict["gradients"]
         self._sums = [_own(saved.get(str(place))) for place in range(state_dict["slots"])]
         self._names = None if state_dict["names"] is None else list(state_dict["names"])
@@ -445,6 +447,36 @@ _STATE_KEYS = {
     "synchronized",
     "gradients",
 }
+
+
+def _check_state(state):
+    """Raise unless the entries of a state have the right types and fit each other."""
+    slots, step = checked_steps(state["slots"], "slots"), checked_steps(state["step"], "step")
+    count = checked_steps(state["count"], "count", least=step)
+    checked_number(state["weight"], "weight")
+    synchronized = checked_bool(state["synchronized"], "synchronized")
+    names, received, sums = state["names"], state["received"], state["gradients"]
+    if count > step and not synchronized:
+        raise ValueError(f"`count` must be `step` before `synchronize`. Received: count={count}, step={step}")
+    for key, listed in (("received", received), ("names", received if names is None else names)):
+        if not isinstance(listed, (list, tuple)) or len(listed) != slots:
+            size = len(listed) if isinstance(listed, (list, tuple)) else type(listed).__name__
+            raise ValueError(f"`{key}` must be a list with an entry for each slot. Received: {key} of {size}, {slots=}")
+    if any(received) and not count:
+        raise ValueError("`count` must be at least 1 where gradients were received. Received: count=0")
+    places = {str(place): flag for place, flag in enumerate(received)}
+    if not isinstance(sums, dict) or not {place for place, flag in places.items() if flag} <= set(sums) <= set(places):
+        keys = sorted(map(str, sums))[:8] if isinstance(sums, dict) else type(sums).__name__
+        raise ValueError(
+            "`gradients` must be a dict with the sum of each slot that received a gradient, under the slot's number. "
+            f"Received: gradients of {keys}, {slots=}"
+        )
+    for place, total in sums.items():
+        if str(getattr(total, "dtype", None)).rpartition(".")[2] not in ("float32", "float64"):
+            raise ValueError(
+                "`gradients` must be Tensors or arrays of float32 or float64. "
+                f"Received: {type(total).__name__} of dtype={getattr(total, 'dtype', None)} at {place}"
+            )
 
 
 def _trainable(model):

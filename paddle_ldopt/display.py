@@ -451,7 +451,7 @@ def plot_schedule(path, first, series):
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     name_lines(axes)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
     return os.fspath(path)
 
 
@@ -461,6 +461,12 @@ def name_lines(axes):
     legend = axes.legend(lines, ["-"] * len(lines))
     for text, line in zip(legend.get_texts(), lines):
         text.set(text=line.get_label(), parse_math=False)
+
+
+def _save(figure, path):
+    """Write a figure in the format that the path's ending names."""
+    with open(path, "wb") as file:  # Pillow would open it for reading too, which a pipe does not allow
+        figure.savefig(file, format=os.path.splitext(path)[1][1:].lower(), dpi=150)
 
 
 def text_plot(first, series, width=72, height=12):
@@ -545,7 +551,7 @@ def plot_table(table, path):
     if len(towers) > 1:
         name_lines(axes)
     with matplotlib.rc_context({"svg.hashsalt": "paddle_ldopt"}):
-        figure.savefig(path, dpi=150)
+        _save(figure, path)
     return os.fspath(path)
 
 

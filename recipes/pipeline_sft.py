@@ -121,7 +121,7 @@ def part_of(folder, done, rank):
 def last_step(args):
     """Return the step of the last complete checkpoint, 0 if the run begins."""
     ranks = range(dist.get_world_size())
-    paths = glob.glob(os.path.join(args.output_dir, "checkpoint-*")) if args.output_dir else []
+    paths = glob.glob(os.path.join(glob.escape(args.output_dir), "checkpoint-*")) if args.output_dir else []
     steps = [int(path.rpartition("-")[2]) for path in paths]
     steps = [step for step in steps if all(os.path.exists(part_of(args.output_dir, step, rank)) for rank in ranks)]
     if bool(steps) != args.resume:

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paddle_ldopt.trainer import LdoptTrainerMixin, last_checkpoint
-from paddle_ldopt.trainer.folders import PARTIAL
+from paddle_ldopt.trainer.folders import PARTIAL, write_whole
 
 ARGUMENTS = "arguments.json"
 DATA = "data.json"
@@ -251,13 +251,6 @@ def write_json(folder, name, value):
     if paddle.distributed.get_rank() == 0:
         os.makedirs(folder, exist_ok=True)
         write_whole(os.path.join(folder, name), json.dumps(value, indent=1))
-
-
-def write_whole(path, text):
-    """Write a file, or leave the one that is there, whatever ends the process."""
-    with open(f"{path}.part", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(f"{path}.part", path)
 
 
 @contextlib.contextmanager

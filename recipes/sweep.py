@@ -30,10 +30,11 @@ from fine_tuning import check_least, option, parse_line, start
 from heat_map import heat_map
 from rich.console import Console
 from rich.table import Table
-from run_control import ARGUMENTS, DIVERGED, best_of, quiet, spread, take, write_json, write_whole
+from run_control import ARGUMENTS, DIVERGED, best_of, quiet, spread, take, write_json
 from text_sources import error, read_jsonl
 
 from paddle_ldopt.trainer import last_checkpoint
+from paddle_ldopt.trainer.folders import write_whole
 
 LOWER_IS_BETTER = ("loss", "perplexity")
 OURS = ("learning_rate", "layerwise_lr_decay", "seed", "output_dir", "resume_from_checkpoint")

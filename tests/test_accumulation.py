@@ -344,6 +344,41 @@ def test_bad_states_are_refused():
     assert accumulator.gradients[0].tolist() == [1.0]
 
 
+@pytest.mark.parametrize(
+    "spoilt, says",
+    [
+        (
+            {"received": [True]},
+            "`received` must be a list with an entry for each slot. Received: received of 1, slots=2",
+        ),
+        ({"received": None}, "received of NoneType"),
+        ({"names": ["a"]}, "`names` must .*Received: names of 1, slots=2"),
+        ({"slots": -1}, "`slots` must be at least 0. Received: slots=-1"),
+        ({"slots": 10**15}, "received of 2, slots=10"),
+        ({"step": -1}, "step=-1"),
+        ({"count": -3}, "`count` must be at least 1. Received: count=-3"),
+        ({"count": 7}, "`count` must be `step` before `synchronize`. Received: count=7, step=1"),
+        ({"step": 0, "count": 0}, "Received: count=0"),
+        ({"weight": -1.0}, "`weight` must be in .*Received: weight=-1.0"),
+        ({"weight": float("nan")}, "Received: weight=nan"),
+        ({"synchronized": 1}, "`synchronized` must be a bool"),
+        ({"gradients": {}}, r"`gradients` must be a dict .*Received: gradients of \[\], slots=2"),
+        ({"gradients": {"0": np.ones(1, "float32"), "2": np.ones(1, "float32")}}, r"gradients of \['0', '2'\]"),
+        ({"gradients": {"0": np.ones(1, "int32")}}, "dtype=int32 at 0"),
+        ({"gradients": {"0": [1.0]}}, "Received: list of dtype=None at 0"),
+    ],
+    ids=str,
+)
+def test_states_that_contradict_themselves_are_refused(spoilt, says):
+    accumulator = GradientAccumulator()
+    accumulator([tensor(1.0), None])
+    state = {**accumulator.state_dict(), **spoilt}
+    accumulator([tensor(2.0), None])
+    with pytest.raises((TypeError, ValueError), match=says):
+        accumulator.set_state_dict(state)
+    assert accumulator.gradients[0].tolist() == [3.0] and accumulator.step == 2
+
+
 # ---- errors
 
 

@@ -55,6 +55,42 @@ def changed(before, after):
     return {layer_of(name) for name in before if before[name].tobytes() != after[name].tobytes()}
 
 
+class Listener:
+    """Notes the names of all events; may raise at the first step's end."""
+
+    def __init__(self, error=None):
+        self.events, self.error = [], error
+
+    def __getattr__(self, name):
+        if not name.startswith("on_"):
+            raise AttributeError(name)
+
+        def note(*args, **kwargs):
+            self.events.append(name)
+            if name == "on_step_end" and self.error:
+                raise self.error
+
+        return note
+
+
+def test_events_and_callbacks_are_the_plain_trainers(tmp_path):
+    """As PaddleNLP's `test_event_flow` asks: the last callback but one is the user's, also after a failed training."""
+    settings = {"logging_steps": 3, "save_steps": 2, "eval_steps": 2, "evaluation_strategy": "steps"}
+    flows = []
+    for cls in (common.Trainer, common.LdoptTrainer):
+        listener = Listener()
+        trainer = common.trainer(tmp_path / cls.__name__, cls=cls, callbacks=[listener], **settings)
+        before = list(trainer.callback_handler.callbacks)
+        trainer.train()
+        assert trainer.callback_handler.callbacks == before and before[-2] is listener
+        flows.append(list(listener.events))
+        listener.error = RuntimeError("stopped")
+        with pytest.raises(RuntimeError, match="stopped"):
+            trainer.train()
+        assert trainer.callback_handler.callbacks == before
+    assert flows[0] == flows[1] and flows[0].count("on_epoch_begin") == 1
+
+
 # --- LayerLRCallback ---
 
 

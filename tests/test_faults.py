@@ -364,6 +364,8 @@ def test_the_order_in_which_checkpoints_go():
     saved = [f"a/checkpoint-{step}" for step in (100, 20, 3, 40, 60)]
     order = [int(folder.rpartition("-")[2]) for folder in folders.oldest_first(saved, 40, "a/checkpoint-3")]
     assert order == [60, 100, 20, 3, 40]
+    unknown = folders.oldest_first(saved, 0, "a/checkpoint-3")  # a step without a checkpoint: the newest is the last
+    assert [int(folder.rpartition("-")[2]) for folder in unknown] == [20, 40, 60, 3, 100]
     assert folders.oldest_first(["a/checkpoint-best", *saved], 40, None)[-1] == "a/checkpoint-40"
 
 

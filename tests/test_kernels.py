@@ -4,6 +4,7 @@ import concurrent.futures
 import multiprocessing
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -344,3 +345,10 @@ def test_a_library_of_other_sources_is_refused(monkeypatch):
     monkeypatch.setattr(kernels.zlib, "crc32", lambda sources: 1)
     with pytest.raises(OSError, match="belongs to another version of the package"):
         kernels.load(path)
+
+
+def test_the_library_is_found_in_a_folder_with_any_name(tmp_path):
+    shutil.copytree(PACKAGE / "kernels", tmp_path / "run[1]" / "kernels")
+    says = "import kernels; print(kernels.why_not() or kernels.__file__)"
+    done = subprocess.run([sys.executable, "-c", says], cwd=tmp_path / "run[1]", capture_output=True, text=True)
+    assert "run[1]" in done.stdout, done.stdout + done.stderr

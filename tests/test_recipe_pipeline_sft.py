@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pipeline_sft as recipe
@@ -59,6 +60,15 @@ def test_wrong_arguments(tmp_path):
     ]:
         result = run(*arguments)
         assert result.returncode == 2 and message in result.stderr
+
+
+def test_the_last_step_is_found_in_a_folder_with_any_name(tmp_path):
+    args = types.SimpleNamespace(output_dir=str(tmp_path / "run[1]"), resume=True)
+    for step in (4, 12):
+        path = pathlib.Path(recipe.part_of(args.output_dir, step, 0))
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert recipe.last_step(args) == 12
 
 
 def test_a_row_is_a_prompt_and_what_is_to_be_learnt():

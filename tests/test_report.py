@@ -358,6 +358,8 @@ def test_the_rates_after_the_last_log_are_kept(tmp_path):
 def test_only_the_main_process_writes(tmp_path):
     made, optimizer = begun(tmp_path / "run", main=False)
     log(made, optimizer, 1.0)
+    made.on_step_begin(None, state(1, main=False), None, optimizer=optimizer)
+    assert made._rates == [], "no list that grows for ever"
     made.on_train_end(None, state(1), None)
     assert made.write({}, {}) is None
     assert not (tmp_path / "run").exists()

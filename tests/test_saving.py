@@ -3,9 +3,11 @@
 import json
 import os
 import pickle
+import stat
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import paddle
@@ -14,7 +16,9 @@ import safetensors.paddle
 from saving_cases import CASES, Run, bits, refused, same, sealed, write_raw
 
 import paddle_ldopt as ldopt
+from paddle_ldopt.display import plot_schedule, write_schedule
 from paddle_ldopt.saving import container
+from paddle_ldopt.trainer.folders import write_whole
 
 HALF, ALL = 3, 6
 
@@ -310,8 +314,11 @@ WRONG = {
     "argument": ({"loss_scale": 2}, r"changed=\['loss_scale'\]"),
     "stored type": ({"compression": True}, r"changed=\['compression'\]"),
     "rate": ({"rate": 2e-3}, r"changed=\['learning_rate'\]"),
-    "ratios": ({"decay": 0.6}, r"changed=\['layerwise_decay'\]"),
-    "decayed": ({"apply_decay_param_fun": lambda name: False}, r"changed=\['apply_decay_param_fun'\]"),
+    "ratios": ({"decay": 0.6}, r"changed=\['layerwise_decay'\]. Received: ratio=0.21"),
+    "decayed": (
+        {"apply_decay_param_fun": lambda name: False},
+        r"changed=\['apply_decay_param_fun'\]. Received: decayed=False",
+    ),
     "clipping": ({"grad_clip": paddle.nn.ClipGradByNorm(1.0)}, r"changed=\['grad_clip'\]"),
     "schedule": ({"rate": paddle.optimizer.lr.StepDecay(1e-3, 2)}, r"changed=\['learning_rate', 'schedule'\]"),
 }
@@ -666,9 +673,35 @@ def test_what_is_no_file_changes_nothing(saved, tmp_path, victim):
     ):
         with refused("", kind, victim, place):
             ldopt.load_optimizer(place, victim.optimizer, victim.model)
-    with refused("a link would be replaced|A link would be replaced", ValueError, victim):
-        ldopt.save_optimizer(link, victim.optimizer, victim.model)
-    assert os.path.islink(link)
+    for place, says in ((link, "A link would be replaced"), (pipe, "a device, a pipe")):  # nothing of the system
+        before = os.lstat(place)
+        with refused(says, ValueError, victim):
+            ldopt.save_optimizer(place, victim.optimizer, victim.model)
+        assert os.lstat(place) == before
+
+
+WRITERS = {
+    "to_json": ("json", lambda path: ldopt.LdoptConfig().to_json(path)),
+    "to_yaml": ("yaml", lambda path: ldopt.LdoptConfig().to_yaml(path)),
+    "write_schedule": ("csv", lambda path: write_schedule(path, 0, {"head": [0.1, 0.2]})),
+    "plot_schedule": ("png", lambda path: plot_schedule(path, 0, {"head": [0.1, 0.2]})),
+    "plot": ("svg", lambda path: ldopt.LayerMap.from_model(Run("came").model).plot(path, 0.5)),
+    "write_whole": ("html", lambda path: write_whole(path, "all of it")),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_written_goes_through_links_and_pipes(name, tmp_path):
+    ending, write = WRITERS[name]
+    target, link, pipe = (str(tmp_path / f"{kind}.{ending}") for kind in ("target", "link", "pipe"))
+    os.symlink(target, link), os.mkfifo(pipe)
+    write(link)
+    assert os.path.islink(link) and os.path.getsize(target) > 0
+    with ThreadPoolExecutor() as pool:
+        reader = pool.submit(read, pipe)
+        write(pipe)
+        assert len(reader.result(20)) > 0 and stat.S_ISFIFO(os.lstat(pipe).st_mode)
+    assert sorted(os.listdir(tmp_path)) == sorted(map(os.path.basename, (target, link, pipe)))
 
 
 def test_no_pickle_is_ever_loaded_under_another_name(path, victim):

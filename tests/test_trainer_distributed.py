@@ -12,6 +12,7 @@ from distributed_launch import launch
 LAYOUTS = ["dp", "stage1"] if common.FORMERS else ["dp", "stage1", "pipeline"]
 SECOND = {"dp": "lamb", "stage1": "came", "pipeline": "lamb"}  # what is trained beside AdamWDL
 MODEL = {"dp": "bert", "stage1": "bert", "pipeline": "llama"}
+FROZEN = {"layerwise_freeze_below": 0.5}
 UNIFIED = {"unified_checkpoint": True}
 # Without effect on the model's output, so that its gradient is rounding noise, which CAME scales up to full steps.
 NOISE = "k_proj.bias"
@@ -74,6 +75,9 @@ def in_two_processes(layout, folder, alone):
         resumed = str(at / "unified" / "checkpoint-4")
         trainings["unified again"] = {**trainings["unified"], "save_steps": 100, "resume": resumed}
         trainings["unified, factored"] = {**base, "optim": "came", "save_steps": 4, **UNIFIED}
+    if layout == "stage1" and not common.FORMERS:
+        for optim in ("adamwdl", "adamw"):
+            trainings[f"split, frozen, {optim}"] = {**base, "layout": "split", "optim": optim, **FROZEN}
     names = list(trainings)
     gave = launch(
         trainer_ranks.in_ranks,
@@ -109,6 +113,17 @@ def test_the_weights_are_those_of_one_process(ranks, alone, training):
         check_equal(rank[training], one, 1e-6 if "dtype" in settings else 1e-5)  # Paddle adds norms up in float32
         assert rank[training]["ratios"].items() <= one["ratios"].items()
     assert {name for rank in gave for name in rank[training]["weights"]} == set(one["weights"])
+
+
+@pytest.mark.skipif(common.FORMERS, reason="PaddleNLP's argument")
+@pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
+def test_sharding_version_2_trains_with_frozen_layers(launched, alone, optim):
+    one = alone(f"frozen-{optim}", optim=optim, **FROZEN)
+    for rank in launched("stage1"):
+        several = rank[f"split, frozen, {optim}"]
+        check_equal(several, one, 1e-5)
+        frozen = "bert.embeddings.word_embeddings.weight"
+        np.testing.assert_array_equal(several["weights"][frozen], several["start"][frozen])
 
 
 def test_one_process_speaks(ranks, alone):

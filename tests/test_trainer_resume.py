@@ -392,7 +392,7 @@ def test_resume_from_the_last_complete_checkpoint(checkpoint, tmp_path):
     assert trainer.state.global_step == 4
     assert trainer._resolve(True) == str(checkpoint)
     shutil.rmtree(checkpoint)
-    with pytest.raises(ValueError, match="there is no complete checkpoint to resume from. Received: output_dir="):
+    with pytest.raises(ValueError, match="No valid checkpoint found in output directory .*Received: resume_from"):
         trainer_run.run(tmp_path, resume=True)
 
 
@@ -419,6 +419,16 @@ def test_states_of_generators_that_cannot_be_read(checkpoint, tmp_path, text):
     os.remove(checkpoint / FILES)  # which would tell
     with pytest.raises(ValueError, match=f"generators cannot be read.*{EPOCH_RNG}"):
         resume(checkpoint, tmp_path)
+
+
+def test_another_layout_is_refused_in_a_folder_with_any_name(saved, tmp_path):
+    folder = tmp_path / "run[1]" / "checkpoint-2"
+    shutil.copytree(saved, folder)
+    record = json.loads((folder / RECORD).read_text())
+    (folder / RECORD).write_text(json.dumps({**record, "layout": {**record["layout"], "sharding": 2}}))
+    os.remove(folder / FILES)
+    with pytest.raises(ValueError, match="saved in another layout, sharding 2"):
+        resume(folder, tmp_path)
 
 
 def test_a_missing_folder_is_left_to_the_trainer(tmp_path):

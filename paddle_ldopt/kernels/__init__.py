@@ -7,9 +7,7 @@ compiler, and `why_not()` says so.
 
 import ctypes
 import functools
-import glob
 import math
-import os
 import pathlib
 import zlib
 
@@ -30,6 +28,8 @@ __all__ = [
     "threads",
     "why_not",
 ]
+
+_FOLDER = pathlib.Path(__file__).absolute().parent
 
 
 def load(path):
@@ -52,19 +52,19 @@ def load(path):
 
 def _fits(checksum):
     """Say whether a library was built from the sources beside this file, if that can be known."""
-    paths = sorted(glob.glob(os.path.join(os.path.dirname(os.path.abspath(__file__)), "csrc", "*.[ch]")))
-    sources = b"".join(pathlib.Path(path).read_bytes() for path in paths)  # none of an installed wheel
+    paths = sorted(_FOLDER.glob("csrc/*.[ch]"))
+    sources = b"".join(path.read_bytes() for path in paths)  # none of an installed wheel
     return not sources or checksum in (0, zlib.crc32(sources))
 
 
 @functools.cache
 def _found():
     """Return (library, None) or (None, why there is none)."""
-    paths = sorted(glob.glob(os.path.join(os.path.dirname(os.path.abspath(__file__)), "libstep*.so")))
+    paths = sorted(_FOLDER.glob("libstep*.so"))
     if not paths:
         return None, "the C library was not built: install a C compiler, then paddle_ldopt again"
     try:
-        return load(paths[0]), None
+        return load(str(paths[0])), None
     except (OSError, AttributeError) as error:
         return None, f"the C library cannot be loaded: {error}"
 

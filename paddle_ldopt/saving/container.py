@@ -99,8 +99,9 @@ def _checked_target(path):
             f"A link would be replaced by the file: give the path it leads to. Received: path={path!r}, which leads to "
             f"{os.path.realpath(path)!r}"
         )
-    if os.path.isdir(path):
-        raise ValueError(f"`path` must be that of a file. Received: path={path!r}, a folder")
+    if os.path.exists(path) and not os.path.isfile(path):
+        kind = "a folder" if os.path.isdir(path) else "a device, a pipe or a socket, which the file would replace"
+        raise ValueError(f"`path` must be that of a regular file. Received: path={path!r}, {kind}")
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "There is no such folder to write into", folder)

@@ -56,8 +56,8 @@ def save_optimizer(path, optimizer, model=None, *, scaler=None, step=None):
             is no int.
         ValueError: a parameter that the model does not name; a state that is spread over processes (sharding, tensor
             parallel: `paddle_ldopt.parallel.save_checkpoint`); the state of a schedule or a scaler that is more than
-            numbers, text and arrays; a `path` that is a link or a folder, or ends in ".pdopt"; more parameters than
-            fit into the header of such a file, some 170,000. Nothing is written by then.
+            numbers, text and arrays; a `path` that is a link, a folder, a device or a pipe, or ends in ".pdopt"; more
+            parameters than fit into the header of such a file, some 170,000. Nothing is written by then.
         OSError: the file cannot be written. What was there is as before.
 
     Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, a checksum, the model's names, and a resume

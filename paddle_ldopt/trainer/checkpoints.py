@@ -3,7 +3,6 @@
 Neither the rule nor the layers are in an optimizer's state, so a resume with others would go on without a word.
 """
 
-import glob
 import json
 import os
 import random
@@ -115,9 +114,8 @@ def _check_layout(folder, was, record):
 
     Data parallelism has no part in the layout: its processes all have the same.
     """
-    parts = [
-        name for form in ("pdopt", "safetensors") for name in glob.glob(os.path.join(folder, f"optimizer*.{form}"))
-    ]
+    forms = (".pdopt", ".safetensors")
+    parts = [name for name in os.listdir(folder) if name.startswith("optimizer") and name.endswith(forms)]
     layouts = was.get("layout", record["layout"]), record["layout"]
     if parts and layouts[0] != layouts[1]:
         said = [", ".join(f"{name} {degree}" for name, degree in layout.items()) for layout in layouts]

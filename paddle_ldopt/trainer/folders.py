@@ -24,6 +24,7 @@ __all__ = [
     "oldest_first",
     "set_aside",
     "step_of",
+    "write_whole",
 ]
 
 RECORD = "ldopt_layerwise.json"
@@ -192,10 +193,13 @@ def oldest_first(folders, step, best):
 
     Args:
         folders (list[str]): with others among them, which are left out.
-        step (int): that of the newest of this run; later ones are left from a run that this one went on before.
+        step (int): that of the newest of this run; later ones are left from a run that this one went on before. If no
+            checkpoint is of this step, the newest is the one with the highest.
         best (str|None): the one with the best model, which goes last but for the newest.
     """
     steps = {folder: int(match.group(1)) for folder in folders if (match := _NUMBERED.match(os.path.basename(folder)))}
+    if step not in steps.values():
+        step = max(steps.values(), default=step)
 
     def place(folder):
         kept = 2 if steps[folder] == step else folder == best
@@ -234,6 +238,24 @@ def beside(checkpoint, other, output_dir):
     if os.path.realpath(folder) == os.path.realpath(output_dir):
         return os.path.join(output_dir, os.path.basename(other))
     return found
+
+
+def write_whole(path, text):
+    """Write a file whole or not at all, so that a process that is killed meanwhile leaves the old one.
+
+    A link stays a link: the file it leads to is written. A device or a pipe is written through, never replaced.
+
+    Args:
+        path (str|os.PathLike): the file.
+        text (str): its new content.
+    """
+    path = os.path.realpath(path)
+    regular = os.path.isfile(path) or not os.path.exists(path)
+    written = f"{path}.part" if regular else path
+    with open(written, "w", encoding="utf-8", errors="backslashreplace") as file:  # file names may be no UTF-8
+        file.write(text)
+    if regular:
+        os.replace(written, path)
 
 
 def step_of(checkpoint, state_class):

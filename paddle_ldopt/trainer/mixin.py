@@ -23,6 +23,7 @@ from .optimizers import (
     build_optimizer,
     check_passed_optimizer,
     check_passed_settings,
+    drop_frozen,
     freeze,
     hook_ratios,
     name_of,
@@ -157,10 +158,13 @@ class LdoptTrainerMixin(_Trainer):
         if name_of(self.args.save_strategy) != "no":
             self._agree(lambda: folders.check_writable(self.args.output_dir))
         self._resumed_from, self._rng_restored = checkpoint, False
-        if not any(isinstance(callback, _Events) for callback in self.callback_handler.callbacks):
-            self.add_callback(_Events(self))
-        with errors_of_readers():
-            return super().train(checkpoint, *args, **kwargs)
+        events = _Events(self)
+        self.callback_handler.callbacks.insert(0, events)  # who looks for the last callback finds the user's
+        try:
+            with errors_of_readers():
+                return super().train(checkpoint, *args, **kwargs)
+        finally:
+            self.callback_handler.pop_callback(events)
 
     def create_optimizer(self, lr_scheduler=None):
         """Return the Trainer's optimizer; make it, with the layer-wise rates, if there is none."""
@@ -184,6 +188,7 @@ class LdoptTrainerMixin(_Trainer):
             if layers is not None:
                 apply_layerwise_decay(self.optimizer, layers, rule)
         self._own_optimizer = unwrap(self.optimizer)
+        drop_frozen(self._own_optimizer)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps):
@@ -445,8 +450,9 @@ class LdoptTrainerMixin(_Trainer):
         found = folders.last_checkpoint(self.args.output_dir)
         if found is None:
             raise ValueError(
-                "`resume_from_checkpoint` is True and there is no complete checkpoint to resume from. "
-                f"Received: output_dir={self.args.output_dir!r}"
+                f"No valid checkpoint found in output directory ({self.args.output_dir}): leave "
+                "`resume_from_checkpoint` out to begin a new training, or give the folder of a complete checkpoint. "
+                f"Received: resume_from_checkpoint=True, output_dir={self.args.output_dir!r}"
             )
         return found
 

@@ -1,6 +1,7 @@
 """Our optimizers as the Trainer builds them: names, arguments, what decays; and what users may pass instead."""
 
 import paddle
+from paddle.distributed import fleet
 from paddle.optimizer.lr import LRScheduler
 
 from ..config import json_object
@@ -15,6 +16,7 @@ __all__ = [
     "build_optimizer",
     "check_passed_optimizer",
     "check_passed_settings",
+    "drop_frozen",
     "freeze",
     "hook_ratios",
     "name_of",
@@ -185,6 +187,16 @@ def freeze(params, ratio_of):
             param.stop_gradient = True
             frozen.append(name)
     return frozen
+
+
+def drop_frozen(optimizer):
+    """Take the frozen parameters out of an optimizer where sharding version 2 will split them: it refuses them."""
+    strategy = getattr(fleet.fleet, "_user_defined_strategy", None)
+    degrees = {} if strategy is None else strategy.hybrid_configs
+    splits = degrees.get("sharding_degree", 1) > 1 and degrees["sharding_configs"].split_param
+    if splits and not isinstance(optimizer._param_groups[0], dict):  # version 2 refuses groups itself
+        trained = [param for param in optimizer._parameter_list if not param.stop_gradient]
+        optimizer._parameter_list = optimizer._param_groups = trained  # as Paddle does with the slices
 
 
 def hook_ratios(optimizer, model):

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from ..display import LayerTable, applied_rates, name_lines, next_rate, used_rates
 from ..hooks import parameters_of
 from .callbacks import Callback, all_open
+from .folders import write_whole
 
 __all__ = ["RunReport"]
 
@@ -75,14 +76,14 @@ class RunReport(Callback):
             self._rates = []
             kept = [line for line in self.history() if line["step"] <= state.global_step] if state.global_step else []
             os.makedirs(self.folder, exist_ok=True)
-            _write(self._history, "".join(json.dumps(line) + "\n" for line in kept))
+            write_whole(self._history, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
         """Note the rate of the step if it is known by then, and before the first when each layer is opened."""
         if self._recording and self._starts is None:
             start_of = all_open(optimizer)[1]
             self._starts = {(row.tower, row.index): start_of(row.tower, row.index) for row in self._table.rows}
-        if used_rates(optimizer) is None:
+        if self._recording and used_rates(optimizer) is None:
             self._rates.append(next_rate(optimizer))
 
     def on_step_end(self, args, state, control, optimizer=None, **kwargs):
@@ -165,7 +166,7 @@ class RunReport(Callback):
             f"<style>{_STYLE}</style>{''.join(parts)}</html>\n"
         )
         path = os.path.join(self.folder, "report.html")
-        _write(path, page)
+        write_whole(path, page)
         return path
 
     def _rate_plots(self, curves, steps):
@@ -270,7 +271,7 @@ def _section(title, content):
 
 def _links(folder):
     """Return links to what a run has left beside its report."""
-    names = sorted(name for name in os.listdir(folder) if name != "report.html" and not name.endswith(".tmp"))
+    names = sorted(name for name in os.listdir(folder) if name != "report.html" and not name.endswith(".part"))
     items = [f'<li><a href="./{quote(os.fsencode(name))}">{html.escape(name)}</a></li>' for name in names]
     return f"<ul>{''.join(items)}</ul>"
 
@@ -283,10 +284,3 @@ def _table(header, rows):
     head = "".join(f"<th>{html.escape(str(cell))}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>' if head else f"<table>{body}</table>"
-
-
-def _write(path, text):
-    """Write a file whole or not at all: a process that is killed meanwhile leaves the old one."""
-    with open(path + ".tmp", "w", encoding="utf-8", errors="backslashreplace") as file:  # file names may be no UTF-8
-        file.write(text)
-    os.replace(path + ".tmp", path)
