@@ -16,7 +16,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import sharding_setting, unwrap, unwrap_model
+from ..hooks import unwrap, unwrap_model
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -157,7 +157,7 @@ def _pieces(optimizer):
                 f"of `fleet.distributed_optimizer`. Received: {type(optimizer).__name__}"
             )
         if type(optimizer) is DygraphShardingOptimizer:
-            fused = sharding_setting("tensor_fusion", "comm_overlap")
+            fused = next((name for name in ("tensor_fusion", "comm_overlap") if getattr(optimizer, name)), None)
             if fused:
                 raise ValueError(
                     f"With fused parameters the state belongs to no parameter: set {fused}=False in the strategy's "
