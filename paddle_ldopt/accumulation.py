@@ -241,7 +241,8 @@ class GradientAccumulator:
     def write_gradients(self, target=None):
         """Make the reduced gradients those of the parameters, in the parameters' types, for an optimizer or a scaler.
 
-        A parameter that has had no gradient since the last `reset` is left without one, so that no optimizer moves it.
+        A parameter that has had no gradient since the last `reset` is left without one, so that no optimizer moves it;
+        under sharding with `split_param` it gets zeros, which weight decay may add to.
 
         Args:
             target (list[Tensor]|Layer, optional): the parameters, in the order of `gradients`, or the model. By default

@@ -18,7 +18,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.optimizer.lr import LRScheduler
 
-from ..hooks import check_wrapper_state, parameters_of, sharding_setting, unwrap, unwrap_model
+from ..hooks import check_wrapper_state, parameters_of, unwrap, unwrap_model
 from ..saving.container import damage, digest, strict_json
 from ..saving.record import check_same, describe, merged, some
 from ..saving.state import checked_names
@@ -243,7 +243,7 @@ def _pieces(optimizer):
                 f"of `fleet.distributed_optimizer`. Received: {type(optimizer).__name__}"
             )
         if type(optimizer) is DygraphShardingOptimizer:
-            fused = sharding_setting("tensor_fusion", "comm_overlap")
+            fused = next((name for name in ("tensor_fusion", "comm_overlap") if getattr(optimizer, name)), None)
             if fused:
                 raise ValueError(
                     f"With fused parameters the state belongs to no parameter: set {fused}=False in the strategy's "

@@ -14,7 +14,7 @@ from paddle.distributed.fleet.meta_parallel import (
 )
 from paddle.distributed.fleet.meta_parallel.pipeline_parallel import NoPipelineParallel
 
-from ..hooks import sharding_setting, unwrap
+from ..hooks import unwrap
 
 __all__ = ["Layout"]
 
@@ -51,12 +51,12 @@ class Layout:
                 f"`fleet.distributed_model`. Received: optimizer of type {type(optimizer).__name__}"
             )
         self.shards = getattr(optimizer, "_inner_opt", None) if self._group("sharding") else None
-        setting = sharding_setting("tensor_fusion", "comm_overlap") if self.shards is not None else None
-        if setting:
-            raise ValueError(
-                "Each parameter must keep its own gradient until the overflow check: "
-                f"set {setting}=False in the strategy's sharding_configs. Received: {setting}=True"
-            )
+        for setting in ("tensor_fusion", "comm_overlap"):
+            if getattr(self.shards, setting, False):
+                raise ValueError(
+                    "Each parameter must keep its own gradient until the overflow check: "
+                    f"set {setting}=False in the strategy's sharding_configs. Received: {setting}=True"
+                )
 
     def _group(self, axis):
         """Return the group of an axis of the hybrid topology, None if there is nobody else in it."""
