@@ -75,7 +75,7 @@ def decay_or_schedule(value, argument="weight_decay"):
     """Return a weight decay as a float, 0 for None, or as a schedule of our own; raise if it is neither."""
     if callable(value) and not isinstance(value, WeightDecayRegularizer):
         return Schedule(value, argument)
-    return checked_decay(value, argument)
+    return checked_decay(value, argument, kind="a number or a callable of the step")
 
 
 def read_groups(parameters):

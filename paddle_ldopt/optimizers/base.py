@@ -474,13 +474,13 @@ def checked_rate(learning_rate):
     return checked_number(learning_rate, "learning_rate")
 
 
-def checked_decay(weight_decay, argument="weight_decay", high=math.inf):
+def checked_decay(weight_decay, argument="weight_decay", high=math.inf, kind="a number"):
     """Return a weight decay as a float, 0 for None; raise if it is none, with advice for a regularizer of Paddle's."""
     if isinstance(weight_decay, WeightDecayRegularizer):
-        kind = type(weight_decay).__name__
+        penalty = type(weight_decay).__name__
         raise TypeError(
-            f"`{argument}` must be a number such as 0.01: the optimizer decays the weights themselves, while {kind} adds "
-            "a penalty to the gradient, which only Paddle's own optimizers offer. "
-            f"Received: {argument}={kind}({shown(weight_decay._coeff)})"
+            f"`{argument}` must be a number such as 0.01, which decays the weights themselves. {penalty} adds a "
+            "penalty to the gradient, which only Paddle's own optimizers offer. "
+            f"Received: {argument}={penalty}({shown(weight_decay._coeff)})"
         )
-    return 0.0 if weight_decay is None else checked_number(weight_decay, argument, 0.0, high)
+    return 0.0 if weight_decay is None else checked_number(weight_decay, argument, 0.0, high, kind=kind)

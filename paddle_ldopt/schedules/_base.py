@@ -72,10 +72,9 @@ def peak_of(optimizer: Any) -> float:
         attached = optimizer._learning_rate
         peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
     else:
-        hint = ", and no other schedule" if isinstance(optimizer, LRScheduler) else ""
-        kind = f"a Paddle optimizer or a learning rate{hint}"
-        return checked_number(optimizer, "optimizer", ends="(]", kind=kind)
-    return checked_number(peak, "learning_rate", ends="(]")
+        peak = optimizer
+    kind = "a number, or a Paddle optimizer in its place; a schedule is not built from another one"
+    return checked_number(peak, "learning_rate", ends="(]", kind=kind)
 
 
 def attach(schedule: Schedule, optimizer: Any) -> Schedule:
