@@ -3,11 +3,10 @@
 import math
 import warnings
 
-import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from .arguments import as_float, checked_bool, checked_number, checked_state, checked_steps
+from .arguments import checked_bool, checked_number, checked_state, checked_steps
 from .hooks import is_listed, parameters_of, sharding_setting
 
 __all__ = ["GradientAccumulator"]
@@ -219,13 +218,7 @@ class GradientAccumulator:
             return 1.0
         if weight is None:
             raise ValueError('`weight` must be given with reduction="token". Received: weight=None')
-        if isinstance(weight, (paddle.Tensor, np.ndarray)) and weight.size == 1:
-            weight = weight.item()
-        if isinstance(weight, bool) or not isinstance(weight, (int, float, np.integer, np.floating)):
-            raise TypeError(f"`weight` must be a number. Received: weight={weight!r}")
-        if not 0.0 <= as_float(weight) < math.inf:
-            raise ValueError(f"`weight` must be finite and at least 0. Received: weight={weight!r}")
-        return as_float(weight)
+        return checked_number(weight, "weight")
 
     def _divisor(self):
         """Return what the sums are divided by."""

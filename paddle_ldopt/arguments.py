@@ -3,14 +3,99 @@
 A leaf of the import graph, without Paddle. Checks that know more than a type and a range stand where they are used.
 """
 
+import collections
+import dataclasses
+import difflib
+import functools
 import math
 import numbers
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Optional
 
-__all__ = ["as_float", "checked_bool", "checked_choice", "checked_number", "checked_state", "checked_steps"]
+__all__ = [
+    "as_float",
+    "checked_bool",
+    "checked_choice",
+    "checked_int",
+    "checked_number",
+    "checked_state",
+    "checked_steps",
+    "nearest",
+    "plain_number",
+    "shown",
+]
 
 _MOST_STEPS = 2**53  # beyond it a float does not count, and beyond 2^63 nothing else does
+_MOST_SHOWN = 400  # characters of a value in a message
+_DEEPEST_SHOWN = 20
+_BRACKETS = {
+    list: ("[", "]"),
+    tuple: ("(", ")"),
+    set: ("{", "}"),
+    frozenset: ("frozenset({", "})"),
+    collections.deque: ("deque([", "])"),
+}
+
+
+def shown(value: Any) -> str:
+    """Return the `repr` of a value for a message, cut to a bounded length; of a container only that part is built.
+
+    Args:
+        value: anything. An array or a Tensor of many elements is shown by its shape, an object whose `repr` fails by
+            its type.
+    """
+    text = ""
+    try:
+        for part in _parts(value, 0):
+            text += part
+            if len(text) > _MOST_SHOWN:
+                return f"{text[:_MOST_SHOWN]}..."
+    except Exception:  # of the object's own code
+        return f"{text}<{type(value).__name__} object>"
+    return text
+
+
+def _parts(value: Any, depth: int) -> Iterator[str]:
+    """Yield the `repr` of a value piece by piece, so that the caller can stop."""
+    opened = _opened(value)
+    if opened is not None:
+        left, items, right = opened
+        yield left
+        for i, (label, item) in enumerate(items if depth < _DEEPEST_SHOWN else [("", ...)]):
+            yield f"{', ' if i else ''}{label}"
+            yield from _parts(item, depth + 1)
+        yield right
+    elif isinstance(value, (str, bytes)):
+        yield repr(value) if len(value) <= _MOST_SHOWN else repr(value[: _MOST_SHOWN + 1])
+    elif isinstance(value, int) and value.bit_length() > 4 * _MOST_SHOWN:
+        yield f"an int of {value.bit_length()} bits"
+    elif hasattr(value, "__array__") and math.prod(getattr(value, "shape", ())) > 8:
+        yield f"{type(value).__name__} of shape {list(value.shape)}"
+    else:
+        yield repr(value)
+
+
+def _opened(value: Any) -> Optional[tuple[str, Iterable[tuple[str, Any]], str]]:
+    """Return (left bracket, labels and items, right bracket) of something that holds others, None of anything else."""
+    if isinstance(value, Mapping):
+        return "{", ((f"{shown(key)}: ", item) for key, item in value.items()), "}"
+    if type(value) in _BRACKETS and (value or not isinstance(value, (set, frozenset))):
+        left, right = _BRACKETS[type(value)]
+        return left, (("", item) for item in value), f",{right}" if type(value) is tuple and len(value) == 1 else right
+    if isinstance(value, functools.partial):
+        given = [("", value.func), *(("", item) for item in value.args)]
+        return "partial(", [*given, *((f"{key}=", item) for key, item in value.keywords.items())], ")"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = ((f"{field.name}=", getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr)
+        return f"{type(value).__name__}(", fields, ")"
+    return None
+
+
+def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return "; the nearest is 'x'" for the one of `names` that is most like `name` in any case, "" if none is."""
+    known = {known.lower(): known for known in names}
+    found = difflib.get_close_matches(str(name)[:100].lower(), known, 1, cutoff)
+    return "".join(f"; the nearest is {known[near]!r}" for near in found)
 
 
 def as_float(number: Any) -> float:
@@ -21,41 +106,71 @@ def as_float(number: Any) -> float:
         return math.inf if number > 0 else -math.inf
 
 
+def plain_number(value: Any) -> Any:
+    """Return the Python number in a NumPy number or in an array or Tensor of one element, anything else as it is."""
+    single = hasattr(value, "__array__") and getattr(value, "size", None) == 1
+    return value.item() if single else value
+
+
 def checked_bool(value: Any, argument: str) -> bool:
     """Return `value` if it is True or False, raise TypeError otherwise."""
     if not isinstance(value, bool):
-        raise TypeError(f"`{argument}` must be a bool. Received: {argument}={value!r}")
+        raise TypeError(f"`{argument}` must be a bool. Received: {argument}={shown(value)}")
     return value
 
 
-def checked_number(value: Any, argument: str, low: Any = 0.0, high: Any = math.inf, ends: str = "[]") -> float:
-    """Return `value` as a float from `low` to `high`, each of which belongs to the range if its bracket is square."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"`{argument}` must be a number. Received: {argument}={value!r}")
-    value = as_float(value)
-    above = value >= low if ends[0] == "[" else value > low
-    below = value <= high if ends[1] == "]" else value < high
-    if not (above and below and math.isfinite(value)):
-        raise ValueError(f"`{argument}` must be in {ends[0]}{low:g}, {high:g}{ends[1]}. Received: {argument}={value!r}")
-    return value
+def checked_number(
+    value: Any, argument: str, low: Any = 0.0, high: Any = math.inf, ends: str = "[]", kind: str = "a number"
+) -> float:
+    """Return `value` as a float from `low` to `high`, each of which belongs to the range if its bracket is square.
+
+    Args:
+        value: an int, a float, a NumPy number, or an array or Tensor of one element; finite.
+        argument (str): its name.
+        low (float): the least it may be.
+        high (float): the most it may be.
+        ends (str): the brackets.
+        kind (str): for the message, what it must be.
+
+    Raises:
+        TypeError: it is no number; a bool is none.
+        ValueError: it is out of range, or not finite.
+    """
+    number = plain_number(value)
+    if isinstance(number, bool) or not isinstance(number, numbers.Real):
+        raise TypeError(f"`{argument}` must be {kind}. Received: {argument}={shown(value)}")
+    number = as_float(number)
+    above = number >= low if ends[0] == "[" else number > low
+    below = number <= high if ends[1] == "]" else number < high
+    if not (above and below and math.isfinite(number)):
+        span = f"{ends[0]}{low:g}, {high:g}{ends[1] if math.isfinite(high) else ')'}"
+        raise ValueError(f"`{argument}` must be in {span}. Received: {argument}={shown(value)}")
+    return number
+
+
+def checked_int(value: Any, argument: str, least: int = 0, kind: str = "an integer") -> int:
+    """Return `value` as an int if it is a whole number from `least` on, raise otherwise; a bool is none."""
+    number = plain_number(value)
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral):
+        raise TypeError(f"`{argument}` must be {kind}. Received: {argument}={shown(value)}")
+    whole = int(number)
+    if whole < least:
+        raise ValueError(f"`{argument}` must be at least {least}. Received: {argument}={shown(whole)}")
+    if whole > _MOST_STEPS:
+        raise ValueError(f"`{argument}` must be at most {_MOST_STEPS}. Received: an int of {whole.bit_length()} bits")
+    return whole
 
 
 def checked_steps(value: Any, argument: str, least: int = 0) -> int:
     """Return `value` as an int if it is a number of steps from `least` on, raise otherwise."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"`{argument}` must be a whole number of steps, no ratio. Received: {argument}={value!r}")
-    steps = int(value)
-    if steps < least:
-        raise ValueError(f"`{argument}` must be at least {least}. Received: {argument}={steps}")
-    if steps > _MOST_STEPS:
-        raise ValueError(f"`{argument}` must be at most {_MOST_STEPS}. Received: an int of {steps.bit_length()} bits")
-    return steps
+    return checked_int(value, argument, least, "a whole number of steps, no ratio")
 
 
 def checked_choice(value: str, argument: str, choices: Collection[str]) -> str:
     """Return `value` if it is one of `choices`, raise otherwise."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"`{argument}` must be one of {', '.join(map(repr, choices))}. Received: {argument}={value!r}")
+        known = ", ".join(map(repr, choices))
+        raise ValueError(f"`{argument}` must be one of {known}. Received: {argument}={shown(value)}")
     return value
 
 

@@ -3,12 +3,13 @@
 In order: the object; what is wrong with settings; files.
 """
 
+import contextlib
 import copy
 import dataclasses
-import difflib
+import functools
 import inspect
+import itertools
 import json
-import math
 import os
 import re
 import types
@@ -17,7 +18,7 @@ from typing import Any, Optional
 
 import paddle
 
-from .arguments import as_float
+from .arguments import checked_number, checked_steps, nearest, plain_number, shown
 from .decay import LayerDecay, apply_layerwise_decay
 from .hooks import parameters_to_train
 from .layers import LayerMap
@@ -64,6 +65,7 @@ _NO_OPTIONS |= {"set_param_lr_fun", "lr_ratio"}
 _OFF = LayerDecay(1.0)
 _ARGUMENT_OF = {field: argument for argument, field in RULE_FIELDS.items()}
 _FIELD = re.compile(r"(?<=`)({0})(?=`)|(?<=Received: )({0})(?==)".format("|".join(_ARGUMENT_OF)))
+_MOST_PROBLEMS = 40  # that are told at once
 _LONG = 10**9  # stands for a number of steps that is not known yet
 
 
@@ -129,8 +131,8 @@ class LdoptConfig:
 
     def __post_init__(self):
         tell_all(_problems(self))
-        for field in ("optim_kwargs", "layerwise_rules", "lr_scheduler_kwargs"):  # whose changes would go unchecked
-            object.__setattr__(self, field, copy.deepcopy(getattr(self, field)))
+        for field in _defaults(type(self)):  # plain numbers, for JSON; copies, whose changes would go unchecked
+            object.__setattr__(self, field, _copied(getattr(self, field)))
 
     def build(self, model, num_training_steps=None):
         """Return the optimizer of a model's parameters and its schedule, for a loop without a Trainer.
@@ -182,11 +184,11 @@ class LdoptConfig:
     def from_dict(cls, values):
         """Return the object with the settings of a dict; raise ValueError that has all that is wrong with it."""
         if not isinstance(values, dict):
-            raise TypeError(f"The settings must be a dict. Received: {values!r}")
+            raise TypeError(f"The settings must be a dict. Received: {shown(values)}")
         known = _defaults(cls)
-        wrong = [unknown("setting", key, value, known) for key, value in values.items() if key not in known]
+        wrong = (unknown("setting", key, value, known) for key, value in values.items() if key not in known)
         valid = {key: value for key, value in values.items() if key in known}
-        tell_all([*wrong, *_problems(types.SimpleNamespace(**{**known, **valid}))])
+        tell_all(itertools.chain(wrong, _problems(types.SimpleNamespace(**{**known, **valid}))))
         return cls(**valid)
 
     def to_dict(self):
@@ -196,8 +198,9 @@ class LdoptConfig:
     @classmethod
     def from_json(cls, path):
         """Return the object whose settings are in a JSON file; raise ValueError as `from_dict`, and for a key twice."""
-        with open(_path(path), encoding="utf-8") as file:
-            return cls.from_dict(json.load(file, object_pairs_hook=_once))
+        with open(_path(path), encoding="utf-8") as file, _naming("JSON", path):
+            values = json.load(file, object_pairs_hook=_once)
+        return cls.from_dict(values)
 
     def to_json(self, path):
         """Write a JSON file that `from_json` reads."""
@@ -284,17 +287,18 @@ class LdoptConfig:
 
 
 def tell_all(problems):
-    """Raise one ValueError that has all problems; return if there is none.
+    """Raise one ValueError that has all problems, of very many the first; return if there is none.
 
     Args:
         problems (Iterable[str]): what is wrong, each a sentence or two.
     """
-    problems = list(dict.fromkeys(problems))
-    if len(problems) == 1:
-        raise ValueError(problems[0])
-    if problems:
-        lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(problems, 1))
-        raise ValueError(f"{len(problems)} settings are wrong:{lines}")
+    found = list(dict.fromkeys(itertools.islice(problems, _MOST_PROBLEMS)))
+    if len(found) == 1:
+        raise ValueError(found[0])
+    if found:
+        lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(found, 1))
+        more = " or more" if len(found) == _MOST_PROBLEMS else ""
+        raise ValueError(f"{len(found)}{more} settings are wrong:{lines}")
 
 
 def rule_problems(settings):
@@ -360,36 +364,46 @@ def option_problems(optim, options, learning_rate=1e-3, weight_decay=0.0, max_gr
 
 def _problems(config):
     """Yield all that is wrong with the settings."""
-    numbers = []
-    for field, least, most in (
-        ("learning_rate", 0, math.inf),
-        ("weight_decay", 0, math.inf),
-        ("max_grad_norm", 0, math.inf),
-        ("warmup_ratio", 0, 1),
+    unreadable = []
+    for field, check in (
+        ("learning_rate", functools.partial(checked_number, kind="a number or None")),
+        ("weight_decay", checked_number),
+        ("max_grad_norm", checked_number),
+        ("warmup_ratio", functools.partial(checked_number, high=1.0)),
+        ("warmup_steps", checked_steps),
+        ("optim_kwargs", _check_names),
+        ("lr_scheduler_kwargs", _check_names),
+        ("layerwise_rules", _check_rules),
     ):
-        value, none = getattr(config, field), field == "learning_rate"
-        if value is None and none:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            numbers.append(f"`{field}` must be a number{' or None' if none else ''}. Received: {field}={value!r}")
-        elif not (least <= value <= most and math.isfinite(as_float(value))):
-            span = f"in [{least}, {most}]" if math.isfinite(most) else f"at least {least} and finite"
-            numbers.append(f"`{field}` must be {span}. Received: {field}={value!r}")
-    if isinstance(config.warmup_steps, bool) or not isinstance(config.warmup_steps, int) or config.warmup_steps < 0:
-        numbers.append(f"`warmup_steps` must be an int of at least 0. Received: warmup_steps={config.warmup_steps!r}")
-    dicts = [
-        f"`{field}` must be a dict. Received: {field}={getattr(config, field)!r}"
-        for field in ("optim_kwargs", "lr_scheduler_kwargs", "layerwise_rules")
-        if not _has_names(getattr(config, field))
-        and not (field == "layerwise_rules" and getattr(config, field) is None)
-    ]
-    yield from [*numbers, *dicts, *rule_problems(config)]
-    yield from _optimizer_problems(config, bool(numbers or dicts))
-    yield from _schedule_problems(config, bool(numbers or dicts))
+        value = getattr(config, field)
+        try:
+            if value is not None or field not in ("learning_rate", "layerwise_rules"):
+                check(value, field)
+        except (TypeError, ValueError) as error:
+            unreadable.append(str(error))
+    yield from [*unreadable, *rule_problems(config)]
+    yield from _optimizer_problems(config, bool(unreadable))
+    yield from _schedule_problems(config, bool(unreadable))
 
 
-def _has_names(value):
-    return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+def _check_names(value, field):
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"`{field}` must be a dict. Received: {field}={shown(value)}")
+
+
+def _check_rules(value, field):
+    _check_names(value, field)
+    if any(isinstance(layer, bool) or not isinstance(layer, (int, str)) for layer in value.values()):
+        raise TypeError(f"`{field}` must map names to layer ids or strings. Received: {field}={shown(value)}")
+
+
+def _copied(value):
+    """Return a value as JSON can hold it, of which nothing belongs to anybody else."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(item) for item in value)
+    return copy.deepcopy(plain_number(value))
 
 
 def _optimizer_problems(config, unreadable):
@@ -432,6 +446,8 @@ def _schedule_problems(config, unreadable):
         yield f"`warmup_steps` and `warmup_ratio` exclude each other. {received}"
     if kind in ON_METRIC and (config.warmup_steps or config.warmup_ratio):
         yield f"The schedule {kind!r} has no warm-up. {received}"
+    if kind == "constant" and (config.warmup_steps or config.warmup_ratio):
+        yield f"The schedule 'constant' has no warm-up: use 'constant_with_warmup'. {received}"
     warmup = config.warmup_steps or int(config.warmup_ratio * _LONG)
 
     def attempt(kwargs):
@@ -456,7 +472,7 @@ def _each_problem(attempt, options):
                 attempt(left)
             return
         except (AssertionError, TypeError, ValueError) as error:  # Paddle's own optimizers assert
-            text = str(error) or f"There is a value that cannot be. Received: {left}"
+            text = str(error) or f"There is a value that cannot be. Received: {shown(left)}"
             yield text
             received = text.rpartition("Received: ")[2]
             named = [name for name in left if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", received)]
@@ -477,10 +493,10 @@ def unknown(what, key, value, known, received=None, most=20):
         most (int, optional): with more names than these they are left out.
     """
     names = list(known)
-    near = difflib.get_close_matches(str(key), names, 1, 0.4)
-    nearest = f"; the nearest is {near[0]!r}" if near else ""
     valid = f" Valid: {', '.join(names)}." if len(names) <= most else ""
-    return f"{key!r} is no {what}{nearest}.{valid} Received: {received or f'{key}={value!r}'}"
+    name = shown(key)
+    received = received or f"{name if not isinstance(key, str) or len(key) > len(name) else key}={shown(value)}"
+    return f"{name} is no {what}{nearest(key, names, 0.4)}.{valid} Received: {received}"
 
 
 def _options(cls):
@@ -504,6 +520,17 @@ def _plain(name):
     return str(getattr(name, "value", name))  # a Trainer has enums
 
 
+@contextlib.contextmanager
+def _naming(kind, path):
+    """Make one ValueError, which names the file, of all errors that the content of a file of settings can be."""
+    try:
+        yield
+    except RecursionError:
+        raise ValueError(f"This {kind} is nested too deeply. Received: {os.fspath(path)!r}") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"This {kind} cannot be read: {error}. Received: {os.fspath(path)!r}") from error
+
+
 def json_object(value, name):
     """Return an argument that holds a JSON object, or is one, as a dict; an empty one for None.
 
@@ -519,11 +546,11 @@ def json_object(value, name):
     if isinstance(value, str):
         try:
             found = json.loads(value)
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             why = f" ({error})"
     if found is not None and not isinstance(found, dict):
         raise ValueError(
-            f"`{name}` must be a JSON object such as '{{\"min_lr\": 1e-6}}'{why}. Received: {name}={value!r}"
+            f"`{name}` must be a JSON object such as '{{\"min_lr\": 1e-6}}'{why}. Received: {name}={shown(value)}"
         )
     return dict(found or {})
 
@@ -535,7 +562,7 @@ def read_yaml(path):
         path (str|os.PathLike): the file.
 
     Raises:
-        ValueError: it is no YAML, or has a key twice.
+        ValueError: it is no YAML, is nested too deeply, or has a key twice.
     """
     import yaml
 
@@ -552,11 +579,11 @@ def read_yaml(path):
         return _once([(loader.construct_object(k, True), loader.construct_object(v, True)) for k, v in node.value])
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    try:
-        with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8") as file, _naming("YAML", path):
+        try:
             return yaml.load(file, Loader)
-    except (yaml.YAMLError, TypeError, ValueError) as error:
-        raise ValueError(f"This YAML cannot be read: {error}. Received: {os.fspath(path)!r}") from error
+        except yaml.YAMLError as error:
+            raise ValueError(str(error)) from error
 
 
 def _path(path):
@@ -571,5 +598,5 @@ def _once(pairs):
     out = dict(pairs)
     if len(out) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"A key is there twice. Received: {next(key for key in keys if keys.count(key) > 1)!r}")
+        raise ValueError(f"A key is there twice. Received: {shown(next(k for k in keys if keys.count(k) > 1))}")
     return out

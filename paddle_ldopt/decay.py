@@ -1,12 +1,13 @@
 """Layer id -> learning-rate ratio: the conventions of the field by name, and a decay for any Paddle optimizer."""
 
 import dataclasses
+import math
 from typing import Any, Callable, Union
 
 import paddle
 from paddle.optimizer import Optimizer
 
-from .arguments import as_float
+from .arguments import checked_number
 from .hooks import LayerwiseMixin, asks_for_rates, check_decay, parameters_of, ratio_fn, unwrap
 
 __all__ = ["CONVENTIONS", "LayerDecay", "apply_layerwise_decay", "reset_layerwise_decay"]
@@ -65,15 +66,8 @@ class LayerDecay:
             known = ", ".join(map(repr, CONVENTIONS))
             raise ValueError(f"`convention` must be one of {known}. Received: convention={self.convention!r}")
         for field in ("min_ratio", "head_ratio", "freeze_below"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"`{field}` must be a number. Received: {field}={value!r}")
-            value = as_float(value)
-            low_enough = 0 < value < float("inf") if field == "head_ratio" else 0 <= value <= 1
-            if not low_enough:
-                span = "above 0 and finite" if field == "head_ratio" else "in [0, 1]"
-                raise ValueError(f"`{field}` must be {span}. Received: {field}={value!r}")
-            object.__setattr__(self, field, value)
+            high, ends = (math.inf, "()") if field == "head_ratio" else (1.0, "[]")
+            object.__setattr__(self, field, checked_number(getattr(self, field), field, 0.0, high, ends))
 
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""

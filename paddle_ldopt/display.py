@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import io
 import math
-import numbers
 import os
 import re
 import warnings
@@ -12,7 +11,7 @@ from typing import Any, Optional
 
 import paddle
 
-from .arguments import as_float
+from .arguments import as_float, checked_number
 from .hooks import asks_for_rates, copy_schedule, groups_by_name, parameters_of, stand_in, unwrap
 
 __all__ = [
@@ -311,11 +310,8 @@ def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun, num_s
         raise TypeError(
             f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={apply_decay_param_fun!r}"
         )
-    number = isinstance(learning_rate, numbers.Real) and not isinstance(learning_rate, bool)
-    if not (number or learning_rate is None or isinstance(learning_rate, paddle.optimizer.lr.LRScheduler)):
-        raise TypeError(
-            f"`learning_rate` must be a number or an LRScheduler. Received: learning_rate={learning_rate!r}"
-        )
+    if not (learning_rate is None or isinstance(learning_rate, paddle.optimizer.lr.LRScheduler)):
+        learning_rate = checked_number(learning_rate, "learning_rate", kind="a number or an LRScheduler")
     if learning_rate is not None:
         peak = peak_learning_rate(learning_rate, num_steps)
         if peak is not None and not (math.isfinite(peak) and peak >= 0):

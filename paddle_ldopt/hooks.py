@@ -11,6 +11,7 @@ import copy
 import functools
 import inspect
 import math
+import numbers
 import os
 import re
 import types
@@ -24,9 +25,10 @@ from paddle.distributed import fleet
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .arguments import as_float
+from .arguments import checked_int, checked_number, plain_number, shown
 
-_GROUP_KEYS = {"params", "learning_rate", "grad_clip", "dygraph_key_name"}  # the last is ernie-m's, and only a label
+_GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
+_LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # ernie-m's, PaddleMIX's, timm's: they change nothing
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
 __all__ = ["LayerwiseMixin", "adapt_hook", "check_decay", "check_ratio", "layerwise_lr_decay"]
@@ -70,7 +72,7 @@ def layerwise_lr_decay(decay_rate, name_dict, n_layers, param):
         raise TypeError(f"`name_dict` must be a dict. Received: name_dict of type {type(name_dict).__name__}")
     if not isinstance(getattr(param, "name", None), str):
         raise TypeError(f"`param` must be a parameter. Received: param of type {type(param).__name__}")
-    _check_n_layers(n_layers)
+    n_layers = checked_int(n_layers, "n_layers")
     name = (name_dict or {}).get(param.name)
     if name is None:
         raise ValueError(
@@ -92,15 +94,7 @@ def layerwise_lr_decay(decay_rate, name_dict, n_layers, param):
 
 def check_decay(value, argument="layerwise_decay"):
     """Return `value` as a float if it is a decay in (0, 1], raise otherwise."""
-    if isinstance(value, paddle.Tensor) and value.size == 1:
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"`{argument}` must be a number in (0, 1]. Received: {argument}={value!r}")
-    if not 0.0 < value <= 1.0:
-        raise ValueError(
-            f"`{argument}` must be in (0, 1]: 1 gives every layer the same rate. Received: {argument}={value!r}"
-        )
-    return float(value)
+    return checked_number(value, argument, 0.0, 1.0, "(]", kind="a number in (0, 1]; 1 is the same rate for all layers")
 
 
 def check_ratio(ratio, name):
@@ -109,20 +103,21 @@ def check_ratio(ratio, name):
         if math.prod(ratio.shape) != 1:
             raise ValueError(f"A learning-rate ratio must have one element. Received: shape={ratio.shape} for '{name}'")
         return ratio
-    if isinstance(ratio, (paddle.Tensor, np.ndarray)):
-        if ratio.size != 1:
-            raise ValueError(
-                f"A learning-rate ratio must have one element. Received: shape={list(ratio.shape)} for '{name}'"
-            )
-        ratio = ratio.item()
-    if isinstance(ratio, bool) or not isinstance(ratio, (int, float, np.integer, np.floating)):
+    if isinstance(ratio, (paddle.Tensor, np.ndarray)) and ratio.size != 1:
+        raise ValueError(
+            f"A learning-rate ratio must have one element. Received: shape={list(ratio.shape)} for '{name}'"
+        )
+    try:
+        return checked_number(ratio, "ratio")
+    except TypeError:
         raise TypeError(
             "A learning-rate hook must return a number, or change `param.optimize_attr['learning_rate']` and return "
-            f"None. Received: {ratio!r} for '{name}'"
-        )
-    if not (math.isfinite(as_float(ratio)) and ratio >= 0):
-        raise ValueError(f"A learning-rate ratio must be finite and not negative. Received: {ratio!r} for '{name}'")
-    return float(ratio)
+            f"None. Received: {shown(ratio)} for '{name}'"
+        ) from None
+    except ValueError:
+        raise ValueError(
+            f"A learning-rate ratio must be finite and not negative. Received: {shown(ratio)} for '{name}'"
+        ) from None
 
 
 def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
@@ -168,11 +163,6 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
     return ratio_of
 
 
-def _check_n_layers(n_layers):
-    if isinstance(n_layers, bool) or not isinstance(n_layers, (int, np.integer)):
-        raise TypeError(f"`n_layers` must be an integer. Received: n_layers={n_layers!r}")
-
-
 def _bind(hook, settings):
     """Return `hook` as a function of the parameter alone, and whether it is given the `settings`."""
     if not callable(hook):
@@ -208,7 +198,7 @@ def _check_hook_sees(hook, decay):
     if decay == 1.0 or _bind(hook, (decay, None, 0))[1]:
         return
     bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
-    if not any(isinstance(value, (int, float)) and value == decay for value in bound):
+    if not any(isinstance(number, numbers.Real) and number == decay for number in map(plain_number, bound)):
         raise ValueError(
             "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`: leave that out, or give a "
             "hook that takes (layerwise_decay, name_dict, n_layers, param). "
@@ -274,7 +264,7 @@ class LayerwiseMixin(_Base):
             )
         self._structured = name_dict or getattr(layers, "name_dict", None) or {}
         _refuse_names_before_sharding(params or [], self._structured, apply_decay_param_fun)
-        _check_n_layers(n_layers)
+        n_layers = self.n_layers = checked_int(n_layers, "n_layers")
         documented_rule = set_param_lr_fun is layerwise_lr_decay and layers is None
         if layers is not None:
             if set_param_lr_fun is not layerwise_lr_decay or name_dict is not None:
@@ -631,12 +621,14 @@ def checked_parameters(parameters, options):
 
     Args:
         parameters (Iterable|None): parameters, or dicts with "params"; None in a static graph.
-        options (Iterable[str]): what a group may say beside Paddle's "learning_rate" and "grad_clip".
+        options (Iterable[str]): what a group may say beside Paddle's "learning_rate" and "grad_clip". The labels
+            "group", "lr_scale", "name" and "dygraph_key_name" are accepted and change nothing.
 
     Raises:
         TypeError: no parameters or groups; both; a set, which has no order; a group's rate that is no number; None in
             dygraph.
-        ValueError: a group without "params" or with an unknown key; a rate out of range; a parameter or a name twice.
+        ValueError: a group without "params" or with an unknown key; a rate out of range; a group with an "lr_scale"
+            other than 1 and no rate of its own; a parameter or a name twice.
     """
     if parameters is None and not paddle.in_dynamic_mode():
         return None
@@ -667,9 +659,9 @@ def checked_parameters(parameters, options):
 def _checked_group(group, options):
     if "params" not in group:
         raise ValueError(f"A parameter group must have 'params'. Received: keys {list(group)}")
-    unknown = set(group) - _GROUP_KEYS - set(options)
+    unknown = set(group) - _GROUP_KEYS - _LABELS - set(options)
     if unknown:
-        known = ", ".join(map(repr, sorted({*_GROUP_KEYS, *options} - {"dygraph_key_name"})))
+        known = ", ".join(map(repr, sorted({*_GROUP_KEYS, *options})))
         raise ValueError(
             f"A parameter group has one of the keys {known}. Received: {', '.join(sorted(map(str, unknown)))}"
         )
@@ -677,11 +669,15 @@ def _checked_group(group, options):
     if isinstance(params, (set, str)):
         raise TypeError(f"A group's 'params' must be an ordered collection. Received: {type(params).__name__}")
     if not isinstance(rate, paddle.Tensor):  # a Tensor is Paddle's way to give an absolute rate
-        if isinstance(rate, bool) or not isinstance(rate, (int, float, np.integer, np.floating)):
-            raise TypeError(f"A group's 'learning_rate', a multiplier, must be a number. Received: {rate!r}")
-        if not (math.isfinite(rate) and rate >= 0):
-            raise ValueError(f"A group's 'learning_rate', a multiplier, must be at least 0. Received: {rate!r}")
-    return {**group, "params": params if hasattr(params, "stop_gradient") else list(params)}
+        rate = checked_number(rate, "learning_rate", kind="a number: in a group it is a multiplier of the rate")
+    scaled = checked_number(group.get("lr_scale", 1.0), "lr_scale", kind="a number: it is a label of a group") != 1.0
+    if scaled and "learning_rate" not in group and group.get("lr") is None:
+        raise ValueError(
+            "'lr_scale' is a label and has no effect: give the group its 'learning_rate', a multiplier of the "
+            f"optimizer's. Received: lr_scale={group['lr_scale']!r}"
+        )
+    given = {"learning_rate": rate} if "learning_rate" in group else {}
+    return {**group, **given, "params": params if hasattr(params, "stop_gradient") else list(params)}
 
 
 def flatten_groups(parameters):

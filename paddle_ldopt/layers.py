@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional, Union
 
 from . import display
+from .arguments import checked_steps
 from .decay import LayerDecay
 from .hooks import unwrap_model
 from .stacks import STACK_NAMES, Stack, find_stacks, is_index
@@ -246,8 +247,7 @@ class LayerMap:
             ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that the optimizer settles; an
                 optimizer over parameters of another model.
         """
-        if num_steps is not None and (isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 0):
-            raise ValueError(f"`num_steps` must be an int of at least 0. Received: num_steps={num_steps!r}")
+        num_steps = None if num_steps is None else checked_steps(num_steps, "num_steps")
         if (layerwise_decay is None) == (optimizer is None):
             raise ValueError(
                 "`table` and `plot` take either `layerwise_decay` or `optimizer`. "

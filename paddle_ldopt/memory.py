@@ -12,7 +12,7 @@ import heapq
 import math
 from typing import NamedTuple, Optional
 
-from .arguments import checked_bool
+from .arguments import checked_bool, checked_int, checked_number
 
 __all__ = [
     "COLUMN",
@@ -97,11 +97,11 @@ class Transformer:
 
     def __post_init__(self):
         for name in ("hidden", "layers", "vocab"):
-            _check_count(getattr(self, name), name)
+            _set_count(self, name)
         _fill(self, 0, intermediate=-(-self.hidden * 8 // 3 // 256) * 256, heads=max(1, self.hidden // 128))
         _fill(self, 0, kv_heads=self.heads)
         for name in ("intermediate", "heads", "kv_heads"):
-            _check_count(getattr(self, name), name)
+            _set_count(self, name)
         for name, number in (("heads", self.hidden), ("kv_heads", self.heads)):
             if number % getattr(self, name):
                 raise ValueError(f"`{name}` must divide {number}. Received: {name}={getattr(self, name)}")
@@ -113,13 +113,7 @@ class Transformer:
         With :math:`12 h^2` a block and h / 128 blocks: h is the cube root of 128 `params` / 12, as a multiple of 1024,
         and the number of blocks, a multiple of 8 (4 below 32), what comes nearest then. The vocabulary is 32,000.
         """
-        if isinstance(params, bool) or not isinstance(params, (int, float)):
-            raise TypeError(f"`params` must be a number. Received: params={params!r}")
-        if not 1e9 <= params <= 1e14:
-            raise ValueError(
-                "`params` must be in [1e9, 1e14]; give a smaller model by its hidden, layers and vocab. "
-                f"Received: params={format(params, 'g') if isinstance(params, float) else params}"
-            )
+        params = checked_number(params, "params", 1e9, 1e14)
         hidden = 1024 * round((params * 128 / 12) ** (1 / 3) / 1024)
         one, two = cls(hidden, 1).size, cls(hidden, 2).size
         layers = 1 + (params - one) / (two - one)
@@ -141,10 +135,10 @@ class Transformer:
             pp (int): pipeline stages; must divide `layers`.
             stage (int): which of them, from 0.
         """
-        _check_count(mp, "mp")
-        _check_count(pp, "pp")
-        if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < pp:
-            raise ValueError(f"`stage` must be an integer from 0 to `pp` - 1. Received: stage={stage!r}, pp={pp}")
+        checked_int(mp, "mp", 1)
+        checked_int(pp, "pp", 1)
+        if checked_int(stage, "stage") >= pp:
+            raise ValueError(f"`stage` must be from 0 to `pp` - 1. Received: stage={stage}, pp={pp}")
         for name in ("vocab", "intermediate", "heads", "kv_heads") if mp > 1 else ():
             if getattr(self, name) % mp:
                 raise ValueError(f"`mp` must divide `{name}`. Received: mp={mp}, {name}={getattr(self, name)}")
@@ -197,9 +191,10 @@ class Layout:
 
     def __post_init__(self):
         for name in ("dp", "sharding", "mp", "pp"):
-            _check_count(getattr(self, name), name)
-        if not isinstance(self.stage, int) or self.stage not in (1, 2, 3):
-            raise ValueError(f"`stage` must be 1, 2 or 3. Received: stage={self.stage!r}")
+            _set_count(self, name)
+        object.__setattr__(self, "stage", checked_int(self.stage, "stage", 1))
+        if self.stage > 3:
+            raise ValueError(f"`stage` must be 1, 2 or 3. Received: stage={self.stage}")
         checked_bool(self.split_param, "split_param")
         if self.sharding == 1 and (self.stage != 1 or self.split_param):
             raise ValueError(
@@ -263,9 +258,8 @@ class OptimizerSpec:
     def __post_init__(self):
         if not isinstance(self.name, str) or self.name not in NAMES:
             raise ValueError(f"`name` must be one of {', '.join(map(repr, NAMES))}. Received: name={self.name!r}")
-        number = isinstance(self.beta1, (int, float)) and not isinstance(self.beta1, bool)
-        if self.beta1 is not None and not (number and 0 <= self.beta1 < 1):
-            raise ValueError(f"`beta1` must be in [0, 1). Received: beta1={self.beta1!r}")
+        if self.beta1 is not None:
+            object.__setattr__(self, "beta1", checked_number(self.beta1, "beta1", 0.0, 1.0, "[)"))
         checked_bool(self.compression, "compression")
         checked_bool(self.amsgrad, "amsgrad")
         owners = {"beta1": ("came", "adafactor"), "compression": ("came",), "amsgrad": ("adamweightdecay",)}
@@ -400,7 +394,7 @@ def plan(model, optimizer, layout, tokens=None):
         if not isinstance(value, kinds):
             raise TypeError(f"`{name}` is of the wrong type. Received: {name} of type {type(value).__name__}")
     if tokens is not None:
-        _check_count(tokens, "tokens")
+        tokens = checked_int(tokens, "tokens", 1)
     if layout.stage == 3 and optimizer.name != "adamwdl":
         raise ValueError(
             f"Stage 3 hands an optimizer slices that {optimizer.name} cannot follow: use stage 1, with or without "
@@ -426,11 +420,9 @@ def plan(model, optimizer, layout, tokens=None):
 
 
 def _checked_shape(name, shape):
-    if not isinstance(shape, (list, tuple)) or any(isinstance(n, bool) or not isinstance(n, int) for n in shape):
+    if not isinstance(shape, (list, tuple)):
         raise TypeError(f"`model` must map names to shapes. Received: {shape!r} for {name!r}")
-    if not all(n >= 0 for n in shape):
-        raise ValueError(f"`model` must map names to shapes. Received: {shape!r} for {name!r}")
-    return tuple(shape)
+    return tuple(checked_int(n, f"model[{name!r}]") for n in shape)
 
 
 def cells(plans):
@@ -613,6 +605,6 @@ def _fill(instance, empty, **defaults):
             object.__setattr__(instance, name, value)
 
 
-def _check_count(value, name):
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"`{name}` must be an integer of at least 1. Received: {name}={value!r}")
+def _set_count(instance, name):
+    """Check a field of a frozen instance that is a number of at least 1."""
+    object.__setattr__(instance, name, checked_int(getattr(instance, name), name, 1))

@@ -1,8 +1,8 @@
 """The table of our optimizers: adding one is one file and one row."""
 
 import dataclasses
-import difflib
 
+from .arguments import nearest
 from .decay import LayerDecay
 from .hooks import parameters_to_train
 from .layers import LayerMap, as_rule
@@ -76,8 +76,8 @@ def list_optimizers():
 def optimizer_class(name):
     """Return the class of an optimizer of ours by its name; raise ValueError if none has it."""
     if not isinstance(name, str) or name not in REGISTRY:
-        close = "".join(f"; the nearest is {near!r}" for near in difflib.get_close_matches(str(name), REGISTRY, 1))
-        raise ValueError(f"`name` must be one of {', '.join(map(repr, REGISTRY))}{close}. Received: name={name!r}")
+        known = ", ".join(map(repr, REGISTRY)) + nearest(name, REGISTRY)
+        raise ValueError(f"`name` must be one of {known}. Received: name={name!r}")
     return REGISTRY[name].cls
 
 

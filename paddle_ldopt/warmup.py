@@ -4,17 +4,20 @@ A port of `WarmUp` and `create_optimizer` of transformers 4.37 (`optimization_tf
 """
 
 import functools
+import inspect
 import math
 import re
+import warnings
 
 import paddle
-from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
+from paddle.optimizer.lr import LRScheduler
 
 from .arguments import checked_number, checked_state, checked_steps
 from .decay import LayerDecay
 from .hooks import checked_parameters, copy_schedule, flatten_groups, layerwise_lr_decay, parameters_to_train
 from .layers import LayerMap, as_rule
 from .optimizers import AdamWeightDecay
+from .optimizers.base import checked_decay
 from .weight_decay import decayed_parameter_names
 
 __all__ = ["WarmUp", "create_optimizer"]
@@ -46,7 +49,8 @@ class WarmUp(LRScheduler):
         verbose (bool, optional): print the rate of every step.
 
     Raises:
-        TypeError: an argument of the wrong type; a `ReduceOnPlateau`, which needs a metric in every step.
+        TypeError: an argument of the wrong type; a scheduler whose `step` needs a metric, such as Paddle's
+            `ReduceOnPlateau`, `ReduceLROnPlateau` and `GreedyLR`.
         ValueError: a value out of range, at any step a rate of the decay that is negative or not finite.
 
     Differs from transformers: it advances by its own `step()`, as all of Paddle's schedulers; the rate is float64;
@@ -80,9 +84,10 @@ class WarmUp(LRScheduler):
         verbose=False,
     ):
         self.initial_learning_rate = checked_number(initial_learning_rate, "initial_learning_rate", 0.0, ends="[)")
-        if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, (type, ReduceOnPlateau)):
+        if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, type) or _needs_metric(decay_schedule_fn):
             raise TypeError(
-                "`decay_schedule_fn` must be a function of the step or a Paddle scheduler that needs no metric. "
+                "`decay_schedule_fn` must be a function of the step or a Paddle scheduler that needs no metric: a step "
+                "has no metric within the warm-up. Attach a schedule that follows a metric when the warm-up has ended. "
                 f"Received: decay_schedule_fn={decay_schedule_fn!r}"
             )
         if name is not None and not isinstance(name, str):
@@ -186,6 +191,14 @@ class WarmUp(LRScheduler):
         return cls(**config)
 
 
+def _needs_metric(schedule):
+    """Say whether a scheduler's `step` has an argument that must be given."""
+    if not isinstance(schedule, LRScheduler):
+        return False
+    taken = inspect.signature(schedule.step).parameters.values()
+    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in taken)
+
+
 def create_optimizer(
     init_lr,
     num_train_steps,
@@ -225,7 +238,7 @@ def create_optimizer(
     Args:
         init_lr (float): :math:`l_0`, the peak, at least 0.
         num_train_steps (int): n, at least 1: steps of the optimizer, not micro-batches.
-        num_warmup_steps (int): w, in [0, n]; the warm-up is linear whatever `power` is.
+        num_warmup_steps (int): w, at least 0; the warm-up is linear whatever `power` is.
         min_lr_ratio (float, optional): q in [0, 1], the rate at the end and past it as a part of `init_lr`.
         adam_beta1 (float, optional): decay of the first moment, in [0, 1).
         adam_beta2 (float, optional): decay of the second moment, in [0, 1).
@@ -256,7 +269,7 @@ def create_optimizer(
             `include_in_weight_decay` without a weight decay; as `AdamWeightDecay` and `LayerMap.from_model`.
 
     Warns:
-        UserWarning: a pattern of `include_in_weight_decay` finds no parameter.
+        UserWarning: a pattern of `include_in_weight_decay` finds no parameter; w is above n.
 
     Differs from transformers: parameters are given here, as everywhere in Paddle; norms and biases are found by the
     names that Paddle's models have; without weight decay the optimizer is `AdamWeightDecay` too, whose numbers are then
@@ -281,7 +294,7 @@ def create_optimizer(
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """
-    weight_decay_rate = checked_number(weight_decay_rate, "weight_decay_rate", 0.0, ends="[)")
+    weight_decay_rate = checked_decay(weight_decay_rate, "weight_decay_rate")
     beta_1 = checked_number(adam_beta1, "adam_beta1", 0.0, 1.0, "[)")
     beta_2 = checked_number(adam_beta2, "adam_beta2", 0.0, 1.0, "[)")
     epsilon = checked_number(adam_epsilon, "adam_epsilon", 0.0, ends="[)")
@@ -350,11 +363,13 @@ def _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power):
     min_lr_ratio = checked_number(min_lr_ratio, "min_lr_ratio", 0.0, 1.0)
     power = checked_number(power, "power", 0.0, ends="()")
     if num_warmup_steps > num_train_steps:
-        raise ValueError(
-            "`num_warmup_steps` must be at most `num_train_steps`. "
-            f"Received: num_warmup_steps={num_warmup_steps}, num_train_steps={num_train_steps}"
+        warnings.warn(
+            "The training ends before the warm-up does: the peak is not reached. "
+            f"Received: num_warmup_steps={num_warmup_steps}, num_train_steps={num_train_steps}",
+            stacklevel=3,
         )
-    how = {"start": init_lr, "end": init_lr * min_lr_ratio, "steps": num_train_steps - num_warmup_steps, "power": power}
+    steps = max(0, num_train_steps - num_warmup_steps)
+    how = {"start": init_lr, "end": init_lr * min_lr_ratio, "steps": steps, "power": power}
     return WarmUp(init_lr, functools.partial(_polynomial, **how), num_warmup_steps)
 
 

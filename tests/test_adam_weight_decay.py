@@ -619,7 +619,7 @@ ERRORS = {
     "name": (TypeError, {"name": 3}, "`name` must be a string or None. Received: name=3"),
     "decay": (ValueError, {"decay": -1.0}, r"`decay` must be in \[0, inf\). Received: decay=-1.0"),
     "clipnorm": (ValueError, {"clipnorm": -1.0}, r"`clipnorm` must be in \(0, inf\). Received: clipnorm=-1.0"),
-    "clipvalue": (ValueError, {"clipvalue": 0}, r"`clipvalue` must be in \(0, inf\). Received: clipvalue=0.0"),
+    "clipvalue": (ValueError, {"clipvalue": 0}, r"`clipvalue` must be in \(0, inf\). Received: clipvalue=0"),
     "global_clipnorm": (ValueError, {"global_clipnorm": -2}, r"`global_clipnorm` must be in \(0, inf\). Received:"),
     "both norms": (
         ValueError,

@@ -497,10 +497,10 @@ def wrong(error, match, **arguments):
 
 NAN, INF = float("nan"), float("inf")
 BAD = [
-    wrong(TypeError, r"`learning_rate` must be.*`parameters=`. Received: learning_rate of type list", learning_rate=[]),
-    wrong(TypeError, r"`learning_rate` must be a float.*of type str", learning_rate="0.1"),
-    wrong(TypeError, r"`learning_rate` must be a float.*of type bool", learning_rate=True),
-    wrong(ValueError, r"`learning_rate` must be in \[0, inf\]. Received: learning_rate=-0.1", learning_rate=-0.1),
+    wrong(TypeError, r"`learning_rate` must be.*`parameters=`. Received: learning_rate=\[\]", learning_rate=[]),
+    wrong(TypeError, r"`learning_rate` must be a number or an LRScheduler.*='0.1'", learning_rate="0.1"),
+    wrong(TypeError, r"`learning_rate` must be a number or an LRScheduler.*=True", learning_rate=True),
+    wrong(ValueError, r"`learning_rate` must be in \[0, inf\). Received: learning_rate=-0.1", learning_rate=-0.1),
     wrong(ValueError, r"`learning_rate` must be in .* Received: learning_rate=nan", learning_rate=NAN),
     wrong(ValueError, r"`learning_rate` must be given unless.* Received: learning_rate=None", learning_rate=None),
     wrong(ValueError, r"must be None with `relative_step`.*learning_rate=0.1, relative_step=True", relative_step=True),
@@ -509,35 +509,33 @@ BAD = [
     wrong(
         ValueError, r"`eps` must have 3 values: \(eps1, eps2, eps3\). Received: eps=\(1e-30, 0.001\)", eps=(1e-30, 1e-3)
     ),
-    wrong(TypeError, r"`eps\[1\]` must be a float. Received: eps\[1\]=1", eps=(1e-30, 1, 1e-16)),
+    wrong(TypeError, r"`eps\[1\]` must be a number. Received: eps\[1\]='1'", eps=(1e-30, "1", 1e-16)),
     wrong(ValueError, r"`eps\[0\]` must be in \(0, inf\). Received: eps\[0\]=0.0", eps=(0.0, 1e-3, 1e-16)),
     wrong(ValueError, r"`eps\[2\]` must be in \(0, inf\). Received: eps\[2\]=-1e-16", eps=[1e-30, 1e-3, -1e-16]),
-    wrong(TypeError, r"`clip_threshold` must be a float. Received: clip_threshold=None", clip_threshold=None),
+    wrong(TypeError, r"`clip_threshold` must be a number. Received: clip_threshold=None", clip_threshold=None),
     wrong(ValueError, r"`clip_threshold` must be in \(0, inf\). Received: clip_threshold=0.0", clip_threshold=0.0),
     wrong(ValueError, r"`clip_threshold` must be in \(0, inf\). Received: clip_threshold=inf", clip_threshold=INF),
-    wrong(TypeError, r"`decay_rate` must be a float. Received: decay_rate='0.8'", decay_rate="0.8"),
+    wrong(TypeError, r"`decay_rate` must be a number. Received: decay_rate='0.8'", decay_rate="0.8"),
     wrong(ValueError, r"`decay_rate` must be in \[0, 1\]. Received: decay_rate=-0.8", decay_rate=-0.8),
     wrong(ValueError, r"`decay_rate` must be in \[0, 1\]. Received: decay_rate=1.1", decay_rate=1.1),
-    wrong(TypeError, r"`weight_decay` must be a float. Received: weight_decay=None", weight_decay=None),
     wrong(ValueError, r"`weight_decay` must be in \[0, 1\]. Received: weight_decay=-0.1", weight_decay=-0.1),
     wrong(ValueError, r"`weight_decay` must be in \[0, 1\]. Received: weight_decay=1.5", weight_decay=1.5),
-    wrong(TypeError, r"`beta1` must be a float. Received: beta1='0.9'", beta1="0.9"),
-    wrong(TypeError, r"`beta1` must be a float. Received: beta1=0", beta1=0),
+    wrong(TypeError, r"`beta1` must be a number. Received: beta1='0.9'", beta1="0.9"),
     wrong(ValueError, r"`beta1` must be in \[0, 1\). Received: beta1=1.0", beta1=1.0),
     wrong(ValueError, r"`beta1` must be in \[0, 1\). Received: beta1=-0.1", beta1=-0.1),
-    wrong(TypeError, r"`beta3` must be a float. Received: beta3=None", beta3=None),
+    wrong(TypeError, r"`beta3` must be a number. Received: beta3=None", beta3=None),
     wrong(ValueError, r"`beta3` must be in \[0, 1\). Received: beta3=1.0", beta3=1.0),
     wrong(ValueError, r"`beta3` must be in \[0, 1\). Received: beta3=nan", beta3=NAN),
     wrong(ValueError, r"give one of them. Received: beta2=0.9, decay_rate=0.7", beta2=0.9, decay_rate=0.7),
-    wrong(TypeError, r"`beta2` must be a float. Received: beta2='0.9'", beta2="0.9"),
+    wrong(TypeError, r"`beta2` must be a number. Received: beta2='0.9'", beta2="0.9"),
     wrong(ValueError, r"`beta2` must be in \[0, 1\). Received: beta2=1.0", beta2=1.0),
     wrong(TypeError, r"`scale_parameter` must be a bool. Received: scale_parameter=1", scale_parameter=1),
     wrong(TypeError, r"`relative_step` must be a bool. Received: relative_step=None", relative_step=None),
     wrong(TypeError, r"`warmup_init` must be a bool. Received: warmup_init=1", warmup_init=1),
     wrong(TypeError, r"`compression` must be a bool. Received: compression='yes'", compression="yes"),
-    wrong(TypeError, r"`loss_scale` must be an int. Received: loss_scale=1.0", loss_scale=1.0),
-    wrong(TypeError, r"`loss_scale` must be an int. Received: loss_scale=True", loss_scale=True),
-    wrong(ValueError, r"`loss_scale` must be above 0. Received: loss_scale=0", loss_scale=0),
+    wrong(TypeError, r"`loss_scale` must be an integer. Received: loss_scale=1.0", loss_scale=1.0),
+    wrong(TypeError, r"`loss_scale` must be an integer. Received: loss_scale=True", loss_scale=True),
+    wrong(ValueError, r"`loss_scale` must be at least 1. Received: loss_scale=0", loss_scale=0),
     wrong(ValueError, r"give one of them. Received: parameters of type list, params of type list", params=[]),
     wrong(TypeError, r"`apply_decay_param_fun` must be callable", apply_decay_param_fun=["bias"]),
 ]
@@ -552,7 +550,7 @@ def test_bad_arguments_are_refused(error, match, arguments):
 
 def test_parameters_in_the_first_place_are_told_where_they_belong():
     params, _ = make_params({"w": np.ones((2, 2))})
-    with pytest.raises(TypeError, match="parameters go into `parameters=`. Received: learning_rate of type list"):
+    with pytest.raises(TypeError, match=r"parameters go into `parameters=`. Received: learning_rate=\[Parameter"):
         Came(list(params.values()), 0.1)
 
 
@@ -566,7 +564,7 @@ def test_an_order_lists_all_parameters():
     "error, match, group",
     [
         (ValueError, r"`weight_decay` must be in \[0, 1\]. Received: weight_decay=2.0", {"weight_decay": 2.0}),
-        (ValueError, r"`lr` must be in \[0, inf\]. Received: lr=-1.0", {"lr": -1.0}),
+        (ValueError, r"`lr` must be in \[0, inf\). Received: lr=-1.0", {"lr": -1.0}),
         (TypeError, r"`lr` must be a number. Received: lr='0.1'", {"lr": "0.1"}),
         (ValueError, r"give one. Received: lr=0.1, learning_rate=0.5", {"lr": 0.1, "learning_rate": 0.5}),
         (ValueError, r"has one of the keys 'beta1'.*Received: compression", {"compression": True}),

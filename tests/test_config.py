@@ -1,10 +1,12 @@
 """LdoptConfig: all problems at once, round trips through files and a Trainer's arguments, the optimizers it builds."""
 
 import dataclasses
+import functools
 import json
 import re
 import textwrap
 
+import numpy as np
 import paddle
 import pytest
 import trainer_common as common
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import LdoptConfig
+from paddle_ldopt.arguments import shown
 from paddle_ldopt.config import OPTIMIZERS, read_yaml
 from paddle_ldopt.trainer import RunReport
 
@@ -50,7 +53,7 @@ def configs(draw):
         layerwise["layerwise_rules"] = draw(st.sampled_from([None, {"pooler": "head"}]))
     warmup = (
         {}
-        if kind == "reduce_lr_on_plateau"
+        if kind in ("constant", "reduce_lr_on_plateau")
         else draw(st.sampled_from([{}, {"warmup_steps": 1}, {"warmup_ratio": 0.2}]))
     )
     return LdoptConfig(
@@ -186,7 +189,7 @@ WRONG = {
     "said elsewhere": ({"optim_kwargs": {"learning_rate": 0.9}}, "'learning_rate' is no option"),
     "options": ({"optim_kwargs": [1]}, "`optim_kwargs` must be a dict. Received: optim_kwargs=[1]"),
     "paddle's assertion": ({"optim": "adamw", "optim_kwargs": {"beta1": None}}, "Received: {'beta1': None}"),
-    "rate": ({"learning_rate": -1.0}, "`learning_rate` must be at least 0 and finite. Received: learning_rate=-1.0"),
+    "rate": ({"learning_rate": -1.0}, "`learning_rate` must be in [0, inf). Received: learning_rate=-1.0"),
     "rate in words": ({"learning_rate": "fast"}, "`learning_rate` must be a number or None"),
     "no rate": ({"learning_rate": None}, "`learning_rate` must be None with `relative_step`"),
     "two rates": ({"optim": "adafactor", "optim_kwargs": {"relative_step": True}}, "and only then. Received: optim="),
@@ -194,20 +197,23 @@ WRONG = {
         {"optim": "adafactor", "learning_rate": None, "lr_scheduler_type": "cosine"},
         "No schedule has an effect while `learning_rate` is None",
     ),
-    "weight decay": ({"weight_decay": float("nan")}, "`weight_decay` must be at least 0"),
+    "weight decay": ({"weight_decay": float("nan")}, "`weight_decay` must be in [0, inf)"),
     "clipping": ({"max_grad_norm": True}, "`max_grad_norm` must be a number. Received: max_grad_norm=True"),
     "decay": ({"layerwise_lr_decay": 2}, "`layerwise_lr_decay` must be in (0, 1]"),
     "no effect": ({"layerwise_min_ratio": 0.5}, "`layerwise_min_ratio` has no effect"),
     "rules": ({"layerwise_rules": {"a": 1}}, "`layerwise_rules` have no effect without a layer-wise decay"),
     "schedule": ({"lr_scheduler_type": "cosin"}, "'cosin' is no schedule; the nearest is 'cosine'"),
     "schedule's option": ({"lr_scheduler_kwargs": {"power": 2}}, "`lr_scheduler_kwargs`: get_linear_schedule"),
-    "warm-up": ({"warmup_steps": 0.5}, "`warmup_steps` must be an int of at least 0"),
+    "warm-up": ({"warmup_steps": 0.5}, "`warmup_steps` must be a whole number of steps"),
     "part": ({"warmup_ratio": 1.5}, "`warmup_ratio` must be in [0, 1]"),
     "two warm-ups": ({"warmup_steps": 1, "warmup_ratio": 0.5}, "exclude each other. Received: warmup_steps=1"),
     "no warm-up": (
         {"lr_scheduler_type": "reduce_lr_on_plateau", "warmup_steps": 1},
         "'reduce_lr_on_plateau' has no warm-up",
     ),
+    "constant": ({"lr_scheduler_type": "constant", "warmup_steps": 100}, "use 'constant_with_warmup'. Received: warm"),
+    "constant's part": ({"lr_scheduler_type": "constant", "warmup_ratio": 0.1}, "use 'constant_with_warmup'"),
+    "rules' layer": ({"layerwise_rules": {"a": [1]}, "layerwise_lr_decay": 0.5}, "`layerwise_rules` must map names"),
     "setting": ({"layerwise_decay": 0.8}, "'layerwise_decay' is no setting; the nearest is 'layerwise_lr_decay'"),
 }
 
@@ -253,6 +259,9 @@ def test_all_that_is_wrong_with_arguments_is_told_at_once(tmp_path):
         ({"optim": "lamb", "optim_kwargs": "eps"}, "`optim_kwargs` must be a JSON object"),
         ({"optim": "adafactor", "optim_kwargs": '{"relative_step": true}'}, "goes to the Trainer as `optimizers="),
         ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, "`layerwise_rules` must be a JSON object"),
+        ({"optim": "lamb", "optim_kwargs": "[" * 10**5}, "`optim_kwargs` must be a JSON object"),
+        ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "use 'constant_with_warmup'. Received: warmup_steps=5"),
+        ({"lr_scheduler_type": "constant", "warmup_ratio": 0.1}, "use 'constant_with_warmup'"),
     ],
 )
 def test_arguments_that_are_wrong(tmp_path, wrong, message):
@@ -291,12 +300,94 @@ def test_numbers_of_yaml(tmp_path):
         ("c.yaml", "[1]: 1\n"),
         ("c.json", '{"warmup_steps": 1, "warmup_steps": 2}'),
         ("c.json", '{"warmup_steps": 1'),
+        ("c.yaml", "optim_kwargs: " + "[" * 2000 + "]" * 2000),
+        ("c.json", '{"optim_kwargs": ' + "[" * 10**5 + "]" * 10**5 + "}"),
     ],
+    ids=lambda value: value[:30],
 )
 def test_files_that_cannot_be_read(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=f"cannot be read: .*{name}|is nested too deeply.*{name}"):
         (LdoptConfig.from_yaml if name == "c.yaml" else LdoptConfig.from_json)(tmp_path / name)
+
+
+def bomb(setting):
+    """Return YAML whose aliases stand for 9^9 numbers."""
+    lists = "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
+    return f"a0: &a0 [1,1,1,1,1,1,1,1,1]\n{lists}{setting}: *a8\n"
+
+
+@pytest.mark.parametrize("setting", ["learning_rate", "optim", "optim_kwargs", "layerwise_rules", "lr_scheduler_type"])
+def test_a_message_is_bounded_whatever_a_file_holds(tmp_path, setting):
+    (tmp_path / "c.yaml").write_text(bomb(setting))
+    with pytest.raises(ValueError, match="settings are wrong") as caught:
+        LdoptConfig.from_yaml(tmp_path / "c.yaml")
+    assert len(str(caught.value)) < 20_000
+    with pytest.raises(ValueError, match="^40 or more settings are wrong") as caught:
+        LdoptConfig.from_dict({"x" * 10**5 + str(i): i for i in range(1000)})
+    assert len(str(caught.value)) < 100_000
+
+
+class Rude:
+    """Something whose `repr` fails, or is long."""
+
+    def __init__(self, text=None):
+        self.text = text
+
+    def __repr__(self):
+        if self.text is None:
+            raise OSError
+        return self.text
+
+
+LOOP: list = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    "value, want",
+    [
+        (Rude(), "<Rude object>"),
+        ([1, Rude()], "[1, <list object>"),
+        (Rude("x" * 10**6), "x" * 400 + "..."),
+        ("x" * 10**6, "'" + "x" * 399 + "..."),
+        (range(10**9), "range(0, 1000000000)"),
+        (list(range(10**6)), str(list(range(200)))[:400] + "..."),
+        (dict.fromkeys(range(10**6)), str(dict.fromkeys(range(100)))[:400] + "..."),
+        (10**5000, "an int of 16610 bits"),
+        (np.ones(9), "ndarray of shape [9]"),
+        (paddle.ones([3, 3]), "Tensor of shape [3, 3]"),
+        (np.ones(2), "array([1., 1.])"),
+        (functools.partial(max, 1, key=[2]), "partial(<built-in function max>, 1, key=[2])"),
+        (ldopt.LayerDecay(0.5), repr(ldopt.LayerDecay(0.5))),
+        ((1,), "(1,)"),
+        ({1: (), "a": set(), "b": {2}, "c": frozenset({3})}, "{1: (), 'a': set(), 'b': {2}, 'c': frozenset({3})}"),
+        (LOOP, "[" * 21 + "Ellipsis" + "]" * 21),
+        (np.float64, "<class 'numpy.float64'>"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_values_in_messages(value, want):
+    assert shown(value) == want
+
+
+NUMBERS = [0, np.float32(0), np.int64(0), np.array(0.0), np.zeros([1]), paddle.zeros([1])]
+
+
+@pytest.mark.parametrize("zero", NUMBERS, ids=lambda value: type(value).__name__)
+def test_every_kind_of_number_is_one(tmp_path, zero):
+    config = LdoptConfig("came", {"beta1": zero, "beta2": zero, "clip_threshold": zero + 1}, weight_decay=zero)
+    config.to_json(tmp_path / "c.json")
+    assert LdoptConfig.from_json(tmp_path / "c.json") == config
+    rule = ldopt.LayerDecay(zero + 1, min_ratio=zero, head_ratio=zero + 2, freeze_below=zero)
+    assert rule == ldopt.LayerDecay(1.0, head_ratio=2.0) and type(rule.head_ratio) is float
+
+
+def test_a_smoke_run_ends_within_the_warmup():
+    with pytest.warns(UserWarning, match="Received: num_warmup_steps=100, num_training_steps=10"):
+        _, schedule = LdoptConfig(warmup_steps=100).build(paddle.nn.Linear(2, 2), 10)
+    schedule.step(10)
+    assert schedule() == pytest.approx(0.1 * 5e-5)
 
 
 def test_dicts_are_copies():

@@ -11,6 +11,7 @@ from reference import bert_like, llrd_ratio, make_params, take_steps
 import paddle_ldopt as ldopt
 from paddle_ldopt.display import rates_of_optimizer
 
+NAN = float("nan")
 N = 3  # blocks of bert_like()
 
 # name -> arguments that make it an optimizer with an external rate of 0.01, a decay of 0.1
@@ -615,9 +616,12 @@ def test_no_trainable_parameter(name):
     [
         (lambda p: [{"params": p, "betas": (0.9, 0.99)}], ValueError, "has one of the keys .*Received: betas"),
         (lambda p: [{"learning_rate": 1.0}], ValueError, "must have 'params'"),
-        (lambda p: [{"params": p, "learning_rate": -1.0}], ValueError, "must be at least 0. Received: -1.0"),
-        (lambda p: [{"params": p, "learning_rate": float("nan")}], ValueError, "must be at least 0. Received: nan"),
-        (lambda p: [{"params": p, "learning_rate": "x"}], TypeError, "must be a number. Received: 'x'"),
+        (lambda p: [{"params": p, "learning_rate": -1.0}], ValueError, r"in \[0, inf\). Received: learning_rate=-1.0"),
+        (lambda p: [{"params": p, "learning_rate": NAN}], ValueError, r"in \[0, inf\). Received: learning_rate=nan"),
+        (lambda p: [{"params": p, "learning_rate": "x"}], TypeError, "a multiplier.*Received: learning_rate='x'"),
+        (lambda p: [{"params": p, "lr_scale": 0.5}], ValueError, "'lr_scale' is a label.*Received: lr_scale=0.5"),
+        (lambda p: [{"params": p, "lr_scale": "x"}], TypeError, "Received: lr_scale='x'"),
+        (lambda p: [{"params": p, "grup": "a"}], ValueError, "has one of the keys .*Received: grup"),
         (lambda p: [{"params": p, "weight_decay": -1.0}], ValueError, "weight_decay.*Received: .*-1.0"),
         (lambda p: [{"params": p[:1]}, *p[1:]], TypeError, "Received: both"),
         (lambda p: [{"params": set(p)}], TypeError, "ordered collection. Received: set"),
@@ -634,6 +638,38 @@ def test_bad_parameters_are_refused_before_anything_changes(name, spoil, error, 
     with pytest.raises(error, match=match):
         make(name, spoil(list(params.values())))
     assert all(p.optimize_attr["learning_rate"] == 1.0 and p.regularizer is None for p in params.values())
+
+
+@every_optimizer
+def test_labels_of_groups_change_nothing(name):
+    arrays, grads = bert_like()
+    label = {"group": "visual", "lr_scale": 0.5, "name": "block", "dygraph_key_name": "a"}
+
+    def trained(more):
+        with paddle.utils.unique_name.guard():
+            params, _ = make_params(arrays)
+            groups = [{"params": [p], "learning_rate": 0.5, **more} for p in params.values()]
+            return {n: a.copy() for n, a in take_steps(make(name, groups), params, grads[:2]).items()}
+
+    same(trained(label), trained({}))
+
+
+@every_optimizer
+def test_no_weight_decay_is_0_and_a_regularizer_is_refused(name):
+    arrays, grads = bert_like()
+    key = "weight_decay_rate" if name == "adamweightdecay" else "weight_decay"
+    want = run(name, arrays, grads[:2], **{key: 0.0})
+    for none in (None, 0, np.float32(0)):
+        same(run(name, arrays, grads[:2], **{key: none}), want)
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        opt = make(name, [{"params": list(params.values()), "weight_decay": None}])
+        same({n: a.copy() for n, a in take_steps(opt, params, grads[:2]).items()}, want)
+    for regularizer in (paddle.regularizer.L2Decay(0.01), paddle.regularizer.L1Decay(0.01)):
+        with pytest.raises(TypeError, match=f"a number such as 0.01.*Received: .*={type(regularizer).__name__}"):
+            make(name, list(params.values()), **{key: regularizer})
+        with pytest.raises(TypeError, match="a number such as 0.01"):
+            make(name, [{"params": list(params.values()), "weight_decay": regularizer}])
 
 
 @every_optimizer

@@ -65,7 +65,7 @@ TRANSPOSED = {
 def test_a_square_that_was_transposed_in_place(name, of):
     ends = []
     ways = TRANSPOSED if of == "parameter" else {how: TRANSPOSED[how] for how in ("t_", "transpose_", "copied")}
-    for how, transpose in ways.items():
+    for transpose in ways.values():
         with paddle.utils.unique_name.guard():
             (param,) = parameters([4, 4])
             param.set_value(paddle.arange(16.0).reshape([4, 4]))

@@ -22,11 +22,11 @@ ARROWS = {
     "stacks": set(),
     "decay": {"arguments", "hooks"},
     "display": {"arguments", "hooks"},
-    "layers": {"decay", "display", "hooks", "stacks"},
+    "layers": {"arguments", "decay", "display", "hooks", "stacks"},
     "kernels": set(),
     "optimizers": {"arguments", "hooks", "kernels"},
     "weight_decay": set(),
-    "registry": {"decay", "hooks", "layers", "optimizers", "weight_decay"},
+    "registry": {"arguments", "decay", "hooks", "layers", "optimizers", "weight_decay"},
     "schedules": {"arguments", "hooks"},
     "config": {"arguments", "decay", "hooks", "layers", "optimizers", "registry", "schedules", "weight_decay"},
     "accumulation": {"arguments", "hooks"},
@@ -50,7 +50,18 @@ ARROWS = {
         "warmup",
         "weight_decay",
     },
-    "trainer": {"config", "decay", "display", "hooks", "layers", "registry", "saving", "schedules", "weight_decay"},
+    "trainer": {
+        "arguments",
+        "config",
+        "decay",
+        "display",
+        "hooks",
+        "layers",
+        "registry",
+        "saving",
+        "schedules",
+        "weight_decay",
+    },
 }
 
 

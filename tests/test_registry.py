@@ -100,6 +100,7 @@ def test_create_takes_a_model_without_blocks_if_there_is_no_decay():
     "arguments, error, match",
     [
         ({"name": "camel"}, ValueError, "'adamweightdecay'; the nearest is 'came'. Received: name='camel'"),
+        ({"name": "AdamWDL"}, ValueError, "the nearest is 'adamwdl'. Received: name='AdamWDL'"),
         ({"name": None}, ValueError, "Received: name=None"),
         ({"rules": {"a": 1}}, ValueError, "`rules` have no effect without a layer-wise decay"),
         ({"momentum": 0.9}, TypeError, "momentum"),

@@ -243,7 +243,7 @@ def test_the_narrowest_greedy_schedule():
         schedule.step(metric)
         rates.append(schedule())
     assert rates == pytest.approx([0.1, 0.1, 0.095, 0.1, 0.095, 0.09025])
-    with pytest.raises(ValueError, match=r"`max_lr` must be in \(0, inf\]"):
+    with pytest.raises(ValueError, match=r"`max_lr` must be in \(0, inf\)"):
         schedules.GreedyLR(0.1, max_lr=0.0)
 
 
@@ -439,7 +439,7 @@ def test_a_foreign_schedule_gives_its_current_rate():
     optimizer._learning_rate.step()
     assert make("constant", optimizer)() == 0.1
     optimizer = optimizer_of(paddle.optimizer.lr.LinearWarmup(0.5, 10, 0.0, 0.5))
-    with pytest.raises(ValueError, match=r"`learning_rate` must be in \(0, inf\]. Received: learning_rate=0.0"):
+    with pytest.raises(ValueError, match=r"`learning_rate` must be in \(0, inf\). Received: learning_rate=0.0"):
         make("constant", optimizer)
 
 
@@ -466,7 +466,7 @@ def test_bad_first_arguments(kind, bad, error):
 
 
 def test_a_schedule_of_a_schedule_is_refused_by_name():
-    with pytest.raises(TypeError, match=r"rate\. A schedule is built from a number, not from another one\. Received"):
+    with pytest.raises(TypeError, match="a schedule is not built from another one. Received: learning_rate="):
         make("linear", paddle.optimizer.lr.NoamDecay(8, 8))
     with pytest.raises(TypeError, match=r"a learning rate\. Received: optimizer=None"):
         make("linear", None)
@@ -552,7 +552,6 @@ ILLEGAL = [
     ("linear", {"num_training_steps": 0}),
     ("linear", {"num_training_steps": 0, "num_warmup_steps": 0}),
     ("warmup_stable_decay", {"num_training_steps": 0, "num_stable_steps": 5}),
-    ("linear", {"num_warmup_steps": 101}),
     ("linear", {"last_epoch": -2}),
     ("cosine", {"num_cycles": 0}),
     ("cosine", {"num_cycles": math.inf}),
@@ -570,7 +569,6 @@ ILLEGAL = [
     ("cosine_warmup_with_min_lr", {"min_lr_rate": 1.1}),
     ("cosine_warmup_with_min_lr", {"warmup_lr_rate": -0.1}),
     ("cosine_warmup_with_min_lr", {"warmup_lr_rate": 1.5}),
-    ("warmup_stable_decay", {"num_decay_steps": 91}),
     ("warmup_stable_decay", {"num_decay_steps": -1}),
     ("warmup_stable_decay", {"num_stable_steps": -1}),
     ("warmup_stable_decay", {"warmup_type": "sqrt"}),
@@ -578,7 +576,6 @@ ILLEGAL = [
     ("warmup_stable_decay", {"min_lr_ratio": 1.5}),
     ("warmup_stable_decay", {"num_cycles": -0.5}),
     ("cool_down", {"keep_steps": -1}),
-    ("cool_down", {"keep_steps": 81}),
     ("cool_down", {"final_steps": -1}),
     ("cool_down", {"decay_steps": -1}),
     ("cool_down", {"lr_end1": 0.2}),
@@ -628,6 +625,44 @@ def test_the_phases_of_wsd():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert make("warmup_stable_decay", num_stable_steps=70).rule == make("warmup_stable_decay").rule
+
+
+RISE = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+TOO_LONG = [  # kind, phases longer than the training, its rates by transformers' formulas from step 2 to 9
+    ("linear", {}, [*RISE, 0, 0]),
+    ("cosine", {}, [*RISE, 1, 0]),
+    ("cosine_with_restarts", {}, [*RISE, 1, 0]),
+    ("polynomial", {"lr_end": 0.01}, [*RISE, 0.01, 0.01]),
+    ("cosine_with_min_lr", {"min_lr": 0.5}, [*RISE, 1, 0.5]),
+    ("cosine_warmup_with_min_lr", {"min_lr": 0.5}, [0.375, 0.5, 0.625, 0.75, 0.875, 1, 0.5, 1]),
+    (
+        "warmup_stable_decay",
+        {"num_decay_steps": 6, "decay_type": "linear"},
+        [*RISE, 0, 0],
+    ),
+    ("cool_down", {}, [*RISE, 0, 0]),
+]
+
+
+@pytest.mark.parametrize("kind, specific, want", TOO_LONG, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_training_that_ends_within_the_warmup_is_warned_of(kind, specific, want):
+    with pytest.warns(UserWarning, match="Received: num_warmup_steps=8, .*num_training_steps=2"):
+        schedule = get_scheduler(kind, 1.0, 8, 2, specific)
+    np.testing.assert_allclose(rates(schedule, 10)[2:], want, atol=1e-12)
+    rule = schedule.rule
+    assert max(map(rule, range(10))) == max(rule(step) for step in rule.turns())
+
+
+def test_a_greedy_state_without_some_keys_keeps_what_was_there():
+    schedule, state = make("greedy", patience=0, smooth=True), make("greedy").state_dict()
+    schedule.step(0.5)
+    want = {**schedule.state_dict(), "last_lr": 0.05}
+    schedule.set_state_dict({"last_lr": 0.05})
+    assert schedule.state_dict() == want and schedule() == 0.05
+    for bad in ({}, {"step": 1}, {**state, "window": 3}, {"best": "x"}):
+        with pytest.raises(ValueError, match="Received: "):
+            schedule.set_state_dict(bad)
+    assert schedule.state_dict() == want
 
 
 def test_a_rule_must_be_callable():

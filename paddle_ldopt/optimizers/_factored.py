@@ -20,6 +20,7 @@ __all__ = [
     "factored_kinds",
     "inverse_sqrt_factored",
     "is_factored",
+    "refuse_relative_step",
     "relative_rate",
     "rms",
     "row_col_means",
@@ -72,6 +73,13 @@ def square_sum(tensor):
 def rms(square_sum, shape):
     """Return the root of the mean square, given the whole tensor's `square_sum`."""
     return (square_sum / math.prod(shape)).sqrt()
+
+
+def refuse_relative_step(optimizer, **received):
+    """Raise RuntimeError, as Paddle does for a rate that a scheduler sets, if the optimizer sets its rate itself."""
+    if optimizer._relative_step:
+        ((name, value),) = received.items()
+        raise RuntimeError(f"`relative_step` sets the rate from the step. Received: {name}={value!r}")
 
 
 def relative_rate(t, warmup_init):

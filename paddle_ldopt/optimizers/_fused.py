@@ -9,7 +9,6 @@ first step as in all others.
 
 import collections
 import math
-import numbers
 import warnings
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -18,7 +17,7 @@ import paddle
 from paddle.base.layer_helper import LayerHelper
 
 from .. import kernels
-from ..arguments import as_float
+from ..arguments import checked_number
 from ._checkpoint import check_loadable
 from ._plan import TYPES, FusedRule, Plan, Seen, held_bytes, why_not
 
@@ -104,12 +103,7 @@ class FusedMixin(_Base):
         Args:
             value (float): the new rate, at least 0.
         """
-        rate = as_float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else None
-        if rate is None:
-            raise TypeError(f"`value` must be a number. Received: value={value!r}")
-        if not 0.0 <= rate < math.inf:
-            raise ValueError(f"`value`, a rate, must be finite and at least 0. Received: value={value!r}")
-        super().set_lr(rate)
+        super().set_lr(checked_number(value, "value"))
 
     # ---- updates that were collected
 

@@ -10,9 +10,11 @@ from collections.abc import Iterable
 import numpy as np
 import paddle
 from paddle.optimizer.lr import LRScheduler
+from paddle.regularizer import WeightDecayRegularizer
 
-from ..arguments import checked_number
+from ..arguments import checked_number, plain_number
 from ..hooks import is_listed
+from .base import checked_decay
 
 __all__ = ["Schedule", "as_list", "decay_or_schedule", "is_convolution", "rate_or_schedule", "read_groups"]
 
@@ -25,7 +27,7 @@ class Schedule:
 
     def __call__(self, step):
         if callable(self.source):
-            return checked_number(as_number(self.source(step)), f"{self.argument}({step})", 0.0, ends="[)")
+            return checked_number(self.source(step), f"{self.argument}({step})")
         if step >= len(self.source):
             raise ValueError(
                 f"The schedule given as `{self.argument}` has run out: it has {len(self.source)} values, and this is "
@@ -42,13 +44,6 @@ class Schedule:
         return repr(self.source) if callable(self.source) else f"[{', '.join(f'{v:g}' for v in self.source[:3])}, ...]"
 
 
-def as_number(value):
-    """Return the Python number in a Tensor or array of one element and in a NumPy number, anything else as it is."""
-    if isinstance(value, (paddle.Tensor, np.ndarray)) and value.size == 1:
-        return value.item()
-    return value.item() if isinstance(value, np.generic) else value
-
-
 def rate_or_schedule(value, argument):
     """Return a rate as a float, an `LRScheduler` or a schedule of our own; raise if it is none."""
     if isinstance(value, LRScheduler):
@@ -59,11 +54,11 @@ def rate_or_schedule(value, argument):
                 f"`{argument}` must have at most one dimension. Received: {argument} of shape {list(value.shape)}"
             )
         value = value.tolist()
-    value = as_number(value)
+    value = plain_number(value)
     if callable(value):
         return Schedule(value, argument)
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, dict, set, frozenset)):
-        values = [as_number(element) for element in value]
+        values = [plain_number(element) for element in value]
         if any(isinstance(element, (paddle.Tensor, dict)) for element in values):
             raise TypeError(
                 f"`{argument}` must hold numbers; parameters go to `parameters`, or to `params` as in MindSpore, by "
@@ -72,22 +67,15 @@ def rate_or_schedule(value, argument):
         if not values:
             raise ValueError(f"`{argument}` must have a value for every step. Received: {argument}=[]")
         return Schedule([checked_number(v, f"{argument}[{i}]", 0.0, ends="[)") for i, v in enumerate(values)], argument)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(
-            f"`{argument}` must be a number, a Tensor, an iterable of numbers, an LRScheduler or a callable "
-            f"of the step. Received: {argument}={value!r}"
-        )
-    return checked_number(value, argument, 0.0, ends="[)")
+    kind = "a number, a Tensor, an iterable of numbers, an LRScheduler or a callable of the step"
+    return checked_number(value, argument, kind=kind)
 
 
 def decay_or_schedule(value, argument="weight_decay"):
-    """Return a weight decay as a float or a schedule of our own; raise if it is neither."""
-    if callable(value):
+    """Return a weight decay as a float, 0 for None, or as a schedule of our own; raise if it is neither."""
+    if callable(value) and not isinstance(value, WeightDecayRegularizer):
         return Schedule(value, argument)
-    value = as_number(value) if isinstance(value, np.generic) else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"`{argument}` must be a number or a callable of the step. Received: {argument}={value!r}")
-    return checked_number(value, argument, 0.0, ends="[)")
+    return checked_decay(value, argument, kind="a number or a callable of the step")
 
 
 def read_groups(parameters):

@@ -16,6 +16,7 @@ from ._factored import (
     factored_kinds,
     inverse_sqrt_factored,
     is_factored,
+    refuse_relative_step,
     relative_rate,
     rms,
     row_col_means,
@@ -25,7 +26,7 @@ from ._factored import (
 from ._fused import FusedRule
 from ._inplace import over_, plus_, times_
 from ._pieces import Piece
-from .base import ELEMENT, SCALAR, STEP, RuleOptimizer
+from .base import ELEMENT, SCALAR, STEP, RuleOptimizer, checked_decay
 
 __all__ = ["Adafactor", "AdafactorSchedule", "adafactor_update"]
 
@@ -203,7 +204,7 @@ class Adafactor(RuleOptimizer):
             "scale_parameter": scale_parameter,
             "warmup_init": warmup_init,
         }
-        self.check_options(options)
+        options = self.check_options(options)
         if lr is not None or relative_step or not _all_have_lr(parameters):
             lr = self._checked_lr(lr)
         super().__init__(
@@ -225,22 +226,24 @@ class Adafactor(RuleOptimizer):
         )
 
     def check_options(self, options):
-        """Raise if the options of a group are out of range, or of the wrong type."""
+        """Return the options, numbers as floats; raise if one is out of range, or of the wrong type."""
         eps = options["eps"]
         if not isinstance(eps, (tuple, list)) or len(eps) != 2:
             raise TypeError(f"`eps` must be two numbers. Received: eps={eps!r}")
-        checked_number(eps[0], "eps[0]", 0.0, math.inf, "()")
-        checked_number(eps[1], "eps[1]", 0.0, math.inf, "[)")
-        checked_number(options["clip_threshold"], "clip_threshold", 0.0, math.inf, "()")
-        checked_number(options["decay_rate"], "decay_rate", -math.inf, 0.0, "(]")
+        numbers = {
+            "eps": type(eps)(checked_number(v, f"eps[{i}]", ends="[)" if i else "()") for i, v in enumerate(eps)),
+            "clip_threshold": checked_number(options["clip_threshold"], "clip_threshold", ends="()"),
+            "decay_rate": checked_number(options["decay_rate"], "decay_rate", -math.inf, 0.0, "(]"),
+            "weight_decay": checked_decay(options["weight_decay"]),
+        }
         if options["lr"] is not None:
-            checked_number(self._checked_lr(options["lr"]), "lr", 0.0)
+            numbers["lr"] = checked_number(self._checked_lr(options["lr"]), "lr")
         if options["beta1"] is not None:
-            checked_number(options["beta1"], "beta1", 0.0, 1.0, "[)")
-        checked_number(options["weight_decay"], "weight_decay", 0.0, math.inf, "[)")
+            numbers["beta1"] = checked_number(options["beta1"], "beta1", 0.0, 1.0, "[)")
         checked_bool(options["scale_parameter"], "scale_parameter")
         if checked_bool(options["warmup_init"], "warmup_init") and not self._relative_step:
             raise ValueError("`warmup_init=True` requires `relative_step=True`. Received: relative_step=False")
+        return {**options, **numbers}
 
     def _checked_lr(self, lr):
         """Return the rate as the base takes it, None with `relative_step`."""
@@ -316,13 +319,13 @@ class Adafactor(RuleOptimizer):
         return next(iter(self.used_lr().values()), 0.0) if self._relative_step else super().get_lr()
 
     def set_lr(self, value):
-        """Set the rate, as in Paddle's optimizers; an error with `relative_step`."""
-        self._checked_lr(value)
+        """Set the rate, as in Paddle's optimizers; a RuntimeError with `relative_step`."""
+        refuse_relative_step(self, value=value)
         super().set_lr(value)
 
     def set_lr_scheduler(self, scheduler):
-        """Set the scheduler of the rate, as in Paddle's optimizers; an error with `relative_step`."""
-        self._checked_lr(scheduler)
+        """Set the scheduler of the rate, as in Paddle's optimizers; a RuntimeError with `relative_step`."""
+        refuse_relative_step(self, scheduler=scheduler)
         super().set_lr_scheduler(scheduler)
 
 

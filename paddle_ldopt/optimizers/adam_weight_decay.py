@@ -7,6 +7,7 @@ https://arxiv.org/abs/1904.09237. Clipping and `decay` are those of Keras 2 (`ke
 
 import contextlib
 import math
+import numbers
 import re
 import warnings
 
@@ -14,12 +15,12 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from .. import kernels
-from ..arguments import checked_bool, checked_number
-from ..hooks import flatten_groups, is_listed, layerwise_lr_decay
+from ..arguments import checked_bool, checked_number, plain_number
+from ..hooks import check_decay, flatten_groups, is_listed, layerwise_lr_decay
 from ._factored import square_sum
 from ._fused import FusedRule
 from ._inplace import over_, plus_, root, times_
-from .base import ELEMENT, STEP, RuleOptimizer
+from .base import ELEMENT, STEP, RuleOptimizer, checked_decay
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
 
@@ -187,6 +188,8 @@ class AdamWeightDecay(RuleOptimizer):
         weight_decay_rate = _one_of("weight_decay_rate", weight_decay_rate, 0.0, "weight_decay", weight_decay)
         if not isinstance(learning_rate, LRScheduler):
             learning_rate = checked_number(learning_rate, "learning_rate", 0.0, ends="[)")
+        if not hasattr(layerwise_decay, "layerwise_decay"):
+            layerwise_decay = check_decay(layerwise_decay)
         checked_bool(amsgrad, "amsgrad")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"`name` must be a string or None. Received: name={name!r}")
@@ -198,7 +201,7 @@ class AdamWeightDecay(RuleOptimizer):
             "clipnorm": clipnorm,
             "clipvalue": clipvalue,
         }
-        self.check_options(options)
+        options = self.check_options(options)
         self.amsgrad = amsgrad
         self.decay = checked_number(decay, "decay", 0.0, ends="[)")
         self.global_clipnorm = global_clipnorm
@@ -211,7 +214,7 @@ class AdamWeightDecay(RuleOptimizer):
         objects = {  # what JSON cannot hold, or only one process understands: `from_config` is given it again
             "grad_clip": grad_clip,
             "apply_decay_param_fun": apply_decay_param_fun,
-            "layerwise_decay": None if isinstance(layerwise_decay, (int, float)) else layerwise_decay,
+            "layerwise_decay": None if isinstance(layerwise_decay, float) else layerwise_decay,
             "set_param_lr_fun": None if set_param_lr_fun is layerwise_lr_decay else set_param_lr_fun,
             "name_dict": name_dict,
             "layers": layers,
@@ -280,14 +283,16 @@ class AdamWeightDecay(RuleOptimizer):
         return self._defaults["clipvalue"] is not None or self._defaults["clipnorm"] is not None
 
     def check_options(self, options):
-        """Raise if an option, of the optimizer or of a group, is of the wrong type or out of range."""
-        checked_number(options["beta_1"], "beta_1", 0.0, 1.0, "[)")
-        checked_number(options["beta_2"], "beta_2", 0.0, 1.0, "[)")
-        checked_number(options["epsilon"], "epsilon", 0.0, ends="[)")
-        checked_number(options["weight_decay"], "weight_decay_rate", 0.0, ends="[)")
-        for argument in ("clipnorm", "clipvalue"):
-            if options[argument] is not None:
-                checked_number(options[argument], argument, 0.0, ends="()")
+        """Return the options, numbers as floats; raise if one is of the wrong type or out of range."""
+        clips = {name: options[name] for name in ("clipnorm", "clipvalue") if options[name] is not None}
+        return {
+            **options,
+            "beta_1": checked_number(options["beta_1"], "beta_1", 0.0, 1.0, "[)"),
+            "beta_2": checked_number(options["beta_2"], "beta_2", 0.0, 1.0, "[)"),
+            "epsilon": checked_number(options["epsilon"], "epsilon"),
+            "weight_decay": checked_decay(options["weight_decay"], "weight_decay_rate"),
+            **{name: checked_number(value, name, ends="()") for name, value in clips.items()},
+        }
 
     # ---- what is decayed
 
@@ -433,7 +438,8 @@ def _one_of(argument, value, default, alias, other):
     """Return the value of an argument that has two names."""
     if other is None:
         return value
-    if not (isinstance(value, (int, float)) and value == default):
+    number = plain_number(value)
+    if not (isinstance(number, numbers.Real) and number == default):
         raise ValueError(
             f"`{alias}` is another name for `{argument}`: give one of them. "
             f"Received: {argument}={value!r}, {alias}={other!r}"

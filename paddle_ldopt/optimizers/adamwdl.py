@@ -7,7 +7,6 @@ layer-wise decay: ULMFiT, https://arxiv.org/abs/1801.06146 (3.2) and ELECTRA, ht
 import math
 from typing import Optional
 
-import numpy as np
 import paddle
 from paddle.optimizer import AdamW
 
@@ -17,7 +16,7 @@ from ._checkpoint import ShardedStateMixin
 from ._fused import FusedMixin, FusedRule, check_fused, layer_rates
 from ._inplace import root
 from ._pieces import refuse_sharded_groups
-from .base import Task, checked_rate
+from .base import Task, checked_decay, checked_rate
 
 __all__ = ["AdamWDL"]
 
@@ -136,17 +135,14 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         learning_rate = checked_rate(learning_rate)
         options = {"weight_decay": weight_decay, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
         for group in [options, *(group for group in parameters or [] if isinstance(group, dict))]:
-            _check_options({**options, **group})
+            group.update({key: value for key, value in _checked_options({**options, **group}).items() if key in group})
         self._init_layerwise(
             parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers, apply_decay_param_fun
         )
         super().__init__(
             learning_rate=learning_rate,
-            beta1=beta1,
-            beta2=beta2,
-            epsilon=epsilon,
             parameters=parameters,
-            weight_decay=weight_decay,
+            **options,
             apply_decay_param_fun=apply_decay_param_fun,
             grad_clip=grad_clip,
             lazy_mode=lazy_mode,
@@ -323,18 +319,16 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         paddle.assign(new_weight.astype(param.dtype), param)
 
 
-def _check_options(options):
-    """Raise if an option, of the optimizer or of a group, is of the wrong type or out of range; it may be a Tensor."""
-    for argument, high in (("weight_decay", math.inf), ("beta1", 1.0), ("beta2", 1.0), ("epsilon", math.inf)):
-        value = options[argument]
-        if isinstance(value, (paddle.Tensor, np.ndarray)) and paddle.in_dynamic_mode():
-            if value.size != 1:
-                raise ValueError(
-                    f"`{argument}` must have one element. Received: {argument} of shape {list(value.shape)}"
-                )
-            value = value.item()
-        if not isinstance(value, (paddle.pir.Value, paddle.base.framework.Variable)):  # known when the graph runs
-            checked_number(value, argument, 0.0, high, "[)")
+def _checked_options(options):
+    """Return the options of the optimizer or of a group, numbers as floats and Tensors as they are; raise if bad."""
+    checked = {}
+    for name, high in (("weight_decay", None), ("beta1", 1.0), ("beta2", 1.0), ("epsilon", math.inf)):
+        value = checked[name] = options[name]
+        if isinstance(value, (paddle.pir.Value, paddle.base.framework.Variable)):  # known when the graph runs
+            continue
+        number = checked_decay(value) if high is None else checked_number(value, name, 0.0, high, "[)")
+        checked[name] = value if isinstance(value, paddle.Tensor) else number
+    return checked
 
 
 def adamw_update(param, grad, moment1, moment2, beta1_pow, beta2_pow, *, lr, beta1, beta2, epsilon, weight_decay):

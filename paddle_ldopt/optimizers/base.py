@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, Optional
 import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
+from paddle.regularizer import WeightDecayRegularizer
 
-from ..arguments import checked_number
+from ..arguments import checked_number, shown
 from ..hooks import LayerwiseMixin, checked_parameters, flatten_groups, layerwise_lr_decay
 from ._checkpoint import ShardedStateMixin
 from ._fused import FusedMixin, check_fused
@@ -35,6 +36,7 @@ __all__ = [
     "STEP",
     "RuleOptimizer",
     "Task",
+    "checked_decay",
     "checked_rate",
 ]
 
@@ -108,7 +110,9 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
                         "optimizer's: give one. "
                         f"Received: lr={group['lr']!r}, learning_rate={group['learning_rate']!r}"
                     )
-                self.check_options({**options, **{key: group[key] for key in options if key in group}})
+                own = {key: group[key] for key in options if key in group}
+                checked = self.check_options({**options, **own})
+                group.update({key: checked[key] for key in own})
         self._init_layerwise(parameters, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
         self._defaults = dict(options)
         self._finder = PieceFinder(flatten_groups(parameters or []))
@@ -172,7 +176,8 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
     # ---- groups
 
     def check_options(self, options):
-        """Raise if the options of a group are out of range; a subclass checks its own."""
+        """Return the options of a group, numbers as floats; raise if one is out of range. A subclass checks its own."""
+        return options
 
     def _add_param_group(self, param_group):
         # hide the decay from Paddle, which would make an L2 penalty of it
@@ -473,4 +478,16 @@ def checked_rate(learning_rate):
     """Return an optimizer's learning rate as Paddle takes it, a float or a scheduler, raise if it is neither."""
     if isinstance(learning_rate, LRScheduler):
         return learning_rate
-    return checked_number(learning_rate, "learning_rate", 0.0, ends="[)")
+    return checked_number(learning_rate, "learning_rate")
+
+
+def checked_decay(weight_decay, argument="weight_decay", high=math.inf, kind="a number"):
+    """Return a weight decay as a float, 0 for None; raise if it is none, with advice for a regularizer of Paddle's."""
+    if isinstance(weight_decay, WeightDecayRegularizer):
+        penalty = type(weight_decay).__name__
+        raise TypeError(
+            f"`{argument}` must be a number such as 0.01, which decays the weights themselves. {penalty} adds a "
+            "penalty to the gradient, which only Paddle's own optimizers offer. "
+            f"Received: {argument}={penalty}({shown(weight_decay._coeff)})"
+        )
+    return 0.0 if weight_decay is None else checked_number(weight_decay, argument, 0.0, high, kind=kind)

@@ -4,15 +4,18 @@ Paper: CAME, Luo et al., https://arxiv.org/abs/2307.02047 (Algorithm 2). `beta2=
 code, https://github.com/yangluo7/CAME.
 """
 
+import math
+
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import checked_bool, checked_number
+from ..arguments import checked_bool, checked_int, checked_number
 from ..hooks import is_listed, layerwise_lr_decay
 from ._factored import (
     factored_kinds,
     inverse_sqrt_factored,
     is_factored,
+    refuse_relative_step,
     relative_rate,
     rms,
     row_col_means,
@@ -23,7 +26,7 @@ from ._fused import FusedRule
 from ._inplace import over_, plus_, square_, times_
 from ._pieces import Piece
 from ._schedules import read_order
-from .base import ELEMENT, STEP, RuleOptimizer
+from .base import ELEMENT, STEP, RuleOptimizer, checked_decay
 
 __all__ = ["Came", "came_update"]
 
@@ -232,13 +235,10 @@ class Came(RuleOptimizer):
         checked_bool(relative_step, "relative_step")
         checked_bool(warmup_init, "warmup_init")
         checked_bool(compression, "compression")
-        _check_learning_rate(learning_rate, relative_step)
+        learning_rate = _checked_learning_rate(learning_rate, relative_step)
         if warmup_init and not relative_step:
             raise ValueError("`warmup_init` requires `relative_step=True`. Received: warmup_init=True")
-        if isinstance(loss_scale, bool) or not isinstance(loss_scale, int):
-            raise TypeError(f"`loss_scale` must be an int. Received: loss_scale={loss_scale!r}")
-        if loss_scale <= 0:
-            raise ValueError(f"`loss_scale` must be above 0. Received: loss_scale={loss_scale!r}")
+        loss_scale = checked_int(loss_scale, "loss_scale", 1)
         self._relative_step, self._warmup_init = relative_step, warmup_init
         self._compression, self._loss_scale = compression, loss_scale
         options = {
@@ -252,7 +252,7 @@ class Came(RuleOptimizer):
             "weight_decay": weight_decay,
             "scale_parameter": scale_parameter,
         }
-        self.check_options(options)
+        options = self.check_options(options)
         parameters = _without_order(params if parameters is None else parameters)
         _refuse_idle_decay_rates(parameters, beta2)
         super().__init__(
@@ -274,25 +274,25 @@ class Came(RuleOptimizer):
         )
 
     def check_options(self, options):
-        """Raise for an option that MindFormers' documentation, or the arithmetic, excludes."""
+        """Return the options, numbers as floats; raise for one that MindFormers or the arithmetic excludes."""
         eps, lr = options["eps"], options["lr"]
         if not isinstance(eps, (list, tuple)):
             raise TypeError(f"`eps` must be a list or a tuple. Received: eps={eps!r}")
         if len(eps) != 3:
             raise ValueError(f"`eps` must have 3 values: (eps1, eps2, eps3). Received: eps={eps!r}")
-        for i, value in enumerate(eps):
-            _check_float(value, f"eps[{i}]", 0.0, float("inf"), "()")
-        _check_float(options["clip_threshold"], "clip_threshold", 0.0, float("inf"), "()")
-        for argument, ends in (("decay_rate", "[]"), ("weight_decay", "[]"), ("beta3", "[)")):
-            _check_float(options[argument], argument, 0.0, 1.0, ends)
-        for argument in ("beta1", "beta2"):
-            if options[argument] is not None:
-                _check_float(options[argument], argument, 0.0, 1.0, "[)")
+        numbers = {
+            "eps": type(eps)(checked_number(value, f"eps[{i}]", ends="()") for i, value in enumerate(eps)),
+            "clip_threshold": checked_number(options["clip_threshold"], "clip_threshold", ends="()"),
+            "weight_decay": checked_decay(options["weight_decay"], high=1.0),
+        }
+        for name, ends in (("lr", "[]"), ("decay_rate", "[]"), ("beta1", "[)"), ("beta2", "[)"), ("beta3", "[)")):
+            if options[name] is not None or name in ("decay_rate", "beta3"):
+                high = math.inf if name == "lr" else 1.0
+                numbers[name] = checked_number(options[name], name, 0.0, high, ends)
         checked_bool(options["scale_parameter"], "scale_parameter")
-        if lr is not None:
-            checked_number(lr, "lr", 0.0)
-            if self._relative_step:
-                raise ValueError(f"A group's 'lr' cannot be combined with `relative_step`. Received: lr={lr!r}")
+        if lr is not None and self._relative_step:
+            raise ValueError(f"A group's 'lr' cannot be combined with `relative_step`. Received: lr={lr!r}")
+        return {**options, **numbers}
 
     def state_kinds(self, param):
         """Return state name -> kind, for a parameter."""
@@ -331,8 +331,7 @@ class Came(RuleOptimizer):
         Args:
             value (float): the new rate.
         """
-        if self._relative_step:
-            raise RuntimeError(f"`relative_step` sets the rate from the step. Received: value={value!r}")
+        refuse_relative_step(self, value=value)
         super().set_lr(value)
 
     def set_lr_scheduler(self, scheduler):
@@ -341,8 +340,7 @@ class Came(RuleOptimizer):
         Args:
             scheduler (LRScheduler): stepped by the caller.
         """
-        if self._relative_step:
-            raise RuntimeError(f"`relative_step` sets the rate from the step. Received: scheduler={scheduler!r}")
+        refuse_relative_step(self, scheduler=scheduler)
         super().set_lr_scheduler(scheduler)
 
     def fused_rule(self, options):
@@ -415,26 +413,18 @@ def _refuse_idle_decay_rates(groups, beta2):
             )
 
 
-def _check_learning_rate(learning_rate, relative_step):
+def _checked_learning_rate(learning_rate, relative_step):
+    """Return the rate as Paddle takes it, None with `relative_step`."""
     if learning_rate is None:
         if not relative_step:
             raise ValueError("`learning_rate` must be given unless `relative_step=True`. Received: learning_rate=None")
-        return
+        return None
     if not isinstance(learning_rate, LRScheduler):
-        if isinstance(learning_rate, bool) or not isinstance(learning_rate, (int, float)):
-            raise TypeError(
-                "`learning_rate` must be a float or an LRScheduler; parameters go into `parameters=`. "
-                f"Received: learning_rate of type {type(learning_rate).__name__}"
-            )
-        checked_number(learning_rate, "learning_rate", 0.0)
+        kind = "a number or an LRScheduler; parameters go into `parameters=`"
+        learning_rate = checked_number(learning_rate, "learning_rate", kind=kind)
     if relative_step:
         raise ValueError(
             "`learning_rate` must be None with `relative_step`, which computes the rate. "
             f"Received: learning_rate={learning_rate!r}, relative_step=True"
         )
-
-
-def _check_float(value, argument, low, high, ends):
-    if not isinstance(value, float):
-        raise TypeError(f"`{argument}` must be a float. Received: {argument}={value!r}")
-    checked_number(value, argument, low, high, ends)
+    return learning_rate

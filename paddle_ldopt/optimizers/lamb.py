@@ -191,7 +191,7 @@ class Lamb(RuleOptimizer):
             "lr": None,
             "grad_centralization": False,
         }
-        self.check_options(options)
+        options = self.check_options(options)
         parameters, order = read_groups(parameters)
         groups = [g for g in parameters if isinstance(g, dict)] if isinstance(parameters, list) else []
         self._grouped = bool(groups)
@@ -269,12 +269,11 @@ class Lamb(RuleOptimizer):
     # ---- options
 
     def check_options(self, options):
-        """Raise for options out of the documented types and ranges; rates and decays were checked when read."""
-        for argument, high in (("beta1", 1.0), ("beta2", 1.0), ("eps", math.inf)):
-            if not isinstance(options[argument], float):
-                raise TypeError(f"`{argument}` must be a float. Received: {argument}={options[argument]!r}")
-            checked_number(options[argument], argument, 0.0, high, "()")
+        """Return the options, numbers as floats; raise if one is out of range. Rates and decays were read before."""
         checked_bool(options["grad_centralization"], "grad_centralization")
+        ranges = (("beta1", 1.0), ("beta2", 1.0), ("eps", math.inf))
+        numbers = {name: checked_number(options[name], name, 0.0, high, "()") for name, high in ranges}
+        return {**options, **numbers}
 
     # ---- schedules
 

@@ -4,8 +4,6 @@ They are pure arithmetic on Python numbers and run on every device: `paddle.amp.
 (grad_scaler.py of 3.3.1, line 134) and, if it is dynamic, wherever the autocast type is not float16 (line 226).
 """
 
-import numbers
-
 import numpy as np
 import paddle
 from paddle.amp import AmpScaler
@@ -24,8 +22,15 @@ class LossScaler:
     _least = 0.0  # a scale is at least that, and above 0
 
     def __init__(self, loss_scale_value):
-        ends = "[]" if self._least else "(]"
-        self._state = {"loss_scale": checked_number(loss_scale_value, "loss_scale_value", self._least, ends=ends)}
+        self._state = {"loss_scale": self._checked_scale(loss_scale_value, "loss_scale_value")}
+
+    def _checked_scale(self, value, argument):
+        return checked_number(value, argument, self._least, ends="[]" if self._least else "(]")
+
+    def _checked_state(self, key, value):
+        if key == "loss_scale":
+            return self._checked_scale(value, key)
+        return checked_steps(value, key, least=-1 if key == "window_index" else 0)
 
     def get_loss_scale(self):
         """Return the scale of the next step, a float."""
@@ -62,7 +67,7 @@ class LossScaler:
             raise ValueError(
                 f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}. Received: keys={keys}"
             )
-        loaded = {key: _checked_state(key, value) for key, value in state_dict.items()}
+        loaded = {key: self._checked_state(key, value) for key, value in state_dict.items()}
         self._check_loaded(loaded)
         self._state = loaded
 
@@ -70,12 +75,6 @@ class LossScaler:
 
     def _check_loaded(self, state):
         """Raise ValueError if a state is not possible for this scaler."""
-
-
-def _checked_state(key, value):
-    if key == "loss_scale":
-        return checked_number(value, key, ends="(]")
-    return checked_steps(value, key, least=-1 if key == "window_index" else 0)
 
 
 class FixedLossScaler(LossScaler):
@@ -324,13 +323,7 @@ def as_scaler(scale_sense):
         return scale_sense
     if isinstance(scale_sense, AmpScaler):
         return _PaddleLossScaler(scale_sense)
-    if isinstance(scale_sense, paddle.Tensor):
-        if list(scale_sense.shape) not in ([], [1]):
-            raise ValueError(f"The shape of `scale_sense` must be [] or [1]. Received: shape={list(scale_sense.shape)}")
-        scale_sense = scale_sense.item()
-    if isinstance(scale_sense, bool) or not isinstance(scale_sense, numbers.Real):
-        raise TypeError(
-            "`scale_sense` must be a number, a Tensor, or a loss scaler. "
-            f"Received: scale_sense of type {type(scale_sense).__name__}"
-        )
-    return FixedLossScaler(checked_number(scale_sense, "scale_sense", ends="(]"))
+    if isinstance(scale_sense, paddle.Tensor) and list(scale_sense.shape) not in ([], [1]):
+        raise ValueError(f"The shape of `scale_sense` must be [] or [1]. Received: shape={list(scale_sense.shape)}")
+    kind = "a number, a Tensor, or a loss scaler"
+    return FixedLossScaler(checked_number(scale_sense, "scale_sense", ends="(]", kind=kind))

@@ -1,6 +1,5 @@
 """`save_optimizer` and `load_optimizer`."""
 
-import numbers
 import os
 from typing import Any, NamedTuple, Optional
 
@@ -8,6 +7,7 @@ import numpy as np
 from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
+from ..arguments import checked_int
 from ..hooks import parameters_of
 from ..optimizers._checkpoint import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
@@ -83,10 +83,7 @@ def save_optimizer(path, optimizer, model=None, *, scaler=None, step=None):
             "`load_optimizer` would take the file for Paddle's own, by its name: give it another, such as "
             f"'.safetensors'. Received: path={os.fspath(path)!r}"
         )
-    if step is not None and (isinstance(step, bool) or not isinstance(step, numbers.Integral)):
-        raise TypeError(f"`step` must be an int. Received: step={step!r}")
-    if step is not None and step < 0:
-        raise ValueError(f"`step` must be at least 0. Received: step={step!r}")
+    step = None if step is None else checked_int(step, "step")
     _check_scaler(scaler)
     names, structured = structured_names(inner, model)
     states = state_of(inner)

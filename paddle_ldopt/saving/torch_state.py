@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ..arguments import checked_bool
+from ..arguments import checked_bool, checked_int
 from ..hooks import parameters_of, unwrap_model
 from ..optimizers._checkpoint import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
@@ -112,8 +112,7 @@ def convert_torch_optimizer(
             f"`optimizer` must be one of {', '.join(_NAMES)}, which PyTorch's have a counterpart for. "
             f"Received: optimizer of type {type(inner).__name__}"
         )
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
-        raise TypeError(f"`step` must be an int. Received: step={step!r}")
+    step = None if step is None else checked_int(step, "step")
     strict = checked_bool(strict, "strict")
     ours, _ = structured_names(inner, _checked_model(model))
     turned = _turned(model, transpose)

@@ -1,12 +1,13 @@
 """What all schedules share: their base, where their peak comes from, what their steps have to be."""
 
 import numbers
+import warnings
 from typing import Any
 
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import as_float, checked_number, checked_state, checked_steps
+from ..arguments import checked_number, checked_state, checked_steps
 from ..hooks import unwrap
 
 
@@ -40,15 +41,23 @@ class Schedule(LRScheduler):
 
 
 def checked_phases(num_warmup_steps: Any, num_training_steps: Any) -> tuple[int, int]:
-    """Return the steps of the warm-up and those after it, raise if the warm-up would not end within the training."""
+    """Return the steps of the warm-up and those after it; the latter are below 0 if the training ends before it."""
     warmup = checked_steps(num_warmup_steps, "num_warmup_steps")
     total = checked_steps(num_training_steps, "num_training_steps", least=1)
-    if warmup > total:
-        raise ValueError(
-            "`num_warmup_steps` must be at most `num_training_steps`, or the peak would never be reached. "
-            f"Received: num_warmup_steps={warmup}, num_training_steps={total}"
+    return warmup, left_over(total, num_warmup_steps=warmup)
+
+
+def left_over(num_training_steps: int, **phases: int) -> int:
+    """Return the training steps that are left after `phases`, below 0 if these are longer, which is warned of."""
+    left = num_training_steps - sum(phases.values())
+    if left < 0:
+        received = ", ".join(f"{name}={steps}" for name, steps in phases.items())
+        warnings.warn(
+            "The training ends before the phases of the schedule do: it is trained as far as it goes. "
+            f"Received: {received}, num_training_steps={num_training_steps}",
+            stacklevel=4,
         )
-    return warmup, total - warmup
+    return left
 
 
 def peak_of(optimizer: Any) -> float:
@@ -62,14 +71,10 @@ def peak_of(optimizer: Any) -> float:
     if isinstance(optimizer, Optimizer):
         attached = optimizer._learning_rate
         peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
-    elif isinstance(optimizer, numbers.Real) and not isinstance(optimizer, bool):
-        peak = as_float(optimizer)
     else:
-        hint = " A schedule is built from a number, not from another one." if isinstance(optimizer, LRScheduler) else ""
-        raise TypeError(
-            f"`optimizer` must be a Paddle optimizer or a learning rate.{hint} Received: optimizer={optimizer!r}"
-        )
-    return checked_number(peak, "learning_rate", ends="(]")
+        peak = optimizer
+    kind = "a number, or a Paddle optimizer in its place; a schedule is not built from another one"
+    return checked_number(peak, "learning_rate", ends="(]", kind=kind)
 
 
 def attach(schedule: Schedule, optimizer: Any) -> Schedule:

@@ -4,7 +4,7 @@ import warnings
 
 from ..arguments import checked_choice, checked_number, checked_steps
 from . import rules
-from ._base import Schedule, attach, checked_phases, peak_of
+from ._base import Schedule, attach, checked_phases, left_over, peak_of
 
 __all__ = [
     "RuleSchedule",
@@ -136,14 +136,13 @@ def get_linear_schedule_with_warmup(optimizer, num_warmup_steps, num_training_st
 
     Args:
         optimizer (Optimizer|float): an optimizer or the peak; see `get_constant_schedule`.
-        num_warmup_steps (int): w, from 0 to n.
+        num_warmup_steps (int): w, at least 0. Here as in all functions with both, a w above n is warned of: the
+            training then ends within the warm-up.
         num_training_steps (int): n, at least 1. From step n on the rate is 0.
         last_epoch (int, optional): the last step that was taken.
 
     Raises:
         TypeError, ValueError: an argument of the wrong type or out of range.
-
-    Differs from transformers: a warm-up longer than the training is an error, here as in all functions with both.
 
     Examples:
         .. code-block:: python
@@ -166,7 +165,7 @@ def get_cosine_schedule_with_warmup(optimizer, num_warmup_steps, num_training_st
 
     Args:
         optimizer (Optimizer|float): an optimizer or the peak; see `get_constant_schedule`.
-        num_warmup_steps (int): w, from 0 to n.
+        num_warmup_steps (int): w, at least 0.
         num_training_steps (int): n, at least 1. The wave goes on after step n: the rate rises again.
         num_cycles (float, optional): c, waves from step w to step n, above 0. More than a half rises again before n.
         last_epoch (int, optional): the last step that was taken.
@@ -198,7 +197,7 @@ def get_cosine_with_hard_restarts_schedule_with_warmup(
 
     Args:
         optimizer (Optimizer|float): an optimizer or the peak; see `get_constant_schedule`.
-        num_warmup_steps (int): w, from 0 to n.
+        num_warmup_steps (int): w, at least 0.
         num_training_steps (int): n, at least 1. From step n on the rate is 0, but with w = n it is the peak at step n.
         num_cycles (int, optional): c, falls from the peak, above 0.
         last_epoch (int, optional): the last step that was taken.
@@ -230,7 +229,7 @@ def get_polynomial_decay_schedule_with_warmup(
 
     Args:
         optimizer (Optimizer|float): an optimizer or the peak; see `get_constant_schedule`.
-        num_warmup_steps (int): w, from 0 to n.
+        num_warmup_steps (int): w, at least 0.
         num_training_steps (int): n, at least 1.
         lr_end (float, optional): the last rate, at least 0 and below the peak.
         power (float, optional): p, above 0: 1 is a line.
@@ -307,7 +306,7 @@ def get_cosine_with_min_lr_schedule_with_warmup(
 
     Args:
         optimizer (Optimizer|float): an optimizer or the peak; see `get_constant_schedule`.
-        num_warmup_steps (int): w, from 0 to n.
+        num_warmup_steps (int): w, at least 0.
         num_training_steps (int): n, at least 1. The wave goes on after step n.
         num_cycles (float, optional): c, waves from step w to step n, above 0.
         last_epoch (int, optional): the last step that was taken.
@@ -353,7 +352,7 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
 
     Args:
         optimizer (Optimizer|float): an optimizer or the peak; see `get_constant_schedule`.
-        num_warmup_steps (int): w, from 0 to n.
+        num_warmup_steps (int): w, at least 0.
         num_training_steps (int): n, at least 1: step n - 1 is at the lowest rate. The wave goes on after it.
         num_cycles (float, optional): c, waves from step w - 1 to step n - 1, above 0.
         last_epoch (int, optional): the last step that was taken.
@@ -421,7 +420,8 @@ def get_wsd_schedule(
         optimizer (Optimizer|float): an optimizer or the peak; see `get_constant_schedule`.
         num_warmup_steps (int): w, at least 0.
         num_decay_steps (int): d, at least 0.
-        num_training_steps (int, optional): n, at least w + d: s is n - w - d. Give it, or
+        num_training_steps (int, optional): n, at least 1: s is n - w - d, and below 0, which is warned of, the decay
+            begins with its last n - w steps. Give it, or
         num_stable_steps (int, optional): s, at least 0. It has the last word if both are given; a warning if w + s + d
             is not n.
         warmup_type (str, optional): u: "linear", "cosine" or "1-sqrt".
@@ -453,7 +453,7 @@ def get_wsd_schedule(
     decay = checked_steps(num_decay_steps, "num_decay_steps")
     total = None if num_training_steps is None else checked_steps(num_training_steps, "num_training_steps", least=1)
     if num_stable_steps is None:
-        stable = _left_over(total, num_warmup_steps=warmup, num_decay_steps=decay)
+        stable = left_over(total, num_warmup_steps=warmup, num_decay_steps=decay)
     else:
         stable = checked_steps(num_stable_steps, "num_stable_steps")
         if total is not None and warmup + stable + decay != total:
@@ -472,15 +472,6 @@ def get_wsd_schedule(
         cycles=checked_number(num_cycles, "num_cycles", ends="(]"),
     )
     return _scheduled(optimizer, rule, last_epoch)
-
-
-def _left_over(total, **phases):
-    """Return the steps that `phases` leave of the training, raise if they are too long."""
-    left = total - sum(phases.values())
-    if left < 0:
-        received = ", ".join(f"{name}={steps}" for name, steps in {**phases, "num_training_steps": total}.items())
-        raise ValueError(f"The phases must fit into `num_training_steps`. Received: {received}")
-    return left
 
 
 def get_constant_schedule_with_cool_down(
@@ -506,9 +497,10 @@ def get_constant_schedule_with_cool_down(
     Args:
         optimizer (Optimizer|float): an optimizer or the peak; see `get_constant_schedule`.
         num_warmup_steps (int): w, at least 0.
-        num_training_steps (int, optional): n, at least w + k + l. Needed for the default of `decay_steps` only.
+        num_training_steps (int, optional): n, at least 1. Needed for the default of `decay_steps` only.
         keep_steps (int, optional): k, at the peak, at least 0.
-        decay_steps (int, optional): d, of the cool-down, at least 0. By default n - w - k - l.
+        decay_steps (int, optional): d, of the cool-down, at least 0. By default n - w - k - l; if that is
+            below 0 it is 0, and a warning.
         num_cycles (float, optional): c, waves of the cool-down, above 0.
         lr_end1 (float, optional): where the cool-down ends, from 0 to the peak.
         final_steps (int, optional): l, at `lr_end1`, at least 0.
@@ -549,7 +541,7 @@ def get_constant_schedule_with_cool_down(
         decay = checked_steps(decay_steps, "decay_steps")
     elif num_training_steps is not None:
         total = checked_steps(num_training_steps, "num_training_steps", least=1)
-        decay = _left_over(total, num_warmup_steps=warmup, keep_steps=keep, final_steps=final)
+        decay = max(0, left_over(total, num_warmup_steps=warmup, keep_steps=keep, final_steps=final))
     else:
         raise ValueError(
             "Either num_training_steps or decay_steps must be specified. "

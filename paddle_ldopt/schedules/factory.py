@@ -1,9 +1,9 @@
 """Any schedule by its name."""
 
-import difflib
 import enum
 import inspect
 
+from ..arguments import nearest
 from . import closed_form, metric
 
 __all__ = ["ON_METRIC", "SchedulerType", "get_scheduler"]
@@ -47,10 +47,9 @@ class SchedulerType(str, enum.Enum):
         names = [member.value for member in cls]
         if name in names and not (isinstance(value, str) and name == value):
             return cls(name)
-        close = difflib.get_close_matches(name, names, 1)
         raise ValueError(
-            f"{name!r} is not a valid SchedulerType, please select one of {names}"
-            f"{f'; the nearest is {close[0]!r}' if close else ''}. Received: name={value!r}"
+            f"{name!r} is not a valid SchedulerType, please select one of {names}{nearest(name, names)}. "
+            f"Received: name={value!r}"
         )
 
 
@@ -86,7 +85,8 @@ def get_scheduler(name, optimizer, num_warmup_steps=None, num_training_steps=Non
             `get_constant_schedule`.
         num_warmup_steps (int, optional): steps of the warm-up.
         num_training_steps (int, optional): steps of the training. This one and the last are what a Trainer gives to
-            every kind: one that takes no such argument has no use for it.
+            every kind: a kind that takes no such argument ignores it, as in transformers. "constant",
+            "reduce_lr_on_plateau" and "greedy" have no warm-up; "constant_with_warmup" has.
         scheduler_specific_kwargs (dict, optional): further arguments of the kind's function.
 
     Returns:

@@ -3,7 +3,7 @@
 import collections
 import math
 
-from ..arguments import as_float, checked_bool, checked_choice, checked_number, checked_steps
+from ..arguments import as_float, checked_bool, checked_choice, checked_number, checked_state, checked_steps
 from ._base import Schedule, attach, peak_of
 
 __all__ = ["GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "get_greedy_schedule", "get_reduce_on_plateau_schedule"]
@@ -314,11 +314,20 @@ class GreedyLR(MetricSchedule):
         return {**super().state_dict(), "window": list(self.window)}
 
     def set_state_dict(self, state_dict):
-        """Take over a state."""
-        if isinstance(state_dict, dict) and not isinstance(state_dict.get("window"), list):
-            raise ValueError(f"The state's 'window' must be a list. Received: window={state_dict.get('window')!r}")
-        super().set_state_dict(state_dict)
-        self.window = collections.deque(state_dict["window"], maxlen=self.window_size)
+        """Load what `state_dict` gave; keys that are missing stay as they are, as in transformers.
+
+        Args:
+            state_dict (dict): the state.
+
+        Raises:
+            TypeError, ValueError: it is no state of such a schedule, or has none of its keys. Nothing is changed.
+        """
+        own = self.state_dict()
+        state = {**own, **checked_state(state_dict)} if own.keys() & checked_state(state_dict).keys() else state_dict
+        if not isinstance(state.get("window"), list):
+            raise ValueError(f"The state's 'window' must be a list. Received: window={state.get('window')!r}")
+        super().set_state_dict(state)
+        self.window = collections.deque(state["window"], maxlen=self.window_size)
 
     set_dict = set_state_dict
 

@@ -28,7 +28,7 @@ class Warmup:
 
     def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
-        return [self.warmup]
+        return _ends_of(self.warmup)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Cosine(Warmup):
 
     def after(self, k: int) -> float:
         """Return the factor `k` steps after the warm-up."""
-        factor = 0.5 * (1.0 + math.cos(math.pi * self.cycles * 2.0 * (k / (self.decay or 1))))
+        factor = 0.5 * (1.0 + math.cos(math.pi * self.cycles * 2.0 * (k / max(1, self.decay))))
         return factor * (1.0 - self.floor) + self.floor
 
     def turns(self, until: int = 0) -> list[int]:
@@ -89,7 +89,7 @@ class CosineRestarts(Warmup):
 
     def after(self, k: int) -> float:
         """Return the factor `k` steps after the warm-up."""
-        progress = k / (self.decay or 1)
+        progress = k / max(1, self.decay)
         if progress >= 1.0:
             return 0.0
         return 0.5 * (1.0 + math.cos(math.pi * ((self.cycles * progress) % 1.0)))
@@ -115,7 +115,7 @@ class Polynomial(Warmup):
 
     def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
-        return [self.warmup, self.warmup + self.decay + 1]
+        return _ends_of(self.warmup) if self.decay < 0 else [self.warmup, self.warmup + self.decay + 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +171,8 @@ class StableDecay:
 
     def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
-        return [self.warmup, *_waves(self.warmup + self.stable, self.decay, 2.0 * self.cycles)]
+        start = max(self.warmup, self.warmup + self.stable)  # a decay that begins before that is cut
+        return [*_ends_of(self.warmup), *_waves(start, self.decay, 2.0 * self.cycles)]
 
 
 def _rise_linear(progress: float) -> float:
@@ -215,7 +216,12 @@ class CoolDown(Warmup):
     def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
         waves = _waves(self.warmup + self.keep, self.decay, 2.0 * self.cycles)
-        return [self.warmup, *waves, self.warmup + self.keep + self.decay + self.final]
+        return [*_ends_of(self.warmup), *waves, self.warmup + self.keep + self.decay + self.final]
+
+
+def _ends_of(warmup: int) -> list[int]:
+    """Return the last step of a warm-up and the step after it, which may have a far lower factor."""
+    return [max(warmup - 1, 0), warmup]
 
 
 def _waves(start: int, steps: int, halves: float, until: int = 0) -> list[int]:
@@ -223,6 +229,7 @@ def _waves(start: int, steps: int, halves: float, until: int = 0) -> list[int]:
 
     They begin at step `start` and end `steps` later, or at step `until` if that is later.
     """
+    steps = max(steps, 0)
     length = max(steps, until - start)
     if halves >= steps:
         return list(range(start, start + length + 1))

@@ -4,6 +4,7 @@ import os
 import warnings
 from typing import Any
 
+from ..arguments import checked_steps
 from ..decay import apply_layerwise_decay
 from ..display import (
     applied_rates,
@@ -174,11 +175,7 @@ class GradualUnfreezeCallback(Callback):
     """
 
     def __init__(self, every_k_steps, layers=None):
-        if isinstance(every_k_steps, bool) or not isinstance(every_k_steps, int):
-            raise TypeError(f"`every_k_steps` must be a whole number. Received: every_k_steps={every_k_steps!r}")
-        if every_k_steps < 1:
-            raise ValueError(f"`every_k_steps` must be at least 1. Received: every_k_steps={every_k_steps!r}")
-        self.every_k_steps, self.layers = every_k_steps, layers
+        self.every_k_steps, self.layers = checked_steps(every_k_steps, "every_k_steps", 1), layers
         self._ratio: Any = None  # the optimizer's, while it trains
 
     def on_train_begin(self, args, state, control, optimizer=None, **kwargs):

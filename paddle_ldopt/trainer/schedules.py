@@ -57,6 +57,12 @@ def check_schedule(args):
             f"The schedule {kind!r} has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored. "
             f"Received: warmup_steps={args.warmup_steps!r}, warmup_ratio={args.warmup_ratio!r}"
         )
+    if kind == "constant" and (args.warmup_steps or args.warmup_ratio):
+        raise ValueError(
+            "The schedule 'constant' has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored: use "
+            "'constant_with_warmup'. "
+            f"Received: warmup_steps={args.warmup_steps!r}, warmup_ratio={args.warmup_ratio!r}"
+        )
     for key, source in (("mode", "from `greater_is_better`"), ("last_epoch", "from the checkpoint")):
         if key in kwargs:
             raise ValueError(f"The `{key}` of a schedule comes {source}: leave it out. {received}")
