@@ -6,7 +6,7 @@ from typing import Any, Callable, Union
 
 from paddle.optimizer import LBFGS, Optimizer, Rprop
 
-from .arguments import checked_number
+from .arguments import checked_number, shown
 from .hooks import LayerwiseMixin, check_decay, parameters_of, ratio_fn
 
 __all__ = ["CONVENTIONS", "LayerDecay", "apply_layerwise_decay", "reset_layerwise_decay"]
@@ -63,7 +63,7 @@ class LayerDecay:
         object.__setattr__(self, "layerwise_decay", check_decay(self.layerwise_decay))
         if not isinstance(self.convention, str) or self.convention not in CONVENTIONS:
             known = ", ".join(map(repr, CONVENTIONS))
-            raise ValueError(f"`convention` must be one of {known}. Received: convention={self.convention!r}")
+            raise ValueError(f"`convention` must be one of {known}. Received: convention={shown(self.convention)}")
         for field in ("min_ratio", "head_ratio", "freeze_below"):
             high, ends = (math.inf, "()") if field == "head_ratio" else (1.0, "[]")
             object.__setattr__(self, field, checked_number(getattr(self, field), field, 0.0, high, ends))

@@ -12,6 +12,7 @@ import paddle
 from paddle.base.layer_helper import LayerHelper
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
+from ..arguments import shown
 from ..hooks import parameters_of
 
 __all__ = ["COUNTER", "ShardedStateMixin", "check_loadable", "create_state"]
@@ -28,7 +29,7 @@ def check_loadable(optimizer, state_dict):
         )
     for key in ("master_weights", "LR_Scheduler"):
         if not isinstance(state_dict.get(key, {}), dict):
-            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {state_dict[key]!r}")
+            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {shown(state_dict[key])}")
     schedule, given = optimizer._learning_rate, state_dict.get("LR_Scheduler")
     if isinstance(schedule, LRScheduler) and (given or not isinstance(schedule, LambdaDecay)):
         schedule.state_keys()
@@ -43,7 +44,7 @@ def check_loadable(optimizer, state_dict):
         for state_name in (*optimizer.state_kinds(param), COUNTER):
             key = f"{param.name}_{prefix}{state_name}_0"
             if not isinstance(state_dict.get(key, _ANY), (paddle.Tensor, np.ndarray)):
-                raise TypeError(f"`state_dict` must hold Tensors. Received: {state_dict[key]!r} as '{key}'")
+                raise TypeError(f"`state_dict` must hold Tensors. Received: {shown(state_dict[key])} as '{key}'")
     for values in optimizer._accumulators.values():
         for value in values.values() if paddle.in_dynamic_mode() else ():
             found = state_dict.get(value.name)

@@ -16,6 +16,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.optimizer.lr import LRScheduler
 
+from ..arguments import shown
 from ..hooks import unwrap, unwrap_model
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
@@ -113,7 +114,7 @@ def _check_arguments(folder, network, rename):
     if not hasattr(network, "sharded_state_dict"):
         raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
     if rename is not None and not callable(rename):
-        raise TypeError(f"`rename` must be callable. Received: rename={rename!r}")
+        raise TypeError(f"`rename` must be callable. Received: rename={shown(rename)}")
 
 
 def _sharded(network, optimizer, rename):
@@ -142,7 +143,7 @@ def _renamed(state, weights, rename):
         name = key if key in weights else key.rpartition(".")[0]
         new = rename(name) + key[len(name) :]
         if new in out:
-            raise ValueError(f"`rename` must give each parameter another name. Received: {new!r} for '{name}' too")
+            raise ValueError(f"`rename` must give each parameter another name. Received: {shown(new)} for '{name}' too")
         value.key = new
         out[new] = value
     return out
@@ -191,7 +192,7 @@ def _misfit(folder, state, optimizer):
     with open(path, encoding="utf-8") as file:
         record = json.load(file)
     if record["format"] != FORMAT:
-        return f"The checkpoint has another format than {FORMAT}. Received: format={record['format']!r}"
+        return f"The checkpoint has another format than {FORMAT}. Received: format={shown(record['format'])}"
     if record["optimizer"] != type(optimizer).__name__:
         return (
             f"The checkpoint is of {record['optimizer']}: resume with the same optimizer. "
@@ -202,10 +203,10 @@ def _misfit(folder, state, optimizer):
     shapes = _saved_shapes(folder)
     wrong = [key for key in state if shapes.get(key) != tuple(state[key].global_shape)]
     if wrong:
-        shown = [f"{key} {list(state[key].global_shape)} (there: {shapes.get(key)})" for key in wrong[:_SHOWN]]
+        told = [f"{key} {list(state[key].global_shape)} (there: {shapes.get(key)})" for key in wrong[:_SHOWN]]
         return (
             "The checkpoint lacks tensors, or has them in another shape: build the same network, and the optimizer "
-            f"with the same options. Received: {', '.join(shown)}{' ...' * (len(wrong) > _SHOWN)}"
+            f"with the same options. Received: {', '.join(told)}{' ...' * (len(wrong) > _SHOWN)}"
         )
     return None
 

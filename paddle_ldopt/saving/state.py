@@ -7,6 +7,7 @@ from typing import Any, Optional
 import numpy as np
 import paddle
 
+from ..arguments import shown
 from ..hooks import parameters_of, topology, unwrap, unwrap_model
 from ..optimizers._checkpoint import COUNTER, ShardedStateMixin, create_state
 from ..optimizers.lamb import GLOBAL_STEP
@@ -243,7 +244,7 @@ def checked_names(names, argument):
     single = isinstance(names, (str, bytes, paddle.Tensor)) or getattr(names, "ndim", 1) == 0
     listed = isinstance(names, Iterable) and not single and list(names)
     if listed is False or not all(isinstance(name, str) for name in listed):
-        raise TypeError(f"`{argument}` must be a list of names. Received: {argument}={names!r}")
+        raise TypeError(f"`{argument}` must be a list of names. Received: {argument}={shown(names)}")
     return listed
 
 

@@ -10,6 +10,7 @@ import random
 
 import numpy as np
 
+from ..arguments import shown
 from ..decay import LayerDecay
 from ..hooks import parameters_of
 from ..layers import Layer
@@ -159,7 +160,7 @@ def _read_record(folder):
     if form != FORMAT:
         raise ValueError(
             f"The layer-wise settings were written by another version of paddle_ldopt, which has format {FORMAT}. "
-            f"Received: format={form!r} in {path!r}"
+            f"Received: format={shown(form)} in {path!r}"
         )
     return record
 
@@ -175,7 +176,7 @@ def differences(was, now):
         now (dict): the second, alike.
     """
     out = [
-        f"{key} was {was['rule'].get(key)!r} in the checkpoint and is {value!r} now"
+        f"{key} was {shown(was['rule'].get(key))} in the checkpoint and is {shown(value)} now"
         for key, value in now["rule"].items()
         if was["rule"].get(key) != value
     ]
