@@ -12,6 +12,7 @@ import sys
 
 import paddle
 
+from .arguments import shown
 from .decay import CONVENTIONS, LayerDecay
 from .display import check_picture, markdown, plot_schedule, rich_table, schedule_rates, text_plot
 from .layers import Layer, LayerMap
@@ -165,7 +166,7 @@ def _settings(text, skip, cls):
             settings[name] = True if not given else float(value) if name == "beta1" else int(value)
         except ValueError:
             numbers = [f"{name}=NUMBER" if known[name] is not False else name for name in known]
-            raise ValueError(f"A setting must be one of {', '.join(numbers)}. Received: {text!r}") from None
+            raise ValueError(f"A setting must be one of {', '.join(numbers)}. Received: {shown(text)}") from None
     return settings
 
 
@@ -188,10 +189,10 @@ def _schedule(options):
     if options.type in ON_METRIC:
         raise ValueError(
             f"`--type` must be known from the step alone; this one follows an evaluation metric. "
-            f"Received: type={options.type!r}"
+            f"Received: type={shown(options.type)}"
         )
     if options.type not in kinds:
-        raise ValueError(f"`--type` must be one of {', '.join(map(repr, kinds))}. Received: type={options.type!r}")
+        raise ValueError(f"`--type` must be one of {', '.join(map(repr, kinds))}. Received: type={shown(options.type)}")
     if options.steps < 1:
         raise ValueError(f"`--steps` must be at least 1. Received: steps={options.steps}")
     if options.type == "constant" and options.warmup:
@@ -229,7 +230,7 @@ def show_layers(options):
         if rule.layerwise_decay == 1.0 and value != getattr(LayerDecay(1.0), field):
             raise ValueError(
                 f"`--{field.replace('_', '-')}` has no effect without `--decay`: every layer has a ratio of 1. "
-                f"Received: {field}={value!r}, decay={options.decay!r}"
+                f"Received: {field}={shown(value)}, decay={shown(options.decay)}"
             )
     layers = LayerMap.from_model(load_model(options.model))
     table = layers.table(rule, options.lr)

@@ -83,7 +83,8 @@ class GradientAccumulator:
     def __init__(self, reduction="sum"):
         if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
             raise ValueError(
-                f"`reduction` must be one of {', '.join(map(repr, _REDUCTIONS))}. Received: reduction={reduction!r}"
+                f"`reduction` must be one of {', '.join(map(repr, _REDUCTIONS))}. "
+                f"Received: reduction={shown(reduction)}"
             )
         self.reduction = reduction
         self._names = None  # of a model's parameters; None: the slots are those of a list, or there are none yet
@@ -213,7 +214,7 @@ class GradientAccumulator:
             if weight is not None:
                 raise ValueError(
                     '`weight` has an effect with reduction="token" only. '
-                    f"Received: weight={weight!r}, reduction={self.reduction!r}"
+                    f"Received: weight={shown(weight)}, reduction={shown(self.reduction)}"
                 )
             return 1.0
         if weight is None:
@@ -350,7 +351,7 @@ class GradientAccumulator:
                 f"processes again. Received: a second call, step={self._step}"
             )
         if group is not None and not hasattr(group, "is_member"):
-            raise TypeError(f"`group` must be a paddle.distributed Group. Received: group={group!r}")
+            raise TypeError(f"`group` must be a paddle.distributed Group. Received: group={shown(group)}")
         if group is not None and not group.is_member():
             raise ValueError(f"`group` must hold this process. Received: group={group}")
         # as objects, so that what differs is seen by all before any of them waits for a tensor that never comes
@@ -413,12 +414,13 @@ class GradientAccumulator:
         missing = sorted(_STATE_KEYS - set(state_dict))
         if missing:
             raise ValueError(
-                f"The state must be a GradientAccumulator's, and lacks {missing}. Received: keys {list(state_dict)}"
+                f"The state must be a GradientAccumulator's, and lacks {missing}. "
+                f"Received: keys {shown(list(state_dict))}"
             )
         if state_dict["reduction"] != self.reduction:
             raise ValueError(
                 "The state must be of an accumulator with the same `reduction`. Received: "
-                f"reduction={state_dict['reduction']!r} for reduction={self.reduction!r}"
+                f"reduction={shown(state_dict['reduction'])} for reduction={shown(self.reduction)}"
             )
         _check_state(state_dict)
         saved = state_dict["gradients"]

@@ -267,7 +267,7 @@ class LdoptConfig:
         if self.learning_rate is None:
             raise ValueError(
                 "An optimizer that sets its rate itself goes to the Trainer as `optimizers=config.build(model)`. "
-                f"Received: optim_kwargs={self.optim_kwargs!r}"
+                f"Received: optim_kwargs={shown(self.optim_kwargs)}"
             )
         info, out = OPTIMIZERS[self.optim], self.to_dict()
         options, kwargs = out.pop("optim_kwargs"), out.pop("lr_scheduler_kwargs")
@@ -322,18 +322,18 @@ def rule_problems(settings):
         if rule.layerwise_decay == 1.0 and field != "head_ratio" and value != getattr(_OFF, field):
             yield (
                 f"`{argument}` has no effect while `layerwise_lr_decay` is 1: every layer has a ratio of 1 (the head "
-                f"`layerwise_head_ratio`). Received: {argument}={value!r}"
+                f"`layerwise_head_ratio`). Received: {argument}={shown(value)}"
             )
     if rule.min_ratio and rule.freeze_below:
         yield (
             "`layerwise_min_ratio` and `layerwise_freeze_below` exclude each other: what the floor lifts is either "
-            f"frozen all the same or nothing is. Received: layerwise_min_ratio={rule.min_ratio!r}, "
-            f"layerwise_freeze_below={rule.freeze_below!r}"
+            f"frozen all the same or nothing is. Received: layerwise_min_ratio={shown(rule.min_ratio)}, "
+            f"layerwise_freeze_below={shown(rule.freeze_below)}"
         )
     if isinstance(settings.layerwise_rules, (str, dict)) and settings.layerwise_rules and rule == _OFF:
         yield (
             "`layerwise_rules` have no effect without a layer-wise decay. "
-            f"Received: layerwise_rules={settings.layerwise_rules!r}"
+            f"Received: layerwise_rules={shown(settings.layerwise_rules)}"
         )
 
 
@@ -349,7 +349,7 @@ def option_problems(optim, options, learning_rate=1e-3, weight_decay=0.0, max_gr
     """
     info = OPTIMIZERS[optim]
     known = _options(info.cls)
-    yield from (unknown(f"option of {optim!r}", key, options[key], known) for key in options if key not in known)
+    yield from (unknown(f"option of {shown(optim)}", key, options[key], known) for key in options if key not in known)
 
     def attempt(given):
         arguments = {info.weight_decay: weight_decay, "grad_clip": _clip(max_grad_norm), **given}
@@ -408,11 +408,12 @@ def _copied(value):
 
 def _optimizer_problems(config, unreadable):
     if not isinstance(config.optim, str) or config.optim not in OPTIMIZERS:
-        yield unknown("optimizer", config.optim, None, OPTIMIZERS, f"optim={config.optim!r}")
+        yield unknown("optimizer", config.optim, None, OPTIMIZERS, f"optim={shown(config.optim)}")
     elif isinstance(config.optim_kwargs, dict) and _sets_its_rate(config) != (config.learning_rate is None):
         yield (
             "`learning_rate` must be None with `relative_step`, which sets the rate, and only then. Received: "
-            f"optim={config.optim!r}, learning_rate={config.learning_rate!r}, optim_kwargs={config.optim_kwargs!r}"
+            f"optim={shown(config.optim)}, learning_rate={shown(config.learning_rate)}, "
+            f"optim_kwargs={shown(config.optim_kwargs)}"
         )
     elif isinstance(config.optim_kwargs, dict):
         sure = {} if unreadable else {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
@@ -423,7 +424,7 @@ def _optimizer_problems(config, unreadable):
         given = {name: getattr(config, name) for name in shape}
         given = {name: value for name, value in given.items() if value != _defaults(LdoptConfig)[name]}
         if given:
-            received = ", ".join(f"{name}={value!r}" for name, value in given.items())
+            received = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
             yield f"No schedule has an effect while `learning_rate` is None: the step sets it. Received: {received}"
 
 
@@ -441,7 +442,7 @@ def _schedule_problems(config, unreadable):
         return
     if unreadable or config.learning_rate is None:
         return
-    received = f"Received: warmup_steps={config.warmup_steps!r}, warmup_ratio={config.warmup_ratio!r}"
+    received = f"Received: warmup_steps={shown(config.warmup_steps)}, warmup_ratio={shown(config.warmup_ratio)}"
     if config.warmup_steps and config.warmup_ratio:
         yield f"`warmup_steps` and `warmup_ratio` exclude each other. {received}"
     if kind in ON_METRIC and (config.warmup_steps or config.warmup_ratio):

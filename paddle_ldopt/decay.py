@@ -64,7 +64,7 @@ class LayerDecay:
         object.__setattr__(self, "layerwise_decay", check_decay(self.layerwise_decay))
         if not isinstance(self.convention, str) or self.convention not in CONVENTIONS:
             known = ", ".join(map(repr, CONVENTIONS))
-            raise ValueError(f"`convention` must be one of {known}. Received: convention={self.convention!r}")
+            raise ValueError(f"`convention` must be one of {known}. Received: convention={shown(self.convention)}")
         for field in ("min_ratio", "head_ratio", "freeze_below"):
             high, ends = (math.inf, "()") if field == "head_ratio" else (1.0, "[]")
             object.__setattr__(self, field, checked_number(getattr(self, field), field, 0.0, high, ends))

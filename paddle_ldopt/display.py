@@ -308,7 +308,7 @@ def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun, num_s
     now = peak = None
     if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
         raise TypeError(
-            f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={apply_decay_param_fun!r}"
+            f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={shown(apply_decay_param_fun)}"
         )
     if not (learning_rate is None or isinstance(learning_rate, paddle.optimizer.lr.LRScheduler)):
         learning_rate = checked_number(learning_rate, "learning_rate", kind="a number or an LRScheduler")
@@ -316,7 +316,7 @@ def planned_rates(tensors, ratio_of, learning_rate, apply_decay_param_fun, num_s
         peak = peak_learning_rate(learning_rate, num_steps)
         if peak is not None and not (math.isfinite(peak) and peak >= 0):
             raise ValueError(
-                f"`learning_rate` must be finite and not negative. Received: learning_rate={learning_rate!r}"
+                f"`learning_rate` must be finite and not negative. Received: learning_rate={shown(learning_rate)}"
             )
         now = learning_rate.last_lr if hasattr(learning_rate, "last_lr") else peak
     rates = {}

@@ -78,7 +78,7 @@ def layerwise_lr_decay(decay_rate, name_dict, n_layers, param):
         raise ValueError(
             f"`name_dict` must map every parameter's `name` to its structured name, and lacks '{param.name}'. Build it "
             "after the model is complete: {p.name: n for n, p in model.named_parameters()}. "
-            f"Received: name_dict={_brief(name_dict)}"
+            f"Received: name_dict={shown(name_dict)}"
         )
     block = _ENCODER_BLOCK.search(name)
     if block:
@@ -166,7 +166,7 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
 def _bind(hook, settings):
     """Return `hook` as a function of the parameter alone, and whether it is given the `settings`."""
     if not callable(hook):
-        raise TypeError(f"`set_param_lr_fun` must be callable or None. Received: set_param_lr_fun={hook!r}")
+        raise TypeError(f"`set_param_lr_fun` must be callable or None. Received: set_param_lr_fun={shown(hook)}")
     four = functools.partial(hook, *settings)
     try:
         signature = inspect.signature(hook)
@@ -202,7 +202,7 @@ def _check_hook_sees(hook, decay):
         raise ValueError(
             "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`: leave that out, or give a "
             "hook that takes (layerwise_decay, name_dict, n_layers, param). "
-            f"Received: layerwise_decay={decay!r}, set_param_lr_fun={hook!r}"
+            f"Received: layerwise_decay={shown(decay)}, set_param_lr_fun={shown(hook)}"
         )
 
 
@@ -270,27 +270,27 @@ class LayerwiseMixin(_Base):
             if set_param_lr_fun is not layerwise_lr_decay or name_dict is not None:
                 raise ValueError(
                     "`layers` takes the place of `name_dict` and `set_param_lr_fun`: give one or the other. "
-                    f"Received: name_dict={_brief(name_dict)}, set_param_lr_fun={set_param_lr_fun!r}"
+                    f"Received: name_dict={shown(name_dict)}, set_param_lr_fun={shown(set_param_lr_fun)}"
                 )
             self._ratio_of = ratio_fn(layers, layerwise_decay)
             if n_layers != _N_LAYERS:
                 raise ValueError(
                     "`layers` knows the number of blocks, so `n_layers` would be ignored: leave it out. "
-                    f"Received: n_layers={n_layers!r}, and layers with {layers.n_layers} blocks"
+                    f"Received: n_layers={shown(n_layers)}, and layers with {layers.n_layers} blocks"
                 )
         else:
             if hasattr(layerwise_decay, "layerwise_decay"):
                 raise TypeError(
                     "A LayerDecay as `layerwise_decay` needs `layers` beside it. "
-                    f"Received: layerwise_decay={layerwise_decay!r}, layers=None"
+                    f"Received: layerwise_decay={shown(layerwise_decay)}, layers=None"
                 )
             decay = check_decay(layerwise_decay)
             if set_param_lr_fun is None or (documented_rule and name_dict is None):
                 if decay != 1.0:
                     raise ValueError(
                         "`layerwise_decay` has no effect without `layers` (LayerMap.from_model(model)), or `name_dict` "
-                        f"and `set_param_lr_fun`. Received: layerwise_decay={layerwise_decay!r}, "
-                        f"name_dict={_brief(name_dict)}, set_param_lr_fun={set_param_lr_fun!r}"
+                        f"and `set_param_lr_fun`. Received: layerwise_decay={shown(layerwise_decay)}, "
+                        f"name_dict={shown(name_dict)}, set_param_lr_fun={shown(set_param_lr_fun)}"
                     )
                 return
             if documented_rule and decay == 1.0:  # every ratio is 1; `name_dict` may be there for its names alone
@@ -644,7 +644,9 @@ def checked_parameters(parameters, options):
     known: dict = {}
     for param in flatten_groups(groups) if groups else items:
         if not hasattr(param, "stop_gradient"):
-            raise TypeError(f"`parameters` must hold parameters. Received: {param!r} of type {type(param).__name__}")
+            raise TypeError(
+                f"`parameters` must hold parameters. Received: {shown(param)} of type {type(param).__name__}"
+            )
         if param.name in known:
             if known[param.name] is param:
                 raise ValueError(f"A parameter is in `parameters` twice. Received: '{param.name}'")
@@ -658,12 +660,12 @@ def checked_parameters(parameters, options):
 
 def _checked_group(group, options):
     if "params" not in group:
-        raise ValueError(f"A parameter group must have 'params'. Received: keys {list(group)}")
-    unknown = set(group) - _GROUP_KEYS - _LABELS - set(options)
+        raise ValueError(f"A parameter group must have 'params'. Received: keys {shown(list(group))}")
+    unknown = group.keys() - _GROUP_KEYS - _LABELS - set(options)
     if unknown:
         known = ", ".join(map(repr, sorted({*_GROUP_KEYS, *options})))
         raise ValueError(
-            f"A parameter group has one of the keys {known}. Received: {', '.join(sorted(map(str, unknown)))}"
+            f"A parameter group has one of the keys {known}. Received: {', '.join(sorted(str(key)[:50] for key in unknown)[:8])}"
         )
     params, rate = group["params"], group.get("learning_rate", 1.0)
     if isinstance(params, (set, str)):
@@ -674,7 +676,7 @@ def _checked_group(group, options):
     if scaled and "learning_rate" not in group and group.get("lr") is None:
         raise ValueError(
             "'lr_scale' is a label and has no effect: give the group its 'learning_rate', a multiplier of the "
-            f"optimizer's. Received: lr_scale={group['lr_scale']!r}"
+            f"optimizer's. Received: lr_scale={shown(group['lr_scale'])}"
         )
     given = {"learning_rate": rate} if "learning_rate" in group else {}
     return {**group, **given, "params": params if hasattr(params, "stop_gradient") else list(params)}
@@ -687,15 +689,6 @@ def flatten_groups(parameters):
         params = item["params"] if isinstance(item, dict) else item
         out.extend([params] if hasattr(params, "stop_gradient") else params)
     return out
-
-
-def _brief(mapping, most=3):
-    """Show the first few entries of a dict, for an error message."""
-    if not isinstance(mapping, dict):
-        return repr(mapping)
-    shown = ", ".join(f"{k!r}: {v!r}" for k, v in list(mapping.items())[:most])
-    more = f", ... {len(mapping) - most} more" if len(mapping) > most else ""
-    return "{" + shown + more + "}"
 
 
 def _run_untranslated():

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional, Union
 
 from . import display
-from .arguments import checked_steps
+from .arguments import checked_steps, shown
 from .decay import LayerDecay
 from .hooks import unwrap_model
 from .stacks import STACK_NAMES, Stack, find_stacks, is_index
@@ -192,7 +192,7 @@ class LayerMap:
             ValueError: no such parameter.
         """
         if not isinstance(name, str):
-            raise TypeError(f"`name` must be a string. Received: name={name!r}")
+            raise TypeError(f"`name` must be a string. Received: name={shown(name)}")
         known = name if name in self.name_dict else _COPY.sub("", name)  # Paddle renames parameters when it copies them
         layer = self._layers.get(self.name_dict.get(known, name))
         if layer is None:
@@ -251,13 +251,13 @@ class LayerMap:
         if (layerwise_decay is None) == (optimizer is None):
             raise ValueError(
                 "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
-                f"Received: layerwise_decay={layerwise_decay!r}, optimizer={type(optimizer).__name__}"
+                f"Received: layerwise_decay={shown(layerwise_decay)}, optimizer={type(optimizer).__name__}"
             )
         if layerwise_decay is None:
             for name, value in (("learning_rate", learning_rate), ("apply_decay_param_fun", apply_decay_param_fun)):
                 if value is not None:
                     raise ValueError(
-                        f"`{name}` is read back from `optimizer`: leave it out. Received: {name}={value!r}"
+                        f"`{name}` is read back from `optimizer`: leave it out. Received: {name}={shown(value)}"
                     )
             rates = display.rates_of_optimizer(optimizer, num_steps)
             for tensor_name in rates:
@@ -308,11 +308,11 @@ def as_rule(layerwise_decay: Decay) -> LayerDecay:
 
 def _checked_names(names: Iterable[str]) -> list[str]:
     if isinstance(names, str) or not hasattr(names, "__iter__") or getattr(names, "ndim", 1) != 1:
-        raise TypeError(f"`names` must be an iterable of strings. Received: names={names!r}")
+        raise TypeError(f"`names` must be an iterable of strings. Received: names={shown(names)}")
     names = list(names)
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"`names` must be an iterable of strings. Received: {name!r}")
+            raise TypeError(f"`names` must be an iterable of strings. Received: {shown(name)}")
     if not names:
         raise ValueError("There are no parameters to map. Received: names=[]")
     return names
@@ -606,7 +606,7 @@ def _rules_from_dict(rules: dict[str, Place], from_template: set[str]) -> Callab
         try:
             compiled.append((re.compile(pattern), layer))
         except (re.error, TypeError) as error:
-            raise ValueError(f"`rules` must map regular expressions ({error}). Received: {pattern!r}") from error
+            raise ValueError(f"`rules` must map regular expressions ({error}). Received: {shown(pattern)}") from error
 
     def place(name: str) -> Optional[Place]:
         for pattern, layer in compiled:
@@ -633,6 +633,6 @@ def _checked_layer(layer: Any, name: str) -> Place:
     if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
         raise ValueError(
             "A rule must give a layer id from 0, 'embeddings', 'head' or a template that expands to a block's number. "
-            f"Received: {layer!r} for '{name}'"
+            f"Received: {shown(layer)} for '{name}'"
         )
     return layer

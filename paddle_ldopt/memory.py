@@ -12,7 +12,7 @@ import heapq
 import math
 from typing import NamedTuple, Optional
 
-from .arguments import checked_bool, checked_int, checked_number
+from .arguments import checked_bool, checked_int, checked_number, shown
 
 __all__ = [
     "COLUMN",
@@ -257,7 +257,7 @@ class OptimizerSpec:
 
     def __post_init__(self):
         if not isinstance(self.name, str) or self.name not in NAMES:
-            raise ValueError(f"`name` must be one of {', '.join(map(repr, NAMES))}. Received: name={self.name!r}")
+            raise ValueError(f"`name` must be one of {', '.join(map(repr, NAMES))}. Received: name={shown(self.name)}")
         if self.beta1 is not None:
             object.__setattr__(self, "beta1", checked_number(self.beta1, "beta1", 0.0, 1.0, "[)"))
         checked_bool(self.compression, "compression")
@@ -267,19 +267,19 @@ class OptimizerSpec:
             if getattr(self, option) not in (None, False) and self.name not in names:
                 raise ValueError(
                     f"`{option}` changes the state of {' and '.join(names)} only. "
-                    f"Received: {option}={getattr(self, option)!r}, name={self.name!r}"
+                    f"Received: {option}={shown(getattr(self, option))}, name={shown(self.name)}"
                 )
         _fill(self, None, grad_dtype=self.dtype, multi_precision=self.dtype != "float32")
         for field in ("dtype", "grad_dtype"):
             if not isinstance(getattr(self, field), str) or getattr(self, field) not in ITEMSIZE:
                 raise ValueError(
-                    f"`{field}` must be one of {', '.join(ITEMSIZE)}. Received: {field}={getattr(self, field)!r}"
+                    f"`{field}` must be one of {', '.join(ITEMSIZE)}. Received: {field}={shown(getattr(self, field))}"
                 )
         checked_bool(self.multi_precision, "multi_precision")
         if self.multi_precision and self.dtype == "float32":
             raise ValueError("float32 parameters have no masters. Received: multi_precision=True, dtype='float32'")
         if self.compression and not self.has_momentum:
-            raise ValueError(f"Without a momentum there is nothing to compress. Received: beta1={self.beta1!r}")
+            raise ValueError(f"Without a momentum there is nothing to compress. Received: beta1={shown(self.beta1)}")
 
     def __str__(self):
         beta1 = "" if self.beta1 is None else f", beta1 {self.beta1:g}"
@@ -398,7 +398,7 @@ def plan(model, optimizer, layout, tokens=None):
     if layout.stage == 3 and optimizer.name != "adamwdl":
         raise ValueError(
             f"Stage 3 hands an optimizer slices that {optimizer.name} cannot follow: use stage 1, with or without "
-            f"split_param, or adamwdl. Received: stage=3, name={optimizer.name!r}"
+            f"split_param, or adamwdl. Received: stage=3, name={shown(optimizer.name)}"
         )
     if not isinstance(model, Transformer) and (layout.mp > 1 or layout.pp > 1):
         raise ValueError(
@@ -421,8 +421,8 @@ def plan(model, optimizer, layout, tokens=None):
 
 def _checked_shape(name, shape):
     if not isinstance(shape, (list, tuple)):
-        raise TypeError(f"`model` must map names to shapes. Received: {shape!r} for {name!r}")
-    return tuple(checked_int(n, f"model[{name!r}]") for n in shape)
+        raise TypeError(f"`model` must map names to shapes. Received: {shown(shape)} for {shown(name)}")
+    return tuple(checked_int(n, f"model[{shown(name)}]") for n in shape)
 
 
 def cells(plans):

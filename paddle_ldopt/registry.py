@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from .arguments import nearest
+from .arguments import nearest, shown
 from .decay import LayerDecay
 from .hooks import parameters_to_train
 from .layers import LayerMap, as_rule
@@ -77,7 +77,7 @@ def optimizer_class(name):
     """Return the class of an optimizer of ours by its name; raise ValueError if none has it."""
     if not isinstance(name, str) or name not in REGISTRY:
         known = ", ".join(map(repr, REGISTRY)) + nearest(name, REGISTRY)
-        raise ValueError(f"`name` must be one of {known}. Received: name={name!r}")
+        raise ValueError(f"`name` must be one of {known}. Received: name={shown(name)}")
     return REGISTRY[name].cls
 
 
@@ -124,7 +124,7 @@ def create(name, model, layerwise_decay=1.0, rules=None, **arguments):
     decays = as_rule(layerwise_decay) != LayerDecay(1.0)
     if rules is not None and (not decays or "layers" in arguments):
         raise ValueError(
-            f"`rules` have no effect without a layer-wise decay, or beside `layers`. Received: rules={rules!r}"
+            f"`rules` have no effect without a layer-wise decay, or beside `layers`. Received: rules={shown(rules)}"
         )
     if decays:
         if "layers" not in arguments:  # a stage of a pipeline alone would not tell how many layers there are

@@ -12,7 +12,7 @@ import warnings
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from .arguments import checked_number, checked_state, checked_steps
+from .arguments import checked_number, checked_state, checked_steps, shown
 from .decay import LayerDecay
 from .hooks import checked_parameters, copy_schedule, flatten_groups, layerwise_lr_decay, parameters_to_train
 from .layers import LayerMap, as_rule
@@ -88,10 +88,10 @@ class WarmUp(LRScheduler):
             raise TypeError(
                 "`decay_schedule_fn` must be a function of the step or a Paddle scheduler that needs no metric: a step "
                 "has no metric within the warm-up. Attach a schedule that follows a metric when the warm-up has ended. "
-                f"Received: decay_schedule_fn={decay_schedule_fn!r}"
+                f"Received: decay_schedule_fn={shown(decay_schedule_fn)}"
             )
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"`name` must be a string or None. Received: name={name!r}")
+            raise TypeError(f"`name` must be a string or None. Received: name={shown(name)}")
         self.decay_schedule_fn = decay_schedule_fn
         self.warmup_steps = checked_steps(warmup_steps, "warmup_steps", 0)
         self.power = checked_number(power, "power", 0.0, ends="()")
@@ -133,12 +133,12 @@ class WarmUp(LRScheduler):
         except (TypeError, ValueError):
             raise TypeError(
                 f"`decay_schedule_fn` of {self.name or 'WarmUp'} must give a number. "
-                f"Received: decay_schedule_fn({step})={rate!r}"
+                f"Received: decay_schedule_fn({step})={shown(rate)}"
             ) from None
         if not 0.0 <= rate < math.inf:
             raise ValueError(
                 f"`decay_schedule_fn` of {self.name or 'WarmUp'} must give a finite rate of at least 0. "
-                f"Received: decay_schedule_fn({step})={rate!r}"
+                f"Received: decay_schedule_fn({step})={shown(rate)}"
             )
         return rate
 
@@ -162,12 +162,15 @@ class WarmUp(LRScheduler):
         if ("decay" in state_dict) != (self._decay is not None):
             raise ValueError(
                 "The state must be of a WarmUp whose `decay_schedule_fn` is a scheduler too, or of one whose is a "
-                f"function too. Received: keys {list(state_dict)}, decay_schedule_fn={self.decay_schedule_fn!r}"
+                f"function too. Received: keys {shown(list(state_dict))}, "
+                f"decay_schedule_fn={shown(self.decay_schedule_fn)}"
             )
         for schedule, state in ((self, state_dict), *([(self._decay, state_dict["decay"])] if self._decay else [])):
             schedule.state_keys()
             if not isinstance(state, dict) or not all(key in state for key in schedule.keys):
-                raise ValueError(f"The state of a {type(schedule).__name__} has {schedule.keys}. Received: {state!r}")
+                raise ValueError(
+                    f"The state of a {type(schedule).__name__} has {schedule.keys}. Received: {shown(state)}"
+                )
         own = {key: value for key, value in state_dict.items() if key != "decay"}
         super().set_state_dict(own)
         if self._decay is not None:
@@ -304,17 +307,17 @@ def create_optimizer(
     if adam_clipnorm is not None and adam_global_clipnorm is not None:
         raise ValueError(
             "Gradients are clipped one by one or together: give one of `adam_clipnorm` and `adam_global_clipnorm`. "
-            f"Received: adam_clipnorm={adam_clipnorm!r}, adam_global_clipnorm={adam_global_clipnorm!r}"
+            f"Received: adam_clipnorm={shown(adam_clipnorm)}, adam_global_clipnorm={shown(adam_global_clipnorm)}"
         )
     if not isinstance(include_in_weight_decay, (list, tuple, type(None))):
         raise TypeError(
             "`include_in_weight_decay` must be a list of strings or None. "
-            f"Received: include_in_weight_decay={include_in_weight_decay!r}"
+            f"Received: include_in_weight_decay={shown(include_in_weight_decay)}"
         )
     if weight_decay_rate == 0.0 and include_in_weight_decay:
         raise ValueError(
             "`include_in_weight_decay` has no effect without a weight decay. Received: "
-            f"include_in_weight_decay={include_in_weight_decay!r}, weight_decay_rate={weight_decay_rate!r}"
+            f"include_in_weight_decay={shown(include_in_weight_decay)}, weight_decay_rate={shown(weight_decay_rate)}"
         )
     if parameters is not None:  # read twice: their names are searched, too
         parameters = checked_parameters(parameters, _GROUP_OPTIONS)

@@ -12,6 +12,7 @@ import paddle
 from paddle.base.layer_helper import LayerHelper
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
+from ..arguments import shown
 from ..hooks import parameters_of
 
 __all__ = ["COUNTER", "COUNTERS", "ShardedStateMixin", "check_loadable", "create_state"]

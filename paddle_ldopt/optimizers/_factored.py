@@ -14,6 +14,7 @@ import math
 
 import paddle
 
+from ..arguments import shown
 from .base import COLUMN, ROW
 
 __all__ = [
@@ -79,7 +80,7 @@ def refuse_relative_step(optimizer, **received):
     """Raise RuntimeError, as Paddle does for a rate that a scheduler sets, if the optimizer sets its rate itself."""
     if optimizer._relative_step:
         ((name, value),) = received.items()
-        raise RuntimeError(f"`relative_step` sets the rate from the step. Received: {name}={value!r}")
+        raise RuntimeError(f"`relative_step` sets the rate from the step. Received: {name}={shown(value)}")
 
 
 def relative_rate(t, warmup_init):

@@ -17,7 +17,7 @@ import paddle
 from paddle.base.layer_helper import LayerHelper
 
 from .. import kernels
-from ..arguments import checked_number
+from ..arguments import checked_number, shown
 from ._checkpoint import check_loadable
 from ._plan import TYPES, FusedRule, Plan, Seen, held_bytes, why_not
 
@@ -35,7 +35,7 @@ _warned: set = set()
 def check_fused(fused):
     """Return `fused` if it is None, True or False, and True only where the C library is there and of use."""
     if fused is not None and not isinstance(fused, bool):
-        raise TypeError(f"`fused` must be None, True or False. Received: fused={fused!r}")
+        raise TypeError(f"`fused` must be None, True or False. Received: fused={shown(fused)}")
     if fused and kernels.library() is None:
         raise ValueError(f"`fused=True` is not possible: {kernels.why_not()}. Received: fused=True")
     if fused and not paddle.in_dynamic_mode():

@@ -119,7 +119,7 @@ def read_order(orders, groups):
         return None
     if len(orders) > 1 or len(orders[0]) > 1:
         raise ValueError(
-            f"'order_params' goes into one dict of its own. Received: keys {[key for order in orders for key in order]}"
+            f"'order_params' goes into one dict of its own. Received: keys {shown([k for order in orders for k in order])}"
         )
     order = orders[0]["order_params"]
     if not isinstance(order, Iterable) or isinstance(order, (paddle.Tensor, str, dict)):

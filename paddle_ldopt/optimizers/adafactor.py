@@ -10,7 +10,7 @@ import math
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import checked_bool, checked_number
+from ..arguments import checked_bool, checked_number, shown
 from ..hooks import is_listed, layerwise_lr_decay, parameters_of, unwrap
 from ._factored import (
     factored_kinds,
@@ -229,7 +229,7 @@ class Adafactor(RuleOptimizer):
         """Return the options, numbers as floats; raise if one is out of range, or of the wrong type."""
         eps = options["eps"]
         if not isinstance(eps, (tuple, list)) or len(eps) != 2:
-            raise TypeError(f"`eps` must be two numbers. Received: eps={eps!r}")
+            raise TypeError(f"`eps` must be two numbers. Received: eps={shown(eps)}")
         numbers = {
             "eps": type(eps)(checked_number(v, f"eps[{i}]", ends="[)" if i else "()") for i, v in enumerate(eps)),
             "clip_threshold": checked_number(options["clip_threshold"], "clip_threshold", ends="()"),
@@ -251,7 +251,7 @@ class Adafactor(RuleOptimizer):
             if lr is not None:
                 raise ValueError(
                     "Cannot combine manual `lr` and `relative_step=True` options: leave out `lr`, or give "
-                    f"relative_step=False. Received: lr={lr!r}, relative_step=True"
+                    f"relative_step=False. Received: lr={shown(lr)}, relative_step=True"
                 )
             return None
         if lr is None:

@@ -192,7 +192,7 @@ class AdamWeightDecay(RuleOptimizer):
             layerwise_decay = check_decay(layerwise_decay)
         checked_bool(amsgrad, "amsgrad")
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"`name` must be a string or None. Received: name={name!r}")
+            raise TypeError(f"`name` must be a string or None. Received: name={shown(name)}")
         options = {
             "beta_1": beta_1,
             "beta_2": beta_2,
@@ -442,7 +442,7 @@ def _one_of(argument, value, default, alias, other):
     if not (isinstance(number, numbers.Real) and number == default):
         raise ValueError(
             f"`{alias}` is another name for `{argument}`: give one of them. "
-            f"Received: {argument}={value!r}, {alias}={other!r}"
+            f"Received: {argument}={shown(value)}, {alias}={shown(other)}"
         )
     return other
 
@@ -456,12 +456,12 @@ def _compiled(patterns, argument):
     if patterns is None:
         return []
     if not isinstance(patterns, (list, tuple)) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise TypeError(f"`{argument}` must be a list of strings or None. Received: {argument}={patterns!r}")
+        raise TypeError(f"`{argument}` must be a list of strings or None. Received: {argument}={shown(patterns)}")
     try:
         return [re.compile(pattern) for pattern in patterns]
     except re.error as error:
         raise ValueError(
-            f"`{argument}` must hold regular expressions: {error}. Received: {argument}={patterns!r}"
+            f"`{argument}` must hold regular expressions: {error}. Received: {argument}={shown(patterns)}"
         ) from None
 
 
@@ -471,11 +471,11 @@ def _global_clip(global_clipnorm, grad_clip, clipnorm, clipvalue):
         return grad_clip
     clip_norm = checked_number(global_clipnorm, "global_clipnorm", 0.0, ends="()")
     others = {"grad_clip": grad_clip, "clipnorm": clipnorm, "clipvalue": clipvalue}
-    given = [f"{argument}={value!r}" for argument, value in others.items() if value is not None]
+    given = [f"{argument}={shown(value)}" for argument, value in others.items() if value is not None]
     if given:
         raise ValueError(
             "`global_clipnorm` cannot be combined with other gradient clipping. "
-            f"Received: global_clipnorm={global_clipnorm!r}, {', '.join(given)}"
+            f"Received: global_clipnorm={shown(global_clipnorm)}, {', '.join(given)}"
         )
     return paddle.nn.ClipGradByGlobalNorm(clip_norm)
 

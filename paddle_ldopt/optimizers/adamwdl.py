@@ -10,7 +10,7 @@ from typing import Optional
 import paddle
 from paddle.optimizer import AdamW
 
-from ..arguments import checked_number
+from ..arguments import checked_number, shown
 from ..hooks import LayerwiseMixin, checked_parameters, layerwise_lr_decay
 from ._checkpoint import ShardedStateMixin
 from ._fused import FusedMixin, FusedRule, check_fused, layer_rates
@@ -123,12 +123,13 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
             if set_param_lr_fun is not layerwise_lr_decay:
                 raise ValueError(
                     "`lr_ratio` is another name for `set_param_lr_fun`: give one of them. "
-                    f"Received: lr_ratio={lr_ratio!r}, set_param_lr_fun={set_param_lr_fun!r}"
+                    f"Received: lr_ratio={shown(lr_ratio)}, set_param_lr_fun={shown(set_param_lr_fun)}"
                 )
             set_param_lr_fun = lr_ratio
         if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
             raise TypeError(
-                f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={apply_decay_param_fun!r}"
+                "`apply_decay_param_fun` must be callable. "
+                f"Received: apply_decay_param_fun={shown(apply_decay_param_fun)}"
             )
         parameters = checked_parameters(parameters, _GROUP_OPTIONS)
         refuse_sharded_groups(parameters)

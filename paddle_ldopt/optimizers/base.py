@@ -98,7 +98,8 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         layerwise = {**_NO_LAYERWISE, **(layerwise or {})}
         if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
             raise TypeError(
-                f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={apply_decay_param_fun!r}"
+                "`apply_decay_param_fun` must be callable. "
+                f"Received: apply_decay_param_fun={shown(apply_decay_param_fun)}"
             )
         parameters = checked_parameters(parameters, options)
         refuse_sharded_groups(parameters)
@@ -108,7 +109,7 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
                     raise ValueError(
                         "A parameter group has either 'lr', its absolute rate, or 'learning_rate', a multiplier of the "
                         "optimizer's: give one. "
-                        f"Received: lr={group['lr']!r}, learning_rate={group['learning_rate']!r}"
+                        f"Received: lr={shown(group['lr'])}, learning_rate={shown(group['learning_rate'])}"
                     )
                 own = {key: group[key] for key in options if key in group}
                 checked = self.check_options({**options, **own})

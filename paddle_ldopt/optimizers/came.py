@@ -9,7 +9,7 @@ import math
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import checked_bool, checked_int, checked_number
+from ..arguments import checked_bool, checked_int, checked_number, shown
 from ..hooks import is_listed, layerwise_lr_decay
 from ._factored import (
     factored_kinds,
@@ -230,7 +230,7 @@ class Came(RuleOptimizer):
         if beta2 is not None and decay_rate != _DECAY_RATE:
             raise ValueError(
                 "`beta2` takes the place of `decay_rate`: give one of them. "
-                f"Received: beta2={beta2!r}, decay_rate={decay_rate!r}"
+                f"Received: beta2={shown(beta2)}, decay_rate={shown(decay_rate)}"
             )
         checked_bool(relative_step, "relative_step")
         checked_bool(warmup_init, "warmup_init")
@@ -277,9 +277,9 @@ class Came(RuleOptimizer):
         """Return the options, numbers as floats; raise for one that MindFormers or the arithmetic excludes."""
         eps, lr = options["eps"], options["lr"]
         if not isinstance(eps, (list, tuple)):
-            raise TypeError(f"`eps` must be a list or a tuple. Received: eps={eps!r}")
+            raise TypeError(f"`eps` must be a list or a tuple. Received: eps={shown(eps)}")
         if len(eps) != 3:
-            raise ValueError(f"`eps` must have 3 values: (eps1, eps2, eps3). Received: eps={eps!r}")
+            raise ValueError(f"`eps` must have 3 values: (eps1, eps2, eps3). Received: eps={shown(eps)}")
         numbers = {
             "eps": type(eps)(checked_number(value, f"eps[{i}]", ends="()") for i, value in enumerate(eps)),
             "clip_threshold": checked_number(options["clip_threshold"], "clip_threshold", ends="()"),
@@ -291,7 +291,7 @@ class Came(RuleOptimizer):
                 numbers[name] = checked_number(options[name], name, 0.0, high, ends)
         checked_bool(options["scale_parameter"], "scale_parameter")
         if lr is not None and self._relative_step:
-            raise ValueError(f"A group's 'lr' cannot be combined with `relative_step`. Received: lr={lr!r}")
+            raise ValueError(f"A group's 'lr' cannot be combined with `relative_step`. Received: lr={shown(lr)}")
         return {**options, **numbers}
 
     def state_kinds(self, param):
@@ -409,7 +409,7 @@ def _refuse_idle_decay_rates(groups, beta2):
         if isinstance(group, dict) and group.get("decay_rate") is not None and group.get("beta2", beta2) is not None:
             raise ValueError(
                 "`beta2` takes the place of a group's 'decay_rate': leave that out, or give the group 'beta2': None. "
-                f"Received: beta2={group.get('beta2', beta2)!r}, decay_rate={group['decay_rate']!r}"
+                f"Received: beta2={shown(group.get('beta2', beta2))}, decay_rate={shown(group['decay_rate'])}"
             )
 
 
@@ -425,6 +425,6 @@ def _checked_learning_rate(learning_rate, relative_step):
     if relative_step:
         raise ValueError(
             "`learning_rate` must be None with `relative_step`, which computes the rate. "
-            f"Received: learning_rate={learning_rate!r}, relative_step=True"
+            f"Received: learning_rate={shown(learning_rate)}, relative_step=True"
         )
     return learning_rate

@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import checked_bool, checked_number
+from ..arguments import checked_bool, checked_number, shown
 from ..hooks import layerwise_lr_decay
 from ._factored import square_sum
 from ._fused import FusedRule
@@ -294,7 +294,7 @@ class Lamb(RuleOptimizer):
         if self._schedule is not None:
             raise RuntimeError(
                 "The rate follows the schedule given as `learning_rate`; build the optimizer with a number to set it. "
-                f"Received: value={value!r}"
+                f"Received: value={shown(value)}"
             )
         super().set_lr(value)
 

@@ -170,7 +170,7 @@ def _check_arguments(folder, network, rename):
     if not hasattr(network, "sharded_state_dict"):
         raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
     if rename is not None and not callable(rename):
-        raise TypeError(f"`rename` must be callable. Received: rename={rename!r}")
+        raise TypeError(f"`rename` must be callable. Received: rename={shown(rename)}")
 
 
 def _held(folder):
@@ -228,7 +228,7 @@ def _renamed(state, weights, rename):
         name = key if key in weights else key.rpartition(".")[0]
         new = _new_name(rename, name) + key[len(name) :]
         if new in out:
-            raise ValueError(f"`rename` must give each parameter another name. Received: {new!r} for '{name}' too")
+            raise ValueError(f"`rename` must give each parameter another name. Received: {shown(new)} for '{name}' too")
         value.key = new
         out[new] = value
     return out

@@ -6,7 +6,7 @@ from typing import NamedTuple, Optional
 import paddle
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
-from ..arguments import checked_bool, checked_number, checked_steps
+from ..arguments import checked_bool, checked_number, checked_steps, shown
 from ..hooks import unwrap
 from ..schedules import MetricSchedule
 from .gradients import Gradients
@@ -157,7 +157,7 @@ class PipelineWithLossScale:
         if not use_clip_grad and max_grad_norm != 1.0:
             raise ValueError(
                 "`max_grad_norm` has no effect without clipping: leave it out, or set use_clip_grad=True. "
-                f"Received: max_grad_norm={max_grad_norm!r}, use_clip_grad=False"
+                f"Received: max_grad_norm={shown(max_grad_norm)}, use_clip_grad=False"
             )
         self._gives_local_norm = checked_bool(local_norm, "local_norm")
         self._per_token = checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
@@ -259,7 +259,7 @@ class PipelineWithLossScale:
             ValueError: it is not. Nothing is changed by then.
         """
         if not isinstance(state_dict, dict) or set(state_dict) != {"scaler"}:
-            raise ValueError(f"`state_dict` must be a dict with the key 'scaler' alone. Received: {state_dict!r}")
+            raise ValueError(f"`state_dict` must be a dict with the key 'scaler' alone. Received: {shown(state_dict)}")
         self.scaler.set_state_dict(state_dict["scaler"])
         self._epoch = None
 
@@ -272,7 +272,7 @@ def _spike_threshold(use_clip_grad, **kwargs):
     if unknown:
         raise TypeError(
             f"Besides its own arguments it takes {', '.join(_SKIP)}; how processes share the work is said in fleet's "
-            f"strategy. Received: {', '.join(f'{name}={kwargs[name]!r}' for name in unknown)}"
+            f"strategy. Received: {', '.join(f'{name}={shown(kwargs[name])}' for name in unknown)}"
         )
     options = {**_SKIP, **kwargs}
     skips = checked_bool(options["use_skip_data_by_global_norm"], "use_skip_data_by_global_norm")

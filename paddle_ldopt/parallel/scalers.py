@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle.amp import AmpScaler
 
-from ..arguments import checked_number, checked_state, checked_steps
+from ..arguments import checked_number, checked_state, checked_steps, shown
 
 __all__ = ["AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "LossScaler", "as_scaler"]
 
@@ -65,7 +65,7 @@ class LossScaler:
         keys = list(state_dict)
         if set(keys) != set(self._state):
             raise ValueError(
-                f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}. Received: keys={keys}"
+                f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}. Received: keys={shown(keys)}"
             )
         loaded = {key: self._checked_state(key, value) for key, value in state_dict.items()}
         self._check_loaded(loaded)

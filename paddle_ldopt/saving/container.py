@@ -177,12 +177,12 @@ def read_record(path):
     if found["format"] != FORMAT:
         raise ValueError(
             f"The file was not written by `save_optimizer`. For PyTorch's there is `convert_torch_optimizer`. "
-            f"Received: path={os.fspath(path)!r}, format={found['format']!r}"
+            f"Received: path={os.fspath(path)!r}, format={shown(found['format'])}"
         )
     if found["version"] != str(VERSION):
         raise ValueError(
             f"The file has a format that this version of paddle_ldopt cannot read, which knows {VERSION}: use the one "
-            f"that wrote it, or a later one. Received: path={os.fspath(path)!r}, version={found['version']!r}"
+            f"that wrote it, or a later one. Received: path={os.fspath(path)!r}, version={shown(found['version'])}"
         )
     begin = 8 + struct.unpack("<Q", data[:8])[0]
     sums = _SUM.findall(data[8:begin])
@@ -251,7 +251,9 @@ def _arrays(path, data):
     for name, tensor in tensors:
         dtype = CODES.get(tensor["dtype"])
         if dtype is None:
-            raise ValueError(f"An optimizer's state has no such type. Received: {name!r} of type {tensor['dtype']}")
+            raise ValueError(
+                f"An optimizer's state has no such type. Received: {shown(name)} of type {tensor['dtype']}"
+            )
         plain = "uint16" if dtype == "bfloat16" else dtype
         arrays[name] = dtype, np.frombuffer(tensor["data"], plain).reshape(tensor["shape"])
     return arrays

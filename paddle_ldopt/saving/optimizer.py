@@ -7,7 +7,7 @@ import numpy as np
 from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import checked_int
+from ..arguments import checked_int, shown
 from ..hooks import parameters_of
 from ..optimizers._checkpoint import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
@@ -205,23 +205,25 @@ def _from_record(record, arrays, optimizer, model, changed):
     names, structured = structured_names(optimizer, model)
     if (record["naming"] == "structured") != structured:
         has = "the model's names: give `model`" if not structured else "Paddle's names: leave out `model` and `layers`"
-        raise ValueError(f"Parameters are found by name, and the file has {has}. Received: naming={record['naming']!r}")
+        raise ValueError(
+            f"Parameters are found by name, and the file has {has}. Received: naming={shown(record['naming'])}"
+        )
     here = describe(optimizer, names)
     check_same(record, here, changed)
     step = record["step"]
     if step is not None and (type(step) is not int or step < 0):
-        raise ValueError(f"The file's step must be a number from 0 on. Received: step={step!r}")
+        raise ValueError(f"The file's step must be a number from 0 on. Received: step={shown(step)}")
     there, ours = record["schedule"], here["schedule"]
     same = there is not None and ours is not None and there["class"] == ours["class"]
     schedule = unpack(record["schedule_state"]) if same else None
     if same and schedule is None:
-        raise ValueError(f"The file lacks its schedule's state. Received: schedule_state={schedule!r}")
+        raise ValueError(f"The file lacks its schedule's state. Received: schedule_state={shown(schedule)}")
     return _Saved(names, _by_parameter(record, arrays, names), step, schedule, unpack(record["scaler_state"]))
 
 
 def _check_scaler(scaler):
     if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
-        raise TypeError(f"`scaler` must be a loss scaler. Received: scaler={scaler!r}")
+        raise TypeError(f"`scaler` must be a loss scaler. Received: scaler={shown(scaler)}")
 
 
 def _schedule_of(optimizer):
@@ -234,12 +236,12 @@ def _by_parameter(record, arrays, names):
     with_state = record["with_state"]
     unknown = set(with_state) - set(names.values())
     if unknown or len(set(with_state)) < len(with_state):
-        raise ValueError(f"The file's record names no such parameters. Received: with_state={with_state[:8]!r}")
+        raise ValueError(f"The file's record names no such parameters. Received: with_state={shown(with_state[:8])}")
     states: dict = {name: {} for name in with_state}
     for key, value in arrays.items():
         owner, _, state = key.rpartition(".")
         if owner not in states:
-            raise ValueError(f"The file has a tensor of no parameter. Received: {key!r}")
+            raise ValueError(f"The file has a tensor of no parameter. Received: {shown(key)}")
         states[owner][state] = value
     return {tensor: states[name] for tensor, name in names.items() if name in states}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import shown
 from ..hooks import parameters_of
 from .container import read_file
 from .state import MASTER
@@ -50,7 +51,7 @@ class _Type:
 
     def build(self, state):
         if state[1] not in ("<", "|"):
-            raise ValueError(f"an array of byte order {state[1]!r}")
+            raise ValueError(f"an array of byte order {shown(state[1])}")
 
 
 class _Array:

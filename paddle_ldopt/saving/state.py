@@ -241,5 +241,5 @@ def checked_names(names, argument):
     single = isinstance(names, (str, bytes, paddle.Tensor)) or getattr(names, "ndim", 1) == 0
     listed = isinstance(names, Iterable) and not single and list(names)
     if listed is False or not all(isinstance(name, str) for name in listed):
-        raise TypeError(f"`{argument}` must be a list of names. Received: {argument}={names!r}")
+        raise TypeError(f"`{argument}` must be a list of names. Received: {argument}={shown(names)}")
     return listed

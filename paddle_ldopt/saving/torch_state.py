@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ..arguments import checked_bool, checked_int
+from ..arguments import checked_bool, checked_int, shown
 from ..hooks import parameters_of, unwrap_model
 from ..optimizers._checkpoint import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
@@ -121,7 +121,7 @@ def convert_torch_optimizer(
     if step is not None and counted and all(counted):
         raise ValueError(
             "The checkpoint says how many steps were taken, so `step` would be ignored: leave it out. "
-            f"Received: step={step!r}"
+            f"Received: step={shown(step)}"
         )
     states, matched, missing, unexpected, steps = {}, [], [], [], set()
     for param in parameters_of(inner):
@@ -236,7 +236,7 @@ def _from_dict(checkpoint):
     named: dict = {}
     for key, state in checkpoint["state"].items():
         if not isinstance(state, Mapping) or not _are(str, list(state)):
-            raise ValueError(f"A parameter's state must be a dict by names. Received: {_short(state)} of {key!r}")
+            raise ValueError(f"A parameter's state must be a dict by names. Received: {_short(state)} of {shown(key)}")
         found[int(key) if str(key).isdecimal() else key] = {name: _array(value) for name, value in state.items()}
     for group in checkpoint["param_groups"]:
         settings: Any = group if isinstance(group, Mapping) else {}
@@ -297,7 +297,7 @@ def _named(read, names):
 def _renamed(found, rename, strict):
     """Return the model's name -> (PyTorch's name, {state: array})."""
     if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
-        raise TypeError(f"`rename` must be a dict or callable. Received: rename={rename!r}")
+        raise TypeError(f"`rename` must be a dict or callable. Received: rename={shown(rename)}")
     unknown = sorted(set(rename) - set(found), key=str) if isinstance(rename, Mapping) else []
     if strict and unknown:
         raise ValueError(
@@ -308,7 +308,9 @@ def _renamed(found, rename, strict):
     for there, state in found.items():
         name = rename(there) if callable(rename) else (rename or {}).get(there, there)
         if name in out:
-            raise ValueError(f"`rename` must give each parameter another name. Received: {name!r} for {there!r} too")
+            raise ValueError(
+                f"`rename` must give each parameter another name. Received: {shown(name)} for {shown(there)} too"
+            )
         if name is not None:
             out[name] = there, state
     return out
@@ -345,7 +347,7 @@ def _state(optimizer, param, given, step, turned, there):
         if values is None:
             raise ValueError(
                 f"The checkpoint has another optimizer's state, or one with other options: '{there}' lacks "
-                f"{names.get(name, name)!r}. Received: {', '.join(sorted(given)) or 'nothing else'}"
+                f"{shown(names.get(name, name))}. Received: {', '.join(sorted(given)) or 'nothing else'}"
             )
         if not _is_numeric(values):
             raise ValueError(f"A state must be made of numbers. Received: {_short(values)} as {name} of '{there}'")

@@ -37,7 +37,7 @@ def pack(value, where):
     if isinstance(value, (list, tuple, collections.deque)):
         return [pack(item, where) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("__") for key in value):
-        return {key: pack(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {key: pack(item, f"{where}[{shown(key)}]") for key, item in value.items()}
     raise ValueError(
         f"{where} must be numbers, text, arrays, or lists and dicts of these, to be saved. "
         f"Received: {type(value).__name__}"
@@ -71,10 +71,10 @@ def check_like(there, here, where, may_be_none=()):
     """
     if isinstance(here, dict) and isinstance(there, dict):
         if set(there) != set(here):
-            raise ValueError(f"{where} must have {sorted(here)}. Received: {sorted(there)}")
+            raise ValueError(f"{where} must have {sorted(here)}. Received: {shown(sorted(there))}")
         for key, value in there.items():
             if value is not None or key not in may_be_none:
-                check_like(value, here[key], f"{where}[{key!r}]")
+                check_like(value, here[key], f"{where}[{shown(key)}]")
         return
     kinds = ("None", "a number") if here is None else (_kind(here),)
     if _kind(there) not in kinds:

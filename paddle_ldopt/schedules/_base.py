@@ -7,7 +7,7 @@ from typing import Any
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import checked_number, checked_state, checked_steps
+from ..arguments import checked_number, checked_state, checked_steps, shown
 from ..hooks import unwrap
 
 
@@ -33,7 +33,7 @@ class Schedule(LRScheduler):
         if wrong:
             raise ValueError(
                 f"`state_dict` must be that of a {type(self).__name__}, with a number as each of {self.keys}. "
-                f"Received: {', '.join(f'{key}={state_dict.get(key)!r}' for key in wrong)}"
+                f"Received: {', '.join(f'{key}={shown(state_dict.get(key))}' for key in wrong)}"
             )
         super().set_state_dict(state_dict)
 

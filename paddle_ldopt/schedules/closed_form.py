@@ -2,7 +2,7 @@
 
 import warnings
 
-from ..arguments import checked_choice, checked_number, checked_steps
+from ..arguments import checked_choice, checked_number, checked_steps, shown
 from . import rules
 from ._base import Schedule, attach, checked_phases, left_over, peak_of
 
@@ -53,7 +53,7 @@ class RuleSchedule(Schedule):
 
     def __init__(self, learning_rate, rule, last_epoch=-1, verbose=False):
         if not callable(rule):
-            raise TypeError(f"`rule` must be callable. Received: rule={rule!r}")
+            raise TypeError(f"`rule` must be callable. Received: rule={shown(rule)}")
         self.rule = rule
         peak = checked_number(learning_rate, "learning_rate", ends="(]")
         super().__init__(peak, checked_steps(last_epoch, "last_epoch", least=-1), verbose)
@@ -383,7 +383,7 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
 
 def _floor(optimizer, min_lr, min_lr_rate):
     """Return the lowest rate as a share of the peak."""
-    received = f"Received: min_lr={min_lr!r}, min_lr_rate={min_lr_rate!r}"
+    received = f"Received: min_lr={shown(min_lr)}, min_lr_rate={shown(min_lr_rate)}"
     if min_lr is not None and min_lr_rate is not None:
         raise ValueError(f"Only one of min_lr or min_lr_rate should be set. {received}")
     if min_lr is not None:

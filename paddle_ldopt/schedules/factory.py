@@ -3,7 +3,7 @@
 import enum
 import inspect
 
-from ..arguments import nearest
+from ..arguments import nearest, shown
 from . import closed_form, metric
 
 __all__ = ["ON_METRIC", "SchedulerType", "get_scheduler"]
@@ -48,8 +48,8 @@ class SchedulerType(str, enum.Enum):
         if name in names and not (isinstance(value, str) and name == value):
             return cls(name)
         raise ValueError(
-            f"{name!r} is not a valid SchedulerType, please select one of {names}{nearest(name, names)}. "
-            f"Received: name={value!r}"
+            f"{shown(name)} is not a valid SchedulerType, please select one of {names}{nearest(name, names)}. "
+            f"Received: name={shown(value)}"
         )
 
 
@@ -115,15 +115,15 @@ def get_scheduler(name, optimizer, num_warmup_steps=None, num_training_steps=Non
     if not isinstance(scheduler_specific_kwargs, (dict, type(None))):
         raise TypeError(
             "`scheduler_specific_kwargs` must be a dict. "
-            f"Received: scheduler_specific_kwargs={scheduler_specific_kwargs!r}"
+            f"Received: scheduler_specific_kwargs={shown(scheduler_specific_kwargs)}"
         )
     arguments = dict(scheduler_specific_kwargs or {})
     for key in arguments:
         if key not in taken or key in ("num_warmup_steps", "num_training_steps"):
             valid = [k for k in taken if k not in ("num_warmup_steps", "num_training_steps")]
             raise TypeError(
-                f"{function.__name__}() got an unexpected keyword argument {key!r} in `scheduler_specific_kwargs`; it "
-                f"takes {', '.join(valid)}. Received: {key}={arguments[key]!r}"
+                f"{function.__name__}() got an unexpected keyword argument {shown(key)} in `scheduler_specific_kwargs`"
+                f"; it takes {', '.join(valid)}. Received: {key}={shown(arguments[key])}"
             )
     for key, value in (("num_warmup_steps", num_warmup_steps), ("num_training_steps", num_training_steps)):
         if key in taken and value is not None:

@@ -3,7 +3,7 @@
 import collections
 import math
 
-from ..arguments import as_float, checked_bool, checked_choice, checked_number, checked_state, checked_steps
+from ..arguments import as_float, checked_bool, checked_choice, checked_number, checked_state, checked_steps, shown
 from ._base import Schedule, attach, peak_of
 
 __all__ = ["GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "get_greedy_schedule", "get_reduce_on_plateau_schedule"]
@@ -73,7 +73,7 @@ def _as_float(metrics):
             raise TypeError
         return as_float(metrics.item() if hasattr(metrics, "item") else metrics)
     except (TypeError, ValueError):
-        raise TypeError(f"`metrics` must be one number. Received: metrics={metrics!r}") from None
+        raise TypeError(f"`metrics` must be one number. Received: metrics={shown(metrics)}") from None
 
 
 class ReduceLROnPlateau(MetricSchedule):
@@ -325,7 +325,7 @@ class GreedyLR(MetricSchedule):
         own = self.state_dict()
         state = {**own, **checked_state(state_dict)} if own.keys() & checked_state(state_dict).keys() else state_dict
         if not isinstance(state.get("window"), list):
-            raise ValueError(f"The state's 'window' must be a list. Received: window={state.get('window')!r}")
+            raise ValueError(f"The state's 'window' must be a list. Received: window={shown(state.get('window'))}")
         super().set_state_dict(state)
         self.window = collections.deque(state["window"], maxlen=self.window_size)
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Optional
 
+from ..arguments import shown
 from ..config import BUILT_IN, RULE_FIELDS, json_object, option_problems, rule_problems, tell_all
 from ..decay import LayerDecay
 from ..registry import REGISTRY
@@ -184,14 +185,15 @@ def _check_served(args):
     if asked and not vars(args).get(_SERVED):
         raise RuntimeError(
             "The Trainer lacks LdoptTrainerMixin and would ignore what the arguments ask for: class MyTrainer("
-            "LdoptTrainerMixin, Trainer). Received: " + ", ".join(f"{key}={value!r}" for key, value in asked.items())
+            "LdoptTrainerMixin, Trainer). Received: "
+            + ", ".join(f"{key}={shown(value)}" for key, value in asked.items())
         )
 
 
 def _tell_our_names(error, optim, kind):
     """Raise the Trainer's error about an unknown name with our names in it; return if it is about something else."""
     for enum, names, received in (
-        ("OptimizerNames", REGISTRY, f"optim={optim!r}"),
+        ("OptimizerNames", REGISTRY, f"optim={shown(optim)}"),
         ("SchedulerType", schedules.SCHEDULERS, f"lr_scheduler_type={kind!r}"),
     ):
         if enum in str(error):
@@ -221,16 +223,19 @@ def _option_problems(args, optim, options):
     if optim not in REGISTRY:
         yield (
             f"`optim_kwargs` are for {', '.join(map(repr, REGISTRY))}. "
-            f"Received: optim={optim!r}, optim_kwargs={args.optim_kwargs!r}"
+            f"Received: optim={shown(optim)}, optim_kwargs={shown(args.optim_kwargs)}"
         )
         return
     own = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}
     for name in options.keys() & own.keys():
-        yield f"`{own[name]}` says the {name} of {optim!r}: leave it out here. Received: optim_kwargs={options!r}"
+        yield (
+            f"`{own[name]}` says the {name} of {shown(optim)}: leave it out here. "
+            f"Received: optim_kwargs={shown(options)}"
+        )
     if options.get("relative_step"):
         yield (
             "An optimizer that sets its rate itself goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`. "
-            f"Received: optim_kwargs={options!r}"
+            f"Received: optim_kwargs={shown(options)}"
         )
         return
     yield from option_problems(optim, {name: value for name, value in options.items() if name not in own})

@@ -4,7 +4,7 @@ import os
 import warnings
 from typing import Any
 
-from ..arguments import checked_steps
+from ..arguments import checked_steps, shown
 from ..decay import apply_layerwise_decay
 from ..display import (
     applied_rates,
@@ -191,7 +191,7 @@ class GradualUnfreezeCallback(Callback):
                 if optimizer._ratio_of is not None:
                     raise ValueError(
                         "GradualUnfreezeCallback cannot open layers of an optimizer whose ratios come from a hook. "
-                        f"Received: set_param_lr_fun={optimizer.set_param_lr_fun!r}"
+                        f"Received: set_param_lr_fun={shown(optimizer.set_param_lr_fun)}"
                     )
                 optimizer._ratio_of = self.layers.ratio_fn(1.0)
             else:
@@ -199,7 +199,7 @@ class GradualUnfreezeCallback(Callback):
         elif self.layers is not None and self.layers is not layers_of(optimizer):
             raise ValueError(
                 "The optimizer has layers of its own: leave out the callback's. "
-                f"Received: layers={self.layers!r}, optimizer={type(optimizer).__name__}"
+                f"Received: layers={shown(self.layers)}, optimizer={type(optimizer).__name__}"
             )
         self._restore(optimizer)  # of a training that did not come to its end
         self._ratio = optimizer._ratio_of = _Opening(optimizer._ratio_of, self.every_k_steps)

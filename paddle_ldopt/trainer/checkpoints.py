@@ -9,6 +9,7 @@ import random
 
 import numpy as np
 
+from ..arguments import shown
 from ..decay import LayerDecay
 from ..hooks import parameters_of
 from ..layers import Layer
@@ -168,7 +169,7 @@ def _read_record(folder):
     if form != FORMAT:
         raise ValueError(
             f"The layer-wise settings were written by another version of paddle_ldopt, which has format {FORMAT}. "
-            f"Received: format={form!r} in {path!r}"
+            f"Received: format={shown(form)} in {path!r}"
         )
     return record
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from paddle import distributed
 
+from ..arguments import shown
 from ..config import OPTIMIZERS, LdoptConfig, json_object
 from ..decay import apply_layerwise_decay
 from ..hooks import unwrap
@@ -133,7 +134,7 @@ class LdoptTrainerMixin(_Trainer):
         if rules and self.layer_rules is not None:
             raise ValueError(
                 "The Trainer has `layer_rules` and its arguments `layerwise_rules`: leave one of them out. "
-                f"Received: layerwise_rules={rules!r}"
+                f"Received: layerwise_rules={shown(rules)}"
             )
         return map_layers(self.model, rules or self.layer_rules)
 
@@ -257,7 +258,8 @@ class LdoptTrainerMixin(_Trainer):
             raise ValueError(
                 "The evaluation does not give the metric that the schedule follows: set `metric_for_best_model` to "
                 f"one of {', '.join(sorted(missed))}. Received: metric_for_best_model="
-                f"{self.args.metric_for_best_model!r}, lr_scheduler_type={name_of(self.args.lr_scheduler_type)!r}"
+                f"{shown(self.args.metric_for_best_model)}, "
+                f"lr_scheduler_type={shown(name_of(self.args.lr_scheduler_type))}"
             )
 
     @property
@@ -380,7 +382,7 @@ class LdoptTrainerMixin(_Trainer):
         """Raise if the schedule of the arguments would be ignored, or follows a metric that nothing gives."""
         if not self._schedule_is_ours:
             return
-        received = f"lr_scheduler_type={name_of(self.args.lr_scheduler_type)!r}"
+        received = f"lr_scheduler_type={shown(name_of(self.args.lr_scheduler_type))}"
         if sets_own_rate(self.optimizer):
             raise ValueError(
                 "The optimizer sets its rate itself, so `lr_scheduler_type` would be ignored: leave it out. "

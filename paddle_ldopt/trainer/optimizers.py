@@ -4,6 +4,7 @@ import paddle
 from paddle.distributed import fleet
 from paddle.optimizer.lr import LRScheduler
 
+from ..arguments import shown
 from ..config import json_object
 from ..decay import LayerDecay
 from ..hooks import check_wrapper_state, flatten_groups, parameters_of, unwrap
@@ -107,7 +108,7 @@ def check_passed_optimizer(optimizer, scheduler, optim, rule):
     if chosen is not None and not isinstance(optimizer, chosen.cls):
         raise ValueError(
             f"`optimizers` has an optimizer already, so `optim` would be ignored: leave one of them out. "
-            f"Received: optim={optim!r}, optimizers=({name}, ...)"
+            f"Received: optim={shown(optim)}, optimizers=({name}, ...)"
         )
     if rule == OFF:
         return
@@ -143,14 +144,14 @@ def check_passed_settings(optimizer, args, layers):
                 raise ValueError(
                     "`optimizers` has an optimizer already, so `optim_kwargs` would be ignored: leave them out, or "
                     "build the optimizer with the same. "
-                    f"Received: optim_kwargs={args.optim_kwargs!r}, and {name} with {option}={own!r}"
+                    f"Received: optim_kwargs={shown(args.optim_kwargs)}, and {name} with {option}={shown(own)}"
                 )
         asked, own = layers and layers.layer_of(param.name), layers and optimizer._ratio_of.layers.layer_of(param.name)
         if asked != own:
             raise ValueError(
                 "`optimizers` has an optimizer already, so `layerwise_rules` would be ignored: leave them out, or "
                 "build the optimizer with layers=LayerMap.from_model(model, rules). Received: "
-                f"layerwise_rules={args.layerwise_rules!r}, and {name} with '{param.name}' in {own.label}"
+                f"layerwise_rules={shown(args.layerwise_rules)}, and {name} with '{param.name}' in {own.label}"
             )
 
 

@@ -5,6 +5,7 @@ import functools
 import warnings
 from typing import Any
 
+from ..arguments import shown
 from ..config import BUILT_IN, json_object
 from ..schedules import ON_METRIC, MetricSchedule, SchedulerType, get_scheduler
 from .optimizers import name_of
@@ -40,7 +41,7 @@ def check_schedule(args):
     kind, kwargs = name_of(args.lr_scheduler_type), parse_kwargs(args.lr_scheduler_kwargs)
     if not kwargs and kind not in SCHEDULERS:
         return  # the Trainer says that there is no such kind
-    received = f"Received: lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}"
+    received = f"Received: lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
     if kind not in SCHEDULERS:
         raise ValueError(f"`lr_scheduler_kwargs` are for {', '.join(map(repr, SCHEDULERS))}. {received}")
     if kwargs and kind in BUILT_IN and not BUILT_IN[kind]:
@@ -50,18 +51,18 @@ def check_schedule(args):
         if field in kwargs and value != _default(args, field):
             raise ValueError(
                 f"`{field}` is an argument of its own and in `lr_scheduler_kwargs`: leave one out. "
-                f"Received: {field}={value!r}, lr_scheduler_kwargs={args.lr_scheduler_kwargs!r}"
+                f"Received: {field}={shown(value)}, lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
             )
     if kind in ON_METRIC and (args.warmup_steps or args.warmup_ratio):
         raise ValueError(
             f"The schedule {kind!r} has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored. "
-            f"Received: warmup_steps={args.warmup_steps!r}, warmup_ratio={args.warmup_ratio!r}"
+            f"Received: warmup_steps={shown(args.warmup_steps)}, warmup_ratio={shown(args.warmup_ratio)}"
         )
     if kind == "constant" and (args.warmup_steps or args.warmup_ratio):
         raise ValueError(
             "The schedule 'constant' has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored: use "
             "'constant_with_warmup'. "
-            f"Received: warmup_steps={args.warmup_steps!r}, warmup_ratio={args.warmup_ratio!r}"
+            f"Received: warmup_steps={shown(args.warmup_steps)}, warmup_ratio={shown(args.warmup_ratio)}"
         )
     for key, source in (("mode", "from `greater_is_better`"), ("last_epoch", "from the checkpoint")):
         if key in kwargs:
