@@ -6,7 +6,7 @@ import warnings
 import paddle
 import paddle.distributed as dist
 
-from .arguments import checked_bool, checked_number, checked_state, checked_steps
+from .arguments import checked_bool, checked_number, checked_state, checked_steps, shown
 from .hooks import is_listed, parameters_of, sharding_setting
 
 __all__ = ["GradientAccumulator"]

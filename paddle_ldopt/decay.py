@@ -7,7 +7,7 @@ from typing import Any, Callable, Union
 import paddle
 from paddle.optimizer import Optimizer
 
-from .arguments import checked_number
+from .arguments import checked_number, shown
 from .hooks import LayerwiseMixin, asks_for_rates, check_decay, parameters_of, ratio_fn, unwrap
 
 __all__ = ["CONVENTIONS", "LayerDecay", "apply_layerwise_decay", "reset_layerwise_decay"]

@@ -587,7 +587,7 @@ def _apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, Pl
     if rules is None:
         return {}, set()
     if not callable(rules) and not isinstance(rules, dict):
-        raise TypeError(f"`rules` must be a dict of regular expressions or a callable. Received: rules={rules!r}")
+        raise TypeError(f"`rules` must be a dict of regular expressions or a callable. Received: rules={shown(rules)}")
     from_template: set[str] = set()
     place = rules if callable(rules) else _rules_from_dict(rules, from_template)
     out = {}
@@ -596,7 +596,7 @@ def _apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, Pl
         if layer is not None:
             out[name] = _checked_layer(layer, name)
     if not out:
-        raise ValueError(f"`rules` match no parameter. Received: rules={rules!r}, names={_some(names)}")
+        raise ValueError(f"`rules` match no parameter. Received: rules={shown(rules)}, names={_some(names)}")
     return out, from_template
 
 
@@ -617,7 +617,7 @@ def _rules_from_dict(rules: dict[str, Place], from_template: set[str]) -> Callab
                 try:
                     number = match.expand(layer)
                 except (re.error, IndexError) as error:
-                    raise ValueError(f"`rules` has a bad template ({error}). Received: {layer!r}") from error
+                    raise ValueError(f"`rules` has a bad template ({error}). Received: {shown(layer)}") from error
                 if not is_index(number):
                     return number
                 from_template.add(name)

@@ -30,7 +30,7 @@ def check_loadable(optimizer, state_dict):
         )
     for key in ("master_weights", "LR_Scheduler"):
         if not isinstance(state_dict.get(key, {}), dict):
-            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {state_dict[key]!r:.80}")
+            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {shown(state_dict[key])}")
     schedule, given = optimizer._learning_rate, state_dict.get("LR_Scheduler")
     if isinstance(schedule, LRScheduler) and (given or not isinstance(schedule, LambdaDecay)):
         schedule.state_keys()
@@ -94,7 +94,7 @@ def _check_waiting(optimizer, state_dict, prefix):
 def _check_state(key, found, form, counts):
     """Raise TypeError or ValueError if a state has another form, or is a counter of less than no steps."""
     if not isinstance(found, (paddle.Tensor, np.ndarray)):
-        raise TypeError(f"`state_dict` must hold Tensors. Received: {found!r:.80} as '{key}'")
+        raise TypeError(f"`state_dict` must hold Tensors. Received: {shown(found)} as '{key}'")
     if _form(found.dtype, found.shape) != form:
         raise ValueError(
             f"`state_dict` is of another optimizer or model: '{key}' must be {form}. "

@@ -12,7 +12,7 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 from paddle.regularizer import WeightDecayRegularizer
 
-from ..arguments import checked_number, plain_number
+from ..arguments import checked_number, plain_number, shown
 from ..hooks import is_listed
 from .base import checked_decay
 
@@ -32,7 +32,7 @@ class Schedule:
             raise ValueError(
                 f"The schedule given as `{self.argument}` has run out: it has {len(self.source)} values, and this is "
                 f"step {step + 1}. Give a value for every step, or a callable of the step. "
-                f"Received: {self.argument}={self!r}"
+                f"Received: {self.argument}={shown(self)}"
             )
         return self.source[step]
 
@@ -118,9 +118,8 @@ def read_order(orders, groups):
     if not orders:
         return None
     if len(orders) > 1 or len(orders[0]) > 1:
-        raise ValueError(
-            f"'order_params' goes into one dict of its own. Received: keys {shown([k for order in orders for k in order])}"
-        )
+        keys = [key for order in orders for key in order]
+        raise ValueError(f"'order_params' goes into one dict of its own. Received: keys {shown(keys)}")
     order = orders[0]["order_params"]
     if not isinstance(order, Iterable) or isinstance(order, (paddle.Tensor, str, dict)):
         raise TypeError(f"'order_params' must be a list of parameters. Received: {type(order).__name__}")

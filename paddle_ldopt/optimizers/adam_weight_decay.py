@@ -15,7 +15,7 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from .. import kernels
-from ..arguments import checked_bool, checked_number, plain_number
+from ..arguments import checked_bool, checked_number, plain_number, shown
 from ..hooks import check_decay, flatten_groups, is_listed, layerwise_lr_decay
 from ._factored import square_sum
 from ._fused import FusedRule

@@ -348,7 +348,7 @@ class Lamb(RuleOptimizer):
                 f"`{self._schedules[0].argument}` advances with the optimizer's steps, which a static graph does not "
                 "see. Give a number, or as the rate a scheduler that is stepped after each run, such as "
                 "paddle.optimizer.lr.LambdaDecay(1.0, function). "
-                f"Received: {self._schedules[0].argument}={self._schedules[0]!r}"
+                f"Received: {self._schedules[0].argument}={shown(self._schedules[0])}"
             )
 
     @contextlib.contextmanager

@@ -18,6 +18,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.optimizer.lr import LRScheduler
 
+from ..arguments import shown
 from ..hooks import check_wrapper_state, parameters_of, unwrap, unwrap_model
 from ..saving.container import damage, digest, strict_json
 from ..saving.record import check_same, describe, merged, some
@@ -162,11 +163,11 @@ def load_checkpoint(folder, network, optimizer, rename=None, *, changed=()):
 
 def _check_arguments(folder, network, rename):
     if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"`folder` must be a path. Received: folder={folder!r}")
+        raise TypeError(f"`folder` must be a path. Received: folder={shown(folder)}")
     try:
         os.fsencode(folder)
     except UnicodeEncodeError as error:
-        raise ValueError(f"`folder` must be a path ({error.reason}). Received: folder={folder!r}") from error
+        raise ValueError(f"`folder` must be a path ({error.reason}). Received: folder={shown(folder)}") from error
     if not hasattr(network, "sharded_state_dict"):
         raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
     if rename is not None and not callable(rename):
@@ -217,7 +218,7 @@ def _sharded(weights, optimizer, pieces, rename):
 def _new_name(rename, name):
     new = name if rename is None else rename(name)
     if not isinstance(new, str):
-        raise TypeError(f"`rename` must return a string. Received: {new!r} for '{name}'")
+        raise TypeError(f"`rename` must return a string. Received: {shown(new)} for '{name}'")
     return new
 
 
@@ -289,7 +290,8 @@ def _read_record(folder):
             raise ValueError(f"The record of the checkpoint cannot be read: {error}. Received: {path!r}") from error
         if record["format"] != FORMAT:
             raise ValueError(
-                f"The checkpoint has another format than {FORMAT}. Received: format={record['format']!r} in {path!r}"
+                f"The checkpoint has another format than {FORMAT}. "
+                f"Received: format={shown(record['format'])} in {shown(path)}"
             )
     return record
 

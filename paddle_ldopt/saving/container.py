@@ -17,6 +17,8 @@ import zlib
 import numpy as np
 import safetensors
 
+from ..arguments import shown
+
 __all__ = [
     "FORMAT",
     "VERSION",
@@ -88,7 +90,7 @@ def checked_path(path):
     """Return a path as a str, raise TypeError if it is none."""
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str):
-        raise TypeError(f"`path` must be a str or an os.PathLike of one. Received: path={path!r}")
+        raise TypeError(f"`path` must be a str or an os.PathLike of one. Received: path={shown(path)}")
     return name
 
 

@@ -9,6 +9,7 @@ import paddle
 import safetensors
 from paddle.optimizer.lr import LRScheduler
 
+from ..arguments import shown
 from ..hooks import layerwise_lr_decay, parameters_of
 from ..version import __version__
 from .values import pack
@@ -16,7 +17,6 @@ from .values import pack
 __all__ = ["ABSENT", "check_same", "describe", "differences", "merged", "some"]
 
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # the value of a setting that one side lacks
-_LONGEST = 300  # characters of a value in a message
 _SHOWN = 3
 
 # what `changed` may name beside the optimizer's own options
@@ -219,7 +219,7 @@ def _said(value, where, was, now):
         was, now = (
             {k: v for k, v in one.items() if other.get(k, ABSENT) != v} for one, other in ((was, now), (now, was))
         )
-    return f"{value}={now!r:.{_LONGEST}} (in the file {was!r:.{_LONGEST}}) of {where}"
+    return f"{value}={shown(now)} (in the file {shown(was)}) of {where}"
 
 
 def some(names):

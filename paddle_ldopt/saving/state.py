@@ -7,6 +7,7 @@ from typing import Any, Optional
 import numpy as np
 import paddle
 
+from ..arguments import shown
 from ..hooks import check_wrapper_state, parameters_of, topology, unwrap, unwrap_model
 from ..optimizers._checkpoint import COUNTER, COUNTERS, ShardedStateMixin, create_state
 from ..optimizers.lamb import GLOBAL_STEP

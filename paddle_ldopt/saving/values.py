@@ -7,6 +7,8 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import ReduceOnPlateau
 
+from ..arguments import shown
+
 __all__ = ["check_like", "check_part", "pack", "set_parts", "unpack"]
 
 _DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
@@ -106,7 +108,7 @@ def set_parts(parts):
     except Exception as error:
         for part, state in before:
             _set(part, state)
-        raise ValueError(f"The state of a schedule or a scaler cannot be loaded. Received: {error!r}") from error
+        raise ValueError(f"The state of a schedule or a scaler cannot be loaded. Received: {shown(error)}") from error
     return before
 
 

@@ -11,6 +11,7 @@ import re
 import tempfile
 import warnings
 
+from ..arguments import shown
 from ..saving.container import damage, digest
 
 __all__ = [
@@ -155,7 +156,7 @@ def last_checkpoint(output_dir):
         counts as complete if it has a trainer state.
     """
     if not isinstance(output_dir, (str, os.PathLike)):
-        raise TypeError(f"`output_dir` must be a path. Received: output_dir={output_dir!r}")
+        raise TypeError(f"`output_dir` must be a path. Received: output_dir={shown(output_dir)}")
     for _, folder in reversed(_complete(output_dir)):
         problem = _damage(folder)
         if problem is None:
