@@ -39,7 +39,7 @@ _EXCEPTIONS: dict[re.Pattern[str], Union[int, str]] = {
     # lists that look like blocks
     # wav2vec 2.0, HuBERT, WavLM: of the waveform
     re.compile(r"\bfeature_(extractor|encoder)\.conv_layers\.\d+\.(conv|layer_norm|\d)\b"): 0,
-    re.compile(r"\bembeddings\.(\w+\.)?backbone\.bit\."): 0,  # hybrid DPT and ViT: a ResNet makes the patches
+    re.compile(r"\bembeddings\.(\w+\.)?backbone\.bit\.(embedder|encoder)\."): 0,  # hybrid DPT, ViT: makes patches
     re.compile(r"\bpatch_embed\.backbone\.stages\."): 0,  # the same in timm
     re.compile(r"\bneck\.(reassemble|fusion)_stage\."): "head",  # DPT
     re.compile(r"\bspeech_decoder_postnet\.layers\."): "head",  # SpeechT5
