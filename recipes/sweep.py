@@ -164,7 +164,7 @@ def best_rate(results, decay):
 def run(argv):
     """Do what a command line says."""
     (options,) = parse_line(argv, Options)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     again = shlex.join([*take(argv, "output_dir")[1], "--output_dir", options.output_dir])
     console.print(f"after an interruption: python recipes/sweep.py {again}", markup=False)
     results = study(options, console)
