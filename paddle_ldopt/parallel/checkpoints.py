@@ -150,8 +150,9 @@ def load_checkpoint(folder, network, optimizer, rename=None, *, changed=()):
     left = sorted(set(saved).difference(*taken))
     if left:
         raise ValueError(
-            "The checkpoint has tensors of another network, or of parameters that are frozen here: build the same "
-            f"network, and freeze parameters after loading. Received: nothing for {some(left)}"
+            "The checkpoint has tensors of another network, of masters (`multi_precision`) or of parameters that are "
+            "frozen here: build the same network and optimizer, and freeze parameters after loading. "
+            f"Received: nothing for {some(left)}"
         )
     # Paddle remembers the files of a folder, which may hold another checkpoint by now
     files = getattr(sys.modules[dist.load_state_dict.__module__], "PATH_TO_CHECKPOINT_FILES", {})
