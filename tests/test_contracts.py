@@ -263,6 +263,111 @@ def test_a_state_that_is_no_tensor_is_refused(name, own):
             make(name, [param], name=own).set_state_dict(state)
 
 
+def saved_state(name, built_with, updated, **more):
+    """Return the state, after one step of the layers `updated`, of an optimizer of the layers `built_with` of three."""
+    with paddle.utils.unique_name.guard():
+        model = [paddle.nn.Linear(2, 2) for _ in range(3)]
+        opt = make(name, [p for i in built_with for p in model[i].parameters()], **more)
+        for p in (p for i in updated for p in model[i].parameters()):
+            p.grad = paddle.ones(p.shape)
+        opt.step()
+        return {key: x.clone() if isinstance(x, paddle.Tensor) else x for key, x in opt.state_dict().items()}
+
+
+def layers_of_three(name, built_with):
+    with paddle.utils.unique_name.guard():  # but not of the steps: the names of the states have any numbers
+        model = [paddle.nn.Linear(2, 2) for _ in range(3)]
+        return model, make(name, [p for i in built_with for p in model[i].parameters()])
+
+
+@every_optimizer
+@pytest.mark.parametrize(("saved", "loads_into"), [([0, 1], [2]), ([0, 1], [1, 2])], ids=["all other", "some other"])
+def test_a_state_of_other_parameters_is_refused(name, saved, loads_into):
+    model, opt = layers_of_three(name, loads_into)
+    with pytest.raises(ValueError, match=r"other parameters.* Received: .*unknown.*linear_0.*nothing.*linear_2"):
+        opt.set_state_dict(saved_state(name, saved, saved))
+    for i in loads_into:
+        model[i](paddle.ones([1, 2])).sum().backward()
+    opt.step()  # nothing waits for it
+
+
+@every_optimizer
+@pytest.mark.parametrize(
+    ("built_with", "updated", "loads_into", "first"),
+    [
+        ([0, 1, 2], [1, 2], [0, 1, 2], [0, 1, 2]),  # the first layer had no gradient when it was saved
+        ([0, 1, 2], [1, 2], [0, 1, 2], [0, 1]),
+        ([1, 2], [1, 2], [0, 1, 2], [0]),
+        ([0, 1, 2], [0, 1, 2], [1, 2], [2]),  # the first layer is not trained any more
+    ],
+)
+def test_a_state_of_a_part_is_loaded(name, built_with, updated, loads_into, first):
+    state = saved_state(name, built_with, updated)
+    model, opt = layers_of_three(name, loads_into)
+    opt.set_state_dict(state)
+    for layers in (first, loads_into):
+        for i in layers:
+            model[i](paddle.ones([1, 2])).sum().backward()
+        opt.step()
+        opt.clear_grad()
+    counts = {key[:10]: x.item() for key, x in opt.state_dict().items() if "beta1_pow_acc" in key}
+    if name != "adamwdl":  # which counts in powers
+        taken = {i: (i in updated) + (i in first) + (i in loads_into) for i in {*built_with, *loads_into}}
+        same_steps = name == "adamweightdecay"  # one count for all
+        assert {int(key[7]): n for key, n in counts.items()} == {
+            i: max(taken.values()) if same_steps and i in loads_into else n for i, n in taken.items()
+        }
+
+
+@every_optimizer
+def test_a_second_optimizer_of_a_model_resumes(name):
+    ends = []
+    for anew in (False, True):
+        model, opt = layers_of_three(name, [0])
+        model[0].weight.set_value(paddle.ones([2, 2]))
+        for step in range(3):
+            if anew and step == 2:
+                state = {key: x.clone() for key, x in opt.state_dict().items()}
+                opt = make(name, model[0].parameters())
+                opt.set_state_dict(state)
+            for p in model[0].parameters():
+                p.grad = paddle.full(p.shape, 0.1 + step)
+            opt.step()
+        ends.append(model[0].weight.numpy())
+    np.testing.assert_array_equal(*ends)
+
+
+@every_optimizer
+@pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (lambda x: x * 0 - 1, "from 0 on.* Received: .*-1"),
+        (lambda x: x * float("nan"), "from 0 on.* Received: .*nan"),
+        (lambda x: paddle.concat([x, x]), r"must be float32 of shape \[1\].* Received: .*\[2\]"),
+        (lambda x: x[:0], r"must be float32 of shape \[1\].* Received: .*\[0\]"),
+        (lambda x: x.astype("float64"), r"must be float32 of shape.* Received: float64"),
+        (None, "all state of a parameter or none|lacks what"),
+    ],
+    ids=["negative", "NaN", "long", "short", "float64", "missing"],
+)
+def test_counters_that_are_none_are_refused(name, spoil, match, stepped):
+    state = saved_state(name, [0], [0])
+    model, opt = layers_of_three(name, [0])
+    if stepped:
+        model[0](paddle.ones([1, 2])).sum().backward()
+        opt.step()
+    before = {key: x.numpy() for key, x in opt.state_dict().items()}
+    (key,) = (key for key in state if key.startswith("linear_0.b_0") and key.endswith("beta1_pow_acc_0"))
+    if spoil is None:
+        del state[key]
+    else:
+        state[key] = spoil(state[key])
+    with pytest.raises(ValueError, match=match):
+        opt.set_state_dict(state)
+    same({key: x.numpy() for key, x in opt.state_dict().items()}, before)
+
+
 @every_variant
 def test_a_name_goes_before_the_names_of_the_state(name):
     def train(steps, state=None):

@@ -15,15 +15,19 @@ from paddle.optimizer.lr import LambdaDecay, LRScheduler
 from ..arguments import shown
 from ..hooks import parameters_of
 
-__all__ = ["COUNTER", "COUNTERS", "ShardedStateMixin", "check_loadable", "create_state"]
+__all__ = ["COUNTER", "COUNTERS", "ShardedStateMixin", "create_state", "loadable"]
 
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 COUNTER = "beta1_pow_acc"  # every optimizer has it: Adam's power, or the steps of `base.STEP`
 COUNTERS = (COUNTER, "beta2_pow_acc", "global_step")  # what some have beside it is as little negative or NaN
 
 
-def check_loadable(optimizer, state_dict):
-    """Raise TypeError or ValueError if Paddle's `set_state_dict` would fail over a state, or break off within it."""
+def loadable(optimizer, state_dict):
+    """Return a state under the names that Paddle's `set_state_dict` looks for.
+
+    Raises:
+        TypeError, ValueError: Paddle would fail over the state, or break off within it.
+    """
     if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
         raise TypeError(
             f"`state_dict` must be a dict with names as keys. Received: state_dict of type {type(state_dict).__name__}"
@@ -40,10 +44,36 @@ def check_loadable(optimizer, state_dict):
                 f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'. "
                 f"Received: a state without {missing}"
             )
-    if paddle.in_dynamic_mode():
-        prefix = f"{optimizer._name}_" if optimizer._name else ""
-        _check_live(optimizer, state_dict, prefix)
-        _check_waiting(optimizer, state_dict, prefix)
+    if not paddle.in_dynamic_mode():
+        return state_dict
+    prefix = f"{optimizer._name}_" if optimizer._name else ""
+    masters, waiting = state_dict.get("master_weights", {}), []
+    for param in parameters_of(optimizer):
+        if param.name not in optimizer._already_create_accumulator:
+            master = masters.get(param.name) if optimizer._has_master(param) else param
+            owner = getattr(master, "name", f"{param.name}_fp32_master_0")
+            layout = optimizer.state_layout(param).items()
+            waiting.append((param, master, {f"{owner}_{prefix}{name}_0": (name, form) for name, form in layout}))
+    state_dict = _renumbered(
+        state_dict, {*_live_names(optimizer), *(key for _, _, layout in waiting for key in layout)}
+    )
+    _check_live(optimizer, state_dict, prefix)
+    _check_waiting(optimizer, state_dict, waiting)
+    return state_dict
+
+
+def _live_names(optimizer):
+    return {value.name for values in optimizer._accumulators.values() for value in values.values()}
+
+
+def _renumbered(state_dict, names):
+    """Return a state under `names`, which may end in other numbers: Paddle counts a process's optimizers of a model."""
+    alike: dict = {}
+    for key in state_dict.keys() - names:
+        alike.setdefault(key.rstrip("0123456789"), []).append(key)
+    found = {name: alike.get(name.rstrip("0123456789"), ()) for name in names - state_dict.keys()}
+    new = {keys[0]: name for name, keys in found.items() if len(keys) == 1}
+    return {new.get(key, key): value for key, value in state_dict.items()}
 
 
 def _check_live(optimizer, state_dict, prefix):
@@ -56,17 +86,11 @@ def _check_live(optimizer, state_dict, prefix):
             _check_state(value.name, state_dict[value.name], form, name[len(prefix) :] in COUNTERS)
 
 
-def _check_waiting(optimizer, state_dict, prefix):
+def _check_waiting(optimizer, state_dict, waiting):
     """Raise if what waits for a parameter's first update is incomplete, malformed, or of other parameters."""
-    masters = state_dict.get("master_weights", {})
     left = set(state_dict) - {"master_weights", "LR_Scheduler"}
-    known, missing = {value.name for values in optimizer._accumulators.values() for value in values.values()}, []
-    for param in parameters_of(optimizer):
-        if param.name in optimizer._already_create_accumulator:
-            continue
-        master = masters.get(param.name) if optimizer._has_master(param) else param
-        owner = getattr(master, "name", f"{param.name}_fp32_master_0")
-        layout = {f"{owner}_{prefix}{name}_0": (name, form) for name, form in optimizer.state_layout(param).items()}
+    known, missing = _live_names(optimizer), []
+    for param, master, layout in waiting:
         given = layout.keys() & left
         for key in given:
             name, form = layout[key]

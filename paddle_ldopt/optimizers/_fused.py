@@ -18,7 +18,7 @@ from paddle.base.layer_helper import LayerHelper
 
 from .. import kernels
 from ..arguments import checked_number, shown
-from ._checkpoint import check_loadable
+from ._checkpoint import loadable
 from ._plan import TYPES, FusedRule, Plan, Seen, held_bytes, why_not
 
 __all__ = ["FusedMixin", "FusedRule", "check_fused", "layer_rates"]
@@ -91,7 +91,7 @@ class FusedMixin(_Base):
         Raises:
             TypeError, ValueError: it is no state of this optimizer. Nothing is changed by then.
         """
-        check_loadable(self, state_dict)
+        state_dict = loadable(self, state_dict)
         self._plan = None
         super().set_state_dict(state_dict)
 

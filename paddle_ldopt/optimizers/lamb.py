@@ -401,4 +401,4 @@ class Lamb(RuleOptimizer):
 def _largest(values):
     """Return the largest number in what of some values is a Tensor or an array, 0 if there are none."""
     numbers = (np.asarray(value) for value in values if isinstance(value, (paddle.Tensor, np.ndarray)))
-    return max((float(np.max(value)) for value in numbers), default=0.0)
+    return max((float(np.max(value, initial=0.0)) for value in numbers), default=0.0)
