@@ -484,9 +484,8 @@ def _checked_group(group, options):
     unknown = group.keys() - _GROUP_KEYS - _LABELS - set(options)
     if unknown:
         known = ", ".join(map(repr, sorted({*_GROUP_KEYS, *options})))
-        raise ValueError(
-            f"A parameter group has one of the keys {known}. Received: {', '.join(sorted(str(key)[:50] for key in unknown)[:8])}"
-        )
+        received = ", ".join(sorted(str(key)[:50] for key in unknown)[:8])
+        raise ValueError(f"A parameter group has one of the keys {known}. Received: {received}")
     params, rate = group["params"], group.get("learning_rate", 1.0)
     if isinstance(params, (set, str)):
         raise TypeError(f"A group's 'params' must be an ordered collection. Received: {type(params).__name__}")

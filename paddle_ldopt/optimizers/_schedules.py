@@ -12,7 +12,7 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 from paddle.regularizer import WeightDecayRegularizer
 
-from ..arguments import checked_number, plain_number
+from ..arguments import checked_number, plain_number, shown
 from ..hooks import is_listed
 from .base import checked_decay
 
@@ -119,7 +119,8 @@ def read_order(orders, groups):
         return None
     if len(orders) > 1 or len(orders[0]) > 1:
         raise ValueError(
-            f"'order_params' goes into one dict of its own. Received: keys {shown([k for order in orders for k in order])}"
+            "'order_params' goes into one dict of its own. "
+            f"Received: keys {shown([key for order in orders for key in order])}"
         )
     order = orders[0]["order_params"]
     if not isinstance(order, Iterable) or isinstance(order, (paddle.Tensor, str, dict)):

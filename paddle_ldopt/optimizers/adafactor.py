@@ -231,7 +231,7 @@ class Adafactor(RuleOptimizer):
         if not isinstance(eps, (tuple, list)) or len(eps) != 2:
             raise TypeError(f"`eps` must be two numbers. Received: eps={shown(eps)}")
         numbers = {
-            "eps": type(eps)(checked_number(v, f"eps[{i}]", ends="[)" if i else "()") for i, v in enumerate(eps)),
+            "eps": tuple(checked_number(v, f"eps[{i}]", ends="[)" if i else "()") for i, v in enumerate(eps)),
             "clip_threshold": checked_number(options["clip_threshold"], "clip_threshold", ends="()"),
             "decay_rate": checked_number(options["decay_rate"], "decay_rate", -math.inf, 0.0, "(]"),
             "weight_decay": checked_decay(options["weight_decay"]),

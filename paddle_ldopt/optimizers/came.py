@@ -281,7 +281,7 @@ class Came(RuleOptimizer):
         if len(eps) != 3:
             raise ValueError(f"`eps` must have 3 values: (eps1, eps2, eps3). Received: eps={shown(eps)}")
         numbers = {
-            "eps": type(eps)(checked_number(value, f"eps[{i}]", ends="()") for i, value in enumerate(eps)),
+            "eps": tuple(checked_number(value, f"eps[{i}]", ends="()") for i, value in enumerate(eps)),
             "clip_threshold": checked_number(options["clip_threshold"], "clip_threshold", ends="()"),
             "weight_decay": checked_decay(options["weight_decay"], high=1.0),
         }

@@ -65,7 +65,8 @@ class LossScaler:
         keys = list(state_dict)
         if set(keys) != set(self._state):
             raise ValueError(
-                f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}. Received: keys={shown(keys)}"
+                f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}. "
+                f"Received: keys={shown(keys)}"
             )
         loaded = {key: self._checked_state(key, value) for key, value in state_dict.items()}
         self._check_loaded(loaded)
