@@ -123,6 +123,7 @@ class Adafactor(RuleOptimizer):
         decay_rate (float, optional): exponent of the second moment's decay, at most 0.
         beta1 (float, optional): decay of the momentum, in [0, 1). None: no momentum, no memory for it.
         weight_decay (float, optional): decoupled decay :math:`\lambda`, at least 0, scaled by the rate :math:`\alpha`.
+            None is 0.
         scale_parameter (bool, optional): multiply the rate by the parameter's own RMS.
         relative_step (bool, optional): set the rate from the step, without `lr`.
         warmup_init (bool, optional): with `relative_step`: :math:`10^{-6} t` instead of :math:`10^{-2}`.

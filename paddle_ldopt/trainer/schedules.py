@@ -139,7 +139,8 @@ def check_evaluation(args):
     if kind in ON_METRIC and name_of(args.evaluation_strategy) == "no":
         raise ValueError(
             f"The schedule {shown(kind)} follows an evaluation metric and would never change without one: give "
-            f"`evaluation_strategy` 'steps' or 'epoch'. Received: evaluation_strategy='no', lr_scheduler_type={shown(kind)}"
+            "`evaluation_strategy` 'steps' or 'epoch'. "
+            f"Received: evaluation_strategy='no', lr_scheduler_type={shown(kind)}"
         )
 
 
