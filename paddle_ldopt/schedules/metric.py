@@ -191,7 +191,7 @@ class GreedyLR(MetricSchedule):
     Raises:
         TypeError, ValueError: an argument of the wrong type or out of range, a learning rate outside of its bounds.
 
-    Differs from transformers: a state has no arguments in it; a first rate below `min_lr`, which could only rise, or above `max_lr` is an error; the
+    Differs from transformers: a first rate below `min_lr`, which could only rise, or above `max_lr` is an error; the
     mean is summed anew in each step, so that no rounding adds up and a NaN is forgotten with its window. There is one
     rate: parameter groups in Paddle multiply it.
 
