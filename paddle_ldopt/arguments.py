@@ -28,7 +28,7 @@ __all__ = [
 _MOST_STEPS = 2**53  # beyond it a float does not count, and beyond 2^63 nothing else does
 _MOST_SHOWN = 400  # characters of a value in a message
 _DEEPEST_SHOWN = 20
-_BRACKETS = {
+_BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
     set: ("{", "}"),
@@ -69,7 +69,7 @@ def _parts(value: Any, depth: int) -> Iterator[str]:
         yield repr(value) if len(value) <= _MOST_SHOWN else repr(value[: _MOST_SHOWN + 1])
     elif isinstance(value, int) and value.bit_length() > 4 * _MOST_SHOWN:
         yield f"an int of {value.bit_length()} bits"
-    elif hasattr(value, "__array__") and math.prod(getattr(value, "shape", ())) > 8:
+    elif hasattr(value, "__array__") and not isinstance(value, type) and math.prod(getattr(value, "shape", ())) > 8:
         yield f"{type(value).__name__} of shape {list(value.shape)}"
     else:
         yield repr(value)
@@ -94,7 +94,7 @@ def _opened(value: Any) -> Optional[tuple[str, Iterable[tuple[str, Any]], str]]:
 def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
     """Return "; the nearest is 'x'" for the one of `names` that is most like `name` in any case, "" if none is."""
     known = {known.lower(): known for known in names}
-    found = difflib.get_close_matches(str(name)[:100].lower(), known, 1, cutoff)
+    found = difflib.get_close_matches(name[:100].lower(), known, 1, cutoff) if isinstance(name, str) else []
     return "".join(f"; the nearest is {known[near]!r}" for near in found)
 
 

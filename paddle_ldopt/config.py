@@ -438,7 +438,7 @@ def _schedule_problems(config, unreadable):
     kind = config.lr_scheduler_type
     kinds = [member.value for member in SchedulerType]
     if not isinstance(kind, str) or kind not in kinds:
-        yield unknown("schedule", kind, None, kinds, f"lr_scheduler_type={kind!r}")
+        yield unknown("schedule", kind, None, kinds, f"lr_scheduler_type={shown(kind)}")
         return
     if unreadable or config.learning_rate is None:
         return
@@ -446,7 +446,7 @@ def _schedule_problems(config, unreadable):
     if config.warmup_steps and config.warmup_ratio:
         yield f"`warmup_steps` and `warmup_ratio` exclude each other. {received}"
     if kind in ON_METRIC and (config.warmup_steps or config.warmup_ratio):
-        yield f"The schedule {kind!r} has no warm-up. {received}"
+        yield f"The schedule {shown(kind)} has no warm-up. {received}"
     if kind == "constant" and (config.warmup_steps or config.warmup_ratio):
         yield f"The schedule 'constant' has no warm-up: use 'constant_with_warmup'. {received}"
     warmup = config.warmup_steps or int(config.warmup_ratio * _LONG)

@@ -300,14 +300,14 @@ def test_numbers_of_yaml(tmp_path):
         ("c.yaml", "[1]: 1\n"),
         ("c.json", '{"warmup_steps": 1, "warmup_steps": 2}'),
         ("c.json", '{"warmup_steps": 1'),
-        ("c.yaml", "optim_kwargs: " + "[" * 2000 + "]" * 2000),
+        ("c.yaml", "optim_kwargs: " + "[" * 500 + "]" * 500),
         ("c.json", '{"optim_kwargs": ' + "[" * 10**5 + "]" * 10**5 + "}"),
     ],
     ids=lambda value: value[:30],
 )
 def test_files_that_cannot_be_read(tmp_path, name, text):
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=f"cannot be read: .*{name}|is nested too deeply.*{name}"):
+    with pytest.raises(ValueError, match=f"(?s)cannot be read: .*{name}|is nested too deeply.*{name}"):
         (LdoptConfig.from_yaml if name == "c.yaml" else LdoptConfig.from_json)(tmp_path / name)
 
 

@@ -123,6 +123,7 @@ class Adafactor(RuleOptimizer):
         decay_rate (float, optional): exponent of the second moment's decay, at most 0.
         beta1 (float, optional): decay of the momentum, in [0, 1). None: no momentum, no memory for it.
         weight_decay (float, optional): decoupled decay :math:`\lambda`, at least 0, scaled by the rate :math:`\alpha`.
+            None is 0.
         scale_parameter (bool, optional): multiply the rate by the parameter's own RMS.
         relative_step (bool, optional): set the rate from the step, without `lr`.
         warmup_init (bool, optional): with `relative_step`: :math:`10^{-6} t` instead of :math:`10^{-2}`.
@@ -231,7 +232,7 @@ class Adafactor(RuleOptimizer):
         if not isinstance(eps, (tuple, list)) or len(eps) != 2:
             raise TypeError(f"`eps` must be two numbers. Received: eps={shown(eps)}")
         numbers = {
-            "eps": type(eps)(checked_number(v, f"eps[{i}]", ends="[)" if i else "()") for i, v in enumerate(eps)),
+            "eps": tuple(checked_number(v, f"eps[{i}]", ends="[)" if i else "()") for i, v in enumerate(eps)),
             "clip_threshold": checked_number(options["clip_threshold"], "clip_threshold", ends="()"),
             "decay_rate": checked_number(options["decay_rate"], "decay_rate", -math.inf, 0.0, "(]"),
             "weight_decay": checked_decay(options["weight_decay"]),

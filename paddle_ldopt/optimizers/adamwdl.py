@@ -45,8 +45,10 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         epsilon (float|Tensor, optional): at least 0, added to the root of the second moment.
         parameters (list[Tensor]|list[dict], optional): what to train; required in dygraph. Dicts are groups with
             "params" and any of "learning_rate" (a multiplier of the global rate), "weight_decay", "beta1", "beta2",
-            "epsilon", "lazy_mode", "grad_clip".
-        weight_decay (float|Tensor, optional): decoupled decay :math:`\lambda`, scaled by the layer's own rate.
+            "epsilon", "lazy_mode", "grad_clip". The labels "group", "lr_scale", "name" and "dygraph_key_name" change
+            nothing; an "lr_scale" other than 1 in a group without a rate of its own is an error.
+        weight_decay (float|Tensor, optional): decoupled decay :math:`\lambda`, scaled by the layer's own rate. None is
+            0; a regularizer of Paddle's (`L2Decay`) is an error.
         apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed. None: all are.
         grad_clip (GradientClipBase, optional): gradient clipping before the step.
         lazy_mode (bool, optional): of a sparse gradient, which Paddle takes on a GPU only, update the rows that it has.

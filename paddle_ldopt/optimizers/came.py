@@ -124,7 +124,7 @@ class Came(RuleOptimizer):
     Args:
         learning_rate (float|LRScheduler, optional): at least 0, the rate of a layer whose ratio is 1. None with
             `relative_step`, and only then.
-        eps (tuple|list): three floats above 0: :math:`\epsilon_1` is added to the squared gradient,
+        eps (tuple|list): three numbers above 0: :math:`\epsilon_1` is added to the squared gradient,
             :math:`\epsilon_2` is the least RMS of a parameter, used with `scale_parameter` only, and
             :math:`\epsilon_3` is added to the squared instability.
         clip_threshold (float): above 0, the largest RMS of the update u.
@@ -132,7 +132,8 @@ class Came(RuleOptimizer):
         beta1 (float, optional): decay of m, in [0, 1). With 0 or None there is no m to hold the update against: no
             confidence either, the step is :math:`l \, u` (Adafactor's), and V is the only state.
         beta3 (float): decay of S, in [0, 1).
-        weight_decay (float): decoupled decay :math:`\lambda`, in [0, 1], scaled by the layer's own rate.
+        weight_decay (float|None): decoupled decay :math:`\lambda`, in [0, 1], scaled by the layer's own rate; None is
+            0.
         scale_parameter (bool): scale the rate by the RMS of the parameter.
         relative_step (bool): the rate is :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio and the group's
             multiplier, as in `Adafactor`; `get_lr` is then that of the next step.
@@ -166,7 +167,8 @@ class Came(RuleOptimizer):
 
     Raises:
         TypeError: `learning_rate` is neither a number nor an LRScheduler (parameters given in its place included);
-            `eps` is no list or tuple; `loss_scale` is no int; a flag is no bool; another number is no float.
+            `eps` is no list or tuple; `loss_scale` is no int; a flag is no bool; a number is none; `weight_decay` is a
+            regularizer of Paddle's.
         ValueError: a value out of its range; not three `eps`; `learning_rate` or a group's "lr" with `relative_step`,
             or neither; `warmup_init` without `relative_step`; `parameters` and `params`, `beta2` and `decay_rate` (of a
             group too, whose "decay_rate" the optimizer's `beta2` would hide), or "lr" and "learning_rate" of a group,
@@ -281,7 +283,7 @@ class Came(RuleOptimizer):
         if len(eps) != 3:
             raise ValueError(f"`eps` must have 3 values: (eps1, eps2, eps3). Received: eps={shown(eps)}")
         numbers = {
-            "eps": type(eps)(checked_number(value, f"eps[{i}]", ends="()") for i, value in enumerate(eps)),
+            "eps": tuple(checked_number(value, f"eps[{i}]", ends="()") for i, value in enumerate(eps)),
             "clip_threshold": checked_number(options["clip_threshold"], "clip_threshold", ends="()"),
             "weight_decay": checked_decay(options["weight_decay"], high=1.0),
         }

@@ -125,9 +125,9 @@ class Lamb(RuleOptimizer):
         params (list[Tensor]|list[dict], optional): another name for `parameters`, as in MindSpore.
 
     Raises:
-        TypeError: `learning_rate` is none of the above; `beta1`, `beta2` or `eps` is not a float; `weight_decay` is
-            neither a number nor callable; an element of `parameters` is neither a parameter nor, in all of them, a
-            dict; a schedule gives something that is not a number.
+        TypeError: `learning_rate` is none of the above; `beta1`, `beta2` or `eps` is no number; `weight_decay` is
+            neither a number nor a function of the step, such as a regularizer of Paddle's; an element of `parameters`
+            is neither a parameter nor, in all of them, a dict; a schedule gives something that is not a number.
         ValueError: `beta1` or `beta2` not in (0, 1), `eps` not above 0, a rate or a decay below 0 or not finite; a
             Tensor of more than one dimension or an empty schedule; a schedule that has run out; a group with both "lr"
             and "learning_rate", or with an unknown key; an `order_params` that does not list all parameters of the

@@ -1,5 +1,6 @@
 """What all schedules share: their base, where their peak comes from, what their steps have to be."""
 
+import math
 import numbers
 import warnings
 from typing import Any
@@ -72,9 +73,10 @@ def peak_of(optimizer: Any) -> float:
         attached = optimizer._learning_rate
         peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
     else:
-        peak = optimizer
-    kind = "a number, or a Paddle optimizer in its place; a schedule is not built from another one"
-    return checked_number(peak, "learning_rate", ends="(]", kind=kind)
+        hint = ". A schedule is built from a number, not from another one" if isinstance(optimizer, LRScheduler) else ""
+        kind = f"a Paddle optimizer or a learning rate{hint}"
+        peak = checked_number(optimizer, "optimizer", -math.inf, kind=kind)
+    return checked_number(peak, "learning_rate", ends="(]")
 
 
 def attach(schedule: Schedule, optimizer: Any) -> Schedule:

@@ -453,7 +453,7 @@ def get_wsd_schedule(
     decay = checked_steps(num_decay_steps, "num_decay_steps")
     total = None if num_training_steps is None else checked_steps(num_training_steps, "num_training_steps", least=1)
     if num_stable_steps is None:
-        stable = left_over(total, num_warmup_steps=warmup, num_decay_steps=decay)
+        stable = left_over(total or 0, num_warmup_steps=warmup, num_decay_steps=decay)
     else:
         stable = checked_steps(num_stable_steps, "num_stable_steps")
         if total is not None and warmup + stable + decay != total:

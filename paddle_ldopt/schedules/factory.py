@@ -43,7 +43,8 @@ class SchedulerType(str, enum.Enum):
 
     @classmethod
     def _missing_(cls, value):
-        name = str(getattr(value, "value", value)).replace("-", "_")  # another library's enum has the name as its value
+        name = getattr(value, "value", value)  # another library's enum has the name as its value
+        name = name.replace("-", "_") if isinstance(name, str) else name
         names = [member.value for member in cls]
         if name in names and not (isinstance(value, str) and name == value):
             return cls(name)

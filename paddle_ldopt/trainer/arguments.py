@@ -194,7 +194,7 @@ def _tell_our_names(error, optim, kind):
     """Raise the Trainer's error about an unknown name with our names in it; return if it is about something else."""
     for enum, names, received in (
         ("OptimizerNames", REGISTRY, f"optim={shown(optim)}"),
-        ("SchedulerType", schedules.SCHEDULERS, f"lr_scheduler_type={kind!r}"),
+        ("SchedulerType", schedules.SCHEDULERS, f"lr_scheduler_type={shown(kind)}"),
     ):
         if enum in str(error):
             own = ", ".join(map(repr, names))

@@ -45,7 +45,7 @@ def check_schedule(args):
     if kind not in SCHEDULERS:
         raise ValueError(f"`lr_scheduler_kwargs` are for {', '.join(map(repr, SCHEDULERS))}. {received}")
     if kwargs and kind in BUILT_IN and not BUILT_IN[kind]:
-        raise ValueError(f"The schedule {kind!r} takes no `lr_scheduler_kwargs`. {received}")
+        raise ValueError(f"The schedule {shown(kind)} takes no `lr_scheduler_kwargs`. {received}")
     for field in BUILT_IN.get(kind, ()) if kwargs else ():
         value = getattr(args, field)
         if field in kwargs and value != _default(args, field):
@@ -55,7 +55,7 @@ def check_schedule(args):
             )
     if kind in ON_METRIC and (args.warmup_steps or args.warmup_ratio):
         raise ValueError(
-            f"The schedule {kind!r} has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored. "
+            f"The schedule {shown(kind)} has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored. "
             f"Received: warmup_steps={shown(args.warmup_steps)}, warmup_ratio={shown(args.warmup_ratio)}"
         )
     if kind == "constant" and (args.warmup_steps or args.warmup_ratio):
@@ -74,7 +74,11 @@ def check_schedule(args):
                 warnings.simplefilter("ignore")  # about a number of steps that may be a stand-in; they come again
                 _build(args, steps)
         except (TypeError, ValueError) as error:
-            what = "`lr_scheduler_kwargs`" if kwargs else f"`lr_scheduler_type` {kind!r} without `lr_scheduler_kwargs`"
+            what = (
+                "`lr_scheduler_kwargs`"
+                if kwargs
+                else f"`lr_scheduler_type` {shown(kind)} without `lr_scheduler_kwargs`"
+            )
             raise ValueError(f"{what}: {error}") from error
 
 
@@ -134,8 +138,9 @@ def check_evaluation(args):
     kind = name_of(args.lr_scheduler_type)
     if kind in ON_METRIC and name_of(args.evaluation_strategy) == "no":
         raise ValueError(
-            f"The schedule {kind!r} follows an evaluation metric and would never change without one: give "
-            f"`evaluation_strategy` 'steps' or 'epoch'. Received: evaluation_strategy='no', lr_scheduler_type={kind!r}"
+            f"The schedule {shown(kind)} follows an evaluation metric and would never change without one: give "
+            "`evaluation_strategy` 'steps' or 'epoch'. "
+            f"Received: evaluation_strategy='no', lr_scheduler_type={shown(kind)}"
         )
 
 
