@@ -53,6 +53,7 @@ class FusedMixin(_Base):
     _waiting: Optional[list] = None  # within a step of parameter groups: the updates of those that Paddle is done with
     _groups_left = 0  # how many of them it is not done with
     _kept_ratios: Any = None  # function, parameters, which of them were frozen, ratios: of the last plain step
+    _gradients: Any = None  # `Gradients` of the parameters
     _bumps_version = True  # whether an update by Paddle's ops shows in `Tensor.inplace_version`, as it then does here
 
     def fused_rule(self, options):
@@ -186,6 +187,8 @@ class FusedMixin(_Base):
             self._waiting = None
 
     def _apply_optimize(self, loss, startup_program, params_grads, *args, **kwargs):
+        if self._gradients is not None and not isinstance(params_grads, dict):
+            params_grads = self._gradients.drop_missing(params_grads)
         for param, grad in params_grads["params"] if isinstance(params_grads, dict) else params_grads:
             if getattr(grad, "is_selected_rows", lambda: False)() and not self._takes_sparse(param):
                 raise TypeError(

@@ -329,7 +329,11 @@ class AdamWeightDecay(RuleOptimizer):
         if self._parameter_list is None and not isinstance(params_grads, dict):
             self._warn_of_idle_patterns([param for param, _ in params_grads])
         with self._one_step():
-            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+            done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+            elsewhere = 0 < len(self._gradients.missing) < len(self._finder.params)
+            if elsewhere and self._number_of_this_step is None and not self._get_auxiliary_var("found_inf"):
+                self._steps_taken = self._this_step()  # all updates of this step are those of other processes
+            return done
 
     @contextlib.contextmanager
     def _one_step(self):
@@ -359,7 +363,7 @@ class AdamWeightDecay(RuleOptimizer):
         """Return the number of the running step, from 1."""
         if self._number_of_this_step is None:
             taken = self._steps_taken
-            self._number_of_this_step = (max(map(float, self._counts())) if taken is None else taken) + 1.0
+            self._number_of_this_step = (max(map(float, self._counts()), default=0.0) if taken is None else taken) + 1.0
         return self._number_of_this_step
 
     def forget(self):
