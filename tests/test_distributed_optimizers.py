@@ -72,10 +72,10 @@ def test_what_is_frozen_stays(two, layout, case):
 
 @pytest.fixture(scope="module")
 def unused():
-    return launch(sometimes_sharded, 2, timeout=200, cases=FEW)
+    return launch(sometimes_sharded, 2, timeout=200, cases=[*FEW, "lamb, scheduled"])
 
 
-@pytest.mark.parametrize("case", FEW)
+@pytest.mark.parametrize("case", [*FEW, "lamb, scheduled"])
 @pytest.mark.parametrize("layout", ["sharding v1", "sharding v2"])
 def test_parameters_without_a_gradient_stay(unused, layout, case):
     """Sharding fills missing gradients with zeros, of which the decay made a step."""

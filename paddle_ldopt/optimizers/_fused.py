@@ -196,12 +196,18 @@ class FusedMixin(_Base):
                     f"Received: a sparse gradient of '{param.name}'"
                 )
         done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+        idle = not params_grads and self._gradients is not None and self._gradients.are_elsewhere()
+        if idle and not self._get_auxiliary_var("found_inf"):
+            self.count_step()
         if self._waiting is not None:
             self._groups_left -= 1
             if self._groups_left == 0:
                 waiting, self._waiting = self._waiting, None
                 self._update(waiting)
         return done
+
+    def count_step(self):
+        """Count a step of which all updates are those of other processes; for optimizers with one count for all."""
 
     def check_shape(self, param):
         """Raise if a parameter is not what the optimizer or its state was made for; every subclass has its own."""

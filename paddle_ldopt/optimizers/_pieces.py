@@ -389,6 +389,10 @@ class Gradients:
         self.missing = [param.name for param, has in zip(self._params, seen) if not has]
         return [(param, grad) for param, grad in params_grads if param.name not in self.missing]
 
+    def are_elsewhere(self):
+        """Return whether some parameters lack a gradient, so that a process may have no updates, and some have one."""
+        return 0 < len(self.missing) < len(self._params)
+
 
 def refuse_sharded_groups(parameters):
     """Raise if an optimizer that `fleet` will shard is given parameter groups, which Paddle cannot shard."""

@@ -329,11 +329,7 @@ class AdamWeightDecay(RuleOptimizer):
         if self._parameter_list is None and not isinstance(params_grads, dict):
             self._warn_of_idle_patterns([param for param, _ in params_grads])
         with self._one_step():
-            done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-            elsewhere = 0 < len(self._gradients.missing) < len(self._finder.params)
-            if elsewhere and self._number_of_this_step is None and not self._get_auxiliary_var("found_inf"):
-                self._steps_taken = self._this_step()  # all updates of this step are those of other processes
-            return done
+            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
 
     @contextlib.contextmanager
     def _one_step(self):
@@ -357,6 +353,10 @@ class AdamWeightDecay(RuleOptimizer):
 
     def _call(self, records, params):
         super()._call(records, params)
+        self.count_step()
+
+    def count_step(self):
+        """Count a step of which all updates are those of other processes."""
         self._steps_taken = self._this_step()
 
     def _this_step(self):

@@ -200,6 +200,7 @@ class Lamb(RuleOptimizer):
         found = (rate, options["weight_decay"], *(g.get(key) for g in groups for key in ("lr", "weight_decay")))
         self._schedules = [value for value in found if isinstance(value, Schedule)]
         self._counts_steps = bool(self._schedules)
+        self._steps_elsewhere = 0  # taken when this process had no updates
         self._scheduled: dict = {}  # in a running step: schedule -> its value, GLOBAL_STEP -> the step's number
         self._refuse_schedules_in_a_graph()
         values = {schedule: schedule(0) for schedule in self._schedules}
@@ -341,7 +342,16 @@ class Lamb(RuleOptimizer):
         prefix = f"{self._name}_" if self._name else ""
         counts = list(self._accumulators.get(prefix + GLOBAL_STEP, {}).values())
         loaded = [value for key, value in self._accumulators_holder.items() if _GLOBAL_STEP_KEY.search(key)]
-        return int(max(_largest(loaded), _largest([paddle.stack(counts)] if counts else [])))
+        return int(max(_largest(loaded), _largest([paddle.stack(counts)] if counts else []), self._steps_elsewhere))
+
+    def count_step(self):
+        """Count a step of which all updates are those of other processes."""
+        self._steps_elsewhere = self._scheduled.get(GLOBAL_STEP, 0)
+
+    def forget(self):
+        """Drop what was derived from the state, which was changed from outside."""
+        self._steps_elsewhere = 0
+        super().forget()
 
     def _refuse_schedules_in_a_graph(self):
         if self._schedules and not paddle.in_dynamic_mode():
