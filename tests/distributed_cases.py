@@ -222,7 +222,7 @@ def sums_that_stay():
     from paddle_ldopt.optimizers import _pieces
 
     real = _pieces.dist
-    _pieces.dist = types.SimpleNamespace(all_gather_object=real.all_gather_object, all_reduce=lambda *args, **how: None)
+    _pieces.dist = types.SimpleNamespace(**{**vars(real), "all_reduce": lambda *args, **how: None})
     try:
         yield
     finally:
@@ -349,6 +349,7 @@ def auto_static(cases):
         if static:
             loader = dist.shard_dataloader(data, [mesh])
             model = dist.to_static(network, loader, F.mse_loss, optimizer)
+            model.train()
             for x, y in loader():
                 model(x, y)
             paddle.disable_static()
@@ -397,6 +398,53 @@ def worker(layouts, cases, unsummed=(), frozen=()):
             out.update(slices(hcg))
             with sums_that_stay():
                 out.update({(layout, f"{case}, unsummed"): trained(hcg, case) for case in unsummed})
+    return out
+
+
+class Sometimes(nn.Layer):
+    """A layer that is always used, one from the second step on, one never."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.LayerList([nn.Linear(6, 5) for _ in range(3)])
+
+    def forward(self, inputs, used):
+        return sum(paddle.tanh(part(inputs)) for part in list(self.parts)[:used])
+
+
+def sometimes(case, freeze_one=False):
+    """Train it, under `fleet` if that was started; return the parameters by name before and after."""
+    from paddle.distributed import fleet
+
+    with paddle.utils.unique_name.guard():
+        network = initialise(Sometimes())
+        cls, options = OPTIMIZERS[case]
+        optimizer = cls(parameters=network.parameters(), grad_clip=nn.ClipGradByGlobalNorm(CLIP), **options)
+    start, model = values(network), network
+    if dist.is_initialized():
+        optimizer, model = fleet.distributed_optimizer(optimizer), fleet.distributed_model(network)
+        network.parts[0].bias.stop_gradient = freeze_one and dist.get_rank() == 1
+    for step in range(STEPS):
+        inputs = paddle.to_tensor(np.random.default_rng(step).standard_normal([4, 6]).astype("float32"))
+        (model(inputs, min(step + 1, 2)) ** 2).mean().backward()
+        try:
+            optimizer.step()
+        except ValueError as error:
+            return str(error), all((value == start[name]).all() for name, value in values(network).items())
+        optimizer.clear_grad()
+    return start, values(network)
+
+
+def sometimes_sharded(cases):
+    """Return what becomes of it under each kind of sharding, and of processes that freeze different parameters."""
+    from distributed_setup import start_fleet
+
+    out = {}
+    for layout in ("sharding v1", "sharding v2"):
+        start_fleet(**LAYOUTS[layout])
+        out.update({(layout, case): sometimes(case)[1] for case in cases})
+    start_fleet(**LAYOUTS["sharding v1"])
+    out["frozen on one"] = sometimes("lamb", freeze_one=True)
     return out
 
 

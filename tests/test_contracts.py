@@ -840,3 +840,28 @@ def test_minimize_is_a_step(name):
     for n, want in ends[0].items():
         assert (want != arrays[n]).all()
         np.testing.assert_allclose(ends[1][n], want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("cls", [ldopt.AdamWDL, ldopt.Lamb])
+@pytest.mark.parametrize("how", ["in", "not in", "getitem", "name_dict"])
+def test_names_from_before_sharding_are_refused(cls, how):
+    """`dist.shard_tensor` renames parameters: look-ups would miss, and all parameters be decayed, or none."""
+    network, mesh = paddle.nn.Linear(4, 3), paddle.distributed.ProcessMesh([0], dim_names=["x"])
+
+    def collected():
+        weight, bias = (param.name for param in network.parameters())
+        by_name = {
+            "in": {weight}.__contains__,
+            "not in": lambda name: name not in {bias},
+            "getitem": {weight: True, bias: False}.__getitem__,
+        }
+        names = {weight: "weight", bias: "bias"}
+        return {"name_dict": names} if how == "name_dict" else {"apply_decay_param_fun": by_name[how]}
+
+    before = collected()
+    for key in ("weight", "bias"):
+        shard = [paddle.distributed.Shard(0)]
+        setattr(network, key, paddle.distributed.shard_tensor(getattr(network, key), mesh, shard))
+    with pytest.raises(ValueError, match=r"shard the model first.*Received: '[\w.]+' is known, '[\w.]+dist' is not"):
+        cls(0.1, parameters=network.parameters(), **before)
+    cls(0.1, parameters=network.parameters(), **collected())

@@ -19,6 +19,8 @@ from distributed_cases import (
     given,
     joined,
     refusals,
+    sometimes,
+    sometimes_sharded,
     worker,
 )
 from distributed_launch import launch
@@ -66,6 +68,29 @@ def test_what_is_frozen_stays(two, layout, case):
     for got in [joined(every)] if layout == "mp" else every:
         assert apart({name: value for name, value in got.items() if name in moving}, start, end) < TOLERANCE
         assert all((value == start[name]).all() for name, value in got.items() if name not in moving)
+
+
+@pytest.fixture(scope="module")
+def unused():
+    return launch(sometimes_sharded, 2, timeout=200, cases=[*FEW, "lamb, scheduled"])
+
+
+@pytest.mark.parametrize("case", [*FEW, "lamb, scheduled"])
+@pytest.mark.parametrize("layout", ["sharding v1", "sharding v2"])
+def test_parameters_without_a_gradient_stay(unused, layout, case):
+    """Sharding fills missing gradients with zeros, of which the decay made a step."""
+    start, end = sometimes(case)
+    for result in unused:
+        never = {name for name in start if name.startswith("parts.2")}
+        got = {name: value for name, value in result[layout, case].items() if name not in never}
+        assert apart(got, start, end) < TOLERANCE
+        assert all((result[layout, case][name] == start[name]).all() for name in never)
+
+
+def test_processes_that_freeze_different_parameters_are_refused(unused):
+    for result in unused:
+        message, unchanged = result["frozen on one"]
+        assert "freeze the same ones" in message and "Received: 'linear_0.b_0'" in message and unchanged
 
 
 @pytest.fixture(scope="module", params=[1, 2])

@@ -54,6 +54,8 @@ class FusedMixin(_Base):
     _waiting: Optional[list] = None  # within a step of parameter groups: the updates of those that Paddle is done with
     _groups_left = 0  # how many of them it is not done with
     _kept_ratios: Any = None  # function, parameters, which of them were frozen, ratios: of the last plain step
+    _missing: Any = None  # `MissingGradients` of the parameters
+    _elsewhere = (-1, 0)  # largest count in this process and steps taken, after a step of other processes alone
     _bumps_version = True  # whether an update by Paddle's ops shows in `Tensor.inplace_version`, as it then does here
 
     def fused_rule(self, options):
@@ -182,6 +184,8 @@ class FusedMixin(_Base):
             self._waiting = None
 
     def _apply_optimize(self, loss, startup_program, params_grads, *args, **kwargs):
+        if self._missing is not None and not isinstance(params_grads, dict):
+            params_grads = self._missing.drop_from(params_grads)
         for param, grad in params_grads["params"] if isinstance(params_grads, dict) else params_grads:
             if getattr(grad, "is_selected_rows", lambda: False)() and not self._takes_sparse(param):
                 raise TypeError(
@@ -191,12 +195,27 @@ class FusedMixin(_Base):
             if paddle.in_dynamic_mode():
                 _check_real(param, grad)
         done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+        idle = not params_grads and self._missing is not None and self._missing.are_elsewhere()
+        if idle and not self._get_auxiliary_var("found_inf"):
+            largest = self._largest_count()
+            self._elsewhere = largest, self._with_elsewhere(largest) + 1
         if self._waiting is not None:
             self._groups_left -= 1
             if self._groups_left == 0:
                 waiting, self._waiting = self._waiting, None
                 self._update(waiting)
         return done
+
+    def _largest_count(self):
+        """Return the largest count of steps in this process's state; for optimizers with one count for all."""
+        return 0
+
+    def _with_elsewhere(self, largest):
+        """Return how many steps there were, given the largest count of this process, which may have had no updates."""
+        return self._elsewhere[1] if self._elsewhere[0] == largest else largest
+
+    def _steps_taken(self):
+        return self._with_elsewhere(self._largest_count())
 
     def check_shape(self, param):
         """Raise if a parameter is not what the optimizer or its state was made for; every subclass has its own."""

@@ -8,6 +8,7 @@ up is all that there is to do.
 """
 
 import copy
+import functools
 import math
 
 import paddle
@@ -15,7 +16,7 @@ import paddle.distributed as dist
 
 from ..hooks import topology
 
-__all__ = ["Piece", "PieceFinder", "answer_locally", "answer_together", "refuse_sharded_groups"]
+__all__ = ["MissingGradients", "Piece", "PieceFinder", "answer_locally", "answer_together", "refuse_sharded_groups"]
 
 
 class Piece:
@@ -337,6 +338,60 @@ class PieceFinder:
             return None if begin == end else Piece(shape, split, groups=groups, slice_size=end)
         span = (begin, end) if begin < end else (0, 0)
         return Piece(shape, split, span, (hcg.get_sharding_parallel_group(), *groups), slice_size=end - begin)
+
+
+class MissingGradients:
+    """Parameters without a gradient so far in any process: sharding gives them zeros, which would decay them.
+
+    Args:
+        params (list[Tensor]): the optimizer's, before anything wraps them.
+    """
+
+    def __init__(self, params):
+        hcg, self._here, self._params = topology(), set(), []
+        self.names: list = []  # names of those without one when `drop_from` was last called
+        if hcg is None or hcg.get_sharding_parallel_world_size() == 1:
+            return
+        self._params, self.names = params, [param.name for param in params]
+        for param in params:
+            if param.stop_gradient:  # if it is unfrozen later, it counts as having one
+                self._here.add(param.name)
+            else:
+                param._register_backward_hook(functools.partial(self._here.add, param.name))
+
+    def __deepcopy__(self, memo):
+        return MissingGradients([])
+
+    def drop_from(self, params_grads):
+        """Return updates without those of parameters that had no gradient yet; all processes must call this.
+
+        A parameter counts as having a gradient from its first on, as after `clear_grad()`, which leaves zeros.
+
+        Raises:
+            ValueError: processes have frozen different parameters. Nothing is changed by then.
+        """
+        if not self.names:
+            return params_grads
+        given = {param.name for param, grad in params_grads if param.name not in self._here and bool(grad.any())}
+        frozen = [param.stop_gradient for param in self._params]
+        seen = [param.name in self._here | given for param in self._params]
+        flags = paddle.to_tensor([seen, frozen, [not idle for idle in frozen]], "int32")
+        for group in (topology().get_sharding_parallel_group(), topology().get_data_parallel_group()):
+            if group.nranks > 1:
+                dist.all_reduce(flags, dist.ReduceOp.MAX, group)
+        seen, frozen, trained = flags.numpy()
+        for param, differs in zip(self._params, frozen & trained):
+            if differs:
+                raise ValueError(
+                    "Processes that share parameters must freeze the same ones: set `stop_gradient` alike on all. "
+                    f"Received: '{param.name}' with stop_gradient={param.stop_gradient} here, the opposite elsewhere"
+                )
+        self.names = [param.name for param, has in zip(self._params, seen) if not has]
+        return [(param, grad) for param, grad in params_grads if param.name not in self.names]
+
+    def are_elsewhere(self):
+        """Return whether some parameters lack a gradient, so that a process may have no updates, and some have one."""
+        return 0 < len(self.names) < len(self._params)
 
 
 def refuse_sharded_groups(parameters):

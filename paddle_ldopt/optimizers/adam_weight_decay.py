@@ -355,7 +355,7 @@ class AdamWeightDecay(RuleOptimizer):
     def _count_steps(self, plan):
         if self._number_of_this_step is None and len(plan.records) == len(self._counters()):
             taken = max(kernels.largest_step(plan.records), _largest(self._loaded_counters()))
-            self._number_of_this_step = taken + 1.0
+            self._number_of_this_step = self._with_elsewhere(taken) + 1.0
 
     def _this_step(self):
         """Return the number of the running step, from 1."""
@@ -367,7 +367,7 @@ class AdamWeightDecay(RuleOptimizer):
         """Return the arguments that change the rule and that no parameter group overrides."""
         return {"amsgrad": self.amsgrad, "decay": self.decay}
 
-    def _steps_taken(self):
+    def _largest_count(self):
         """Return the largest count of any parameter."""
         return _largest([*self._counters(), *self._loaded_counters()])
 

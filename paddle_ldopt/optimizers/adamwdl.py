@@ -11,11 +11,11 @@ import paddle
 from paddle.optimizer import AdamW
 
 from ..arguments import checked_number, shown
-from ..hooks import LayerwiseMixin, checked_parameters, layerwise_lr_decay
+from ..hooks import LayerwiseMixin, checked_parameters, flatten_groups, layerwise_lr_decay
 from ._checkpoint import ShardedStateMixin
 from ._fused import FusedMixin, FusedRule, check_fused, layer_rates
 from ._inplace import root
-from ._pieces import refuse_sharded_groups
+from ._pieces import MissingGradients, refuse_sharded_groups
 from .base import Task, checked_decay, checked_rate
 
 __all__ = ["AdamWDL"]
@@ -142,6 +142,7 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
         self._init_layerwise(
             parameters, layerwise_decay, n_layers, set_param_lr_fun, name_dict, layers, apply_decay_param_fun
         )
+        self._missing = MissingGradients(flatten_groups(parameters or []))
         super().__init__(
             learning_rate=learning_rate,
             parameters=parameters,

@@ -26,7 +26,7 @@ from ..arguments import checked_number, shown
 from ..hooks import LayerwiseMixin, checked_parameters, flatten_groups, layerwise_lr_decay
 from ._checkpoint import ShardedStateMixin
 from ._fused import FusedMixin, check_fused
-from ._pieces import Piece, PieceFinder, answer_locally, answer_together, refuse_sharded_groups
+from ._pieces import MissingGradients, Piece, PieceFinder, answer_locally, answer_together, refuse_sharded_groups
 
 __all__ = [
     "COLUMN",
@@ -117,6 +117,7 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         self._init_layerwise(parameters, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
         self._defaults = dict(options)
         self._finder = PieceFinder(flatten_groups(parameters or []))
+        self._missing = MissingGradients(flatten_groups(parameters or []))
         self._collected: Optional[list] = None  # in dygraph, while a step is being collected: its tasks
         self._rates: dict = {}  # of what is being collected: what makes a rate -> its Tensor
         self._param_groups = None
@@ -375,7 +376,9 @@ class RuleOptimizer(FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
         rules, writes = [], []
         for name, piece in pieces.items():
             param = self._finder.params[name]
-            if not piece.groups or param.stop_gradient or self.layerwise_ratio(param) == 0.0:
+            if not piece.groups or param.stop_gradient or name in self._missing.names:
+                continue
+            if self.layerwise_ratio(param) == 0.0:
                 continue
             if name in tasks:
                 rule, write = self._start(tasks[name])

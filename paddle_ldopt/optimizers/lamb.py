@@ -335,7 +335,7 @@ class Lamb(RuleOptimizer):
             return value
         return self._scheduled[value] if self._scheduled else value.reported(self._steps_taken())
 
-    def _steps_taken(self):
+    def _largest_count(self):
         """Return how many steps the optimizer has taken, those before a resume included."""
         prefix = f"{self._name}_" if self._name else ""
         counts = list(self._accumulators.get(prefix + GLOBAL_STEP, {}).values())
