@@ -590,7 +590,7 @@ def read_yaml(path):
 def _path(path):
     """Return a path, raise TypeError if it is none: `open` takes a number for a file that is open, and closes it."""
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"`path` must be a string or a path. Received: path={path!r}")
+        raise TypeError(f"`path` must be a string or a path. Received: path={shown(path)}")
     return path
 
 

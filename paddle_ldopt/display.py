@@ -453,7 +453,7 @@ def text_plot(first, series, width=72, height=12):
 def check_picture(path):
     """Raise ValueError if the ending of `path` is no format that can be drawn, TypeError if it is no path."""
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"`path` must be a string or a path. Received: path={path!r}")
+        raise TypeError(f"`path` must be a string or a path. Received: path={shown(path)}")
     if os.path.splitext(os.fspath(path))[1].lower() not in (".png", ".svg", ".pdf"):
         raise ValueError(f"`path` must end in .png, .svg or .pdf. Received: path={os.fspath(path)!r}")
 

@@ -106,11 +106,11 @@ def load_checkpoint(folder, network, optimizer, rename=None):
 
 def _check_arguments(folder, network, rename):
     if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"`folder` must be a path. Received: folder={folder!r}")
+        raise TypeError(f"`folder` must be a path. Received: folder={shown(folder)}")
     try:
         os.fsencode(folder)
     except UnicodeEncodeError as error:
-        raise ValueError(f"`folder` must be a path ({error.reason}). Received: folder={folder!r}") from error
+        raise ValueError(f"`folder` must be a path ({error.reason}). Received: folder={shown(folder)}") from error
     if not hasattr(network, "sharded_state_dict"):
         raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
     if rename is not None and not callable(rename):
@@ -188,7 +188,9 @@ def _misfit(folder, state, optimizer):
     """Return in words why a checkpoint cannot be loaded into `state`, None if it can."""
     path = os.path.join(folder, RECORD)
     if not os.path.exists(path):
-        return f"There is no checkpoint, or one that was cut short: {RECORD} is not there. Received: folder={folder!r}"
+        return (
+            f"There is no checkpoint, or one that was cut short: no {RECORD} is there. Received: folder={shown(folder)}"
+        )
     with open(path, encoding="utf-8") as file:
         record = json.load(file)
     if record["format"] != FORMAT:

@@ -12,6 +12,8 @@ import tempfile
 import warnings
 import zlib
 
+from ..arguments import shown
+
 __all__ = [
     "begin_checkpoint",
     "beside",
@@ -110,7 +112,7 @@ def check_files(folder):
             sound = last_checkpoint(os.path.dirname(os.path.abspath(folder)))
         raise ValueError(
             f"The checkpoint is damaged: {problem}. Resume from the last one that is not, "
-            f"{sound or 'of which there is none'}. Received: resume_from_checkpoint={folder!r}"
+            f"{sound or 'of which there is none'}. Received: resume_from_checkpoint={shown(folder)}"
         )
 
 
@@ -156,7 +158,7 @@ def check_writable(output_dir):
     except OSError as error:
         raise ValueError(
             f"No checkpoint can be saved there ({error}): make room or give it the rights, choose another folder, or "
-            f"save none by save_strategy='no'. Received: output_dir={output_dir!r}"
+            f"save none by save_strategy='no'. Received: output_dir={shown(output_dir)}"
         ) from error
 
 
@@ -172,7 +174,7 @@ def last_checkpoint(output_dir):
         counts as complete if it has a trainer state.
     """
     if not isinstance(output_dir, (str, os.PathLike)):
-        raise TypeError(f"`output_dir` must be a path. Received: output_dir={output_dir!r}")
+        raise TypeError(f"`output_dir` must be a path. Received: output_dir={shown(output_dir)}")
     for _, folder in reversed(_complete(output_dir)):
         problem = _damage(folder)
         if problem is None:

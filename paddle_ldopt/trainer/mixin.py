@@ -448,7 +448,7 @@ class LdoptTrainerMixin(_Trainer):
         if found is None:
             raise ValueError(
                 "`resume_from_checkpoint` is True and there is no complete checkpoint to resume from. "
-                f"Received: output_dir={self.args.output_dir!r}"
+                f"Received: output_dir={shown(self.args.output_dir)}"
             )
         return found
 

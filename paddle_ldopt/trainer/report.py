@@ -11,6 +11,7 @@ import os
 from typing import Any
 from urllib.parse import quote
 
+from ..arguments import shown
 from ..display import LayerTable, applied_rates, next_rate, used_rates
 from ..hooks import parameters_of
 from .callbacks import Callback, all_open
@@ -52,7 +53,7 @@ class RunReport(Callback):
 
     def __init__(self, folder, title, layers):
         if not isinstance(folder, (str, os.PathLike)):
-            raise TypeError(f"`folder` must be a path. Received: folder={folder!r}")
+            raise TypeError(f"`folder` must be a path. Received: folder={shown(folder)}")
         if not hasattr(layers, "table"):
             raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
         self.folder, self.title, self.layers = folder, title, layers
