@@ -328,8 +328,8 @@ def _checked_options(options):
     checked = {}
     for name, high in (("weight_decay", None), ("beta1", 1.0), ("beta2", 1.0), ("epsilon", math.inf)):
         value = checked[name] = options[name]
-        if isinstance(value, (paddle.pir.Value, paddle.base.framework.Variable)):  # known when the graph runs
-            continue
+        if not paddle.in_dynamic_mode() and isinstance(value, (paddle.pir.Value, paddle.base.framework.Variable)):
+            continue  # known when the graph runs
         number = checked_decay(value) if high is None else checked_number(value, name, 0.0, high, "[)")
         checked[name] = value if isinstance(value, paddle.Tensor) else number
     return checked

@@ -73,7 +73,7 @@ def write_file(path, arrays, record):
         raise ValueError(
             f"The names and shapes of so many tensors are more than the {MAX_HEADER} bytes that safetensors reads: "
             "`paddle.save(optimizer.state_dict(), 'name.pdopt')` has no such limit, and `load_optimizer` reads it too. "
-            f"Received: path={path!r}, {len(arrays)} tensors, {len(head)} bytes"
+            f"Received: path={shown(path)}, {len(arrays)} tensors, {len(head)} bytes"
         )
     length, digest = struct.pack("<Q", len(head)), hashlib.sha256()
     for part in (length, head, *values):
@@ -98,8 +98,8 @@ def _checked_target(path):
     path = checked_path(path)
     if os.path.islink(path):
         raise ValueError(
-            f"A link would be replaced by the file: give the path it leads to. Received: path={path!r}, which leads to "
-            f"{os.path.realpath(path)!r}"
+            "A link would be replaced by the file: give the path it leads to. "
+            f"Received: path={shown(path)}, which leads to {os.path.realpath(path)!r}"
         )
     if os.path.exists(path) and not os.path.isfile(path):
         kind = "a folder" if os.path.isdir(path) else "a device, a pipe or a socket, which the file would replace"
@@ -149,14 +149,14 @@ def _opened(path):
     path = checked_path(path)
     if os.path.islink(path):
         raise ValueError(
-            f"`path` must be that of a file, not of a link to one. Received: path={path!r}, which leads to "
+            f"`path` must be that of a file, not of a link to one. Received: path={shown(path)}, which leads to "
             f"{os.path.realpath(path)!r}"
         )
     flags = (getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))  # a pipe: no wait
     descriptor = os.open(path, os.O_RDONLY | sum(flags))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError(f"`path` must be that of a file. Received: path={path!r}, a folder or a device")
+        raise ValueError(f"`path` must be that of a file. Received: path={shown(path)}, a folder or a device")
     with os.fdopen(descriptor, "rb") as file:
         yield file
 
@@ -194,7 +194,7 @@ def read_record(path):
     if sums != [digest.hexdigest().encode()]:
         raise ValueError(
             f"The file is damaged: its checksum is another. Received: path={os.fspath(path)!r}, "
-            f"sha256={digest.hexdigest()!r}, not {metadata.get('sha256')!r}"
+            f"sha256={digest.hexdigest()!r}, not {shown(metadata.get('sha256'))}"
         )
     try:
         record = strict_json(metadata["record"])

@@ -46,7 +46,7 @@ class _Type:
 
     def __init__(self, code, align=False, copy=True):
         if code not in _TYPES:
-            raise ValueError(f"an array of type {code!r}")
+            raise ValueError(f"an array of type {shown(code)}")
         self.code = code
 
     def build(self, state):
@@ -90,7 +90,7 @@ def _number(dtype, data):
 def _bytes(text, encoding):
     """Stand for `_codecs.encode`, as protocol 2 writes bytes."""
     if encoding != "latin1":
-        raise ValueError(f"bytes in {encoding!r}")
+        raise ValueError(f"bytes in {shown(encoding)}")
     return text.encode("latin1")
 
 

@@ -205,7 +205,7 @@ def _by_torch(path):
     except ImportError:
         raise ImportError(
             "Only PyTorch reads this file: install it (a CPU build will do), or save the state as safetensors there. "
-            f"Received: path={path!r}"
+            f"Received: path={shown(path)}"
         ) from None
     if tuple(map(int, torch.__version__.split(".")[:2])) < _LEAST_TORCH:
         raise ImportError(f"PyTorch 2.6 or later is needed to read it safely. Received: torch {torch.__version__}")
@@ -216,7 +216,7 @@ def _by_torch(path):
     except Exception as error:
         raise ValueError(
             f"PyTorch's weights-only loader refuses the file: {str(error).splitlines()[0][:200]}. "
-            f"Received: path={path!r}"
+            f"Received: path={shown(path)}"
         ) from None
     for key in ("optimizer", "optimizer_state_dict"):
         if isinstance(found, Mapping) and "state" not in found and isinstance(found.get(key), Mapping):

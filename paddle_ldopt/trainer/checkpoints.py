@@ -76,7 +76,7 @@ def check_checkpoint(folder, record, active, allowed):
         ValueError: the checkpoint was cut short or is damaged; its settings are unknown or differ; its files are parts
             of another layout.
     """
-    received = f"Received: resume_from_checkpoint={folder!r}"
+    received = f"Received: resume_from_checkpoint={shown(folder)}"
     if os.path.exists(os.path.join(folder, PARTIAL)):
         complete = last_checkpoint(os.path.dirname(os.path.abspath(folder)))
         raise ValueError(
@@ -123,7 +123,7 @@ def _check_layout(folder, was, record):
         raise ValueError(
             f"The checkpoint was saved in another layout, {said[0]}, and its optimizer's state is in parts that fit no "
             "other: resume in that layout, or begin a new training from the checkpoint's weights. "
-            f"Received: resume_from_checkpoint={folder!r}, {said[1]}"
+            f"Received: resume_from_checkpoint={shown(folder)}, {said[1]}"
         )
 
 
@@ -144,7 +144,7 @@ def check_thawed(folder, record):
         raise ValueError(
             f"{len(thawed)} parameters, such as '{min(thawed)}', were frozen in the checkpoint and have no optimizer "
             "state in it: freeze the same layers, or begin a new training from the checkpoint's weights. "
-            f"Received: resume_from_checkpoint={folder!r}, "
+            f"Received: resume_from_checkpoint={shown(folder)}, "
             f"layerwise_freeze_below={record['rule']['layerwise_freeze_below']}"
         )
 
@@ -169,7 +169,7 @@ def _read_record(folder):
     if form != FORMAT:
         raise ValueError(
             f"The layer-wise settings were written by another version of paddle_ldopt, which has format {FORMAT}. "
-            f"Received: format={shown(form)} in {path!r}"
+            f"Received: format={shown(form)} in {shown(path)}"
         )
     return record
 

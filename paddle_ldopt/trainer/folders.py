@@ -104,7 +104,7 @@ def check_files(folder):
             sound = last_checkpoint(os.path.dirname(os.path.abspath(folder)))
         raise ValueError(
             f"The checkpoint is damaged: {problem}. Resume from the last one that is not, "
-            f"{sound or 'of which there is none'}. Received: resume_from_checkpoint={folder!r}"
+            f"{sound or 'of which there is none'}. Received: resume_from_checkpoint={shown(folder)}"
         )
 
 
@@ -140,7 +140,7 @@ def check_writable(output_dir):
     except OSError as error:
         raise ValueError(
             f"No checkpoint can be saved there ({error}): make room or give it the rights, choose another folder, or "
-            f"save none by save_strategy='no'. Received: output_dir={output_dir!r}"
+            f"save none by save_strategy='no'. Received: output_dir={shown(output_dir)}"
         ) from error
 
 
