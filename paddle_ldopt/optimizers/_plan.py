@@ -1,5 +1,6 @@
 """What the C library is told of an optimizer's parameters, and what shows whether it still holds."""
 
+import itertools
 import math
 import operator
 from typing import Any, NamedTuple, Optional
@@ -14,6 +15,7 @@ __all__ = ["TYPES", "FusedRule", "Plan", "Seen", "held_bytes", "why_not"]
 
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
 _Tensor = paddle.base.core.eager.Tensor
+_AT_ONCE = 256  # tensors that `Seen` asks the same before it asks the next
 _CHECKED = 2048  # states whose address is checked in one step: all of a model with some 500 parameters
 
 
@@ -46,43 +48,48 @@ class Seen(NamedTuple):
     def of(cls, every):
         """Return it; None if there is nothing to do, or a parameter or gradient that only Paddle's step can serve.
 
-        One loop asks all of one tensor while it is in the cache: of 10,000 tensors that is most of a step's time.
+        All is asked of a few tensors while they are in the cache: of 10,000 tensors that is most of a step's time.
         """
         seen = cls(*([] for _ in cls._fields))
-        frozen, live, params, grads, addresses, held, weights, factors, sizes, types = seen
         try:
-            for i, param in enumerate(every):
-                idle = param.stop_gradient
-                frozen.append(idle)
-                if idle:
-                    continue
-                grad = param._grad_ivar()
-                if grad is None:
-                    continue
-                address, weight, settings = grad.data_ptr(), param.data_ptr(), param.__dict__
-                if address == 0:  # it is empty
-                    continue
-                if address is None or weight is None:  # it is sparse; it was cleared
+            for start in range(0, len(every), _AT_ONCE):
+                if not seen._add(start, every[start : start + _AT_ONCE]):
                     return None
-                if param.is_dist() or not (
-                    grad.is_same_shape(param) and grad.is_contiguous() and param.is_contiguous()
-                ):
-                    return None
-                get = settings.get
-                if not (get("regularizer") is get("main_grad") is get("_need_shard_auto") is None):
-                    return None
-                live.append(i)
-                params.append(param)
-                grads.append(grad)
-                addresses.append(address)
-                held.append(grad._holder_size() - grad._offset())
-                weights.append(weight)
-                factors.append(settings["optimize_attr"]["learning_rate"])
-                sizes.append(param.element_size())
-                types.append(grad.dtype)
         except (AttributeError, KeyError, TypeError):  # no parameters of Paddle's layers
             return None
-        return seen if live and set(map(type, factors)) <= {int, float} else None
+        return seen if seen.live and set(map(type, seen.factors)) <= {int, float} else None
+
+    def _add(self, start, some):
+        """Read some parameters, the first of which is number `start`; return whether all are of the plain kind."""
+        live, params, grads, factors = [], [], [], []
+        for i, param in enumerate(some, start):
+            idle = param.stop_gradient
+            self.frozen.append(idle)
+            grad = None if idle else param._grad_ivar()
+            if grad is None:
+                continue
+            settings = param.__dict__
+            get = settings.get
+            if not (get("regularizer") is get("main_grad") is get("_need_shard_auto") is None):
+                return False
+            live.append(i)
+            params.append(param)
+            grads.append(grad)
+            factors.append(settings["optimize_attr"]["learning_rate"])
+        addresses = _addresses(grads)
+        if 0 in addresses:  # of empty ones
+            full = [address != 0 for address in addresses]
+            read = live, params, grads, factors, addresses
+            live, params, grads, factors, addresses = (list(itertools.compress(some, full)) for some in read)
+        weights, sizes = _addresses(params), map(_Tensor.element_size, params)
+        if None in addresses or None in weights:  # it is sparse; it was cleared
+            return False
+        held, types = map(held_bytes, grads), [grad.dtype for grad in grads]
+        columns = live, params, grads, addresses, held, weights, factors, sizes, types
+        for column, more in zip(self[1:], columns):
+            column.extend(more)
+        plain = not any(map(_Tensor.is_dist, params)) and all(map(_Tensor.is_contiguous, [*grads, *params]))
+        return plain and _same_shapes(grads, params)
 
 
 class Plan:
