@@ -141,7 +141,7 @@ def test_a_file_with_a_checkpoints_name_is_none(copied):
 def test_if_all_are_damaged_there_is_none(copied):
     for step in (2, 4, 6):
         truncate(copied / f"checkpoint-{step}/optimizer.pdopt")
-    with pytest.warns(UserWarning, match="damaged"), pytest.raises(ValueError, match="no complete checkpoint"):
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(ValueError, match="No valid checkpoint found"):
         run(copied, resume=True)
     with pytest.raises(ValueError, match="that is not, of which there is none. Received"):
         run(copied, resume=str(copied / "checkpoint-6"))

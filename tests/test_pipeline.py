@@ -260,7 +260,7 @@ def test_a_state_of_another_scaler_is_an_error():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"scale_sense": "8"}, TypeError, "scale_sense of type str"),
+        ({"scale_sense": "8"}, TypeError, "scale_sense='8'"),
         ({"scale_sense": paddle.ones([2])}, ValueError, r"shape=\[2\]"),
         ({"use_clip_grad": 1}, TypeError, "use_clip_grad=1"),
         ({"max_grad_norm": 0.0}, ValueError, "max_grad_norm=0.0"),
