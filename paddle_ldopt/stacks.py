@@ -108,7 +108,8 @@ def find_stacks(
 
     Args:
         names (list[str]): the names in the model's order.
-        passed_over (callable, optional): name of a parameter -> whether it is known to be in no stack.
+        passed_over (callable, optional): name of a parameter -> whether something else places it. Missing numbers of a
+            list count as blocks if one of its parameters is passed over.
         doubted (callable, optional): name of a list -> whether it is called like something else (a head). Beside other
             stacks such a list needs 3 blocks to be one.
         whole (bool, optional): whether `names` are all names of the model, so that missing numbers are not blocks.
@@ -119,25 +120,31 @@ def find_stacks(
     """
     known: dict[tuple[str, bool], list[_Row]] = {}  # (name, whether it is made of `layer1`, `layer2`) -> rows
     unknown: dict[str, list[_Row]] = {}
+    partial = set()  # lists of which something is passed over
     for position, name in enumerate(names):
-        if passed_over(name):
-            continue
+        skipped = passed_over(name)
         tokens, fused = _tokens(name)
         for k in range(1, len(tokens) - 1):
             if not is_index(tokens[k]):
                 continue
             tower = ".".join(tokens[:k])
             row = _Row(name, position, int(tokens[k]), tuple(tokens[k + 1 :]))
-            if tokens[k - 1] in STACK_NAMES:  # lists further in belong to this one
+            is_known = tokens[k - 1] in STACK_NAMES
+            if skipped:
+                partial.add((tower, fused))
+            elif is_known:
                 known.setdefault((tower, fused), []).append(row)
+            else:
+                unknown.setdefault(tower, []).append(row)
+            if is_known:  # lists further in belong to this one
                 break
-            unknown.setdefault(tower, []).append(row)
     # a word in what the names of all lists begin with cannot tell one list from another
     common = len(os.path.commonprefix([tower.split(".") for tower, _ in known])) if len(known) > 1 else 0
     lists = []
     for (tower, fused), rows in known.items():
         name = f"{tower}<i>" if fused and (tower, False) in known else tower
-        lists.append(Stack(name, rows, fused, whole, bool(doubted(".".join(tower.split(".")[common:])))))
+        all_there = whole and (tower, fused) not in partial
+        lists.append(Stack(name, rows, fused, all_there, bool(doubted(".".join(tower.split(".")[common:])))))
     stacks = [s for s in lists if s.kinds >= _MIN_KINDS and (not s.doubted or s.depth >= _MIN_BLOCKS)]
     stacks = stacks or [s for s in lists if not s.doubted or (alone and s.depth >= _MIN_BLOCKS)]
     if alone:

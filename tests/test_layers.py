@@ -1,5 +1,6 @@
 """LayerMap: rules of the user's own, tied, frozen and adapted parameters, the table and the plot."""
 
+import contextlib
 import copy
 import functools
 import json
@@ -123,6 +124,16 @@ def test_rules_go_before_the_built_in_ones():
     layers = LayerMap.from_names(names_of(), {r"^h\.0\.attn": "embeddings", r"^h\.2\.mlp": "head", r"norm": 3})
     assert ids(layers) == [0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 3]
     assert [layers.layer_of(name).tower for name in layers.names[1:4]] == ["", "", "h"]
+
+
+@pytest.mark.parametrize("rules", [{r"h\.1\.": 2}, {r"h\.1\.": "head"}, {r"h\.0\.": "embeddings"}])
+def test_a_rule_for_one_block_moves_no_other(rules):
+    model = Parts(h=blocks(4), fc=block())
+    layers, by_name = (
+        LayerMap.from_model(model, rules),
+        LayerMap.from_names([n for n, _ in model.named_parameters()], rules),
+    )
+    assert indexes(layers, "h.2") + indexes(layers, "h.3") == [3, 4] and layers.fingerprint() == by_name.fingerprint()
 
 
 def test_rules_may_place_more_blocks_than_are_found():
@@ -328,6 +339,13 @@ def test_what_precedes_the_blocks_goes_by_its_shape(parts, places, guess):
     assert [layers.layer_of(f"{name}.weight").index for name in parts] == places
     said = "".join(str(warning.message) for warning in caught)
     assert re.search(guess, said) if guess else not said
+
+
+@pytest.mark.parametrize("name, guess", [("crf", True), ("output", True), ("pre_crf", False)])
+def test_what_precedes_the_blocks_is_a_guess_without_sizes(name, guess):
+    model = Parts(**{name: paddle.nn.LSTMCell(4, 2)}, layers=blocks(3))
+    with pytest.warns(UserWarning, match=f"'{name}' is declared before") if guess else contextlib.nullcontext():
+        assert indexes(LayerMap.from_model(model), name) == [4 if name == "output" else 0]
 
 
 def test_convolutions_that_precede_the_blocks_go_by_their_shape():
@@ -690,7 +708,7 @@ def test_statistics_of_batch_normalization_are_no_frozen_parameters():
     opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
     for table in (layers.table(0.5), layers.table(optimizer=opt)):
         assert [(row.tensors, row.frozen) for row in table.rows if row.index] == [(4, 0), (4, 0)]
-    assert layers.layer_of("1.1._mean").index == 2
+    assert layers.layer_of("1.1._mean").index == 1  # numbers without blocks are closed up
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
