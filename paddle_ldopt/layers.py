@@ -26,8 +26,9 @@ _EMBEDDING = re.compile(
     re.I,
 )
 _HEAD = re.compile(
-    r"(^|[._])(heads?|pooler|attnpool|classifier|predict(ions?|or)|score|logits?|(?<!feature_)extractor|postnet|neck|project_out|"
-    r"final_(ln|norm|layer_?norm)|ln_f|norm_f|fc_norm|ln_post|post_layer_?norm|(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
+    r"(^|[._])(heads?|pooler|attnpool|classifier|predict(ions?|or)|score|logits?|(?<!feature_)extractor|postnet|neck|"
+    r"project_out|embed_out|final_(ln|norm|layer_?norm)|ln_f|norm_f|fc_norm|ln_post|post_layer_?norm|"
+    r"(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
     re.I,
 )
 _HEAD_ID = -1  # stands for the head's layer id until the depth is known

@@ -288,8 +288,8 @@ def test_a_stack_is_found_whatever_it_is_called(word):
 
 def test_a_small_head_with_a_list_is_no_tower():
     names = names_of(n=4) + [f"mlm_head.layers.{i}.{part}" for i in range(2) for part in PARTS]
-    layers = LayerMap.from_names([*names, *(f"classifier.{i}.w" for i in range(5))])
-    assert layers.towers == {"h": 4} and ids(layers)[-11:] == [5] * 11
+    layers = LayerMap.from_names([*names, *(f"classifier.{i}.w" for i in range(5)), "embed_out.w"])
+    assert layers.towers == {"h": 4} and ids(layers)[-12:] == [5] * 12
     with pytest.warns(UserWarning, match="'decode_head.layers' is called like a head .* tower of 3 blocks.*`rules`"):
         layers = LayerMap.from_names([*names_of(n=4), *names_of("decode_head.layers", 3)[1:-1]])
     assert indexes(layers, "decode_head") == [1, 2, 3]
@@ -500,6 +500,7 @@ def test_peak_learning_rate():
     assert peak_learning_rate(warm) == pytest.approx(0.3) and warm.last_epoch == 0
     assert peak_learning_rate(lr.LambdaDecay(0.1, lambda s: min(s / 9, 1.0)), num_steps=3) == pytest.approx(0.1 * 3 / 9)
     assert peak_learning_rate(lr.ReduceOnPlateau(0.2)) == 0.2
+    assert peak_learning_rate(lr.OneCycleLR(0.3, 20)) == pytest.approx(0.3), "it raises when it is stepped past its end"
     assert peak_learning_rate(0.4) == 0.4
 
 
@@ -595,6 +596,7 @@ RULES = [
     rules.Cosine(5, 0, 0.5),
     rules.CosineOneAhead(10, 50, 1.7, 0.1),
     rules.CosineOneAhead(10, 50, 0.5, 0.1, 0.2),
+    rules.CosineOneAhead(1, 50, 0.5, 0.1, 0.2),
     rules.CosineRestarts(10, 50, 3.3),
     rules.CosineRestarts(0, 53, 7),
     rules.StableDecay(10, 20, 30, "linear", "cosine", 0.1, 0.5),
