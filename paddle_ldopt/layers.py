@@ -374,6 +374,7 @@ def _assign(
         _is_hinted,
         whole,
         alone=all(index < 1 for index in ruled.values()),
+        shape_of=lambda name: facts[name].shape if facts else None,
     )
     depths = {stack.tower: stack.depth for stack in stacks}
     blocks = max(depths.values(), default=0)

@@ -84,11 +84,13 @@ class Stack:
             self.numbers = {row.name: self._starts[row.index] for row in rows}
             self.depth = len(self._starts)
 
-    def take_in(self, tower: str, rows: list[_Row]) -> bool:
+    def take_in(self, tower: str, rows: list[_Row], shape_of: Callable[[str], Any]) -> bool:
         """Number a list beside this one that is as long: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
         parent, _, name = tower.rpartition(".")
         beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
-        part = name in _BESIDE_NAMES or _kinds(rows) < _MIN_KINDS
+        shapes = {(row.rest, shape_of(row.name)) for row in rows}
+        alike = len(shapes) == len({row.rest for row in rows})  # unlike Sequential(LayerNorm, Linear)
+        part = name in _BESIDE_NAMES or (alike and _kinds(rows) < _MIN_KINDS)
         if not (beside and part and len(self._starts) > 1):
             return False
         for row in rows:
@@ -103,6 +105,7 @@ def find_stacks(
     doubted: Callable[[str], Any] = lambda tower: False,
     whole: bool = False,
     alone: bool = True,
+    shape_of: Callable[[str], Any] = lambda name: None,
 ) -> tuple[list[Stack], dict[str, int]]:
     """Find the stacks of blocks in structured parameter names.
 
@@ -114,6 +117,7 @@ def find_stacks(
             stacks such a list needs 3 blocks to be one.
         whole (bool, optional): whether `names` are all names of the model, so that missing numbers are not blocks.
         alone (bool, optional): whether `names` hold all blocks of the model, so that one of the lists is a stack.
+        shape_of (callable, optional): name of a parameter -> its shape, if known.
 
     Returns:
         tuple[list[Stack], dict[str, int]]: the stacks, and the other lists that may be of blocks, with their lengths.
@@ -154,7 +158,7 @@ def find_stacks(
     for tower, rows in unknown.items():
         if any(row.name in inside for row in rows):
             continue
-        if not doubted(tower) and any(stack.take_in(tower, rows) for stack in stacks):
+        if not doubted(tower) and any(stack.take_in(tower, rows, shape_of) for stack in stacks):
             continue
         length = len({row.index for row in rows})
         if _kinds(rows) >= _MIN_KINDS and length > 1:

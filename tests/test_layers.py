@@ -153,6 +153,11 @@ def test_parts_of_two_blocks_that_are_in_a_list_of_their_own():
     assert ids(LayerMap.from_names(names)) == [1, 1, 1, 2, 2, 2, 1, 2]
 
 
+def test_a_head_with_as_many_layers_as_there_are_blocks_is_no_part_of_them():
+    model = Parts(layers=blocks(2), final=paddle.nn.Sequential(paddle.nn.LayerNorm(4), paddle.nn.Linear(4, 2)))
+    assert indexes(LayerMap.from_model(model), "final") == [3]
+
+
 def test_an_error_names_eight_parameters():
     with pytest.raises(ValueError, match=r"names=\[embed.w, (h\.\d\.\S+, ){7}\.\.\. 3 more\]"):
         LayerMap.from_names(names_of(), {"nowhere": 1})
