@@ -32,7 +32,7 @@ _HEAD = re.compile(
     re.I,
 )
 _HEAD_ID = -1  # stands for the head's layer id until the depth is known
-# What some models do with a parameter is not in its name or place.
+# Parameters whose role shows in neither name nor position.
 _EXCEPTIONS: dict[re.Pattern[str], int] = {
     re.compile(r"\bbigbird\.encoder\.norm\."): 0,  # applied to the embeddings, before block 0
     re.compile(r"\bdeberta\.encoder\.(LayerNorm|conv)\."): 0,  # of the relative embeddings; added to block 0's output
@@ -46,7 +46,7 @@ _EXCEPTIONS: dict[re.Pattern[str], int] = {
     re.compile(r"\bneck\.(reassemble|fusion)_stage\."): _HEAD_ID,  # DPT
     re.compile(r"\bspeech_decoder_postnet\.layers\."): _HEAD_ID,  # SpeechT5
 }
-# What heads are called, and other things too: decides where a part is declared before the blocks.
+# Names of heads and of other things too: they count for parts declared before the blocks only.
 _MAYBE_HEAD = re.compile(r"(^|[._])(fc|linear|dense|outputs?|out|proj_out|out_proj|task\w*)\d*$", re.I)
 _INPUT = re.compile(r"(^|[._])(conv|bn|(\w*_?)?la?ye?r?_?norm|norm|ln|pre|\w*proj|in|input|down\w*|tok|vis)", re.I)
 Decay = Union[float, LayerDecay]
@@ -115,11 +115,11 @@ class LayerMap:
 
         Args:
             names (Iterable[str]): the names in the model's order; all of them, for frozen parameters count too.
-            rules (dict[str, int|str]|callable, optional): what goes before the built-in rules. A dict maps a regular
+            rules (dict[str, int|str]|callable, optional): override the built-in rules. A dict maps a regular
                 expression (`re.search`) to a layer id, to "embeddings", "head", or to a template such as ``r"\1"``
-                that expands to a block's number from 0; numbers without a block in between are closed up (VGG:
-                ``features.0``, ``features.3``). Ids above those of the blocks that are found are of a deeper tower
-                beside them, not the head. A callable takes a name and returns a layer id, "embeddings", "head", or
+                that expands to a block's number from 0; gaps in the numbers are closed (VGG: ``features.0``,
+                ``features.3``). Ids above those of the blocks that are found make a deeper tower beside them, not the
+                head. A callable takes a name and returns a layer id, "embeddings", "head", or
                 None to leave it to the built-in rules.
 
         Returns:
@@ -322,7 +322,7 @@ def _checked_names(names: Iterable[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Fact:
-    """What a model says of a parameter: ``param.name``, its shape, the kind of its layer ("Linear", ... or "")."""
+    """A parameter's ``param.name``, its layer's kind ("Linear", "Conv", "Norm", "Embedding" or "") and its shape."""
 
     tensor: str
     kind: str
@@ -359,7 +359,7 @@ def _warn_of(guesses: list[str], names: Iterable[str], most: int = 8) -> None:
 def _assign(
     names: list[str], rules: Optional[Rules], facts: Optional[dict[str, _Fact]] = None, whole: bool = False
 ) -> tuple[dict[str, Layer], dict[str, int], list[str]]:
-    """Return name -> Layer for all `names`, tower -> depth, and what was guessed.
+    """Return name -> Layer for all `names`, tower -> depth, and a sentence for each guess.
 
     Args:
         names (list[str]): structured names in the model's order.
@@ -419,7 +419,7 @@ def _exception(name: str) -> Optional[int]:
 
 @dataclasses.dataclass
 class _Front:
-    """A part of the model that is declared before the blocks and whose name says nothing: its names, its tower."""
+    """A part of the model that is declared before the blocks and whose name shows neither embeddings nor head."""
 
     names: list[str]
     stacks: list[dict[str, int]]  # name -> number of its block
@@ -448,7 +448,7 @@ def _outside(
     """Place a parameter that is in no stack: by what it is called, else by whether it precedes the blocks.
 
     `first_ruled` is the position of the first block that the user's rules place, which counts where there is no stack.
-    What is placed by precedence alone is noted in `fronts`.
+    Parameters placed by precedence alone are added to `fronts`.
     """
     path = name.split(".")[:-1]
 
@@ -516,7 +516,7 @@ def _widths(stacks: list[dict[str, int]], facts: dict[str, _Fact], end: Callable
 def _guesses_of_lists(
     stacks: list[Stack], others: dict[str, int], layers: dict[str, Layer], ruled_ids: set[int], deepest: int
 ) -> list[str]:
-    """Say which lists may be of blocks and are in one layer, and which may be of something else and are a tower."""
+    """Return a sentence for each list of blocks that counts as one layer and each head-like list that is a tower."""
     said = [
         f"the numbers of '{s.tower}' are too large for positions and count in their order" for s in stacks if s.keyed
     ]

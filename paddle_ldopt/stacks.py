@@ -68,7 +68,7 @@ class Stack:
         depth (int): how many blocks there are; missing ones below the last are counted, unless `whole`.
         first (int): position of its first parameter among all names.
         keyed (bool): whether its numbers are too large for positions, so that their order alone counts.
-        doubted (bool): whether it is called like something else, a head or an embedding.
+        doubted (bool): whether it is named like a head or an embedding.
     """
 
     def __init__(self, tower: str, rows: list[_Row], from_one: bool, whole: bool = False, doubted: bool = False):
@@ -113,7 +113,7 @@ def find_stacks(
         names (list[str]): the names in the model's order.
         passed_over (callable, optional): name of a parameter -> whether something else places it. Missing numbers of a
             list count as blocks if one of its parameters is passed over.
-        doubted (callable, optional): name of a list -> whether it is called like something else (a head). Beside other
+        doubted (callable, optional): name of a list -> whether it is named like a head or an embedding. Beside other
             stacks such a list needs 3 blocks to be one.
         whole (bool, optional): whether `names` are all names of the model, so that missing numbers are not blocks.
         alone (bool, optional): whether `names` hold all blocks of the model, so that one of the lists is a stack.
