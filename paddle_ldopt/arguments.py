@@ -127,14 +127,14 @@ def checked_number(
     Args:
         value: an int, a float, a NumPy number, or an array or Tensor of one element; finite.
         argument (str): its name.
-        low (float): the least it may be.
-        high (float): the most it may be.
+        low (float): the lower end of the range.
+        high (float): the upper end.
         ends (str): the brackets.
-        kind (str): for the message, what it must be.
+        kind (str): the phrase after "must be" in the message of the TypeError.
 
     Raises:
-        TypeError: it is no number; a bool is none.
-        ValueError: it is out of range, or not finite.
+        TypeError: the value is not a number; a bool is not.
+        ValueError: the value is out of range or not finite.
     """
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Real):

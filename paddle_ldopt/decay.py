@@ -172,7 +172,7 @@ def _inside(optimizer: Any) -> Any:
 
 
 class _Applied(LayerwiseMixin):
-    """The mixin for optimizers of others: the first step must have asked for all rates that the decay scales."""
+    """The mixin for any Paddle optimizer: raises if the first step did not ask for every rate that the decay scales."""
 
     _checked = False
     _unasked: Any = ()  # names of the parameters whose rate the running step has yet to ask for

@@ -3,11 +3,12 @@
 import csv
 import dataclasses
 import io
+import itertools
 import math
 import os
 import re
 import warnings
-from typing import Any, Optional
+from typing import Optional
 
 import paddle
 
@@ -239,7 +240,8 @@ def peak_learning_rate(learning_rate, num_steps=None, divisor=None):
 
     Of a schedule of ours it is found at any length, without stepping through it. Of others the steps up to the peak are
     looked at, and how far that may be they do not say: the next 10,000 unless `num_steps` or their own `warmup_steps`
-    or `total_steps` are more. A schedule that cannot be read ahead has no known peak: None, with a warning.
+    or `total_steps` are more, or to the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead has
+    no known peak: None, with a warning.
 
     Args:
         learning_rate (float|LRScheduler): the schedule is not changed: a copy is stepped.
@@ -258,11 +260,13 @@ def peak_learning_rate(learning_rate, num_steps=None, divisor=None):
         far = (
             max([10_000, *(2 * steps for steps in said if isinstance(steps, int))]) if num_steps is None else num_steps
         )
+        rates: list = []
         try:
-            rates: Any = enumerate(_step_through(learning_rate, far + 1))
+            rates.extend(enumerate(itertools.islice(_rates_ahead(learning_rate), far + 1)))
         except ValueError as error:
-            warnings.warn(f"The learning rate at the peak is unknown. {error}", stacklevel=2)
-            return None
+            if len(rates) < 2:  # not a step; OneCycleLR raises behind its last one
+                warnings.warn(f"The learning rate at the peak is unknown. {error}", stacklevel=4)
+                return None
     else:
         now = learning_rate.last_epoch
         turning = [step - now for step in turns(now + (num_steps or 0))]
@@ -297,9 +301,9 @@ def rates_of_optimizer(optimizer, num_steps=None):
         ratio = rate / now if constant and now else factor
         frozen = bool(param.stop_gradient) or (factor == 0 and constant == 0)
         ahead = None if peak is None and factor else factor * (peak or 0.0) + constant
-        shown = getattr(optimizer, "shown_rate", lambda *args: None)(param, factor) or (rate, ahead)
+        now_and_peak = getattr(optimizer, "shown_rate", lambda *args: None)(param, factor) or (rate, ahead)
         decayed = is_decayed(optimizer, param, groups.get(param.name, {}))
-        rates[param.name] = Rate(ratio, *shown, decayed, frozen)  # type: ignore[call-arg]  # `shown` is a pair
+        rates[param.name] = Rate(ratio, *now_and_peak, decayed, frozen)  # type: ignore[call-arg]  # a pair
     return rates
 
 
@@ -366,38 +370,33 @@ def schedule_rates(schedule, num_steps):
     start = min(max(int(schedule.last_epoch), 0), num_steps)
     if 0 < start < num_steps:
         try:
-            rates = _step_through(schedule, num_steps, 0)
+            rates = [*itertools.islice(_rates_ahead(schedule, 0), num_steps)]
         except ValueError:
             rates = [math.nan] * num_steps
         if math.isclose(rates[start], schedule.last_lr):
             return 0, rates
-    return start, _step_through(schedule, num_steps - start)
+    return start, [*itertools.islice(_rates_ahead(schedule), num_steps - start)]
 
 
-def _step_through(schedule, num_steps, start=None):
-    """Return the rates of the next `num_steps` steps of a schedule, or of those from step `start`; a copy is stepped.
+def _rates_ahead(schedule, start=None):
+    """Yield the rate of each step of a schedule from where it stands, or from step `start`; a copy is stepped.
 
     Raises:
         ValueError: the schedule cannot be copied or stepped, or does not count its steps from `start`.
     """
-    rates = [float(schedule.last_lr)] if start is None else []
-    if len(rates) >= num_steps:
-        return rates[:num_steps]
+    if start is None:
+        yield float(schedule.last_lr)
     try:
         ahead = copy_schedule(schedule)
-        if start is not None:
-            ahead.step(start)
-            rates = [float(ahead.last_lr)]
-        while len(rates) < num_steps:
-            ahead.step()
-            rates.append(float(ahead.last_lr))
-        if start is not None and ahead.last_epoch != start + num_steps - 1:
-            raise ValueError(f"it is at step {ahead.last_epoch} after {num_steps - 1} from {start}")
+        for i in itertools.count():
+            ahead.step(*([start] if i == 0 and start is not None else []))
+            if start is not None and ahead.last_epoch != start + i:
+                raise ValueError(f"it is at step {ahead.last_epoch} after {i} from {start}")
+            yield float(ahead.last_lr)
     except Exception as error:  # of the user's code
         name = type(schedule).__name__
         said = f"{type(error).__name__}: {error}"[:200]
         raise ValueError(f"{name} cannot be read ahead ({said}). Received: a schedule of type {name}") from error
-    return rates
 
 
 def _points(count):
@@ -440,8 +439,8 @@ def plot_schedule(path, first, series):
     axes = figure.add_subplot()
     for i, (label, rates) in enumerate(series.items()):
         named = label if i in (0, len(series) - 1) else None
-        shade, shown = str(0.8 * (1 - (i + 1) / len(series))), _points(len(rates))
-        axes.plot([first + j for j in shown], [rates[j] for j in shown], color=shade, lw=1.2, label=named)
+        shade, points = str(0.8 * (1 - (i + 1) / len(series))), _points(len(rates))
+        axes.plot([first + j for j in points], [rates[j] for j in points], color=shade, lw=1.2, label=named)
     axes.set_xlabel("step")
     axes.set_ylabel("learning rate")
     axes.set_ylim(bottom=0)

@@ -127,8 +127,8 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
         hook (callable): ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, a `functools.partial` of
             the first included. It returns a ratio (a number or a one-element Tensor), or multiplies
             ``param.optimize_attr["learning_rate"]`` and returns None; either way the attribute is as before after the
-            call, so ratios never compound. Reading an optimizer must write nothing, so that readers get the last answer
-            of a hook that does write; steps ask anew.
+            call, so ratios never compound. Every step calls the hook anew. Between steps, readers of an optimizer get
+            the last result of a hook that writes, because reading must write nothing.
         layerwise_decay (float): the first thing that a four-argument hook is given.
         name_dict (dict[str, str]): the second.
         n_layers (int): the third.
@@ -485,8 +485,9 @@ def stand_in(optimizer, **attributes):
 def copy_schedule(schedule):
     """Return a copy of a schedule that can be stepped without a trace; it prints nothing.
 
-    Schedules and containers in it are copied, optimizers replaced by a `stand_in`, networks shared. Other objects, such
-    as the one whose method the schedule calls, are copied without what they hold, save for schedules and optimizers.
+    Schedules and containers in it are copied, optimizers replaced by a `stand_in`, networks shared. Of other objects,
+    such as the one whose method the schedule calls, a shallow copy is made, with the schedules and optimizers in it
+    copied too.
 
     Raises:
         Exception: the schedule holds an object that cannot be copied, such as a generator or an open file.
@@ -531,7 +532,7 @@ def _copied(value, memo):
 def asks_for_rates(cls):
     """Return whether the step of an optimizer class asks `_create_param_lr` for the rate of each parameter.
 
-    It is read from the code that `step` can reach. What overrides a method replaces it, unless it calls it.
+    The names in the code that `step` can reach tell. An override hides the overridden method unless it calls it.
     """
     skipped = "_append_optimize_multi_tensor_op"  # only Adam and Momentum of Paddle take it: the other way must ask too
     ahead, seen = [("step", 0)], set()
@@ -621,7 +622,7 @@ def checked_parameters(parameters, options):
 
     Args:
         parameters (Iterable|None): parameters, or dicts with "params"; None in a static graph.
-        options (Iterable[str]): what a group may say beside Paddle's "learning_rate" and "grad_clip". The labels
+        options (Iterable[str]): keys allowed in a group beside Paddle's "learning_rate" and "grad_clip". The labels
             "group", "lr_scale", "name" and "dygraph_key_name" are accepted and change nothing.
 
     Raises:

@@ -26,25 +26,27 @@ _EMBEDDING = re.compile(
     re.I,
 )
 _HEAD = re.compile(
-    r"(^|[._])(heads?|pooler|attnpool|classifier|predict(ions?|or)|score|logits?|(?<!feature_)extractor|postnet|neck|project_out|"
-    r"final_(ln|norm|layer_?norm)|ln_f|norm_f|fc_norm|ln_post|post_layer_?norm|(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
+    r"(^|[._])(heads?|pooler|attnpool|classifier|predict(ions?|or)|score|logits?|(?<!feature_)extractor|postnet|neck|"
+    r"project_out|embed_out|final_(ln|norm|layer_?norm)|ln_f|norm_f|fc_norm|ln_post|post_layer_?norm|"
+    r"(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
     re.I,
 )
-# What some models do with a parameter is not in its name or place.
-_EXCEPTIONS: dict[re.Pattern[str], Union[int, str]] = {
+_HEAD_ID = -1  # stands for the head's layer id until the depth is known
+# Parameters whose role shows in neither name nor position.
+_EXCEPTIONS: dict[re.Pattern[str], int] = {
     re.compile(r"\bbigbird\.encoder\.norm\."): 0,  # applied to the embeddings, before block 0
     re.compile(r"\bdeberta\.encoder\.(LayerNorm|conv)\."): 0,  # of the relative embeddings; added to block 0's output
     re.compile(r"\baudio_encoder\.batch_norm\."): 0,  # CLAP: of the spectrogram
-    re.compile(r"\btransposed_convolution\."): "head",  # CLIPSeg: makes the logits
+    re.compile(r"\btransposed_convolution\."): _HEAD_ID,  # CLIPSeg: makes the logits
     # lists that look like blocks
     # wav2vec 2.0, HuBERT, WavLM: of the waveform
     re.compile(r"\bfeature_(extractor|encoder)\.conv_layers\.\d+\.(conv|layer_norm|\d)\b"): 0,
     re.compile(r"\bembeddings\.(\w+\.)?backbone\.bit\.(embedder|encoder)\."): 0,  # hybrid DPT, ViT: makes patches
     re.compile(r"\bpatch_embed\.backbone\.stages\."): 0,  # the same in timm
-    re.compile(r"\bneck\.(reassemble|fusion)_stage\."): "head",  # DPT
-    re.compile(r"\bspeech_decoder_postnet\.layers\."): "head",  # SpeechT5
+    re.compile(r"\bneck\.(reassemble|fusion)_stage\."): _HEAD_ID,  # DPT
+    re.compile(r"\bspeech_decoder_postnet\.layers\."): _HEAD_ID,  # SpeechT5
 }
-# What heads are called, and other things too: decides where a part is declared before the blocks.
+# Names of heads and of other things too: they count for parts declared before the blocks only.
 _MAYBE_HEAD = re.compile(r"(^|[._])(fc|linear|dense|outputs?|out|proj_out|out_proj|task\w*)\d*$", re.I)
 _INPUT = re.compile(r"(^|[._])(conv|bn|(\w*_?)?la?ye?r?_?norm|norm|ln|pre|\w*proj|in|input|down\w*|tok|vis)", re.I)
 Decay = Union[float, LayerDecay]
@@ -113,11 +115,11 @@ class LayerMap:
 
         Args:
             names (Iterable[str]): the names in the model's order; all of them, for frozen parameters count too.
-            rules (dict[str, int|str]|callable, optional): what goes before the built-in rules. A dict maps a regular
+            rules (dict[str, int|str]|callable, optional): override the built-in rules. A dict maps a regular
                 expression (`re.search`) to a layer id, to "embeddings", "head", or to a template such as ``r"\1"``
-                that expands to a block's number from 0; numbers without a block in between are closed up (VGG:
-                ``features.0``, ``features.3``). Ids above those of the blocks that are found are of a deeper tower
-                beside them, not the head. A callable takes a name and returns a layer id, "embeddings", "head", or
+                that expands to a block's number from 0; gaps in the numbers are closed (VGG: ``features.0``,
+                ``features.3``). Ids above those of the blocks that are found make a deeper tower beside them, not the
+                head. A callable takes a name and returns a layer id, "embeddings", "head", or
                 None to leave it to the built-in rules.
 
         Returns:
@@ -320,7 +322,7 @@ def _checked_names(names: Iterable[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Fact:
-    """What a model says of a parameter: ``param.name``, its shape, the kind of its layer ("Linear", ... or "")."""
+    """A parameter's ``param.name``, its layer's kind ("Linear", "Conv", "Norm", "Embedding" or "") and its shape."""
 
     tensor: str
     kind: str
@@ -357,7 +359,7 @@ def _warn_of(guesses: list[str], names: Iterable[str], most: int = 8) -> None:
 def _assign(
     names: list[str], rules: Optional[Rules], facts: Optional[dict[str, _Fact]] = None, whole: bool = False
 ) -> tuple[dict[str, Layer], dict[str, int], list[str]]:
-    """Return name -> Layer for all `names`, tower -> depth, and what was guessed.
+    """Return name -> Layer for all `names`, tower -> depth, and a sentence for each guess.
 
     Args:
         names (list[str]): structured names in the model's order.
@@ -366,32 +368,33 @@ def _assign(
         whole (bool): whether `names` are all names of the model.
     """
     ruled, from_template = _apply_rules(names, rules)
-    free = [name for name in names if name not in ruled]
-    any_ruled = any(isinstance(index, int) and index > 0 for index in ruled.values())
-    stacks, others = find_stacks(free, lambda name: _exception(name) is not None, _is_hinted, whole, not any_ruled)
+    stacks, others = find_stacks(
+        names,
+        lambda name: name in ruled or _exception(name) is not None,
+        _is_hinted,
+        whole,
+        alone=all(index < 1 for index in ruled.values()),
+        shape_of=lambda name: facts[name].shape if facts else None,
+    )
     depths = {stack.tower: stack.depth for stack in stacks}
     blocks = max(depths.values(), default=0)
     _close_gaps(ruled, from_template, blocks)
-    deepest = max([blocks, *(index for index in ruled.values() if isinstance(index, int))])
+    ruled_blocks = {name: index for name, index in ruled.items() if index > 0}
+    deepest = max([blocks, *ruled_blocks.values()])
     _check_found(names, depths, others, deepest)
-    _check_no_gap(ruled, blocks, deepest)
-    layers = {
-        name: Layer("", index if isinstance(index, int) else deepest + 1, deepest) for name, index in ruled.items()
-    }
+    _check_no_gap(ruled_blocks, blocks, deepest)
+    layers = {name: Layer("", deepest + 1 if i == _HEAD_ID else i, deepest) for name, i in ruled.items()}
     for stack in stacks:
         layers.update({n: Layer(stack.tower, number + 1, stack.depth) for n, number in stack.numbers.items()})
         shared = [n for n in stack.numbers if _RELATIVE_BIAS.search(n)]
         if len(shared) == 1 < stack.depth:  # T5 keeps the bias that all blocks share in block 0
             layers[shared[0]] = Layer(stack.tower, 0, stack.depth)
-    places = [ruled.get(name) for name in names]
-    starts = [i for i, place in enumerate(places) if isinstance(place, int) and place > 0]
-    first_ruled = sum(name not in ruled for name in names[: starts[0]]) if starts else 0
-    ruled_blocks = {name: index for name, index in ruled.items() if isinstance(index, int) and index > 0}
+    first_ruled = next((i for i, name in enumerate(names) if name in ruled_blocks), 0)
     fronts: dict[str, _Front] = {}
-    for position, name in enumerate(free):
+    for position, name in enumerate(names):
         if name not in layers:
             layers[name] = _outside(name, position, stacks, deepest, first_ruled, ruled_blocks, fronts)
-    guesses = _guesses_of_lists(stacks, others, layers, ruled, deepest)
+    guesses = _guesses_of_lists(stacks, others, layers, {*ruled_blocks.values()}, deepest)
     in_blocks = {facts[name].tensor for stack in stacks for name in stack.numbers} if facts else set()
     for branch, front in fronts.items():
         if facts and all(facts[name].tensor in in_blocks for name in front.names):  # shared with a block
@@ -410,13 +413,13 @@ def _is_hinted(tower: str) -> bool:
     return bool(_HEAD.search(tower) or _EMBEDDING.search(tower))
 
 
-def _exception(name: str) -> Optional[Place]:
+def _exception(name: str) -> Optional[int]:
     return next((place for pattern, place in _EXCEPTIONS.items() if pattern.search(name)), None)
 
 
 @dataclasses.dataclass
 class _Front:
-    """A part of the model that is declared before the blocks and whose name says nothing: its names, its tower."""
+    """A part of the model that is declared before the blocks and whose name shows neither embeddings nor head."""
 
     names: list[str]
     stacks: list[dict[str, int]]  # name -> number of its block
@@ -445,7 +448,7 @@ def _outside(
     """Place a parameter that is in no stack: by what it is called, else by whether it precedes the blocks.
 
     `first_ruled` is the position of the first block that the user's rules place, which counts where there is no stack.
-    What is placed by precedence alone is noted in `fronts`.
+    Parameters placed by precedence alone are added to `fronts`.
     """
     path = name.split(".")[:-1]
 
@@ -459,7 +462,7 @@ def _outside(
     # what it is called within what it shares with the tower: `ernie_embed.classifier` is no embedding
     local = ".".join(name.split(".")[near:])
     exception = _exception(name)
-    if exception == "head" or (exception is None and _HEAD.search(local)):
+    if exception == _HEAD_ID or (exception is None and _HEAD.search(local)):
         return Layer(tower, depth + 1, depth)
     if exception == 0 or _EMBEDDING.search(local):
         return Layer(tower, 0, depth)
@@ -479,13 +482,12 @@ def _is_head(branch: str, fronts: dict[str, _Front], facts: Optional[dict[str, _
     Where the sizes do not tell, the name does.
     """
     front, called_head = fronts[branch], bool(_MAYBE_HEAD.search(branch))
-    if facts is None:
-        return called_head, called_head or not _INPUT.search(branch.rpartition(".")[2])
-    kinds = {facts[name].kind for name in front.names}
-    start, end = front.ends(facts)
-    if not end or "Embedding" in kinds:
-        called_head = called_head and not kinds & {"Embedding", "Norm"}
-        return called_head, called_head
+    kinds = {facts[name].kind for name in front.names} if facts else set()
+    start, end = front.ends(facts) if facts else (0, 0)
+    if not facts or not end or "Embedding" in kinds:
+        is_input = bool(kinds & {"Embedding", "Norm"})
+        called_head = called_head and not is_input
+        return called_head, called_head or not (is_input or _INPUT.search(branch.rpartition(".")[2]))
     entry, exit_ = _widths(front.stacks, facts, min), _widths(front.stacks, facts, max)
     beside = [ends for name, other in fronts.items() if name != branch for ends in [other.ends(facts)] if ends[1]]
     chained = False  # several parts may follow one another: Linear(8, 32) and Linear(32, 8), or Linear(32, 2)
@@ -512,9 +514,9 @@ def _widths(stacks: list[dict[str, int]], facts: dict[str, _Fact], end: Callable
 
 
 def _guesses_of_lists(
-    stacks: list[Stack], others: dict[str, int], layers: dict[str, Layer], ruled: dict[str, Place], deepest: int
+    stacks: list[Stack], others: dict[str, int], layers: dict[str, Layer], ruled_ids: set[int], deepest: int
 ) -> list[str]:
-    """Say which lists may be of blocks and are in one layer, and which may be of something else and are a tower."""
+    """Return a sentence for each list of blocks that counts as one layer and each head-like list that is a tower."""
     said = [
         f"the numbers of '{s.tower}' are too large for positions and count in their order" for s in stacks if s.keyed
     ]
@@ -529,9 +531,8 @@ def _guesses_of_lists(
             inside = (layer.label for name, layer in layers.items() if name.startswith(f"{tower}."))
             where = next(inside, "one layer")
             said.append(f"'{tower}' is a list of {length} items that count as one layer ({where})")
-    ids = {index for index in ruled.values() if isinstance(index, int) and index > 0}
-    if not stacks and ids and len(ids) <= deepest - min(ids):
-        said.append(f"`rules` place {len(ids)} blocks in {deepest} layers and leave the others empty")
+    if not stacks and ruled_ids and len(ruled_ids) <= deepest - min(ruled_ids):
+        said.append(f"`rules` place {len(ruled_ids)} blocks in {deepest} layers and leave the others empty")
     return said
 
 
@@ -556,25 +557,22 @@ def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int
         )
 
 
-def _close_gaps(ruled: dict[str, Place], from_template: set[str], blocks: int) -> None:
+def _close_gaps(ruled: dict[str, int], from_template: set[str], blocks: int) -> None:
     """Number the blocks that templates place without gaps, in place, unless other blocks would move."""
-    numbers = {index for name in from_template for index in [ruled[name]] if isinstance(index, int)}
-    fixed = {index for name, index in ruled.items() if isinstance(index, int) and index and name not in from_template}
+    fixed = {index for name, index in ruled.items() if index > 0 and name not in from_template}
     fixed |= {*range(1, blocks + 1)}
-    ranks = {index: rank for rank, index in enumerate(sorted(numbers | fixed), 1)}
+    ranks = {index: rank for rank, index in enumerate(sorted({ruled[name] for name in from_template} | fixed), 1)}
     if all(ranks[index] == index for index in fixed):
-        ruled.update(
-            {name: ranks[index] for name in from_template for index in [ruled[name]] if isinstance(index, int)}
-        )
+        ruled.update({name: ranks[ruled[name]] for name in from_template})
 
 
-def _check_no_gap(ruled: dict[str, Place], blocks: int, deepest: int) -> None:
+def _check_no_gap(ruled_blocks: dict[str, int], blocks: int, deepest: int) -> None:
     """Raise if rules place something behind the blocks that were found, and nothing in between."""
-    beyond = next((name for name, index in ruled.items() if isinstance(index, int) and index > blocks), None)
-    if blocks and beyond is not None and not {*range(blocks + 1, deepest + 1)} <= {*ruled.values()}:
+    beyond = next((name for name, index in ruled_blocks.items() if index > blocks), None)
+    if blocks and beyond is not None and not {*range(blocks + 1, deepest + 1)} <= {*ruled_blocks.values()}:
         raise ValueError(
             f"`rules` must leave no layer empty behind the {blocks} blocks that were found; the head is 'head'. "
-            f"Received: layer {ruled[beyond]} for '{beyond}', layer {deepest} the last"
+            f"Received: layer {ruled_blocks[beyond]} for '{beyond}', layer {deepest} the last"
         )
 
 
@@ -582,8 +580,8 @@ def _some(names: list[str], most: int = 8) -> str:
     return f"[{', '.join(names[:most])}{f', ... {len(names) - most} more' if len(names) > most else ''}]"
 
 
-def _apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, Place], set[str]]:
-    """Return name -> layer id or "head" for the names that `rules` places, and those that a template numbers."""
+def _apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, int], set[str]]:
+    """Return name -> layer id for the names that `rules` places, and the names that a template numbers."""
     if rules is None:
         return {}, set()
     if not callable(rules) and not isinstance(rules, dict):
@@ -627,9 +625,9 @@ def _rules_from_dict(rules: dict[str, Place], from_template: set[str]) -> Callab
     return place
 
 
-def _checked_layer(layer: Any, name: str) -> Place:
+def _checked_layer(layer: Any, name: str) -> int:
     if layer in ("embeddings", "head"):
-        return 0 if layer == "embeddings" else layer
+        return 0 if layer == "embeddings" else _HEAD_ID
     if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
         raise ValueError(
             "A rule must give a layer id from 0, 'embeddings', 'head' or a template that expands to a block's number. "

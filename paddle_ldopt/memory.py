@@ -78,6 +78,7 @@ class Transformer:
         kv_heads (int, optional): heads of keys and values; 0: as many as `heads`.
 
     Raises:
+        TypeError: a number that is not an integer.
         ValueError: a number below 1; heads that do not divide.
 
     Examples:
@@ -135,9 +136,8 @@ class Transformer:
             pp (int): pipeline stages; must divide `layers`.
             stage (int): which of them, from 0.
         """
-        checked_int(mp, "mp", 1)
-        checked_int(pp, "pp", 1)
-        if checked_int(stage, "stage") >= pp:
+        mp, pp, stage = checked_int(mp, "mp", 1), checked_int(pp, "pp", 1), checked_int(stage, "stage")
+        if stage >= pp:
             raise ValueError(f"`stage` must be from 0 to `pp` - 1. Received: stage={stage}, pp={pp}")
         for name in ("vocab", "intermediate", "heads", "kv_heads") if mp > 1 else ():
             if getattr(self, name) % mp:

@@ -68,7 +68,7 @@ class Stack:
         depth (int): how many blocks there are; missing ones below the last are counted, unless `whole`.
         first (int): position of its first parameter among all names.
         keyed (bool): whether its numbers are too large for positions, so that their order alone counts.
-        doubted (bool): whether it is called like something else, a head or an embedding.
+        doubted (bool): whether it is named like a head or an embedding.
     """
 
     def __init__(self, tower: str, rows: list[_Row], from_one: bool, whole: bool = False, doubted: bool = False):
@@ -84,11 +84,13 @@ class Stack:
             self.numbers = {row.name: self._starts[row.index] for row in rows}
             self.depth = len(self._starts)
 
-    def take_in(self, tower: str, rows: list[_Row]) -> bool:
+    def take_in(self, tower: str, rows: list[_Row], shape_of: Callable[[str], Any]) -> bool:
         """Number a list beside this one that is as long: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
         parent, _, name = tower.rpartition(".")
         beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
-        part = name in _BESIDE_NAMES or _kinds(rows) < _MIN_KINDS
+        shapes = {(row.rest, shape_of(row.name)) for row in rows}
+        alike = len(shapes) == len({row.rest for row in rows})  # unlike Sequential(LayerNorm, Linear)
+        part = name in _BESIDE_NAMES or (alike and _kinds(rows) < _MIN_KINDS)
         if not (beside and part and len(self._starts) > 1):
             return False
         for row in rows:
@@ -103,41 +105,50 @@ def find_stacks(
     doubted: Callable[[str], Any] = lambda tower: False,
     whole: bool = False,
     alone: bool = True,
+    shape_of: Callable[[str], Any] = lambda name: None,
 ) -> tuple[list[Stack], dict[str, int]]:
     """Find the stacks of blocks in structured parameter names.
 
     Args:
         names (list[str]): the names in the model's order.
-        passed_over (callable, optional): name of a parameter -> whether it is known to be in no stack.
-        doubted (callable, optional): name of a list -> whether it is called like something else (a head). Beside other
+        passed_over (callable, optional): name of a parameter -> whether something else places it. Missing numbers of a
+            list count as blocks if one of its parameters is passed over.
+        doubted (callable, optional): name of a list -> whether it is named like a head or an embedding. Beside other
             stacks such a list needs 3 blocks to be one.
         whole (bool, optional): whether `names` are all names of the model, so that missing numbers are not blocks.
         alone (bool, optional): whether `names` hold all blocks of the model, so that one of the lists is a stack.
+        shape_of (callable, optional): name of a parameter -> its shape, if known.
 
     Returns:
         tuple[list[Stack], dict[str, int]]: the stacks, and the other lists that may be of blocks, with their lengths.
     """
     known: dict[tuple[str, bool], list[_Row]] = {}  # (name, whether it is made of `layer1`, `layer2`) -> rows
     unknown: dict[str, list[_Row]] = {}
+    partial = set()  # lists of which something is passed over
     for position, name in enumerate(names):
-        if passed_over(name):
-            continue
+        skipped = passed_over(name)
         tokens, fused = _tokens(name)
         for k in range(1, len(tokens) - 1):
             if not is_index(tokens[k]):
                 continue
             tower = ".".join(tokens[:k])
             row = _Row(name, position, int(tokens[k]), tuple(tokens[k + 1 :]))
-            if tokens[k - 1] in STACK_NAMES:  # lists further in belong to this one
+            is_known = tokens[k - 1] in STACK_NAMES
+            if skipped:
+                partial.add((tower, fused))
+            elif is_known:
                 known.setdefault((tower, fused), []).append(row)
+            else:
+                unknown.setdefault(tower, []).append(row)
+            if is_known:  # lists further in belong to this one
                 break
-            unknown.setdefault(tower, []).append(row)
     # a word in what the names of all lists begin with cannot tell one list from another
     common = len(os.path.commonprefix([tower.split(".") for tower, _ in known])) if len(known) > 1 else 0
     lists = []
     for (tower, fused), rows in known.items():
         name = f"{tower}<i>" if fused and (tower, False) in known else tower
-        lists.append(Stack(name, rows, fused, whole, bool(doubted(".".join(tower.split(".")[common:])))))
+        all_there = whole and (tower, fused) not in partial
+        lists.append(Stack(name, rows, fused, all_there, bool(doubted(".".join(tower.split(".")[common:])))))
     stacks = [s for s in lists if s.kinds >= _MIN_KINDS and (not s.doubted or s.depth >= _MIN_BLOCKS)]
     stacks = stacks or [s for s in lists if not s.doubted or (alone and s.depth >= _MIN_BLOCKS)]
     if alone:
@@ -147,7 +158,7 @@ def find_stacks(
     for tower, rows in unknown.items():
         if any(row.name in inside for row in rows):
             continue
-        if not doubted(tower) and any(stack.take_in(tower, rows) for stack in stacks):
+        if not doubted(tower) and any(stack.take_in(tower, rows, shape_of) for stack in stacks):
             continue
         length = len({row.index for row in rows})
         if _kinds(rows) >= _MIN_KINDS and length > 1:

@@ -34,7 +34,7 @@ ARROWS = {
     "memory": {"arguments"},
     "saving": {"arguments", "hooks", "optimizers", "version"},
     "parallel": {"arguments", "hooks", "optimizers", "saving", "schedules"},
-    "__main__": {"decay", "display", "layers", "memory", "schedules"},
+    "__main__": {"arguments", "decay", "display", "layers", "memory", "schedules"},
     "__init__": {
         "accumulation",
         "config",

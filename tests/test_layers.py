@@ -1,5 +1,6 @@
 """LayerMap: rules of the user's own, tied, frozen and adapted parameters, the table and the plot."""
 
+import contextlib
 import copy
 import functools
 import json
@@ -125,6 +126,16 @@ def test_rules_go_before_the_built_in_ones():
     assert [layers.layer_of(name).tower for name in layers.names[1:4]] == ["", "", "h"]
 
 
+@pytest.mark.parametrize("rules", [{r"h\.1\.": 2}, {r"h\.1\.": "head"}, {r"h\.0\.": "embeddings"}])
+def test_a_rule_for_one_block_moves_no_other(rules):
+    model = Parts(h=blocks(4), fc=block())
+    layers, by_name = (
+        LayerMap.from_model(model, rules),
+        LayerMap.from_names([n for n, _ in model.named_parameters()], rules),
+    )
+    assert indexes(layers, "h.2") + indexes(layers, "h.3") == [3, 4] and layers.fingerprint() == by_name.fingerprint()
+
+
 def test_rules_may_place_more_blocks_than_are_found():
     layers = LayerMap.from_names([*names_of(), *names_of("cells", 5)], {r"cells\.(\d+)\.": r"\1"})
     assert layers.n_layers == 5 and layers.layer_of("cells.4.attn.w").label == "block 4"
@@ -140,6 +151,11 @@ def test_a_fingerprint_has_towers_and_layers():
 def test_parts_of_two_blocks_that_are_in_a_list_of_their_own():
     names = [f"attentions.{i}.{part}.w" for i in range(2) for part in "qkv"] + ["ffns.0.w", "ffns.1.w"]
     assert ids(LayerMap.from_names(names)) == [1, 1, 1, 2, 2, 2, 1, 2]
+
+
+def test_a_head_with_as_many_layers_as_there_are_blocks_is_no_part_of_them():
+    model = Parts(layers=blocks(2), final=paddle.nn.Sequential(paddle.nn.LayerNorm(4), paddle.nn.Linear(4, 2)))
+    assert indexes(LayerMap.from_model(model), "final") == [3]
 
 
 def test_an_error_names_eight_parameters():
@@ -277,8 +293,8 @@ def test_a_stack_is_found_whatever_it_is_called(word):
 
 def test_a_small_head_with_a_list_is_no_tower():
     names = names_of(n=4) + [f"mlm_head.layers.{i}.{part}" for i in range(2) for part in PARTS]
-    layers = LayerMap.from_names([*names, *(f"classifier.{i}.w" for i in range(5))])
-    assert layers.towers == {"h": 4} and ids(layers)[-11:] == [5] * 11
+    layers = LayerMap.from_names([*names, *(f"classifier.{i}.w" for i in range(5)), "embed_out.w"])
+    assert layers.towers == {"h": 4} and ids(layers)[-12:] == [5] * 12
     with pytest.warns(UserWarning, match="'decode_head.layers' is called like a head .* tower of 3 blocks.*`rules`"):
         layers = LayerMap.from_names([*names_of(n=4), *names_of("decode_head.layers", 3)[1:-1]])
     assert indexes(layers, "decode_head") == [1, 2, 3]
@@ -328,6 +344,13 @@ def test_what_precedes_the_blocks_goes_by_its_shape(parts, places, guess):
     assert [layers.layer_of(f"{name}.weight").index for name in parts] == places
     said = "".join(str(warning.message) for warning in caught)
     assert re.search(guess, said) if guess else not said
+
+
+@pytest.mark.parametrize("name, guess", [("crf", True), ("output", True), ("pre_crf", False)])
+def test_what_precedes_the_blocks_is_a_guess_without_sizes(name, guess):
+    model = Parts(**{name: paddle.nn.LSTMCell(4, 2)}, layers=blocks(3))
+    with pytest.warns(UserWarning, match=f"'{name}' is declared before") if guess else contextlib.nullcontext():
+        assert indexes(LayerMap.from_model(model), name) == [4 if name == "output" else 0]
 
 
 def test_convolutions_that_precede_the_blocks_go_by_their_shape():
@@ -482,6 +505,7 @@ def test_peak_learning_rate():
     assert peak_learning_rate(warm) == pytest.approx(0.3) and warm.last_epoch == 0
     assert peak_learning_rate(lr.LambdaDecay(0.1, lambda s: min(s / 9, 1.0)), num_steps=3) == pytest.approx(0.1 * 3 / 9)
     assert peak_learning_rate(lr.ReduceOnPlateau(0.2)) == 0.2
+    assert peak_learning_rate(lr.OneCycleLR(0.3, 20)) == pytest.approx(0.3), "it raises when it is stepped past its end"
     assert peak_learning_rate(0.4) == 0.4
 
 
@@ -577,6 +601,7 @@ RULES = [
     rules.Cosine(5, 0, 0.5),
     rules.CosineOneAhead(10, 50, 1.7, 0.1),
     rules.CosineOneAhead(10, 50, 0.5, 0.1, 0.2),
+    rules.CosineOneAhead(1, 50, 0.5, 0.1, 0.2),
     rules.CosineRestarts(10, 50, 3.3),
     rules.CosineRestarts(0, 53, 7),
     rules.StableDecay(10, 20, 30, "linear", "cosine", 0.1, 0.5),
@@ -690,7 +715,7 @@ def test_statistics_of_batch_normalization_are_no_frozen_parameters():
     opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
     for table in (layers.table(0.5), layers.table(optimizer=opt)):
         assert [(row.tensors, row.frozen) for row in table.rows if row.index] == [(4, 0), (4, 0)]
-    assert layers.layer_of("1.1._mean").index == 2
+    assert layers.layer_of("1.1._mean").index == 1  # numbers without blocks are closed up
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])

@@ -407,14 +407,19 @@ def data_parallel():
         all(np.array_equal(a, b.numpy()) for a, b in zip(kept, network.parameters())),
     )
 
-    start_fleet(sharding=2)  # which gives zeros to a parameter that no process uses: it would decay
-    with paddle.utils.unique_name.guard():
-        network = Sometimes()
-        optimizer = fleet.distributed_optimizer(ldopt.AdamWDL(0.1, parameters=network.parameters(), weight_decay=0.5))
-    model = fleet.distributed_model(network)
-    kept = [param.numpy().copy() for param in network.parameters()]
-    ldopt.PipelineWithLossScale(model, optimizer)(paddle.ones([4, 3]), paddle.zeros([4]))
-    found["unused"] = [np.array_equal(a, b.numpy()) for a, b in zip(kept, network.parameters())]
+    found["unused"] = []
+    for configs in (
+        {},
+        {"split_param": True},
+    ):  # sharding gives zeros to a parameter that no process uses: it would decay
+        start_fleet(sharding=2, sharding_configs=configs)
+        with paddle.utils.unique_name.guard():
+            network = Sometimes()
+            inner = ldopt.AdamWDL(0.1, parameters=network.parameters(), weight_decay=0.5)
+        model, optimizer = fleet.distributed_model(network), fleet.distributed_optimizer(inner)
+        kept = [param.numpy().copy() for param in network.parameters()]
+        ldopt.PipelineWithLossScale(model, optimizer)(paddle.ones([4, 3]), paddle.zeros([4]))
+        found["unused"].append([np.array_equal(a, b.numpy()) for a, b in zip(kept, network.parameters())])
 
     hcg = start_fleet(dp=2)
     network, step = cases.build(hcg, "whole", "sgd", ragged=True)
@@ -434,7 +439,7 @@ def test_data_parallel():
             np.testing.assert_allclose(row["norm"], math.sqrt(3 * 1.0 + 0.25 + 3 * 1.5**2 + 0.25), rtol=1e-6)
         row, unchanged = found["reduction"]
         assert row["overflow"] and row["scale"] == 8.0 and row["norm"] == math.inf and unchanged
-        assert found["unused"] == [False, False, True, True]
+        assert found["unused"] == [[False, False, True, True]] * 2
         assert found["no token"] is True and found["cleared"]
 
 

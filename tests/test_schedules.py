@@ -646,8 +646,9 @@ TOO_LONG = [  # kind, phases longer than the training, its rates by transformers
 
 @pytest.mark.parametrize("kind, specific, want", TOO_LONG, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_training_that_ends_within_the_warmup_is_warned_of(kind, specific, want):
-    with pytest.warns(UserWarning, match="Received: num_warmup_steps=8, .*num_training_steps=2"):
+    with pytest.warns(UserWarning, match="Received: num_warmup_steps=8, .*num_training_steps=2") as caught:
         schedule = get_scheduler(kind, 1.0, 8, 2, specific)
+    assert caught[0].filename.endswith("factory.py"), "the caller of the kind's function"
     np.testing.assert_allclose(rates(schedule, 10)[2:], want, atol=1e-12)
     rule = schedule.rule
     assert max(map(rule, range(10))) == max(rule(step) for step in rule.turns())

@@ -372,7 +372,11 @@ class MissingGradients:
         """
         if not self.names:
             return params_grads
-        given = {param.name for param, grad in params_grads if param.name not in self._here and bool(grad.any())}
+        given = {
+            param.name
+            for param, grad in params_grads
+            if grad is not None and param.name not in self._here and bool(grad.any())
+        }
         frozen = [param.stop_gradient for param in self._params]
         seen = [param.name in self._here | given for param in self._params]
         flags = paddle.to_tensor([seen, frozen, [not idle for idle in frozen]], "int32")

@@ -1,6 +1,5 @@
 """What all schedules share: their base, where their peak comes from, what their steps have to be."""
 
-import math
 import numbers
 import warnings
 from typing import Any
@@ -45,18 +44,18 @@ def checked_phases(num_warmup_steps: Any, num_training_steps: Any) -> tuple[int,
     """Return the steps of the warm-up and those after it; the latter are below 0 if the training ends before it."""
     warmup = checked_steps(num_warmup_steps, "num_warmup_steps")
     total = checked_steps(num_training_steps, "num_training_steps", least=1)
-    return warmup, left_over(total, num_warmup_steps=warmup)
+    return warmup, left_over(total, stacklevel=4, num_warmup_steps=warmup)
 
 
-def left_over(num_training_steps: int, **phases: int) -> int:
-    """Return the training steps that are left after `phases`, below 0 if these are longer, which is warned of."""
+def left_over(num_training_steps: int, stacklevel: int = 3, **phases: int) -> int:
+    """Return the number of training steps left after `phases`; if they do not fit it is negative, with a warning."""
     left = num_training_steps - sum(phases.values())
     if left < 0:
         received = ", ".join(f"{name}={steps}" for name, steps in phases.items())
         warnings.warn(
-            "The training ends before the phases of the schedule do: it is trained as far as it goes. "
+            "The schedule is longer than the training, which stops in the middle of it. "
             f"Received: {received}, num_training_steps={num_training_steps}",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
     return left
 
@@ -75,7 +74,7 @@ def peak_of(optimizer: Any) -> float:
     else:
         hint = ". A schedule is built from a number, not from another one" if isinstance(optimizer, LRScheduler) else ""
         kind = f"a Paddle optimizer or a learning rate{hint}"
-        peak = checked_number(optimizer, "optimizer", -math.inf, kind=kind)
+        peak = checked_number(optimizer, "optimizer", ends="(]", kind=kind)
     return checked_number(peak, "learning_rate", ends="(]")
 
 

@@ -322,8 +322,9 @@ class GreedyLR(MetricSchedule):
         Raises:
             TypeError, ValueError: it is no state of such a schedule, or has none of its keys. Nothing is changed.
         """
-        own = self.state_dict()
-        state = {**own, **checked_state(state_dict)} if own.keys() & checked_state(state_dict).keys() else state_dict
+        own, state = self.state_dict(), checked_state(state_dict)
+        if own.keys() & state.keys():
+            state = {**own, **state}
         if not isinstance(state.get("window"), list):
             raise ValueError(f"The state's 'window' must be a list. Received: window={shown(state.get('window'))}")
         super().set_state_dict(state)

@@ -77,7 +77,7 @@ class CosineOneAhead(Cosine):
 
     def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
-        return [max(step - 1, 0) for step in super().turns(until + 1)]
+        return [self.warmup, *(max(step - 1, 0) for step in super().turns(until + 1))]
 
 
 @dataclasses.dataclass(frozen=True)
