@@ -158,7 +158,7 @@ def test_arguments_survive_pickling_and_saving(tmp_path):
         ),
         ({"layerwise_lr_decay": 0.8, "layerwise_min_ratio": -0.1}, "`layerwise_min_ratio` must be in [0, 1]"),
         ({"layerwise_lr_decay": 0.8, "layerwise_min_ratio": "a"}, "`layerwise_min_ratio` must be a number"),
-        ({"layerwise_lr_decay": 0.8, "layerwise_head_ratio": 0.0}, "`layerwise_head_ratio` must be above 0"),
+        ({"layerwise_lr_decay": 0.8, "layerwise_head_ratio": 0.0}, "`layerwise_head_ratio` must be in (0, inf)"),
         ({"layerwise_lr_decay": 0.8, "layerwise_freeze_below": 2.0}, "`layerwise_freeze_below` must be in [0, 1]"),
         ({"layerwise_convention": "xlnet"}, "`layerwise_convention` has no effect while `layerwise_lr_decay` is 1"),
         ({"layerwise_min_ratio": 0.5}, "`layerwise_min_ratio` has no effect while `layerwise_lr_decay` is 1"),
