@@ -295,7 +295,7 @@ class FusedMixin(_Base):
         self._count_steps(plan)
         plan.refresh(options)
         self._create_global_learning_rate()
-        records, params = plan.records[plan.rows], seen.params
+        records, params = plan.records.take(plan.rows), seen.params  # by an index it takes ten times as long
         records["lr"] = layer_rates(self._global_learning_rate(), seen.factors, ratios)
         records["weight_decay"] = self.decay_now(options) * plan.decayed()[plan.rows]
         records["grad"], records["grad_type"] = seen.addresses, types

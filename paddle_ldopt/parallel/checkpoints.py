@@ -300,11 +300,11 @@ def _read_record(folder):
 def _check_record(folder, record, here, allowed):
     """Raise unless the files are those that were saved, by an optimizer like the one here."""
     with _readable(os.path.join(folder, RECORD)):
-        there = record if "parameters" in record else {**here, "optimizer": record["optimizer"]}  # version 0.1: no more
-        common = sorted(set(there["parameters"]) & set(here["parameters"]))  # of the others the tensors tell
+        # a record of version 0.1 names the optimizer only
+        there = record if "parameters" in record else {**here, "optimizer": record["optimizer"]}
+        common = sorted(set(there["parameters"]) & set(here["parameters"]))  # the tensors show the others
         there, ours = (
-            {**said, "parameters": {name: said["parameters"][name] for name in sorted(common)}}
-            for said in (there, here)
+            {**one, "parameters": {name: one["parameters"][name] for name in common}} for one in (there, here)
         )
         check_same(there, ours, allowed)
         listed = sorted(record.get("files", {}).items())[dist.get_rank() :: dist.get_world_size()]
@@ -380,14 +380,14 @@ def _check_tensors(saved, state):
     wanted = {key: (str(w.local_tensor.dtype).rpartition(".")[2], tuple(w.global_shape)) for key, w in state.items()}
     wrong = [key for key in wanted if saved.get(key) != wanted[key]]
     if wrong:
-        shown = [f"{key} {_shown(wanted[key])} (there: {_shown(saved.get(key))})" for key in wrong[:3]]
+        said = [f"{key} {_form(wanted[key])} (there: {_form(saved.get(key))})" for key in wrong[:3]]
         raise ValueError(
             "The checkpoint lacks tensors, or has them in another type or shape: build the same network, and the "
-            f"optimizer with the same options. Received: {', '.join(shown)}{' ...' * (len(wrong) > 3)}"
+            f"optimizer with the same options. Received: {', '.join(said)}{' ...' * (len(wrong) > 3)}"
         )
 
 
-def _shown(form):
+def _form(form):
     return form and f"{form[0]} {list(form[1])}"
 
 

@@ -42,7 +42,7 @@ def describe(optimizer, names, params=None):
             "dtype": str(param.dtype).rpartition(".")[2],
             "options": options.index(own),
             "decayed": bool(optimizer.is_decayed(param)),
-            "ratio": _ratio(optimizer, param),
+            "ratio": _plain(optimizer.layerwise_ratio(param)),
             "multiplier": _plain((getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)),
             **_layer(optimizer, param),
         }
@@ -73,10 +73,6 @@ def _plain(value):
         return pack(value, "an option")
     except ValueError:
         return {"class": type(value).__name__}
-
-
-def _ratio(optimizer, param):
-    return _plain(optimizer.layerwise_ratio(param))
 
 
 def _layer(optimizer, param):
@@ -174,11 +170,11 @@ def check_same(there, here, changed=()):
             f"`changed` may name {', '.join(sorted(known))}. Received: changed={sorted(set(changed) - known)}"
         )
     found = differences(_settings(there, constant), ours)
-    shown = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
-    if shown:
-        said = [_said(value, where, was, now) for (value, where), (was, now) in shown.values()]
+    first = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
+    if first:
+        said = [_said(value, where, was, now) for (value, where), (was, now) in first.values()]
         raise ValueError(
-            f"The saved optimizer has other options. If that is meant, give changed={sorted(shown)}. "
+            f"The saved optimizer has other options. If that is meant, give changed={sorted(first)}. "
             f"Received: {', '.join(said)}"
         )
 

@@ -53,16 +53,12 @@ def check_schedule(args):
                 f"`{field}` is an argument of its own and in `lr_scheduler_kwargs`: leave one out. "
                 f"Received: {field}={shown(value)}, lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
             )
-    if kind in ON_METRIC and (args.warmup_steps or args.warmup_ratio):
+    if (kind in ON_METRIC or kind == "constant") and (args.warmup_steps or args.warmup_ratio):
+        advice = ": use 'constant_with_warmup'" if kind == "constant" else ""
+        given = f"warmup_steps={shown(args.warmup_steps)}, warmup_ratio={shown(args.warmup_ratio)}"
         raise ValueError(
-            f"The schedule {shown(kind)} has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored. "
-            f"Received: warmup_steps={shown(args.warmup_steps)}, warmup_ratio={shown(args.warmup_ratio)}"
-        )
-    if kind == "constant" and (args.warmup_steps or args.warmup_ratio):
-        raise ValueError(
-            "The schedule 'constant' has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored: use "
-            "'constant_with_warmup'. "
-            f"Received: warmup_steps={shown(args.warmup_steps)}, warmup_ratio={shown(args.warmup_ratio)}"
+            f"The schedule {shown(kind)} has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored"
+            f"{advice}. Received: {given}"
         )
     for key, source in (("mode", "from `greater_is_better`"), ("last_epoch", "from the checkpoint")):
         if key in kwargs:
@@ -74,12 +70,8 @@ def check_schedule(args):
                 warnings.simplefilter("ignore")  # about a number of steps that may be a stand-in; they come again
                 _build(args, steps)
         except (TypeError, ValueError) as error:
-            what = (
-                "`lr_scheduler_kwargs`"
-                if kwargs
-                else f"`lr_scheduler_type` {shown(kind)} without `lr_scheduler_kwargs`"
-            )
-            raise ValueError(f"{what}: {error}") from error
+            without = "" if kwargs else f"`lr_scheduler_type` {shown(kind)} without "
+            raise ValueError(f"{without}`lr_scheduler_kwargs`: {error}") from error
 
 
 def build_scheduler(args, num_training_steps):
