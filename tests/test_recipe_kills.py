@@ -84,7 +84,10 @@ def killed_and_resumed(unkilled, models, tmp_path, name, draw):
         assert kept >= steps - 1 - SAVED_EVERY, story
         argv = six_steps(name, folder, models) if last is None else ["--resume_from_checkpoint", str(folder)]
         assert recipe_kills.run(name, argv, folder)[:2] == (False, STEPS - kept), story
-    assert left_by(folder) == left_by(whole), story
+    left, expected = left_by(folder), left_by(whole)
+    # a kill between the last save and the deletion of an old checkpoint leaves that one
+    assert {name: model for name, model in left[0].items() if name in expected[0]} == expected[0], story
+    assert left[1:] == expected[1:], story
     shutil.rmtree(folder)
     return killed
 
