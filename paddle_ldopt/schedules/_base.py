@@ -7,7 +7,7 @@ from typing import Any
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import checked_number, checked_state, checked_steps, shown
+from ..arguments import checked_number, checked_state, checked_steps, plain_number, shown
 from ..hooks import unwrap
 
 
@@ -74,7 +74,8 @@ def peak_of(optimizer: Any) -> float:
     else:
         hint = ". A schedule is built from a number, not from another one" if isinstance(optimizer, LRScheduler) else ""
         kind = f"a Paddle optimizer or a learning rate{hint}"
-        peak = checked_number(optimizer, "optimizer", ends="(]", kind=kind)
+        argument = "learning_rate" if isinstance(plain_number(optimizer), (int, float)) else "optimizer"
+        peak = checked_number(optimizer, argument, ends="(]", kind=kind)
     return checked_number(peak, "learning_rate", ends="(]")
 
 
