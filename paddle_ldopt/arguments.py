@@ -92,7 +92,7 @@ def _opened(value: Any) -> Optional[tuple[str, Iterable[tuple[str, Any]], str]]:
 
 
 def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return "; the nearest is 'x'" for the one of `names` that is most like `name` in any case, "" if none is."""
+    """Return "; the nearest is 'x'" with the most similar of `names`, ignoring case; "" if none is similar."""
     known = {known.lower(): known for known in names}
     found = difflib.get_close_matches(name[:100].lower(), known, 1, cutoff) if isinstance(name, str) else []
     return "".join(f"; the nearest is {known[near]!r}" for near in found)
@@ -122,7 +122,7 @@ def checked_bool(value: Any, argument: str) -> bool:
 def checked_number(
     value: Any, argument: str, low: Any = 0.0, high: Any = math.inf, ends: str = "[]", kind: str = "a number"
 ) -> float:
-    """Return `value` as a float from `low` to `high`, each of which belongs to the range if its bracket is square.
+    """Return `value` as a float between `low` and `high`; a square bracket includes the limit.
 
     Args:
         value: an int, a float, a NumPy number, or an array or Tensor of one element; finite.

@@ -287,7 +287,7 @@ class LdoptConfig:
 
 
 def tell_all(problems):
-    """Raise one ValueError that has all problems, of very many the first; return if there is none.
+    """Raise one ValueError that lists the problems, the first 40 at most; return if there is none.
 
     Args:
         problems (Iterable[str]): what is wrong, each a sentence or two.
@@ -398,7 +398,7 @@ def _check_rules(value, field):
 
 
 def _copied(value):
-    """Return a value as JSON can hold it, of which nothing belongs to anybody else."""
+    """Return a copy of a value in the types that JSON can hold."""
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
