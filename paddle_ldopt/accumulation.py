@@ -341,7 +341,8 @@ class GradientAccumulator:
             group (Group, optional): the processes; all by default.
 
         Raises:
-            ValueError: a second time in a cycle, or before any process has made a call in it; processes that accumulate
+            ValueError: a second time in a cycle, or before any process has made a call in it; DistTensors in several
+                processes; processes that accumulate
                 other parameters, shapes or types, or with another `reduction`. All processes raise, and nothing has
                 changed by then.
         """
@@ -354,6 +355,11 @@ class GradientAccumulator:
             raise TypeError(f"`group` must be a paddle.distributed Group. Received: group={shown(group)}")
         if group is not None and not group.is_member():
             raise ValueError(f"`group` must hold this process. Received: group={group}")
+        if dist.get_world_size(group) > 1 and any(total is not None and total.is_dist() for total in self._sums):
+            raise ValueError(
+                "Gradients of DistTensors (`dist.shard_tensor`) are those of all processes already: call `apply` "
+                f"without `synchronize`. Received: {len(self._sums)} gradients, DistTensors among them"
+            )
         # as objects, so that what differs is seen by all before any of them waits for a tensor that never comes
         mine = {
             "reduction": self.reduction,

@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 import numpy as np
 import paddle
 from paddle.distributed import fleet
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
+    DygraphShardingOptimizer,
+)
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
@@ -367,6 +370,7 @@ class LayerwiseMixin(_Base):
 
     def _apply_optimize(self, loss, startup_program, params_grads, *args, **kwargs):
         # `minimize` and the sharding wrappers come here without passing `step`
+        self._check_decay_fun()
         if self._ratio_of is None or self._step_ratios is not None:
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
         params = [p for p, _ in (params_grads["params"] if isinstance(params_grads, dict) else params_grads)]
@@ -377,6 +381,18 @@ class LayerwiseMixin(_Base):
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
         finally:
             self._step_ratios = None
+
+    def _check_decay_fun(self):
+        """Raise if sharding v1 has replaced `apply_decay_param_fun` by one for buffers that it does not update."""
+        replaced = getattr(getattr(self, "_apply_decay_param_fun", None), "__module__", None)
+        if replaced != DygraphShardingOptimizer.__module__:
+            return
+        if not (sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")):
+            setting = sharding_setting("comm_overlap", "tensor_fusion")
+            raise ValueError(
+                f"With `{setting}` sharding replaces `apply_decay_param_fun`, and no parameter would be decayed: set "
+                f"{setting}=False in the strategy's sharding_configs. Received: {setting}=True"
+            )
 
     def _create_param_lr(self, param_and_grad):
         lr = super()._create_param_lr(param_and_grad)

@@ -328,6 +328,12 @@ def work_loads(root, old):
     out["option"] = Run("came", hcg, beta3=0.98).refusal(root / "now")
     # one process alone has a problem: the other must not go on
     out["alone"] = Run("came", hcg, **({"beta3": 0.98} if rank else {})).refusal(root / "now")
+    run.train(HALF, HALF + 1).save(root / "later")
+    out["folders"] = Run("came", hcg).refusal(root / ("later" if rank else "now"))
+    try:
+        run.save(root / f"of {rank}")
+    except ValueError as error:
+        out["apart"] = f"ValueError: {error}", os.listdir(root / f"of {rank}").count(checkpoints.RECORD) * ["record"]
     out["argument"] = Run("came", hcg).refusal(root / "now", rename=5 if rank else None)
     out["changed"] = Run("came", hcg, beta3=0.98).load(root / "now", changed=["beta3"]).pieces()
     out["old"] = Run(hcg=hcg, **low).load(old).values()

@@ -17,8 +17,9 @@ from paddle import nn
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
 from toy_layers import Block, Embed, tied_head
 
-from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
+from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, GradientAccumulator, Lamb
 from paddle_ldopt.hooks import parameters_to_train, unwrap
+from paddle_ldopt.parallel import save_checkpoint
 
 VOCABULARY, HIDDEN, LENGTH, ROWS = 25, 18, 5, 8
 STEPS, LR, CLIP = 20, 4e-2, 0.1
@@ -325,6 +326,20 @@ def auto_parallel(cases):
 
     refused("fused", one_step)
     refused("fused, wrapped", lambda: one_step(dist.shard_optimizer))
+
+    def with_several(save):
+        network = nn.Linear(4, 4)
+        network.weight = dist.shard_tensor(network.weight, mesh, [dist.Shard(0)])
+        if save:
+            save_checkpoint("nowhere", network, AdamWDL(LR, parameters=network.parameters()))
+        network.weight.sum().backward()
+        accumulator = GradientAccumulator()
+        accumulator([network.weight.grad])
+        accumulator.synchronize()
+
+    if dist.get_world_size() > 1:
+        refused("synchronized", lambda: with_several(False))
+        refused("saved", lambda: with_several(True))
     refused("lamb, wrapped", lambda: given(None, "lamb", mesh=mesh, wrap=dist.shard_optimizer), AssertionError)
     return out
 
@@ -490,6 +505,10 @@ def refusals():
     hcg = start_fleet(sharding=2, sharding_configs={"tensor_fusion": True})
     for case in ("lamb", "adamwdl"):
         refused(f"fused buffers, {case}", lambda case=case: trained(hcg, case, steps=1))
+    for setting in ({"comm_overlap": True}, {"tensor_fusion": True, "fuse_optimizer": False}):
+        hcg = start_fleet(sharding=2, sharding_configs={**setting, "accumulate_steps": 1})
+        for case in ("lamb", "adamwdl"):
+            refused(f"{next(iter(setting))}, {case}", lambda hcg=hcg, case=case: trained(hcg, case, steps=1))
     start_fleet(mp=2)
     param = nn.Linear(4, 4).weight
     param.is_distributed = True

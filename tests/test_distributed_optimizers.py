@@ -110,6 +110,9 @@ def test_refusals_of_dist_tensors(auto):
         assert "it is a DistTensor" in result["fused"]
         assert "not possible inside `dist.shard_optimizer`" in result["fused, wrapped"]
         assert "only supports AdamW and SGD" in result["lamb, wrapped"], "Paddle's own, at construction"
+        if len(auto) > 1:
+            assert "without `synchronize`" in result["synchronized"], "gloo crashed"
+            assert "of shape [4, 4], [2, 4] here" in result["saved"]
 
 
 def test_dist_tensors_in_a_static_graph():
@@ -146,6 +149,9 @@ def test_refusals():
         assert "tensor_fusion=False" in messages["fused buffers, lamb"]
         assert "tensor_fusion=False" in messages["fused buffers, adamwdl"]
         assert "split_axis" in messages["no split axis"]
+        for setting in ("comm_overlap", "tensor_fusion"):  # where Paddle's own AdamW decays nothing
+            for case in ("lamb", "adamwdl"):
+                assert f"set {setting}=False" in messages[f"{setting}, {case}"]
 
 
 def test_four_processes():

@@ -380,6 +380,8 @@ REFUSED = {
     "old type": r"another type or shape.*0.weight float32 \[8, 24\] \(there: bfloat16 \[8, 24\]\)",
     "option": r"changed=\['beta3'\]",
     "alone": r"changed=\['beta3'\]",
+    "folders": "must load the same checkpoint",
+    "apart": "must save to the same folder.*1_0.distcp",
     "argument": "TypeError: `rename` must be callable",
 }
 

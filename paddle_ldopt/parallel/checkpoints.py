@@ -48,7 +48,8 @@ def save_checkpoint(folder, network, optimizer, rename=None):
     Raises:
         TypeError: an optimizer that is none of ours; a folder that is no path, a network that is none.
         ValueError: a wrapper whose state no other layout could take up; a folder that holds a checkpoint, complete
-            or cut short; two parameters of one name. Nothing is written by then.
+            or cut short; two parameters of one name; sharded DistTensors. Nothing is written by
+            then. If the processes write to different folders, the checkpoint stays without its record.
 
     Examples:
         .. code-block:: python
@@ -91,8 +92,15 @@ def save_checkpoint(folder, network, optimizer, rename=None):
         return None, None
 
     _together(write)
-    names = sorted(os.listdir(folder))[rank::processes]
-    _, digests = _together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in names}))
+    names, listings = _together(lambda: (sorted(os.listdir(folder)),) * 2)
+    if any(listed != listings[0] for listed in listings):
+        raise ValueError(
+            "All processes must save to the same folder, on a disk that all of them see: delete what was written. "
+            f"Received: files {shown(listings)} of the processes"
+        )
+    _, digests = _together(
+        lambda: (None, {name: digest(os.path.join(folder, name)) for name in names[rank::processes]})
+    )
 
     def finish():
         if rank == 0:
@@ -144,10 +152,15 @@ def load_checkpoint(folder, network, optimizer, rename=None, *, changed=()):
         _check_tensors(saved, state)
         frozen = {name for name, param in here["parameters"].items() if param["ratio"] == 0.0}
         idle = {key for key in saved if "layerwise_decay" in allowed and key.rpartition(".")[0] in frozen}
-        return (state, schedule, saved), {*state, *idle}
+        return (state, schedule, saved), ({*state, *idle}, digest(os.path.join(folder, RECORD)))
 
-    (state, schedule, saved), taken = _together(prepare)
-    left = sorted(set(saved).difference(*taken))
+    (state, schedule, saved), found = _together(prepare)
+    if any(record != found[0][1] for _, record in found):
+        raise ValueError(
+            f"All processes must load the same checkpoint: give the same `folder`. Received: {RECORD} with "
+            f"[bytes, CRC-32] {shown([record for _, record in found])} in the processes"
+        )
+    left = sorted(set(saved).difference(*(taken for taken, _ in found)))
     if left:
         raise ValueError(
             "The checkpoint has tensors of another network, of masters (`multi_precision`) or of parameters that are "
@@ -171,6 +184,12 @@ def _check_arguments(folder, network, rename):
         raise ValueError(f"`folder` must be a path ({error.reason}). Received: folder={shown(folder)}") from error
     if not hasattr(network, "sharded_state_dict"):
         raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
+    for param in unwrap_model(network).parameters():
+        if param.is_dist() and list(param._local_shape) != list(param.shape):
+            raise ValueError(
+                "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet. "
+                f"Received: DistTensor '{param.name}' of shape {list(param.shape)}, {list(param._local_shape)} here"
+            )
     if rename is not None and not callable(rename):
         raise TypeError(f"`rename` must be callable. Received: rename={shown(rename)}")
 
