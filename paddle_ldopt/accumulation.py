@@ -342,9 +342,8 @@ class GradientAccumulator:
 
         Raises:
             ValueError: a second time in a cycle, or before any process has made a call in it; DistTensors in several
-                processes; processes that accumulate
-                other parameters, shapes or types, or with another `reduction`. All processes raise, and nothing has
-                changed by then.
+                processes; processes that accumulate other parameters, shapes or types, or with another `reduction`.
+                All processes raise, and nothing has changed by then.
         """
         if self._synchronized:
             raise ValueError(
