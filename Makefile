@@ -46,8 +46,8 @@ fault: $(STAMP) ## Break it on purpose: kills, full disks, bad numbers and calls
 
 test-nlp2: ## Run the Trainer tests on PaddleNLP 2.8.1, in a venv of its own
 	$(MAKE) $(VENV)-nlp2/.installed-nlp2 VENV=$(VENV)-nlp2
-	$(VENV)-nlp2/bin/python -m pytest tests/test_trainer.py tests/test_trainer_resume.py tests/test_trainer_schedules.py \
-		tests/test_callbacks.py $(ARGS)
+	$(VENV)-nlp2/bin/python -m pytest tests/trainer/test_trainer.py tests/trainer/test_trainer_resume.py tests/trainer/test_trainer_schedules.py \
+		tests/trainer/test_callbacks.py $(ARGS)
 $(VENV)/.installed-nlp2: setup.cfg
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -U pip setuptools wheel
@@ -57,8 +57,8 @@ $(VENV)/.installed-nlp2: setup.cfg
 
 test-formers: ## Run the Trainer tests on PaddleFormers 1.2, in a venv of its own
 	$(MAKE) $(VENV)-formers/.installed-formers VENV=$(VENV)-formers
-	$(VENV)-formers/bin/python -m pytest tests/test_trainer.py tests/test_trainer_resume.py tests/test_trainer_schedules.py \
-		tests/test_callbacks.py $(ARGS)
+	$(VENV)-formers/bin/python -m pytest tests/trainer/test_trainer.py tests/trainer/test_trainer_resume.py tests/trainer/test_trainer_schedules.py \
+		tests/trainer/test_callbacks.py $(ARGS)
 $(VENV)/.installed-formers: setup.cfg
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -U pip setuptools wheel
@@ -81,7 +81,7 @@ sanitize: $(STAMP) ## Fuzz the C library under AddressSanitizer and UndefinedBeh
 	gcc -std=gnu11 -g -O1 -fPIC -shared -fopenmp -ffp-contract=off -fno-omit-frame-pointer -DLDOPT_PLAIN -Wall -Wextra \
 		-Werror -fsanitize=address,undefined -fno-sanitize-recover=all -o $(SANITIZED) paddle_ldopt/kernels/csrc/*.c -lm
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-		OMP_NUM_THREADS=2 $(PY) tests/sanitize.py $(SANITIZED) 40 $(ARGS)
+		OMP_NUM_THREADS=2 $(PY) tests/robustness/sanitize.py $(SANITIZED) 40 $(ARGS)
 
 coverage: $(STAMP) ## Run the tests and fail if less than 95 % of the package's lines and branches are reached
 	$(PY) -m coverage erase
@@ -90,7 +90,7 @@ coverage: $(STAMP) ## Run the tests and fail if less than 95 % of the package's 
 	$(PY) -m coverage report
 
 mutants: $(STAMP) ## Change the code in one place at a time: at least 90 % of the changes must fail a test
-	$(PY) tests/mutants.py $(ARGS)
+	$(PY) tests/robustness/mutants.py $(ARGS)
 
 lint: $(STAMP) ## Check style and types
 	$(VENV)/bin/ruff check .

@@ -4,7 +4,7 @@
     python benchmarks/llrd_evidence.py report                                             # writes docs/evidence.md
 
 `run` appends one line of JSON per run to benchmarks/results/llrd_evidence.jsonl and skips the runs that are there.
-MiniLM (recipes/pretrained.py) is fine-tuned on a few rows that the seed draws. The same seed gives every arm the same
+MiniLM (recipes/common/pretrained.py) is fine-tuned on a few rows that the seed draws. The same seed gives every arm the same
 rows, order, head and dropout. docs/evidence.md says what came of it.
 """
 
@@ -20,13 +20,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "recipes")]
 
-import fast_cpu  # noqa: E402, F401 - before Paddle
 import numpy as np  # noqa: E402
 import paddle  # noqa: E402
 import paddlenlp  # noqa: E402
+from common import fast_cpu  # noqa: E402, F401 - before Paddle
+from common.pretrained import load_model, load_tokenizer  # noqa: E402
+from common.text_data import load_splits  # noqa: E402
 from evidence_report import write_report  # noqa: E402
-from pretrained import load_model, load_tokenizer  # noqa: E402
-from text_data import load_splits  # noqa: E402
 
 import paddle_ldopt as ldopt  # noqa: E402
 

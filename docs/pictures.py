@@ -7,7 +7,7 @@ import pathlib
 from rich.console import Console
 
 from paddle_ldopt import LayerMap
-from paddle_ldopt.__main__ import load_model
+from paddle_ldopt.tools.cli import load_model
 
 IMAGES = pathlib.Path(__file__).parent / "images"
 

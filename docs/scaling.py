@@ -7,8 +7,8 @@ import pathlib
 import re
 import sys
 
-from paddle_ldopt.display import markdown
-from paddle_ldopt.memory import Layout, OptimizerSpec, Transformer, gib, plan
+from paddle_ldopt.layers.table import markdown
+from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, gib, plan
 
 PAGE = pathlib.Path(__file__).parent / "scaling.md"
 SIZES = {"7 B": 7e9, "70 B": 70e9, "400 B": 400e9, "1 T": 1e12}
@@ -81,7 +81,7 @@ def sent_table(params):
 
 
 def combinations_table():
-    """Return the table of `tests/combinations.py`: how many combinations of each layout match one process."""
+    """Return the table of `tests/distributed/combinations.py`: how many combinations of each layout match one process."""
     results = json.loads((PAGE.parent / "combinations.json").read_text(encoding="utf-8"))
     notes: list = []
 

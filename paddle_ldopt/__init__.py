@@ -9,13 +9,16 @@ except ImportError as error:
     ) from error
 
 from .accumulation import GradientAccumulator
+from .build import create
 from .config import LdoptConfig
-from .decay import LayerDecay, apply_layerwise_decay, reset_layerwise_decay
-from .hooks import layerwise_lr_decay
-from .layers import Layer, LayerMap
+from .layers.decay import LayerDecay
+from .layers.map import Layer, LayerMap
+from .layers.paddlenlp_hook import layerwise_lr_decay
+from .layers.weight_decay import decayed_parameter_names
 from .optimizers import Adafactor, AdafactorSchedule, AdamWDL, AdamWeightDecay, Came, Lamb
+from .optimizers.apply import apply_layerwise_decay, reset_layerwise_decay
+from .optimizers.registry import OptimizerInfo, list_optimizers, optimizer_class
 from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
-from .registry import OptimizerInfo, create, list_optimizers, optimizer_class
 from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
 from .schedules import (
     GreedyLR,
@@ -38,9 +41,9 @@ from .schedules import (
     get_scheduler,
     get_wsd_schedule,
 )
+from .schedules.warmup import WarmUp
+from .tensorflow_recipe import create_optimizer
 from .version import __version__
-from .warmup import WarmUp, create_optimizer
-from .weight_decay import decayed_parameter_names
 
 __all__ = [
     "Adafactor",

@@ -6,8 +6,9 @@ import warnings
 import paddle
 import paddle.distributed as dist
 
-from .arguments import checked_bool, checked_number, checked_state, checked_steps, shown
-from .hooks import is_listed, parameters_of, sharding_setting
+from ._checks import checked_bool, checked_number, checked_state, checked_steps, shown
+from ._paddle import parameters_of, sharding_setting
+from .optimizers._base.groups import is_listed
 
 __all__ = ["GradientAccumulator"]
 

@@ -18,14 +18,16 @@ from typing import Any, Optional
 
 import paddle
 
-from .arguments import checked_number, checked_steps, nearest, plain_number, shown
-from .decay import LayerDecay, apply_layerwise_decay
-from .hooks import parameters_to_train
-from .layers import LayerMap
+from ._checks import checked_number, checked_steps, nearest, plain_number, shown
+from .build import create
+from .layers.decay import LayerDecay
+from .layers.map import LayerMap
+from .layers.weight_decay import decayed_parameter_names
 from .optimizers import Adafactor, AdafactorSchedule
-from .registry import REGISTRY, OptimizerInfo, create
+from .optimizers._base.groups import parameters_to_train
+from .optimizers.apply import apply_layerwise_decay
+from .optimizers.registry import REGISTRY, OptimizerInfo
 from .schedules import ON_METRIC, SchedulerType, get_scheduler
-from .weight_decay import decayed_parameter_names
 
 __all__ = [
     "BUILT_IN",

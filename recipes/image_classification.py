@@ -16,18 +16,18 @@ import functools
 from collections import Counter
 from typing import Optional
 
-import fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
-from image_data import collate, digits, encode, few, load_images
+from common import fast_cpu  # noqa: F401 - before Paddle
+from common.fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from common.image_data import collate, digits, encode, few, load_images
+from common.pretrained import name_classes
+from common.run_control import FineTuner
+from common.text_sources import error
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import CLIPVisionConfig
 from paddlenlp.transformers.clip.modeling import CLIPPretrainedModel, CLIPVisionTransformer
-from pretrained import name_classes
-from run_control import FineTuner
 from sequence_classification import accuracy
-from text_sources import error
 
 from paddle_ldopt import AdamWDL
 

@@ -14,19 +14,19 @@ argument of PaddleNLP's TrainingArguments works too: --help lists them.
 import dataclasses
 import math
 
-import fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
-from language_data import IGNORED, VOCABULARY, by_bytes, by_tokenizer, encode_pairs, unigram
-from library_data import function_names
+from common import fast_cpu  # noqa: F401 - before Paddle
+from common.fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from common.language_data import IGNORED, VOCABULARY, by_bytes, by_tokenizer, encode_pairs, unigram
+from common.library_data import function_names
+from common.parts import load_parts
+from common.pretrained import load_model, load_tokenizer
+from common.text_sources import error, read_jsonl
+from common.token_trainer import TokenTrainer
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.trainer import set_seed
-from parts import load_parts
-from pretrained import load_model, load_tokenizer
 from seq2seq import pairs
-from text_sources import error, read_jsonl
-from token_trainer import TokenTrainer
 
 # of the class that is the default; without dropout, as LLaMA is
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}

@@ -17,16 +17,16 @@ import time
 from collections import Counter
 from typing import Optional
 
-import fast_cpu  # noqa: F401 - before Paddle
 import paddle
-from fine_tuning import Score, check_least, conclude, option, parse, start
-from library_data import docstring_pairs
+from common import fast_cpu  # noqa: F401 - before Paddle
+from common.fine_tuning import Score, check_least, conclude, option, parse, start
+from common.library_data import docstring_pairs
+from common.plain_loop import LoopArguments, PlainLoop
+from common.pretrained import load_model, load_tokenizer, name_classes
+from common.run_control import check_data, note_arguments
+from common.text_data import Splits, TextDataset, load_splits
+from common.text_sources import error
 from paddlenlp.data import DataCollatorWithPadding
-from plain_loop import LoopArguments, PlainLoop
-from pretrained import load_model, load_tokenizer, name_classes
-from run_control import check_data, note_arguments
-from text_data import Splits, TextDataset, load_splits
-from text_sources import error
 
 from paddle_ldopt import LayerMap, LdoptConfig, list_optimizers
 from paddle_ldopt.schedules import ON_METRIC

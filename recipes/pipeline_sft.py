@@ -19,14 +19,14 @@ import subprocess
 import sys
 import tempfile
 
-import fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from language_data import IGNORED, VOCABULARY, encode_pairs, unigram
+from common import fast_cpu  # noqa: F401 - before Paddle
+from common.language_data import IGNORED, VOCABULARY, encode_pairs, unigram
+from common.text_data import load_splits
 from paddle.distributed import fleet
 from rich.console import Console
-from text_data import load_splits
 
 import paddle_ldopt as ldopt
 

@@ -11,13 +11,13 @@ import os
 import shlex
 import sys
 
-import fast_cpu  # noqa: F401 - before Paddle
 import paddle
-from fine_tuning import start
+from common import fast_cpu  # noqa: F401 - before Paddle
+from common.fine_tuning import start
+from common.pretrained import load_tokenizer
+from common.text_sources import error
 from paddlenlp.transformers import AutoModelForSequenceClassification
 from paddlenlp.utils.log import logger
-from pretrained import load_tokenizer
-from text_sources import error
 
 
 def label(folder, *texts, max_length=64):

@@ -16,18 +16,18 @@ import json
 import re
 from collections import Counter
 
-import fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
-from library_data import signature_questions
+from common import fast_cpu  # noqa: F401 - before Paddle
+from common.fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from common.library_data import signature_questions
+from common.parts import load_parts
+from common.pretrained import load_model, load_tokenizer
+from common.text_scores import ScoringTuner, answer_scores
+from common.text_sources import error
 from paddle.io import Dataset
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
-from parts import load_parts
-from pretrained import load_model, load_tokenizer
-from text_scores import ScoringTuner, answer_scores
-from text_sources import error
 
 
 @dataclasses.dataclass

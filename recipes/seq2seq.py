@@ -13,17 +13,17 @@ the answers. A file has a JSON object a line. Any argument of PaddleNLP's Traini
 import dataclasses
 from typing import Optional
 
-import fast_cpu  # noqa: F401 - before Paddle
 import paddle
-from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
-from library_data import written_dates
+from common import fast_cpu  # noqa: F401 - before Paddle
+from common.fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from common.library_data import written_dates
+from common.parts import load_parts
+from common.pretrained import load_model, load_tokenizer
+from common.text_scores import ScoringTuner, best_lead, rouge, words
+from common.text_sources import error, read_jsonl
 from paddle.io import Dataset
 from paddlenlp.data import DataCollatorForSeq2Seq
 from paddlenlp.trainer import PdArgumentParser, set_seed
-from parts import load_parts
-from pretrained import load_model, load_tokenizer
-from text_scores import ScoringTuner, best_lead, rouge, words
-from text_sources import error, read_jsonl
 
 from paddle_ldopt import LdoptConfig
 

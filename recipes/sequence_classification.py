@@ -16,16 +16,16 @@ import dataclasses
 from collections import Counter
 from typing import Optional
 
-import fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import predict
-from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from common import fast_cpu  # noqa: F401 - before Paddle
+from common.fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from common.pretrained import load_model, load_tokenizer
+from common.run_control import FineTuner, compare
+from common.text_data import TextDataset, load_splits
+from common.text_sources import error
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
-from pretrained import load_model, load_tokenizer
-from run_control import FineTuner, compare
-from text_data import TextDataset, load_splits
-from text_sources import error
 
 
 @dataclasses.dataclass

@@ -24,14 +24,14 @@ import time
 from pathlib import Path
 from typing import Optional
 
-import fast_cpu  # noqa: F401 - before Paddle
 import paddle
-from fine_tuning import check_least, option, parse_line, start
-from heat_map import heat_map
+from common import fast_cpu  # noqa: F401 - before Paddle
+from common.fine_tuning import check_least, option, parse_line, start
+from common.heat_map import heat_map
+from common.run_control import ARGUMENTS, DIVERGED, best_of, quiet, spread, take, write_json
+from common.text_sources import error, read_jsonl
 from rich.console import Console
 from rich.table import Table
-from run_control import ARGUMENTS, DIVERGED, best_of, quiet, spread, take, write_json
-from text_sources import error, read_jsonl
 
 from paddle_ldopt.trainer import last_checkpoint
 from paddle_ldopt.trainer.folders import write_whole

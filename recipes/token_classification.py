@@ -15,18 +15,18 @@ import dataclasses
 import re
 from collections import Counter, defaultdict
 
-import fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
-from fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
-from library_data import tagged_docstrings
+from common import fast_cpu  # noqa: F401 - before Paddle
+from common.fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from common.library_data import tagged_docstrings
+from common.parts import load_parts
+from common.pretrained import load_model, load_tokenizer, name_classes
+from common.run_control import FineTuner
+from common.text_sources import error, label_names
 from paddle.io import Dataset
 from paddlenlp.data import DataCollatorForTokenClassification
 from paddlenlp.trainer import set_seed
-from parts import load_parts
-from pretrained import load_model, load_tokenizer, name_classes
-from run_control import FineTuner
 from seqeval.metrics import f1_score
-from text_sources import error, label_names
 
 IGNORED = -100  # the label of what is no word's first token
 

@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.registry import REGISTRY
+from paddle_ldopt.optimizers.registry import REGISTRY
 
 
 class Net(paddle.nn.Layer):

@@ -15,12 +15,14 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from .. import kernels
-from ..arguments import checked_bool, checked_number, plain_number, shown
-from ..hooks import check_decay, flatten_groups, is_listed, layerwise_lr_decay
-from ._factored import square_sum
-from ._fused import FusedRule
-from ._inplace import over_, plus_, root, times_
-from .base import ELEMENT, STEP, RuleOptimizer, checked_decay
+from .._checks import checked_bool, checked_number, plain_number, shown
+from .._paddle import flatten_groups
+from ..layers.paddlenlp_hook import check_decay, layerwise_lr_decay
+from ._base.arithmetic import over_, plus_, root, times_
+from ._base.factored import square_sum
+from ._base.groups import is_listed
+from ._base.rule_optimizer import ELEMENT, STEP, RuleOptimizer, checked_decay
+from ._fused.plan import FusedRule
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
 

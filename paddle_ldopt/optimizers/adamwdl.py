@@ -10,13 +10,17 @@ from typing import Optional
 import paddle
 from paddle.optimizer import AdamW
 
-from ..arguments import checked_number, shown
-from ..hooks import LayerwiseMixin, checked_parameters, flatten_groups, layerwise_lr_decay
-from ._checkpoint import ShardedStateMixin
-from ._fused import FusedMixin, FusedRule, check_fused, layer_rates
-from ._inplace import root
-from ._pieces import MissingGradients, refuse_sharded_groups
-from .base import Task, checked_decay, checked_rate
+from .._checks import checked_number, shown
+from .._paddle import flatten_groups
+from ..layers.paddlenlp_hook import layerwise_lr_decay
+from ._base.arithmetic import root
+from ._base.groups import checked_parameters
+from ._base.layerwise import LayerwiseMixin
+from ._base.rule_optimizer import Task, checked_decay, checked_rate
+from ._base.sharded_state import ShardedStateMixin
+from ._fused.plan import FusedRule
+from ._fused.step import FusedMixin, check_fused, layer_rates
+from ._pieces.pieces import MissingGradients, refuse_sharded_groups
 
 __all__ = ["AdamWDL"]
 

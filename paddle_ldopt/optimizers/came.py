@@ -9,9 +9,10 @@ import math
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import checked_bool, checked_int, checked_number, shown
-from ..hooks import is_listed, layerwise_lr_decay
-from ._factored import (
+from .._checks import checked_bool, checked_int, checked_number, shown
+from ..layers.paddlenlp_hook import layerwise_lr_decay
+from ._base.arithmetic import over_, plus_, square_, times_
+from ._base.factored import (
     factored_kinds,
     inverse_sqrt_factored,
     is_factored,
@@ -22,11 +23,11 @@ from ._factored import (
     row_col_sums,
     square_sum,
 )
-from ._fused import FusedRule
-from ._inplace import over_, plus_, square_, times_
-from ._pieces import Piece
-from ._schedules import read_order
-from .base import ELEMENT, STEP, RuleOptimizer, checked_decay
+from ._base.groups import is_listed
+from ._base.mindspore import read_order
+from ._base.rule_optimizer import ELEMENT, STEP, RuleOptimizer, checked_decay
+from ._fused.plan import FusedRule
+from ._pieces.pieces import Piece
 
 __all__ = ["Came", "came_update"]
 

@@ -12,14 +12,14 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import checked_bool, checked_number, shown
-from ..hooks import layerwise_lr_decay
-from ._factored import square_sum
-from ._fused import FusedRule
-from ._inplace import over_, plus_, root_, times_
-from ._pieces import Piece
-from ._schedules import Schedule, as_list, decay_or_schedule, is_convolution, rate_or_schedule, read_groups
-from .base import ELEMENT, SCALAR, STEP, RuleOptimizer
+from .._checks import checked_bool, checked_number, shown
+from ..layers.paddlenlp_hook import layerwise_lr_decay
+from ._base.arithmetic import over_, plus_, root_, times_
+from ._base.factored import square_sum
+from ._base.mindspore import Schedule, as_list, decay_or_schedule, is_convolution, rate_or_schedule, read_groups
+from ._base.rule_optimizer import ELEMENT, SCALAR, STEP, RuleOptimizer
+from ._fused.plan import FusedRule
+from ._pieces.pieces import Piece
 
 __all__ = ["Lamb", "lamb_update"]
 

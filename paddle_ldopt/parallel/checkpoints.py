@@ -18,8 +18,8 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import shown
-from ..hooks import check_wrapper_state, parameters_of, unwrap, unwrap_model
+from .._checks import shown
+from .._paddle import check_wrapper_state, parameters_of, unwrap, unwrap_model
 from ..saving.container import damage, digest, strict_json
 from ..saving.record import check_same, describe, merged, some
 from ..saving.state import checked_names

@@ -7,7 +7,7 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import (
     obtain_optimizer_parameters_list,
 )
 
-from ..hooks import unwrap_model
+from .._paddle import unwrap_model
 
 __all__ = ["Gradients"]
 

@@ -14,7 +14,7 @@ from paddle.distributed.fleet.meta_parallel import (
 )
 from paddle.distributed.fleet.meta_parallel.pipeline_parallel import NoPipelineParallel
 
-from ..hooks import unwrap
+from .._paddle import unwrap
 
 __all__ = ["Layout"]
 

@@ -6,8 +6,8 @@ from typing import NamedTuple, Optional
 import paddle
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
-from ..arguments import checked_bool, checked_number, checked_steps, shown
-from ..hooks import unwrap
+from .._checks import checked_bool, checked_number, checked_steps, shown
+from .._paddle import unwrap
 from ..schedules import MetricSchedule
 from .gradients import Gradients
 from .layout import Layout

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle.amp import AmpScaler
 
-from ..arguments import checked_number, checked_state, checked_steps, shown
+from .._checks import checked_number, checked_state, checked_steps, shown
 
 __all__ = ["AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "LossScaler", "as_scaler"]
 

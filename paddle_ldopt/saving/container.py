@@ -17,7 +17,7 @@ import zlib
 import numpy as np
 import safetensors
 
-from ..arguments import shown
+from .._checks import shown
 
 __all__ = [
     "FORMAT",

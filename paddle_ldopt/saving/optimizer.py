@@ -7,9 +7,9 @@ import numpy as np
 from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import checked_int, shown
-from ..hooks import parameters_of
-from ..optimizers._checkpoint import COUNTER
+from .._checks import checked_int, shown
+from .._paddle import parameters_of
+from ..optimizers._base.sharded_state import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
 from .container import checked_path, read_record, write_file
 from .pdopt import read_pdopt

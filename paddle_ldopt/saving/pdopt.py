@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import shown
-from ..hooks import parameters_of
+from .._checks import shown
+from .._paddle import parameters_of
 from .container import read_file
 from .state import MASTER
 

@@ -9,8 +9,9 @@ import paddle
 import safetensors
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import shown
-from ..hooks import layerwise_lr_decay, parameters_of
+from .._checks import shown
+from .._paddle import parameters_of
+from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..version import __version__
 from .values import pack
 

@@ -7,9 +7,9 @@ from typing import Any, Optional
 import numpy as np
 import paddle
 
-from ..arguments import shown
-from ..hooks import check_wrapper_state, parameters_of, topology, unwrap, unwrap_model
-from ..optimizers._checkpoint import COUNTER, COUNTERS, ShardedStateMixin, create_state
+from .._checks import shown
+from .._paddle import check_wrapper_state, parameters_of, topology, unwrap, unwrap_model
+from ..optimizers._base.sharded_state import COUNTER, COUNTERS, ShardedStateMixin, create_state
 from ..optimizers.lamb import GLOBAL_STEP
 from .record import some
 

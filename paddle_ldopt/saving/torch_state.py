@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ..arguments import checked_bool, checked_int, shown
-from ..hooks import parameters_of, unwrap_model
-from ..optimizers._checkpoint import COUNTER
+from .._checks import checked_bool, checked_int, shown
+from .._paddle import parameters_of, unwrap_model
+from ..optimizers._base.sharded_state import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
 from .container import read_tensors
 from .record import some

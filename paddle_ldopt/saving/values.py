@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import ReduceOnPlateau
 
-from ..arguments import shown
+from .._checks import shown
 
 __all__ = ["check_like", "check_part", "pack", "set_parts", "unpack"]
 

@@ -4,7 +4,8 @@
 finds any of them by name.
 """
 
-from .closed_form import (
+from .factory import ON_METRIC, SchedulerType, get_scheduler
+from .functions import (
     RuleSchedule,
     get_constant_schedule,
     get_constant_schedule_with_cool_down,
@@ -18,14 +19,7 @@ from .closed_form import (
     get_polynomial_decay_schedule_with_warmup,
     get_wsd_schedule,
 )
-from .factory import ON_METRIC, SchedulerType, get_scheduler
-from .metric import (
-    GreedyLR,
-    MetricSchedule,
-    ReduceLROnPlateau,
-    get_greedy_schedule,
-    get_reduce_on_plateau_schedule,
-)
+from .metric import GreedyLR, MetricSchedule, ReduceLROnPlateau, get_greedy_schedule, get_reduce_on_plateau_schedule
 
 __all__ = [
     "ON_METRIC",

@@ -7,8 +7,8 @@ from typing import Any
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import checked_number, checked_state, checked_steps, plain_number, shown
-from ..hooks import unwrap
+from .._checks import checked_number, checked_state, checked_steps, plain_number, shown
+from .._paddle import unwrap
 
 
 class Schedule(LRScheduler):

@@ -3,8 +3,9 @@
 import enum
 import inspect
 
-from ..arguments import nearest, shown
-from . import closed_form, metric
+from .._checks import nearest, shown
+from ..schedules import functions as closed_form
+from ..schedules import metric
 
 __all__ = ["ON_METRIC", "SchedulerType", "get_scheduler"]
 

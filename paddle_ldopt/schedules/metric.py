@@ -3,7 +3,7 @@
 import collections
 import math
 
-from ..arguments import as_float, checked_bool, checked_choice, checked_number, checked_state, checked_steps, shown
+from .._checks import as_float, checked_bool, checked_choice, checked_number, checked_state, checked_steps, shown
 from ._base import Schedule, attach, peak_of
 
 __all__ = ["GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "get_greedy_schedule", "get_reduce_on_plateau_schedule"]

@@ -3,11 +3,11 @@
 import dataclasses
 from typing import Any, Optional
 
-from ..arguments import shown
+from .._checks import shown
 from ..config import BUILT_IN, RULE_FIELDS, json_object, option_problems, rule_problems, tell_all
-from ..decay import LayerDecay
-from ..registry import REGISTRY
-from . import schedules
+from ..layers.decay import LayerDecay
+from ..optimizers.registry import REGISTRY
+from ..trainer import schedules
 from .optimizers import OFF, name_of
 
 __all__ = ["RULE_FIELDS", "LdoptArgumentsMixin", "OptimizerName", "SchedulerName", "check_mixed_in_first", "serve"]

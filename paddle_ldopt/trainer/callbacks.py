@@ -4,21 +4,14 @@ import os
 import warnings
 from typing import Any
 
-from ..arguments import checked_steps, shown
-from ..decay import apply_layerwise_decay
-from ..display import (
-    applied_rates,
-    check_picture,
-    follows_metric,
-    next_rate,
-    plot_schedule,
-    rate_divisor,
-    schedule_rates,
-    short_names,
-    text_plot,
-    write_schedule,
-)
-from ..hooks import LayerwiseMixin, parameters_of, stand_in, unwrap
+from .._checks import checked_steps, shown
+from .._paddle import parameters_of, stand_in, unwrap
+from ..layers.rates import applied_rates, next_rate, rate_divisor
+from ..layers.table import short_names
+from ..optimizers._base.layerwise import LayerwiseMixin
+from ..optimizers.apply import apply_layerwise_decay
+from ..plots import check_picture, plot_schedule, text_plot, write_schedule
+from ..schedules.ahead import follows_metric, schedule_rates
 from .optimizers import sets_own_rate
 from .stages import map_layers
 

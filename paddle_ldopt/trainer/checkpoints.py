@@ -9,10 +9,10 @@ import random
 
 import numpy as np
 
-from ..arguments import shown
-from ..decay import LayerDecay
-from ..hooks import parameters_of
-from ..layers import Layer
+from .._checks import shown
+from .._paddle import parameters_of
+from ..layers.decay import LayerDecay
+from ..layers.map import Layer
 from ..saving import record as records
 from .arguments import RULE_FIELDS
 from .folders import EPOCH_RNG, FORMAT, PARTIAL, RECORD, check_files, last_checkpoint

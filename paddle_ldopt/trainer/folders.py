@@ -11,7 +11,7 @@ import re
 import tempfile
 import warnings
 
-from ..arguments import shown
+from .._checks import shown
 from ..saving.container import damage, digest
 
 __all__ = [

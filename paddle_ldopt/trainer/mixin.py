@@ -9,13 +9,13 @@ from typing import Any
 
 from paddle import distributed
 
-from ..arguments import shown
+from .._checks import shown
+from .._paddle import unwrap
 from ..config import OPTIMIZERS, LdoptConfig, json_object
-from ..decay import apply_layerwise_decay
-from ..hooks import unwrap
-from ..registry import REGISTRY
+from ..optimizers.apply import apply_layerwise_decay
+from ..optimizers.registry import REGISTRY
 from ..schedules import ON_METRIC
-from . import checkpoints, folders, schedules
+from ..trainer import checkpoints, folders, schedules
 from .arguments import RULE_FIELDS, check_mixed_in_first, serve
 from .callbacks import Callback, GradualUnfreezeCallback, all_open, layers_of
 from .optimizers import (

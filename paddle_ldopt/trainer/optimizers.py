@@ -4,12 +4,12 @@ import paddle
 from paddle.distributed import fleet
 from paddle.optimizer.lr import LRScheduler
 
-from ..arguments import shown
+from .._checks import shown
+from .._paddle import check_wrapper_state, flatten_groups, parameters_of, unwrap
 from ..config import json_object
-from ..decay import LayerDecay
-from ..hooks import check_wrapper_state, flatten_groups, parameters_of, unwrap
-from ..registry import REGISTRY
-from ..weight_decay import decayed_parameter_names
+from ..layers.decay import LayerDecay
+from ..layers.weight_decay import decayed_parameter_names
+from ..optimizers.registry import REGISTRY
 
 __all__ = [
     "OFF",

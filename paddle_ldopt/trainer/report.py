@@ -11,9 +11,11 @@ import os
 from typing import Any
 from urllib.parse import quote
 
-from ..arguments import shown
-from ..display import LayerTable, applied_rates, name_lines, next_rate, used_rates
-from ..hooks import parameters_of
+from .._checks import shown
+from .._paddle import parameters_of
+from ..layers.rates import applied_rates, next_rate, used_rates
+from ..layers.table import LayerTable
+from ..plots import name_lines
 from .callbacks import Callback, all_open
 from .folders import write_whole
 

@@ -5,7 +5,7 @@ import functools
 import warnings
 from typing import Any
 
-from ..arguments import shown
+from .._checks import shown
 from ..config import BUILT_IN, json_object
 from ..schedules import ON_METRIC, MetricSchedule, SchedulerType, get_scheduler
 from .optimizers import name_of

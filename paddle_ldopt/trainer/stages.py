@@ -6,8 +6,8 @@ from paddle import distributed
 from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
-from ..display import LayerTable
-from ..layers import LayerMap
+from ..layers.map import LayerMap
+from ..layers.table import LayerTable
 
 __all__ = ["gathered", "map_layers", "pipeline_of"]
 

@@ -1,0 +1,166 @@
+"""TODO."""
+
+import functools
+import inspect
+import os
+import types
+
+import paddle
+from paddle.distributed import fleet
+
+
+def groups_by_name(optimizer):
+    """Return, by the name of each of the optimizer's parameters, the group that it is in, {} if it is in none."""
+    found: dict = {}
+    for item in optimizer._param_groups or []:
+        grouped = isinstance(item, dict)
+        found.update((param.name, item if grouped else {}) for param in (item["params"] if grouped else [item]))
+    return found
+
+
+# Where wrappers keep their optimizer: `fleet`, `amp`; group sharding; LookAhead; static `fleet`; ASP and static `amp`
+_INNER = ("_inner_opt", "_optim", "inner_optimizer", "inner_opt", "_optimizer")
+
+
+def wrappers(optimizer):
+    """Return an optimizer and the optimizers inside it, from the outermost wrapper to the optimizer itself."""
+    found = [optimizer]
+    while True:
+        inner = [getattr(found[-1], name, None) for name in _INNER]
+        if not any(value is not None for value in inner):
+            return found
+        found.append(next(value for value in inner if value is not None))
+
+
+def unwrap(optimizer):
+    """Return the optimizer inside the wrappers of `fleet` and `amp`, and inside LookAhead."""
+    return wrappers(optimizer)[-1]
+
+
+def check_wrapper_state(optimizer):
+    """Raise TypeError if checkpoints of the optimizer would lack the state that a wrapper of it keeps."""
+    for wrapper in wrappers(optimizer)[:-1]:
+        if not hasattr(wrapper, "_inner_opt") and not hasattr(wrapper, "_optim"):
+            name = type(wrapper).__name__
+            raise TypeError(
+                f"{name} keeps state of its own, such as slow weights or masks, which a checkpoint of the optimizer "
+                f"inside would lose: train without {name}, or save both states yourself. Received: optimizer={name}"
+            )
+
+
+def stand_in(optimizer, **attributes):
+    """Return an optimizer of the same class that shares the state, so that a reader can ask it without a trace.
+
+    Attributes that the reader, or the code of the class, sets on it are its own.
+
+    Args:
+        optimizer (Optimizer): not wrapped.
+        **attributes: set on the stand-in.
+    """
+    other = object.__new__(type(optimizer))
+    for name, value in dict(vars(optimizer)).items():  # a copy of the dict: another thread may add to it
+        bound = isinstance(value, types.MethodType) and value.__self__ is optimizer
+        vars(other)[name] = types.MethodType(value.__func__, other) if bound else value
+    vars(other).update(attributes)
+    return other
+
+
+@functools.lru_cache(maxsize=128)
+def asks_for_rates(cls):
+    """Return whether the step of an optimizer class asks `_create_param_lr` for the rate of each parameter.
+
+    The names in the code that `step` can reach tell. An override hides the overridden method unless it calls it.
+    """
+    skipped = "_append_optimize_multi_tensor_op"  # only Adam and Momentum of Paddle take it: the other way must ask too
+    ahead, seen = [("step", 0)], set()
+    while ahead:
+        name, start = ahead.pop()
+        owners = [i for i, base in enumerate(cls.__mro__) if i >= start and name in vars(base)]
+        if not owners or (name, owners[0]) in seen or name == skipped:
+            continue
+        seen.add((name, owners[0]))
+        held = vars(cls.__mro__[owners[0]])[name]
+        mentioned = _names_in(getattr(held, "__func__", held))
+        if "_create_param_lr" in mentioned:
+            return True
+        ahead += [(other, owners[0] + 1 if other == name else 0) for other in mentioned]
+    return False
+
+
+def _names_in(function, seen=()):
+    """Return the names that the code of a function mentions, with those of functions of its module that it calls."""
+    function = inspect.unwrap(function) if callable(function) else None
+    if not isinstance(function, types.FunctionType) or function in seen:
+        return set()
+    codes, names = [function.__code__], set()
+    while codes:
+        code = codes.pop()
+        names |= {*code.co_names, *code.co_freevars}
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    for other in [function.__globals__.get(name) for name in names]:
+        if getattr(other, "__module__", None) == function.__module__ and isinstance(other, types.FunctionType):
+            names = names | _names_in(other, (*seen, function))
+    return names
+
+
+# By name: not all are in every Paddle. MetaParallelBase is the base of tensor, pipeline, sharding and segment parallel.
+_WRAPPERS = {"DataParallel", "MetaParallelBase", "MixPrecisionLayer", "GroupShardedStage2", "GroupShardedStage3"}
+
+
+_WRAPPERS |= {"FullyShard"}
+
+
+def unwrap_model(model):
+    """Return the network inside the wrappers of `fleet`, group sharding and `paddle.DataParallel`."""
+    while any(cls.__name__ in _WRAPPERS and cls.__module__.startswith("paddle.") for cls in type(model).__mro__):
+        inside = next((layer for key in ("_layers", "_layer") for layer in [model._sub_layers.get(key)] if layer), None)
+        if inside is None:
+            break
+        model = inside
+    return model
+
+
+def parameters_of(optimizer):
+    """Return the parameters of an optimizer in order, groups flattened; of a sharded one those of all ranks."""
+    # within the wrapper for sharding are this rank's parameters only
+    lists = [getattr(wrapper, "_parameter_list", None) or [] for wrapper in wrappers(optimizer)]
+    return flatten_groups(max(lists, key=len))
+
+
+def topology():
+    """Return the communicate group of `fleet`, None if it was not started."""
+    return getattr(fleet.fleet, "_hcg", None)
+
+
+def sharding_setting(*names):
+    """Return the first of these settings that is on in the `sharding_configs` of `fleet`, None without sharding."""
+    hcg = topology()
+    if hcg is None or hcg.get_sharding_parallel_world_size() == 1:
+        return None
+    configs = fleet.fleet._user_defined_strategy.hybrid_configs["sharding_configs"]
+    return next((name for name in names if getattr(configs, name)), None)
+
+
+def flatten_groups(parameters):
+    """Return a plain list of the parameters in a list of Tensors or of parameter groups."""
+    out: list = []
+    for item in parameters:
+        params = item["params"] if isinstance(item, dict) else item
+        out.extend([params] if hasattr(params, "stop_gradient") else params)
+    return out
+
+
+def _run_untranslated():
+    """Have `paddle.jit.to_static` run this package's code as it is, as it does Paddle's own.
+
+    Its bytecode translator follows code outside Paddle into the optimizer and fails there, on `super()` of a `super()`.
+    """
+    try:
+        from paddle.jit.sot.opcode_translator import skip_files
+    except ImportError:  # a Paddle without the translator, or with it elsewhere
+        return
+    skip_files.skip_file_names.add(os.path.dirname(os.path.abspath(__file__)) + os.sep)
+    paddle.framework.core.eval_frame_skip_file_prefix(tuple(skip_files.skip_file_names))
+
+
+_run_untranslated()

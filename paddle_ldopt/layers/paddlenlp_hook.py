@@ -1,0 +1,210 @@
+"""TODO."""
+
+import functools
+import inspect
+import math
+import numbers
+import re
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+import paddle
+
+from .._checks import checked_int, checked_number, plain_number, shown
+
+_N_LAYERS = 12  # the default of `n_layers`, as in PaddleNLP
+
+
+_ENCODER_BLOCK = re.compile(r"encoder\.layers\.(\d+)")
+
+
+_ANY_BLOCK = re.compile(r"[\w.]*\b(layers|layer|h|block|blocks|resblocks)\.\d+")
+
+
+def layerwise_lr_decay(decay_rate, name_dict, n_layers, param):
+    r"""Give the ratio of PaddleNLP's documented rule, for models whose blocks are called ``encoder.layers.<i>``.
+
+    .. math::
+        r = d^{n-i} \text{ (block } i\text{)}, \qquad d^{n+1} \text{ (embedding)}, \qquad 1 \text{ (all else)}
+
+    Args:
+        decay_rate (float): the decay d of one layer, in (0, 1].
+        name_dict (dict[str, str]): ``param.name`` -> structured name, for every parameter.
+        n_layers (int): blocks in the encoder; at least as many as the model has.
+        param (Tensor): the parameter.
+
+    Returns:
+        float: the ratio of the parameter's learning rate to the optimizer's.
+
+    Raises:
+        ValueError: `name_dict` lacks the parameter, or the model has more blocks than `n_layers`.
+
+    Examples:
+        .. code-block:: python
+
+            >>> from types import SimpleNamespace
+            >>> from paddle_ldopt import layerwise_lr_decay
+            >>> names = {"linear_0.w_0": "bert.encoder.layers.10.linear1.weight"}
+            >>> print(layerwise_lr_decay(0.5, names, 12, SimpleNamespace(name="linear_0.w_0")))
+            0.25
+
+    Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. Other architectures: ``LayerMap`` and ``layers=``.
+    """
+    decay_rate = check_decay(decay_rate, "decay_rate")
+    if name_dict is not None and not isinstance(name_dict, Mapping):
+        raise TypeError(f"`name_dict` must be a dict. Received: name_dict of type {type(name_dict).__name__}")
+    if not isinstance(getattr(param, "name", None), str):
+        raise TypeError(f"`param` must be a parameter. Received: param of type {type(param).__name__}")
+    n_layers = checked_int(n_layers, "n_layers")
+    name = (name_dict or {}).get(param.name)
+    if name is None:
+        raise ValueError(
+            f"`name_dict` must map every parameter's `name` to its structured name, and lacks '{param.name}'. Build it "
+            "after the model is complete: {p.name: n for n, p in model.named_parameters()}. "
+            f"Received: name_dict={shown(name_dict)}"
+        )
+    block = _ENCODER_BLOCK.search(name)
+    if block:
+        i = int(block.group(1))
+        if i >= n_layers:
+            raise ValueError(
+                f"`n_layers` must be at least the number of encoder blocks, or '{name}' would get a rate above the "
+                f"head's. Received: n_layers={n_layers}"
+            )
+        return decay_rate ** (n_layers - i)
+    return decay_rate ** (n_layers + 1) if "embedding" in name else 1.0
+
+
+def check_decay(value, argument="layerwise_decay"):
+    """Return `value` as a float if it is a decay in (0, 1], raise otherwise."""
+    return checked_number(value, argument, 0.0, 1.0, "(]", kind="a number in (0, 1]; 1 is the same rate for all layers")
+
+
+def check_ratio(ratio, name):
+    """Return what a hook gave for parameter `name` as a float (a graph value stays one), raise if it is no ratio."""
+    if isinstance(ratio, paddle.pir.Value):  # known at run time only: its shape is all that can be checked
+        if math.prod(ratio.shape) != 1:
+            raise ValueError(f"A learning-rate ratio must have one element. Received: shape={ratio.shape} for '{name}'")
+        return ratio
+    if isinstance(ratio, (paddle.Tensor, np.ndarray)) and ratio.size != 1:
+        raise ValueError(
+            f"A learning-rate ratio must have one element. Received: shape={list(ratio.shape)} for '{name}'"
+        )
+    try:
+        return checked_number(ratio, "ratio")
+    except TypeError:
+        raise TypeError(
+            "A learning-rate hook must return a number, or change `param.optimize_attr['learning_rate']` and return "
+            f"None. Received: {shown(ratio)} for '{name}'"
+        ) from None
+    except ValueError:
+        raise ValueError(
+            f"A learning-rate ratio must be finite and not negative. Received: {shown(ratio)} for '{name}'"
+        ) from None
+
+
+def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
+    """Turn a hook of any contract found in the wild into a function parameter -> checked ratio.
+
+    Args:
+        hook (callable): ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, a `functools.partial` of
+            the first included. It returns a ratio (a number or a one-element Tensor), or multiplies
+            ``param.optimize_attr["learning_rate"]`` and returns None; either way the attribute is as before after the
+            call, so ratios never compound. Every step calls the hook anew. Between steps, readers of an optimizer get
+            the last result of a hook that writes, because reading must write nothing.
+        layerwise_decay (float): the first thing that a four-argument hook is given.
+        name_dict (dict[str, str]): the second.
+        n_layers (int): the third.
+
+    Raises:
+        TypeError: not callable, or callable with neither 1 nor 4 arguments.
+    """
+    call, _ = _bind(hook, (layerwise_decay, name_dict, n_layers))
+
+    def ratio_of(param):
+        attr = getattr(param, "optimize_attr", None)
+        if attr is None:
+            return check_ratio(call(param), param.name)
+        before = attr.get("learning_rate", 1.0)
+        written = not (isinstance(before, (int, float)) and before == 1.0)
+        if written:
+            attr["learning_rate"] = 1.0
+        try:
+            ratio = call(param)
+            if ratio is None:
+                ratio = attr.get("learning_rate", 1.0)
+        finally:
+            written = written or attr.get("learning_rate", 1.0) is not before
+            if written:
+                attr["learning_rate"] = before
+        ratio = check_ratio(ratio, param.name)
+        if written and isinstance(ratio, float):
+            last[param.name] = ratio
+        return ratio
+
+    last = ratio_of.last = {}  # type: ignore[attr-defined]  # answers that took a write: readers use them
+    return ratio_of
+
+
+def _bind(hook, settings):
+    """Return `hook` as a function of the parameter alone, and whether it is given the `settings`."""
+    if not callable(hook):
+        raise TypeError(f"`set_param_lr_fun` must be callable or None. Received: set_param_lr_fun={shown(hook)}")
+    four = functools.partial(hook, *settings)
+    try:
+        signature = inspect.signature(hook)
+    except ValueError:  # a builtin without a signature: the documented contract
+        return four, True
+    required = [
+        p
+        for p in signature.parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    positional = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(required) == 1 and not (len(positional) == 4 and positional[-1] == "param"):
+        only = required[0]
+        if only.kind is only.KEYWORD_ONLY:  # partial(rule, decay_rate=..., name_dict=..., n_layers=...)
+            return lambda param: hook(**{only.name: param}), False
+        return hook, False
+    try:
+        signature.bind(*settings, None)
+    except TypeError:
+        raise TypeError(
+            "`set_param_lr_fun` must take (layerwise_decay, name_dict, n_layers, param) or (param). "
+            f"Received: {getattr(hook, '__name__', hook)}{signature}"
+        ) from None
+    return four, True
+
+
+def _check_hook_sees(hook, decay):
+    """Raise if a decay stands beside a hook of the parameter alone, which cannot see it."""
+    if decay == 1.0 or _bind(hook, (decay, None, 0))[1]:
+        return
+    bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
+    if not any(isinstance(number, numbers.Real) and number == decay for number in map(plain_number, bound)):
+        raise ValueError(
+            "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`: leave that out, or give a "
+            "hook that takes (layerwise_decay, name_dict, n_layers, param). "
+            f"Received: layerwise_decay={shown(decay)}, set_param_lr_fun={shown(hook)}"
+        )
+
+
+def _check_documented_rule(names):
+    """Raise if PaddleNLP's rule finds no block among the structured `names`, warn if it passes numbered blocks over."""
+    if not any(_ENCODER_BLOCK.search(n) for n in names):
+        raise ValueError(
+            "The default rule decays blocks called 'encoder.layers.<i>' and finds none, so `layerwise_decay` would do "
+            "nothing to this model's blocks. Give layers=LayerMap.from_model(model), which knows every architecture. "
+            f"Received: parameters {', '.join(map(repr, names[:4]))}{', ...' if len(names) > 4 else ''}"
+        )
+    passed_over = sorted(
+        {m.group() for n in names if not _ENCODER_BLOCK.search(n) for m in [_ANY_BLOCK.search(n)] if m}
+    )
+    if passed_over:
+        warnings.warn(
+            "The default rule decays blocks called 'encoder.layers.<i>' only and leaves others at the full rate: "
+            f"{', '.join(passed_over[:4])}{', ...' if len(passed_over) > 4 else ''}. layers=LayerMap.from_model(model) "
+            "decays them too.",
+            stacklevel=5,
+        )

@@ -1,0 +1,92 @@
+"""TODO."""
+
+import numpy as np
+import paddle
+
+from ..._checks import checked_number, shown
+from ..._paddle import flatten_groups, topology
+
+_GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
+
+
+_LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # ernie-m's, PaddleMIX's, timm's: they change nothing
+
+
+def parameters_to_train(model):
+    """Return a model's parameters: frozen ones too, which may be unfrozen in mid-run, but under sharding.
+
+    Paddle's sharding of version 2 raises if it is given one.
+    """
+    hcg = topology()
+    sharded = hcg is not None and hcg.get_sharding_parallel_world_size() > 1
+    return [param for param in model.parameters() if not (sharded and param.stop_gradient)]
+
+
+def is_listed(parameters):
+    """Say whether `parameters` can be those of an optimizer: an iterable, but not a Tensor, an array or a dict."""
+    return hasattr(parameters, "__iter__") and not isinstance(parameters, (paddle.Tensor, np.ndarray, dict, str))
+
+
+def checked_parameters(parameters, options):
+    """Return an optimizer's `parameters` as a list, the "params" of its groups too: an iterator is read only once.
+
+    Args:
+        parameters (Iterable|None): parameters, or dicts with "params"; None in a static graph.
+        options (Iterable[str]): keys allowed in a group beside Paddle's "learning_rate" and "grad_clip". The labels
+            "group", "lr_scale", "name" and "dygraph_key_name" are accepted and change nothing.
+
+    Raises:
+        TypeError: no parameters or groups; both; a set, which has no order; a group's rate that is no number; None in
+            dygraph.
+        ValueError: a group without "params" or with an unknown key; a rate out of range; a group with an "lr_scale"
+            other than 1 and no rate of its own; a parameter or a name twice.
+    """
+    if parameters is None and not paddle.in_dynamic_mode():
+        return None
+    if not is_listed(parameters):
+        raise TypeError(
+            "`parameters` must be a list of parameters or of parameter groups. "
+            f"Received: parameters of type {type(parameters).__name__}"
+        )
+    items = list(parameters)
+    groups = [_checked_group(item, options) for item in items if isinstance(item, dict)]
+    if groups and len(groups) < len(items):
+        raise TypeError("`parameters` must hold parameters or parameter groups. Received: both")
+    known: dict = {}
+    for param in flatten_groups(groups) if groups else items:
+        if not hasattr(param, "stop_gradient"):
+            raise TypeError(
+                f"`parameters` must hold parameters. Received: {shown(param)} of type {type(param).__name__}"
+            )
+        if param.name in known:
+            if known[param.name] is param:
+                raise ValueError(f"A parameter is in `parameters` twice. Received: '{param.name}'")
+            raise ValueError(
+                "Two parameters have one name, by which Paddle keeps their state: build their models in one "
+                f"`paddle.utils.unique_name.guard()`, or in none. Received: two parameters '{param.name}'"
+            )
+        known[param.name] = param
+    return groups or items
+
+
+def _checked_group(group, options):
+    if "params" not in group:
+        raise ValueError(f"A parameter group must have 'params'. Received: keys {shown(list(group))}")
+    unknown = group.keys() - _GROUP_KEYS - _LABELS - set(options)
+    if unknown:
+        known = ", ".join(map(repr, sorted({*_GROUP_KEYS, *options})))
+        received = ", ".join(sorted(str(key)[:50] for key in unknown)[:8])
+        raise ValueError(f"A parameter group has one of the keys {known}. Received: {received}")
+    params, rate = group["params"], group.get("learning_rate", 1.0)
+    if isinstance(params, (set, str)):
+        raise TypeError(f"A group's 'params' must be an ordered collection. Received: {type(params).__name__}")
+    if not isinstance(rate, paddle.Tensor):  # a Tensor is Paddle's way to give an absolute rate
+        rate = checked_number(rate, "learning_rate", kind="a number: in a group it is a multiplier of the rate")
+    scaled = checked_number(group.get("lr_scale", 1.0), "lr_scale", kind="a number: it is a label of a group") != 1.0
+    if scaled and "learning_rate" not in group and group.get("lr") is None:
+        raise ValueError(
+            "'lr_scale' is a label and has no effect: give the group its 'learning_rate', a multiplier of the "
+            f"optimizer's. Received: lr_scale={shown(group['lr_scale'])}"
+        )
+    given = {"learning_rate": rate} if "learning_rate" in group else {}
+    return {**group, **given, "params": params if hasattr(params, "stop_gradient") else list(params)}

@@ -1,0 +1,1 @@
+"""A parameter in pieces: sharding version 2, tensor parallel."""

@@ -1,0 +1,139 @@
+"""TODO."""
+
+from typing import Any, Union
+
+import paddle
+from paddle.optimizer import Optimizer
+
+from .._paddle import asks_for_rates, parameters_of, unwrap
+from ..layers.decay import LayerDecay
+from ._base.layerwise import LayerwiseMixin, ratio_fn
+
+
+def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Any:
+    """Give any Paddle optimizer layer-wise learning rates, in place.
+
+    The ratio multiplies what `Optimizer._create_param_lr` returns, for this optimizer alone: nothing is written into
+    the parameters, so applying it twice replaces the first, and other optimizers over them see none of it.
+
+    Args:
+        optimizer (paddle.optimizer.Optimizer): Momentum, Adam, NAdam, Lamb...; with a scheduler and parameter groups or
+            without. Call it before the optimizer is wrapped by `fleet`; the optimizer inside LookAhead is found.
+        layers (LayerMap): the layers of the model whose parameters it trains.
+        layerwise_decay (float|LayerDecay): ratio of the rates of neighbouring layers, in (0, 1], or a whole rule.
+
+    Returns:
+        Optimizer: the same object.
+
+    Raises:
+        TypeError: not a Paddle optimizer; one whose step does not ask for a rate per parameter, such as LBFGS, Rprop,
+            Muon and ModelAverage; an optimizer that is wrapped already.
+        ValueError: a parameter that `layers` does not know; an optimizer with a layer-wise decay of its own.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> import paddle_ldopt as ldopt
+            >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+            >>> momentum = paddle.optimizer.Momentum(0.1, parameters=encoder.parameters())
+            >>> layers = ldopt.LayerMap.from_model(encoder)
+            >>> ldopt.apply_layerwise_decay(momentum, layers, layerwise_decay=0.5).layerwise_ratio(
+            ...     encoder.layers[0].linear1.weight)
+            0.125
+    """
+    inner = _inside(optimizer)
+    plain = vars(type(inner)).get("_plain", type(inner))
+    if isinstance(inner, LayerwiseMixin) and type(inner) is plain:
+        raise ValueError(
+            f"{plain.__name__} has a layer-wise decay of its own: give it `layers` and `layerwise_decay` when built."
+            f" Received: optimizer={plain.__name__}"
+        )
+    if not asks_for_rates(plain):
+        raise TypeError(
+            f"The step of {plain.__name__} does not ask `_create_param_lr` for the rate of each parameter, so it would "
+            f"ignore a layer-wise decay: use another optimizer. Received: optimizer={plain.__name__}"
+        )
+    ratio_of = ratio_fn(layers, layerwise_decay)
+    for param in parameters_of(inner):
+        ratio_of(param)
+    inner.__class__ = _layerwise_class(plain)
+    inner._ratio_of, inner._checked = ratio_of, False
+    return optimizer
+
+
+def reset_layerwise_decay(optimizer: Any) -> Any:
+    """Undo `apply_layerwise_decay`: the optimizer is of its own class again, with the same rate for every layer.
+
+    Args:
+        optimizer (paddle.optimizer.Optimizer): one that `apply_layerwise_decay` was applied to; others stay.
+
+    Returns:
+        Optimizer: the same object.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> import paddle_ldopt as ldopt
+            >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+            >>> sgd = paddle.optimizer.SGD(0.1, parameters=encoder.parameters())
+            >>> ldopt.apply_layerwise_decay(sgd, ldopt.LayerMap.from_model(encoder), layerwise_decay=0.5) is sgd
+            True
+            >>> type(ldopt.reset_layerwise_decay(sgd)) is paddle.optimizer.SGD
+            True
+    """
+    inner = _inside(optimizer)
+    if "_plain" in vars(type(inner)):
+        inner.__class__ = type(inner)._plain
+        for name in ("_ratio_of", "_checked", "_unasked"):
+            vars(inner).pop(name, None)
+    return optimizer
+
+
+def _inside(optimizer: Any) -> Any:
+    """Return the optimizer that a layer-wise decay can be applied to: inside LookAhead, but no wrapper of `fleet`."""
+    cut = hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim")  # may have cut the parameters up
+    inner = unwrap(optimizer)
+    if cut or not isinstance(inner, Optimizer):
+        raise TypeError(
+            "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it. "
+            f"Received: optimizer={type(optimizer).__name__}"
+        )
+    return inner
+
+
+class _Applied(LayerwiseMixin):
+    """The mixin for any Paddle optimizer: raises if the first step did not ask for every rate that the decay scales."""
+
+    _checked = False
+    _unasked: Any = ()  # names of the parameters whose rate the running step has yet to ask for
+
+    def step(self) -> Any:
+        if self._checked or not paddle.in_dynamic_mode():
+            return super().step()
+        params = [p for p in parameters_of(self) if not p.stop_gradient and p._grad_ivar() is not None]
+        scaled = {p.name for p in params if self.layerwise_ratio(p) not in (0.0, 1.0)}
+        self._unasked = set(scaled)
+        done, unasked = super().step(), self._unasked
+        self._unasked, self._checked = (), bool(scaled) and not unasked
+        if unasked and unasked != scaled:  # all of them: an overflow has skipped the step
+            name = type(self).__name__
+            raise RuntimeError(
+                f"The step of {name} asked `_create_param_lr` for the rates of some parameters only, and has updated "
+                "the others without layer-wise decay: use another optimizer. "
+                f"Received: optimizer={name}, no rate asked for {len(unasked)} parameters, such as '{min(unasked)}'"
+            )
+        return done
+
+    def _create_param_lr(self, param_and_grad: Any) -> Any:
+        if self._unasked:
+            self._unasked.discard(param_and_grad[0].name)
+        return super()._create_param_lr(param_and_grad)
+
+
+def _layerwise_class(plain: Any, _known: dict[type, type] = {}) -> type:  # noqa: B006 - one class per optimizer class is the point of the dict
+    # Paddle chooses its multi-tensor path by the class's name: keep it
+    if plain not in _known:
+        _known[plain] = type(plain.__name__, (_Applied, plain), {"_plain": plain, "__doc__": plain.__doc__})
+    return _known[plain]

@@ -1,0 +1,1 @@
+"""What is run beside a training: memory calculator and command line."""

@@ -1,0 +1,1 @@
+"""What the recipes share: data, the training around a Trainer, scores."""

@@ -1,0 +1,35 @@
+"""A picture of a table of scores: the better, the brighter."""
+
+import statistics
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from .run_control import spread
+
+
+def heat_map(path, scores, columns, rows, labels, lower_is_better):
+    """Draw the mean of the scores in each cell, with mean and standard deviation in words.
+
+    Args:
+        path (str|Path): the picture.
+        scores (callable): column, row -> list of numbers.
+        columns (list[float]): from left to right.
+        rows (list[float]): from below to above.
+        labels (dict[str, str]): "xlabel", "ylabel" and "title".
+        lower_is_better (bool): whether small numbers are the bright ones.
+    """
+    means = [[statistics.mean(scores(column, row)) for column in columns] for row in rows]
+    figure = Figure(figsize=(2 + 1.2 * len(columns), 2 + 0.7 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    image = axis.imshow(means, "viridis_r" if lower_is_better else "viridis", aspect="auto", origin="lower")
+    axis.set_xticks(range(len(columns)), [f"{column:g}" for column in columns])
+    axis.set_yticks(range(len(rows)), [f"{row:g}" for row in rows])
+    axis.set(**labels)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            text = spread(scores(column, row)).replace(" ", "\n", 1)
+            axis.text(j, i, text, ha="center", va="center", bbox={"facecolor": "white", "alpha": 0.7, "lw": 0})
+    figure.colorbar(image)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,225 @@
+"""Text-classification data: Python's own docstrings, a file or folder, PaddleNLP's or Hugging Face's data sets.
+
+    splits = load_splits("docstrings", examples_per_class=30)  # the default: nothing to download
+    splits = load_splits("reviews.csv", text_column="review", label_column="stars")
+    splits = load_splits("folder/")                            # train, dev and test files: .tsv, .csv or .jsonl
+    splits = load_splits("paddlenlp:clue:tnews")               # NAME or NAME:CONFIG; or "datasets:glue:sst2"
+    train = TextDataset(splits.train, tokenizer, max_length=64)
+
+In order: what recipes call, the docstrings, splits out of rows. Files and hubs are read by `text_sources`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import sys
+import sysconfig
+import tokenize
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from .text_sources import error, file_parts, hub_parts
+
+try:
+    from paddle.io import Dataset
+except ModuleNotFoundError:  # reading data needs no Paddle
+    Dataset = object
+
+NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
+NO_DOCSTRINGS = "This Python carries no docstrings in its library; name a file instead."
+NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Three lists of (text or pair of texts, label id), the label names in id order, a paragraph on what this is."""
+
+    train: list
+    validation: list
+    test: list
+    labels: list
+    description: str
+
+
+class TextDataset(Dataset):
+    """Tokenized rows, with the keys that PaddleNLP's Trainer and DataCollatorWithPadding expect.
+
+    Args:
+        rows (list): (text or pair, label id), as in `Splits`.
+        tokenizer: a PaddleNLP tokenizer.
+        max_length (int): tokens after which an input is cut off.
+        lazy (bool): tokenize at each access instead of all rows at once, now.
+    """
+
+    def __init__(self, rows, tokenizer, max_length=128, lazy=False):
+        self.rows, self.tokenizer, self.max_length = rows, tokenizer, max_length
+        self.encoded = None if lazy else [self._encode(*row) for row in rows]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self._encode(*self.rows[index]) if self.encoded is None else self.encoded[index]
+
+    def _encode(self, text, label):
+        texts = (text,) if isinstance(text, str) else text
+        return {**self.tokenizer(*texts, max_length=self.max_length, truncation=True), "labels": label}
+
+
+def load_splits(
+    source="docstrings",
+    *,
+    text_column=None,
+    text_pair_column=None,
+    pairs=False,
+    label_column=None,
+    has_header=None,
+    examples_per_class=None,
+    seed=0,
+):
+    """Returns the `Splits` of a data set; any that it lacks is taken from its training rows, by a hash of the text.
+
+    Args:
+        source (str|Path): see the top of this file. In a .tsv a quote is a character like any other.
+        text_column (str|int): a name, or a position from 0. By default one of the usual names, or else the first of
+            two columns.
+        text_pair_column (str|int): the second text of a pair; None for single texts.
+        pairs (bool): texts are pairs, and the second is in a column of a usual name if none is given.
+        label_column (str|int): the column of strings or ints. By default a usual name, or else the second of two.
+        has_header (bool): whether .tsv and .csv files open with column names; None looks for them in the first row.
+        examples_per_class (int): training rows to keep of each class (few-sample protocol); None keeps all.
+        seed (int): which rows those are.
+
+    Raises:
+        ValueError: the source is unknown or unreadable, or its rows are not what the columns say.
+    """
+    if not isinstance(source, (str, Path)):
+        raise TypeError(f"`source` must be a string or a path. Received: source={source!r}.")
+    pair = {"text_pair_column": text_pair_column} if pairs or text_pair_column is not None else {}
+    wanted = {"text_column": text_column, **pair, "label_column": label_column}
+    hub, _, name = str(source).partition(":")
+    if source == "docstrings":
+        parts, note = _docstring_parts(), f"First paragraphs of docstrings in Python {sys.version.split()[0]}'s library"
+    elif hub in ("paddlenlp", "datasets") and name:
+        parts, note = _complete(hub_parts(hub, name, wanted), source)
+    else:
+        parts, note = _complete(file_parts(Path(source), wanted, has_header), source)
+    return _number(parts, note, source, examples_per_class, seed)
+
+
+def _docstring_parts():
+    found = {}
+    for tree in library_trees():
+        for text, kind in _docstrings(tree):
+            # One row per opening of four words, so that no template ("Python Character Mapping Codec ...") or
+            # repeated text is in two splits; an opening that two kinds share says nothing and is dropped.
+            opening = tuple(re.findall(r"\w+", text.casefold())[:4])
+            if len(opening) == 4:
+                found.setdefault(opening, (text, set()))[1].add(kind)
+    rows = [(text, *kinds) for text, kinds in found.values() if len(kinds) == 1]
+    if len({kind for _, kind in rows}) < 3:
+        raise error(NO_DOCSTRINGS, source="docstrings")
+    # Functions outnumber modules fifteen to one: with equal classes chance is one in three and accuracy is readable.
+    parts = _split_off(rows, {"test": 0.4, "validation": 0.1})
+    return {split: _sample(part, min(_counts(part).values()), 0) for split, part in parts.items()}
+
+
+def library_trees():
+    """Yield the syntax trees of the files of Python's own library."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        if NOT_LIBRARY.isdisjoint(path.relative_to(root).parts):
+            with tokenize.open(path) as file, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # some library files hold escapes that the compiler warns of
+                yield ast.parse(file.read())
+
+
+def _docstrings(tree):
+    for node in ast.walk(tree):
+        text = ast.get_docstring(node) if type(node) in NODES else None
+        if text:
+            yield " ".join(re.split(r"\n\s*\n", text.strip(), maxsplit=1)[0].split()), NODES[type(node)]
+
+
+# Splits out of rows.
+
+
+def _complete(parts, source):
+    """Takes the splits that a source lacks from its training rows; returns all three, and a note that says so."""
+    shares = {split: share for split, share in (("test", 0.2), ("validation", 0.1)) if split not in parts}
+    taken = f" ({' and '.join(shares)} taken from its training rows by a hash of the text)" if shares else ""
+    return {**parts, **_split_off(parts["train"], shares)}, f"{source}{taken}"
+
+
+def _split_off(rows, shares):
+    """Deals rows out by a hash of their text: equal texts stay together, on every machine and in any order."""
+    parts = {split: [] for split in (*shares, "train")}
+    for text, label in rows:
+        drawn = draw(text)
+        for split, share in {**shares, "train": 1.0}.items():
+            if drawn < share:
+                parts[split].append((text, label))
+                break
+            drawn -= share
+    trained = _counts(parts["train"])
+    for split in shares:  # a class of a few rows that all fell elsewhere is of use in training only
+        parts["train"] += [row for row in parts[split] if row[1] not in trained]
+        parts[split] = [row for row in parts[split] if row[1] in trained]
+    return parts
+
+
+def _sample(rows, per_class, seed):
+    """Keeps the first rows of each class in an order drawn from seed and text: small samples are part of large ones."""
+    kept, seen = [], Counter()
+    for text, label in sorted(rows, key=lambda row: draw(row[0], seed)):
+        seen[label] += 1
+        if seen[label] <= per_class:
+            kept.append((text, label))
+    return kept
+
+
+def draw(text, seed=""):
+    """Return a number in [0, 1) that a text, or several, and a seed always give, whatever their spaces and case."""
+    words = " ".join((text if isinstance(text, str) else " ".join(text)).casefold().split())
+    return int(hashlib.sha1(f"{seed}\n{words}".encode("utf-8", "replace")).hexdigest()[:12], 16) / 16**12
+
+
+def _counts(rows):
+    return Counter(label for _, label in rows)
+
+
+def _number(parts, note, source, examples_per_class, seed):
+    """Checks the splits, samples the training rows, and numbers the labels in their order (numbers as numbers)."""
+    counts = _counts(parts["train"])
+    labels = sorted(counts, key=lambda name: (0, int(name), "") if re.fullmatch("-?[0-9]+", name) else (1, 0, name))
+    if len(labels) < 2:
+        raise error(f"A classifier needs two labels or more; the training rows have {labels}.", source=source)
+    for split, rows in parts.items():
+        unseen = sorted(set(_counts(rows)) - set(labels))
+        if unseen:
+            raise error(f"The {split} rows have labels that no training row has: {unseen}.", source=source)
+        if not rows:
+            raise error(f"No rows are left for {split}: give more rows, or a {split} file.", source=source)
+    if examples_per_class is not None:
+        fewest = min(counts, key=counts.get)
+        if type(examples_per_class) is not int or not 1 <= examples_per_class <= counts[fewest]:
+            problem = f"Every class needs so many rows, from 1 up; {fewest!r} has {counts[fewest]}."
+            raise error(problem, examples_per_class=examples_per_class)
+        parts = {**parts, "train": _sample(parts["train"], examples_per_class, seed)}
+    numbered = {split: [(text, labels.index(label)) for text, label in rows] for split, rows in parts.items()}
+    return Splits(**numbered, labels=labels, description=_describe(parts, labels, note))
+
+
+def _describe(parts, labels, note):
+    counts = _counts(parts["train"])
+    sizes = ", ".join(f"{len(parts[split])} {split}" for split in ("train", "validation", "test"))
+    each = ", ".join(f"{label} {counts[label]}" for label in labels)
+    if len(labels) > 10:
+        each = f"{min(counts.values())} to {max(counts.values())} in each of {len(labels)} classes"
+    common = len({text for text, _ in parts["train"]} & {text for text, _ in parts["test"]})
+    repeated = f" Training texts that are in the test rows as well: {common}." if common else ""
+    return f"{note}: {sizes} rows; training rows by label: {each}.{repeated}"

@@ -1,0 +1,221 @@
+"""benchmarks/llrd_evidence.py: a study resumes, its arms are what they are called, the report is docs/evidence.md."""
+
+import copy
+import dataclasses
+import json
+import math
+import pathlib
+import re
+import sys
+
+import paddle
+import pytest
+from paddlenlp.transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+
+import paddle_ldopt as ldopt
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+
+import evidence_report as report  # noqa: E402
+import llrd_evidence as evidence  # noqa: E402
+
+DOCS = ROOT / "docs" / "evidence.md"
+WORDS = ["good", "fine", "nice", "bad", "poor", "worse", "thing", "book", "film"]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """A tiny random encoder with a vocabulary of its own, and a folder of files."""
+    folder = tmp_path_factory.mktemp("evidence")
+    (folder / "encoder").mkdir()
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "never"]))
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    paddle.seed(0)
+    BertForSequenceClassification(BertConfig(vocab_size=15, **size)).save_pretrained(str(folder / "encoder"))
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(str(folder / "encoder"))
+    (folder / "texts").mkdir()
+    rows = [(f"{word} {thing}", "yes" if i < 3 else "no") for i, word in enumerate(WORDS[:6]) for thing in WORDS[6:]]
+    for part, some in (("train", rows), ("dev", rows[::4]), ("test", rows[::2])):
+        (folder / "texts" / f"{part}.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in some))
+    protocol = evidence.Protocol(model=str(folder / "encoder"), examples=10, epochs=3, batch_size=4, validation_rows=4)
+    return evidence.Task(folder / "texts", protocol, seeds=2)
+
+
+def run_of(task, **changes):
+    return evidence.Run(**{"task": task.name, "optimizer": "adamwdl", "arm": "decay 0.8", **changes})
+
+
+def test_a_study_goes_on_where_it_stopped(task, tmp_path, monkeypatch):
+    first, second = (run_of(task, learning_rate=rate, seed=1) for rate in (1e-3, 3e-3))
+    trained, train = [], evidence.train
+    monkeypatch.setattr(evidence, "train", lambda run, task: trained.append(run) or train(run, task))
+    path = tmp_path / "new" / "results.jsonl"
+    evidence.study({task.name: task}, [first], path)
+    before = path.read_text()
+    evidence.study({task.name: task}, [first, second], path)
+    assert trained == [first, second]
+    assert path.read_text().startswith(before) and len(path.read_text().splitlines()) == 3
+    results = evidence.read(path)[1]
+    assert list(results) == [first, second]
+    assert results[first]["finite"] and results[first]["loss"] != results[second]["loss"]
+    assert results[first]["test"] * len(task.test) == pytest.approx(
+        round(results[first]["test"] * len(task.test)), abs=1e-4
+    )
+
+
+def test_results_of_another_protocol_are_refused(task, tmp_path):
+    path, other = tmp_path / "results.jsonl", dataclasses.replace(task.protocol, epochs=4)
+    about = {**evidence.about(task), "protocol": dataclasses.asdict(other)}
+    path.write_text(json.dumps(about) + "\n")
+    with pytest.raises(ValueError, match="another study.*'epochs': 4.*'epochs': 3"):
+        evidence.study({task.name: task}, [], path)
+
+
+@pytest.mark.parametrize("examples", [1, 22])
+def test_too_few_rows_are_refused(task, examples):
+    task = copy.copy(task)
+    task.protocol = dataclasses.replace(task.protocol, examples=examples)
+    with pytest.raises(ValueError, match=f"examples={examples}, classes=2, rows=2"):
+        task._sample([(text, label) for label in (0, 1) for text in ("a", "b")], seed=0)
+
+
+def test_the_same_seed_gives_the_same_numbers_whatever_ran_before(task):
+    run = run_of(task, learning_rate=1e-2, seed=0)
+    first = evidence.train(run, task)
+    evidence.train(run_of(task, learning_rate=1e-1, seed=1), task)
+    again = evidence.train(run, task)
+    assert {**first, "seconds": 0} == {**again, "seconds": 0}
+
+
+def test_leaving_out_unused_word_vectors_changes_nothing_for_adamw(task, monkeypatch):
+    run, small = run_of(task, learning_rate=1e-2, seed=0), task.model(whole=False)
+    assert small[0].get_input_embeddings().weight.shape[0] < 15
+    cut, model = evidence.train(run, task), task.model
+    monkeypatch.setattr(task, "model", lambda whole: model(whole=True))
+    whole = evidence.train(run, task)
+    assert cut["loss"] == pytest.approx(whole["loss"], abs=2e-5)
+    assert (cut["validation"], cut["test"]) == (whole["validation"], whole["test"])
+
+
+def test_a_loss_that_is_not_finite_is_a_result(task, monkeypatch):
+    losses = iter([1.0, math.nan, 1.0])
+    monkeypatch.setattr(
+        paddle.nn.functional, "cross_entropy", lambda logits, labels: logits.sum() * 0 + next(losses, 1.0)
+    )
+    result = evidence.train(run_of(task, learning_rate=1e-3, seed=0), task)
+    assert result["finite"] is False and result["loss"] is None
+
+
+def test_the_arms(task):
+    layers = ldopt.LayerMap.from_model(task.model(whole=True)[0])
+    n, rules = layers.n_layers, {name: ldopt.layers.as_rule(arm) for name, arm in evidence.ARMS.items()}
+    assert n == 2
+    assert [rules["uniform"].ratio(i, n) for i in range(4)] == [1.0] * 4
+    assert [rules["encoder at 0.1"].ratio(i, n) for i in range(4)] == [0.1, 0.1, 0.1, 1.0]
+    assert [rules["decay 0.8"].ratio(i, n) for i in range(4)] == pytest.approx([0.512, 0.64, 0.8, 1.0])
+
+
+def test_the_plan_has_every_run_once():
+    runs = evidence.plan(["a", "b"], seeds=5, optimizer_seeds=3)
+    adamw = [run for run in runs if run.optimizer == "adamwdl"]
+    assert len(adamw) == 2 * 6 * len(evidence.LEARNING_RATES["adamwdl"]) * 5
+    assert (
+        len(set(runs))
+        == len(runs)
+        == len(adamw) + 2 * 3 * sum(len(rates) for name, rates in evidence.LEARNING_RATES.items() if name != "adamwdl")
+    )
+
+
+def test_an_epoch_has_every_row_once(task):
+    rows = [([1] * length, length) for length in range(1, 12)]
+    found = evidence.epoch(rows, 2, evidence.np.random.default_rng(3))
+    assert sorted(label for _, labels in found for label in labels) == list(range(1, 12))
+    for ids, labels in found:
+        assert (ids.sum(1) == labels).all() and ids.shape[1] == labels.max()
+
+
+def curve(*columns):
+    """{rate: {seed: run}} of (rate, validation accuracies, test accuracies)."""
+    return {
+        rate: {seed: {"validation": v, "test": t} for seed, (v, t) in enumerate(zip(validation, test))}
+        for rate, validation, test in columns
+    }
+
+
+def test_a_rate_is_chosen_by_the_validation_rows_alone():
+    assert report.chosen(curve((1e-4, [0.5, 0.7], [0.9, 0.9]), (1e-3, [0.6, 0.7], [0.1, 0.1]))) == 1e-3
+    assert report.chosen(curve((1e-4, [0.6, 0.7], [0.1, 0.1]), (1e-3, [0.7, 0.6], [0.9, 0.9]))) == 1e-4, "the lower"
+
+
+def test_the_range_of_rates():
+    heights = curve((1e-4, [0.5], [0.80]), (1e-3, [0.9], [0.90]), (1e-2, [0.8], [0.895]), (1e-1, [0.1], [0.795]))
+    low, high, open_below, open_above = report.within(heights, points=1)
+    assert (low, high) == (pytest.approx(10**-3.1), pytest.approx(10**-1.95))
+    assert (open_below, open_above) == (False, False)
+    high = 10 ** (-2 + 0.951)  # where 0.895 - 0.1 * share is 0.9 - 0.1001
+    assert report.within(heights, points=10.01) == (1e-4, pytest.approx(high), True, False)
+    assert report.span(1e-4, high, True, False) == "≤ 1e-4 to 8.9e-2 (at least × 893.3)"
+
+
+def test_a_difference_is_paired_by_seed():
+    one = curve((1e-3, [0, 0, 0], [0.50, 0.60, 0.70]))
+    other = curve((1e-4, [0, 0, 0], [0.49, 0.58, 0.67]))
+    assert report.difference(one, 1e-3, other, 1e-4) == "+2.0 [-0.5, +4.5]"
+    other[1e-4][2]["test"] = 0.68
+    assert report.difference(one, 1e-3, other, 1e-4) == "**+1.7 [+0.2, +3.1]**"
+
+
+def test_where_decay_helps_and_where_it_does_not():
+    flat, low, high = [0.60, 0.61, 0.62], [0.40, 0.42, 0.44], [0.69, 0.71, 0.73]
+    arms = {
+        "uniform": curve((1e-4, [0.9] * 3, flat), (1e-3, [0.1] * 3, low)),
+        "decay 0.9": curve((1e-4, [0.9] * 3, [0.62, 0.61, 0.60]), (1e-3, [0.1] * 3, flat)),
+        "decay 0.65": curve((1e-4, [0.1] * 3, low), (1e-3, [0.9] * 3, high)),
+        "encoder at 0.1": curve((1e-4, [0.1] * 3, low), (1e-3, [0.9] * 3, flat)),
+    }
+    tuned, at_best, at_lowest, against_flat = report.no_help(arms).splitlines()
+    assert tuned.endswith("better: decay 0.65; no difference beyond the spread: decay 0.9, encoder at 0.1;")
+    assert "1e-4: worse: decay 0.65, encoder at 0.1; no difference beyond the spread: decay 0.9;" in at_best
+    assert at_lowest.partition("1e-4")[1:] == at_best.partition("1e-4")[1:]
+    assert "decay 0.9 +0.0 [-5.0, +5.0], decay 0.65 **+10.0 [+7.5, +12.5]**." in against_flat
+    assert "1e-3: uniform 42.0 ± 2.0, decay 0.9 61.0 ± 1.0," in report.in_short(arms)
+    assert "uniform ≤ 1e-4 to 1.8e-4 (at least × 1.8), " in report.in_short(arms)
+
+
+def test_unfinished_seeds_are_left_out(tmp_path):
+    about, path = {"about": "a", "rows": ""}, tmp_path / "results.jsonl"
+    run = {"task": "a", "optimizer": "adamwdl", "arm": "uniform", "test": 0.5}
+    runs = [{**run, "learning_rate": rate, "seed": seed} for seed in (0, 1, 2) for rate in (1e-4, 1e-3)]
+    lamb = {**runs[0], "optimizer": "lamb"}
+    path.write_text("\n".join(map(json.dumps, [about, *runs[:-1], lamb])))
+    results = report.Results(path)
+    assert (results.runs, results.unfinished) == (runs[:4], 2)
+    path.write_text("\n".join(map(json.dumps, [about, *runs[:3]])))
+    with pytest.raises(ValueError, match="No task has two finished seeds"):
+        report.Results(path)
+
+
+def test_the_report_is_what_docs_evidence_says():
+    parts = report.blocks(report.Results(evidence.RESULTS))
+    text = DOCS.read_text(encoding="utf-8")
+    assert report.fill(text, parts) == text, "run `python benchmarks/llrd_evidence.py report`"
+
+
+def test_the_report_changes_with_the_results(tmp_path):
+    lines = evidence.RESULTS.read_text(encoding="utf-8").splitlines()
+    results, docs = tmp_path / "results.jsonl", tmp_path / "docs" / "evidence.md"
+    docs.parent.mkdir()
+    docs.write_text(DOCS.read_text(encoding="utf-8"), encoding="utf-8")
+    first = next(i for i, line in enumerate(lines) if '"task"' in line)
+    lines[first] = json.dumps({**json.loads(lines[first]), "test": 0.0})
+    results.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    evidence.main(["report", "--results", str(results), "--docs", str(docs)])
+    assert docs.read_text(encoding="utf-8") != DOCS.read_text(encoding="utf-8")
+    for picture in re.findall(r"\((images/[^)]*)\)", docs.read_text(encoding="utf-8")):
+        assert (docs.parent / picture).exists() and (DOCS.parent / picture).exists(), picture
+
+
+def test_a_document_without_a_part_is_refused():
+    with pytest.raises(ValueError, match="part: tuned"):
+        report.fill("<!-- part: accuracy --> <!-- end -->", {"accuracy": "", "tuned": ""})

@@ -1,0 +1,636 @@
+"""Every combination of a parallel layout, a way to step, an optimizer and a feature, compared with one process.
+
+A combination is (layout, way, optimizer, features). `outcomes` trains each in as many processes as its layout has and
+says whether the weights are those of one process, or which error refused it; `table` makes a page of that.
+
+The network has an embedding that may be tied to the head, a convolution, a pair of tensor-parallel matrices and two
+blocks. The sizes are such that slices of sharding version 2 end inside a matrix. bfloat16 parameters get gradients that
+bfloat16 holds exactly, in any order of summation: each layer adds `(parameter * number).sum()` with numbers of few bits
+to the loss. So the float32 masters can be compared as closely as float32 parameters.
+
+    python tests/distributed/combinations.py               # all of them; writes docs/combinations.json (15 minutes on 2 cores)
+    python tests/distributed/combinations.py --layout "dp x sharding v2" --feature tied
+"""
+
+import argparse
+import collections
+import contextlib
+import functools
+import itertools
+import json
+import math
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import traceback
+import zlib
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+import paddle.nn.functional as F
+from distributed_cases import Mix, data_part, ratio_of
+from distributed_launch import LaunchError, launch
+from paddle import nn
+from paddle.autograd import PyLayer
+from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
+from toy_layers import Block, Embed, tied_head
+
+import paddle_ldopt as ldopt
+
+VOCABULARY, HIDDEN, INNER, LENGTH, ROWS = 25, 18, 12, 5, 16
+STEPS, LR, CLIP = 8, 4e-2, 0.1
+OVERFLOWS = (1, 4)  # steps in which one process gets an infinite gradient
+TOLERANCE = 1e-5  # of the way that a parameter goes
+FROZEN = "inner.2."
+SECONDS = 90  # for one combination
+RESULTS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "combinations.json"
+
+V2 = {"sharding_configs": {"split_param": True}}
+AXES = {"dp": {"dp": 2}, "sharding v1": {"sharding": 2}, "sharding v2": {"sharding": 2, **V2}}
+AXES.update({"pp": {"pp": 2}, "mp": {"mp": 2}})
+PAIRS = [pair for pair in itertools.combinations(AXES, 2) if pair != ("sharding v1", "sharding v2")]
+LAYOUTS = {**AXES, **{" x ".join(pair): {**AXES[pair[0]], **AXES[pair[1]]} for pair in PAIRS}}
+WAYS = ("plain", "PipelineWithLossScale", "GradientAccumulator")
+OPTIMIZERS = {  # with an epsilon that keeps the rounding of a gradient near zero from deciding an update
+    "adamwdl": (ldopt.AdamWDL, {"weight_decay": 0.1, "epsilon": 1e-3}),
+    "came": (ldopt.Came, {"weight_decay": 0.1}),
+    "lamb": (ldopt.Lamb, {"weight_decay": 0.1, "eps": 1e-3}),
+    "adafactor": (ldopt.Adafactor, {"weight_decay": 0.1, "scale_parameter": False, "relative_step": False}),
+    "adamweightdecay": (ldopt.AdamWeightDecay, {"weight_decay_rate": 0.1, "epsilon": 1e-3}),
+}
+FEATURES = ("none", "clip", "tied", "frozen", "overflow", "accumulation", "bfloat16", "schedule", "all")
+EVERYTHING = ("clip", "tied", "frozen", "overflow", "accumulation", "schedule")  # rounds bfloat16 in any order
+
+
+def ranks_of(layout):
+    return math.prod(degree for degree in LAYOUTS[layout].values() if isinstance(degree, int))
+
+
+def combinations():
+    """Return all; a loss scale belongs to `PipelineWithLossScale` alone, Paddle's GradScaler is off on a CPU."""
+    every = itertools.product(LAYOUTS, WAYS, OPTIMIZERS, FEATURES)
+    return [key for key in every if key[3] != "overflow" or key[1] == "PipelineWithLossScale"]
+
+
+def sample(count, seed, ranks):
+    """Draw some whose layout has so many processes, every layout among them."""
+    draw = random.Random(seed)
+    by_layout = collections.defaultdict(list)
+    for key in combinations():
+        if ranks_of(key[0]) == ranks:
+            by_layout[key[0]].append(key)
+    for keys in by_layout.values():
+        draw.shuffle(keys)
+    return [key for _, key in zip(range(count), itertools.chain(*zip(*by_layout.values())))]
+
+
+def features_of(key):
+    """Return the set of features of a combination."""
+    if key[3] == "none":
+        return frozenset()
+    return frozenset(EVERYTHING if key[3] == "all" else [key[3]]) - ({"overflow"} if key[1] != WAYS[1] else set())
+
+
+# ---- the network
+
+
+class _Enter(PyLayer):
+    """Into a tensor-parallel pair: the gradients of the processes are summed."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad
+
+
+class _Leave(PyLayer):
+    """Out of it: the outputs are summed."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clone()
+
+
+def model_group():
+    """Return (tensor-parallel group, this process's place in it, its size)."""
+    from paddle.distributed.fleet.base import topology
+
+    hcg = topology._HYBRID_PARALLEL_GROUP
+    if hcg is None or hcg.get_model_parallel_world_size() == 1:
+        return None, 0, 1
+    return hcg.get_model_parallel_group(), hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()
+
+
+class Split(nn.Layer):
+    """Two matrices, by columns and by rows, as Megatron cuts them; Paddle's own layers have no CPU kernel."""
+
+    AXES = {"up": 1, "up_bias": 0, "down": 0}
+
+    def __init__(self):
+        super().__init__()
+        parts = model_group()[2]
+        self.up = self.create_parameter([HIDDEN, INNER // parts])
+        self.up_bias = self.create_parameter([INNER // parts])
+        self.down = self.create_parameter([INNER // parts, HIDDEN])
+        self.bias = self.create_parameter([HIDDEN])
+        if parts > 1:
+            for name, axis in self.AXES.items():
+                param = getattr(self, name)
+                param.is_distributed, param.split_axis = True, axis
+
+    def forward(self, hidden):
+        group = model_group()[0]
+        inner = hidden if group is None else _Enter.apply(hidden, group)
+        inner = paddle.matmul(paddle.tanh(paddle.matmul(inner, self.up) + self.up_bias), self.down)
+        return hidden + (inner if group is None else _Leave.apply(inner, group)) + self.bias
+
+
+class Head(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.weight = self.create_parameter([HIDDEN, VOCABULARY])
+
+    def forward(self, hidden):
+        return paddle.matmul(hidden, self.weight)
+
+
+def axis_of(name):
+    """Return the axis along which tensor parallelism cuts a parameter, given its name in `Whole`."""
+    return Split.AXES.get(name.partition("inner.1.")[2])
+
+
+def part_of(name, array, offset=0):
+    _, rank, parts = model_group()
+    axis = axis_of(name)
+    return array if axis is None or parts == 1 else np.split(array, parts, axis + offset)[rank]
+
+
+def linearly(layer, prefix, x, use=""):
+    """Add `(parameter * number).sum()` to each row's value; x holds each row's number and its value."""
+    rows, value = x[:, 0].numpy().astype("int64"), x[:, 1]
+    for name, param in layer.named_parameters():
+        shape = [*param.shape]
+        axis = axis_of(prefix + name)
+        if axis is not None:
+            shape[axis] *= model_group()[2]
+        draws = [np.random.default_rng([row, zlib.crc32(f"{prefix}{name}{use}".encode())]) for row in rows]
+        numbers = np.stack([draw.integers(-4, 5, shape) / 4 for draw in draws]).astype("float32")
+        numbers = paddle.to_tensor(part_of(prefix + name, numbers, offset=1))
+        value = value + (param.astype("float32") * numbers).flatten(1).sum(1)
+    return paddle.stack([x[:, 0], value], axis=1)
+
+
+def _first(embed, tokens):
+    x = paddle.concat([tokens[:, :1].astype("float32"), paddle.zeros([len(tokens), 1])], axis=1)
+    return linearly(embed, "embed.", x)
+
+
+class ExactEmbed(Embed):
+    def forward(self, tokens):
+        return _first(self, tokens)
+
+
+def exact_tied(embed, x):
+    return linearly(embed, "embed.", x, "head")
+
+
+class Exact(nn.Layer):
+    """An inner layer or the head with a gradient of few bits."""
+
+    def __init__(self, cls, prefix, *args):
+        super().__init__()
+        self.layer, self.prefix = cls(*args), prefix
+
+    def forward(self, x):
+        return linearly(self.layer, self.prefix, x)
+
+
+INNER_LAYERS = [(Mix,), (Split,), (Block, HIDDEN), (Block, HIDDEN)]
+
+
+def loss_of(output, labels):
+    if output.ndim == 2:  # of exact layers
+        return output[:, 1].mean()
+    return F.cross_entropy(output, labels)
+
+
+class Whole(nn.Layer):
+    """The network as one Layer, which returns its loss."""
+
+    def __init__(self, features):
+        super().__init__()
+        exact, self.tied = "bfloat16" in features, "tied" in features
+        self.embed = (ExactEmbed if exact else Embed)(VOCABULARY, HIDDEN)
+        made = [Exact(cls, f"inner.{i}.", *a) if exact else cls(*a) for i, (cls, *a) in enumerate(INNER_LAYERS)]
+        self.inner = nn.LayerList(made)
+        self.exact = exact
+        if not self.tied:
+            self.head = Exact(Head, "head.") if exact else Head()
+
+    def forward(self, tokens, labels):
+        hidden = self.embed(tokens)
+        for layer in self.inner:
+            hidden = layer(hidden)
+        tied = exact_tied if self.exact else tied_head
+        return loss_of(tied(self.embed, hidden) if self.tied else self.head(hidden), labels)
+
+
+class Staged(PipelineLayer):
+    """The network as Paddle's pipeline takes it."""
+
+    def __init__(self, features, **arguments):
+        exact = "bfloat16" in features
+        ends = [LayerDesc(ExactEmbed if exact else Embed, VOCABULARY, HIDDEN)]
+        ends.append(LayerDesc(Exact, Head, "head.") if exact else LayerDesc(Head))
+        if "tied" in features:
+            shared = functools.partial(SharedLayerDesc, "tied", ExactEmbed if exact else Embed)
+            sizes = {"shared_weight_attr": "weight", "vocabulary": VOCABULARY, "hidden": HIDDEN}
+            ends = [shared(**sizes), shared(forward_func=exact_tied if exact else tied_head, **sizes)]
+        inner = [
+            LayerDesc(Exact, cls, f"inner.{i}.", *a) if exact else LayerDesc(cls, *a)
+            for i, (cls, *a) in enumerate(INNER_LAYERS)
+        ]
+        super().__init__(layers=[ends[0], *inner, ends[1]], loss_fn=loss_of, **arguments)
+
+
+def plain_name(name):
+    """Return the name in `Whole` (in float32) of a parameter of either network."""
+    name = name.replace("shared_layers.tied.", "embed.").replace(".layer.", ".")
+    first, _, rest = name.partition(".")
+    if not first.isdigit():
+        return name
+    place = int(first)
+    end = {0: "embed", len(INNER_LAYERS) + 1: "head"}.get(place)
+    return f"{end or f'inner.{place - 1}'}.{rest}"
+
+
+def initialise(network, features):
+    """Give each parameter a value that depends on its name alone; cast and freeze as the features say."""
+    if "bfloat16" in features:
+        network.to(dtype="bfloat16")
+    _, _, parts = model_group()
+    for own, param in network.named_parameters():
+        name = plain_name(own)
+        shape = [n * parts if i == axis_of(name) else n for i, n in enumerate(param.shape)]
+        draw = np.random.default_rng(zlib.crc32(name.encode()))
+        centre = 1.0 if name.endswith(("norm.weight", "scale")) else 0.0
+        value = np.asarray(centre + 0.3 * draw.standard_normal(shape), "float32")
+        param.set_value(paddle.to_tensor(part_of(name, value)).astype(param.dtype))
+        if "frozen" in features and name.startswith(FROZEN):
+            param.stop_gradient = True
+    return network
+
+
+def batch(step, features, part=0, parts=1):
+    """Return a process's part of the tokens and labels of a step, whose whole is the same for any number of parts."""
+    draw = np.random.default_rng(1000 + step)
+    tokens = draw.integers(0, VOCABULARY, [ROWS, LENGTH])
+    labels = (tokens * 3 + 1) % VOCABULARY
+    if "bfloat16" in features:
+        tokens[:, 0] = step * ROWS + np.arange(ROWS)
+    rows = slice(part * ROWS // parts, (part + 1) * ROWS // parts)
+    return [paddle.to_tensor(array[rows]) for array in (tokens, labels)]
+
+
+def optimizer_of(case, network, features, clips=True):
+    """Return (optimizer with a rate of its own for each layer, its schedule or None)."""
+    from paddle_ldopt.optimizers._base.groups import parameters_to_train
+
+    names = {param.name: plain_name(own) for own, param in network.named_parameters()}
+    cls, options = OPTIMIZERS[case]
+    schedule = paddle.optimizer.lr.LambdaDecay(LR, lambda step: 0.8**step) if "schedule" in features else None
+    ratios = {own: 1.0 if name.startswith(("head", "inner.3")) else ratio_of(name) for own, name in names.items()}
+    decayed = {own for own, name in names.items() if not name.endswith(("bias", "scale"))}
+    optimizer = cls(
+        **{"lr" if case == "adafactor" else "learning_rate": schedule or LR},
+        parameters=parameters_to_train(network),
+        set_param_lr_fun=lambda param: ratios[param.name],
+        name_dict=names,
+        apply_decay_param_fun=decayed.__contains__,
+        grad_clip=nn.ClipGradByGlobalNorm(CLIP) if clips and "clip" in features else None,
+        multi_precision="bfloat16" in features,
+        **options,
+    )
+    return optimizer, schedule
+
+
+# ---- in one process
+
+
+def alone(case, features):
+    """Train in one process; return the float32 parameters or masters by name before and after."""
+    with paddle.utils.unique_name.guard("alone_"):
+        network = initialise(Whole(features), features)
+        optimizer, schedule = optimizer_of(case, network, features)
+    start = values(network, optimizer)
+    for step in range(STEPS):
+        network(*batch(step, features)).backward()
+        if "overflow" not in features or step not in OVERFLOWS:
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+        optimizer.clear_grad()
+    return start, values(network, optimizer)
+
+
+def values(network, optimizer, hcg=None):
+    """Return the whole parameters of this process by name; of bfloat16 ones with a master, that."""
+    masters = ldopt.hooks.unwrap(optimizer)._master_weights
+    mine = {name: master.numpy().ravel() for name, master in masters.items()}
+    everyone = [mine]
+    if hcg is not None and hcg.get_sharding_parallel_world_size() > 1:  # each process has some, or a slice of each
+        everyone = gathered(mine, hcg.get_sharding_parallel_group())
+    out = {}
+    for own, param in network.named_parameters():
+        pieces = [held[param.name] for held in everyone if param.name in held]
+        master = np.concatenate(pieces)[: param.size].reshape(param.shape) if pieces else None
+        out[plain_name(own)] = param.astype("float32").numpy().copy() if master is None else master
+    group, _, parts = model_group()
+    if hcg is not None and parts > 1:
+        everyone = gathered(out, group)
+        for name in out:
+            if axis_of(name) is not None:
+                out[name] = np.concatenate([one[name] for one in everyone], axis_of(name))
+    return out
+
+
+def gathered(value, group):
+    out = []
+    dist.all_gather_object(out, value, group=group)
+    return out
+
+
+def apart(got, start, end):
+    """Return the greatest distance of parameters from `end`, each by the way that it has gone from `start`."""
+    distances = [0.0]
+    for name, value in got.items():
+        way = np.abs(end[name] - start[name]).max()
+        distances.append(np.abs(value - end[name]).max() / way if way else float((value != end[name]).any()))
+    return float(max(distances))
+
+
+# ---- in several
+
+
+def worker(keys, references, folder):
+    """Train each combination, write its outcome into a file as soon as it is known."""
+    from distributed_setup import start_fleet
+    from paddle.distributed import fleet
+    from paddle.distributed.fleet.meta_parallel import tensor_parallel
+
+    tensor_parallel.broadcast_input_data = lambda hcg, *inputs, **options: (inputs, options)  # all have the same
+    log = pathlib.Path(folder, f"outcomes{dist.get_rank()}")
+    layout = None
+    for index, key in keys:
+        if key[0] != layout:
+            layout, hcg = key[0], start_fleet(**LAYOUTS[key[0]])
+        start, end = references[key[2], features_of(key)]
+        signal.alarm(SECONDS)  # ends a process that waits for another
+        outcome = Run(hcg, key, fleet).outcome(start, end)
+        signal.alarm(0)
+        with log.open("a") as file:
+            file.write(json.dumps([index, outcome]) + "\n")
+
+
+class Run:
+    """One combination, in one of its processes."""
+
+    def __init__(self, hcg, key, fleet):
+        self.hcg, self.fleet = hcg, fleet
+        _, self.way, self.case, _ = key
+        self.features = features_of(key)
+        self.staged = hcg.get_pipe_parallel_world_size() > 1
+        self.part, self.parts = data_part(hcg)
+        # calls of backward (or of the pipeline) in a step, and micro-batches of each
+        many = 4 if "accumulation" in self.features else 2
+        self.calls = many if self.way == "GradientAccumulator" else 1
+        self.micro = 2 if self.staged else 1
+        if self.way != "GradientAccumulator" and "accumulation" in self.features:
+            self.micro = 4
+
+    def outcome(self, start, end):
+        """Return a dict: "distance", or "error" with "message", "when" and "changed" if it was refused."""
+        self.when, network = "construction", None
+        try:
+            with paddle.utils.unique_name.guard():
+                network = self.built()
+            before = values(network, self.optimizer, self.hcg)
+            self.when = "first step"
+            for step in range(STEPS):
+                self.now = step
+                self.take(step)
+                self.when = f"step {step + 1}"
+            got = values(network, self.optimizer, self.hcg)
+            return {"distance": apart(got, start, end), "names": sorted(got)}
+        except Exception as error:
+            changed = self.when != "construction" and any(
+                not np.array_equal(before[plain_name(own)], param.astype("float32").numpy())
+                for own, param in network.named_parameters()
+                if axis_of(plain_name(own)) is None
+            )
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            return {
+                "error": type(error).__name__,
+                "message": str(error)[:600],
+                "when": self.when,
+                "changed": changed,
+                "where": f"{pathlib.Path(where.filename).name}:{where.lineno}",
+            }
+
+    def built(self):
+        strategy = self.fleet.fleet._user_defined_strategy
+        size = ROWS // self.parts // self.calls // self.micro
+        micro = {"accumulate_steps": self.micro, "micro_batch_size": size}
+        strategy.pipeline_configs = {**micro, "enable_partial_send_recv": False}  # needs a kernel that CPUs lack
+        network = Staged(self.features, topology=self.hcg.topology()) if self.staged else Whole(self.features)
+        self.network = initialise(network, self.features)
+        clips = self.way != "PipelineWithLossScale"
+        optimizer, self.schedule = optimizer_of(self.case, network, self.features, clips)
+        self.optimizer = self.fleet.distributed_optimizer(optimizer)
+        self.model = self.fleet.distributed_model(network)
+        if self.way == "plain":
+            self.mend_paddle()
+        elif self.way == "PipelineWithLossScale":
+            self.step = ldopt.PipelineWithLossScale(
+                self.model,
+                self.optimizer,
+                use_clip_grad="clip" in self.features,
+                scale_sense=ldopt.DynamicLossScaler(2**10, 2, 3) if "overflow" in self.features else 1.0,
+                micro_batch_num=self.micro,
+                **({"max_grad_norm": CLIP} if "clip" in self.features else {}),
+            )
+            hit = {OVERFLOWS[0]: 0, OVERFLOWS[1]: dist.get_world_size() - 1}
+            if "overflow" in self.features:
+                param = next(param for param in network.parameters() if not param.stop_gradient)
+                inf, me = float("inf"), dist.get_rank()
+                param.register_hook(lambda grad: grad * inf if hit.get(self.now) == me else grad)
+        else:
+            self.accumulator = ldopt.GradientAccumulator("mean")
+            self.mend_paddle()
+        return network
+
+    def mend_paddle(self):
+        """Go around two faults of Paddle's own step, which docs/scaling.md names."""
+        slices = getattr(self.optimizer._inner_opt, "_slice_params", {})
+        if self.staged:  # a tied weight counts twice in the norm: pp_layers.py compares the wrong names
+            for shared in self.network.shared_comm.values():
+                weight = shared["layer"].weight
+                for param in (weight, slices.get(weight.name, weight)):
+                    param.is_firstly_shared = dist.get_rank() == min(shared["ranks"])
+        if slices and self.hcg.get_data_parallel_world_size() > 1:  # the first step leaves out data parallelism
+            self.optimizer._inner_opt._collect_comm_buffers()
+            self.optimizer._inner_opt._assign_slice_grad()
+
+    def take(self, step):
+        inputs = batch(step, self.features, self.part, self.parts)
+        if self.way == "PipelineWithLossScale":
+            self.step(*inputs)
+            return
+        if self.way == "GradientAccumulator":
+            self.accumulate(inputs)
+        elif self.staged:
+            self.model.train_batch(inputs, self.optimizer)
+        else:
+            for i, micro in enumerate(split(inputs, self.micro)):
+                with self.silent(i < self.micro - 1):
+                    (self.model(*micro) / self.micro).backward()
+            self.optimizer.step()
+            self.optimizer.clear_grad()
+        if self.schedule is not None:
+            self.schedule.step()
+
+    def silent(self, wanted=True):
+        return self.model.no_sync() if wanted and hasattr(self.model, "no_sync") else contextlib.nullcontext()
+
+    def accumulate(self, inputs):
+        for micro in split(inputs, self.calls):
+            if self.staged:
+                data = self.model._prepare_training(micro, self.optimizer, None)
+                self.model.forward_backward_pipeline(data)
+            else:
+                with self.silent():
+                    self.model(*micro).backward()
+            self.accumulator(self.network)
+        groups = {"data": self.hcg.get_data_parallel_group(), "sharding": self.hcg.get_sharding_parallel_group()}
+        groups = [group for group in groups.values() if group.nranks > 1]
+        if groups:
+            self.accumulator.synchronize(groups[0] if len(groups) == 1 else None)
+        self.accumulator.apply(self.optimizer)
+
+
+def split(inputs, parts):
+    return list(zip(*(paddle.split(value, parts) for value in inputs)))
+
+
+# ---- from outside
+
+
+@functools.cache
+def reference(case, features):
+    return alone(case, features)
+
+
+def outcomes(keys, folder, timeout=600, quiet=True):
+    """Return {combination: outcome of each process}; "stuck" for one that did not end."""
+    found = {}
+    for ranks in (2, 4):
+        left = [(index, key) for index, key in enumerate(keys) if ranks_of(key[0]) == ranks]
+        left.sort(key=lambda item: (list(LAYOUTS).index(item[1][0]), item[0]))
+        while left:
+            place = pathlib.Path(folder, f"{ranks}-{len(left)}")
+            place.mkdir(parents=True)
+            wanted = {(key[2], features_of(key)) for _, key in left}
+            references = {(case, features): reference(case, features) for case, features in wanted}
+            why = None
+            try:
+                launch(worker, ranks, timeout=timeout, keys=left, references=references, folder=str(place))
+            except LaunchError as error:
+                why = str(error)[-2000:]
+            logs = [place / f"outcomes{rank}" for rank in range(ranks)]
+            read = [dict(map(json.loads, log.read_text().splitlines())) if log.exists() else {} for log in logs]
+            done = [index for index, _ in left if all(index in one for one in read)]
+            found.update({keys[index]: [one[index] for one in read] for index in done})
+            left = [item for item in left if item[0] not in set(done)]
+            if left and not done and why and "outcomes" not in str(list(place.iterdir())):
+                raise RuntimeError(why)
+            if left:  # the first that is not done is the one that got stuck
+                index, key = left.pop(0)
+                found[key] = [one.get(index, {"error": "stuck", "message": why}) for one in read]
+            if not quiet:
+                print(f"{ranks} processes: {len(left)} left", flush=True)
+    return found
+
+
+def verdict(key, ranks):
+    """Return "match", or "refused" with the message; raise AssertionError if it is neither."""
+    if all("distance" in one for one in ranks):
+        expected = set(reference(key[2], features_of(key))[1])
+        assert set().union(*(one["names"] for one in ranks)) == expected, key
+        worst = max(one["distance"] for one in ranks)
+        assert worst < TOLERANCE, (key, worst)
+        return "match"
+    for one in ranks:
+        assert one.get("error") in ("ValueError", "TypeError"), (key, ranks)
+        assert "Received:" in one["message"] and not one["changed"], (key, one)
+        assert one["when"] in ("construction", "first step"), (key, one)
+    return f"refused: {ranks[0]['message']}"
+
+
+def rows_of(keys, folder, **options):
+    """Return (combination -> "match" or "refused: ...", combination -> why it is wrong)."""
+    found, rows, wrong = outcomes(keys, folder, **options), {}, {}
+    for key in keys:
+        try:
+            rows[key] = verdict(key, found[key])
+        except AssertionError as error:
+            wrong[key] = str(error)[:1000]
+    return rows, wrong
+
+
+def summary(rows):
+    """Return what docs/combinations.json holds: of each layout and way how many match, and what is refused."""
+    out = {}
+    for (layout, way, case, feature), row in rows.items():
+        cell = out.setdefault(layout, {}).setdefault(way, {"match": 0, "refused": {}})
+        if row == "match":
+            cell["match"] += 1
+        else:
+            cell["refused"].setdefault(row.removeprefix("refused: "), []).append(f"{case}, {feature}")
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for number, name in enumerate(("layout", "way", "optimizer", "feature")):
+        known = sorted({key[number] for key in combinations()})
+        parser.add_argument(f"--{name}", action="append", choices=known, default=[], metavar=name.upper())
+    chosen = list(vars(parser.parse_args()).values())
+    keys = [key for key in combinations() if all(value in some or not some for value, some in zip(key, chosen))]
+    with tempfile.TemporaryDirectory() as folder:
+        rows, wrong = rows_of(keys, folder, timeout=3600, quiet=False)
+    for key, why in wrong.items():
+        print("WRONG", *key, why, sep=" | ", flush=True)
+    match = sum(row == "match" for row in rows.values())
+    print(f"{len(keys)} combinations: {match} match, {len(rows) - match} are refused, {len(wrong)} are wrong")
+    if keys == combinations() and not wrong:
+        RESULTS.write_text(json.dumps(summary(rows), indent=1) + "\n")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,452 @@
+"""Checkpoints move between layouts: docs/scaling.md has the table, each row of which is a test here."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+
+import checkpoint_cases as cases
+import numpy as np
+import paddle
+import pytest
+from distributed_launch import launch
+
+import paddle_ldopt as ldopt
+from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
+from paddle_ldopt.parallel.checkpoints import RECORD
+from paddle_ldopt.tools.memory import Layout, OptimizerSpec, plan
+
+NAMES = ldopt.list_optimizers()
+CASES = {name: {"name": name} for name in NAMES}
+LOW = {f"{name}, bfloat16": {"name": name, "dtype": "bfloat16"} for name in ("adamwdl", "came")}
+ONE = "1 process"
+OLD = pathlib.Path(__file__).parent / "old_checkpoint"  # of version 0.1
+# layout -> those whose checkpoints it goes on from
+SOURCES = {
+    "sharding 4 v2": [],
+    "dp 2": [ONE, "sharding 4 v2"],
+    "sharding 2 v1": [ONE, "dp 2"],
+    "sharding 2 v2": [ONE, "sharding 2 v1", "sharding 4 v2"],
+    "pp 2": [ONE, "sharding 2 v2"],
+}
+MOVES = [(source, target) for target in SOURCES for source in SOURCES[target]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return (folder of all checkpoints, case -> values without interruption, layout -> what each rank returned)."""
+    root = str(tmp_path_factory.mktemp("checkpoints"))
+    whole = {}
+    for case, arguments in {**CASES, **LOW}.items():
+        run = cases.Run(**arguments).train(0, cases.HALF)
+        run.save(cases.place(root, ONE, case))
+        whole[case] = run.train(cases.HALF, cases.STEPS).values()
+    found = {}
+    for layout, sources in SOURCES.items():
+        ranks = int(layout.split()[1])
+        found[layout] = launch(
+            cases.work, ranks=ranks, timeout=240, root=root, layout=layout, cases={**CASES, **LOW}, sources=sources
+        )
+    return root, whole, found
+
+
+def distance(values, expected, name):
+    """Return the largest error of parameters relative to how far they went."""
+    start = cases.Run(name).values()
+    moved = {key: np.abs(expected[key] - start[key]).max() for key in values}
+    return max(np.abs(values[key] - expected[key]).max() / moved[key] for key in values)
+
+
+@pytest.mark.parametrize("name", {**CASES, **LOW})
+def test_one_process_goes_on_bit_for_bit(runs, name):
+    root, whole, _ = runs
+    run = cases.Run(**{**CASES, **LOW}[name]).load(cases.place(root, ONE, name)).train(cases.HALF, cases.STEPS)
+    assert all(np.array_equal(value, whole[name][key]) for key, value in run.values().items())
+
+
+@pytest.mark.parametrize("name", {**CASES, **LOW})
+@pytest.mark.parametrize("layout", SOURCES)
+def test_all_state_arrives_bit_for_bit(runs, layout, name):
+    """Masters, counters and the parameters too."""
+    root, _, found = runs
+    run = cases.Run(**{**CASES, **LOW}[name]).load(cases.place(root, layout, name))
+    loaded = {key: value for key, value, _ in run.pieces()}
+    seen = {key: np.zeros(value.size, bool) for key, value in loaded.items()}
+    for rank in found[layout]:
+        for key, value, span in rank[name]["saved"]:
+            begin, end = span or (0, value.size)
+            assert np.array_equal(loaded[key].flatten()[begin:end], value.flatten()), key
+            seen[key][begin:end] = True
+        assert all(np.array_equal(run.values()[key], value) for key, value in rank[name]["values"].items())
+    assert all(mask.all() for mask in seen.values()), "every element was somewhere"
+    assert sum(key.endswith(".w_0") for key in loaded) == (6 if name in LOW else 0)
+    assert sum(key.endswith(".beta1_pow_acc_0") for key in loaded) == 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("layout", SOURCES)
+def test_to_one_process(runs, layout, name):
+    root, whole, _ = runs
+    run = cases.Run(name).load(cases.place(root, layout, name)).train(cases.HALF, cases.STEPS)
+    assert distance(run.values(), whole[name], name) < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("source, target", MOVES, ids=lambda layout: layout.replace(" ", "-"))
+def test_between_layouts(runs, source, target, name):
+    _, whole, found = runs
+    values = {}
+    for rank in found[target]:
+        here, rate = rank[name][source]
+        assert rate == pytest.approx(1e-2 * 0.9**cases.STEPS)
+        for key, value in here.items():
+            assert np.array_equal(values.setdefault(key, value), value), "the same in every process that has it"
+    assert set(values) == set(whole[name])
+    assert distance(values, whole[name], name) < 1e-5
+
+
+# ---- the formulas of `memory` against what these runs held and sent
+
+
+@pytest.mark.parametrize("name", {**CASES, **LOW})
+@pytest.mark.parametrize("layout", [layout for layout in SOURCES if "pp" not in layout])
+def test_bytes_are_those_of_the_formulas(runs, layout, name):
+    found = [rank[name] for rank in runs[2][layout]]
+    kind, degree, *version = layout.split()
+    names, sizes = [], []
+    for i, (rows, columns) in enumerate(cases.SIZES):
+        names += [f"{2 * i}.weight", f"{2 * i}.bias"]
+        sizes += [[rows, columns], [columns]]
+    dtype = "bfloat16" if name in LOW else "float32"
+    layout = Layout(**{kind: int(degree)}, split_param=version == ["v2"])
+    answer = plan(dict(zip(names, sizes)), OptimizerSpec(name.split(",")[0], dtype=dtype), layout)
+    assert (answer.state, answer.masters) == max((rank["held"] for rank in found), key=sum)
+    n = int(degree)
+    share = 2 * (n - 1) / n
+    mean = {key: sum(rank["sent"].get(key, 0) for rank in found) / n for key in ("all_reduce", "reduce", "broadcast")}
+    if kind == "dp":  # the reducer, in C++, is not seen
+        assert mean["all_reduce"] == answer.sent_sums == 0
+    elif version == ["v1"]:
+        assert (mean["reduce"] * share / 2, mean["broadcast"] * share / 2) == (
+            answer.sent_gradients,
+            answer.sent_parameters,
+        )
+        assert mean["all_reduce"] == answer.sent_sums == 0
+    else:  # gloo's stand-in for reduce_scatter is an all_reduce of the whole
+        gradients = answer.sent_gradients / (share / 2)
+        assert (mean["all_reduce"] - gradients) * share == answer.sent_sums
+
+
+# ---- tensor parallel, Paddle's own functions, other names
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Return (folder, optimizer -> network without interruption, what each rank of tensor parallel returned)."""
+    root, whole = str(tmp_path_factory.mktemp("parts")), {}
+    for name in NAMES:
+        network = whole[name] = cases.Cut()
+        optimizer = ldopt.create(name, network, learning_rate=1e-2)
+        cases.train_cut(network, optimizer, 0, cases.HALF)
+        save_checkpoint(cases.place(root, ONE, name), network, optimizer)
+        cases.train_cut(network, optimizer, cases.HALF, cases.STEPS)
+    return root, whole, launch(cases.work_in_parts, ranks=2, timeout=120, root=root, names=NAMES, source=ONE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_from_and_to_tensor_parallel(parts, name):
+    root, whole, ranks = parts
+    network = cases.Cut()
+    optimizer = ldopt.create(name, network, learning_rate=1e-2)
+    load_checkpoint(cases.place(root, "mp 2", name), network, optimizer)
+    cases.train_cut(network, optimizer, cases.HALF, cases.STEPS)
+    for key, axis in (("wide", 1), ("tall", 0)):
+        expected = getattr(whole[name], key).numpy()
+        bound = 1e-5 * np.abs(expected - cases.Cut.drawn(key, 0)).max()
+        assert np.abs(getattr(network, key).numpy() - expected).max() < bound
+        assert np.abs(np.concatenate([rank[name][key] for rank in ranks], axis) - expected).max() < bound
+
+
+def test_paddles_own_functions_do_it_too(tmp_path):
+    folder = str(tmp_path / "raw")
+    launch(cases.work_raw, ranks=2, timeout=120, folder=folder)
+    run, whole = cases.Run("came"), cases.Run("came").train(0, cases.STEPS)
+    model = run.plain.sharded_state_dict()
+    paddle.distributed.load_state_dict({**model, **run.optimizer.sharded_state_dict(model)}, folder)
+    run.schedule.step(cases.HALF)
+    assert distance(run.train(cases.HALF, cases.STEPS).values(), whole.values(), "came") < 1e-5
+
+
+def test_names_of_another_class(tmp_path):
+    class Other(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.body = cases.Run("lamb").plain
+
+        def forward(self, x):
+            return self.body(x)
+
+    run, other = cases.Run("lamb").train(0, cases.HALF), Other()
+    run.save(tmp_path / "saved")
+    optimizer = ldopt.create("lamb", other, learning_rate=run.schedule)
+    with pytest.raises(ValueError, match=r"lacks tensors.*Received: body\.0\.weight"):
+        load_checkpoint(tmp_path / "saved", other, optimizer)
+    load_checkpoint(tmp_path / "saved", other, optimizer, rename=lambda name: name[len("body.") :])
+    assert all(np.array_equal(p.numpy(), q.numpy()) for p, q in zip(run.plain.parameters(), other.parameters()))
+    with pytest.raises(ValueError, match="must give each parameter another name"):
+        save_checkpoint(tmp_path / "again", other, optimizer, rename=lambda name: "one")
+
+
+# ---- what is refused
+
+
+def test_what_cannot_be_resumed_is_refused_before_anything_is_written(tmp_path):
+    folder = str(tmp_path / "refused")
+    for (fused, alone), written in launch(cases.work_refused, ranks=2, timeout=120, folder=folder):
+        assert "set tensor_fusion=False" in fused and "Received: tensor_fusion=True" in fused
+        assert "must name every parameter" in alone and not written
+
+
+def test_group_sharding_is_refused(tmp_path):
+    run = cases.Run("lamb")
+
+    class Stage2:
+        _optim = run.optimizer
+
+    with pytest.raises(ValueError, match="use sharding stage 1 .* Received: Stage2"):
+        save_checkpoint(tmp_path / "x", run.plain, Stage2())
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_strange_optimizer_is_refused(tmp_path):
+    run = cases.Run("lamb")
+    adam = paddle.optimizer.Adam(parameters=run.plain.parameters())
+    with pytest.raises(TypeError, match="Received: optimizer of type Adam"):
+        save_checkpoint(tmp_path / "x", run.plain, adam)
+
+
+def test_a_piece_of_unknown_place_is_refused():
+    run = cases.Run("lamb").train(0, 1)
+    weights = run.plain.sharded_state_dict()
+    weights["0.weight"].local_shape = (4, 24)
+    with pytest.raises(ValueError, match=r"save_checkpoint.*Received: 192 elements, not 96"):
+        run.optimizer.sharded_state_dict(weights)
+
+
+@pytest.mark.parametrize(
+    "leave, says",
+    [
+        ([RECORD, "0.metadata", "0_0.distcp", "schedule.pdparams"], None),
+        (["0.metadata", "0_0.distcp"], "holds a checkpoint that was cut short while it was saved"),
+        (["0.metadata"], "holds a checkpoint that was cut short while it was saved"),
+        (["schedule.pdparams"], "holds other files"),
+        ([], "is not there or empty"),
+    ],
+)
+def test_saving_and_loading_know_the_same_checkpoints(tmp_path, leave, says):
+    cases.Run("lamb").train(0, 1).save(tmp_path / "x")
+    for name in set(os.listdir(tmp_path / "x")) - set(leave):
+        os.remove(tmp_path / "x" / name)
+    run = cases.Run("lamb")
+    message, changed = run.refusal(tmp_path / "x")
+    assert (message == "accepted") == (says is None) and bool(changed) == (says is None)
+    assert says is None or says in message and "Received: folder=" in message
+    if leave:
+        with pytest.raises(ValueError, match=f"`folder` {says or 'holds a checkpoint already'}.*give another one"):
+            run.save(tmp_path / "x")
+        assert sorted(os.listdir(tmp_path / "x")) == sorted(leave)
+    else:
+        run.save(tmp_path / "x")
+
+
+# ---- other options, other networks, damage
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "x"
+    cases.Run("came").train(0, cases.HALF).save(folder)
+    return folder
+
+
+def hooked(ratio):
+    return {"set_param_lr_fun": lambda param: ratio if len(param.shape) > 1 else 1.0}
+
+
+def of(cls, *args, **kwargs):
+    return lambda: getattr(paddle.optimizer.lr, cls)(*args, **kwargs)
+
+
+OTHERS = {
+    "class": ({"name": "lamb"}, "is of Came: .*of type Lamb$"),
+    "type": ({"dtype": "bfloat16"}, "build the same model. Received: bfloat16"),
+    "option": ({"beta1": 0.8}, r"changed=\['beta1'\]\. Received: beta1=0.8 \(in the file 0.9\) of '0.bias'$"),
+    "compression": ({"compression": True}, r"changed=\['compression'\]"),
+    "decay": ({"weight_decay": 0.3}, r"changed=\['weight_decay'\]"),
+    "decayed": ({"apply_decay_param_fun": lambda name: False}, r"changed=\['apply_decay_param_fun'\]"),
+    "clipping": ({"grad_clip": paddle.nn.ClipGradByNorm(1.0)}, r"changed=\['grad_clip'\]"),
+    "hook": (hooked(0.5), r"changed=\['layerwise_decay'\].*ratio of a hook=0.5 \(in the file 1.0\) of '0.weight'$"),
+    "frozen": (hooked(0.0), r"changed=\['layerwise_decay'\]"),
+    "number": ({"rate": lambda: 1e-2}, r"changed=\['learning_rate', 'schedule'\]"),
+    "schedule": ({"rate": of("ExponentialDecay", 1e-2, 0.8)}, r"changed=\['schedule'\]"),
+    "its class": ({"rate": of("OneCycleLR", 1e-2, 100)}, r"changed=\['schedule'\]"),
+    "its keys": ({"rate": of("ReduceOnPlateau", 1e-2)}, r"changed=\['schedule'\]"),
+    "unknown": ({"name": "came"}, "`changed` may name .*Received: changed=.'betas'.$"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_optimizer_is_refused_before_anything_changes(saved, what):
+    arguments, says = OTHERS[what]
+    rate = arguments.get("rate", lambda: None)()
+    run = cases.Run(**{"name": "came", **arguments, "rate": rate})
+    message, changed = run.refusal(saved, changed=["betas"] if what == "unknown" else ())
+    assert message.startswith("ValueError") and re.search(says, message), message
+    assert changed == []
+    allowed = re.findall("'([^']+)'", says.partition("changed=\\[")[2].partition("\\]")[0])
+    if not allowed:
+        return
+    message, changed = run.refusal(saved, changed=allowed)
+    if what == "compression":  # its moments have another type
+        assert "another type or shape" in message and changed == []
+    else:
+        assert message == "accepted" and "0.weight" in changed
+        assert run.epoch() == (cases.HALF if what == "schedule" or "rate" not in arguments else run.epoch() and 0)
+
+
+def test_another_network_is_refused_before_anything_changes(saved, monkeypatch):
+    run = cases.Run("came")
+    run.plain[2].weight.stop_gradient = True
+    message, changed = run.refusal(saved)
+    assert "frozen here" in message and "Received: nothing for '2.weight." in message and changed == []
+    for sizes, says in ((cases.SIZES[:2], "Received: nothing for '4.bias'"), ([*cases.SIZES, (4, 4)], "lacks tensors")):
+        monkeypatch.setattr(cases, "SIZES", sizes)
+        message, changed = cases.Run("came").refusal(saved)
+        assert says in message and changed == []
+
+
+def test_a_state_with_other_tensors_is_refused_even_where_the_option_is_let_through(tmp_path):
+    cases.Run("adafactor").train(0, 1).save(tmp_path / "x")
+    run = cases.Run("adafactor", beta1=0.9)
+    assert "changed=['beta1']" in run.refusal(tmp_path / "x")[0]
+    message, changed = run.refusal(tmp_path / "x", changed=["beta1"])
+    assert "Received: 0.weight.exp_avg_0 float32 [8, 24] (there: None)" in message and changed == []
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda record: {**record, "format": 9}, "Received: format=9"),
+        (lambda record: {**record, "parameters": 5}, "not one that `save_checkpoint` writes"),
+        (lambda record: {key: value for key, value in record.items() if key != "format"}, "KeyError.*format"),
+        (lambda record: [], "not one that `save_checkpoint` writes"),
+    ],
+)
+def test_a_damaged_record_changes_nothing(saved, tmp_path, change, says):
+    folder = shutil.copytree(saved, tmp_path / "x")
+    record = change(json.loads((folder / RECORD).read_text()))
+    (folder / RECORD).write_text(json.dumps(record))
+    message, changed = cases.Run("came").refusal(folder)
+    assert message.startswith("ValueError") and re.search(says, message) and RECORD in message and changed == []
+
+
+@pytest.fixture(scope="module")
+def loads(tmp_path_factory):
+    root = str(tmp_path_factory.mktemp("loads"))
+    return launch(cases.work_loads, ranks=2, timeout=240, root=root, old=str(OLD))
+
+
+SAID = {
+    "missing": "'1_0.distcp' is not there",
+    "cut short": "'1_0.distcp' has 2000 bytes",
+    "swapped": "'1_0.distcp' has",
+    "no metadata": "'0.metadata' is not there",
+    "metadata": "'0.metadata' has 1 bytes",
+    "record": f"cannot be read: .*{RECORD}",
+    "schedule": "'schedule.pdparams' (cannot be read|has 1 bytes)",
+}
+SAID_OF_OLD = {
+    "missing": "'1_0.distcp' cannot be read",
+    "cut short": "'1_0.distcp' cannot be read",
+    "swapped": r"'0_0.distcp' is not the file that was saved, it lacks '0\.",
+    "no metadata": "must have one '.metadata' file",
+    "metadata": "'0.metadata' cannot be read",
+}
+REFUSED = {
+    **{f"now, {name}": says for name, says in SAID.items()},
+    **{f"old, {name}": says for name, says in {**SAID, **SAID_OF_OLD}.items()},
+    "type": "build the same model. Received: bfloat16",
+    "old type": r"another type or shape.*0.weight float32 \[8, 24\] \(there: bfloat16 \[8, 24\]\)",
+    "option": r"changed=\['beta3'\]",
+    "alone": r"changed=\['beta3'\]",
+    "folders": "must load the same checkpoint",
+    "apart": "must save to the same folder.*1_0.distcp",
+    "argument": "TypeError: `rename` must be callable",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_all_processes_refuse_before_anything_changes(loads, case):
+    (message, changed), (other_message, other_changed) = (rank[case] for rank in loads)
+    assert message == other_message and re.search(REFUSED[case], message), message
+    assert message.startswith(("ValueError", "TypeError")) and "Received: " in message
+    assert changed == other_changed == []
+
+
+def test_an_option_can_be_changed_in_all_processes(loads):
+    for rank in loads:
+        for (key, value, _), (_, loaded, _) in zip(rank["saved"], rank["changed"]):
+            assert np.array_equal(value, loaded), key
+
+
+def test_a_checkpoint_of_version_0_1_loads(loads):
+    """It was saved by two processes of sharding v2: ``Run("came", dtype="bfloat16").train(0, HALF)``."""
+    run = cases.Run("came", dtype="bfloat16")
+    run.load(OLD)
+    files = [paddle.load(str(OLD / f"{rank}_0.distcp")) for rank in range(2)]
+    tensors = {key: value.astype("float32").numpy() for file in files for key, value in file.items()}
+    for key, value, _ in run.pieces():
+        whole = np.concatenate([f[key].astype("float32").numpy().flatten() for f in files if key in f])
+        assert np.array_equal(value.flatten(), whole), key
+    assert run.schedule.last_epoch == cases.HALF
+    for rank in loads:
+        for key, value in rank["old"].items():
+            assert np.array_equal(value, tensors[key]) and np.array_equal(value, run.values()[key])
+
+
+@pytest.mark.parametrize("cls", ["ReduceOnPlateau", "LinearWarmup"])
+def test_a_schedule_of_another_class_does_not_fit_an_old_checkpoint(cls):
+    """Its record does not say the class; the state has other keys."""
+    more = {"warmup_steps": 3, "start_lr": 0.0, "end_lr": 1e-2} if cls == "LinearWarmup" else {}
+    rate = getattr(paddle.optimizer.lr, cls)(of("ExponentialDecay", 1e-2, 0.9)() if more else 1e-2, **more)
+    run = cases.Run("came", dtype="bfloat16", rate=rate)
+    message, changed = run.refusal(OLD)
+    assert "The schedule's state must have" in message and changed == []
+    assert run.refusal(OLD, changed=["schedule"])[0] == "accepted" and run.schedule.last_epoch <= 1
+
+
+def test_another_checkpoint_may_take_the_folder_of_one_that_was_loaded(tmp_path):
+    folder, arguments = tmp_path / "x", {"name": "came", "dtype": "bfloat16"}
+    cases.Run(**arguments).save(folder)
+    cases.Run(**arguments).load(folder)
+    shutil.rmtree(folder)
+    shutil.copytree(OLD, folder)  # of two processes: Paddle would look for the file of one
+    assert cases.Run(**arguments).load(folder).schedule.last_epoch == cases.HALF
+
+
+def test_what_is_frozen_has_no_state(tmp_path):
+    run = cases.Run("lamb")
+    run.plain[0].weight.stop_gradient = True
+    run.train(0, 1).save(tmp_path / "x")
+    keys = run.optimizer.sharded_state_dict(run.plain.sharded_state_dict())
+    assert not any(key.startswith("0.weight") for key in keys) and "0.bias.moment1_0" in keys
+
+
+def test_the_record_says_what_it_is_of(tmp_path):
+    cases.Run("lamb").save(tmp_path / "x")
+    record = json.loads((tmp_path / "x" / RECORD).read_text())
+    assert (record["format"], record["optimizer"], record["processes"]) == (1, "Lamb", 1)
+    assert set(record["files"]) == {"0.metadata", "0_0.distcp", "schedule.pdparams"}
+    assert record["schedule"] == {"class": "ExponentialDecay", "gamma": 0.9, "base_lr": 1e-2}
+    assert record["parameters"]["0.weight"]["shape"] == [8, 24]

@@ -1,0 +1,110 @@
+"""The pages: every public name has its entry, every link and anchor leads somewhere, every Python block is Python."""
+
+import ast
+import importlib
+import pathlib
+import re
+
+import paddle
+import pytest
+
+import paddle_ldopt
+
+ROOT = pathlib.Path(__file__).parents[2]
+FOLDERS = (".", "docs", "recipes", "benchmarks")
+PAGES = sorted(page.relative_to(ROOT) for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
+REFERENCE = ROOT / "docs" / "reference"
+PUBLIC = (
+    "",
+    ".optimizers",
+    ".schedules",
+    ".parallel",
+    ".trainer",
+    ".layers",
+    ".decay",
+    ".display",
+    ".hooks",
+    ".stacks",
+)
+CONSTANTS = {"__version__", "CONVENTIONS"}
+
+
+def text_of(page):
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def prose_of(page):
+    """The text without its code."""
+    return re.sub(r"^```.*?^```|`[^`\n]+`", "", text_of(page), flags=re.S | re.M)
+
+
+def anchors_of(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    found = []
+    for title in re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text_of(page), flags=re.S | re.M), re.M):
+        found.append(re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()).replace(" ", "-"))
+    return found
+
+
+def entries():
+    """The names that the reference has: module.name."""
+    for page in sorted(REFERENCE.glob("*.rst")):
+        module = None
+        for line in page.read_text(encoding="utf-8").splitlines():
+            found = re.match(r"\.\. (currentmodule|auto\w+):: (\S+)$", line)
+            if found and found[1] == "currentmodule":
+                module = found[2]
+            elif found:
+                yield module, found[2]
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_is_in_the_reference(module):
+    """By identity: what a module re-exports has one entry."""
+    documented = [getattr(importlib.import_module(place), name) for place, name in entries()]
+    names = set(importlib.import_module(f"paddle_ldopt{module}").__all__) - CONSTANTS
+    public = {name: getattr(importlib.import_module(f"paddle_ldopt{module}"), name) for name in names}
+    assert not [name for name, value in public.items() if not any(value is one for one in documented)]
+
+
+def test_the_reference_names_each_once_and_by_the_shortest_way():
+    found = [(module, name) for module, name in entries()]
+    assert len(found) == len(set(found)) > 60
+    values = [id(getattr(importlib.import_module(module), name)) for module, name in found]
+    assert len(values) == len(set(values))
+    assert not [name for module, name in found if module != "paddle_ldopt" and name in paddle_ldopt.__all__]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (ROOT / page).parent / path if path else ROOT / page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors_of(there.resolve().relative_to(ROOT)), target
+
+
+def blocks_of(page):
+    return re.findall(r"^```python\n(.*?)^```", text_of(page), re.S | re.M)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page)], ids=str)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    """Those of the README and of docs/migrating.md run in tests of their own, in which they have what they need."""
+    monkeypatch.chdir(tmp_path)
+    for block in blocks_of(page):
+        ast.parse(block)
+        if page.stem not in ("README", "migrating"):
+            model = paddle.nn.Linear(2, 1)
+            optimizer = paddle_ldopt.AdamWDL(0.1, parameters=model.parameters())
+            exec(block, {"model": model, "optimizer": optimizer, "folder": str(tmp_path / "saved")})
+
+
+def test_the_tests_that_are_named_are_there():
+    page = text_of(pathlib.Path("docs/reliability.md"))
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    for name in re.findall(r"`(test_\w+)(\.py)?`", page):
+        there = (ROOT / "tests" / "".join(name)).is_file() if name[1] else f"def {name[0]}(" in tests
+        assert there, name

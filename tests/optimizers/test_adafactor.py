@@ -1,0 +1,644 @@
+"""Adafactor: transformers' trajectories, the paper in float64 NumPy, what each argument does, and AdafactorSchedule."""
+
+import inspect
+import math
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from golden_cases import cases, follow, load, loader, needs_golden
+from reference import bert_like, llrd_ratio, make_params, take_steps
+from reference_adafactor import adafactor
+
+from paddle_ldopt.layers.paddlenlp_hook import layerwise_lr_decay
+from paddle_ldopt.optimizers.adafactor import Adafactor, AdafactorSchedule
+
+EXTERNAL = {"lr": 0.01, "relative_step": False, "scale_parameter": False}
+SHAPES = {"0-D": (), "one": (1,), "bias": (6,), "row": (1, 5), "column": (5, 1), "weight": (4, 6)}
+SHAPES.update({"3-D": (2, 3, 4), "conv": (4, 3, 2, 2)})
+
+
+def close(got, want, start, rtol):
+    """Allow `rtol` of how far a parameter moved, plus 32 roundings of its size."""
+    for name in want:
+        rounding = 32 * np.finfo(got[name].dtype).eps * np.abs(want[name]).max()
+        moved = np.abs(want[name] - start[name]).max()
+        np.testing.assert_allclose(got[name], want[name], rtol=0, atol=rtol * moved + rounding, err_msg=name)
+
+
+def problem(steps=20, seed=0):
+    """Return parameters of every rank and random gradients of several sizes, as float32 numbers."""
+    rng = np.random.default_rng(seed)
+    draw = {
+        n: lambda s=s: np.asarray(rng.normal(size=s)).astype("float32").astype("float64") for n, s in SHAPES.items()
+    }
+    sizes = 10.0 ** rng.integers(-3, 3, size=steps)
+    arrays = {n: d() for n, d in draw.items()}
+    return arrays, [{n: (d() * np.float32(size)).astype("float32") for n, d in draw.items()} for size in sizes]
+
+
+def train(arrays, grads, dtype="float64", each_step=None, build=None, **options):
+    params, name_dict = make_params(arrays, dtype)
+    opt = build(params, name_dict) if build else Adafactor(list(params.values()), **options)
+    got = {n: a.copy() for n, a in take_steps(opt, params, grads, each_step).items()}
+    return got, opt, params
+
+
+def state_of(opt, param, name):
+    return opt._get_accumulator_master(name, param).numpy()
+
+
+# ---- the peers
+
+
+def test_signature_is_the_documented_one():
+    parameters = inspect.signature(Adafactor.__init__).parameters
+    positional = [(p.name, p.default) for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+    assert positional == [
+        ("parameters", None),
+        ("lr", None),
+        ("eps", (1e-30, 1e-3)),
+        ("clip_threshold", 1.0),
+        ("decay_rate", -0.8),
+        ("beta1", None),
+        ("weight_decay", 0.0),
+        ("scale_parameter", True),
+        ("relative_step", True),
+        ("warmup_init", False),
+    ]
+    assert parameters["set_param_lr_fun"].default is layerwise_lr_decay
+    assert [(p.name, p.default) for p in inspect.signature(AdafactorSchedule).parameters.values()][1:] == [
+        ("initial_lr", 0.0)
+    ]
+
+
+@needs_golden
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("entry", cases("adafactor"), ids=lambda entry: entry["id"])
+def test_trajectory_is_the_peers(entry, dtype):
+    follow(entry, dtype, lambda params, _: (Adafactor(list(params.values()), **entry["options"]), None))
+
+
+@needs_golden
+@pytest.mark.parametrize(
+    "entry",
+    [entry for entry in cases("adafactor", trusts=("quirk",)) if (entry["peer"], entry["opt"]) == ("torch", "d3")],
+    ids=lambda entry: entry["id"],
+)
+def test_torch_agrees_where_its_rules_are_the_same(entry):
+    # its rate of 0.01 is a relative step, its d the clip threshold; elsewhere its weight decay and eps1 differ
+    follow(entry, "float64", lambda params, _: (Adafactor(list(params.values()), clip_threshold=3.0), None))
+
+
+@needs_golden
+@pytest.mark.parametrize("entry", cases("adafactor", "error"), ids=lambda entry: entry["id"])
+def test_error_is_the_peers(entry):
+    params, _ = make_params({"w": np.ones((2, 2))})
+    error = {"ValueError": ValueError, "TypeError": TypeError}[entry["error"]["type"]]
+    with pytest.raises(error, match=re.escape(entry["error"]["match"])):
+        Adafactor(list(params.values()), **entry["options"])
+
+
+@needs_golden
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    "entry",
+    [entry for entry in cases("schedule", "schedule") if entry["cls"].endswith("AdafactorSchedule")],
+    ids=lambda entry: entry["id"],
+)
+def test_schedule_is_the_peers(entry, dtype):
+    arrays, grads = loader().inputs(*entry["options"]["inputs"].split("/"))
+    params, _ = make_params(arrays, dtype)
+    values = list(params.values())
+    opt = Adafactor([{"params": values[:3]}, {"params": values[3:]}], **entry["options"]["adafactor"])
+    schedule = AdafactorSchedule(opt, entry["options"]["initial_lr"])
+    reported = [schedule.get_last_lr()]
+
+    def each_step():
+        schedule.step()
+        reported.append(schedule.get_last_lr())
+
+    take_steps(opt, params, grads, each_step)
+    want = load(entry).arrays["lr"]
+    tolerance = entry["tol" if dtype == "float64" else "tol_fp32"]
+    np.testing.assert_allclose(reported[: len(want)], want, **tolerance)
+
+
+# ---- the paper
+
+VARIANTS = {
+    "defaults": {},
+    "external": EXTERNAL,
+    "external, scaled": {**EXTERNAL, "scale_parameter": True},
+    "warm-up": {"warmup_init": True},
+    "relative, not scaled": {"scale_parameter": False},
+    "momentum and decay": {"beta1": 0.9, "weight_decay": 0.1},
+    "no momentum to speak of": {"beta1": 0.0},
+    "eps": {"eps": (1e-3, 0.5)},
+    "clip": {"clip_threshold": 0.3},
+    "hardly a clip": {"clip_threshold": 100.0},
+    "no memory": {"decay_rate": 0.0},
+    "short memory": {"decay_rate": -0.3},
+}
+
+
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("float64", 1e-12)])
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_matches_the_float64_reference(options, dtype, rtol):
+    arrays, grads = problem()
+    got, _, _ = train(arrays, grads, dtype, **options)
+    close(got, adafactor(arrays, grads, **options), arrays, rtol)
+
+
+def test_first_step_by_hand():
+    start = {"w": np.full((2, 2), 2.0), "b": np.zeros(2)}
+    grads = [{"w": np.array([[1.0, 2.0], [3.0, 4.0]]), "b": np.array([3.0, -4.0])}]
+    got, opt, params = train(start, grads)
+    # squares 1 4 / 9 16: row means 2.5, 12.5, column means 5, 10, mean 7.5, so V = 5/3 10/3 / 25/3 50/3
+    u = np.array([[1 / math.sqrt(5 / 3), 2 / math.sqrt(10 / 3)], [3 / math.sqrt(25 / 3), 4 / math.sqrt(50 / 3)]])
+    # u squared 0.6 1.2 / 1.08 0.96: its RMS is below 1, nothing is clipped; the rate is 1e-2 * RMS(w) = 0.02
+    np.testing.assert_allclose(got["w"], 2.0 - 0.02 * u, rtol=1e-14)
+    np.testing.assert_allclose(got["w"], [[1.98450807, 1.9780911], [1.9792154, 1.98040408]], rtol=1e-8)
+    np.testing.assert_allclose(state_of(opt, params["w"], "exp_avg_sq_row"), [2.5, 12.5], rtol=1e-15)
+    np.testing.assert_allclose(state_of(opt, params["w"], "exp_avg_sq_col"), [5.0, 10.0], rtol=1e-15)
+    # a vector's first u is the sign; RMS(b) = 0 counts as 1e-3
+    np.testing.assert_allclose(got["b"], [-1e-5, 1e-5], rtol=1e-14)
+    np.testing.assert_allclose(state_of(opt, params["b"], "exp_avg_sq"), [9.0, 16.0], rtol=1e-15)
+    assert opt.used_lr() == {params["w"].name: pytest.approx(0.02), params["b"].name: pytest.approx(1e-5)}
+
+
+# ---- what each argument does
+
+
+def test_eps1_keeps_small_gradients_small():
+    start, grads = {"b": np.zeros(3)}, [{"b": np.array([1e-6, 1e-3, 1.0])}]
+    got, _, _ = train(start, grads, eps=(1e-6, 1e-3), **EXTERNAL)
+    np.testing.assert_allclose(got["b"], [-1e-5, -0.01 / math.sqrt(2), -0.01], rtol=1e-5)
+    for zero in (np.zeros((2, 3)), np.zeros(3)):  # nor is a zero gradient a problem
+        got, _, _ = train({"w": np.ones(zero.shape)}, [{"w": zero}] * 2)
+        np.testing.assert_array_equal(got["w"], np.ones(zero.shape))
+
+
+def test_eps2_is_the_least_scale():
+    start, grads = {"b": np.full(4, 0.01)}, [{"b": np.ones(4)}]
+    for eps2, scale in ((0.001, 0.01), (0.5, 0.5), (0.0, 0.01)):
+        got, _, _ = train(start, grads, eps=(1e-30, eps2))
+        np.testing.assert_allclose(got["b"], 0.01 - 0.01 * scale, rtol=1e-12)
+
+
+def test_clip_threshold_bounds_the_rms_of_an_update():
+    rng = np.random.default_rng(0)
+    grads = [{"w": rng.normal(size=(5, 4)) * 10.0**i} for i in range(4)]  # ever larger: without clipping the RMS is > 1
+    for d in (0.1, 1.0):
+        seen = [np.zeros((5, 4))]
+        params, _ = make_params({"w": np.zeros((5, 4))}, "float64")
+        opt = Adafactor(list(params.values()), clip_threshold=d, **EXTERNAL)
+        take_steps(opt, params, grads, lambda p=params, s=seen: s.append(p["w"].numpy().copy()))
+        steps = [np.sqrt(np.mean((b - a) ** 2)) for a, b in zip(seen, seen[1:])]
+        assert max(steps) <= 0.01 * d * (1 + 1e-12)
+        assert max(steps) > 0.0099 * d
+
+
+def test_decay_rate_0_forgets_and_another_remembers():
+    grads = [{"b": np.full(3, 100.0)}, {"b": np.ones(3)}]
+    forgets, _, _ = train({"b": np.zeros(3)}, grads, decay_rate=0.0, **EXTERNAL)
+    np.testing.assert_allclose(forgets["b"], -0.02, rtol=1e-12)
+    remembers, _, _ = train({"b": np.zeros(3)}, grads, **EXTERNAL)
+    share = 2.0**-0.8
+    np.testing.assert_allclose(remembers["b"], -0.01 - 0.01 / np.sqrt((1 - share) * 1e4 + share), rtol=1e-12)
+
+
+def test_momentum_is_an_average_of_steps():
+    grads = [{"b": np.ones(3)}, {"b": np.zeros(3)}]
+    got, opt, params = train({"b": np.zeros(3)}, grads, beta1=0.9, **EXTERNAL)
+    np.testing.assert_allclose(got["b"], -(0.001 + 0.0009), rtol=1e-12)
+    np.testing.assert_allclose(state_of(opt, params["b"], "exp_avg"), 0.0009, rtol=1e-12)
+
+
+def test_weights_decay_with_the_rate_really_used():
+    zero = [{"w": np.zeros((2, 3))}]
+    got, _, _ = train({"w": np.full((2, 3), 2.0)}, zero, weight_decay=0.5, **EXTERNAL)
+    np.testing.assert_allclose(got["w"], 2.0 * (1 - 0.01 * 0.5), rtol=1e-14)
+    got, _, _ = train({"w": np.full((2, 3), 2.0)}, zero, weight_decay=0.5)  # rate 0.01 * RMS = 0.02
+    np.testing.assert_allclose(got["w"], 2.0 * (1 - 0.02 * 0.5), rtol=1e-14)
+
+
+def test_apply_decay_param_fun():
+    arrays, grads = bert_like()
+    got, _, _ = train(
+        arrays,
+        grads,
+        build=lambda params, name_dict: Adafactor(
+            list(params.values()), weight_decay=0.5, apply_decay_param_fun=lambda t: "bias" not in name_dict[t]
+        ),
+    )
+    close(got, adafactor(arrays, grads, weight_decay=0.5, decayed=lambda n: "bias" not in n), arrays, 1e-12)
+
+
+@pytest.mark.parametrize("warmup_init, rate", [(False, lambda t: min(1e-2, t**-0.5)), (True, lambda t: 1e-6 * t)])
+def test_relative_step(warmup_init, rate):
+    used = []
+    params, _ = make_params({"b": np.zeros(3)}, "float64")
+    opt = Adafactor(list(params.values()), scale_parameter=False, warmup_init=warmup_init)
+    assert opt.get_lr() == 0.0
+    take_steps(opt, params, [{"b": np.ones(3)}] * 4, lambda: used.append(opt.get_lr()))
+    np.testing.assert_allclose(used, [rate(t) for t in (1, 2, 3, 4)], rtol=1e-14)
+    opt._get_accumulator_master("beta1_pow_acc", params["b"]).set_value(np.array([39999.0]))
+    take_steps(opt, params, [{"b": np.ones(3)}])
+    np.testing.assert_allclose(opt.get_lr(), 1 / 200, rtol=1e-14)
+
+
+def test_external_rates():
+    arrays, grads = problem(steps=6)
+    schedule = paddle.optimizer.lr.StepDecay(0.01, step_size=2, gamma=0.3)
+    got, opt, _ = train(arrays, grads, each_step=schedule.step, **{**EXTERNAL, "lr": schedule})
+    want = adafactor(arrays, grads, **{**EXTERNAL, "lr": lambda t: 0.01 * 0.3 ** ((t - 1) // 2)})
+    close(got, want, arrays, 1e-12)
+    assert opt.get_lr() == pytest.approx(0.01 * 0.3**3)
+    params, _ = make_params(arrays, "float64")
+    opt = Adafactor(list(params.values()), **{**EXTERNAL, "lr": 1})
+    opt.set_lr(0.01)
+    close(take_steps(opt, params, grads), adafactor(arrays, grads, **EXTERNAL), arrays, 1e-12)
+    assert opt.get_lr() == 0.01
+
+
+def test_both_spellings():
+    arrays, grads = problem(steps=2)
+    results = []
+    for call in (
+        lambda values: Adafactor(values, 0.01, relative_step=False),
+        lambda values: Adafactor(params=values, lr=0.01, relative_step=False),
+        lambda values: Adafactor(parameters=iter(values), learning_rate=0.01, relative_step=False),
+    ):
+        results.append(train(arrays, grads, build=lambda params, _, call=call: call(list(params.values())))[0])
+    for name in arrays:
+        np.testing.assert_array_equal(results[0][name], results[1][name])
+        np.testing.assert_array_equal(results[0][name], results[2][name])
+
+
+def test_grad_clip():
+    arrays, grads = problem(steps=3)
+    got, _, _ = train(arrays, grads, grad_clip=paddle.nn.ClipGradByValue(0.1), **EXTERNAL)
+    clipped = [{n: np.clip(g, -0.1, 0.1) for n, g in grad.items()} for grad in grads]
+    close(got, adafactor(arrays, clipped, **EXTERNAL), arrays, 1e-6)  # Paddle holds the bound as a float32
+
+
+@pytest.mark.parametrize("relative_step", [True, False])
+def test_layerwise_ratios_multiply_the_rate(relative_step):
+    arrays, grads = bert_like()
+    how = {"relative_step": True} if relative_step else {**EXTERNAL, "scale_parameter": True}
+    how["weight_decay"] = 0.1
+    got, _, _ = train(
+        arrays,
+        grads,
+        build=lambda params, name_dict: Adafactor(
+            list(params.values()), layerwise_decay=0.6, n_layers=3, name_dict=name_dict, **how
+        ),
+    )
+    close(got, adafactor(arrays, grads, {n: llrd_ratio(n, 0.6, 3) for n in arrays}, **how), arrays, 1e-7)
+
+
+def test_a_parameter_counts_its_own_steps():
+    arrays, grads = problem(steps=6)
+    grads = [{n: None if n == "weight" and i % 2 else g for n, g in grad.items()} for i, grad in enumerate(grads)]
+    got, opt, params = train(arrays, grads)
+    close(got, adafactor(arrays, grads), arrays, 1e-12)
+    assert state_of(opt, params["weight"], "beta1_pow_acc") == 3
+    assert state_of(opt, params["bias"], "beta1_pow_acc") == 6
+
+
+def test_master_weights():
+    arrays, grads = problem(steps=5)
+    start = {n: a.astype("float16").astype("float64") for n, a in arrays.items()}
+    grads = [{n: np.clip(g, -1e3, 1e3).astype("float16").astype("float64") for n, g in grad.items()} for grad in grads]
+    _, opt, params = train(start, grads, "float16", multi_precision=True)
+    masters = {n: opt._master_weights[p.name].numpy() for n, p in params.items()}
+    close(masters, adafactor(start, grads), start, 1e-5)
+    assert opt.used_lr().keys() == {p.name for p in params.values()}
+
+
+# ---- groups
+
+
+def test_groups_with_every_option():
+    arrays, grads = problem(steps=8)
+    options = [
+        {"eps": (1e-4, 0.2), "clip_threshold": 0.5, "decay_rate": -0.5, "beta1": 0.7},
+        {"weight_decay": 0.3, "scale_parameter": False, "warmup_init": True, "learning_rate": 20.0},
+        {"beta1": None},
+        {},
+    ]
+    names = [list(arrays)[i::4] for i in range(4)]
+
+    def build(params, _):
+        groups = [{"params": [params[n] for n in part], **o} for part, o in zip(names, options)]
+        return Adafactor(groups, beta1=0.9)
+
+    got, opt, params = train(arrays, grads, build=build)
+    want = {}
+    for part, option in zip(names, options):
+        option = {"beta1": 0.9, **option}
+        ratio = option.pop("learning_rate", 1.0)
+        start, gradients = {n: arrays[n] for n in part}, [{n: grad[n] for n in part} for grad in grads]
+        want.update(adafactor(start, gradients, ratio, **option))
+    close(got, want, arrays, 1e-12)
+    with_momentum = {n for n, p in params.items() if p.name in opt._accumulators["exp_avg"]}
+    assert with_momentum == {n for i in (0, 1, 3) for n in names[i]}
+    assert {n for n, p in params.items() if "exp_avg" in opt.state_shapes(p)} == with_momentum
+
+
+@pytest.mark.parametrize("base", [0.5, 0.0, None, "schedule"])
+def test_a_group_has_a_rate_of_its_own(base):
+    arrays, grads = problem(steps=3)
+    rates = {n: 0.001 * (i + 1) for i, n in enumerate(arrays)}
+    lr = paddle.optimizer.lr.StepDecay(0.5, step_size=1) if base == "schedule" else base
+
+    def build(params, name_dict):
+        groups = [{"params": [p], "lr": rates[n]} for n, p in params.items()]
+        return Adafactor(groups, **{**EXTERNAL, "lr": lr}, set_param_lr_fun=lambda p: 0.5)
+
+    got, opt, params = train(arrays, grads, build=build)
+    want = adafactor(arrays, grads, {n: r * 0.5 for n, r in rates.items()}, **{**EXTERNAL, "lr": 1.0})
+    close(got, want, arrays, 1e-12)
+    assert opt.used_lr() == pytest.approx({params[n].name: rate * 0.5 for n, rate in rates.items()})
+
+
+# ---- state
+
+
+def test_state_bytes_are_the_arithmetic():
+    arrays, grads = problem(steps=1)
+    for beta1 in (None, 0.9):
+        _, opt, params = train(arrays, grads, "float32", beta1=beta1)
+        sizes = {}
+        for by_param in opt._accumulators.values():
+            for name, value in by_param.items():
+                sizes[name] = sizes.get(name, 0) + value.size * value.element_size()
+        for name, shape in SHAPES.items():
+            size = math.prod(shape)
+            moments = size if len(shape) < 2 else size // shape[-1] + size // shape[-2]
+            assert sizes[params[name].name] == 4 * (moments + 2 + (size if beta1 else 0)), name  # 2: step, rate
+
+
+def bert_base_shapes():
+    """Return the shapes of BERT-base with its pooler: 109.5 million parameters."""
+    block = 4 * [(768, 768), (768,)] + [(768, 3072), (3072,), (3072, 768), (768,)] + 4 * [(768,)]
+    return [(30522, 768), (512, 768), (2, 768), (768,), (768,)] + 12 * block + [(768, 768), (768,)]
+
+
+def test_state_bytes_of_bert_base():
+    params, _ = make_params({"w": np.ones((2, 2))})
+    shapes = [SimpleNamespace(name="", shape=shape) for shape in bert_base_shapes()]
+    count = sum(math.prod(p.shape) for p in shapes)
+    assert count == 109_482_240
+
+    def bytes_of(opt):
+        return sum(4 * (1 + sum(math.prod(s) for s in opt.state_shapes(p).values())) for p in shapes)
+
+    without, with_beta1 = (bytes_of(Adafactor(list(params.values()), beta1=beta1)) for beta1 in (None, 0.9))
+    assert without < 0.02 * count
+    assert without == pytest.approx(1.2 * 2**20, rel=0.05)
+    assert with_beta1 - without == 4 * count
+
+
+def test_state_dict_round_trip_is_exact(tmp_path):
+    arrays, grads = problem(steps=6)
+    file = str(tmp_path / "opt.pdopt")
+
+    def run(values, grads, load=None, save=None):
+        with paddle.utils.unique_name.guard():  # as in a process of its own
+            params, _ = make_params(values)
+            parts = list(params.values())
+            opt = Adafactor([{"params": parts[:4], "beta1": 0.9}, {"params": parts[4:]}])
+            if load:
+                opt.set_state_dict(paddle.load(load))
+                paddle.save(opt.state_dict(), load)  # before the first step: what was loaded, under the same names
+                opt.set_state_dict(paddle.load(load))
+            result = {n: a.copy() for n, a in take_steps(opt, params, grads).items()}
+            if save:
+                paddle.save(opt.state_dict(), save)
+            return result
+
+    whole = run(arrays, grads)
+    half_way = run(arrays, grads[:3], save=file)
+    assert all("_fp32_master_0_" in key for key in paddle.load(file))
+    resumed = run(half_way, grads[3:], load=file)
+    for name in arrays:
+        np.testing.assert_array_equal(resumed[name], whole[name])
+
+
+# ---- AdafactorSchedule
+
+
+def test_schedule_reports_the_rates_used():
+    arrays, grads = problem(steps=5)
+    grads = [{n: None if n == "0-D" and i < 3 else g for n, g in grad.items()} for i, grad in enumerate(grads)]
+    params, _ = make_params(arrays, "float64")
+    values, used, reported, in_full = list(params.values()), [], [], []
+    opt = Adafactor([{"params": values[:1]}, {"params": values[1:4]}, {"params": values[4:], "learning_rate": 0.1}])
+    schedule = AdafactorSchedule(opt, initial_lr=0.25)
+    assert isinstance(schedule, paddle.optimizer.lr.LRScheduler)
+    assert schedule.get_lr() == schedule.get_last_lr() == [0.25] * 3
+    assert schedule() == schedule.last_lr == 0.25
+
+    def each_step():
+        schedule.step()
+        reported.append(schedule.get_lr())
+        in_full.append(opt.used_lr())
+
+    take_steps(opt, params, grads, each_step)
+    adafactor(arrays, grads, {n: 0.1 if i >= 4 else 1.0 for i, n in enumerate(arrays)}, used=used)
+    names = list(arrays)
+    for got, all_of_them, want in zip(reported, in_full, used):
+        np.testing.assert_allclose(got, [want.get("0-D", 0.25), want["one"], want["column"]], rtol=1e-12)
+        want = {params[n].name: rate for n, rate in want.items()}
+        assert all_of_them == pytest.approx(want, rel=1e-12)
+    assert schedule() == schedule.last_lr == reported[-1][0] == opt.get_lr()
+    assert schedule.last_epoch == 5
+    assert set(names) == set(params)
+
+
+def test_schedule_changes_nothing():
+    arrays, grads = problem(steps=4)
+    for options in ({}, EXTERNAL):
+        params, _ = make_params(arrays, "float64")
+        opt = Adafactor(list(params.values()), **options)
+        got = take_steps(opt, params, grads, AdafactorSchedule(opt).step)
+        close(got, adafactor(arrays, grads, **options), arrays, 1e-12)
+
+
+def test_schedule_state(tmp_path):
+    arrays, grads = problem(steps=3)
+    params, _ = make_params(arrays)
+    opt = Adafactor(list(params.values()))
+    schedule = AdafactorSchedule(opt)
+    take_steps(opt, params, grads, schedule.step)
+    paddle.save(schedule.state_dict(), str(tmp_path / "scheduler.pdparams"))
+    state = paddle.load(str(tmp_path / "scheduler.pdparams"))
+    assert state == {"last_epoch": 3, "last_lr": schedule.last_lr, "last_lrs": [schedule.last_lr]}
+    other = AdafactorSchedule(Adafactor(list(params.values())))
+    other.set_state_dict(state)
+    assert other() == schedule() > 0
+    assert other.get_last_lr() == schedule.get_last_lr()
+    other.step(7)
+    assert other.last_epoch == 7
+
+
+def test_schedule_looks_through_wrappers():
+    params, _ = make_params({"b": np.zeros(3)})
+    opt = Adafactor(list(params.values()))
+    assert AdafactorSchedule(SimpleNamespace(_inner_opt=opt)).optimizer is opt
+
+
+def test_rates_under_to_static():
+    paddle.seed(0)
+    model = paddle.nn.Linear(4, 3)
+    opt = Adafactor(model.parameters(), beta1=0.9, weight_decay=0.1)
+    start = {n: p.numpy().astype("float64") for n, p in model.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
+
+    @paddle.jit.to_static
+    def step(x):
+        model(x).sum().backward()
+        opt.step()
+        opt.clear_grad()
+
+    for _ in range(3):
+        step(paddle.to_tensor(x))
+    used = []
+    grad = {"weight": np.repeat(x.astype("float64").sum(0)[:, None], 3, 1), "bias": np.full(3, 5.0)}
+    want = adafactor(start, [grad] * 3, beta1=0.9, weight_decay=0.1, used=used)
+    close({n: p.numpy() for n, p in model.named_parameters()}, want, start, 1e-5)
+    names = {p.name: n for n, p in model.named_parameters()}
+    assert {names[t]: rate for t, rate in opt.used_lr().items()} == pytest.approx(used[-1], rel=1e-5)
+
+
+def test_static_program():
+    x = np.random.default_rng(0).normal(size=(5, 4))
+    start = {"weight": np.random.default_rng(1).normal(size=(4, 3)), "bias": np.ones(3)}
+    paddle.enable_static()
+    try:
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(main, startup):
+            feed = paddle.static.data("x", [5, 4], "float64")
+            weight = paddle.create_parameter([4, 3], "float64", name="ada_weight")
+            bias = paddle.create_parameter([3], "float64", name="ada_bias")
+            loss = (paddle.matmul(feed, weight) + bias).sum()
+            opt = Adafactor(beta1=0.9, weight_decay=0.1, eps=(1e-3, 1e-3))
+            opt.minimize(loss)
+        executor, scope = paddle.static.Executor(), paddle.static.Scope()
+        with paddle.static.scope_guard(scope):
+            executor.run(startup)
+            for name, value in start.items():
+                scope.find_var(f"ada_{name}").get_tensor().set(value, paddle.CPUPlace())
+            for _ in range(4):
+                executor.run(main, feed={"x": x}, fetch_list=[loss])
+            got = {name: np.array(scope.find_var(f"ada_{name}").get_tensor()) for name in start}
+        assert opt.used_lr() == {}
+    finally:
+        paddle.disable_static()
+    grad = {"weight": np.repeat(x.sum(0)[:, None], 3, 1), "bias": np.full(3, 5.0)}
+    want = adafactor(start, [grad] * 4, beta1=0.9, weight_decay=0.1, eps=(1e-3, 1e-3))
+    close(got, want, start, 1e-7)  # a static graph of Paddle's holds every constant as a float32
+
+
+# ---- bad input
+
+
+BAD = [
+    (
+        {"lr": 0.1},
+        ValueError,
+        "Cannot combine manual `lr` and `relative_step=True` options.*lr=0.1, relative_step=True",
+    ),
+    ({"learning_rate": 0.1}, ValueError, "Cannot combine manual `lr`.*Received: lr=0.1"),
+    ({"relative_step": False}, ValueError, "`lr` must be given with `relative_step=False`. Received: lr=None"),
+    (
+        {"lr": 0.1, "relative_step": False, "warmup_init": True},
+        ValueError,
+        "`warmup_init=True` requires `relative_step=True`. Received: relative_step=False",
+    ),
+    (
+        {"lr": 0.1, "learning_rate": 0.1, "relative_step": False},
+        ValueError,
+        "`learning_rate` is another name for `lr`: give one of them. Received: lr of type float, learning_rate of type",
+    ),
+    ({"params": []}, ValueError, "`params` is another name for `parameters`: give one of them"),
+    ({**EXTERNAL, "lr": -0.1}, ValueError, r"`lr` must be in \[0, inf\). Received: lr=-0.1"),
+    ({**EXTERNAL, "lr": math.nan}, ValueError, "Received: lr=nan"),
+    ({**EXTERNAL, "lr": "0.1"}, TypeError, "`lr` must be a number. Received: lr='0.1'"),
+    ({"eps": 1e-3}, TypeError, "`eps` must be two numbers. Received: eps=0.001"),
+    ({"eps": (1e-30, 1e-3, 1.0)}, TypeError, "`eps` must be two numbers. Received"),
+    ({"eps": (0.0, 1e-3)}, ValueError, r"`eps\[0\]` must be in \(0, inf\). Received: eps\[0\]=0.0"),
+    ({"eps": (1e-30, -1.0)}, ValueError, r"`eps\[1\]` must be in \[0, inf\). Received: eps\[1\]=-1.0"),
+    ({"eps": (1e-30, None)}, TypeError, r"`eps\[1\]` must be a number. Received: eps\[1\]=None"),
+    ({"clip_threshold": 0.0}, ValueError, r"`clip_threshold` must be in \(0, inf\). Received: clip_threshold=0.0"),
+    ({"clip_threshold": None}, TypeError, "`clip_threshold` must be a number. Received: clip_threshold=None"),
+    ({"decay_rate": 0.8}, ValueError, r"`decay_rate` must be in \(-inf, 0\]. Received: decay_rate=0.8"),
+    ({"beta1": 1.0}, ValueError, r"`beta1` must be in \[0, 1\). Received: beta1=1.0"),
+    ({"beta1": True}, TypeError, "`beta1` must be a number. Received: beta1=True"),
+    ({"weight_decay": -0.1}, ValueError, r"`weight_decay` must be in \[0, inf\). Received: weight_decay=-0.1"),
+    ({"weight_decay": "0.1"}, TypeError, "`weight_decay` must be a number. Received: weight_decay='0.1'"),
+    ({"scale_parameter": 1}, TypeError, "`scale_parameter` must be a bool. Received: scale_parameter=1"),
+    ({"relative_step": None}, TypeError, "`relative_step` must be a bool. Received: relative_step=None"),
+    ({"warmup_init": "no"}, TypeError, "`warmup_init` must be a bool. Received: warmup_init='no'"),
+]
+
+
+@pytest.mark.parametrize("arguments, error, match", BAD, ids=lambda v: str(v)[:40] if isinstance(v, dict) else "")
+def test_bad_arguments_are_refused(arguments, error, match):
+    params, _ = make_params({"w": np.ones((2, 2))})
+    with pytest.raises(error, match=match):
+        Adafactor(list(params.values()), **arguments)
+
+
+@pytest.mark.parametrize(
+    "group, options, error, match",
+    [
+        ({"beta1": 2.0}, {}, ValueError, "Received: beta1=2.0"),
+        ({"lr": 0.1}, {}, ValueError, "Cannot combine manual `lr`.*Received: lr=0.1"),
+        ({"lr": -0.1}, EXTERNAL, ValueError, "Received: lr=-0.1"),
+        ({"lr": "0.1"}, EXTERNAL, TypeError, "`lr` must be a number. Received: lr='0.1'"),
+        ({"lr": 0.1, "learning_rate": 0.5}, EXTERNAL, ValueError, "give one. Received: lr=0.1, learning_rate=0.5"),
+        ({"lr": None}, {**EXTERNAL, "lr": None}, ValueError, "`lr` must be given with `relative_step=False`"),
+        ({"warmup_init": True}, EXTERNAL, ValueError, "`warmup_init=True` requires `relative_step=True`"),
+        ({"relative_step": False}, {}, ValueError, "A parameter group has one of the keys 'beta1'.*relative_step$"),
+    ],
+)
+def test_bad_groups_are_refused(group, options, error, match):
+    params, _ = make_params({"w": np.ones((2, 2))})
+    with pytest.raises(error, match=match):
+        Adafactor([{"params": list(params.values()), **group}], **options)
+
+
+def test_a_scheduler_is_no_groups_rate():
+    params, _ = make_params({"w": np.ones((2, 2))})
+    schedule = paddle.optimizer.lr.StepDecay(0.5, step_size=1)
+    with pytest.raises(TypeError, match="`lr` must be a number"):
+        Adafactor([{"params": list(params.values()), "lr": schedule}], **EXTERNAL)
+
+
+def test_a_relative_rate_cannot_be_set():
+    params, _ = make_params({"w": np.ones((2, 2))})
+    opt = Adafactor(list(params.values()))
+    with pytest.raises(RuntimeError, match="`relative_step` sets the rate.*Received: value=0.1"):
+        opt.set_lr(0.1)
+    with pytest.raises(RuntimeError, match="`relative_step` sets the rate.*Received: scheduler="):
+        opt.set_lr_scheduler(paddle.optimizer.lr.StepDecay(0.5, step_size=1))
+
+
+@pytest.mark.parametrize(
+    "arguments, error, match",
+    [
+        (("opt", -1.0), ValueError, r"`initial_lr` must be in \[0, inf\). Received: initial_lr=-1.0"),
+        (("opt", None), TypeError, "`initial_lr` must be a number. Received: initial_lr=None"),
+        ((None,), TypeError, "`optimizer` must be an Adafactor. Received: optimizer=NoneType"),
+    ],
+)
+def test_bad_schedules_are_refused(arguments, error, match):
+    params, _ = make_params({"w": np.ones((2, 2))})
+    arguments = [Adafactor(list(params.values())) if a == "opt" else a for a in arguments]
+    with pytest.raises(error, match=match):
+        AdafactorSchedule(*arguments)

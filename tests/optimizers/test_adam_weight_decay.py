@@ -1,0 +1,667 @@
+"""AdamWeightDecay: TensorFlow's trajectories, float64 NumPy, and every argument's effect."""
+
+import inspect
+import json
+import warnings
+
+import numpy as np
+import paddle
+import pytest
+from golden_cases import cases, follow, needs_golden
+from reference import bert_like, llrd_ratio, make_params, take_steps
+from reference_adam_weight_decay import adam_weight_decay
+
+from paddle_ldopt.layers.map import LayerMap
+from paddle_ldopt.layers.paddlenlp_hook import layerwise_lr_decay
+from paddle_ldopt.optimizers.adam_weight_decay import AdamWeightDecay
+
+FAMILY = cases("adamweightdecay")
+CLASS = [case for case in FAMILY if case["cls"].endswith(".AdamWeightDecay")]
+FACTORY = [case for case in FAMILY if case["cls"].endswith(".create_optimizer")]
+ANCHOR = [case for case in cases("adamweightdecay", trusts=("quirk",)) if "anchor" in case["id"]]
+
+
+def by_id(entry):
+    return entry["id"]
+
+
+# ---- TensorFlow's own trajectories
+
+
+def ours(options, params, name_dict):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of "LayerNorm" and "layer_norm" at least one finds nothing
+        return AdamWeightDecay(**options, parameters=list(params.values()), name_dict=name_dict), None
+
+
+@needs_golden
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("entry", CLASS + ANCHOR, ids=by_id)
+def test_trajectory_is_tensorflows(entry, dtype):
+    follow(entry, dtype, lambda *where: ours(entry["options"], *where))
+
+
+@needs_golden
+@pytest.mark.parametrize("entry", CLASS + ANCHOR, ids=by_id)
+def test_trajectory_with_the_numbers_that_tensorflow_rounds(entry):
+    follow(entry, "float64", lambda *where: ours(entry["effective_options"], *where), tol=entry["tol_effective"])
+
+
+@needs_golden
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("entry", FACTORY, ids=by_id)
+def test_trajectory_under_a_schedule_is_that_of_create_optimizer(entry, dtype):
+    how = entry["options"]
+    assert how["num_warmup_steps"] == 0
+    end = how["min_lr_ratio"]
+
+    def polynomial(step):
+        return (1 - end) * (1 - step / how["num_train_steps"]) ** how["power"] + end
+
+    def build(params, name_dict):
+        rate = paddle.optimizer.lr.LambdaDecay(how["init_lr"], polynomial)
+        options = {"weight_decay_rate": how["weight_decay_rate"], "epsilon": 1e-8}
+        exclude = ["LayerNorm", "layer_norm", "bias"]
+        opt, _ = ours({"learning_rate": rate, "exclude_from_weight_decay": exclude, **options}, params, name_dict)
+        return opt, rate.step
+
+    follow(entry, dtype, build)
+
+
+# ---- float64 NumPy
+
+SHAPES = {
+    "0-D": (),
+    "one": (1,),
+    "vector": (7,),
+    "row": (1, 5),
+    "column": (5, 1),
+    "3-D": (2, 3, 4),
+    "4-D": (3, 2, 2, 2),
+}
+
+
+def random_run(seed=0, steps=20, scale=1.0):
+    rng = np.random.default_rng(seed)
+    arrays = {n: rng.normal(size=s) for n, s in SHAPES.items()}
+    return arrays, [{n: scale * rng.normal(size=s) for n, s in SHAPES.items()} for _ in range(steps)]
+
+
+def close(got, want, start, rtol):
+    """Allow `rtol` of how far a parameter moved, plus 32 roundings of its size."""
+    for name in want:
+        rounding = 32 * np.finfo(got[name].dtype).eps * np.abs(want[name]).max()
+        moved = np.abs(want[name] - start[name]).max()
+        np.testing.assert_allclose(got[name], want[name], rtol=0, atol=rtol * moved + rounding, err_msg=name)
+
+
+def compare(arrays, grads, dtype="float64", rtol=1e-11, how=None, **options):
+    """Take the steps with ours and with the reference, `how` being arguments of ours alone."""
+    start = {n: a.astype(dtype) for n, a in arrays.items()}
+    grads = [{n: None if g is None else g.astype(dtype) for n, g in grad.items()} for grad in grads]
+    params, name_dict = make_params(arrays, dtype)
+    rate = options.pop("lr", 0.01)
+    given = {n: v for n, v in options.items() if n not in ("decayed", "ratios")}
+    opt = AdamWeightDecay(rate, parameters=list(params.values()), name_dict=name_dict, **given, **(how or {}))
+    got = take_steps(opt, params, grads)
+    close(got, adam_weight_decay(start, grads, lr=rate, **options), start, rtol)
+    return got
+
+
+OPTIONS = {
+    "defaults": {},
+    "weight decay": {"weight_decay_rate": 0.1},
+    "betas and epsilon": {"beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3},
+    "betas of 0": {"beta_1": 0.0, "beta_2": 0.0, "epsilon": 0.1},
+    "amsgrad": {"amsgrad": True, "beta_2": 0.7},
+    "decay": {"decay": 0.5, "weight_decay_rate": 0.1},
+    "clipvalue": {"clipvalue": 0.3},
+    "clipnorm": {"clipnorm": 0.3},
+    "clipvalue, then clipnorm": {"clipvalue": 0.5, "clipnorm": 0.9},
+    "global_clipnorm": {"global_clipnorm": 0.7},
+}
+
+
+@pytest.mark.parametrize("dtype, rtol", [("float32", 2e-5), ("float64", 1e-11)])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_matches_the_float64_reference(options, dtype, rtol):
+    arrays, grads = random_run()
+    got = compare(arrays, grads, dtype, rtol, **options)
+    if options:  # each option does something
+        params, _ = make_params(arrays, dtype)
+        plain = take_steps(AdamWeightDecay(0.01, parameters=list(params.values())), params, grads)
+        assert all(np.abs(got[n] - plain[n]).max() > 1e-4 for n in SHAPES)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e4])
+def test_small_and_large_gradients(scale):
+    arrays, grads = random_run(scale=scale)
+    compare(arrays, grads, "float32", 2e-5, weight_decay_rate=0.1)
+
+
+def test_first_step_by_hand():
+    params, _ = make_params({"w": np.array([1.0]), "tiny": np.array([1.0])}, "float64")
+    opt = AdamWeightDecay(0.125, weight_decay_rate=0.5, parameters=list(params.values()))
+    got = take_steps(opt, params, [{"w": np.array([2.0]), "tiny": np.array([1e-6])}])
+    # w: 1 - 0.125 * 0.5 = 0.9375; m = 0.2, v = 0.004; rate 0.125 * sqrt(0.001) / 0.1 = 0.03952847
+    #    0.9375 - 0.03952847 * 0.2 / (0.06324555 + 1e-7) = 0.81250020
+    np.testing.assert_allclose(got["w"], 0.8125001976423, rtol=1e-11)
+    # tiny: m = 1e-7, v = 1e-15; 0.9375 - 0.03952847 * 1e-7 / (3.162278e-8 + 1e-7) = 0.90746837
+    # (with epsilon beside the corrected root, as in the paper's Algorithm 1, it would be 0.82386364)
+    np.testing.assert_allclose(got["tiny"], 0.9074683658, rtol=1e-9)
+
+
+def test_decay_is_not_bias_corrected_and_comes_first():
+    params, _ = make_params({"w": np.full([3], 2.0)}, "float64")
+    opt = AdamWeightDecay(0.25, weight_decay_rate=0.5, parameters=list(params.values()))
+    np.testing.assert_allclose(take_steps(opt, params, [{"w": np.zeros(3)}])["w"], 2.0 * (1 - 0.25 * 0.5), rtol=1e-15)
+
+
+def test_signature_is_the_documented_one():
+    parameters = list(inspect.signature(AdamWeightDecay.__init__).parameters.values())[1:]
+    assert [(p.name, p.default) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == [
+        ("learning_rate", 0.001),
+        ("beta_1", 0.9),
+        ("beta_2", 0.999),
+        ("epsilon", 1e-7),
+        ("amsgrad", False),
+        ("weight_decay_rate", 0.0),
+        ("include_in_weight_decay", None),
+        ("exclude_from_weight_decay", None),
+        ("name", "AdamWeightDecay"),
+    ]
+    assert issubclass(AdamWeightDecay, paddle.optimizer.Optimizer)
+
+
+def test_other_names_of_arguments():
+    arrays, grads = random_run(steps=3)
+    results = []
+    for how in ({"learning_rate": 0.02, "weight_decay_rate": 0.3}, {"lr": 0.02, "weight_decay": 0.3}):
+        params, _ = make_params(arrays)
+        results.append(take_steps(AdamWeightDecay(**how, parameters=list(params.values())), params, grads))
+    for n in arrays:
+        np.testing.assert_array_equal(results[0][n], results[1][n])
+
+
+def test_decay_divides_the_rate_of_a_scheduler_too():
+    arrays, grads = random_run(steps=6)
+    params, _ = make_params(arrays)
+    rate = paddle.optimizer.lr.StepDecay(0.01, step_size=2, gamma=0.5)
+    opt = AdamWeightDecay(rate, decay=0.3, parameters=list(params.values()))
+    got = take_steps(opt, params, grads, each_step=rate.step)
+    want = adam_weight_decay(arrays, grads, lr=lambda t: 0.01 * 0.5 ** ((t - 1) // 2), decay=0.3)
+    close(got, want, arrays, 2e-5)
+
+
+def test_a_scheduler_goes_by_lr_as_well():
+    params, _ = make_params({"w": np.ones(2)})
+    rate = paddle.optimizer.lr.StepDecay(0.01, step_size=2)
+    assert AdamWeightDecay(lr=rate, parameters=list(params.values()))._learning_rate is rate
+
+
+def test_grad_clip_comes_before_clipvalue():
+    arrays, grads = random_run(steps=3)
+    by_hand = []
+    for grad in grads:
+        scale = min(1.0, 2.0 / np.sqrt(sum(np.square(g).sum() for g in grad.values())))
+        by_hand.append({n: g * scale for n, g in grad.items()})
+    params, _ = make_params(arrays)
+    clip = paddle.nn.ClipGradByGlobalNorm(2.0)
+    opt = AdamWeightDecay(0.01, clipvalue=0.2, grad_clip=clip, parameters=list(params.values()))
+    got = take_steps(opt, params, grads)
+    close(got, adam_weight_decay(arrays, by_hand, lr=0.01, clipvalue=0.2), arrays, 2e-5)
+
+
+# ---- the step count
+
+
+def with_gaps(arrays, grads):
+    """Leave out gradients: of "one" always, of "row" at first, of "vector" in every second step, of "3-D" once."""
+    rng = {"one": lambda t: True, "row": lambda t: t < 4, "vector": lambda t: t % 2 == 0, "3-D": lambda t: t == 7}
+    return [{n: None if rng.get(n, lambda t: False)(t) else grad[n] for n in arrays} for t, grad in enumerate(grads)]
+
+
+@pytest.mark.parametrize("dtype, rtol", [("float32", 2e-5), ("float64", 1e-11)])
+def test_all_parameters_share_the_step_count(dtype, rtol):
+    arrays, grads = random_run()
+    compare(arrays, with_gaps(arrays, grads), dtype, rtol, weight_decay_rate=0.1)
+
+
+def test_steps_in_which_parameters_take_turns():
+    arrays = {"a": np.ones(3), "b": np.ones(3), "c": np.ones(2)}
+    grads = [{n: np.full(len(a), 0.5) if "abc"[t % 3] == n else None for n, a in arrays.items()} for t in range(9)]
+    compare(arrays, grads, decay=0.1)
+
+
+def test_the_step_count_is_shared_between_groups_and_types():
+    arrays, grads = random_run(steps=9)
+    grads = with_gaps(arrays, grads)
+    want = adam_weight_decay(arrays, grads, lr=0.01)
+    double, name_dict = make_params({n: a for n, a in arrays.items() if len(n) == 3}, "float64")
+    single, more = make_params({n: a for n, a in arrays.items() if len(n) != 3}, "float32")
+    params = {**single, **double}
+    groups = [{"params": list(single.values())}, {"params": list(double.values())}]
+    opt = AdamWeightDecay(0.01, parameters=groups)
+    close(take_steps(opt, params, grads), want, arrays, 2e-5)
+
+
+@pytest.mark.parametrize("name", ["AdamWeightDecay", "mine"])
+@pytest.mark.parametrize("multi_precision", [False, True])
+def test_the_step_count_survives_a_resume_in_which_the_furthest_parameter_has_no_gradient(
+    tmp_path, name, multi_precision
+):
+    arrays = {"a": np.ones(3), "b": np.ones(3), "c": np.ones(3)}
+    rng = np.random.default_rng(0)
+    has = ["abc", "ab", "c", "c", "ab", "ab", "c", "abc"]
+    grads = [{n: rng.normal(size=3) if n in names else None for n in arrays} for names in has]
+    dtype = "bfloat16" if multi_precision else "float32"
+
+    def build(values=arrays):
+        params = {}
+        for n, value in values.items():
+            filled = paddle.nn.initializer.Assign(value.astype("float32"))
+            params[n] = paddle.create_parameter([3], dtype, default_initializer=filled)
+        opt = AdamWeightDecay(
+            0.01, parameters=list(params.values()), decay=0.5, name=name, multi_precision=multi_precision
+        )
+        return params, opt
+
+    def values(params):
+        return {n: p.astype("float32").numpy() for n, p in params.items()}
+
+    with paddle.utils.unique_name.guard():
+        params, opt = build()
+        take_steps(opt, params, grads)
+        want = values(params)
+    now = arrays
+    for part in ([0, 1, 2, 3], [4, 5], [6, 7]):  # "c" has no gradient between the first save and the second
+        with paddle.utils.unique_name.guard():
+            params, opt = build(now)
+            if now is not arrays:
+                opt.set_state_dict(paddle.load(str(tmp_path / "state.pdopt")))
+            take_steps(opt, params, [grads[i] for i in part])
+            now = values(params)
+            paddle.save(opt.state_dict(), str(tmp_path / "state.pdopt"))
+    for n, value in now.items():
+        np.testing.assert_array_equal(value, want[n], err_msg=n)
+
+
+def test_minimize_counts_like_step():
+    results = []
+    for way in ("step", "minimize"):
+        paddle.seed(0)
+        model = paddle.nn.Linear(3, 2)
+        opt = AdamWeightDecay(0.01, decay=0.5, parameters=model.parameters())
+        for _ in range(4):
+            loss = model(paddle.ones([2, 3])).square().mean()
+            loss.backward()
+            opt.step() if way == "step" else opt.minimize(loss)
+            opt.clear_grad()
+        results.append(model.weight.numpy())
+        count = opt._get_accumulator_master("beta1_pow_acc", model.bias)
+        assert count.item() == 4 and opt._number_of_this_step is None
+    np.testing.assert_array_equal(*results)
+
+
+# ---- what is decayed
+
+NAMES = [
+    "encoder.layers.0.q_proj.weight",
+    "encoder.layers.0.q_proj.bias",
+    "encoder.layers.0.norm1.weight",
+    "ln_1.weight",
+]
+DECAYED = {
+    "nothing said": ({}, NAMES),
+    "exclude": ({"exclude_from_weight_decay": ["norm", "bias"]}, [NAMES[0], NAMES[3]]),
+    "include wins": (
+        {"exclude_from_weight_decay": ["layers"], "include_in_weight_decay": ["q_proj"]},
+        NAMES[:2] + NAMES[3:],
+    ),
+    "include is no list of all": ({"include_in_weight_decay": ["q_proj"]}, NAMES),
+    "search, not match": ({"exclude_from_weight_decay": [r"0\.q"]}, NAMES[2:]),
+    "anchor": ({"exclude_from_weight_decay": ["^ln"]}, NAMES[:3]),
+    "TensorFlow's :0": ({"exclude_from_weight_decay": ["bias:0$"]}, [NAMES[0], *NAMES[2:]]),
+    "the short way": ({"exclude_from_weight_decay": ["(?i)norm", r"\bln_", "bias"]}, NAMES[:1]),
+    "a tuple": ({"exclude_from_weight_decay": ("norm", "ln")}, NAMES[:2]),
+}
+
+
+@pytest.mark.parametrize("patterns, decayed", DECAYED.values(), ids=DECAYED)
+@pytest.mark.parametrize("by_layers", [False, True])
+def test_patterns(patterns, decayed, by_layers):
+    arrays = {n: np.full([3], 2.0) for n in NAMES}
+    params, name_dict = make_params(arrays, "float64")
+    how = {"name_dict": name_dict}
+    if by_layers:
+        how = {"layers": LayerMap.from_names(NAMES)}
+        how["layers"].name_dict.update(name_dict)
+    opt = AdamWeightDecay(0.5, weight_decay_rate=0.25, parameters=list(params.values()), **patterns, **how)
+    got = take_steps(opt, params, [{n: np.zeros(3) for n in NAMES}])
+    assert [n for n in NAMES if got[n][0] == 1.75] == decayed
+    assert [n for n in NAMES if got[n][0] == 2.0] == [n for n in NAMES if n not in decayed]
+
+
+def test_without_structured_names_the_tensors_names_are_searched():
+    model = paddle.nn.Linear(3, 2)
+    opt = AdamWeightDecay(
+        0.1, weight_decay_rate=0.1, exclude_from_weight_decay=[r"\.b_0"], parameters=model.parameters()
+    )
+    assert opt.is_decayed(model.weight) and not opt.is_decayed(model.bias)
+
+
+def test_apply_decay_param_fun_and_patterns_must_both_agree():
+    params, name_dict = make_params({n: np.ones(2) for n in NAMES})
+    opt = AdamWeightDecay(
+        weight_decay_rate=0.1,
+        exclude_from_weight_decay=["bias"],
+        apply_decay_param_fun=lambda t: "norm" not in name_dict[t],
+        parameters=list(params.values()),
+        name_dict=name_dict,
+    )
+    assert [n for n, p in params.items() if opt.is_decayed(p)] == [NAMES[0], NAMES[3]]
+
+
+def test_a_pattern_that_finds_nothing_warns():
+    params, name_dict = make_params({n: np.ones(2) for n in NAMES})
+    how = {"parameters": list(params.values()), "name_dict": name_dict}
+    wanted = (
+        r"find no parameter: include_in_weight_decay=\['head'\], exclude_from_weight_decay=\['LayerNorm', 'bias\$'\]. "
+        r"They are searched in names like 'encoder.layers.0.q_proj.weight:0', .*'ln_1.weight:0'.$"
+    )
+    with pytest.warns(UserWarning, match=wanted) as caught:
+        AdamWeightDecay(
+            include_in_weight_decay=["head"], exclude_from_weight_decay=["LayerNorm", "bias$", "norm"], **how
+        )
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="Give `name_dict` or `layers`"):
+        AdamWeightDecay(exclude_from_weight_decay=["bias"], parameters=list(params.values()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AdamWeightDecay(include_in_weight_decay=["norm"], exclude_from_weight_decay=["bias", "norm"], **how)
+
+
+def test_a_static_program_decays_clips_and_warns():
+    model = paddle.nn.Linear(3, 2)
+    start = {n: p.numpy() for n, p in model.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
+    options = {"weight_decay_rate": 0.1, "decay": 0.2, "clipvalue": 0.2, "clipnorm": 0.3, "amsgrad": True}
+    exclude = ["bias", "head"]
+    with pytest.warns(UserWarning, match=r"exclude_from_weight_decay=\['head'\]"):
+        opt = AdamWeightDecay(
+            0.01,
+            parameters=model.parameters(),
+            exclude_from_weight_decay=exclude,
+            name_dict={p.name: n for n, p in model.named_parameters()},
+            **options,
+        )
+    for _ in range(4):
+        model(paddle.to_tensor(x)).square().mean().backward()
+        opt.step()
+        opt.clear_grad()
+    paddle.enable_static()
+    try:
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
+            net = paddle.nn.Linear(3, 2)
+            loss = net(paddle.static.data("x", [4, 3], "float32")).square().mean()
+            names = {p.name: n for n, p in net.named_parameters()}
+            opt = AdamWeightDecay(0.01, exclude_from_weight_decay=exclude, name_dict=names, **options)
+            with pytest.warns(UserWarning, match=r"exclude_from_weight_decay=\['head'\]"):
+                opt.minimize(loss)
+        executor, scope = paddle.static.Executor(), paddle.static.Scope()
+        with paddle.static.scope_guard(scope):
+            executor.run(startup)
+            for tensor, name in names.items():
+                scope.find_var(tensor).get_tensor().set(start[name], paddle.CPUPlace())
+            for _ in range(4):
+                executor.run(main, feed={"x": x}, fetch_list=[loss])
+            got = {name: np.array(scope.find_var(tensor).get_tensor()) for tensor, name in names.items()}
+    finally:
+        paddle.disable_static()
+    for name, value in got.items():
+        np.testing.assert_allclose(value, dict(model.named_parameters())[name].numpy(), rtol=1e-6, atol=1e-7)
+
+
+# ---- groups, layer-wise rates, state
+
+
+def test_groups_with_every_option():
+    arrays, grads = bert_like(steps=8)
+    params, name_dict = make_params(arrays)
+    options = {
+        "encoder": {"weight_decay_rate": 0.3, "beta_1": 0.7, "beta_2": 0.9, "clipvalue": 0.5},
+        "classifier": {"weight_decay": 0.0, "epsilon": 1e-3, "clipnorm": 0.4},
+        "bert.": {},
+    }
+    lr = {"encoder": 0.1, "classifier": 2.0, "bert.": 1.0}
+    parts = {key: [n for n in arrays if key in n and (key != "bert." or "encoder" not in n)] for key in options}
+    groups = [
+        {"params": [params[n] for n in names], "learning_rate": lr[key], **options[key]} for key, names in parts.items()
+    ]
+    before = [dict(group) for group in groups]
+    opt = AdamWeightDecay(
+        0.01,
+        weight_decay_rate=0.1,
+        exclude_from_weight_decay=["bias"],
+        parameters=groups,
+        layerwise_decay=0.6,
+        n_layers=3,
+        name_dict=name_dict,
+    )
+    assert [list(group) for group in groups] == [list(group) for group in before], "the user's dicts are left alone"
+    got = take_steps(opt, params, grads)
+    want = {}
+    for key, names in parts.items():
+        how = {"weight_decay_rate": options[key].get("weight_decay", 0.1), **options[key]}
+        how.pop("weight_decay", None)
+        want.update(
+            adam_weight_decay(
+                {n: arrays[n] for n in names},
+                [{n: g[n] for n in names} for g in grads],
+                lr=0.01,
+                ratios={n: lr[key] * llrd_ratio(n, 0.6, 3) for n in names},
+                decayed=lambda n: "bias" not in n,
+                **how,
+            )
+        )
+    close(got, want, arrays, 2e-5)
+
+
+@pytest.mark.parametrize("dtype, of_number", [("float32", 4), ("float64", 8)])
+@pytest.mark.parametrize("amsgrad, moments", [(False, 2), (True, 3)])
+def test_state_bytes(amsgrad, moments, dtype, of_number):
+    arrays, grads = random_run(steps=1)
+    params, _ = make_params(arrays, dtype)
+    opt = AdamWeightDecay(amsgrad=amsgrad, parameters=list(params.values()))
+    take_steps(opt, params, grads)
+    held = sum(value.size * value.element_size() for value in opt.state_dict().values())
+    assert held == of_number * (moments * sum(a.size for a in arrays.values()) + len(arrays))
+
+
+# ---- get_config, from_config
+
+
+def test_config_keeps_everything():
+    params, name_dict = make_params({n: np.ones(2) for n in NAMES})
+    given = {
+        "learning_rate": 0.02,
+        "beta_1": 0.8,
+        "beta_2": 0.9,
+        "epsilon": 1e-5,
+        "amsgrad": True,
+        "weight_decay_rate": 0.03,
+        "include_in_weight_decay": ["ln_1"],
+        "exclude_from_weight_decay": ["norm", "ln"],
+        "name": "mine",
+        "decay": 0.1,
+        "clipnorm": 2.0,
+        "clipvalue": 0.5,
+        "multi_precision": True,
+        "layerwise_decay": 0.9,
+        "n_layers": 3,
+        "fused": False,
+        "global_clipnorm": None,
+    }
+    opt = AdamWeightDecay(**given, parameters=list(params.values()), name_dict=name_dict)
+    config = opt.get_config()
+    assert config == {**given, "not_in_config": ["name_dict"]}
+    again = AdamWeightDecay.from_config(
+        json.loads(json.dumps(config)), parameters=list(params.values()), name_dict=name_dict
+    )
+    assert again.get_config() == config
+    assert [again.is_decayed(p) for p in params.values()] == [opt.is_decayed(p) for p in params.values()]
+    every = set(inspect.signature(AdamWeightDecay).parameters) - {"lr", "weight_decay", "parameters"}
+    objects = {"grad_clip", "apply_decay_param_fun", "set_param_lr_fun", "name_dict", "layers"}
+    assert set(given) == every - objects, "an argument that the configuration forgets"
+
+
+def test_config_trains_alike():
+    arrays, grads = random_run(steps=5)
+    results = []
+    config = None
+    for _ in range(2):
+        params, _ = make_params(arrays)
+        how = config or {"learning_rate": 0.02, "weight_decay_rate": 0.2, "global_clipnorm": 0.5, "decay": 0.1}
+        opt = AdamWeightDecay.from_config(how, parameters=list(params.values()))
+        results.append(take_steps(opt, params, grads))
+        config = opt.get_config()
+    for n in arrays:
+        np.testing.assert_array_equal(results[0][n], results[1][n])
+
+
+def test_config_has_the_present_rate():
+    params, _ = make_params({"w": np.ones(2)})
+    opt = AdamWeightDecay(0.1, parameters=list(params.values()))
+    opt.set_lr(0.05)
+    config = opt.get_config()
+    assert config["learning_rate"] == 0.05 and "not_in_config" not in config
+    assert AdamWeightDecay.from_config(config, parameters=list(params.values()), lr=None).get_lr() == 0.05
+
+
+def test_config_of_transformers_is_taken():
+    config = {
+        "name": "AdamWeightDecay",
+        "learning_rate": 2e-5,
+        "decay": 0.0,
+        "beta_1": 0.9,
+        "beta_2": 0.999,
+        "epsilon": 1e-7,
+        "amsgrad": False,
+        "weight_decay_rate": 0.01,
+    }
+    params, _ = make_params({"w": np.ones(2)})
+    opt = AdamWeightDecay.from_config(config, parameters=list(params.values()))
+    assert config.items() <= opt.get_config().items()
+
+
+def test_what_a_config_cannot_hold_must_be_given_again():
+    params, name_dict = make_params({"w": np.ones(2)})
+    parameters = list(params.values())
+    rate = paddle.optimizer.lr.StepDecay(0.01, step_size=2)
+    clip = paddle.nn.ClipGradByNorm(1.0)
+    objects = {"grad_clip": clip, "apply_decay_param_fun": lambda t: True, "set_param_lr_fun": lambda p: 0.5}
+    opt = AdamWeightDecay(rate, parameters=parameters, name_dict=name_dict, **objects)
+    config = json.loads(json.dumps(opt.get_config()))
+    assert config["not_in_config"] == [*objects, "name_dict", "learning_rate"]
+    with pytest.raises(ValueError, match="cannot hold: name_dict, learning_rate. Received: parameters, grad_clip, "):
+        AdamWeightDecay.from_config(config, parameters=parameters, **objects)
+    objects["set_param_lr_fun"] = None
+    again = AdamWeightDecay.from_config(config, parameters=parameters, learning_rate=rate, name_dict=None, **objects)
+    assert again._learning_rate is rate and again._grad_clip is clip
+
+
+# ---- errors
+
+ERRORS = {
+    "learning_rate": (
+        TypeError,
+        {"learning_rate": "1"},
+        "`learning_rate` must be a number. Received: learning_rate='1'",
+    ),
+    "negative rate": (ValueError, {"lr": -1.0}, r"`learning_rate` must be in \[0, inf\). Received: learning_rate=-1.0"),
+    "rate by two names": (
+        ValueError,
+        {"learning_rate": 0.1, "lr": 0.2},
+        "one of them. Received: learning_rate=0.1, lr=0.2",
+    ),
+    "decay by two names": (
+        ValueError,
+        {"weight_decay_rate": 0.1, "weight_decay": 0.1},
+        "`weight_decay` is another name",
+    ),
+    "beta_1": (ValueError, {"beta_1": 1.0}, r"`beta_1` must be in \[0, 1\). Received: beta_1=1.0"),
+    "beta_1's type": (TypeError, {"beta_1": None}, "`beta_1` must be a number. Received: beta_1=None"),
+    "beta_2": (ValueError, {"beta_2": -0.1}, r"`beta_2` must be in \[0, 1\). Received: beta_2=-0.1"),
+    "epsilon": (ValueError, {"epsilon": -1e-7}, r"`epsilon` must be in \[0, inf\). Received: epsilon=-1e-07"),
+    "amsgrad": (TypeError, {"amsgrad": 1}, "`amsgrad` must be a bool. Received: amsgrad=1"),
+    "weight_decay_rate": (
+        ValueError,
+        {"weight_decay_rate": -1},
+        r"`weight_decay_rate` must be in \[0, inf\). Received:",
+    ),
+    "its type": (TypeError, {"weight_decay_rate": "0"}, "`weight_decay_rate` must be a number. Received:"),
+    "include": (
+        TypeError,
+        {"include_in_weight_decay": "bias"},
+        "must be a list of strings or None. Received: include_in",
+    ),
+    "exclude": (
+        TypeError,
+        {"exclude_from_weight_decay": [1]},
+        "must be a list of strings or None. Received: exclude_from",
+    ),
+    "regex": (
+        ValueError,
+        {"exclude_from_weight_decay": ["("]},
+        r"must hold regular expressions: .* Received: .*=\['\('\]",
+    ),
+    "name": (TypeError, {"name": 3}, "`name` must be a string or None. Received: name=3"),
+    "decay": (ValueError, {"decay": -1.0}, r"`decay` must be in \[0, inf\). Received: decay=-1.0"),
+    "clipnorm": (ValueError, {"clipnorm": -1.0}, r"`clipnorm` must be in \(0, inf\). Received: clipnorm=-1.0"),
+    "clipvalue": (ValueError, {"clipvalue": 0}, r"`clipvalue` must be in \(0, inf\). Received: clipvalue=0"),
+    "global_clipnorm": (ValueError, {"global_clipnorm": -2}, r"`global_clipnorm` must be in \(0, inf\). Received:"),
+    "both norms": (
+        ValueError,
+        {"clipnorm": 1.0, "global_clipnorm": 2.0},
+        "Received: global_clipnorm=2.0, clipnorm=1.0",
+    ),
+    "unknown": (TypeError, {"momentum": 0.9}, "momentum"),
+    "grad_clip": (TypeError, {"grad_clip": 1.0}, "grad_clip"),
+    "layers": (TypeError, {"layers": 3}, "`layers` must be a LayerMap. Received: layers=int"),
+    "nothing to decay": (ValueError, {"layerwise_decay": 0.5}, "`layerwise_decay` has no effect"),
+}
+
+
+@pytest.mark.parametrize("error, options, message", ERRORS.values(), ids=ERRORS)
+def test_errors(error, options, message):
+    params, _ = make_params({"w": np.ones(2)})
+    with pytest.raises(error, match=message):
+        AdamWeightDecay(**options, parameters=list(params.values()))
+
+
+def test_errors_of_groups():
+    params, _ = make_params({"w": np.ones(2)})
+    group = {"params": list(params.values())}
+    with pytest.raises(ValueError, match=r"`beta_1` must be in \[0, 1\). Received: beta_1=2"):
+        AdamWeightDecay(parameters=[{**group, "beta_1": 2}])
+    with pytest.raises(ValueError, match=r"`weight_decay_rate` must be in \[0, inf\). Received:"):
+        AdamWeightDecay(parameters=[{**group, "weight_decay_rate": -1.0}])
+    with pytest.raises(ValueError, match="'beta_1', 'beta_2', 'clipnorm'.* Received: amsgrad"):
+        AdamWeightDecay(parameters=[{**group, "amsgrad": True}])
+    with pytest.raises(ValueError, match="give one of them. Received: weight_decay_rate=0.1, weight_decay=0.1"):
+        AdamWeightDecay(parameters=[{**group, "weight_decay_rate": 0.1, "weight_decay": 0.1}])
+
+
+def test_the_default_hook_is_the_documented_one():
+    assert inspect.signature(AdamWeightDecay).parameters["set_param_lr_fun"].default is layerwise_lr_decay
+
+
+def test_the_divisor_of_steps_to_come():
+    param = paddle.create_parameter([2], "float32")
+    opt = AdamWeightDecay(0.1, decay=0.1, parameters=[param])
+    for _ in range(3):
+        param.grad = paddle.ones([2])
+        opt.step()
+    assert [opt.rate_divisor(ahead) for ahead in (0, 1, 5)] == pytest.approx([1.3, 1.4, 1.8])
+    assert AdamWeightDecay(0.1, parameters=[param]).rate_divisor(7) == 1.0

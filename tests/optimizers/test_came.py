@@ -1,0 +1,599 @@
+"""CAME: against MindFormers' and the authors' trajectories, float64 NumPy and a step by hand; argument by argument."""
+
+import inspect
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from golden_cases import cases, follow, needs_golden
+from reference import make_params, take_steps
+from reference_came import came
+
+from paddle_ldopt import get_scheduler, layerwise_lr_decay
+from paddle_ldopt.optimizers._base.rule_optimizer import STEP, answer_locally
+from paddle_ldopt.optimizers._pieces.pieces import Piece
+from paddle_ldopt.optimizers.came import Came, came_update
+
+SHAPES = {"0-D": (), "1": (1,), "n": (7,), "1,n": (1, 9), "n,1": (6, 1), "matrix": (5, 4), "3-D": (2, 3, 4)}
+SHAPES["4-D"] = (3, 2, 3, 2)
+
+
+def random_run(shapes=None, steps=20, seed=0, scale=1.0):
+    """Return name -> array and random gradients, all exact in float32."""
+    rng = np.random.default_rng(seed)
+    shapes = SHAPES if shapes is None else shapes
+
+    def draw(shape):
+        return np.asarray(rng.normal(size=shape), "float32").astype("float64")
+
+    return {n: draw(s) for n, s in shapes.items()}, [
+        {n: scale * draw(s) for n, s in shapes.items()} for _ in range(steps)
+    ]
+
+
+def train(arrays, grads, dtype="float64", **arguments):
+    """Train new parameters and return what they become."""
+    params, _ = make_params(arrays, dtype)
+    arguments.setdefault("parameters", list(params.values()))
+    if callable(arguments["parameters"]):
+        arguments["parameters"] = arguments["parameters"](params)
+    return take_steps(Came(**arguments), params, grads)
+
+
+def states(opt, params, state_name="exp_avg"):
+    """Return parameter name -> one state, as a float64 array."""
+    return {n: opt._accumulators[state_name][p.name].astype("float64").numpy() for n, p in params.items()}
+
+
+def close(got, want, start, rtol):
+    """Allow `rtol` of how far a parameter moved, plus 32 roundings of its size."""
+    for n in want:
+        rounding = 32 * np.finfo(got[n].dtype).eps * np.abs(want[n]).max()
+        allowed = rtol * np.abs(want[n] - start[n]).max() + rounding
+        np.testing.assert_allclose(got[n], want[n], rtol=0, atol=allowed, err_msg=n)
+
+
+def test_signature_is_the_documented_one():
+    arguments = list(inspect.signature(Came.__init__).parameters.values())[1:]
+    positional = [(p.name, p.default) for p in arguments if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert positional == [
+        ("learning_rate", None),
+        ("eps", (1e-30, 1e-3, 1e-16)),
+        ("clip_threshold", 1.0),
+        ("decay_rate", 0.8),
+        ("beta1", 0.9),
+        ("beta3", 0.99),
+        ("weight_decay", 0.0),
+        ("scale_parameter", False),
+        ("relative_step", False),
+        ("warmup_init", False),
+        ("compression", False),
+        ("loss_scale", 1),
+        ("parameters", None),
+        ("grad_clip", None),
+        ("apply_decay_param_fun", None),
+        ("multi_precision", False),
+        ("name", None),
+    ]
+    assert {p.name: p.default for p in arguments if p.kind is p.KEYWORD_ONLY} == {
+        "params": None,
+        "beta2": None,
+        "layerwise_decay": 1.0,
+        "n_layers": 12,
+        "set_param_lr_fun": layerwise_lr_decay,
+        "name_dict": None,
+        "layers": None,
+        "fused": None,
+    }
+    assert issubclass(Came, paddle.optimizer.Optimizer)
+
+
+# ---- the peers
+
+
+def came_arguments(entry):
+    """Turn a case's options into ours: the authors' have a constant beta2, and two eps."""
+    options = dict(entry["options"])
+    if entry["peer"] == "mindformers":
+        return options
+    beta1, beta2, beta3 = options.pop("betas", (0.9, 0.999, 0.9999))
+    eps1, eps3 = options.pop("eps", (1e-30, 1e-16))
+    rate = options.pop("lr")
+    return dict(options, learning_rate=rate, eps=(eps1, 1e-3, eps3), beta1=beta1, beta2=beta2, beta3=beta3)
+
+
+@needs_golden
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("entry", cases("came"), ids=lambda entry: entry["id"])
+def test_trajectory_is_the_peers(entry, dtype):
+    how = came_arguments(entry)
+    follow(entry, dtype, lambda params, name_dict: (Came(parameters=list(params.values()), **how), None))
+
+
+@needs_golden
+@pytest.mark.parametrize("entry", cases("came", kind="error", trusts=("reference",)), ids=lambda entry: entry["id"])
+def test_what_mindformers_refuses_is_refused(entry):
+    error = {"ValueError": ValueError, "TypeError": TypeError}[entry["error"]["type"]]
+    with pytest.raises(error, match="Received: "):
+        Came(parameters=list(make_params({"w": np.ones(2)})[0].values()), **entry["options"])
+
+
+# ---- the paper
+
+
+VARIANTS = {
+    "MindFormers": {},
+    "authors": {"beta2": 0.999, "beta3": 0.9999},
+    "decay": {"weight_decay": 0.1, "decay_rate": 0.5},
+    "scaled": {"scale_parameter": True, "weight_decay": 0.1, "eps": (1e-8, 0.9, 1e-4)},
+    "relative": {"relative_step": True},
+    "relative, warm-up, scaled": {"relative_step": True, "warmup_init": True, "scale_parameter": True},
+    "clipped": {"clip_threshold": 0.1, "beta1": 0.5, "beta3": 0.0},
+    "loss scale": {"loss_scale": 1024, "eps": (1e-3, 1e-3, 1e-16)},
+    "no momentum": {"beta1": 0.0, "weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("dtype, rtol", [("float64", 1e-12), ("float32", 1e-5)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_matches_the_float64_reference(variant, dtype, rtol):
+    arrays, grads = random_run()
+    how = VARIANTS[variant]
+    rate = None if how.get("relative_step") else 1e-3
+    got = train(arrays, grads, dtype, learning_rate=rate, **how)
+    close(got, came(arrays, grads, rate or 1.0, **how)[-1][0], arrays, rtol)
+
+
+def test_first_step_of_a_matrix_by_hand():
+    grad = np.array([[1.0, 2.0], [3.0, 4.0]])
+    # g^2 = [[1, 4], [9, 16]]: row means 2.5, 12.5 with the mean 7.5, column means 5, 10; beta2_1 = 0
+    # V = row col / 7.5, so u^2 = g^2 / V = [[0.6, 1.2], [1.08, 0.96]], whose mean is below 1: no clipping
+    # m = 0.1 u, and (u - m)^2 = 0.81 u^2 = [[0.486, 0.972], [0.8748, 0.7776]]
+    # S = 0.01 of its: row means 0.00729, 0.008262 with the mean 0.007776, column means 0.006804, 0.008748
+    # step^2 = 0.01 u^2 / S
+    squared_step = np.array([[0.006 / 0.00637875, 0.012 / 0.00820125], [0.0108 / 0.00722925, 0.0096 / 0.00929475]])
+    got = train({"w": np.zeros((2, 2))}, [{"w": grad}], learning_rate=0.5)
+    np.testing.assert_allclose(got["w"], -0.5 * np.sqrt(squared_step), rtol=1e-12)
+
+
+def test_first_step_of_a_vector_by_hand():
+    # u = g / |g|, m = 0.1 u, and no confidence: p = p - l (m + 0.1 p)
+    how = {"learning_rate": 0.5, "weight_decay": 0.1}
+    got = train({"b": np.array([2.0, 2.0])}, [{"b": np.array([3.0, -4.0])}], **how)
+    np.testing.assert_allclose(got["b"], [2.0 - 0.5 * (0.1 + 0.2), 2.0 - 0.5 * (-0.1 + 0.2)], rtol=1e-14)
+
+
+@pytest.mark.parametrize("more, rms", [({}, 1.11), ({"beta2": 0.999, "beta3": 0.9999}, 11.1)])
+def test_first_step_is_as_large_as_the_docstring_says(more, rms):
+    arrays, grads = random_run({"w": (40, 30)}, steps=1)
+    got = train(arrays, grads, learning_rate=1e-3, **more)
+    moved = (got["w"] - arrays["w"]) / 1e-3
+    assert math.sqrt((moved**2).mean()) == pytest.approx(rms, rel=0.03)
+
+
+def test_a_rule_asks_for_sums_only():
+    shape, ones = [3, 4], paddle.ones([3, 4])
+    state = {STEP: paddle.ones([]), "exp_avg": ones}
+    for part in ("sq", "res"):
+        state.update({f"exp_avg_{part}_row": paddle.ones([3]), f"exp_avg_{part}_col": paddle.ones([4])})
+    options = {
+        "eps": (1e-30, 1e-3, 1e-16),
+        "clip_threshold": 1.0,
+        "decay_rate": 0.8,
+        "beta1": 0.9,
+        "beta2": None,
+        "beta3": 0.99,
+        "weight_decay": 0.0,
+        "piece": Piece(shape),
+    }
+    rule, requests = came_update(ones, ones, state, paddle.full([], 0.1), **options), []
+    request = next(rule)
+    while request is not None:
+        requests.append([list(total.shape) for total in request])
+        try:
+            request = rule.send(request)
+        except StopIteration:
+            request = None
+    assert requests == [[[3], [4]], [[]], [[3], [4]]]
+    before = {name: value.numpy() for name, value in state.items()}
+    answer_locally(came_update(ones, ones, state, paddle.full([], 0.1), scale_parameter=True, **options))
+    for name, value in state.items():
+        np.testing.assert_array_equal(value.numpy(), before[name], err_msg="the rule writes nothing")
+
+
+# ---- arguments, one by one
+
+
+def test_parameters_has_another_name():
+    arrays, grads = random_run(steps=3)
+    want = train(arrays, grads, learning_rate=1e-3)
+    params, _ = make_params(arrays, "float64")
+    got = take_steps(Came(1e-3, params=list(params.values())), params, grads)
+    for n in want:
+        np.testing.assert_array_equal(got[n], want[n])
+
+
+def test_a_scheduler_gives_the_rate():
+    arrays, grads = random_run({"w": (3, 4)}, steps=2)
+    params, _ = make_params(arrays, "float64")
+    rate = paddle.optimizer.lr.StepDecay(1e-3, step_size=1, gamma=0.0)
+    opt = Came(rate, parameters=list(params.values()))
+    first = take_steps(opt, params, grads[:1])["w"].copy()
+    rate.step()
+    np.testing.assert_array_equal(take_steps(opt, params, grads[1:])["w"], first)
+    assert np.abs(first - arrays["w"]).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    "warmup, t, rate", [(False, 9.0, 1e-2), (False, 1e6, 1e-3), (True, 9.0, 9e-6), (True, 1e6, 1e-3)]
+)
+def test_relative_step_is_transformers_rule(warmup, t, rate):
+    how = {"eps": (1e-30, 1e-3, 1e-16), "clip_threshold": 1.0, "decay_rate": 0.0, "beta1": 0.0, "beta2": None}
+    how.update(beta3=0.99, weight_decay=0.0, relative_step=True, warmup_init=warmup, piece=Piece([1]))
+    param, grad, t = (paddle.to_tensor(x, dtype="float64") for x in ([1.0], [5.0], t))
+    state = {STEP: t, "exp_avg_sq": paddle.zeros([1], "float64")}
+    new, _ = answer_locally(came_update(param, grad, state, paddle.ones([], "float64"), **how))
+    assert 1.0 - new.item() == pytest.approx(rate, rel=1e-9)
+
+
+def test_relative_step_is_scaled_by_groups_and_layers():
+    arrays, grads = random_run({"a": (3, 4), "b": (3, 4)}, steps=4)
+    got = train(
+        arrays,
+        grads,
+        relative_step=True,
+        parameters=lambda params: [{"params": params["a"], "learning_rate": 0.3}, {"params": params["b"]}],
+        set_param_lr_fun=lambda param: 0.5,
+    )
+    want = came(arrays, grads, lambda n: {"a": 0.15, "b": 0.5}[n], relative_step=True)
+    close(got, want[-1][0], arrays, 1e-12)
+
+
+def test_updates_are_counted_for_each_parameter():
+    arrays, grads = random_run({"a": (3, 4), "b": (5,)}, steps=8)
+    for step in (0, 1, 4):
+        grads[step]["b"] = None
+    close(train(arrays, grads, learning_rate=1e-3), came(arrays, grads, 1e-3)[-1][0], arrays, 1e-12)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_eps2_matters_with_scale_parameter_only(relative):
+    arrays, grads = random_run({"w": (3, 4)}, steps=2)
+    how = {"relative_step": True} if relative else {"learning_rate": 1e-3}
+    small, large = ({"eps": (1e-30, eps2, 1e-16), **how} for eps2 in (1e-3, 10.0))
+    np.testing.assert_array_equal(train(arrays, grads, **small)["w"], train(arrays, grads, **large)["w"])
+    scaled = [train(arrays, grads, scale_parameter=True, **how)["w"] - arrays["w"] for how in (small, large)]
+    assert np.abs(scaled[1]).max() > 5 * np.abs(scaled[0]).max()
+
+
+def test_loss_scale_divides_the_gradient():
+    arrays, grads = random_run(steps=5)
+    eps = (1e-2, 1e-3, 1e-16)  # large enough for the scale of the gradient to matter
+    want = train(arrays, grads, learning_rate=1e-3, eps=eps)
+    scaled = [{n: 512 * g for n, g in grad.items()} for grad in grads]
+    got = train(arrays, scaled, learning_rate=1e-3, eps=eps, loss_scale=512)
+    for n in want:
+        np.testing.assert_array_equal(got[n], want[n])
+    assert np.abs(train(arrays, scaled, learning_rate=1e-3, eps=eps)["matrix"] - want["matrix"]).max() > 1e-6
+
+
+@pytest.mark.parametrize("beta1", [0.0, None])
+def test_without_beta1_the_step_is_adafactors_and_keeps_no_more_state(beta1):
+    arrays, grads = random_run({"w": (5, 4), "b": (3,)}, steps=1)
+    params, _ = make_params(arrays, "float64")
+    opt = Came(1e-3, beta1=beta1, parameters=list(params.values()))
+    got = take_steps(opt, params, grads)
+    g = grads[0]["w"]
+    v = np.outer((g**2).mean(1), (g**2).mean(0)) / (g**2).mean()
+    u = g / np.sqrt(v)
+    np.testing.assert_allclose(got["w"], arrays["w"] - 1e-3 * u / max(1, np.sqrt((u**2).mean())), rtol=1e-9)
+    np.testing.assert_allclose(got["b"], arrays["b"] - 1e-3 * np.sign(grads[0]["b"]), rtol=1e-9)
+    assert sorted(opt._accumulators) == sorted([STEP, "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col"])
+
+
+def test_zero_gradients_move_nothing_and_break_nothing():
+    arrays, grads = random_run(steps=3)
+    zeros = [{n: np.zeros_like(g) for n, g in grad.items()} for grad in grads]
+    for dtype in ("float32", "float64"):
+        still = train(arrays, zeros, dtype, learning_rate=1e-3)
+        after = train(arrays, zeros + grads, dtype, learning_rate=1e-3)
+        for n in arrays:
+            np.testing.assert_array_equal(still[n], arrays[n].astype(dtype))
+            assert np.isfinite(after[n]).all()
+
+
+# ---- compression
+
+
+def mixed_gradients(steps=40):
+    """Return parameters and gradients from 1e-9 to 1e4, with zeros and a spike of 1e3."""
+    arrays, grads = random_run(steps=steps)
+    for i, n in enumerate(arrays):
+        for t, grad in enumerate(grads):
+            grad[n] = grad[n] * 10.0 ** (-9 + 13 * i / (len(arrays) - 1)) * (1e3 if t == 20 else 0.0 if t == 10 else 1)
+    return arrays, grads
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["plain", "mixed"])
+@pytest.mark.parametrize("beta1", [0.5, 0.9, 0.99])
+def test_compression_keeps_m_within_its_bound(beta1, mixed):
+    arrays, grads = mixed_gradients() if mixed else random_run(steps=40)
+    runs = []
+    for compression in (False, True):
+        params, _ = make_params(arrays, "float64")
+        opt = Came(1e-3, beta1=beta1, compression=compression, parameters=list(params.values()))
+        runs.append((opt, params))
+    largest = dict.fromkeys(arrays, 0.0)
+    for grad in grads:
+        for opt, params in runs:
+            take_steps(opt, params, [grad])
+        exact, stored = (states(opt, params) for opt, params in runs)
+        for n in arrays:
+            largest[n] = max(largest[n], np.abs(exact[n]).max(), np.abs(stored[n]).max())
+            bound = (2**-11 * largest[n] + 2**-24) / (1 - beta1)
+            assert np.abs(stored[n] - exact[n]).max() <= bound, n
+    assert any(np.abs(stored[n] - exact[n]).max() > 0 for n in arrays)
+    for n, p in runs[0][1].items():  # the path: less than 0.5% off
+        exact, stored = p.numpy(), runs[1][1][n].numpy()
+        assert np.abs(stored - exact).max() <= 5e-3 * np.abs(exact - arrays[n]).max(), n
+
+
+def test_compression_stores_m_in_2_bytes_and_squares_in_4():
+    arrays, grads = random_run(steps=2)
+    params, _ = make_params(arrays)
+    opt = Came(1e-3, compression=True, parameters=list(params.values()))
+    take_steps(opt, params, grads)
+    for state_name, tensors in opt._accumulators.items():
+        want = paddle.float16 if state_name == "exp_avg" else paddle.float32
+        assert {tensor.dtype for tensor in tensors.values()} == {want}, state_name
+
+
+def test_squares_would_not_survive_in_float16():
+    """Why they are not stored so: they vanish below a gradient of 2e-4, and beyond a beta of 1 - 2^-11 stand still."""
+    assert np.float16(1e-4**2) == 0
+    value = np.float16(1.0)
+    for _ in range(1000):
+        value = np.float16(0.9999 * float(value))
+    assert value == 1.0 and 0.9999**1000 < 0.91
+
+
+def test_compressed_m_saturates():
+    grad = np.zeros((300, 300))
+    grad[0, 0] = 1e4
+    params, _ = make_params({"w": grad * 0})
+    opt = Came(1e-3, clip_threshold=1e9, beta2=0.999999, beta1=0.01, compression=True, parameters=list(params.values()))
+    take_steps(opt, params, [{"w": grad + 1e-20}])
+    opt._accumulators["exp_avg_sq_row"][params["w"].name].set_value(paddle.full([300], 1e-20))
+    opt._accumulators["exp_avg_sq_col"][params["w"].name].set_value(paddle.full([300], 1e-20))
+    opt._accumulators["exp_avg_sq_row"][params["w"].name][1] = 1e20
+    take_steps(opt, params, [{"w": grad + 1e-20}])
+    m = states(opt, params)["w"]
+    assert m.max() == 65504.0 and np.isfinite(params["w"].numpy()).all()
+
+
+# ---- groups
+
+
+def test_groups_have_their_own_rate_and_decay():
+    arrays, grads = random_run({"a": (3, 4), "b": (3, 4), "c": (5,)}, steps=6)
+    got = train(
+        arrays,
+        grads,
+        learning_rate=1e-3,
+        weight_decay=0.1,
+        parameters=lambda params: [
+            {"params": [params["a"]], "weight_decay": 0.3, "learning_rate": 0.5},
+            {"params": [params["b"]], "lr": 0.02},
+            {"params": [params["c"]], "lr": 1, "weight_decay": 0.0},
+        ],
+        set_param_lr_fun=lambda param: 0.5,
+    )
+    rates, decays = {"a": 2.5e-4, "b": 0.01, "c": 0.5}, {"a": 0.3, "b": 0.1, "c": 0.0}
+    for n in arrays:
+        want = came({n: arrays[n]}, [{n: g[n]} for g in grads], rates[n], weight_decay=decays[n])
+        close({n: got[n]}, want[-1][0], arrays, 1e-12)
+
+
+def test_groups_as_in_mindformers_documentation():
+    arrays, grads = random_run({"norm": (4,), "w": (3, 4)}, steps=6)
+
+    def groups(params):
+        norm, rest = [params["norm"]], [params["w"]]
+        return [{"params": norm, "weight_decay": 0.01}, {"params": rest, "lr": 0.01}, {"order_params": rest + norm}]
+
+    got = train(arrays, grads, learning_rate=0.1, weight_decay=0.0, parameters=groups)
+    for n, rate, decay in (("norm", 0.1, 0.01), ("w", 0.01, 0.0)):
+        want = came({n: arrays[n]}, [{n: g[n]} for g in grads], rate, weight_decay=decay)
+        close({n: got[n]}, want[-1][0], arrays, 1e-12)
+
+
+def test_groups_may_override_every_option():
+    arrays, grads = random_run(dict.fromkeys("abcdefg", (3, 4)), steps=6)
+    options = {
+        "a": {"eps": (1e-3, 1e-3, 1e-3)},
+        "b": {"clip_threshold": 0.1},
+        "c": {"decay_rate": 0.3},
+        "d": {"beta1": 0.0},
+        "e": {"beta1": 0.5, "beta3": 0.9},
+        "f": {"beta2": 0.95},
+        "g": {"scale_parameter": True},
+    }
+
+    def groups(params):
+        return [{"params": [params[n]], **options[n]} for n in params]
+
+    got = train(arrays, grads, learning_rate=1e-3, parameters=groups)
+    for n in arrays:
+        want = came({n: arrays[n]}, [{n: g[n]} for g in grads], 1e-3, **options[n])
+        close({n: got[n]}, want[-1][0], arrays, 1e-12)
+
+
+def test_a_groups_beta2_takes_the_place_of_the_optimizers_decay_rate_and_none_that_of_its_beta2():
+    arrays, grads = random_run(dict.fromkeys("ab", (3, 4)), steps=6)
+    for options, group in (
+        ({"decay_rate": 0.3}, {"beta2": 0.95}),
+        ({"beta2": 0.95}, {"beta2": None, "decay_rate": 0.3}),
+    ):
+
+        def groups(params, group=group):
+            return [{"params": [params["a"]]}, {"params": [params["b"]], **group}]
+
+        got = train(arrays, grads, learning_rate=1e-3, parameters=groups, **options)
+        for n, own in (("a", options), ("b", group)):
+            want = came({n: arrays[n]}, [{n: g[n]} for g in grads], 1e-3, **own)
+            close({n: got[n]}, want[-1][0], arrays, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "options, group, received",
+    [
+        ({}, {"beta2": 0.9, "decay_rate": 0.3}, "beta2=0.9, decay_rate=0.3"),
+        ({"beta2": 0.9}, {"decay_rate": 0.3}, "beta2=0.9, decay_rate=0.3"),
+        ({"beta2": 0.9}, {"beta2": 0.5, "decay_rate": 0.8}, "beta2=0.5, decay_rate=0.8"),
+    ],
+)
+def test_a_groups_decay_rate_beside_a_beta2_is_refused(options, group, received):
+    groups = [{"params": [paddle.create_parameter([3, 4], "float32")], **group}]
+    with pytest.raises(ValueError, match=f"takes the place of a group's 'decay_rate'.* Received: {received}$"):
+        Came(1e-3, parameters=groups, **options)
+
+
+# ---- state
+
+
+def bytes_of(shapes):
+    return 4 * sum(math.prod(shape) for shape in shapes.values())
+
+
+@pytest.mark.parametrize("compression, of_m", [(False, 4), (True, 2)])
+def test_state_bytes_equal_the_arithmetic(compression, of_m):
+    arrays, grads = random_run({"matrix": (30, 20), "bias": (20,), "conv": (4, 3, 2, 5)}, steps=1)
+    params, _ = make_params(arrays)
+    opt = Came(1e-3, compression=compression, parameters=list(params.values()))
+    take_steps(opt, params, grads)
+    got = sum(t.size * t.element_size() for tensors in opt._accumulators.values() for t in tensors.values())
+    matrix, conv = 600 * of_m + 8 * (30 + 20), 120 * of_m + 8 * 4 * 3 * (2 + 5)
+    assert got == matrix + conv + 20 * (4 + of_m) + 3 * 4  # and three counters
+
+
+def test_state_of_bert_base_is_420_mib():
+    block = [(768, 768), (768,)] * 4 + [(768, 3072), (3072,), (3072, 768), (768,)] + [(768,)] * 4
+    shapes = [(30522, 768), (512, 768), (2, 768), (768,), (768,), (768, 768), (768,), *block * 12]
+    opt = Came(1e-3, parameters=list(make_params({"w": np.ones(2)})[0].values()))
+    size = sum(math.prod(shape) for shape in shapes)
+    state = sum(bytes_of(opt.state_shapes(SimpleNamespace(name="", shape=shape))) for shape in shapes)
+    print(f"Came, BERT-base: {size / 1e6:.1f} M parameters, {state / 2**20:.1f} MiB, {state / size:.3f} bytes each")
+    assert size == 109_482_240 and state / 2**20 == pytest.approx(420, abs=1) and state / size < 4.03
+
+
+# ---- bad input
+
+
+def wrong(error, match, **arguments):
+    return pytest.param(error, match, arguments, id=match[-50:])
+
+
+NAN, INF = float("nan"), float("inf")
+BAD = [
+    wrong(TypeError, r"`learning_rate` must be.*`parameters=`. Received: learning_rate=\[\]", learning_rate=[]),
+    wrong(TypeError, r"`learning_rate` must be a number or an LRScheduler.*='0.1'", learning_rate="0.1"),
+    wrong(TypeError, r"`learning_rate` must be a number or an LRScheduler.*=True", learning_rate=True),
+    wrong(ValueError, r"`learning_rate` must be in \[0, inf\). Received: learning_rate=-0.1", learning_rate=-0.1),
+    wrong(ValueError, r"`learning_rate` must be in .* Received: learning_rate=nan", learning_rate=NAN),
+    wrong(ValueError, r"`learning_rate` must be given unless.* Received: learning_rate=None", learning_rate=None),
+    wrong(ValueError, r"must be None with `relative_step`.*learning_rate=0.1, relative_step=True", relative_step=True),
+    wrong(ValueError, r"requires `relative_step=True`. Received: warmup_init=True", warmup_init=True),
+    wrong(TypeError, r"`eps` must be a list or a tuple. Received: eps=1e-30", eps=1e-30),
+    wrong(
+        ValueError, r"`eps` must have 3 values: \(eps1, eps2, eps3\). Received: eps=\(1e-30, 0.001\)", eps=(1e-30, 1e-3)
+    ),
+    wrong(TypeError, r"`eps\[1\]` must be a number. Received: eps\[1\]='1'", eps=(1e-30, "1", 1e-16)),
+    wrong(ValueError, r"`eps\[0\]` must be in \(0, inf\). Received: eps\[0\]=0.0", eps=(0.0, 1e-3, 1e-16)),
+    wrong(ValueError, r"`eps\[2\]` must be in \(0, inf\). Received: eps\[2\]=-1e-16", eps=[1e-30, 1e-3, -1e-16]),
+    wrong(TypeError, r"`clip_threshold` must be a number. Received: clip_threshold=None", clip_threshold=None),
+    wrong(ValueError, r"`clip_threshold` must be in \(0, inf\). Received: clip_threshold=0.0", clip_threshold=0.0),
+    wrong(ValueError, r"`clip_threshold` must be in \(0, inf\). Received: clip_threshold=inf", clip_threshold=INF),
+    wrong(TypeError, r"`decay_rate` must be a number. Received: decay_rate='0.8'", decay_rate="0.8"),
+    wrong(ValueError, r"`decay_rate` must be in \[0, 1\]. Received: decay_rate=-0.8", decay_rate=-0.8),
+    wrong(ValueError, r"`decay_rate` must be in \[0, 1\]. Received: decay_rate=1.1", decay_rate=1.1),
+    wrong(ValueError, r"`weight_decay` must be in \[0, 1\]. Received: weight_decay=-0.1", weight_decay=-0.1),
+    wrong(ValueError, r"`weight_decay` must be in \[0, 1\]. Received: weight_decay=1.5", weight_decay=1.5),
+    wrong(TypeError, r"`beta1` must be a number. Received: beta1='0.9'", beta1="0.9"),
+    wrong(ValueError, r"`beta1` must be in \[0, 1\). Received: beta1=1.0", beta1=1.0),
+    wrong(ValueError, r"`beta1` must be in \[0, 1\). Received: beta1=-0.1", beta1=-0.1),
+    wrong(TypeError, r"`beta3` must be a number. Received: beta3=None", beta3=None),
+    wrong(ValueError, r"`beta3` must be in \[0, 1\). Received: beta3=1.0", beta3=1.0),
+    wrong(ValueError, r"`beta3` must be in \[0, 1\). Received: beta3=nan", beta3=NAN),
+    wrong(ValueError, r"give one of them. Received: beta2=0.9, decay_rate=0.7", beta2=0.9, decay_rate=0.7),
+    wrong(TypeError, r"`beta2` must be a number. Received: beta2='0.9'", beta2="0.9"),
+    wrong(ValueError, r"`beta2` must be in \[0, 1\). Received: beta2=1.0", beta2=1.0),
+    wrong(TypeError, r"`scale_parameter` must be a bool. Received: scale_parameter=1", scale_parameter=1),
+    wrong(TypeError, r"`relative_step` must be a bool. Received: relative_step=None", relative_step=None),
+    wrong(TypeError, r"`warmup_init` must be a bool. Received: warmup_init=1", warmup_init=1),
+    wrong(TypeError, r"`compression` must be a bool. Received: compression='yes'", compression="yes"),
+    wrong(TypeError, r"`loss_scale` must be an integer. Received: loss_scale=1.0", loss_scale=1.0),
+    wrong(TypeError, r"`loss_scale` must be an integer. Received: loss_scale=True", loss_scale=True),
+    wrong(ValueError, r"`loss_scale` must be at least 1. Received: loss_scale=0", loss_scale=0),
+    wrong(ValueError, r"give one of them. Received: parameters of type list, params of type list", params=[]),
+    wrong(TypeError, r"`apply_decay_param_fun` must be callable", apply_decay_param_fun=["bias"]),
+]
+
+
+@pytest.mark.parametrize("error, match, arguments", BAD)
+def test_bad_arguments_are_refused(error, match, arguments):
+    params, _ = make_params({"w": np.ones((2, 2))})
+    with pytest.raises(error, match=match):
+        Came(**{"learning_rate": 0.1, "parameters": list(params.values()), **arguments})
+
+
+def test_parameters_in_the_first_place_are_told_where_they_belong():
+    params, _ = make_params({"w": np.ones((2, 2))})
+    with pytest.raises(TypeError, match=r"parameters go into `parameters=`. Received: learning_rate=\[Parameter"):
+        Came(list(params.values()), 0.1)
+
+
+def test_an_order_lists_all_parameters():
+    params, _ = make_params({"w": np.ones((2, 2)), "b": np.ones(2)})
+    with pytest.raises(ValueError, match="lacks parameters of the groups"):
+        Came(0.1, parameters=[{"params": list(params.values())}, {"order_params": [params["w"]]}])
+
+
+@pytest.mark.parametrize(
+    "error, match, group",
+    [
+        (ValueError, r"`weight_decay` must be in \[0, 1\]. Received: weight_decay=2.0", {"weight_decay": 2.0}),
+        (ValueError, r"`lr` must be in \[0, inf\). Received: lr=-1.0", {"lr": -1.0}),
+        (TypeError, r"`lr` must be a number. Received: lr='0.1'", {"lr": "0.1"}),
+        (ValueError, r"give one. Received: lr=0.1, learning_rate=0.5", {"lr": 0.1, "learning_rate": 0.5}),
+        (ValueError, r"has one of the keys 'beta1'.*Received: compression", {"compression": True}),
+    ],
+)
+def test_bad_groups_are_refused(error, match, group):
+    params, _ = make_params({"w": np.ones((2, 2))})
+    with pytest.raises(error, match=match):
+        Came(0.1, parameters=[{"params": list(params.values()), **group}])
+
+
+def test_a_groups_rate_does_not_go_with_relative_step():
+    params, _ = make_params({"w": np.ones((2, 2))})
+    with pytest.raises(ValueError, match="cannot be combined with `relative_step`. Received: lr=0.1"):
+        Came(relative_step=True, parameters=[{"params": list(params.values()), "lr": 0.1}])
+
+
+def test_the_rate_before_the_first_step_is_that_of_step_1():
+    params, _ = make_params({"a": np.ones((2, 2))})
+    opt = Came(None, parameters=list(params.values()), relative_step=True, warmup_init=True)
+    assert opt.get_lr() == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize("start", ["the optimizer", "get_scheduler"])
+def test_a_scheduler_would_not_be_heard_with_relative_step(start):
+    opt = Came(parameters=paddle.nn.Linear(2, 2).parameters(), relative_step=True)
+    with pytest.raises(RuntimeError, match=r"`relative_step` sets the rate from the step. Received: scheduler="):
+        if start == "the optimizer":
+            opt.set_lr_scheduler(paddle.optimizer.lr.StepDecay(0.5, step_size=1))
+        else:
+            get_scheduler("linear", opt, 1, 10)
+    assert not isinstance(opt._learning_rate, paddle.optimizer.lr.LRScheduler)

@@ -1,0 +1,429 @@
+"""`fused=`: the optimizers with the C library against the same without it, and where each is used."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import paddle
+import pytest
+from kernel_cases import SHAPES, problem
+from reference import bert_like, make_params, needs_library, take_steps
+from test_contracts import VARIANTS, low_precision
+
+import paddle_ldopt as ldopt
+from paddle_ldopt import kernels
+from paddle_ldopt.optimizers._fused.step import step as _fused
+
+pytestmark = needs_library
+
+MORE = {
+    **VARIANTS,
+    "adamwdl, other betas": {**VARIANTS["adamwdl"], "beta1": 0.5, "beta2": 0.9, "epsilon": 1e-3},
+    "came, no momentum": {**VARIANTS["came"], "beta1": None},
+    "came, authors": {**VARIANTS["came"], "beta2": 0.999, "beta3": 0.9999, "scale_parameter": True, "loss_scale": 4},
+    "came, relative": {"relative_step": True, "warmup_init": True, "clip_threshold": 0.5},
+    "lamb, scheduled": {"learning_rate": lambda step: 0.1 / (step + 1), "weight_decay": lambda step: 0.1 * step},
+    "adafactor, warm-up": {"warmup_init": True, "beta1": 0.5, "decay_rate": -0.5, "eps": (1e-20, 1e-2)},
+    "adamweightdecay, clipped": {**VARIANTS["adamweightdecay"], "clipnorm": 0.5, "clipvalue": 0.3, "decay": 0.1},
+    "adamweightdecay, globally clipped": {**VARIANTS["adamweightdecay"], "global_clipnorm": 0.5},
+}
+every_variant = pytest.mark.parametrize("name", MORE)
+
+
+def make(name, params, **more):
+    return ldopt.optimizer_class(name.split(",")[0])(parameters=list(params.values()), **{**MORE[name], **more})
+
+
+def run(name, arrays, grads, each_step=None, **more):
+    """Train new parameters; return what they become, and the optimizer."""
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        opt = make(name, params, **more)
+        after = None if each_step is None else lambda: each_step(opt)
+        return {n: a.copy() for n, a in take_steps(opt, params, grads, after).items()}, opt
+
+
+def close(got, want, start, tolerance=1e-4):
+    """Compare relative to the distance that each parameter moved."""
+    for n, array in want.items():
+        moved = np.abs(array - start[n]).max(initial=1e-6)
+        np.testing.assert_allclose(got[n], array, rtol=2e-6, atol=tolerance * moved, err_msg=n)
+
+
+def tolerance(name):
+    """Return how far results may be apart: rounding to float16 may go one way here and the other there."""
+    return 2e-3 if "compressed" in name else 1e-4
+
+
+def same_state(one, other):
+    one, other = one.state_dict(), other.state_dict()
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        if isinstance(value, paddle.Tensor):
+            assert list(value.shape) == list(other[key].shape) and value.dtype == other[key].dtype, key
+
+
+# ---- the same numbers
+
+
+@every_variant
+def test_20_steps_equal_those_of_paddles_operations(name):
+    arrays, grads = problem(steps=20)
+    want, plain = run(name, arrays, grads, fused=False)
+    got, opt = run(name, arrays, grads, fused=True)
+    close(got, want, arrays, tolerance(name))
+    same_state(opt, plain)
+
+
+@every_variant
+def test_it_can_be_switched_in_mid_run(name):
+    arrays, grads = problem(steps=6, shapes={n: SHAPES[n] for n in ("0-D", "odd", "small", "volume", "convolution")})
+
+    def switch(opt):
+        opt._fused = False if opt._fused is None else None
+
+    want, _ = run(name, arrays, grads, fused=False)
+    got, _ = run(name, arrays, grads, each_step=switch)
+    close(got, want, arrays)
+
+
+@every_variant
+def test_checkpoints_go_both_ways(name):
+    arrays, grads = problem(steps=4, shapes={n: SHAPES[n] for n in ("0-D", "odd", "small", "volume")})
+    want, _ = run(name, arrays, grads, fused=False)
+    for first, second in ((True, False), (False, True), (True, True)):
+        half, opt = run(name, arrays, grads[:2], fused=first)
+        state = {k: v.clone() if isinstance(v, paddle.Tensor) else v for k, v in opt.state_dict().items()}
+        with paddle.utils.unique_name.guard():
+            params, _ = make_params(half)
+            opt = make(name, params, fused=second)
+            opt.set_state_dict(state)
+            close(take_steps(opt, params, grads[2:]), want, arrays)
+
+
+@every_variant
+@pytest.mark.parametrize("clipped", [False, True])
+def test_a_resume_and_an_unfreezing_change_no_bit(name, clipped):
+    if "clip" in name and clipped:
+        pytest.skip("clips already")
+    arrays, grads = problem(steps=5, shapes={n: SHAPES[n] for n in ("odd", "small", "volume")})
+    more = {"grad_clip": paddle.nn.ClipGradByGlobalNorm(0.5)} if clipped else {}
+
+    def train(*parts):
+        values, state, taken = arrays, {}, 0
+        for count in parts:
+            with paddle.utils.unique_name.guard():
+                params, _ = make_params(values)
+                params["odd"].optimize_attr["learning_rate"] = 0.3
+                opt = make(name, params, **more)
+                opt.set_state_dict(state)
+                for step in grads[taken : taken + count]:
+                    params["small"].stop_gradient = taken < 2
+                    values = {n: a.copy() for n, a in take_steps(opt, params, [step]).items()}
+                    taken += 1
+                state = {k: v.clone() if hasattr(v, "clone") else v for k, v in opt.state_dict().items()}
+        return values
+
+    whole, resumed = train(5), train(1, 2, 1, 1)
+    for n, array in whole.items():
+        np.testing.assert_array_equal(array, resumed[n], err_msg=n)
+        assert (array != arrays[n]).any(), n
+
+
+def test_state_that_is_loaded_in_mid_run_is_used():
+    arrays, grads = problem(steps=4, shapes={"odd": SHAPES["odd"]})
+    for name in MORE:
+        saved = {}
+
+        def reload(opt, saved=saved):
+            if "state" in saved:
+                opt.set_state_dict(saved["state"])
+            else:
+                state = opt.state_dict().items()
+                saved["state"] = {k: v.clone() if isinstance(v, paddle.Tensor) else v for k, v in state}
+
+        want, _ = run(name, arrays, grads, each_step=reload, fused=False)
+        saved.clear()
+        got, _ = run(name, arrays, grads, each_step=reload, fused=True)
+        close(got, want, arrays)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("masters", [True, False])
+@every_variant
+def test_low_precision(name, dtype, masters):
+    if "global" in name:
+        pytest.skip("Paddle cannot clip 16-bit gradients on a CPU")
+    arrays, grads = bert_like(steps=3)
+    results = []
+    for fused in (False, True):
+        with paddle.utils.unique_name.guard(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            params, start = low_precision(arrays, dtype)
+            opt = make(name, params, multi_precision=masters, fused=fused)
+            take_steps(opt, params, grads)
+            results.append({n: p.astype("float32").numpy() for n, p in params.items()})
+    ulp = 2.0**-8 if dtype == "bfloat16" else 2.0**-11
+    for n in arrays:
+        np.testing.assert_allclose(results[1][n], results[0][n], rtol=2 * ulp, atol=1e-6, err_msg=n)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@every_variant
+def test_nan_and_infinity_end_where_paddles_operations_put_them(name, value):
+    arrays, grads = bert_like(steps=3)
+    for n in ("bert.pooler.dense.weight", "bert.encoder.layers.1.norm1.weight"):
+        grads[1][n].flat[3] = value
+    want, _ = run(name, arrays, grads, fused=False)
+    got, _ = run(name, arrays, grads, fused=True)
+    for n in arrays:
+        np.testing.assert_array_equal(np.isnan(got[n]), np.isnan(want[n]), err_msg=n)
+
+
+# ---- whatever may change from step to step
+
+
+@pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"])
+def test_rates_ratios_and_gradients_may_change(name):
+    arrays, all_grads = bert_like(steps=9)
+    results = []
+    for fused in (False, True):
+        grads = [dict(grad) for grad in all_grads]
+        for i in (4, 5):
+            grads[i]["classifier.weight"] = None
+        with paddle.utils.unique_name.guard():
+            params, names = make_params(arrays)
+            ratio = {"now": 0.5}
+            hook = lambda p, names=names, ratio=ratio: ratio["now"] if "encoder" in names[p.name] else 1.0  # noqa: E731
+            opt = make(name, params, set_param_lr_fun=hook, fused=fused)
+            for i, grad in enumerate(grads):
+                if i == 3:
+                    opt.set_lr(0.002)
+                if i == 4:
+                    params["bert.pooler.dense.weight"].optimize_attr["learning_rate"] = 0.25
+                if i == 6:
+                    ratio["now"] = 0.0
+                if i == 7:
+                    ratio["now"] = 0.1
+                    params["bert.embeddings.word_embeddings.weight"].stop_gradient = True
+                take_steps(opt, params, [grad])
+            results.append({n: p.numpy() for n, p in params.items()})
+    close(results[1], results[0], arrays)
+
+
+@every_variant
+def test_a_global_norm_is_clipped_as_paddle_clips_it(name):
+    if "globally" in name:
+        pytest.skip("has its own")
+    arrays, grads = problem(steps=5, shapes={n: s for n, s in SHAPES.items() if 0 not in s})
+    grads[3] = {n: 1e-6 * g for n, g in grads[3].items()}  # below the norm
+    want, _ = run(name, arrays, grads, fused=False, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.1))
+    got, _ = run(name, arrays, grads, fused=True, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.1))
+    close(got, want, arrays, tolerance(name))
+
+
+def test_what_is_clipped_is_what_paddle_clips():
+    arrays, grads = bert_like(steps=4)
+    results = []
+    for fused in (False, True):
+        with paddle.utils.unique_name.guard():
+            params, names = make_params(arrays)
+            params["classifier.weight"].need_clip = False
+            hook = lambda p, names=names: 0.0 if "pooler" in names[p.name] else 1.0  # noqa: E731
+            clip = paddle.nn.ClipGradByGlobalNorm(0.1)
+            opt = make("adamwdl", params, set_param_lr_fun=hook, grad_clip=clip, fused=fused, epsilon=0.1)
+            results.append(take_steps(opt, params, grads))
+    close(results[1], results[0], arrays)
+
+
+@pytest.mark.parametrize("clip", [paddle.nn.ClipGradByNorm(0.1), paddle.nn.ClipGradByValue(0.1)], ids=["norm", "value"])
+@pytest.mark.parametrize("name", ["adamwdl", "came", "lamb"])
+def test_other_clips_are_paddles(name, clip):
+    arrays, grads = bert_like(steps=3)
+    want, _ = run(name, arrays, grads, fused=False, grad_clip=clip)
+    got, _ = run(name, arrays, grads, fused=True, grad_clip=clip)
+    close(got, want, arrays)
+
+
+@every_variant
+def test_groups(name):
+    arrays, grads = bert_like(steps=4)
+    decay = "weight_decay_rate" if name.startswith("adamweightdecay") else "weight_decay"
+    results = []
+    for fused in (False, True):
+        with paddle.utils.unique_name.guard():
+            params, _ = make_params(arrays)
+            encoder = [p for n, p in params.items() if "encoder" in n]
+            rest = [p for n, p in params.items() if "encoder" not in n]
+            groups = [{"params": encoder, decay: 0.0, "learning_rate": 0.5}, {"params": rest}]
+            cls = ldopt.optimizer_class(name.split(",")[0])
+            results.append(take_steps(cls(parameters=groups, **{**MORE[name], "fused": fused}), params, grads))
+    close(results[1], results[0], arrays)
+
+
+def test_gradients_that_are_not_contiguous():
+    results = []
+    for fused in (False, True):
+        with paddle.utils.unique_name.guard():
+            paddle.seed(0)
+            weight, other = paddle.create_parameter([6, 4], "float32"), paddle.create_parameter([3], "float32")
+            opt = ldopt.Came(0.01, parameters=[weight, other], fused=fused)
+            for _ in range(3):
+                (weight.t() * paddle.arange(24.0).reshape([4, 6])).sum().backward()
+                other.square().sum().backward()
+                assert not weight.grad.is_contiguous()
+                opt.step()
+                opt.clear_grad(set_to_zero=False)
+            results.append(weight.numpy())
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+def test_memory_that_moved_is_found():
+    arrays, grads = bert_like(steps=4)
+
+    def move(opt):
+        for param in opt._parameter_list:
+            param.clone()._share_buffer_to(param)
+        for states in opt._accumulators.values():
+            for state in states.values():
+                state.clone()._share_buffer_to(state)
+
+    want, _ = run("came", arrays, grads)
+    got, _ = run("came", arrays, grads, each_step=move)
+    for n in want:
+        np.testing.assert_array_equal(got[n], want[n])
+
+
+@pytest.mark.parametrize("name", ["adamwdl", "lamb"])
+def test_autograd_sees_as_much_of_a_step_as_before(name):
+    arrays, grads = bert_like(steps=3)
+    versions = []
+    for fused in (False, True):
+        with paddle.utils.unique_name.guard():
+            params, _ = make_params(arrays)
+            take_steps(make(name, params, fused=fused), params, grads)
+            versions.append([p.inplace_version for p in params.values()])
+    assert versions[0] == versions[1]
+
+
+# ---- what goes where
+
+
+@every_variant
+def test_a_plain_step_passes_paddles_loops_by(name, monkeypatch):
+    arrays, grads = bert_like(steps=3)
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        opt = make(name, params)
+        take_steps(opt, params, grads[:1])
+        monkeypatch.setattr(type(opt), "_append_optimize_op", None)
+        if "clipped" in name and "globally" not in name:
+            return  # clipped in the kernel, all else as ever
+        take_steps(opt, params, grads[1:])
+
+
+def test_fused_false_never_calls_the_library(monkeypatch):
+    monkeypatch.setattr(kernels, "step", None)
+    arrays, grads = bert_like(steps=2)
+    for name in VARIANTS:
+        run(name, arrays, grads, fused=False)
+
+
+def refused(match, opt, *params):
+    for param in params:
+        if param.grad is None:
+            param.grad = paddle.ones(param.shape, param.dtype)
+    before = [p.numpy().copy() for p in params]
+    with pytest.raises(ValueError, match=match) as error:
+        opt.step()
+    assert str(error.value).endswith("Received: fused=True")
+    for param, value in zip(params, before):
+        np.testing.assert_array_equal(param.numpy(), value)
+
+
+@pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"])
+def test_fused_true_says_why_not(name):
+    wide, narrow = paddle.create_parameter([3], "float64"), paddle.create_parameter([3], "float32")
+    refused("type is .*float64", make(name, {"w": wide, "n": narrow}, fused=True), wide, narrow)
+    opt = make(name, {"w": wide, "n": narrow})  # with None Paddle's operations do the rest
+    before = wide.numpy().copy(), narrow.numpy().copy()
+    opt.step()
+    assert (wide.numpy() != before[0]).all() and (narrow.numpy() != before[1]).all()
+
+
+def test_tensors_as_betas():
+    param = paddle.create_parameter([3], "float32")
+    refused("`beta1` is a Tensor", make("adamwdl", {"w": param}, beta1=paddle.to_tensor(0.9), fused=True), param)
+
+
+@pytest.mark.parametrize("fused", [1, "yes", 0.0])
+def test_fused_is_none_or_a_bool(fused):
+    with pytest.raises(TypeError, match="Received: fused="):
+        make("lamb", {"w": paddle.create_parameter([3], "float32")}, fused=fused)
+
+
+def test_a_static_graph_has_no_fused_step():
+    paddle.enable_static()
+    try:
+        with pytest.raises(ValueError, match="static graph.*Received: fused=True"):
+            ldopt.Lamb(0.1, fused=True)
+    finally:
+        paddle.disable_static()
+
+
+def test_without_the_library(monkeypatch):
+    arrays, grads = bert_like(steps=2)
+    want, _ = run("came", arrays, grads, fused=False)
+    monkeypatch.setattr(kernels, "_found", lambda: (None, "it was not built"))
+    monkeypatch.setattr(_fused, "_warned", set())
+    with pytest.raises(ValueError, match="it was not built. Received: fused=True"):
+        run("came", arrays, grads, fused=True)
+    with pytest.warns(UserWarning, match="it was not built") as warned:
+        got, _ = run("came", arrays, grads)
+        run("lamb", arrays, grads)
+    assert len(warned) == 1
+    for n in want:
+        np.testing.assert_array_equal(got[n], want[n])
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_on_a_gpu_paddles_kernel_is_given_the_ratio(on_gpu, monkeypatch):
+    """There is none here: what Paddle's kernel would be called with is looked at."""
+    param = paddle.create_parameter([3], "float32")
+    opt = make("adamwdl", {"w": param}, set_param_lr_fun=lambda p: 0.25, fused=False)
+    calls = []
+    monkeypatch.setattr(paddle.optimizer.adamw._C_ops, "adamw_", lambda *given: calls.append(given) or [None] * 7)
+    place = type("Place", (), {"is_gpu_place": lambda self: on_gpu, "is_cpu_place": lambda self: not on_gpu})()
+    monkeypatch.setattr(type(param), "place", place)
+    param.grad = paddle.ones([3])
+    opt.step()
+    rate, ratio = float(calls[0][2]), calls[0][13]
+    assert (rate, ratio) == pytest.approx((0.01, 0.25) if on_gpu else (0.0025, 1.0))
+
+
+# ---- memory
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the peak cannot be reset")
+@pytest.mark.parametrize("name", ["adafactor", "came", "lamb"])
+def test_a_step_allocates_nothing_the_size_of_a_parameter(name):
+    code = f"""
+import sys; sys.path[:0] = {sys.path!r}
+import gc, paddle, test_fused
+shapes = dict(a=[30522, 768], b=[768, 3072], c=[3072, 768], d=[768])  # BERT-base's largest, and a vector
+flat = paddle.nn.initializer.Constant(0.02)
+params = {{n: paddle.create_parameter(s, "float32", default_initializer=flat) for n, s in shapes.items()}}
+opt = test_fused.make({name!r}, params)
+def peak(): return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+def risen(work):
+    gc.collect(); open("/proc/self/clear_refs", "w").write("5")
+    before = peak(); work(); return peak() - before
+for p in params.values(): p.grad = paddle.full(p.shape, 0.01)
+for _ in range(2): opt.step()
+print(risen(opt.step), risen(lambda: paddle.ones([3072, 768]) * 2))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    transient, control = map(int, run.stdout.splitlines()[-1].split())
+    assert transient < 2048 < control, "KB"

@@ -1,0 +1,469 @@
+"""What changes between the steps of an optimizer: the fused step sees it, or leaves the step to Paddle's operations."""
+
+import numpy as np
+import paddle
+import pytest
+from reference import needs_library
+from test_contracts import OPTIMIZERS, every_optimizer, every_variant, make
+
+import paddle_ldopt as ldopt
+from paddle_ldopt import kernels
+from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
+from paddle_ldopt.optimizers._fused.step.step import layer_rates
+
+pytestmark = needs_library
+
+
+def parameters(*shapes, dtype="float32"):
+    constant = paddle.nn.initializer.Constant(1.0)
+    return [paddle.create_parameter(list(shape), dtype, default_initializer=constant) for shape in shapes]
+
+
+def give_gradients(params, value=0.1):
+    for param in params:
+        param.grad = paddle.full(param.shape, value, param.dtype)
+
+
+def both_ways(name, shapes, change, steps=4, **more):
+    """Return what the parameters are with and without the library; `change(step, params)` comes before each step."""
+    ends = []
+    for fused in (None, False):
+        params = parameters(*shapes)
+        opt = make(name, params, fused=fused, **more)
+        for step in range(steps):
+            give_gradients(params)
+            change(step, params)
+            opt.step()
+            opt.clear_grad(set_to_zero=False)
+        ends.append([param.numpy() for param in params])
+    return ends
+
+
+@every_variant
+@pytest.mark.parametrize("shape", [[2, 3], [6, 4], [40, 60]], ids=str)
+def test_a_parameter_of_another_shape_is_refused(name, shape):
+    (param,) = parameters([4, 6])
+    opt = make(name, [param])
+    give_gradients([param])
+    opt.step()
+    param.get_tensor().set(np.ones(shape, "float32"), paddle.CPUPlace())
+    give_gradients([param])
+    with pytest.raises(ValueError, match=r"another shape.* Received: "):
+        opt.step()
+    np.testing.assert_array_equal(param.numpy(), np.ones(shape, "float32"))
+
+
+TRANSPOSED = {
+    "t_": lambda x: x.t_(),
+    "transpose_": lambda x: paddle.transpose_(x, [1, 0]),
+    "data": lambda x: setattr(x, "data", x.detach().t()),
+    "copied": lambda x: setattr(x, "data", x.t().contiguous()),  # what it is to equal
+}
+
+
+@every_variant
+@pytest.mark.parametrize("of", ["parameter", "state", "master"])
+def test_a_square_that_was_transposed_in_place(name, of):
+    ends = []
+    ways = TRANSPOSED if of == "parameter" else {how: TRANSPOSED[how] for how in ("t_", "transpose_", "copied")}
+    for transpose in ways.values():
+        with paddle.utils.unique_name.guard():
+            (param,) = parameters([4, 4])
+            param.set_value(paddle.arange(16.0).reshape([4, 4]))
+            param = param.astype("bfloat16").detach() if of == "master" else param
+            param.stop_gradient = False
+            opt = make(name, [param], multi_precision=of == "master")
+            for step in range(4):
+                if step in (1, 3):
+                    states = [x for held in opt._accumulators.values() for x in held.values() if x.ndim > 1]
+                    with paddle.no_grad():
+                        for x in {"parameter": [param], "state": states, "master": opt._master_weights.values()}[of]:
+                            transpose(x)
+                param.grad = paddle.sin(paddle.arange(16.0) + step).reshape([4, 4])
+                opt.step()
+            ends.append(param.astype("float32").numpy())
+    for end in ends:
+        np.testing.assert_allclose(end, ends[-1], rtol=2e-6)
+
+
+@every_optimizer
+def test_a_parameter_that_was_cast_in_place(name):
+    ends = []
+    for cast in (paddle.cast_, lambda x, dtype: setattr(x, "data", x.astype(dtype))):
+        with paddle.utils.unique_name.guard():
+            (param,) = parameters([5])
+            opt = make(name, [param])
+            for step in range(3):
+                if step == 1:
+                    param.clear_gradient(False)
+                    with paddle.no_grad():
+                        cast(param, "float16")
+                give_gradients([param])
+                opt.step()
+            ends.append(param.astype("float32").numpy())
+    np.testing.assert_array_equal(*ends)
+
+
+@every_variant
+@pytest.mark.parametrize("how", ["assigned", "set", "replaced", "other dict"])
+def test_a_state_that_was_changed_from_outside(name, how):
+    """Roll back to the state of step 2 after step 4, as Paddle's `load_state_dict` does, and in other ways."""
+
+    def put(opt, saved):
+        for kind, held in list(opt._accumulators.items()):
+            for key, tensor in list(held.items()):
+                if how == "assigned":
+                    paddle.assign(saved[kind][key], tensor)
+                elif how == "set":
+                    tensor.set_value(saved[kind][key].numpy())
+                elif how == "replaced":
+                    held[key] = saved[kind][key].clone()
+            if how == "other dict":
+                opt._accumulators[kind] = {key: value.clone() for key, value in saved[kind].items()}
+
+    ends = []
+    for fused in (None, False):
+        with paddle.utils.unique_name.guard():
+            params = parameters([3, 2], [4])
+            opt = make(name, params, fused=fused)
+            for step in range(7):
+                if step == 2:
+                    start = [param.clone() for param in params]
+                    saved = {k: {n: x.clone() for n, x in held.items()} for k, held in opt._accumulators.items()}
+                elif step == 4:
+                    middle = [param.numpy() for param in params]
+                    put(opt, saved)
+                    for param, value in zip(params, start):
+                        param.set_value(value)
+                give_gradients(params, 0.1 + step % 2)
+                opt.step()
+                if step == 5:
+                    for param, value in zip(params, middle):
+                        np.testing.assert_array_equal(param.numpy(), value)
+            ends.append([param.numpy() for param in params])
+    for got, want in zip(*ends):
+        np.testing.assert_allclose(got, want, rtol=2e-6)
+
+
+@every_optimizer
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")], ids=" to ".join)
+def test_a_parameter_that_was_cast_is_refused_where_it_has_or_lacks_a_master(name, fused, dtypes, tmp_path):
+    model = paddle.nn.Linear(4, 6)
+    model.to(dtype=dtypes[0])
+    opt = make(name, model.parameters(), fused=fused, multi_precision=True)
+    give_gradients(model.parameters())
+    opt.step()
+    opt.clear_grad(set_to_zero=False)
+    model.to(dtype=dtypes[1])
+    give_gradients(model.parameters())
+    before = model.weight.astype("float32").numpy()
+    says = rf"another type.* Received: dtype {dtypes[1]}, {'no' if dtypes[1] == 'bfloat16' else 'a'} float32 master"
+    with pytest.raises(ValueError, match=says):
+        opt.step()
+    np.testing.assert_array_equal(model.weight.astype("float32").numpy(), before)
+    with pytest.raises(ValueError, match=says):
+        ldopt.save_optimizer(tmp_path / "optimizer.safetensors", opt, model)
+
+
+@pytest.mark.filterwarnings("ignore:Optimizers use Paddle's operations:UserWarning")
+@every_optimizer
+def test_paddles_check_for_nan_sees_a_step(name):
+    params = parameters([3])
+    opt = make(name, params)
+    give_gradients(params)
+    opt.step()
+    give_gradients(params, float("nan"))
+    paddle.set_flags({"FLAGS_check_nan_inf": True})
+    try:
+        with pytest.raises(RuntimeError, match="NAN or INF"):
+            opt.step()
+    finally:
+        paddle.set_flags({"FLAGS_check_nan_inf": False})
+    opt.step()
+    assert np.isnan(params[0].numpy()).all(), "the flag is off: a step by the library raises nothing"
+
+
+@every_optimizer
+def test_a_cleared_parameter_stays_out(name):
+    params = parameters([3], [3])
+    opt = make(name, params)
+    give_gradients(params)
+    opt.step()
+    params[0]._clear_data()
+    params[0].clear_gradient(False)
+    before = params[1].numpy()
+    give_gradients(params[1:])
+    opt.step()
+    assert (params[1].numpy() != before).all()
+
+
+@every_optimizer
+def test_a_state_whose_memory_was_moved(name):
+    ends = []
+    for moved in (False, True):
+        (param,) = parameters([3, 2])
+        opt = make(name, [param])
+        for step in range(6):
+            give_gradients([param], 0.1 + step)
+            if step == 3 and moved:
+                for held in opt._accumulators.values():
+                    for tensor in held.values():
+                        tensor.get_tensor().set(tensor.numpy(), paddle.CPUPlace())
+            opt.step()
+        ends.append([param, *(tensor for held in opt._accumulators.values() for tensor in held.values())])
+    for got, want in zip(*ends):
+        np.testing.assert_array_equal(got.numpy(), want.numpy())
+
+
+@every_optimizer
+def test_a_parameter_that_gets_gradients_late_while_paddle_clips(name):
+    def change(step, params):
+        if step < 2:
+            params[2].clear_gradient(False)
+
+    clip = paddle.nn.ClipGradByValue(0.05)
+    for got, want in zip(*both_ways(name, [[3, 2], [2], [5]], change, grad_clip=clip)):
+        assert (want != 1.0).all()
+        np.testing.assert_allclose(got, want, rtol=2e-6)
+
+
+@every_optimizer
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_16_bits_are_clipped_though_paddle_has_no_norm_of_them_on_a_cpu(name, dtype):
+    ends = []
+    for of in (dtype, "float32"):
+        params = parameters([3, 2], [2], dtype=of)
+        opt = make(name, params, grad_clip=paddle.nn.ClipGradByGlobalNorm(0.25), multi_precision=True)
+        for _ in range(3):
+            give_gradients(params, 0.5)
+            opt.step()
+        ends.append([opt._master_weights.get(param.name, param).numpy() for param in params])
+    for got, want in zip(*ends):
+        assert (want != 1.0).all()
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@every_optimizer
+@pytest.mark.parametrize(
+    ("dtype", "clipped"),
+    [*((kind, False) for kind in ("float64", "float16", "bfloat16", "int64", "int32", "bool")), ("int32", True)],
+)
+def test_a_gradient_of_another_type_is_that_of_its_numbers(name, dtype, clipped):
+    clip = paddle.nn.ClipGradByValue(9.0) if clipped else None
+    value = 0.5 if "float" in dtype else 1
+
+    def change(step, params):
+        params[0].clear_gradient(False)
+        params[0].grad = paddle.full([3, 2], value, dtype if step < 2 else "float32")
+
+    def want(step, params):
+        params[0].grad = paddle.full([3, 2], float(value))
+
+    found = both_ways(name, [[3, 2], [2]], change, steps=3, grad_clip=clip)
+    for got in found:
+        for one, other in zip(got, both_ways(name, [[3, 2], [2]], want, steps=3, grad_clip=clip)[1]):
+            assert (other != 1.0).all()
+            np.testing.assert_allclose(one, other, rtol=2e-6)
+
+
+@every_optimizer
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])
+@pytest.mark.parametrize(
+    ("dtype", "of_grad"), [("float32", "complex64"), ("int32", "float32"), ("complex64", "complex64")]
+)
+def test_complex_and_integer_tensors_are_refused_before_anything_changes(name, fused, dtype, of_grad):
+    params = parameters([3], [3])
+    with paddle.no_grad():
+        params[1].cast_(dtype)
+    opt = make(name, params, fused=fused)
+    params[0].grad, params[1].grad = paddle.ones([3]), paddle.ones([3], of_grad)
+    with pytest.raises(TypeError, match=f"floating-point.* Received: .*{dtype}.*{of_grad}"):
+        opt.step()
+    assert (params[0].numpy() == 1.0).all()
+
+
+@pytest.mark.parametrize("wide", [0, 1])
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])
+@every_optimizer
+def test_float64_beside_float32_in_either_order(name, fused, wide):
+    params = [*parameters([3], dtype="float64"), *parameters([3])]
+    opt = make(name, params if wide == 0 else params[::-1], fused=fused)
+    give_gradients(params)
+    opt.step()
+    np.testing.assert_allclose(params[0].numpy(), params[1].numpy(), rtol=1e-6)
+    assert (params[0].numpy() != 1.0).all()
+
+
+@every_optimizer
+@pytest.mark.parametrize("attribute", ["regularizer", "main_grad"])
+def test_what_a_parameter_gets_late(name, attribute):
+    def change(step, params):
+        if step == 2:
+            late = {"regularizer": paddle.regularizer.L2Decay(0.5), "main_grad": paddle.full([3, 2], -0.3)}[attribute]
+            setattr(params[0], attribute, late)
+
+    for got, want in zip(*both_ways(name, [[3, 2], [2]], change)):
+        np.testing.assert_allclose(got, want, rtol=2e-6)
+
+
+def test_a_clip_that_skips_itself():
+    def change(step, params):
+        params[1].grad = paddle.full([2], float("nan"))
+
+    clip = paddle.nn.ClipGradByGlobalNorm(1.0, auto_skip_clip=True)
+    got, want = both_ways("adamwdl", [[3, 2], [2]], change, grad_clip=clip)
+    np.testing.assert_allclose(got[0], want[0], rtol=2e-6)
+    assert np.isfinite(got[0]).all() and np.isnan(got[1]).all()
+
+
+@pytest.mark.parametrize("extra", ["regularized", "float64"])
+def test_a_resume_has_the_same_bits_whatever_had_a_gradient_before(extra):
+    clip = paddle.nn.ClipGradByGlobalNorm(0.05)
+
+    def train(steps, start=None, state=None):
+        with paddle.utils.unique_name.guard():
+            paddle.seed(0)
+            body = paddle.create_parameter([64, 64], "float32")
+            odd = paddle.create_parameter([3], "float64" if extra == "float64" else "float32")
+            odd.regularizer = paddle.regularizer.L2Decay(0.1) if extra == "regularized" else None
+            opt = make("lamb", [body, odd], grad_clip=clip)
+            for param, value in zip([body, odd], start or []):
+                param.set_value(value)
+            if state is not None:
+                opt.set_state_dict(state)
+            for step in steps:
+                body.grad = paddle.sin(body * (step + 1.0)).detach()
+                odd.grad = paddle.ones([3], odd.dtype) if step == 0 else None
+                opt.step()
+            return [body, odd], opt.state_dict()
+
+    through, _ = train(range(20))
+    second, _ = train(range(1, 20), *train(range(1)))
+    for got, want in zip(second, through):
+        np.testing.assert_array_equal(got.numpy(), want.numpy())
+
+
+@every_optimizer
+def test_fused_true_changes_nothing_if_one_group_cannot_be_done(name):
+    params = parameters([3]) + parameters([3], dtype="float64")
+    opt = make(name, [{"params": [param]} for param in params], fused=True)
+    give_gradients(params)
+    with pytest.raises(ValueError, match="float64"):
+        opt.step()
+    assert all((param.numpy() == 1.0).all() for param in params)
+
+
+@every_optimizer
+def test_groups_are_updated_in_one_call(name, monkeypatch):
+    calls, step = [], kernels.step
+    monkeypatch.setattr(kernels, "step", lambda records: calls.append(len(records)) or step(records))
+    params = parameters([3], [2, 2], [4])
+    opt = make(name, [{"params": [param], "learning_rate": 0.5} for param in params])
+    for _ in range(2):
+        give_gradients(params)
+        opt.step()
+    assert calls == [3, 3]
+
+
+def test_a_tensor_as_beta_of_one_group():
+    ends = []
+    for fused in (None, False):
+        one, two = parameters([3], [3])
+        groups = [{"params": [one], "beta1": paddle.to_tensor(0.5)}, {"params": [two]}]
+        opt = make("adamwdl", groups, fused=fused)
+        for value in (0.1, 0.5, -0.2):
+            give_gradients([one, two], value)
+            opt.step()
+        ends.append([one.numpy(), two.numpy()])
+    np.testing.assert_allclose(ends[0], ends[1], rtol=2e-6)
+    assert (ends[0][0] != ends[0][1]).all()
+
+
+def test_steps_in_which_nothing_moves_are_not_counted():
+    ratio = {"now": 0.0}
+    got = []
+    for fused in (None, False):
+        (param,) = parameters([3])
+        opt = make("adamweightdecay", [param], fused=fused, set_param_lr_fun=lambda param: ratio["now"])
+        for step in range(6):
+            ratio["now"] = float(step == 5)
+            give_gradients([param])
+            opt.step()
+        got.append(param.numpy())
+    np.testing.assert_allclose(*got, rtol=1e-6)
+
+
+class Constant(ldopt.Lamb):
+    def rule(self, param, grad, state, lr, options, piece=None):
+        yield []
+        return param * 0.0 + 42.0, {name: state[name] for name in ("moment1", "moment2")}
+
+
+@every_optimizer
+def test_ratios_of_layers_are_asked_for_once_and_again_where_something_is_unfrozen(name):
+    params, asked = parameters([3], [2, 2], [4]), []
+
+    def ratio_of(param):
+        asked.append(param.name)
+        return 0.5
+
+    ratio_of.is_constant = True  # as a LayerMap's
+    opt = make(name, params)
+    opt._ratio_of = ratio_of
+    params[2].stop_gradient = True
+    for _ in range(3):
+        give_gradients(params[:2])
+        opt.step()
+    assert asked == [param.name for param in params[:2]]
+    params[2].stop_gradient = False
+    give_gradients(params)
+    opt.step()
+    assert asked[2:] == [param.name for param in params]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rates_are_rounded_after_each_product_in_their_own_type(dtype):
+    of = np.dtype(dtype).type
+    (rate,) = layer_rates(paddle.to_tensor(0.1, dtype), [0.3], [0.7])
+    assert rate == of(0.1) * of(0.3) * of(0.7) and rate.dtype == dtype
+
+
+class Descent(RuleOptimizer):
+    def state_kinds(self, param):
+        return {}
+
+    def rule(self, param, grad, state, lr, options, piece=None):
+        yield []
+        return param - lr * grad, {}
+
+
+def test_a_rule_of_a_subclass_is_the_one_that_is_used():
+    (param,) = parameters([3])
+    give_gradients([param])
+    Constant(0.1, parameters=[param]).step()
+    np.testing.assert_array_equal(param.numpy(), [42.0] * 3)
+    with pytest.raises(ValueError, match="a `rule` of its own"):
+        Constant(0.1, parameters=[param], fused=True).step()
+    Descent(1.0, [param], {"weight_decay": 0.0}).step()
+    np.testing.assert_allclose(param.numpy(), [41.9] * 3)
+
+
+@pytest.mark.parametrize("name", ["came", "adafactor"])
+def test_an_epsilon_that_the_library_takes_for_0_is_left_to_paddles_operations(name):
+    (param,) = parameters([2, 2])
+    eps = (1e-40, 1e-3, 1e-16) if name == "came" else (1e-40, 1e-3)
+    opt = make(name, [param], eps=eps, weight_decay=0.0)
+    give_gradients([param], 0.0)
+    opt.step()
+    np.testing.assert_array_equal(param.numpy(), np.ones([2, 2], "float32"))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_two_parameters_of_one_name_are_refused(name):
+    pair = []
+    for _ in range(2):
+        with paddle.utils.unique_name.guard():
+            pair += parameters([3])
+    with pytest.raises(ValueError, match="one name"):
+        make(name, pair)

@@ -1,0 +1,237 @@
+"""Update rules over pieces of a parameter give what they give over all of it: every rule, every kind of cut."""
+
+import contextlib
+import copy
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
+from paddle_ldopt.optimizers._base.rule_optimizer import COLUMN, ELEMENT, ROW, STEP
+from paddle_ldopt.optimizers._pieces import pieces as _pieces
+from paddle_ldopt.optimizers._pieces.pieces import Piece, PieceFinder, answer_locally, answer_together
+
+SHAPES = {"scalar": [], "vector": [12], "matrix": [6, 8], "cube": [2, 4, 6], "conv": [4, 2, 3, 3]}
+CUTS = {  # of n elements: what flat slices hold
+    "two": lambda n: [(0, n // 2), (n // 2, n)],
+    "inside a row": lambda n: [(0, n // 3 + 1), (n // 3 + 1, n // 2 + 2), (n // 2 + 2, n)],
+    "one element": lambda n: [(0, 1), (1, n - 1), (n - 1, n)],
+    "one has nothing": lambda n: [(0, 0), (0, n - 2), (n - 2, n)],
+}
+RULES = {
+    "lamb": lambda p: Lamb(0.1, weight_decay=0.1, parameters=[p]),
+    "lamb, centralized": lambda p: Lamb(0.1, parameters=[{"params": [p], "grad_centralization": True}]),
+    "adafactor": lambda p: Adafactor([p], weight_decay=0.1),
+    "adafactor, momentum": lambda p: Adafactor([p], lr=0.1, beta1=0.9, scale_parameter=False, relative_step=False),
+    "came": lambda p: Came(0.1, weight_decay=0.1, parameters=[p]),
+    "came, scaled": lambda p: Came(
+        parameters=[p], scale_parameter=True, relative_step=True, beta2=0.9, compression=True, loss_scale=4
+    ),
+    "came, no momentum": lambda p: Came(0.1, beta1=0.0, parameters=[p]),
+    "adam": lambda p: AdamWeightDecay(0.1, weight_decay_rate=0.1, parameters=[p]),
+    "adam, clipped": lambda p: AdamWeightDecay(0.1, amsgrad=True, clipnorm=0.5, clipvalue=1.0, parameters=[p]),
+}
+
+
+def optimizer(rule, shape):
+    param = paddle.nn.Linear(1, 1).create_parameter(shape, dtype="float64")
+    with (
+        pytest.warns(UserWarning, match="no effect")
+        if "central" in rule and len(shape) < 4
+        else contextlib.nullcontext()
+    ):
+        return RULES[rule](param), param
+
+
+def tensors_of(shape, kinds, seed=0):
+    """Return a parameter, its gradient and its state, all random."""
+    draw = np.random.default_rng(seed)
+    shapes = {ELEMENT: shape, ROW: shape[:-1], COLUMN: shape[:-2] + shape[-1:], "scalar": []}
+    state = {name: draw.uniform(0.5, 1.5, shapes[kind]) for name, kind in kinds.items()}
+    param, grad = (draw.standard_normal(shape) * (1 + np.arange(math.prod(shape)).reshape(shape)) for _ in range(2))
+    return param, grad, {**state, STEP: np.float64(3.0)}
+
+
+def cut(array, piece):
+    part = array
+    if piece.split is not None:
+        axis, index, parts = piece.split
+        part = np.split(array, parts, axis)[index]
+    return part if piece.span is None else part.flatten()[slice(*piece.span)]
+
+
+def start(opt, param, values, piece):
+    value, grad, state = values
+    kinds = opt.state_kinds(param)
+    tensors = [paddle.to_tensor(cut(x, piece)) for x in (value, grad)]
+    state = {n: paddle.to_tensor(cut(x, piece) if kinds.get(n) == ELEMENT else x) for n, x in state.items()}
+    return opt.rule(*tensors, state, paddle.full([], 0.1, "float64"), opt.options_of(param), piece)
+
+
+def pieces_of(shape, cut_name, axis, parts):
+    """Return the pieces of a tensor of this shape, split along an axis or not, then cut into flat slices or not."""
+    splits = [None] if axis is None else [(axis, index, parts) for index in range(parts)]
+    n = math.prod(shape) // (1 if axis is None else parts)
+    spans = [None] if cut_name is None else CUTS[cut_name](n)
+    return [Piece(shape, split, span, groups=(SimpleNamespace(id=0),)) for split in splits for span in spans]
+
+
+def run_side_by_side(rules):
+    """Run the rules of all pieces in this process: round by round, what all yield is added up."""
+    results, answers = [None] * len(rules), [None] * len(rules)
+    while answers is not None:
+        requests = []
+        for i, rule in enumerate(rules):
+            try:
+                requests.append(rule.send(answers[i]))
+            except StopIteration as done:
+                results[i] = done.value
+        sums = [sum(parts[1:], parts[0]) for parts in zip(*requests)]
+        answers = [sums] * len(rules) if requests else None
+    return results
+
+
+def cases():
+    for shape_name, shape in SHAPES.items():
+        n = math.prod(shape)
+        axes = [None, *(axis for axis, size in enumerate(shape) if size % 2 == 0)]
+        for axis in axes:
+            for cut_name in [None, *(CUTS if n >= 12 else ())]:
+                if axis is not None or cut_name is not None:
+                    yield shape_name, cut_name, axis
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shape_name, cut_name, axis", list(cases()))
+def test_pieces_give_the_whole(rule, shape_name, cut_name, axis):
+    shape = SHAPES[shape_name]
+    opt, param = optimizer(rule, shape)
+    values = tensors_of(shape, opt.state_kinds(param))
+    want, want_state = answer_locally(start(opt, param, values, Piece(shape)))
+    pieces = pieces_of(shape, cut_name, axis, 2)
+    got = run_side_by_side([start(opt, param, values, piece) for piece in pieces])
+    for piece, (new, state) in zip(pieces, got):
+        np.testing.assert_allclose(new.numpy(), cut(want.numpy(), piece), rtol=1e-11, atol=1e-11)
+        assert state.keys() == want_state.keys()
+        for name, value in state.items():
+            whole = want_state[name].numpy()
+            expected = cut(whole, piece) if opt.state_kinds(param)[name] == ELEMENT else whole
+            if 0 not in value.shape:
+                np.testing.assert_allclose(value.numpy(), expected, rtol=1e-11, atol=1e-11, err_msg=name)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "adam"])
+def test_a_rule_that_is_answered_locally_in_a_piece_is_wrong(rule):
+    opt, param = optimizer(rule, SHAPES["conv"])
+    values = tensors_of(SHAPES["conv"], opt.state_kinds(param))
+    want, _ = answer_locally(start(opt, param, values, Piece(SHAPES["conv"])))
+    piece = pieces_of(SHAPES["conv"], "inside a row", None, 1)[0]
+    new, _ = answer_locally(start(opt, param, values, piece))
+    off = np.abs(new.numpy() - cut(want.numpy(), piece)).max()
+    assert off > 1e-4 * np.abs(want.numpy() - values[0]).max(), "or the test of the pieces could not fail"
+
+
+def test_one_packed_sum_a_round_and_group(monkeypatch):
+    """Rules of different length and pieces of different groups: who asks no more is left out."""
+    sums = []
+
+    def all_reduce(tensor, group):
+        sums.append((group.id, tensor.dtype, tensor.shape[0]))
+        tensor.scale_(float(group.nranks))
+
+    monkeypatch.setattr(_pieces.dist, "all_reduce", all_reduce)
+    near, far = SimpleNamespace(id=1, nranks=2), SimpleNamespace(id=2, nranks=3)
+
+    def rule(rounds, dtype):
+        total = []
+        for i in range(rounds):
+            answer = yield [paddle.full([i + 1], 1.0, dtype), paddle.ones([], dtype)]
+            assert [part.shape for part in answer] == [[i + 1], []] and answer[0].dtype == getattr(paddle, dtype)
+            total += [float(part.sum()) for part in answer]
+        return total
+
+    pieces = [Piece([4], groups=(near,)), Piece([4], groups=(near, far)), Piece([4], groups=(near,))]
+    rules = zip(pieces, [rule(1, "float32"), rule(2, "float32"), rule(3, "float64")])
+    assert answer_together(list(rules)) == [[2.0, 2.0], [6.0, 6.0, 12.0, 6.0], [2.0, 2.0, 4.0, 2.0, 6.0, 2.0]]
+    single, double = paddle.float32, paddle.float64
+    assert sums == [
+        *[(1, double, 4), (1, single, 2), (2, single, 2)],
+        *[(1, single, 3), (2, single, 3), (1, double, 3)],
+        (1, double, 4),
+    ]
+
+
+def test_what_the_optimizer_was_not_built_with_is_refused():
+    linear = paddle.nn.Linear(3, 4)
+    finder = PieceFinder([linear.weight])
+    finder.check(linear.weight)
+    with pytest.raises(ValueError, match=r"tensor_fusion=False.*Received: 'linear_\d+.b_0' of shape \[4\]"):
+        finder.check(linear.bias)
+    same_name = paddle.nn.Linear(3, 4).weight
+    same_name.name = linear.weight.name
+    with pytest.raises(ValueError, match=r"no slice.*Received: shape=\[3, 4\], built with \[3, 4\]"):
+        finder.check(same_name)
+
+
+@pytest.mark.parametrize("optim", [Lamb, Came, AdamWeightDecay])
+def test_an_optimizer_refuses_a_fused_buffer_and_changes_nothing(optim):
+    linear, other = paddle.nn.Linear(3, 4), paddle.nn.Linear(3, 4)
+    opt = optim(0.1, parameters=linear.parameters())
+    linear(paddle.ones([1, 3])).sum().backward()
+    other(paddle.ones([1, 3])).sum().backward()
+    before = linear.weight.numpy()
+    opt._parameter_list = opt._param_groups = [linear.weight, other.weight]  # what `tensor_fusion` does
+    with pytest.raises(ValueError, match="fused parameters into buffers"):
+        opt.step()
+    np.testing.assert_array_equal(linear.weight.numpy(), before)
+
+
+@pytest.mark.parametrize("optim", [AdamWDL, Lamb])
+def test_a_hook_is_asked_about_the_parameter_not_its_slice(optim):
+    linear = paddle.nn.Linear(3, 4)
+    opt = optim(0.1, parameters=linear.parameters(), set_param_lr_fun=lambda param: 0.5 ** len(param.shape))
+    flat = SimpleNamespace(name=linear.weight.name, shape=[7], stop_gradient=False)
+    assert opt.layerwise_ratio(flat) == 0.25 and opt.layerwise_ratio(linear.bias) == 0.5
+    with pytest.raises(ValueError, match=r"tensor_fusion=False.*Received: 'other' of shape \[7\]"):
+        opt.layerwise_ratio(SimpleNamespace(name="other", shape=[7]))
+
+
+def test_a_deep_copy_keeps_groups_layers_and_pieces():
+    linear = paddle.nn.Linear(3, 4)
+    groups = [{"params": [linear.weight], "beta1": 0.5}, {"params": [linear.bias], "weight_decay": 0.25}]
+    opt = Lamb(0.1, parameters=groups, set_param_lr_fun=lambda param: 0.5 ** len(param.shape))
+    copied = copy.deepcopy(opt)
+    weight, bias = (group["params"][0] for group in copied._param_groups)
+    assert weight.name != linear.weight.name
+    assert copied.options_of(weight)["beta1"] == 0.5 and copied.options_of(bias)["weight_decay"] == 0.25
+    assert copied.layerwise_ratio(weight) == 0.25 and copied.state_shapes(bias)["moment1"] == [4]
+
+
+class SplitParam:
+    """What of Paddle's DygraphShardingOptimizerV2 a checkpoint meets."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def sharded_state_dict(self):
+        return self.optimizer.state_dict()
+
+
+@pytest.mark.parametrize("optim", [Came, Adafactor, Lamb])
+def test_paddles_own_placement_of_rows_and_columns_is_refused(optim):
+    weight = paddle.create_parameter([4, 3], "float32")
+    opt = optim(parameters=[weight]) if optim is Adafactor else optim(1e-2, parameters=[weight])
+    wrapper = SplitParam(opt)
+    assert wrapper.sharded_state_dict() == opt.state_dict()
+    piece = paddle.create_parameter([6], "float32")
+    piece.name = weight.name
+    opt._parameter_list = [piece]
+    if optim is Lamb:  # all of its state is like the parameter
+        assert wrapper.sharded_state_dict() == opt.state_dict()
+        return
+    with pytest.raises(ValueError, match="use `paddle_ldopt.parallel.save_checkpoint`"):
+        wrapper.sharded_state_dict()
+    assert opt.state_dict() == {}

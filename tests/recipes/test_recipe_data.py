@@ -1,0 +1,426 @@
+"""recipes/common/text_data.py: what each source gives, how splits and samples are drawn, and what every bad input is told."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+import types
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from common import text_data, text_sources
+from common.text_data import Splits, TextDataset, load_splits
+
+RECIPES = Path(text_data.__file__).parent
+ROWS = [(f"Text number {i}, in full.", ("good", "bad")[i % 2]) for i in range(60)]
+
+
+def write(path, rows, header=None):
+    """Writes (text, label) or (text, pair, label) rows in the format of the path's ending."""
+    if path.suffix == ".jsonl":
+        names = header or ("text", "label")
+        lines = [json.dumps(dict(zip(names, row)), ensure_ascii=False) for row in rows]
+    elif path.suffix == ".tsv":
+        lines = ["\t".join(map(str, row)) for row in ([header] if header else []) + rows]
+    else:
+        quoted = [['"' + str(cell).replace('"', '""') + '"' for cell in row] for row in rows]
+        lines = [",".join(row) for row in ([header] if header else []) + quoted]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def texts(rows):
+    return {text for text, _ in rows}
+
+
+def everything(splits):
+    return splits.train + splits.validation + splits.test
+
+
+# The docstrings that every Python carries.
+
+
+@pytest.fixture(scope="module")
+def docstrings():
+    return load_splits()
+
+
+def test_docstrings_have_equal_classes_and_no_text_twice(docstrings):
+    assert docstrings.labels == ["class", "function", "module"]
+    for rows, least in ((docstrings.train, 100), (docstrings.validation, 20), (docstrings.test, 100)):
+        counts = Counter(label for _, label in rows)
+        assert set(counts) == {0, 1, 2} and len(set(counts.values())) == 1 and min(counts.values()) >= least
+    openings = [tuple(text_data.re.findall(r"\w+", text.casefold())[:4]) for text, _ in everything(docstrings)]
+    assert len(openings) == len(set(openings))
+
+
+def test_the_description_has_version_and_counts(docstrings):
+    version, train = sys.version.split()[0], len(docstrings.train)
+    assert f"Python {version}'s library: {train} train, " in docstrings.description
+    assert f"class {train // 3}, function {train // 3}, module {train // 3}" in docstrings.description
+
+
+MODULE = '''"""Module {i} is documented here.
+
+Not in this paragraph, which is another."""
+class A:
+    """Class {i} is
+    documented here."""
+    def f(self):
+        """Method {i} is documented here."""
+        def g():
+            "too short"
+async def h():
+    """Coroutine {i} is documented here."""
+'''
+
+
+def library(folder, count=40):
+    """Writes a standard library of `count` modules, each with a class, a method and a coroutine."""
+    for i in range(count):
+        (folder / f"m{i}.py").write_text(MODULE.format(i=i))
+    return folder
+
+
+@pytest.fixture
+def fake_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    return library(tmp_path)
+
+
+def test_labels_are_those_of_the_syntax_tree(fake_library):
+    splits = load_splits("docstrings")
+    kinds = {"Module": "module", "Class": "class", "Method": "function", "Coroutine": "function"}
+    assert all(text.endswith("is documented here.") for text in texts(everything(splits)))
+    assert all(kinds[text.split()[0]] == splits.labels[label] for text, label in everything(splits))
+
+
+def test_repeated_shared_and_foreign_docstrings_are_left_out(fake_library):
+    (fake_library / "shared.py").write_text(
+        '"""Seen in two kinds once."""\ndef f():\n    """Seen in TWO kinds, twice."""\n'
+    )
+    for folder in ("test", "site-packages"):
+        (fake_library / folder).mkdir()
+        (fake_library / folder / "x.py").write_text('"""Foreign text is here too."""\n')
+    (fake_library / "latin.py").write_bytes(b'# coding: latin-1\n"""Caf\xe9 text in Latin one."""\n')
+    kept = [text for text, _ in everything(load_splits("docstrings"))]
+    assert not [text for text in kept if text.startswith(("Seen", "Foreign"))]
+    assert len(kept) == len(set(kept))
+
+
+def test_docstrings_stay_in_their_split_when_the_library_grows(fake_library):
+    before = load_splits("docstrings")
+    after = load_splits(library(fake_library, 80) and "docstrings")
+    assert len(after.train) > len(before.train)
+    assert not texts(before.train) & (texts(after.test) | texts(after.validation))
+    assert not texts(before.test) & (texts(after.train) | texts(after.validation))
+
+
+def test_a_python_without_sources_is_told_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(ValueError, match=r"no docstrings .* Received: source='docstrings'\.$"):
+        load_splits()
+
+
+def test_reading_needs_no_paddle(tmp_path):
+    path = write(tmp_path / "a.tsv", ROWS)
+    code = "import sys; sys.modules['paddle'] = None; sys.path.insert(0, sys.argv[1]); from common import text_data; "
+    code += "print(len(text_data.load_splits(sys.argv[2]).labels))"
+    done = subprocess.run([sys.executable, "-c", code, str(RECIPES), str(path)], capture_output=True, text=True)
+    assert done.stdout.strip() == "2", done.stderr
+
+
+# Files and folders.
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
+@pytest.mark.parametrize("header", [None, ("text", "label"), ("body", "stars")])
+def test_all_kinds_of_files_give_the_same_rows(tmp_path, suffix, header):
+    rows = [(text + ' He said "no".', label) for text, label in ROWS]
+    path = write(tmp_path / f"reviews{suffix}", rows, header)
+    named = {"text_column": "body", "label_column": "stars"} if header == ("body", "stars") else {}
+    splits = load_splits(path, **named)
+    assert splits.labels == ["bad", "good"]
+    assert sorted((text, splits.labels[label]) for text, label in everything(splits)) == sorted(rows)
+
+
+@pytest.mark.parametrize("text, label", [("body", "stars"), (2, 0), ("2", "0")])
+def test_columns_are_names_or_positions(tmp_path, text, label):
+    rows = [(stars, "x", body) for body, stars in ROWS]
+    path = write(tmp_path / "a.csv", rows, ("stars", "id", "body"))
+    splits = load_splits(path, text_column=text, label_column=label, has_header=True)
+    assert texts(everything(splits)) == texts(ROWS)
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
+def test_pairs(tmp_path, suffix):
+    rows = [(text, f"Pair of {i}", label) for i, (text, label) in enumerate(ROWS)]
+    path = write(tmp_path / f"pairs{suffix}", rows, ("query", "title", "label"))
+    splits = load_splits(path, text_pair_column="title")
+    assert sorted((*pair, splits.labels[label]) for pair, label in everything(splits)) == sorted(rows)
+
+
+@pytest.mark.parametrize("names", [("sentence1", "sentence2"), ("text_a", "text_b")])
+def test_pairs_that_are_asked_for_are_found_by_the_usual_names(tmp_path, names):
+    rows = [(text, f"Pair of {i}", label) for i, (text, label) in enumerate(ROWS)]
+    path = write(tmp_path / "pairs.tsv", rows, (*names, "label"))
+    assert {type(text) for text, _ in everything(load_splits(path, pairs=True))} == {tuple}
+    assert {type(text) for text, _ in everything(load_splits(path))} == {str}
+    single = write(tmp_path / "single.tsv", ROWS, ("text", "label"))
+    with pytest.raises(ValueError, match=r"`text_pair_column`. Valid: \['text', 'label'\].*text_pair_column=None"):
+        load_splits(single, pairs=True)
+
+
+def test_a_tsv_takes_quotes_as_they_are_and_a_csv_undoes_them(tmp_path):
+    odd = '"Quoted" at first, then "open'
+    tsv = load_splits(write(tmp_path / "a.tsv", [*ROWS, (odd, "good")]))
+    assert odd in texts(everything(tsv))
+    lines = [f'"{text}",{label}' for text, label in ROWS] + ['"two\nlines, ""quoted""",good']
+    (tmp_path / "b.csv").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
+    assert 'two\nlines, "quoted"' in texts(everything(load_splits(tmp_path / "b.csv")))
+
+
+def test_numeric_labels_are_ordered_as_numbers(tmp_path):
+    rows = [(f"Row number {i}", i % 11) for i in range(220)]
+    for path in (write(tmp_path / "a.jsonl", rows), write(tmp_path / "a.tsv", rows)):
+        assert load_splits(path).labels == [str(i) for i in range(11)]
+
+
+def test_a_folder_keeps_its_splits_and_names_what_it_lacks(tmp_path):
+    write(tmp_path / "train.tsv", ROWS)
+    write(tmp_path / "test.csv", [("Unseen text", "bad"), ROWS[0]], ("text", "label"))
+    (tmp_path / "README.md").write_text("not data")
+    splits = load_splits(tmp_path)
+    assert [(text, splits.labels[label]) for text, label in splits.test] == [("Unseen text", "bad"), ROWS[0]]
+    assert len(splits.train) + len(splits.validation) == 60 and splits.validation
+    assert "(validation taken from its training rows by a hash of the text)" in splits.description
+    assert ROWS[0][0] in texts(splits.train) and "in the test rows as well: 1." in splits.description
+    write(tmp_path / "dev.jsonl", ROWS[:5])
+    splits = load_splits(tmp_path)
+    assert (len(splits.train), len(splits.validation), len(splits.test)) == (60, 5, 2)
+    assert "taken from" not in splits.description
+
+
+def test_splits_depend_on_the_text_alone(tmp_path):
+    first = load_splits(write(tmp_path / "a.tsv", ROWS))
+    other = load_splits(write(tmp_path / "b.tsv", [(text.upper(), label) for text, label in ROWS[::-1]]))
+    assert {text.upper() for text in texts(first.test)} == texts(other.test) and first.test
+    assert len(first.train) > len(first.test) > len(first.validation) > 0
+
+
+def test_equal_texts_share_a_split_and_rare_classes_are_for_training(tmp_path):
+    rare = [(f"Rare text {i}", f"rare {i}") for i in range(20)]
+    splits = load_splits(write(tmp_path / "a.tsv", [*ROWS, *ROWS, *rare]))
+    assert not texts(splits.train) & texts(splits.test)
+    assert not texts(splits.train) & texts(splits.validation)
+    assert texts(rare) <= texts(splits.train)
+
+
+def test_few_samples_are_seeded_equal_and_nested(tmp_path):
+    path = write(tmp_path / "a.tsv", ROWS)
+    full = load_splits(path)
+    small, large, other = (load_splits(path, examples_per_class=n, seed=s) for n, s in ((5, 1), (10, 1), (5, 2)))
+    assert Counter(label for _, label in small.train) == {0: 5, 1: 5}
+    assert small == load_splits(path, examples_per_class=5, seed=1)
+    assert texts(small.train) < texts(large.train) < texts(full.train)
+    assert texts(small.train) != texts(other.train)
+    assert (small.test, small.validation) == (full.test, full.validation)
+
+
+def tsv(rows):
+    return "".join(f"{text}\t{label}\n" for text, label in rows)
+
+
+GOOD = tsv(ROWS)
+MISTAKES = {  # name: (files, what is loaded, options, what the message says)
+    "missing file": ({}, "a.tsv", {}, "There is no such file.*Accepted: .*docstrings"),
+    "unknown kind": ({}, "sql:table", {}, "There is no such file.*kind of source.*datasets:NAME"),
+    "hub without a name": ({}, "datasets:", {}, "There is no such file.*kind of source"),
+    "wrong ending": ({"a.xlsx": "x"}, "a.xlsx", {}, r"ends in \.tsv, \.csv, \.jsonl"),
+    "empty": ({"a.tsv": ""}, "a.tsv", {}, "There are no rows"),
+    "only a header": ({"a.csv": "text,label\n"}, "a.csv", {}, "There are no rows"),
+    "no objects": ({"a.jsonl": "\n"}, "a.jsonl", {}, "There are no rows"),
+    "one label": ({"a.tsv": tsv((t, "x") for t, _ in ROWS)}, "a.tsv", {}, r"two labels or more.*\['x'\]"),
+    "missing column": ({"a.tsv": GOOD + "no tab\n"}, "a.tsv", {}, "Line 61: 2 columns are expected, found 1"),
+    "column too many": ({"a.tsv": GOOD + "a tab\tin it\tgood\n"}, "a.tsv", {}, "Line 61: 2 .* found 3"),
+    "empty text": ({"a.tsv": GOOD + " \tgood\n"}, "a.tsv", {}, "Line 61 has no text"),
+    "empty label": ({"a.tsv": GOOD + "text\t \n"}, "a.tsv", {}, "Line 61 has no string or int"),
+    "missing key": (
+        {"a.jsonl": '{"text": "a", "label": 1}\n\n{"text": "b"}'},
+        "a.jsonl",
+        {},
+        "Line 3 has no string or",
+    ),
+    "float label": (
+        {"a.jsonl": '{"text": "a", "label": 1.5}'},
+        "a.jsonl",
+        {},
+        "Line 1 has no string or int.*label=1.5",
+    ),
+    "text is a list": ({"a.jsonl": '{"text": ["a"], "label": 1}'}, "a.jsonl", {}, "Line 1 has no text"),
+    "broken json": ({"a.jsonl": '{"text": "a", "label": 1}\n{"text"'}, "a.jsonl", {}, "after line 1 cannot be read"),
+    "json list": ({"a.jsonl": "[1, 2]"}, "a.jsonl", {}, "at the top cannot be read: not a JSON object"),
+    "open quote": ({"a.csv": 'a,x\n"b,y\nc,x\n'}, "a.csv", {}, "after line 1 cannot be read"),
+    "unknown name": (
+        {"a.csv": "text,label\na,b\n"},
+        "a.csv",
+        {"label_column": "x"},
+        r"\['text', 'label'\].*label_column='x'",
+    ),
+    "position too high": ({"a.tsv": GOOD}, "a.tsv", {"label_column": 2}, r"Valid: \['0', '1'\].*label_column=2"),
+    "no usual name": (
+        {"a.csv": "a,b,c\n1,2,3\n"},
+        "a.csv",
+        {"has_header": True},
+        r"`text_column`. Valid: \['a', 'b', 'c'\]",
+    ),
+    "same column": ({"a.tsv": GOOD}, "a.tsv", {"text_column": 1}, "different columns"),
+    "doubtful header": ({"a.tsv": "body\tstars\n" + GOOD}, "a.tsv", {}, "first row's label 'stars'.*Pass `has_header`"),
+    "not UTF-8": ({"a.tsv": GOOD.encode() + b"caf\xe9\tx\n"}, "a.tsv", {}, "Line 61 is not UTF-8"),
+    "no train file": ({"test.tsv": GOOD}, ".", {}, "One train file"),
+    "two train files": ({"train.tsv": GOOD, "train.csv": "a,b\n"}, ".", {}, r"\['train.csv', 'train.tsv'\]"),
+    "new label": ({"train.tsv": GOOD, "test.tsv": "a\tok\nb\tok\n"}, ".", {}, r"test rows have labels .*\['ok'\]"),
+    "too few to split": ({"a.tsv": "a\tx\nb\ty\n"}, "a.tsv", {"has_header": False}, "No rows are left for"),
+    "too many a class": ({"a.tsv": GOOD}, "a.tsv", {"examples_per_class": 31}, "examples_per_class=31"),
+    "none a class": ({"a.tsv": GOOD}, "a.tsv", {"examples_per_class": 0}, "examples_per_class=0"),
+}
+
+
+@pytest.mark.parametrize("files, source, options, message", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_gets_a_clear_answer(tmp_path, monkeypatch, files, source, options, message):
+    monkeypatch.chdir(tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=rf"{message}") as info:
+        load_splits(source, **options)
+    assert text_data.re.search(r" Received: \w+=.*\.$", str(info.value))
+
+
+def test_a_source_of_another_type_is_refused():
+    with pytest.raises(TypeError, match=r"Received: source=3\.$"):
+        load_splits(3)
+
+
+# Hubs.
+
+
+def test_a_hugging_face_set_out_of_a_local_folder(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write(folder / "train.jsonl", ROWS)
+    write(folder / "test.jsonl", [("Other text", "bad"), ("Third text", "good")])
+    splits = load_splits(f"datasets:{folder}")
+    assert splits.labels == ["bad", "good"] and splits.test == [("Other text", 0), ("Third text", 1)]
+    assert "validation taken from" in splits.description
+
+
+def test_hugging_face_class_labels_get_their_names_and_hidden_ones_are_left_out(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=["zero", "acceptable"])
+    features = datasets.Features({"sentence": datasets.Value("string"), "label": label})
+
+    def part(rows):
+        return datasets.Dataset.from_dict({"sentence": [r[0] for r in rows], "label": [r[1] for r in rows]}, features)
+
+    found = {"train": part([(t, i % 2) for i, (t, _) in enumerate(ROWS)]), "test": part([("Hidden text", -1)])}
+    seen = []
+    loader = sys.modules["datasets.load"]
+    monkeypatch.setattr(loader, "load_dataset", lambda *a: seen.append(a) or datasets.DatasetDict(found))
+    splits = load_splits("datasets:glue:cola")
+    assert seen == [("glue", "cola")] and splits.labels == ["acceptable", "zero"]
+    assert "Hidden text" not in texts(everything(splits)) and splits.test
+    assert dict(everything(splits))[ROWS[0][0]] == splits.labels.index("zero")
+
+
+def test_names_of_labels_are_found_in_either_librarys_data():
+    names, named = ["no", "yes"], types.SimpleNamespace(names=["no", "yes"])
+    for data in (
+        types.SimpleNamespace(label_list=names),
+        types.SimpleNamespace(label_list=None, features={"label": named}),
+        types.SimpleNamespace(features={"label": types.SimpleNamespace(feature=named)}),
+    ):
+        assert text_sources.label_names(data, "label") == names
+    assert text_sources.label_names([{"label": 1}], "label") is None
+    assert text_sources.label_names(types.SimpleNamespace(features={"other": named}), "label") is None
+
+
+@pytest.fixture
+def paddlenlp_builder(tmp_path, monkeypatch):
+    """Adds a data set of the kind that PaddleNLP ships, with local files, as `toy_reviews`."""
+    import paddlenlp.datasets.dataset as nlp
+
+    class ToyReviews(nlp.DatasetBuilder):
+        SPLITS = {"train": "train.tsv", "dev": "dev.tsv"}
+
+        def _get_data(self, mode, **kwargs):
+            return str(tmp_path / self.SPLITS[mode])
+
+        def _read(self, filename):
+            for line in Path(filename).read_text(encoding="utf-8").splitlines():
+                yield dict(zip(("text", "label"), line.split("\t")))
+
+        def get_labels(self):
+            return ["good", "bad"]
+
+    module = types.ModuleType("paddlenlp.datasets.toy_reviews")
+    module.ToyReviews = ToyReviews
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(nlp, "DATA_HOME", str(tmp_path))
+    write(tmp_path / "train.tsv", ROWS)
+    write(tmp_path / "dev.tsv", [("Other text", "bad")])
+
+
+def test_a_paddlenlp_set(paddlenlp_builder):
+    splits = load_splits("paddlenlp:toy_reviews")
+    assert splits.labels == ["bad", "good"] and splits.validation == [("Other text", 0)]
+    assert sorted((t, splits.labels[n]) for t, n in splits.train + splits.test) == sorted(ROWS)
+    assert "paddlenlp:toy_reviews (test taken from" in splits.description
+
+
+@pytest.mark.parametrize("hub, module", [("paddlenlp", "paddlenlp.datasets"), ("datasets", "datasets.load")])
+def test_a_hub_out_of_reach_is_a_value_error_with_its_cause(monkeypatch, hub, module):
+    def offline(*args, **kwargs):
+        raise ConnectionError("no route to host")
+
+    pytest.importorskip(module)
+    monkeypatch.setattr(sys.modules[module], "load_dataset", offline)
+    with pytest.raises(
+        ValueError, match=f"{hub} cannot load.*no route.*Received: source='{hub}:clue', config='t'"
+    ) as info:
+        load_splits(f"{hub}:clue:t")
+    assert isinstance(info.value.__cause__, ConnectionError)
+
+
+# For the Trainer.
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    from paddlenlp.transformers import BertTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three", "four"]
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(words), encoding="utf-8")
+    return BertTokenizer(str(path))
+
+
+def test_rows_become_padded_batches(tokenizer):
+    import paddle
+    from paddlenlp.data import DataCollatorWithPadding
+
+    rows = [("one two three four", 1), (("two", "three"), 0), ("one", 2)]
+    ready, lazy = TextDataset(rows, tokenizer, max_length=5), TextDataset(rows, tokenizer, max_length=5, lazy=True)
+    assert isinstance(ready, paddle.io.Dataset)
+    assert [ready[i] for i in range(len(ready))] == [lazy[i] for i in range(3)]
+    assert ready[1] == {"input_ids": [2, 6, 3, 7, 3], "token_type_ids": [0, 0, 0, 1, 1], "labels": 0}
+    batch = next(iter(paddle.io.DataLoader(ready, batch_size=3, collate_fn=DataCollatorWithPadding(tokenizer))))
+    assert batch["input_ids"].tolist() == [[2, 5, 6, 7, 3], [2, 6, 3, 7, 3], [2, 5, 3, 0, 0]]
+    assert batch["labels"].tolist() == [1, 0, 2] and batch["labels"].dtype == paddle.int64
+
+
+def test_splits_cannot_be_reassigned():
+    with pytest.raises(AttributeError):
+        Splits([], [], [], [], "").train = [1]

@@ -1,0 +1,132 @@
+"""recipes/image_classification.py and where its images come from."""
+
+import re
+import shutil
+import sys
+
+import image_classification
+import numpy as np
+import paddle
+import pytest
+from common import image_data, parts
+from paddlenlp.transformers import CLIPVisionConfig, CLIPVisionModel
+from PIL import Image
+
+SHAPE = {**image_classification.SMALL, "num_attention_heads": 4}
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder with images of two classes, red and green."""
+    for split, amount in (("train", 6), ("dev", 2), ("test", 3)):
+        for name, color in (("red", (255, 0, 0)), ("green", (0, 255, 0))):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(amount):
+                Image.new("RGB", (10 + i, 12), color).save(tmp_path / split / name / f"{split}{i}.png")
+    return tmp_path
+
+
+def test_pretraining_and_fine_tuning_have_no_digit_in_common():
+    own = image_data.load_images("digits")
+    assert {name for _, name in own.train + own.validation + own.test} == set("56789")
+    assert {name for _, name in image_data.digits(range(5)).train} == set("01234")
+    image, _ = own.train[0]
+    assert image.shape == (8, 8) and image.dtype == np.uint8 and image.max() > 200
+
+
+def test_images_of_folders(photos):
+    split = image_data.load_images(str(photos))
+    assert [len(part) for part in (split.train, split.validation, split.test)] == [12, 4, 6]
+    data = image_data.encode(split.test, ["green", "red"], size=4)
+    assert [row["labels"] for row in data] == [0, 0, 0, 1, 1, 1]
+    red = (np.array([1.0, 0, 0]) - image_data.MEAN) / image_data.DEVIATION
+    np.testing.assert_allclose(data[-1]["pixel_values"], np.tile(red[:, None, None], (1, 4, 4)), rtol=1e-6)
+    assert data[-1]["pixel_values"].dtype == np.float32
+    with pytest.raises(ValueError, match="No rows are left for"):
+        image_data.load_images(str(photos / "dev"))
+    with pytest.raises(ValueError, match="no images .* in folders of their classes"):
+        image_data.load_images(str(photos / "train" / "red"))
+    with pytest.raises(ValueError, match="Accepted: digits, a folder.*Received: data='nowhere'"):
+        image_data.load_images("nowhere")
+
+
+def test_images_of_a_hub():
+    class Data(list):
+        label_list = ["cat", "dog"]
+
+    grey = Image.new("L", (2, 2), 7)
+    (row,) = image_data.hub_images(Data([{"img": grey, "label": 1}]), "train")
+    assert row[1] == "dog" and row[0].tolist() == [[7, 7], [7, 7]]
+    with pytest.raises(ValueError, match="are needed"):
+        image_data.hub_images([{"text": "x"}], "train")
+
+
+def test_the_pretrained_weights_are_those_that_fine_tuning_begins_with(monkeypatch):
+    weights = {"ln_pre.weight": np.full([64], 3.0, "float32")}
+    monkeypatch.setattr(image_classification, "pretrained_on_digits", lambda seed: weights)
+    with paddle.utils.unique_name.guard():
+        model = image_classification.load_classifier("digits", 7, seed=1)
+    assert model.vision_model.ln_pre.weight.numpy().tolist() == [3.0] * 64
+    assert model.classifier.weight.shape == [64, 7]
+
+
+@pytest.mark.parametrize("saved", ["CLIPVisionModel", "VisionClassifier"])
+def test_a_saved_model_is_loaded_with_a_new_head(tmp_path, saved):
+    paddle.seed(0)
+    with paddle.utils.unique_name.guard():
+        cls = {"CLIPVisionModel": CLIPVisionModel, "VisionClassifier": image_classification.VisionClassifier}[saved]
+        before = cls(CLIPVisionConfig(**SHAPE))
+        before.save_pretrained(tmp_path)
+    with paddle.utils.unique_name.guard():
+        model = image_classification.load_classifier(str(tmp_path), 3, seed=1)
+    assert model.classifier.weight.shape == [64, 3]
+    after = model.vision_model.state_dict()
+    for name, value in before.vision_model.state_dict().items():
+        assert np.array_equal(value.numpy(), after[name].numpy()), name
+    with pytest.raises(ValueError, match="Accepted: digits, a folder, a hub name.*Received: model='/nowhere/at/all'"):
+        image_classification.load_classifier("/nowhere/at/all", 3, seed=1)
+
+
+def test_few_examples_are_the_first_of_each_class():
+    rows = [(np.full([8, 8], i, "uint8"), "ab"[i % 3 > 0]) for i in range(12)]
+    whole = parts.Parts(rows, rows, rows, "12 rows.")
+    few = image_data.few(whole, 2)
+    assert [int(image[0, 0]) for image, _ in few.train] == [0, 3, 1, 2] and few.test is rows
+    assert few.description == "12 rows. Trained on 4, 2 of each class."
+    for most in (0, 5):
+        with pytest.raises(ValueError, match=f"training images.*'a' has 4. Received: examples_per_class={most}"):
+            image_data.few(whole, most)
+
+
+def test_of_ones_own_images_all_are_trained_on_and_of_the_digits_few(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["no such file"])  # next to it the parser looks for a file of arguments
+    monkeypatch.setattr(image_classification, "pretrained_on_digits", lambda seed: {})
+    for name in ("red", "green"):
+        for i in range(19):
+            Image.new("RGB", (10, 12), (i, 0, 0)).save(photos / "train" / name / f"more{i}.png")
+    trained = []
+
+    def fine_tune(trainer, test, score, options, argv, parts, name):
+        trained.append(len(trainer.train_dataset))
+        out = capsys.readouterr().out
+        assert parts.description in out and re.search(rf": {trained[-1]} train,| Trained on {trained[-1]},", out)
+
+    monkeypatch.setattr(image_classification, "fine_tune", fine_tune)
+    for argv in ([], ["--data", str(photos)], ["--data", str(photos), "--examples_per_class", "2"]):
+        with paddle.utils.unique_name.guard():
+            image_classification.run([*argv, "--output_dir", str(tmp_path / "out")])
+    assert trained == [100, 50, 4]
+
+
+def test_images_are_dealt_out_by_what_they_show_wherever_they_are(tmp_path):
+    draw = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(60):
+            pixels = draw.integers(0, 255, (8, 8, 3), dtype="uint8")
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    shutil.copytree(tmp_path / "photos", tmp_path / "copied")
+    first, copied = (image_data.load_images(str(tmp_path / folder)) for folder in ("photos", "copied"))
+    for split in ("train", "validation", "test"):
+        one, other = ([path.parts[-2:] for path, _ in getattr(split_of, split)] for split_of in (first, copied))
+        assert one == other and one

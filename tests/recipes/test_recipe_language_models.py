@@ -1,0 +1,231 @@
+"""The recipes of language models: what is to be learnt, what is hidden, scores by token, adapters, large batches."""
+
+import json
+import math
+from collections import Counter
+
+import language_model_sft
+import masked_lm_pretraining
+import numpy as np
+import paddle
+import pytest
+from common import language_data, parts
+from common.language_data import IGNORED, encode_pairs, unigram
+from paddle.nn.functional import cross_entropy
+from paddlenlp.data import DataCollatorWithPadding
+from paddlenlp.transformers import BertConfig, BertForMaskedLM, BertTokenizer, LlamaConfig, LlamaForCausalLM
+
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+WORDS = ["alpha", "beta", "gamma", "delta"]
+PAIRS = [(f"{a} {b}: ", f"it is {a}") for a in WORDS for b in WORDS]
+OFF = ["--report_to", "none", "--disable_tqdm", "True"]
+
+
+def arguments(recipe, folder, *more):
+    line = ["--output_dir", str(folder), "--save_strategy", "no", "--evaluation_strategy", "no", *OFF, *more]
+    options, args, _ = language_model_sft.parse(
+        [*line, "--no_load_best_model_at_end"], recipe.Options, recipe.Arguments
+    )
+    return options, args
+
+
+# --- rows ---
+
+
+def test_a_row_has_the_next_token_at_each_of_the_text():
+    inputs, labels = encode_pairs([("ab", "cd"), ("ab", "cdefg"), ("abcdefgh", "i")], 5)
+    assert [bytes(row.tolist()) for row in inputs.astype("uint8")] == [b"abcd\0", b"abcde", b"abcde"]
+    assert labels.tolist() == [
+        [IGNORED, *b"cd\n", IGNORED],
+        [IGNORED, *b"cdef"],
+        [IGNORED] * 5,
+    ]
+
+
+def test_rows_of_a_tokenizer():
+    def tokenizer(text, add_special_tokens=True):
+        return {"input_ids": [1] * add_special_tokens + [10 + len(word) for word in text.split()]}
+
+    tokenizer.eos_token_id = 2
+    inputs, labels = encode_pairs([("a bb", "ccc d")], 6, language_data.by_tokenizer(tokenizer))
+    assert inputs.tolist() == [[1, 11, 12, 13, 11, 0]]
+    assert labels.tolist() == [[IGNORED, IGNORED, 13, 11, 2, IGNORED]]
+
+
+def test_unigram():
+    assert unigram([0, 0, 1], [0, 2], 3) == pytest.approx(-(math.log(3 / 6) + math.log(1 / 6)) / 2)
+
+
+# --- causal ---
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """A folder with a very small language model of bytes."""
+    paddle.seed(0)
+    with paddle.utils.unique_name.guard():
+        config = LlamaConfig(**{**language_model_sft.SMALL, **SHAPE, "max_position_embeddings": 64})
+        LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    return str(tmp_path / "llama")
+
+
+def dealt():
+    return parts.Parts(PAIRS[:8], PAIRS[8:12], PAIRS[12:], "made up")
+
+
+def test_perplexity_counts_each_token_the_same_whatever_its_batch(llama, tmp_path):
+    found = []
+    for size in ("1", "3"):
+        line = ("--model", llama, "--per_device_eval_batch_size", size, "--max_length", "32")
+        options, args = arguments(language_model_sft, tmp_path / size, *line)
+        with paddle.utils.unique_name.guard():
+            trainer, test, baseline = language_model_sft.build(args, options, dealt())
+        found.append(trainer.evaluate(test, metric_key_prefix="test"))
+    losses, right = [], []
+    for row in test:
+        logits = trainer.model(paddle.to_tensor(row["input_ids"][None]))[0].numpy().astype("float64")
+        logits = (logits if logits.ndim == 2 else logits[0])[row["labels"] != IGNORED]
+        labels = row["labels"][row["labels"] != IGNORED]
+        losses += (np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels]).tolist()
+        right += (logits.argmax(1) == labels).tolist()
+    for metrics in found:
+        assert metrics["test_perplexity"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-5)
+        assert metrics["test_accuracy"] == pytest.approx(np.mean(right))
+    train, tested = (np.concatenate([[*t.encode(), 10] for _, t in rows]) for rows in (PAIRS[:8], PAIRS[12:]))
+    counts = np.bincount(train, minlength=256) + 1.0
+    assert baseline == pytest.approx(math.exp(-np.log(counts / counts.sum())[tested].mean()))
+
+
+def test_adapters_alone_are_trained(llama, tmp_path):
+    options, args = arguments(language_model_sft, tmp_path, "--model", llama, "--lora_rank", "2", "--max_steps", "3")
+    with paddle.utils.unique_name.guard():
+        trainer, *_ = language_model_sft.build(args, options, dealt())
+        before = {name: value.numpy() for name, value in trainer.model.named_parameters()}
+        trainer.train()
+    moved = {n for n, value in trainer.model.named_parameters() if not np.array_equal(value.numpy(), before[n])}
+    adapters = {name for name in before if "lora_" in name}
+    assert len(adapters) == 2 * 7 * SHAPE["num_hidden_layers"]
+    assert moved and moved <= adapters and any("lora_B" in name for name in moved)
+    options = language_model_sft.Options(lora_rank=2)
+    with pytest.raises(ValueError, match="model that is trained.*Received: model='LlamaForCausalLM'"):
+        language_model_sft.build(args, options, dealt())
+
+
+def test_a_run_with_adapters_is_resumed_with_the_same_weights(llama, tmp_path, monkeypatch):
+    rows = "".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in PAIRS)
+    (tmp_path / "rows.jsonl").write_text(rows)
+    line = ["--data", str(tmp_path / "rows.jsonl"), "--model", llama, "--lora_rank", "2", "--max_length", "32", *OFF]
+    line += ["--save_strategy", "steps", "--save_steps", "2", "--evaluation_strategy", "steps", "--eval_steps", "2"]
+    line += ["--per_device_train_batch_size", "4"]
+    monkeypatch.setattr("sys.argv", ["no such file"])
+    with paddle.utils.unique_name.guard():
+        language_model_sft.main([*line, "--max_steps", "4", "--output_dir", str(tmp_path / "run")])
+    whole = (tmp_path / "run/checkpoint-4/lora_model_state.pdparams").read_bytes()
+    with paddle.utils.unique_name.guard():
+        language_model_sft.main(["--resume_from_checkpoint", str(tmp_path / "run/checkpoint-2")])
+    assert (tmp_path / "run/checkpoint-4/lora_model_state.pdparams").read_bytes() == whole
+
+
+def test_prompts_that_fill_all_rows_are_an_error(llama, tmp_path):
+    options, args = arguments(language_model_sft, tmp_path, "--model", llama, "--max_length", "8")
+    long = parts.Parts([("x" * 9, "y")], [("a", "b")], [("a", "b")], "made up")
+    with pytest.raises(ValueError, match="leave no room in any row of train.*max_length=8"):
+        language_model_sft.build(args, options, long)
+
+
+# --- masked ---
+
+
+@pytest.fixture
+def guesser(tmp_path):
+    """A Trainer of a very small BERT without dropout, and a batch of rows of many lengths."""
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *"abcdefghijklmnop"]
+    (tmp_path / "vocab.txt").write_text("\n".join(names) + "\n")
+    tokenizer = BertTokenizer(str(tmp_path / "vocab.txt"))
+    options, args = arguments(masked_lm_pretraining, tmp_path, "--micro_batch_size", "3")
+    paddle.seed(0)
+    with paddle.utils.unique_name.guard():
+        config = BertConfig(**SHAPE, vocab_size=len(names), hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+        model = BertForMaskedLM(config)
+        rows = [dict(tokenizer(" ".join([*"abcdefghijklmnop"[: 2 + i], *WORDS]))) for i in range(8)]
+        trainer = masked_lm_pretraining.Guesser(
+            model=model, args=args, data_collator=DataCollatorWithPadding(tokenizer), tokenizer=tokenizer
+        )
+    trainer.prepare(options)
+    return trainer, trainer.data_collator(rows)
+
+
+def test_what_is_hidden(guesser):
+    trainer, batch = guesser
+    ids = np.tile(batch["input_ids"].numpy(), (400, 1))
+    shown, hidden = trainer.hide(ids, 1)
+    special = np.isin(ids, [0, 2, 3])
+    assert not hidden[special].any() and hidden.any(axis=1).all()
+    assert 0.15 < hidden[~special].mean() < 0.24, "0.15 and the one that each row has at least"
+    kinds = [(shown == 4)[hidden].mean(), (shown == ids)[hidden].mean()]
+    assert kinds[0] == pytest.approx(0.8 + 0.1 / 25, abs=0.02) and kinds[1] == pytest.approx(0.1 + 0.1 / 25, abs=0.02)
+    assert np.array_equal(shown[~hidden], ids[~hidden])
+    again, other = trainer.hide(ids, 1), trainer.hide(ids, 2)
+    assert np.array_equal(again[0], shown) and not np.array_equal(other[1], hidden)
+
+
+def test_a_batch_in_micro_batches_gives_the_gradient_of_the_whole(guesser):
+    trainer, batch = guesser
+    loss = trainer.training_step(trainer.model, batch)
+    found = {name: value.grad.numpy() for name, value in trainer.model.named_parameters() if value.grad is not None}
+    trainer.model.clear_gradients()
+    each, count = [], 0
+    for first in range(0, 8, 3):  # what is hidden is drawn in each micro-batch, from 3, 3 and 2 rows
+        part = {name: values[first : first + 3] for name, values in batch.items()}
+        shown, hidden = trainer.hide(part["input_ids"].numpy(), 1)
+        logits = trainer.model(paddle.to_tensor(shown), part["token_type_ids"])
+        labels = np.where(hidden, part["input_ids"].numpy(), -100)
+        each.append(cross_entropy(logits, paddle.to_tensor(labels), reduction="sum"))
+        count += hidden.sum()
+    total = sum(each) / count
+    total.backward()
+    assert float(loss) == pytest.approx(float(total), rel=1e-6)
+    assert len(found) > 30
+    for name, value in trainer.model.named_parameters():
+        if name in found:
+            np.testing.assert_allclose(found[name], value.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_head_that_takes_no_places_gives_the_same(guesser):
+    trainer, batch = guesser
+    assert trainer.takes_places
+    trainer.model.eval()
+    some = trainer.guesses(trainer.model, batch)
+    trainer.takes_places = False
+    every = trainer.guesses(trainer.model, batch)
+    assert some[0].shape == every[0].shape == [len(some[1]), 25]
+    np.testing.assert_allclose(some[0].numpy(), every[0].numpy(), rtol=1e-5, atol=1e-6)
+    rows = some[2].numpy()
+    assert rows.min() == 0 and rows.max() == 7 and (np.diff(rows) >= 0).all()
+
+
+def test_a_new_head_begins_with_the_shares_of_the_tokens(guesser):
+    trainer, _ = guesser
+    masked_lm_pretraining.begin_with_shares(trainer.model, Counter({5: 3, 7: 1}))
+    bias = trainer.model.cls.predictions.decoder_bias.numpy()
+    share = np.exp(bias) / np.exp(bias).sum()
+    assert share[[5, 7, 9]].tolist() == pytest.approx([4 / 29, 2 / 29, 1 / 29]) and bias[9] == 0
+
+
+def test_wrong_options(tmp_path):
+    with pytest.raises(ValueError, match="`micro_batch_size` says.*Received: gradient_accumulation_steps=2"):
+        masked_lm_pretraining.Arguments(output_dir=str(tmp_path), gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match=r"must be in \(0, 1\). Received: masked_share=1.0"):
+        masked_lm_pretraining.Options(masked_share=1.0)
+    with pytest.raises(ValueError, match="`metric_for_best_model` must be"):
+        language_model_sft.Arguments(output_dir=str(tmp_path), metric_for_best_model="f1")
+    assert language_model_sft.Arguments(output_dir=str(tmp_path)).greater_is_better is False
+    assert masked_lm_pretraining.Arguments(output_dir=str(tmp_path)).greater_is_better is True
+
+
+def test_texts(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\n  two \n")
+    assert masked_lm_pretraining.read_lines(tmp_path / "a.txt") == ["one", "two"]
+    assert masked_lm_pretraining.hub_texts([{"text": "a"}, {"text": " "}], "text") == ["a"]
+    with pytest.raises(ValueError, match="Received: text_field='body'"):
+        masked_lm_pretraining.hub_texts([{"text": "a"}], "body")

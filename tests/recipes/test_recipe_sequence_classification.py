@@ -1,0 +1,775 @@
+"""recipes/sequence_classification.py as users meet it: data, options, wrong input, resumes, comparison, SIGKILL."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import types
+from collections import Counter
+
+import paddle
+import predict
+import pytest
+import sequence_classification as recipe
+from common import pretrained, text_data
+from common.run_control import StopOnSigterm, compare, with_arguments_of_run
+from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser
+
+from paddle_ldopt.trainer import last_checkpoint, report
+from paddle_ldopt.trainer.folders import PARTIAL
+
+ROOT = pathlib.Path(recipe.__file__).parent.parent
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+GOOD, BAD = ["great", "lovely", "fine", "superb", "warm", "kind"], ["awful", "poor", "dull", "grim", "cold", "rude"]
+ROWS = [
+    (f"{word} {thing} {i % 5}", "good" if word in GOOD else "bad")
+    for i, thing in enumerate(["film", "book", "chair", "river", "hill", "road", "cat"])
+    for word in GOOD + BAD
+]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A folder with a very small untrained model; its vocabulary is the offline encoder's."""
+    if importlib.util.find_spec(pretrained.PACKAGE) is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"run {pretrained.INSTALL}")
+    folder = tmp_path_factory.mktemp("tiny")
+    paddle.seed(0)
+    config = {**TINY, "max_position_embeddings": 64}
+    with contextlib.redirect_stdout(None), pytest.warns(UserWarning, match="RANDOMLY"):
+        pretrained.load_model("BertForSequenceClassification", 2, config).bert.save_pretrained(folder)
+        pretrained.load_tokenizer("BertForSequenceClassification").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory):
+    """A file of 84 rows, of which the recipe trains on four batches of 16."""
+    path = tmp_path_factory.mktemp("data") / "rows.tsv"
+    path.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in ROWS))
+    return path
+
+
+@pytest.fixture
+def run(tiny, rows, tmp_path, monkeypatch, capsys):
+    """Run the recipe in this process, named as in a fresh one; return its Trainer, what it printed and its folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["no such file"])  # next to it the parser looks for a file of arguments
+    monkeypatch.setattr(
+        report, "_image", lambda *_, **__: "<img>"
+    )  # drawing takes most of the time of a run this small
+    built, build = [], recipe.build
+
+    def noted(*args):
+        built.append(build(*args))
+        return built[-1]
+
+    monkeypatch.setattr(recipe, "build", noted)
+
+    def call(*argv, **options):
+        small = {"model": tiny, "data": rows, "num_train_epochs": 1, "report_to": "none", "disable_tqdm": True}
+        if "resume_from_checkpoint" in options:
+            small = {}  # it has those of its run
+        for name, value in {**small, **options}.items():
+            values = value if isinstance(value, list) else [value]
+            argv = (*argv, f"--{name}", *map(str, values))
+        built.clear()
+        capsys.readouterr()
+        with paddle.utils.unique_name.guard():
+            recipe.main(list(argv))
+        trainer, test = built[-1]
+        out, folder = capsys.readouterr().out, pathlib.Path(trainer.args.output_dir)
+        return types.SimpleNamespace(trainer=trainer, trainers=[t for t, _ in built], test=test, out=out, folder=folder)
+
+    return call
+
+
+def refuse(run, *argv, **options):
+    """Run the recipe, which is to end with one line; return the line."""
+    with pytest.raises(SystemExit) as ended:
+        run(*argv, **options)
+    assert isinstance(ended.value.code, str), "sys.exit prints it to stderr and returns 1"
+    assert ended.value.code.startswith("error: ") and "\n" not in ended.value.code
+    return ended.value.code
+
+
+def files(folder):
+    """Return path -> content of all files below a folder, and the folders."""
+    return {p: p.read_bytes() if p.is_file() else None for p in pathlib.Path(folder).rglob("*")}
+
+
+def model_state(folder):
+    return (pathlib.Path(folder) / "model_state.pdparams").read_bytes()
+
+
+def history(folder):
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def steps(folder):
+    return [(line["step"], "loss" in line) for line in history(folder)]
+
+
+# --- data ---
+
+
+def lines(*rows, sep=","):
+    return "".join(sep.join(row) + "\n" for row in rows)
+
+
+PAIRS = [(text, f"and {text}", label) for text, label in ROWS]
+FILES = {
+    "header.tsv": (lines(("text", "label"), *ROWS, sep="\t"), {}),
+    "named.csv": (
+        lines(("stars", "id", "review"), *((label, "7", f'"{text}, ""so"""') for text, label in ROWS)),
+        {"text_column": "review", "label_column": "stars"},
+    ),
+    "bare.csv": (lines(*((label, text) for text, label in ROWS)), {"text_column": 1, "label_column": 0}),
+    "told.tsv": (lines(*ROWS, sep="\t"), {"has_header": False}),
+    "skipped.tsv": (lines(("good old text", "good"), *ROWS, sep="\t"), {"has_header": True, "text_column": 0}),
+    "rows.jsonl": (lines(*((json.dumps({"label": int(y == "good"), "text": x}),) for x, y in ROWS)), {}),
+    "pairs.tsv": (lines(*PAIRS, sep="\t"), {"text_column": 0, "text_pair_column": 1, "label_column": 2}),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_any_file_trains(run, tmp_path, name):
+    text, options = FILES[name]
+    (tmp_path / name).write_text(text)
+    if name == "skipped.tsv":
+        options = {**options, "label_column": 1}
+    done = run(data=name, **options)
+    data = [done.trainer.train_dataset, done.trainer.eval_dataset, done.test]
+    assert sum(map(len, data)) == len(ROWS)
+    assert sorted(done.trainer.model.config.id2label.values()) == (["0", "1"] if "json" in name else ["bad", "good"])
+    segments = {max(example["token_type_ids"]) for part in data for example in part.encoded}
+    assert segments == ({1} if name == "pairs.tsv" else {0})
+    assert re.search(r"test accuracy [01]\.\d{3} \(majority class: 0\.\d{3}\)", done.out)
+    assert str(done.folder / "report.html") in done.out and (done.folder / "report.html").exists()
+
+
+def test_a_folder_of_splits_trains(run, tmp_path):
+    for part, of in {"train.tsv": ROWS[:60], "dev.tsv": ROWS[60:70], "test.tsv": ROWS[70:]}.items():
+        (tmp_path / part).write_text(lines(("text", "label"), *of, sep="\t"))
+    done = run(data=".")
+    assert [len(d) for d in (done.trainer.train_dataset, done.trainer.eval_dataset, done.test)] == [60, 10, 14]
+
+
+def test_the_default_data_is_docstrings(run, monkeypatch):
+    kinds = ["class", "function", "module"]
+    parts = {
+        part: [(f"{part} {i}", kind) for kind in kinds for i in range(60)] for part in ("train", "validation", "test")
+    }
+    monkeypatch.setattr(text_data, "_docstring_parts", lambda: parts)  # reading the library's takes seconds
+    done = run(data=recipe.Options().data, max_steps=1)
+    assert Counter(label for _, label in done.trainer.train_dataset.rows) == {0: 50, 1: 50, 2: 50}
+    assert list(done.trainer.model.config.id2label.values()) == kinds
+
+
+def test_the_model_of_a_run_is_one_to_start_from(run):
+    first = run(output_dir="first")
+    again = run(model="first", output_dir="again", num_train_epochs=0)
+    assert again.trainer.model.config.id2label == first.trainer.model.config.id2label
+    assert model_state("first") == model_state("again")
+
+
+def test_a_model_that_returns_its_logits_in_a_tuple_trains(run):
+    with pytest.warns(UserWarning, match="RANDOMLY"):
+        done = run(
+            model="XLMRobertaForSequenceClassification", max_steps=1, save_strategy="no", load_best_model_at_end=False
+        )
+    assert 0 <= json.loads((done.folder / "results.json").read_text())["test accuracy"] <= 1
+    assert predict.label(str(done.folder), "a great day")[0] in ("good", "bad")
+
+
+@pytest.mark.parametrize("name", ["named.csv", "pairs.tsv"])
+def test_the_command_at_the_end_labels_a_text(run, tmp_path, capsys, name):
+    text, options = FILES[name]
+    (tmp_path / name).write_text(text)
+    done = run(data=name, output_dir="my runs/out", max_length=7, **options)
+    (said,) = re.findall(r"^label a text: (.*)$", done.out, re.M)
+    program, script, *argv = shlex.split(said)
+    assert program == sys.executable and (tmp_path / script).samefile(predict.__file__)
+    predict.main(argv)
+    printed = re.fullmatch(r"(good|bad) \((0\.\d{3}|1\.000)\)\n", capsys.readouterr().out)
+    assert float(printed[2]) >= 0.5
+    (folder, length), texts = argv[:3:2], argv[3:]
+    assert (folder, length, len(texts)) == ("my runs/out", "7", 2 if name == "pairs.tsv" else 1)
+    logits = paddle.to_tensor(done.trainer.predict(done.test).predictions)
+    for row in (0, len(done.test) - 1):
+        words = done.test.rows[row][0]
+        found = predict.label(folder, *([words] if isinstance(words, str) else words), max_length=7)
+        assert found[0] == done.trainer.model.config.id2label[int(logits[row].argmax())]
+        assert found[1] == pytest.approx(float(paddle.nn.functional.softmax(logits[row]).max()), abs=1e-5)
+
+
+def test_what_cannot_be_labelled_is_said_in_one_line(run):
+    folder = str(run(max_steps=1, save_strategy="no", load_best_model_at_end=False).folder)
+    for argv, says in ((["nowhere", "a text"], "no model of a run"), ([folder, "a", "b", "c"], "both of a pair")):
+        with pytest.raises(SystemExit, match=f"^error: .*{says}.*Received: "):
+            predict.main(argv)
+
+
+@pytest.mark.slow
+def test_the_command_works_in_a_process_of_its_own(run, tmp_path):
+    done = run(max_steps=1, save_strategy="no", load_best_model_at_end=False)
+    (said,) = re.findall(r"^label a text: (.*)$", done.out, re.M)
+    process = {"cwd": tmp_path, "env": environment(), "timeout": 300}
+    ended = subprocess.run(said, shell=True, capture_output=True, text=True, check=True, **process)
+    assert ended.stdout.splitlines()[-1].startswith(("good (", "bad ("))
+
+
+# --- options ---
+
+
+def test_every_option_is_tested():
+    tested = {"model", "data", *FILES["pairs.tsv"][1], *FILES["told.tsv"][1]}  # above
+    tested |= {"examples_per_class", "max_length", "early_stopping_patience"}  # below
+    tested |= {"compare", "compare_learning_rates", "compare_seeds"}
+    assert tested == {field.name for field in dataclasses.fields(recipe.Options)}
+
+
+def test_examples_per_class(run):
+    done = run(examples_per_class=5)
+    assert Counter(label for _, label in done.trainer.train_dataset.rows) == {0: 5, 1: 5}
+
+
+@pytest.mark.parametrize("options", [{}, FILES["pairs.tsv"][1]], ids=["text", "pair"])
+def test_max_length(run, tmp_path, options):
+    (tmp_path / "long.tsv").write_text(
+        lines(("text", "other", "label"), *((f"{x} {x}", x, y) for x, y in ROWS), sep="\t")
+    )
+    done = run(data="long.tsv", max_length=6, **(options or {"text_column": 0, "label_column": 2}))
+    assert {len(example["input_ids"]) for example in done.trainer.train_dataset.encoded} == {6}
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+@pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
+def test_decay_and_optimizer_are_what_was_asked_for(run, optim, decay):
+    done = run(layerwise_lr_decay=decay, optim=optim)
+    assert [row.ratio for row in done.trainer.layer_map.table(optimizer=done.trainer.optimizer).rows] == [
+        (decay**power,) * 2 for power in (3, 2, 1, 0)
+    ]
+    assert ("AdamWDL" in type(done.trainer.optimizer).__mro__[0].__name__) == (optim == "adamwdl")
+    assert f"decay {decay:g}, learning rate 0.0003" in (done.folder / "report.html").read_text()
+
+
+def test_a_run_without_best_model_or_evaluation(run):
+    done = run(
+        num_train_epochs=2, load_best_model_at_end=False, evaluation_strategy="no", save_strategy="steps", save_steps=3
+    )
+    assert json.loads((done.folder / "results.json").read_text())["best validation accuracy"] is None
+    assert done.trainer.state.global_step == 8
+
+
+def test_old_checkpoints_go_but_the_best_and_the_last_stay(run, monkeypatch):
+    script(monkeypatch, [0.1, 0.9, 0.2, 0.3, 0.3])
+    done = run(num_train_epochs=5, early_stopping_patience=9)
+    assert sorted(p.name for p in done.folder.glob("checkpoint-*")) == ["checkpoint-20", "checkpoint-8"]
+
+
+def test_the_report_has_the_settings(run):
+    done = run(weight_decay=0.0625, max_length=33)
+    page = (done.folder / "report.html").read_text()
+    for name, value in {"weight_decay": "0.0625", "max_length": "33", "optim": "adamwdl", "model": "tiny"}.items():
+        assert re.search(f"<td>{name}</td><td>[^<]*{value}[^<]*</td>", page)
+
+
+def test_labels_of_a_file_are_no_markup_in_the_report(run, tmp_path):
+    evil = "<script>alert(1)</script>"
+    name = "<img src=x onerror=alert(1)>.tsv"
+    (tmp_path / name).write_text(lines(("text", "label"), *((x, evil if y == "bad" else y) for x, y in ROWS), sep="\t"))
+    page = (run(data=name).folder / "report.html").read_text()
+    assert "<script" not in page and "<img src=x" not in page and "&lt;script&gt;alert(1)" in page
+
+
+def test_the_commands_in_the_header_are_right(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["no such file"])
+    commands = re.findall(r"^    (make .*|python .*)$", recipe.__doc__, re.M)
+    assert len(commands) == 5
+    for command in commands:
+        program, *argv = shlex.split(command, comments=True)
+        if program == "make":
+            assert re.search(
+                r"^finetune:.*\n\t\$\(PY\) recipes/sequence_classification.py", (ROOT / "Makefile").read_text(), re.M
+            )
+            continue
+        assert (ROOT / argv[0]).samefile(recipe.__file__)
+        parser = PdArgumentParser((recipe.Options, recipe.Arguments))
+        options, args = parser.parse_args_into_dataclasses(argv[1:])
+        assert args.output_dir.startswith("runs/sequence_classification-")
+
+
+# --- wrong input ---
+
+
+ERRORS = {
+    "missing file": ({"data": "nowhere.tsv"}, "nowhere.tsv"),
+    "empty file": ({"data": "empty.tsv"}, "no rows"),
+    "one label": ({"data": "one.tsv"}, "two labels or more"),
+    "no such column": ({"data": "one.tsv", "label_column": "stars"}, "label_column"),
+    "model class": ({"model": "BertForEverything"}, "BertForEverything"),
+    "model name": ({"model": "no/such/model"}, "no/such/model"),
+    "decay": ({"layerwise_lr_decay": 1.5}, "`layerwise_lr_decay` must be"),
+    "optimizer": ({"optim": "adamx"}, "adamx"),
+    "argument": ({"epochs": 3}, "--epochs"),
+    "no such run": ({"resume_from_checkpoint": "runs/nowhere"}, "no complete checkpoint"),
+    "run without checkpoint": ({"resume_from_checkpoint": "folder"}, "no complete checkpoint"),
+    "no such checkpoint": ({"resume_from_checkpoint": "folder/checkpoint-7"}, "no complete checkpoint"),
+    "examples": ({"examples_per_class": 0}, "examples_per_class=0"),
+    "more examples than rows": ({"examples_per_class": 1000}, "examples_per_class=1000"),
+    "length": ({"max_length": 3}, "`max_length` must be 4 or more"),
+    "patience": ({"early_stopping_patience": 0}, "`early_stopping_patience` must be 1 or more"),
+    "patience for nothing": ({"load_best_model_at_end": False, "early_stopping_patience": 3}, "needs a best model"),
+    "metric": ({"metric_for_best_model": "f1"}, "accuracy or loss"),
+    "best of nothing": ({"evaluation_strategy": "no", "save_strategy": "no"}, "needs evaluations"),
+    "strategies": ({"evaluation_strategy": "no"}, "strategy"),
+    "seeds": ({"compare": True, "compare_seeds": 0}, "`compare_seeds` must be 1 or more"),
+    "uniform against uniform": ({"compare": True, "layerwise_lr_decay": 1.0}, "`layerwise_lr_decay` below 1"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_wrong_input_is_one_line_and_writes_nothing(run, tmp_path, case):
+    options, words = ERRORS[case]
+    (tmp_path / "empty.tsv").write_text("")
+    (tmp_path / "one.tsv").write_text(lines(("text", "label"), *((text, "same") for text, _ in ROWS), sep="\t"))
+    (tmp_path / "folder").mkdir()
+    before = files(tmp_path)
+    assert words in refuse(run, **options)
+    assert files(tmp_path) == before
+
+
+def test_a_wrong_value_is_no_page_of_usage(run, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(max_length="many")
+    assert ended.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_resume_with_other_settings_is_refused_and_changes_nothing(run, tmp_path):
+    folder = run(output_dir="first").folder
+    before = files(folder)
+    assert "layerwise_lr_decay" in refuse(run, resume_from_checkpoint="first", layerwise_lr_decay=0.9)
+    assert "own folder" in refuse(run, resume_from_checkpoint="first", output_dir="second")
+    assert "checkpoints of another run" in refuse(run, output_dir="first")
+    assert "cannot resume" in refuse(run, "--compare", resume_from_checkpoint="first")
+    assert "stops no training early" in refuse(run, "--compare", early_stopping_patience="2")
+    assert files(folder) == before and not (tmp_path / "second").exists()
+
+
+def test_a_checkpoint_that_was_cut_short_is_refused(run):
+    folder = run(output_dir="first", num_train_epochs=2).folder
+    (folder / "checkpoint-8/ldopt_layerwise.json").rename(folder / "checkpoint-8/ldopt_layerwise.json.partial")
+    message = refuse(run, resume_from_checkpoint="first/checkpoint-8")
+    assert "cut short" in message and "first/checkpoint-4" in message
+    assert run(resume_from_checkpoint="first").trainer.state.global_step == 8
+
+
+def test_a_new_run_is_not_begun_over_one_whose_checkpoints_are_all_damaged(run):
+    folder = run(output_dir="first", num_train_epochs=2).folder
+    for step in (4, 8):
+        os.truncate(folder / f"checkpoint-{step}/optimizer.pdopt", 100)
+    before = files(folder)
+    with pytest.warns(UserWarning, match="is damaged and passed over"):
+        message = refuse(run, output_dir="first")
+    assert "all of them damaged (checkpoint-4, checkpoint-8)" in message and "Received: output_dir='first'" in message
+    assert files(folder) == before
+    for step in (4, 8):  # those that were cut short: the run has nothing to go on from
+        (folder / f"checkpoint-{step}/ldopt_layerwise.json").rename(folder / f"checkpoint-{step}/{PARTIAL}")
+    assert run(output_dir="first").trainer.state.global_step == 4
+
+
+def test_a_run_that_diverges_has_an_error_and_a_report(run, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    message = refuse(run, output_dir="out", learning_rate=1e30, max_grad_norm=0, warmup_ratio=0, logging_steps=1)
+    assert "nan" in message.lower() or "inf" in message.lower()
+    assert "<td>stopped by</td><td>ValueError" in (tmp_path / "out/report.html").read_text()
+    assert signal.getsignal(signal.SIGTERM) == before, "the next one is not swallowed"
+
+
+def test_the_process_says_so_too(tmp_path):
+    command = [sys.executable, recipe.__file__, "--data", "nowhere.tsv"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("error: There is no such file")
+    assert not list(tmp_path.iterdir())
+
+
+# --- resume and early stopping ---
+
+
+def script(monkeypatch, values):
+    """Have the validation accuracy of each epoch be the one in `values`."""
+    build = recipe.build
+
+    def scripted(*args):
+        trainer, test = build(*args)
+        trainer.compute_metrics = lambda _: {"accuracy": values[round(trainer.state.epoch) - 1]}
+        return trainer, test
+
+    monkeypatch.setattr(recipe, "build", scripted)
+
+
+def copy_until(folder, step, to):
+    """Copy a run as it was when it had saved a checkpoint: without later ones and what comes after them."""
+    shutil.copytree(folder, to)
+    for path in to.glob("checkpoint-*"):
+        if int(path.name.rpartition("-")[2]) > step:
+            shutil.rmtree(path)
+    for name in ("model_state.pdparams", "report.html", "results.json"):
+        (to / name).unlink()
+    return to
+
+
+def test_early_stopping_stops_and_is_exact_after_a_resume_from_anywhere(run, tmp_path, monkeypatch):
+    script(monkeypatch, [0.3, 0.5, 0.4, 0.6, 0.5, 0.6, 0.55, 0.9])
+    whole = run(num_train_epochs=8, early_stopping_patience=3, save_total_limit=20, output_dir="whole")
+    assert whole.trainer.state.global_step == 28, "three epochs after the best, the fourth"
+    expected = model_state("whole")
+    assert expected == model_state("whole/checkpoint-16")
+    for step in (8, 12, 16, 20, 24, 28):
+        folder = copy_until(whole.folder, step, tmp_path / f"from-{step}")
+        resumed = run(resume_from_checkpoint=folder)
+        assert resumed.trainer.state.global_step == 28 and model_state(folder) == expected, f"from {step}"
+        assert resumed.trainer.state.best_model_checkpoint == str(folder / "checkpoint-16"), (
+            "not that of another folder"
+        )
+        assert model_state(folder / "checkpoint-28") == model_state("whole/checkpoint-28")
+        assert steps(folder) == steps(whole.folder)
+        assert (resumed.trainer.args.num_train_epochs, resumed.trainer.state.max_steps) == (8, 32), (
+            "as it was asked for"
+        )
+
+
+LAST_STEPS = {  # step, the accuracies of the epochs, how many of the four batches are one step
+    "first epoch": (4, [0.9, 0.3, 0.4], 1),
+    "last epoch": (12, [0.3, 0.4, 0.9], 1),
+    "a batch is left": (1, [0.9, 0.3, 0.4], 3),
+}
+
+
+@pytest.mark.parametrize("case", LAST_STEPS)
+def test_sigterm_in_an_epochs_last_step_waits_for_its_evaluation(run, monkeypatch, case):
+    step, accuracies, batches = LAST_STEPS[case]
+    script(monkeypatch, accuracies)
+    options = {"num_train_epochs": 3, "gradient_accumulation_steps": batches}
+    run(**options, output_dir="whole")
+    before = StopOnSigterm.on_step_end
+
+    def signalled(stop, args, state, control, **kwargs):
+        if state.global_step == step:
+            signal.raise_signal(signal.SIGTERM)
+        before(stop, args, state, control, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(StopOnSigterm, "on_step_end", signalled)
+        run(**options, output_dir="cut")
+    assert ended.value.code == 128 + signal.SIGTERM and last_checkpoint("cut") == f"cut/checkpoint-{step}"
+    resumed = run(resume_from_checkpoint="cut")
+    assert resumed.trainer.state.best_model_checkpoint == f"cut/checkpoint-{step}"
+    assert steps(resumed.folder) == steps(pathlib.Path("whole")) and model_state("cut") == model_state("whole")
+
+
+def test_early_stopping_counts_evaluations_by_steps(run, tmp_path, monkeypatch):
+    build, values = recipe.build, {3: 0.5, 6: 0.6, 9: 0.5, 12: 0.5, 15: 0.5}
+
+    def scripted(*args):
+        trainer, test = build(*args)
+        trainer.compute_metrics = lambda _: {"accuracy": values[trainer.state.global_step]}
+        return trainer, test
+
+    monkeypatch.setattr(recipe, "build", scripted)
+    by_steps = {"evaluation_strategy": "steps", "save_strategy": "steps", "eval_steps": 3, "save_steps": 3}
+    whole = run(**by_steps, num_train_epochs=8, early_stopping_patience=3, save_total_limit=20, output_dir="whole")
+    assert whole.trainer.state.global_step == 15
+    resumed = run(resume_from_checkpoint=copy_until(whole.folder, 12, tmp_path / "resumed"))
+    assert resumed.trainer.state.global_step == 15
+    assert model_state("whole") == model_state("resumed") == model_state("whole/checkpoint-6")
+
+
+@pytest.mark.parametrize("end", [{"max_steps": 6}, {"num_train_epochs": 1.5}], ids=str)
+def test_a_run_that_ended_within_an_epoch_is_over(run, end):
+    by_steps = {"evaluation_strategy": "steps", "save_strategy": "steps", "eval_steps": 3, "save_steps": 3}
+    whole = run(**by_steps, **end, load_best_model_at_end=False, output_dir="whole")
+    before = model_state("whole"), steps(whole.folder)
+    again = run(resume_from_checkpoint="whole")
+    assert again.trainer.state.global_step == 6
+    assert (model_state("whole"), steps(whole.folder)) == before
+    longer = run(resume_from_checkpoint="whole", max_steps=7)
+    assert longer.trainer.state.global_step == 7, "unless more is asked for"
+
+
+def test_a_run_that_was_moved_goes_on(run, tmp_path):
+    folder = run(num_train_epochs=2, load_best_model_at_end=False, output_dir="first").folder
+    resumed = run(resume_from_checkpoint=copy_until(folder, 4, tmp_path / "second"))
+    assert model_state("second") == model_state("first")
+    assert resumed.trainer.state.best_model_checkpoint.startswith(str(tmp_path / "second"))
+
+
+def test_patience_and_the_loss_as_metric(run):
+    done = run(metric_for_best_model="loss", learning_rate=1e-30, num_train_epochs=6, early_stopping_patience=2)
+    assert done.trainer.state.global_step == 12, "the first epoch is the best, then two"
+    assert "best validation loss" in (done.folder / "results.json").read_text()
+    assert not [c for c in done.trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback)]
+
+
+@pytest.mark.parametrize("form", ["whole", "whole/", "./whole/checkpoint-4", "../{here}/whole/checkpoint-4/", "."])
+def test_a_run_is_resumed_by_folder_or_checkpoint_with_its_own_arguments(run, tmp_path, monkeypatch, form):
+    whole = run(output_dir="whole", num_train_epochs=2, max_length=9, seed=7, learning_rate=1e-3)
+    expected, curve = model_state("whole"), steps(whole.folder)
+    shutil.rmtree("whole/checkpoint-8")
+    if form == ".":
+        monkeypatch.chdir("whole")
+    resumed = run(resume_from_checkpoint=form.format(here=tmp_path.name))
+    assert (resumed.trainer.args.seed, resumed.trainer.args.learning_rate) == (7, 1e-3)
+    assert resumed.trainer.train_dataset.max_length == 9
+    assert model_state(tmp_path / "whole") == expected and steps(tmp_path / "whole") == curve
+    assert "seconds since it was resumed" in (tmp_path / "whole/results.json").read_text()
+    again = run(resume_from_checkpoint=str(tmp_path / "whole"))  # nothing is left to train
+    assert again.trainer.state.global_step == 8 and model_state(tmp_path / "whole") == expected
+
+
+def test_arguments_of_a_resume_come_on_top_of_those_of_the_run(tmp_path):
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3/trainer_state.json").write_text("{}")
+    (tmp_path / "arguments.json").write_text('["--seed", "7", "--output_dir", "elsewhere"]')
+    resumed = with_arguments_of_run(["--resume_from_checkpoint", str(tmp_path), "--seed", "8"])
+    parser = PdArgumentParser((recipe.Options, recipe.Arguments))
+    _, args = parser.parse_args_into_dataclasses(resumed, look_for_args_file=False)
+    assert args.seed == 8 and args.output_dir == str(tmp_path)
+    assert args.resume_from_checkpoint == str(tmp_path / "checkpoint-3")
+    assert with_arguments_of_run(["--seed", "8"]) == ["--seed", "8"]
+
+
+def test_arguments_of_a_resume_are_those_of_the_next_one(run, tmp_path):
+    run(output_dir="first", seed=7, load_best_model_at_end=False)
+    longer = run(resume_from_checkpoint="first/checkpoint-4", num_train_epochs=2)
+    assert longer.trainer.state.global_step == 8
+    assert "layerwise_lr_decay" in refuse(run, resume_from_checkpoint="first", layerwise_lr_decay=0.9)
+    shutil.copytree("first", "second")
+    shutil.rmtree("second/checkpoint-8")
+    again = run(resume_from_checkpoint="second")
+    assert again.trainer.state.global_step == 8 and model_state("second") == model_state("first")
+    written = json.loads((tmp_path / "second/arguments.json").read_text())
+    assert written[-2:] == ["--num_train_epochs", "2"]
+    assert not {"--output_dir", "--resume_from_checkpoint"} & set(written), "the folder may be moved"
+
+
+@pytest.mark.parametrize("change", ["a label", "a row more", "the order"])
+def test_a_resume_with_other_rows_is_refused_and_says_how_to_go_on(run, tmp_path, rows, change):
+    (tmp_path / "rows.tsv").write_text(rows.read_text())
+    run(data="rows.tsv", output_dir="first", num_train_epochs=2)
+    lines = rows.read_text().splitlines()
+    if change == "a label":
+        lines[9] = lines[9].replace("\tgood", "\tbad") if "\tgood" in lines[9] else lines[9].replace("\tbad", "\tgood")
+    else:
+        lines = [*lines, "a great day\tgood"] if change == "a row more" else [lines[0], *lines[:0:-1]]
+    (tmp_path / "rows.tsv").write_text("\n".join(lines) + "\n")
+    shutil.rmtree("first/checkpoint-8")
+    before = files("first")
+    message = refuse(run, resume_from_checkpoint="first")
+    assert "rows are not those that the run began with" in message and "remove 'first/data.json'" in message
+    assert files("first") == before
+    os.remove("first/data.json")
+    assert run(resume_from_checkpoint="first").trainer.state.global_step >= 8
+    assert run(resume_from_checkpoint="first").trainer.state.global_step >= 8, "and they are those of the run"
+
+
+def test_a_damaged_checkpoint_is_passed_over(run):
+    run(output_dir="whole", num_train_epochs=2)
+    expected = model_state("whole")
+    os.truncate("whole/checkpoint-8/optimizer.pdopt", 100)
+    assert "damaged: 'optimizer.pdopt' has 100 bytes" in refuse(run, resume_from_checkpoint="whole/checkpoint-8")
+    with pytest.warns(UserWarning, match="checkpoint-8 is damaged and passed over"):
+        assert run(resume_from_checkpoint="whole").trainer.state.global_step == 8
+    assert model_state("whole") == expected
+
+
+# --- comparison ---
+
+
+def test_the_comparison_trains_both_arms_alike(run, tmp_path):
+    done = run("--compare", compare_learning_rates=[1e-3, 3e-3], compare_seeds=2, seed=5, output_dir="out")
+    grid = [(rate, decay, seed) for rate in (1e-3, 3e-3) for decay in (1.0, 0.65) for seed in (5, 6)]
+    trained = [(t.args.learning_rate, t.args.layerwise_lr_decay, t.args.seed) for t in done.trainers]
+    assert trained == grid
+    assert len({t.state.global_step for t in done.trainers}) == 1 and done.trainer.state.global_step > 0
+    runs = json.loads((tmp_path / "out/compare.json").read_text())
+    assert [(r["learning_rate"], {"uniform": 1.0, "decay 0.65": 0.65}[r["arm"]], r["seed"]) for r in runs] == grid
+    for i, (r, trainer) in enumerate(zip(runs, done.trainers), 1):
+        assert f"[{i}/8] learning rate {r['learning_rate']:g}, {r['arm']}, seed {r['seed']}: " in done.out
+        assert r["validation"] == trainer.evaluate()["eval_accuracy"]
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["compare.json"], "no checkpoints, no model"
+
+
+def test_the_comparison_says_what_it_found(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    # validation would have uniform at 0.001 and the decay at 0.003; by test score it would be the other way round
+    found = [(0.6, 0.5), (0.8, 0.7), (0.3, 0.9), (0.5, 0.7), (0.2, 0.9), (0.2, 0.9), (0.9, 0.1), (0.9, 0.3)]
+    scores = iter(found)
+    args = recipe.Arguments(output_dir="out", layerwise_lr_decay=0.9)
+    compare(args, [1e-3, 3e-3], 2, train=lambda now: next(scores))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "[1/8] learning rate 0.001, uniform, seed 42: validation 0.600, test 0.500"
+    assert [line.split("│")[1:4] for line in printed if line.startswith("│")] == [
+        [" 0.001         ", " 0.600 ± 0.141 ", " 0.800 ± 0.141 "],
+        [" 0.003         ", " 0.900 ± 0.000 ", " 0.200 ± 0.141 "],
+    ]
+    assert printed[-2:] == [
+        "uniform: 0.600 ± 0.141 at learning rate 0.001, the best by validation",
+        "decay 0.9: 0.200 ± 0.141 at learning rate 0.003, the best by validation",
+    ]
+    assert [(r["validation"], r["test"]) for r in json.loads((tmp_path / "out/compare.json").read_text())] == found
+    compare(args, [1e-3], 1, train=lambda now: (0.5, 0.25))
+    assert "uniform: 0.250 at learning rate 0.001" in capsys.readouterr().out, "one seed has no spread"
+
+
+def test_a_comparison_goes_on_with_what_has_not_diverged(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def train(now):
+        if now.learning_rate == 1e-2 and now.layerwise_lr_decay == 1:
+            raise ValueError("PaddleRecall error(102): LossNan. Loss contains inf or nan values, its value is nan")
+        return now.learning_rate, now.learning_rate
+
+    compare(recipe.Arguments(output_dir="out", layerwise_lr_decay=0.9), [1e-2, 1e-3], 1, train)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "[1/4] learning rate 0.01, uniform, seed 42: diverged"
+    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in printed if line.startswith("│")]
+    assert rows == [["0.01", "diverged", "0.010"], ["0.001", "0.001", "0.001"]]
+    assert printed[-2:] == [
+        "uniform: 0.001 at learning rate 0.001, the best by validation",
+        "decay 0.9: 0.010 at learning rate 0.01, the best by validation",
+    ]
+    assert [r["test"] for r in json.loads((tmp_path / "out/compare.json").read_text())] == [None, 1e-2, 1e-3, 1e-3]
+    with pytest.raises(ValueError, match="other"):
+        compare(recipe.Arguments(output_dir="out"), [1e-2], 1, train=lambda now: int("other"))
+
+
+def test_an_interrupted_comparison_keeps_what_it_has(monkeypatch, tmp_path):
+    scores = iter([(0.6, 0.5), (0.8, 0.7)])
+    with pytest.raises(StopIteration):
+        compare(recipe.Arguments(output_dir=str(tmp_path)), [1e-3], 2, train=lambda now: next(scores))
+    assert len(json.loads((tmp_path / "compare.json").read_text())) == 2
+
+
+# --- SIGKILL ---
+
+CHILD = """
+import os, signal, sys, threading
+from common import fine_tuning
+import sequence_classification as recipe
+import paddle
+
+how, step, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Deadly(fine_tuning.RunReport):
+    def on_step_end(self, args, state, control, **kwargs):
+        if how == "after" and state.global_step == step:
+            threading.Timer(seconds, die).start()
+
+def deadly_save(obj, path, *args, save=paddle.save, **kwargs):
+    if how in path and f"checkpoint-{step}/" in path:
+        with open(path, "wb") as file:
+            file.write(b"half a file")
+        die()
+    return save(obj, path, *args, **kwargs)
+
+fine_tuning.RunReport, paddle.save = Deadly, deadly_save
+recipe.main(sys.argv[4:])
+"""
+
+
+def environment():
+    paths = [str(ROOT), str(ROOT / "recipes"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def child(folder, *argv, how="never", step=0, seconds=0):
+    """Run the recipe in a process of its own, which may be killed; return whether it was."""
+    command = [sys.executable, "-c", CHILD, how, str(step), str(seconds), *map(str, argv)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment(), timeout=300)
+    assert ended.returncode in (0, -signal.SIGKILL), ended.stderr[-3000:]
+    return ended.returncode != 0
+
+
+@pytest.fixture(scope="module")
+def unkilled(tiny, rows, tmp_path_factory):
+    """The arguments of a training over five epochs of four steps, and its folder; the best epoch is not the last."""
+    folder = tmp_path_factory.mktemp("unkilled")
+    arguments = {"model": tiny, "data": rows, "num_train_epochs": 5, "logging_steps": 1, "learning_rate": 3e-2}
+    argv = [text for name, value in arguments.items() for text in (f"--{name}", value)]
+    argv += ["--metric_for_best_model", "loss", "--early_stopping_patience", 9, "--save_total_limit", 20]
+    assert not child(folder, *argv, "--output_dir", "out")
+    return argv, folder / "out"
+
+
+def check_same(killed, whole, story):
+    """Check that a killed run, resumed, has left what the unkilled one has: models, best checkpoint, curves."""
+    best = [
+        json.loads((f / "checkpoint-20/trainer_state.json").read_text())["best_model_checkpoint"]
+        for f in (killed, whole)
+    ]
+    assert os.path.basename(best[0]) == os.path.basename(best[1]) != "checkpoint-20", story
+    for name in ("", os.path.basename(best[1]), "checkpoint-20"):
+        assert model_state(killed / name) == model_state(whole / name), (name, story)
+    assert not list(killed.glob("*/*.partial")), story
+    kept = ("step", "loss", "eval_loss", "eval_accuracy", "learning_rates")
+    curves = [[{key: line[key] for key in kept if key in line} for line in history(f)] for f in (killed, whole)]
+    assert curves[0] == curves[1], story
+    assert [line["step"] for line in curves[0] if "loss" in line] == list(range(1, 21)), story
+    images = [re.findall(r"<img [^>]*>", (f / "report.html").read_text()) for f in (killed, whole)]
+    assert len(images[0]) == 3 and images[0] == images[1], story
+
+
+def test_killed_at_a_random_step_and_resumed_it_ends_with_the_same_weights(unkilled, tmp_path):
+    seed = int(os.environ.get("KILL_SEED", random.randrange(10**6)))
+    step, seconds = random.Random(seed).randint(5, 19), random.Random(seed).random() * 0.1
+    story = f"KILL_SEED={seed}: killed {seconds:.3f} s after step {step}"
+    print(story)
+    argv, whole = unkilled
+    assert child(tmp_path, *argv, "--output_dir", "out", how="after", step=step, seconds=seconds), story
+    assert last_checkpoint(tmp_path / "out") and not (tmp_path / "out/results.json").exists(), story
+    assert not child(tmp_path, "--resume_from_checkpoint", "out")
+    check_same(tmp_path / "out", whole, story)
+
+
+@pytest.mark.parametrize("file", ["model_state", pytest.param("optimizer.pdopt", marks=pytest.mark.slow)])
+def test_killed_while_a_checkpoint_is_saved_and_resumed_it_ends_with_the_same_weights(unkilled, tmp_path, file):
+    argv, whole = unkilled
+    assert child(tmp_path, *argv, "--output_dir", "out", how=file, step=12)
+    torn = tmp_path / "out/checkpoint-12"
+    assert torn.exists() and last_checkpoint(tmp_path / "out") == str(tmp_path / "out/checkpoint-8")
+    assert not child(tmp_path, "--resume_from_checkpoint", "out")
+    check_same(tmp_path / "out", whole, f"killed while {file} was saved")
+
+
+# --- several processes ---
+
+
+@pytest.mark.slow
+def test_of_two_processes_one_writes(tiny, rows, tmp_path):
+    launch = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", "log"]
+    arguments = {"model": tiny, "data": rows, "num_train_epochs": 2, "logging_steps": 1, "output_dir": "out"}
+    argv = [str(text) for name, value in arguments.items() for text in (f"--{name}", value)]
+    env = {**environment(), "PADDLE_DISTRI_BACKEND": "gloo"}
+    subprocess.run(
+        [*launch, recipe.__file__, *argv], cwd=tmp_path, env=env, check=True, capture_output=True, timeout=300
+    )
+    logs = [(tmp_path / f"log/workerlog.{rank}").read_text() for rank in (0, 1)]
+    assert ["report: " in log for log in logs] == [True, False]
+    assert steps(tmp_path / "out") == [(1, True), (2, True), (2, False), (3, True), (4, True), (4, False)]
+    assert (tmp_path / "out/report.html").exists() and (tmp_path / "out/results.json").exists()

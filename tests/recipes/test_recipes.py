@@ -1,0 +1,475 @@
+"""All recipes and all configs, found by themselves: each runs for two steps on a tiny model by its own command."""
+
+import contextlib
+import importlib
+import json
+import math
+import os
+import pathlib
+import re
+import shlex
+import signal
+import sys
+import types
+
+import language_model_sft
+import numpy as np
+import paddle
+import pytest
+import question_answering
+import seq2seq
+import token_classification
+from common import fine_tuning, library_data, parts, pretrained, run_control, text_data, text_scores, text_sources
+from paddlenlp.trainer import PdArgumentParser
+
+from paddle_ldopt import LdoptConfig
+from paddle_ldopt.config import read_yaml
+from paddle_ldopt.trainer import report
+
+# an untrained model is enough here; that a recipe says so is for test_recipe_pretrained.py
+pytestmark = pytest.mark.filterwarnings("ignore:.* is RANDOMLY INITIALISED:UserWarning")
+
+ROOT = pathlib.Path(run_control.__file__).parent.parent
+RECIPES = sorted(p.stem for p in (ROOT / "recipes").glob("*.py") if "\nif __name__ ==" in p.read_text(encoding="utf-8"))
+CONFIGS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "recipes/configs").rglob("*.yaml"))
+OWN_TESTS = {"pipeline_sft", "predict", "sweep"}  # processes of its own; no training; runs recipes
+ENCODERS = {
+    "masked_lm_pretraining",
+    "matching",
+    "question_answering",
+    "sequence_classification",
+    "token_classification",
+}
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+WORDS = ["alpha", "beta", "gamma", "delta", "value", "path", "name", "None"]
+SENTENCES = [f"Return the {a} of {b} or {c}" for a in WORDS for b in WORDS for c in WORDS[:2] if a != b]
+
+
+def dealt(rows, key=str):
+    return parts.deal(rows, key, "made up")
+
+
+OWN = {  # reading the library's own files takes seconds: rows of the same form
+    "tagged_docstrings": lambda: dealt(
+        [(s.split(), ["B-ARGUMENT" if w == "path" else "O" for w in s.split()]) for s in SENTENCES]
+    ),
+    "signature_questions": lambda: dealt(
+        [
+            (f"What is the default of {w}?", f"f({w}={i}) - {s}", (str(i),), len(w) + 3)
+            for i, (s, w) in enumerate(zip(SENTENCES, WORDS * 14))
+        ],
+    ),
+    "written_dates": lambda: dealt([(s, s.split()[2]) for s in SENTENCES], key=lambda row: row[0]),
+    "docstring_pairs": lambda: dealt([(s, f"which is {s}", i % 2) for i, s in enumerate(SENTENCES)]),
+    "docstring_texts": lambda: dealt(SENTENCES),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder with a very small untrained encoder; its vocabulary is the offline encoder's."""
+    try:
+        pretrained.minilm_dir()
+    except ValueError as error:
+        # where CI runs, the encoder must be there
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(str(error))
+    folder = tmp_path_factory.mktemp("tiny")
+    paddle.seed(0)
+    with contextlib.redirect_stdout(None), pytest.warns(UserWarning, match="RANDOMLY"):
+        pretrained.load_model("BertForSequenceClassification", 2, TINY).bert.save_pretrained(folder)
+        pretrained.load_tokenizer("BertForSequenceClassification").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(tmp_path_factory):
+    """A folder with a very small untrained language model of bytes."""
+    folder = tmp_path_factory.mktemp("llama")
+    paddle.seed(0)
+    with contextlib.redirect_stdout(None), pytest.warns(UserWarning, match="RANDOMLY"):
+        config = {**language_model_sft.SMALL, **TINY}
+        pretrained.load_model("LlamaForCausalLM", config=config, task="CausalLM").save_pretrained(folder)
+    return str(folder)
+
+
+def shorten(monkeypatch):
+    """Have the recipes take few rows and draw no pictures."""
+    monkeypatch.setattr(sys, "argv", ["no such file"])  # next to it the parser looks for a file of arguments
+    monkeypatch.setattr(report, "_image", lambda *_, **__: "<img>")  # drawing takes most of the time of so small a run
+    kinds = {
+        part: [(f"{text} {kind}", kind) for kind in ("class", "function", "module") for text in SENTENCES[:60]]
+        for part in ("train", "validation", "test")
+    }
+    monkeypatch.setattr(text_data, "_docstring_parts", lambda: kinds)
+    for recipe in (importlib.import_module(name) for name in RECIPES):
+        for own, rows in OWN.items():
+            if hasattr(recipe, own):
+                monkeypatch.setattr(recipe, own, rows)
+
+
+@pytest.fixture
+def start(tiny, tiny_llama, tmp_path, monkeypatch, capsys):
+    """Return a function that runs a recipe in this process, in an empty folder, on a tiny model and few rows."""
+    monkeypatch.chdir(tmp_path)
+    shorten(monkeypatch)
+
+    def call(name, *argv, tiny_model=True):
+        models = {**dict.fromkeys(ENCODERS, tiny), "language_model_sft": tiny_llama}
+        more = ["--model", models[name]] if tiny_model and name in models else []
+        with paddle.utils.unique_name.guard():
+            importlib.import_module(name).main([*argv, *more])
+        return capsys.readouterr().out
+
+    return call
+
+
+def two_steps(name, folder):
+    """Return the arguments that have a recipe stop after two steps."""
+    argv = ["--max_steps", "2", "--output_dir", str(folder)]
+    if name == "matching":
+        return [*argv, "--save_steps", "1"]
+    by_steps = "--evaluation_strategy steps --eval_steps 1 --save_strategy steps --save_steps 1 --logging_steps 1"
+    return [*argv, *by_steps.split(), "--disable_tqdm", "True", "--report_to", "none"]
+
+
+def default_of(name, option):
+    return getattr(importlib.import_module(name).Options(), option)
+
+
+def check_run(folder, out):
+    """Check what every run leaves and prints."""
+    results = json.loads((folder / "results.json").read_text())
+    tested, baseline = list(results)[:2]
+    assert tested.startswith("test ") and baseline.endswith(" baseline") and results["steps"] == 2
+    if tested == "test perplexity":
+        assert 1 < results[tested] < math.inf and 1 < results[baseline] < 256
+    else:
+        assert 0 <= results[tested] <= 1 and 0 <= results[baseline] <= 1
+    printed = re.search(rf"^{tested} (\d+\.\d+) \((.+): (\d+\.\d+)\), \d+ s$", out, re.M)
+    assert float(printed[1]) == round(results[tested], 3) and float(printed[3]) == round(results[baseline], 3)
+    assert (folder / "report.html").exists() and list(folder.glob("*model_state.pdparams"))
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2]
+    assert any(key.startswith("eval_") for line in lines for key in line)
+
+
+def test_every_recipe_has_a_config():
+    commands = [(ROOT / path).read_text().splitlines()[0].split()[2] for path in CONFIGS]
+    assert set(RECIPES) - {"pipeline_sft", "predict"} == {pathlib.Path(recipe).stem for recipe in commands}
+
+
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - OWN_TESTS))
+def test_a_recipe_is_short_and_says_how_it_is_used(name):
+    recipe = importlib.import_module(name)
+    assert len((ROOT / f"recipes/{name}.py").read_text().splitlines()) < 200
+    commands = re.findall(r"^    (python .*?)(?:  +#.*)?$", recipe.__doc__, re.M)
+    assert len(commands) >= 3
+    for command in commands:
+        assert f"recipes/{name}.py" in command
+        for config in re.findall(r"--config (\S+)", command):
+            assert config in CONFIGS
+
+
+def arguments_of(name):
+    """Return the names of all arguments of a recipe."""
+    recipe = importlib.import_module(name)
+    classes = [getattr(recipe, cls) for cls in ("Options", "Optimization", "Arguments") if hasattr(recipe, cls)]
+    with contextlib.redirect_stdout(None):
+        return {action.dest for action in PdArgumentParser(classes)._actions}
+
+
+@pytest.mark.parametrize("path", [path for path in CONFIGS if pathlib.Path(path).stem not in OWN_TESTS])
+def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
+    program, recipe, *argv = shlex.split((ROOT / path).read_text().splitlines()[0].lstrip("# "))
+    name, settings = pathlib.Path(recipe).stem, read_yaml(ROOT / path)
+    assert [program, recipe, *argv] == ["python", f"recipes/{name}.py", "--config", path], "from the root of a clone"
+    assert set(settings) <= arguments_of(name)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")  # the command is for the root of a clone
+    # in place of a hub's
+    default = [f"--{option}={default_of(name, option)}" for option in ("model", "data")]
+    out = start(name, *argv, *two_steps(name, tmp_path / "out"), *default)
+    check_run(tmp_path / "out", out)
+    assert "--config" not in json.loads((tmp_path / "out/arguments.json").read_text()), "a resume does without the file"
+    if name != "matching" and not settings.get("relative_step"):
+        config = LdoptConfig.from_json(tmp_path / "out/checkpoint-2/ldopt_config.json").to_dict()
+        mine = settings.keys() & config.keys()
+        assert len(mine) >= 4 and {key: settings[key] for key in mine} == {key: config[key] for key in mine}
+
+
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - OWN_TESTS))
+def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monkeypatch, name):
+    few = ["--save_steps", "100"] + ([] if name == "matching" else ["--no_load_best_model_at_end"])
+    start(name, *two_steps(name, tmp_path / "whole"), *few)
+    event = "__enter__" if name == "matching" else "on_step_end"  # a loop looks after its step, a Trainer within
+    before = getattr(run_control.StopOnSigterm, event)
+
+    def signalled(*args, **kwargs):
+        before(*args, **kwargs)
+        signal.raise_signal(signal.SIGTERM)
+        return args[0] if event == "__enter__" else before(*args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(run_control.StopOnSigterm, event, signalled)
+        start(name, *two_steps(name, tmp_path / "cut"), *few)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert [p.name for p in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-1"]
+    assert not (tmp_path / "cut/results.json").exists()
+    start(name, "--resume_from_checkpoint", str(tmp_path / "cut"), tiny_model=False)
+    whole, cut = (
+        {key: value.numpy() for key, value in paddle.load(str(tmp_path / run / "model_state.pdparams")).items()}
+        for run in ("whole", "cut")
+    )
+    losses = [
+        [
+            (line["step"], line["loss"])
+            for line in map(json.loads, (tmp_path / run / "history.jsonl").read_text().splitlines())
+            if "loss" in line
+        ]
+        for run in ("whole", "cut")
+    ]
+    assert losses[0] == losses[1]
+    assert whole.keys() == cut.keys() and len(whole) > 8
+    assert not {key: abs(whole[key] - cut[key]).max() for key in whole if whole[key].tobytes() != cut[key].tobytes()}
+
+
+def test_a_loops_damaged_checkpoint_is_passed_over_and_refused_by_name(start, tmp_path):
+    start("matching", *two_steps("matching", tmp_path / "out"))
+    expected = (tmp_path / "out/model_state.pdparams").read_bytes()
+    damaged = tmp_path / "out/checkpoint-2"
+    os.truncate(damaged / "optimizer.safetensors", 100)
+    with pytest.raises(SystemExit, match="damaged: 'optimizer.safetensors' has 100 bytes of .*checkpoint-1. Received"):
+        start("matching", "--resume_from_checkpoint", str(damaged), tiny_model=False)
+    with pytest.warns(UserWarning, match="checkpoint-2 is damaged and passed over"):
+        start("matching", "--resume_from_checkpoint", str(tmp_path / "out"), tiny_model=False)
+    assert (tmp_path / "out/model_state.pdparams").read_bytes() == expected
+
+
+def test_a_loop_trains_on_pairs_of_ones_own_and_leaves_a_model_to_start_from(start, tmp_path):
+    rows = "".join(f"{s}\twhich is {s}\t{'yes' if i % 2 else 'no'}\n" for i, s in enumerate(SENTENCES))
+    (tmp_path / "pairs.tsv").write_text(f"sentence1\tsentence2\tlabel\n{rows}")
+    start("matching", "--data", "pairs.tsv", *two_steps("matching", tmp_path / "out"))
+    found = json.loads((tmp_path / "out/config.json").read_text())
+    assert (found["id2label"], found["label2id"]) == ({"0": "no", "1": "yes"}, {"no": 0, "yes": 1})
+    assert "token_type_ids" in pretrained.load_tokenizer(tmp_path / "out")(SENTENCES[0])
+    argv = ["--data", "pairs.tsv", "--model", str(tmp_path / "out"), *two_steps("matching", tmp_path / "again")]
+    start("matching", *argv, tiny_model=False)
+    (tmp_path / "single.tsv").write_text(f"sentence1\tother\tlabel\n{rows}")
+    with pytest.raises(SystemExit, match="Name the column through `text_pair_column`"):
+        start("matching", "--data", "single.tsv", *two_steps("matching", tmp_path / "third"))
+    assert not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--optim", "adamw"], "`save_optimizer`, which is for .*adamwdl.*Received: optim='adamw'"),
+        (["--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_ratio", "0"], "needs no metric. Received: lr_sch"),
+    ],
+)
+def test_what_a_loop_cannot_do_is_refused_before_it_begins(start, tmp_path, argv, says):
+    with pytest.raises(SystemExit, match=says):
+        start("matching", *argv, *two_steps("matching", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+# --- configs ---
+
+
+def test_arguments_of_the_command_line_come_on_top_of_a_config(tmp_path):
+    (tmp_path / "c.yaml").write_text("seed: 7\nlearning_rate: 1e-3\nlr_scheduler_kwargs: {num_cycles: 2}\n")
+    line = ["--seed", "8", "--config", str(tmp_path / "c.yaml"), "--lr_scheduler_type", "cosine_with_restarts"]
+    _, args, argv = fine_tuning.parse(line, seq2seq.Options, seq2seq.Arguments)
+    assert (args.seed, args.learning_rate, json.loads(args.lr_scheduler_kwargs)) == (8, 1e-3, {"num_cycles": 2})
+    again = fine_tuning.parse(argv, seq2seq.Options, seq2seq.Arguments)[1]
+    assert (again.seed, again.learning_rate) == (8, 1e-3)
+
+
+def test_all_that_is_wrong_with_a_config_is_told_at_once(start, tmp_path):
+    (tmp_path / "c.yaml").write_text("learningrate: 1e-3\nmax_lenght: 7\n")
+    with pytest.raises(SystemExit, match="nearest is 'learning_rate'.*nearest is 'max_length'"):
+        start("seq2seq", "--config", str(tmp_path / "c.yaml"))
+    (tmp_path / "c.yaml").write_text("- 1\n")
+    with pytest.raises(SystemExit, match="`name: value` lines"):
+        start("seq2seq", "--config", str(tmp_path / "c.yaml"))
+    with pytest.raises(SystemExit, match="No such file"):
+        start("seq2seq", "--config", str(tmp_path / "nowhere.yaml"))
+    with pytest.raises(SystemExit, match="2 settings are wrong.*`max_length` must be.*`max_target_length` must be"):
+        start("seq2seq", "--max_length", "1", "--max_target_length", "1")
+
+
+# --- data and scores ---
+
+
+def test_conll_files(tmp_path):
+    (tmp_path / "a.conll").write_text("-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\nPeter NNP B-PER\n")
+    rows = token_classification.read_conll(tmp_path / "a.conll", 0, -1)
+    assert rows == [(["EU", "rejects"], ["B-ORG", "O"]), (["Peter"], ["B-PER"])]
+    assert token_classification.read_conll(tmp_path / "a.conll", 0, 1)[1] == (["Peter"], ["NNP"])
+    with pytest.raises(ValueError, match="Line 3 has 3 column.*tag_column=5"):
+        token_classification.read_conll(tmp_path / "a.conll", 0, 5)
+
+
+def test_tags_stand_at_the_first_tokens_of_words(tiny):
+    tokenizer = pretrained.load_tokenizer(tiny)
+    words = token_classification.TaggedWords([(["unbelievably", "path"], ["B-X", "O"])], tokenizer, ["B-X", "O"], 64)[0]
+    pieces = len(tokenizer.tokenize("unbelievably"))
+    assert pieces > 1
+    assert words["labels"] == [-100, 0, *[-100] * (pieces - 1), 1, -100]
+    assert words["input_ids"] == tokenizer("unbelievably path")["input_ids"]
+    assert len(token_classification.TaggedWords([(["path"] * 9, ["O"] * 9)], tokenizer, ["O"], 5)[0]["labels"]) == 5
+
+
+def test_scores_of_tags():
+    right = [["B-A", "I-A", "O"], ["B-B", "O"]]
+    assert token_classification.tag_scores(right, right) == {"accuracy": 1.0, "f1": 1.0}
+    found = [["B-A", "O", "O"], ["B-B", "O"]]
+    assert token_classification.tag_scores(found, right) == {"accuracy": 0.8, "f1": 0.5}
+    assert token_classification.tag_scores([["NN"]], [["VB"]]) == {"accuracy": 0.0}, "no entities"
+    train = [(["a", "a", "b"], ["X", "Y", "Y"]), (["a"], ["X"])]
+    assert token_classification.most_frequent_tags(train, [(["a", "b", "new"], ["?"] * 3)]) == [["X", "Y", "X"]]
+
+
+def squad(context, answer, begin):
+    qas = [{"question": "Who?", "answers": [{"text": answer, "answer_start": begin}] if answer else []}]
+    return {"data": [{"paragraphs": [{"context": context, "qas": qas}]}]}
+
+
+def test_squad_files(tmp_path):
+    path, asked = tmp_path / "a.json", squad("It was Ada.", "Ada", 7)
+    path.write_text(json.dumps(asked))
+    assert question_answering.read_squad(path) == [("Who?", "It was Ada.", ("Ada",), 7)]
+    asked["data"][0]["paragraphs"][0]["qas"][0]["answers"].append({"text": "was Ada", "answer_start": 3})
+    path.write_text(json.dumps(asked))
+    assert question_answering.read_squad(path) == [("Who?", "It was Ada.", ("Ada", "was Ada"), 7)]
+    for wrong, message in (
+        (squad("It was Ada.", "Ada", 3), "not where"),
+        (squad("x", "", 0), "no answer"),
+        ([], "SQuAD"),
+    ):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=message):
+            question_answering.read_squad(path)
+
+
+@pytest.mark.parametrize("length", [16, 128])
+def test_the_right_logits_give_the_right_answers_through_windows(tiny, length):
+    tokenizer, context = pretrained.load_tokenizer(tiny), " ".join(f"{w} {i}," for i, w in enumerate(WORDS * 3))
+    options = question_answering.Options(max_length=length, overlap=4)
+    rows = [("Who?", context, (text,), context.index(text)) for text in ("alpha 0", "gamma 18", "None 23,")]
+    data = question_answering.Windows(rows, tokenizer, options)
+    assert (len(data) == 3) == (length == 128)
+    logits = np.full([2, len(data), length], -9.0)
+    for i, (row, *_) in enumerate(data.windows):
+        assert len(row["input_ids"]) <= length
+        logits[0, i, row["start_positions"]] = logits[1, i, row["end_positions"]] = 9.0
+    assert data.score(types.SimpleNamespace(predictions=logits)) == {"exact_match": 1.0, "f1": 1.0}
+    assert data.score(types.SimpleNamespace(predictions=-logits))["exact_match"] == 0.0
+
+
+def test_scores_of_answers_are_those_of_squad():
+    def score(found, *right):
+        scores = text_scores.answer_scores([found], [right])
+        return scores["exact_match"], scores["f1"]
+
+    assert score("the cat", "cat") == score("A  Cat!", "cat") == score("cat", "dog", "the cat.") == (1.0, 1.0)
+    assert score("theatre", "atre") == score("cat", "dog") == (0.0, 0.0)
+    assert score("red house", "house", "old red house") == (0.0, 0.8), "the best of all answers"
+    assert score("''", "()") == (1.0, 1.0) and score("()", "cat") == (0.0, 0.0)
+    both = text_scores.answer_scores(["a cat", "x"], [["cat"], ["y", "z"]])
+    assert both == {"exact_match": 0.5, "f1": 0.5}
+
+
+def test_scores_of_written_texts():
+    scores = text_scores.rouge(["the cat sat", "a"], ["sat the cat", "b"])
+    assert scores == {"rouge_1": 0.5, "rouge_l": pytest.approx(1 / 3)}
+    assert text_scores.rouge(["don ' t ."], ["Don't"]) == {"rouge_1": 1.0, "rouge_l": 1.0}
+    assert text_scores.best_lead([("x a b c d", "a b"), ("y c d e", "c d")]) == 3
+    assert text_scores.rouge([""], ["a"]) == {"rouge_1": 0.0, "rouge_l": 0.0}
+
+
+def test_what_is_written_is_scored_against_the_whole_target(start, tmp_path):
+    whole = "one two three four five six seven eight nine ten"
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"source": f"{s} {i}", "target": f"{whole} {i}"}) + "\n" for i, s in enumerate(SENTENCES))
+    )
+    out = start("seq2seq", "--data", "a.jsonl", *two_steps("seq2seq", tmp_path / "out"))
+    assert "Sources are cut off after 512 tokens; 0 of " in out and "Targets are cut off after 64 tokens; 0 of " in out
+    tokenizer = pretrained.load_tokenizer("T5ForConditionalGeneration")
+    data = seq2seq.Pairs([("a", whole)] * 2, tokenizer, seq2seq.Options(max_target_length=8))
+    written = np.full([2, 40], seq2seq.IGNORED)
+    written[0, :6] = data[0]["labels"][1:7]  # what training has of it
+    written[1, :10] = tokenizer(whole)["input_ids"][1:11]
+    scores = data.score(types.SimpleNamespace(predictions=written))
+    assert scores == {"rouge_1": pytest.approx((12 / 16 + 1) / 2), "rouge_l": pytest.approx((12 / 16 + 1) / 2)}
+    rows, short = len(OWN["written_dates"]().train), ["--max_target_length", "3"]
+    out = start("seq2seq", *short, *two_steps("seq2seq", tmp_path / "few"))
+    assert f"Targets are cut off after 3 tokens; {rows} of {rows} training rows" in out
+
+
+@pytest.mark.parametrize("given", ["learning_rate=3e-3", "lr_scheduler_type=cosine", "warmup_steps=9", "power=1.0"])
+def test_a_rate_beside_relative_step_is_refused(start, tmp_path, given):
+    name, value = given.split("=")
+    with pytest.raises(SystemExit, match=f"sets its rate itself: leave the others out. Received: {name}="):
+        start("seq2seq", "--relative_step", f"--{name}", value, *two_steps("seq2seq", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_names_no_rate_that_the_optimizer_does_not_take(start, tmp_path):
+    start("seq2seq", "--relative_step", *two_steps("seq2seq", tmp_path / "out"))
+    page = (tmp_path / "out/report.html").read_text()
+    assert "learning rate the optimizer&#x27;s own" in page and "learning rate 0." not in page
+
+
+def test_jsonl_rows(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": "x", "b": "y"}\n\n{"a": "z", "b": ""}\n')
+    records = text_sources.read_jsonl(tmp_path / "a.jsonl")
+    options = seq2seq.Options(source_field="a", target_field="b")
+    assert seq2seq.pairs(records[:1], options, "a.jsonl") == [("x", "y")]
+    with pytest.raises(ValueError, match=r"Row 2 has no such text: .*target_field='b'"):
+        seq2seq.pairs(records, options, "a.jsonl")
+
+
+def test_hub_rows():
+    class Data(list):
+        label_list = ["O", "B-PER"]
+
+    rows = Data([{"tokens": ["Ada"], "labels": [1]}])
+    assert token_classification.hub_rows(rows, "train") == [(["Ada"], ["B-PER"])]
+    named = types.SimpleNamespace(feature=types.SimpleNamespace(names=["O", "B-LOC"]))
+    data = Data([{"tokens": ["Rome"], "ner_tags": [1]}])
+    data.label_list, data.features = None, {"ner_tags": named}
+    assert token_classification.hub_rows(data, "train") == [(["Rome"], ["B-LOC"])]
+    with pytest.raises(ValueError, match="are needed"):
+        token_classification.hub_rows([{"text": "x"}], "train")
+    asked, right = {"question": "Who?", "context": "Ada."}, ["Ada", "Ada."]
+    for record in ({"answers": {"text": right, "answer_start": [0, 0]}}, {"answers": right, "answer_starts": [0, 0]}):
+        assert question_answering.hub_rows([{**asked, **record}], "train") == [("Who?", "Ada.", ("Ada", "Ada."), 0)]
+
+
+def test_a_split_that_is_missing_is_dealt_out_of_the_training_rows(tmp_path):
+    rows = [f"row {i}" for i in range(1000)]
+    all_three = parts.deal(rows, str, "rows")
+    sizes = [len(part) for part in (all_three.train, all_three.validation, all_three.test)]
+    assert sum(sizes) == 1000 and abs(sizes[1] - 100) < 40 and abs(sizes[2] - 200) < 50
+    two = parts.deal({"train": rows, "test": ["other"]}, str, "rows")
+    assert two.test == ["other"] and len(two.train) + len(two.validation) == 1000
+    assert parts.deal(rows[::-1], str, "rows").test == all_three.test[::-1], "whatever their order"
+    with pytest.raises(ValueError, match="No rows are left for"):
+        parts.deal(["one row"], str, "rows")
+
+
+def test_the_own_data_is_true():
+    tagged = library_data.tagged_docstrings()
+    assert len(tagged.train) > 500
+    words, tags = next((w, t) for w, t in tagged.train if "B-EXCEPTION" in t)
+    assert words[tags.index("B-EXCEPTION")].endswith(
+        ("Error", "Exception", "Interrupt", "Iteration", "Warning", "Exit")
+    )
+    for question, context, (answer,), begin in library_data.signature_questions().test:
+        assert context[begin : begin + len(answer)] == answer
+        if question.startswith("What is the default of"):
+            assert context[:begin].endswith(f"{question[len('What is the default of ') : -1]}=")
+    assert all(name and name == name.lower() for _, name in library_data.function_names().train)
+    for part in ("train", "validation", "test"):
+        labels = [label for *_, label in getattr(library_data.docstring_pairs(), part)]
+        assert sum(labels) * 2 == len(labels)

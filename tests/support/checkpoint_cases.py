@@ -1,0 +1,340 @@
+"""The network, the training and the worker of test_parallel_checkpoints.py."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.distributed import fleet
+
+import paddle_ldopt as ldopt
+from paddle_ldopt._paddle import unwrap
+from paddle_ldopt.parallel import checkpoints
+
+HALF, STEPS, ROWS = 3, 6, 8
+SIZES = [(8, 24), (24, 24), (24, 4)]  # the second is cut by two processes of sharding v2
+LAYOUTS = {
+    "dp 2": {"dp": 2},
+    "sharding 2 v1": {"sharding": 2},
+    "sharding 2 v2": {"sharding": 2, "sharding_configs": {"split_param": True}},
+    "sharding 4 v1": {"sharding": 4},
+    "sharding 4 v2": {"sharding": 4, "sharding_configs": {"split_param": True}},
+    "pp 2": {"pp": 2, "accumulate_steps": 2, "micro_batch_size": ROWS // 2},
+}
+
+
+class Linear(nn.Layer):
+    """A linear layer that computes in float32 whatever its weights are."""
+
+    def __init__(self, rows, columns, seed, dtype):
+        super().__init__()
+        draw = np.random.default_rng(seed)
+        value = paddle.nn.initializer.Assign(draw.normal(0, rows**-0.5, [rows, columns]).astype("float32"))
+        zero = paddle.nn.initializer.Constant(0.0)
+        self.weight = self.create_parameter([rows, columns], dtype="float32", default_initializer=value)
+        self.bias = self.create_parameter([columns], dtype="float32", default_initializer=zero)
+        if dtype != "float32":
+            self.to(dtype=dtype)
+
+    def forward(self, x):
+        return paddle.matmul(x, self.weight.astype("float32")) + self.bias.astype("float32")
+
+
+def square_loss(out, target):
+    return ((out - target) ** 2).mean()
+
+
+def layers(describe, dtype):
+    """Return the layers, each as `describe(class, arguments)` makes it."""
+    out = []
+    for seed, (rows, columns) in enumerate(SIZES):
+        out += [describe(Linear, rows, columns, seed, dtype), describe(nn.Tanh)]
+    return out[:-1]
+
+
+def batch(step):
+    draw = np.random.default_rng(100 + step)
+    return draw.standard_normal([ROWS, 8]).astype("float32"), draw.standard_normal([ROWS, 4]).astype("float32")
+
+
+class Run:
+    """A network and its optimizer in a layout; the batch of a step is the same in all of them."""
+
+    def __init__(self, name, hcg=None, dtype="float32", rate=None, **arguments):
+        self.hcg, self.staged = hcg, hcg is not None and hcg.get_pipe_parallel_world_size() > 1
+        with paddle.utils.unique_name.guard():
+            if self.staged:
+                from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
+
+                self.plain = PipelineLayer(layers(LayerDesc, dtype), loss_fn=square_loss, topology=hcg.topology())
+            else:
+                self.plain = nn.Sequential(*layers(lambda cls, *args: cls(*args), dtype))
+            self.schedule = paddle.optimizer.lr.ExponentialDecay(1e-2, 0.9) if rate is None else rate
+            masters = {"multi_precision": True} if dtype != "float32" else {}
+            params = self.plain.parameters()
+            inner = ldopt.create(
+                name, self.plain, learning_rate=self.schedule, parameters=params, **masters, **arguments
+            )
+        self.network, self.optimizer = self.plain, inner
+        if hcg is not None:
+            self.network = fleet.distributed_model(self.plain)
+            self.optimizer = fleet.distributed_optimizer(inner)
+
+    def train(self, first, last):
+        for step in range(first, last):
+            x, y = batch(step)
+            if self.staged:
+                self.network.train_batch([paddle.to_tensor(x), paddle.to_tensor(y)], self.optimizer, self.schedule)
+                continue
+            if self.hcg is not None:
+                parts = self.hcg.get_data_parallel_world_size() * self.hcg.get_sharding_parallel_world_size()
+                part = self.hcg.get_data_parallel_rank() + self.hcg.get_sharding_parallel_rank()
+                x, y = (value[part * ROWS // parts : (part + 1) * ROWS // parts] for value in (x, y))
+            square_loss(self.network(paddle.to_tensor(x)), paddle.to_tensor(y)).backward()
+            self.optimizer.step()
+            self.optimizer.clear_grad()
+            self.schedule.step()
+        return self
+
+    def values(self):
+        """Return name -> value of the parameters that are here."""
+        return {name: param.astype("float32").numpy() for name, param in self.plain.named_parameters()}
+
+    def save(self, folder):
+        checkpoints.save_checkpoint(folder, self.network, self.optimizer)
+
+    def load(self, folder, **kwargs):
+        checkpoints.load_checkpoint(folder, self.network, self.optimizer, **kwargs)
+        return self
+
+    def refusal(self, folder, **kwargs):
+        """Return what `load` raises, and the keys of what it has changed by then."""
+        before = {**self.values(), **{key: value for key, value, _ in self.pieces()}, "epoch": self.epoch()}
+        try:
+            self.load(folder, **kwargs)
+            message = "accepted"
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+        after = {**self.values(), **{key: value for key, value, _ in self.pieces()}, "epoch": self.epoch()}
+        return message, [key for key in before if not np.array_equal(before[key], after[key])]
+
+    def epoch(self):
+        return getattr(self.schedule, "last_epoch", None)
+
+    def held(self):
+        """Return (bytes of state, bytes of masters) of this process."""
+        state = unwrap(self.optimizer).state_dict()
+        masters = state.pop("master_weights", {})
+        return tuple(sum(v.size * v.element_size() for v in s.values() if hasattr(v, "size")) for s in (state, masters))
+
+    def pieces(self):
+        """Return [(key, value, range of the flattened whole or None)] of all state that is here."""
+        weights = self.plain.sharded_state_dict()
+        state = unwrap(self.optimizer).sharded_state_dict(weights, checkpoints._pieces(self.optimizer))
+        found = []
+        for key, weight in state.items():
+            span = weight.flattened_range and (weight.flattened_range.start, weight.flattened_range.stop)
+            found.append((key, weight.local_tensor.astype("float32").numpy().copy(), span))
+        return found
+
+
+@contextlib.contextmanager
+def counted():
+    """Count the bytes of what goes through each collective of `paddle.distributed`, by its name."""
+    sent, originals = {}, {}
+
+    def counting(name):
+        def call(tensor, *args, **kwargs):
+            sent[name] = sent.get(name, 0) + tensor.size * tensor.element_size()
+            return originals[name](tensor, *args, **kwargs)
+
+        return call
+
+    for name in ("all_reduce", "reduce", "broadcast"):
+        originals[name] = getattr(paddle.distributed, name)
+        setattr(paddle.distributed, name, counting(name))
+    try:
+        yield sent
+    finally:
+        for name, original in originals.items():
+            setattr(paddle.distributed, name, original)
+
+
+def place(root, layout, case):
+    return os.path.join(root, layout.replace(" ", "-"), case)
+
+
+def work(root, layout, cases, sources=()):
+    """Train half of the way and save; then go on from what others saved.
+
+    Args:
+        root (str): folder of all checkpoints.
+        layout (str): of `LAYOUTS`.
+        cases (dict): name -> arguments of `Run`.
+        sources (list[str]): layouts whose checkpoints are to be gone on from, in float32: gradients that are added up
+            in bfloat16 are others than those of one process.
+
+    Returns:
+        dict: case -> {"saved": pieces of state, "values": of the parameters then, "held" and "sent": bytes that the
+        process has and gives away in a step, source: (values, rate) at the end}.
+    """
+    from distributed_setup import start_fleet
+
+    paddle.Tensor.cuda = lambda self, *args, **kwargs: self  # Paddle's load_state_dict knows no CPU
+    hcg = start_fleet(**LAYOUTS[layout])
+    out = {}
+    for case, arguments in cases.items():
+        run = Run(hcg=hcg, **arguments).train(0, HALF - 1)
+        with counted() as sent:
+            run.train(HALF - 1, HALF)
+        run.save(place(root, layout, case))
+        out[case] = {"saved": run.pieces(), "values": run.values(), "held": run.held(), "sent": sent}
+        for source in sources if run.plain.parameters()[0].dtype == paddle.float32 else ():
+            again = Run(hcg=hcg, **arguments).load(place(root, source, case))
+            out[case][source] = again.train(HALF, STEPS).values(), again.schedule.last_lr
+    return out
+
+
+class Cut(nn.Layer):
+    """Two matrices that tensor parallel has cut, one by columns and one by rows; it computes nothing."""
+
+    def __init__(self, hcg=None):
+        super().__init__()
+        parts, rank = (1, 0) if hcg is None else (2, hcg.get_model_parallel_rank())
+        for name, axis in (("wide", 1), ("tall", 0)):
+            whole = self.drawn(name, 0)
+            value = np.split(whole, parts, axis)[rank]
+            param = self.create_parameter(value.shape, default_initializer=nn.initializer.Assign(value))
+            param.is_distributed, param.split_axis = parts > 1, axis
+            setattr(self, name, param)
+
+    @staticmethod
+    def drawn(name, step):
+        draw = np.random.default_rng([len(name), ord(name[0]), step])
+        return draw.standard_normal([6, 8]).astype("float32")
+
+    def sharded_state_dict(self, structured_name_prefix=""):
+        from paddle.distributed import build_sharded_state_dict
+
+        rules = {"wide": 1, "tall": 0} if self.wide.is_distributed else None
+        return build_sharded_state_dict(self.state_dict(), rules, structured_name_prefix)
+
+
+def train_cut(network, optimizer, first, last, hcg=None):
+    """Train with gradients that are given: Paddle's tensor-parallel layers do not run on a CPU."""
+    parts, rank = (1, 0) if hcg is None else (2, hcg.get_model_parallel_rank())
+    for step in range(first, last):
+        for name, axis in (("wide", 1), ("tall", 0)):
+            getattr(network, name).grad = paddle.to_tensor(np.split(network.drawn(name, step + 1), parts, axis)[rank])
+        optimizer.step()
+        optimizer.clear_grad()
+
+
+def work_in_parts(root, names, source):
+    """Train half of the way with tensor parallel and save; go on from what one process saved.
+
+    Returns:
+        dict: optimizer -> {parameter: its part at the end}.
+    """
+    from distributed_setup import start_fleet
+
+    paddle.Tensor.cuda = lambda self, *args, **kwargs: self
+    hcg, out = start_fleet(mp=2), {}
+    for name in names:
+        network = Cut(hcg)
+        optimizer = ldopt.create(name, network, learning_rate=1e-2)
+        train_cut(network, optimizer, 0, HALF, hcg)
+        checkpoints.save_checkpoint(place(root, "mp 2", name), network, optimizer)
+        checkpoints.load_checkpoint(place(root, source, name), network, optimizer)
+        train_cut(network, optimizer, HALF, STEPS, hcg)
+        out[name] = {"wide": network.wide.numpy(), "tall": network.tall.numpy()}
+    return out
+
+
+def work_raw(folder):
+    """Use Paddle's own functions alone, on two processes of data parallel."""
+    from distributed_setup import start_fleet
+
+    paddle.Tensor.cuda = lambda self, *args, **kwargs: self
+    hcg = start_fleet(dp=2)
+    run = Run("came", hcg).train(0, HALF)
+    model = run.plain.sharded_state_dict()
+    paddle.distributed.save_state_dict({**model, **unwrap(run.optimizer).sharded_state_dict(model)}, folder)
+
+
+def work_refused(folder):
+    """Return what is said to what cannot be saved, in each process."""
+    from distributed_setup import start_fleet
+
+    run, messages = Run("adamwdl", start_fleet(sharding=2)), []
+    run.optimizer._inner_opt.tensor_fusion = True  # set, not done: that needs a GPU
+    try:
+        run.save(folder)
+    except ValueError as error:
+        messages.append(str(error))
+    if paddle.distributed.get_rank() == 1:  # a process alone has a problem: the other must not wait for it
+        run.plain.sharded_state_dict = lambda: {}
+    run.optimizer = unwrap(run.optimizer)
+    try:
+        run.save(folder)
+    except ValueError as error:
+        messages.append(str(error))
+    return messages, os.path.exists(folder)
+
+
+def swap(folder):
+    os.rename(folder / "0_0.distcp", folder / "part")
+    os.rename(folder / "1_0.distcp", folder / "0_0.distcp")
+    os.rename(folder / "part", folder / "1_0.distcp")
+
+
+DAMAGE = {  # what becomes of a checkpoint of two processes
+    "missing": lambda folder: os.remove(folder / "1_0.distcp"),
+    "cut short": lambda folder: os.truncate(folder / "1_0.distcp", 2000),
+    "swapped": swap,
+    "no metadata": lambda folder: os.remove(folder / "0.metadata"),
+    "metadata": lambda folder: (folder / "0.metadata").write_bytes(b"x"),
+    "record": lambda folder: (folder / checkpoints.RECORD).write_text("{"),
+    "schedule": lambda folder: (folder / checkpoints.SCHEDULE).write_bytes(b"x"),
+}
+
+
+def work_loads(root, old):
+    """Load, in two processes of sharding v2, a checkpoint of them and one of an older version: damaged and other.
+
+    Returns:
+        dict: case -> (what was said, what was changed); "saved", "changed": pieces; "old": values.
+    """
+    from distributed_setup import start_fleet
+
+    paddle.Tensor.cuda = lambda self, *args, **kwargs: self
+    hcg, rank, root = start_fleet(**LAYOUTS["sharding 2 v2"]), paddle.distributed.get_rank(), pathlib.Path(root)
+    run, low = Run("came", hcg).train(0, HALF), {"name": "came", "dtype": "bfloat16"}
+    run.save(root / "now")
+    if rank == 0:
+        for version, source in {"now": root / "now", "old": old}.items():
+            for name, damage in DAMAGE.items():
+                damage(pathlib.Path(shutil.copytree(source, root / f"{version}, {name}")))
+    paddle.distributed.barrier()
+    out = {"saved": run.pieces()}
+    for name in DAMAGE:
+        out[f"now, {name}"] = Run("came", hcg).refusal(root / f"now, {name}")
+        out[f"old, {name}"] = Run(hcg=hcg, **low).refusal(root / f"old, {name}")
+    out["type"] = Run(hcg=hcg, **low).refusal(root / "now")
+    out["old type"] = Run("came", hcg).refusal(old)
+    out["option"] = Run("came", hcg, beta3=0.98).refusal(root / "now")
+    # one process alone has a problem: the other must not go on
+    out["alone"] = Run("came", hcg, **({"beta3": 0.98} if rank else {})).refusal(root / "now")
+    run.train(HALF, HALF + 1).save(root / "later")
+    out["folders"] = Run("came", hcg).refusal(root / ("later" if rank else "now"))
+    try:
+        run.save(root / f"of {rank}")
+    except ValueError as error:
+        out["apart"] = f"ValueError: {error}", os.listdir(root / f"of {rank}").count(checkpoints.RECORD) * ["record"]
+    out["argument"] = Run("came", hcg).refusal(root / "now", rename=5 if rank else None)
+    out["changed"] = Run("came", hcg, beta3=0.98).load(root / "now", changed=["beta3"]).pieces()
+    out["old"] = Run(hcg=hcg, **low).load(old).values()
+    return out

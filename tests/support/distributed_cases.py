@@ -1,0 +1,538 @@
+"""Networks, data and the workers of test_distributed_optimizers.py: the same training in one process and in several.
+
+The network has an embedding that is tied to the head, a convolution, matrices and vectors. Its parameters are of such
+sizes that the slices of sharding version 2 end inside a matrix (2 and 4 processes) and inside the padding behind the
+embedding (4). No gradient is zero by symmetry: CAME would make a step of the rounding.
+"""
+
+import contextlib
+import types
+import zlib
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
+from toy_layers import Block, Embed, tied_head
+
+from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, GradientAccumulator, Lamb
+from paddle_ldopt._paddle import unwrap
+from paddle_ldopt.optimizers._base.groups import parameters_to_train
+from paddle_ldopt.parallel import save_checkpoint
+
+VOCABULARY, HIDDEN, LENGTH, ROWS = 25, 18, 5, 8
+STEPS, LR, CLIP = 20, 4e-2, 0.1
+FROZEN = "inner.1."  # a block of which a slice of version 2 has a part
+
+
+class Mix(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2D(1, 4, 3, padding=1)
+        self.scale = self.create_parameter([1])  # not []: sharding version 1 cannot have that
+
+    def forward(self, hidden):
+        return hidden + paddle.tanh(self.conv(hidden.unsqueeze(1))).mean(1) * self.scale
+
+
+class Plain(nn.Layer):
+    """The network as one Layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = Embed(VOCABULARY, HIDDEN)
+        self.inner = nn.LayerList([Mix(), Block(HIDDEN), Block(HIDDEN)])
+
+    def forward(self, tokens):
+        hidden = self.embed(tokens)
+        for layer in self.inner:
+            hidden = layer(hidden)
+        return tied_head(self.embed, hidden)
+
+
+class Staged(PipelineLayer):
+    """The network as Paddle's pipeline takes it."""
+
+    def __init__(self, **arguments):
+        tied = {"shared_weight_attr": "weight", "vocabulary": VOCABULARY, "hidden": HIDDEN}
+        inner = [LayerDesc(Mix), LayerDesc(Block, HIDDEN), LayerDesc(Block, HIDDEN)]
+        ends = [
+            SharedLayerDesc("tied", Embed, **tied),
+            SharedLayerDesc("tied", Embed, forward_func=tied_head, **tied),
+        ]
+        super().__init__(layers=[ends[0], *inner, ends[1]], loss_fn=F.cross_entropy, **arguments)
+
+
+def plain_name(name):
+    """Return the name in `Plain` of a parameter of either network."""
+    if name.startswith("shared_layers.tied."):
+        return name.replace("shared_layers.tied", "embed")
+    number, _, rest = name.partition(".")
+    return f"inner.{int(number) - 1}.{rest}" if number.isdigit() else name
+
+
+def names_of(network):
+    """Return {parameter's own name: name in `Plain`}."""
+    return {param.name: plain_name(name) for name, param in network.named_parameters()}
+
+
+def initialise(network):
+    """Give each parameter a value that depends on its name in `Plain` alone."""
+    for name, param in network.named_parameters():
+        draw = np.random.default_rng(zlib.crc32(plain_name(name).encode()))
+        centre = 1.0 if name.endswith(("norm.weight", "scale")) else 0.0
+        param.set_value(np.asarray(centre + 0.3 * draw.standard_normal(param.shape), "float32"))
+    return network
+
+
+def values(network):
+    return {plain_name(name): param.numpy().copy() for name, param in network.named_parameters()}
+
+
+def batch(step, part=0, parts=1):
+    """Return a process's part of the tokens and labels of a step, whose whole is the same for any number of parts."""
+    draw = np.random.default_rng(1000 + step)
+    tokens = draw.integers(0, VOCABULARY, [ROWS, LENGTH])
+    labels = (tokens * 3 + 1) % VOCABULARY
+    rows = slice(part * ROWS // parts, (part + 1) * ROWS // parts)
+    return [paddle.to_tensor(array[rows]) for array in (tokens, labels)]
+
+
+# ---- the optimizers
+
+RATIOS = {"embed": 0.25, "inner.0": 0.5, "inner.1": 0.7, "inner.2": 1.0}
+
+
+def ratio_of(name):
+    return next(ratio for prefix, ratio in RATIOS.items() if name.startswith(prefix))
+
+
+def rate(step):
+    return LR * 0.9**step
+
+
+OPTIMIZERS = {
+    "adamwdl": (AdamWDL, {"learning_rate": LR, "weight_decay": 0.1}),
+    "lamb": (Lamb, {"learning_rate": LR, "weight_decay": 0.1}),
+    "lamb, scheduled": (Lamb, {"learning_rate": rate, "weight_decay": lambda step: 0.1 / (step + 1)}),
+    "adafactor": (Adafactor, {"lr": LR, "scale_parameter": False, "relative_step": False, "weight_decay": 0.1}),
+    "adafactor, relative": (Adafactor, {"beta1": 0.9}),
+    "came": (Came, {"learning_rate": LR, "weight_decay": 0.1}),
+    "came, relative": (Came, {"relative_step": True, "scale_parameter": True, "beta2": 0.99, "beta3": 0.9}),
+    "came, no momentum": (Came, {"learning_rate": LR, "beta1": 0.0}),
+    "adamweightdecay": (AdamWeightDecay, {"learning_rate": LR, "weight_decay_rate": 0.1, "clipnorm": 0.02}),
+    "amsgrad": (AdamWeightDecay, {"learning_rate": LR, "amsgrad": True, "clipvalue": 1e-3, "decay": 0.1}),
+}
+
+
+def optimizer_of(case, params, names):
+    """Return an optimizer with a rate of its own for each layer, a decay by name and global-norm clipping."""
+    cls, options = OPTIMIZERS[case]
+    if cls is AdamWeightDecay:
+        options = {**options, "exclude_from_weight_decay": ["bias", "norm"]}
+    decayed = {own for own, name in names.items() if not name.endswith(("bias", "scale"))}
+    return cls(
+        parameters=params,
+        name_dict=names,
+        set_param_lr_fun=lambda param: ratio_of(names[param.name]),
+        apply_decay_param_fun=decayed.__contains__,
+        grad_clip=nn.ClipGradByGlobalNorm(CLIP),
+        **options,
+    )
+
+
+# ---- in one process
+
+
+def freeze(network, prefix):
+    """Freeze the parameters whose names in `Plain` begin so."""
+    for name, param in network.named_parameters():
+        if plain_name(name).startswith(prefix):
+            param.stop_gradient = True
+
+
+def alone(case, steps=STEPS, frozen=None):
+    """Train in one process; return the parameters by name before and after."""
+    with paddle.utils.unique_name.guard("alone_"):
+        network = initialise(Plain())
+        if frozen:
+            freeze(network, frozen)
+        optimizer = optimizer_of(case, network.parameters(), names_of(network))
+    start = values(network)
+    for step in range(steps):
+        tokens, labels = batch(step)
+        F.cross_entropy(network(tokens), labels).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return start, values(network)
+
+
+def apart(got, start, end):
+    """Return the greatest distance of parameters from `end`, each by the way that it has gone from `start`."""
+    return max(np.abs(value - end[name]).max() / np.abs(end[name] - start[name]).max() for name, value in got.items())
+
+
+# ---- in several
+
+
+def data_part(hcg):
+    shards = hcg.get_sharding_parallel_world_size()
+    parts = hcg.get_data_parallel_world_size() * shards
+    return hcg.get_data_parallel_rank() * shards + hcg.get_sharding_parallel_rank(), parts
+
+
+def trained(hcg, case, steps=STEPS, keep=None, frozen=None):
+    """Train the network under `fleet`, give the optimizer to `keep`; return the parameters by name."""
+    from paddle.distributed import fleet
+
+    part, parts = data_part(hcg)
+    staged = hcg.get_pipe_parallel_world_size() > 1
+    with paddle.utils.unique_name.guard():
+        network = initialise(Staged(topology=hcg.topology()) if staged else Plain())
+        if frozen:
+            freeze(network, frozen)
+        parameters = parameters_to_train(network)  # sharding of version 2 takes no frozen ones
+        optimizer = fleet.distributed_optimizer(optimizer_of(case, parameters, names_of(network)))
+        model = fleet.distributed_model(network)
+    slices = getattr(optimizer._inner_opt, "_slice_params", {})
+    if staged:  # what Paddle means to do, but compares the wrong names (pp_layers.py): the tied weight counts once
+        for shared in network.shared_comm.values():
+            weight = shared["layer"].weight
+            for param in (weight, slices.get(weight.name, weight)):
+                param.is_firstly_shared = paddle.distributed.get_rank() == min(shared["ranks"])
+    if slices and hcg.get_data_parallel_world_size() > 1:  # or the first step leaves out data parallelism
+        optimizer._inner_opt._collect_comm_buffers()
+        optimizer._inner_opt._assign_slice_grad()
+    for step in range(steps):
+        tokens, labels = batch(step, part, parts)
+        if staged:
+            model.train_batch([tokens, labels], optimizer)
+            continue
+        F.cross_entropy(model(tokens), labels).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    if keep is not None:
+        keep(optimizer)
+    return values(network)
+
+
+@contextlib.contextmanager
+def sums_that_stay():
+    """Let each process have its own sums for those of all: what an optimizer does that knows of no pieces."""
+    from paddle_ldopt.optimizers._pieces import pieces as _pieces
+
+    real = _pieces.dist
+    _pieces.dist = types.SimpleNamespace(**{**vars(real), "all_reduce": lambda *args, **how: None})
+    try:
+        yield
+    finally:
+        _pieces.dist = real
+
+
+# ---- tensor parallel, whose layers have no CPU kernel: gradients are given
+
+# name -> (shape, axis that is split or None)
+PARTS = {
+    "inner.0.weight": ([6, 8], 1),
+    "inner.1.weight": ([10, 6], 0),
+    "inner.1.bias": ([12], 0),
+    "inner.2.weight": ([4, 2, 3, 3], 0),
+    "inner.2.conv": ([4, 6, 3, 3], 1),
+    "inner.2.norm": ([7], None),
+    "embed.weight": ([5, 9], None),
+}
+
+
+def centralized(params, names):
+    """Return LAMB with two groups, the convolutions' gradients centralized."""
+    convolutions = [param for param in params if len(param.shape) == 4]
+    others = [param for param in params if len(param.shape) < 4]
+    groups = [{"params": convolutions, "grad_centralization": True}, {"params": others, "weight_decay": 0.1}]
+    return Lamb(LR, parameters=groups, grad_clip=nn.ClipGradByGlobalNorm(CLIP))
+
+
+def given(hcg, case, steps=STEPS, frozen=None, mesh=None, wrap=lambda optimizer: optimizer):
+    """Train `PARTS` with random gradients, whole or this process's parts; return them and their start by name.
+
+    With a `mesh` they are DistTensors on it, sharded along the axis that is split; `wrap` is given the optimizer.
+    """
+    mp, rank = (1, 0) if hcg is None else (hcg.get_model_parallel_world_size(), hcg.get_model_parallel_rank())
+
+    def part(name, array):
+        axis = PARTS[name][1]
+        array = array if axis is None else np.split(array, mp, axis)[rank]
+        return paddle.to_tensor(array.astype("float32"))
+
+    def placed(name, tensor):
+        axis = PARTS[name][1]
+        if mesh is None:
+            return tensor
+        return dist.shard_tensor(tensor, mesh, [dist.Replicate() if axis is None else dist.Shard(axis)])
+
+    draw, params = np.random.default_rng(7), {}
+    for name, (shape, axis) in PARTS.items():
+        start = part(name, draw.standard_normal(shape))
+        params[name] = nn.Linear(1, 1).create_parameter(start.shape)
+        params[name].set_value(start)
+        params[name] = placed(name, params[name])
+        if mp > 1 and axis is not None:
+            params[name].is_distributed, params[name].split_axis = True, axis
+        params[name].stop_gradient = bool(frozen) and name.startswith(frozen)
+    names = {param.name: name for name, param in params.items()}
+    build = centralized if case == "lamb, centralized" else lambda *given: optimizer_of(case, *given)
+    optimizer = wrap(build(list(params.values()), names))
+    start = _whole(params)
+    if hcg is not None:
+        from paddle.distributed import fleet
+
+        optimizer = fleet.distributed_optimizer(optimizer)
+    for _ in range(steps):
+        grads = {name: placed(name, part(name, draw.standard_normal(shape))) for name, (shape, _) in PARTS.items()}
+        sum((params[name] * grads[name]).sum() for name in PARTS).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return start, _whole(params)
+
+
+def _whole(params):
+    whole = {n: dist.unshard_dtensor(param) if param.is_dist() else param for n, param in params.items()}
+    return {name: param.numpy().copy() for name, param in whole.items()}
+
+
+def auto_parallel(cases):
+    """Return what becomes of `PARTS` as DistTensors on all processes, by case; and messages of what is refused."""
+    if paddle.distributed.get_world_size() > 1:
+        dist.init_parallel_env()
+    mesh = dist.ProcessMesh(list(range(dist.get_world_size())), dim_names=["x"])
+    out = {case: given(None, case, mesh=mesh)[1] for case in cases}
+    out["adamwdl, wrapped"] = given(None, "adamwdl", mesh=mesh, wrap=dist.shard_optimizer)[1]
+
+    def refused(key, work, kind=ValueError):
+        try:
+            work()
+        except kind as error:
+            out[key] = str(error)
+
+    def one_step(wrap=lambda optimizer: optimizer):
+        weight = dist.shard_tensor(nn.Linear(4, 4).weight, mesh, [dist.Shard(0)])
+        before = weight.numpy()
+        optimizer = wrap(AdamWDL(LR, parameters=[weight], fused=True))
+        weight.sum().backward()
+        try:
+            optimizer.step()
+        finally:
+            assert (weight.numpy() == before).all()
+
+    refused("fused", one_step)
+    refused("fused, wrapped", lambda: one_step(dist.shard_optimizer))
+
+    def with_several(save):
+        network = nn.Linear(4, 4)
+        network.weight = dist.shard_tensor(network.weight, mesh, [dist.Shard(0)])
+        if save:
+            save_checkpoint("nowhere", network, AdamWDL(LR, parameters=network.parameters()))
+        network.weight.sum().backward()
+        accumulator = GradientAccumulator()
+        accumulator([network.weight.grad])
+        accumulator.synchronize()
+
+    if dist.get_world_size() > 1:
+        refused("synchronized", lambda: with_several(False))
+        refused("saved", lambda: with_several(True))
+    refused("lamb, wrapped", lambda: given(None, "lamb", mesh=mesh, wrap=dist.shard_optimizer), AssertionError)
+    return out
+
+
+def auto_static(cases):
+    """Return by case how far off `dist.to_static` is on a mesh of this process alone, or why it is refused."""
+    mesh, out = dist.ProcessMesh([0], dim_names=["x"]), {}
+    dist.auto_parallel.set_mesh(mesh)
+    draw = np.random.default_rng(3)
+    inputs, outputs = (draw.standard_normal([16, size]).astype("float32") for size in (6, 4))
+    rows = paddle.io.TensorDataset([paddle.to_tensor(inputs), paddle.to_tensor(outputs)])
+    data = paddle.io.DataLoader(rows, batch_size=4)
+
+    def train(case, static):
+        with paddle.utils.unique_name.guard():
+            network = nn.Linear(6, 4)
+        network.weight.set_value(0.1 * inputs[:6, :1] * outputs[:1])
+        start = network.weight.numpy()
+        network.weight = dist.shard_tensor(network.weight, mesh, [dist.Shard(0)])
+        cls, options = OPTIMIZERS[case]
+        optimizer = cls(parameters=network.parameters(), **options)
+        if static:
+            loader = dist.shard_dataloader(data, [mesh])
+            model = dist.to_static(network, loader, F.mse_loss, optimizer)
+            model.train()
+            for x, y in loader():
+                model(x, y)
+            paddle.disable_static()
+            return start, dist.unshard_dtensor(model.state_dict("param")["weight"]).numpy()
+        for x, y in data():
+            F.mse_loss(network(dist.shard_tensor(x, mesh, [dist.Replicate()])), y).backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        return start, dist.unshard_dtensor(network.weight).numpy()
+
+    for case in cases:
+        try:
+            (start, want), (_, got) = train(case, False), train(case, True)
+            out[case] = np.abs(got - want).max() / np.abs(want - start).max()
+        except ValueError as error:
+            out[case] = str(error)
+        paddle.disable_static()
+    return out
+
+
+def joined(parts):
+    """Return the whole parameters, given those of each process of a tensor-parallel group."""
+    return {
+        name: parts[0][name] if axis is None else np.concatenate([part[name] for part in parts], axis)
+        for name, (_, axis) in PARTS.items()
+    }
+
+
+def worker(layouts, cases, unsummed=(), frozen=()):
+    """Train every case under every layout, one after the other in the same processes."""
+    from distributed_setup import start_fleet
+
+    out = {}
+    for layout in layouts:
+        hcg = start_fleet(**LAYOUTS[layout])
+        parallel = hcg.get_model_parallel_world_size() > 1
+        for case in cases:
+            if parallel:
+                out[layout, case] = given(hcg, case)[1]
+            elif case in OPTIMIZERS:
+                out[layout, case] = trained(hcg, case)
+        for case in frozen:
+            train = (lambda *args, **how: given(*args, **how)[1]) if parallel else trained
+            out[layout, f"{case}, frozen"] = train(hcg, case, frozen=FROZEN)
+        if layout == "sharding v2":
+            out.update(slices(hcg))
+            with sums_that_stay():
+                out.update({(layout, f"{case}, unsummed"): trained(hcg, case) for case in unsummed})
+    return out
+
+
+class Sometimes(nn.Layer):
+    """A layer that is always used, one from the second step on, one never."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.LayerList([nn.Linear(6, 5) for _ in range(3)])
+
+    def forward(self, inputs, used):
+        return sum(paddle.tanh(part(inputs)) for part in list(self.parts)[:used])
+
+
+def sometimes(case, freeze_one=False):
+    """Train it, under `fleet` if that was started; return the parameters by name before and after."""
+    from paddle.distributed import fleet
+
+    with paddle.utils.unique_name.guard():
+        network = initialise(Sometimes())
+        cls, options = OPTIMIZERS[case]
+        optimizer = cls(parameters=network.parameters(), grad_clip=nn.ClipGradByGlobalNorm(CLIP), **options)
+    start, model = values(network), network
+    if dist.is_initialized():
+        optimizer, model = fleet.distributed_optimizer(optimizer), fleet.distributed_model(network)
+        network.parts[0].bias.stop_gradient = freeze_one and dist.get_rank() == 1
+    for step in range(STEPS):
+        inputs = paddle.to_tensor(np.random.default_rng(step).standard_normal([4, 6]).astype("float32"))
+        (model(inputs, min(step + 1, 2)) ** 2).mean().backward()
+        try:
+            optimizer.step()
+        except ValueError as error:
+            return str(error), all((value == start[name]).all() for name, value in values(network).items())
+        optimizer.clear_grad()
+    return start, values(network)
+
+
+def sometimes_sharded(cases):
+    """Return what becomes of it under each kind of sharding, and of processes that freeze different parameters."""
+    from distributed_setup import start_fleet
+
+    out = {}
+    for layout in ("sharding v1", "sharding v2"):
+        start_fleet(**LAYOUTS[layout])
+        out.update({(layout, case): sometimes(case)[1] for case in cases})
+    start_fleet(**LAYOUTS["sharding v1"])
+    out["frozen on one"] = sometimes("lamb", freeze_one=True)
+    return out
+
+
+def slices(hcg):
+    """Return what sharding version 2 cuts, and the shapes of CAME's state."""
+    optimizers = []
+    trained(hcg, "came", steps=1, keep=optimizers.append)
+    inner = unwrap(optimizers[0])
+    names = {own: inner._structured[own] for own in inner._finder.params}
+    shapes = {
+        (names.get(own, own), state): list(value.shape)
+        for state, by_param in inner._accumulators.items()
+        for own, value in by_param.items()
+    }
+    return {
+        "state shapes": shapes,
+        "cut": [names[own] for own, piece in inner._finder.find(inner._parameter_list).items() if piece.groups],
+    }
+
+
+def refusals():
+    """Return the messages of what is refused."""
+    from distributed_setup import start_fleet
+    from paddle.distributed import fleet
+
+    out = {}
+
+    def refused(key, build, kinds=(ValueError,)):
+        try:
+            build()
+            out[key] = "nothing was raised"
+        except kinds as error:
+            out[key] = str(error)
+
+    def grouped(cls):
+        network = initialise(Plain())
+        params = network.parameters()
+        return cls(LR, parameters=[{"params": params[:2]}, {"params": params[2:]}])
+
+    hcg = start_fleet(sharding=2)
+    for cls in (Lamb, AdamWDL):
+        refused("groups", lambda cls=cls: grouped(cls))
+    hcg = start_fleet(sharding=2, sharding_configs={"tensor_fusion": True})
+    for case in ("lamb", "adamwdl"):
+        refused(f"fused buffers, {case}", lambda case=case: trained(hcg, case, steps=1))
+    for setting in ({"comm_overlap": True}, {"tensor_fusion": True, "fuse_optimizer": False}):
+        hcg = start_fleet(sharding=2, sharding_configs={**setting, "accumulate_steps": 1})
+        for case in ("lamb", "adamwdl"):
+            refused(f"{next(iter(setting))}, {case}", lambda hcg=hcg, case=case: trained(hcg, case, steps=1))
+    start_fleet(mp=2)
+    param = nn.Linear(4, 4).weight
+    param.is_distributed = True
+    optimizer = fleet.distributed_optimizer(Lamb(LR, parameters=[param]))
+    param.sum().backward()
+    refused("no split axis", optimizer.step)
+    return out
+
+
+V2 = {"sharding_configs": {"split_param": True}}
+MICRO = {"accumulate_steps": 2}
+LAYOUTS = {
+    "dp": {"dp": 2},
+    "sharding v1": {"sharding": 2},
+    "sharding v2": {"sharding": 2, **V2},
+    "pp": {"pp": 2, **MICRO, "micro_batch_size": ROWS // 2},
+    "mp": {"mp": 2},
+    "mp x sharding": {"mp": 2, "sharding": 2},
+    "mp x sharding v2": {"mp": 2, "sharding": 2, **V2},
+    "sharding v2, 4": {"sharding": 4, **V2},
+    "dp x pp": {"dp": 2, "pp": 2, **MICRO, "micro_batch_size": ROWS // 4},
+    "sharding x pp": {"sharding": 2, "pp": 2, **MICRO, "micro_batch_size": ROWS // 4},
+    "sharding v2 x pp": {"sharding": 2, "pp": 2, **MICRO, **V2, "micro_batch_size": ROWS // 4},
+    "dp x sharding": {"dp": 2, "sharding": 2},
+    "dp x sharding v2": {"dp": 2, "sharding": 2, **V2},
+}

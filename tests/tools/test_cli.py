@@ -1,0 +1,85 @@
+"""The command line, as a user calls it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from paddlenlp.transformers import BertConfig, BertForSequenceClassification
+
+from paddle_ldopt.tools.cli import load_model, main
+
+BERT = "BertForSequenceClassification"
+
+
+def test_table_plot_and_json(tmp_path, capsys):
+    picture = tmp_path / "rates.png"
+    assert main(["layers", "--model", BERT, "--decay", "0.5", "--lr", "1e-3", "--plot", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "block 11" in shown and "0.0005" in shown and "…" not in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    options = ["--decay", "0.5", "--convention", "electra", "--min-ratio", "0.1", "--head-ratio", "2"]
+    assert main(["layers", "--model", BERT, *options, "--freeze-below", "0.2", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["towers"] == {"bert.encoder.layers": 12}
+    assert [row["ratio"][0] for row in answer["layers"]] == [0.0] * 12 + [0.25, 2.0]
+    assert sum(row["elements"] for row in answer["layers"]) == 109_494_530
+
+
+def test_a_large_model_is_shown_without_its_memory(capsys):
+    assert main(["layers", "--model", "LlamaForCausalLM", "--decay", "0.9"]) == 0
+    assert "block 31" in capsys.readouterr().out
+
+
+def test_a_local_folder_needs_its_config_only(tmp_path, capsys):
+    BertForSequenceClassification(
+        BertConfig(num_hidden_layers=3, hidden_size=8, num_attention_heads=2, intermediate_size=8, vocab_size=20)
+    ).config.save_pretrained(str(tmp_path))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**json.loads((tmp_path / "config.json").read_text()), "architectures": [BERT]})
+    )
+    assert type(load_model(str(tmp_path))).__name__ == BERT
+    assert main(["layers", "--model", str(tmp_path), "--decay", "0.9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["towers"] == {"bert.encoder.layers": 3}
+
+
+def test_names_that_paddlenlp_knows_by_heart_need_no_architecture(tmp_path):
+    assert type(load_model("bert-base-uncased")).__name__ == "BertModel"
+    config = BertConfig(num_hidden_layers=3, hidden_size=8, num_attention_heads=2, intermediate_size=8, vocab_size=20)
+    config.save_pretrained(str(tmp_path))  # no model was made of it, so it names none
+    assert type(load_model(str(tmp_path))).__name__ == "BertModel"
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    with pytest.raises(ValueError, match="neither an architecture nor a model type.*Received: model="):
+        load_model(str(tmp_path))
+
+
+def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_shown(capsys):
+    assert main(["layers", "--model", BERT, "--plot", "rates.txt"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--model", "NoSuchModel"], "Received: model=NoSuchModel"),
+        (["--model", "BertTokenizer"], "must be a model class. Received: model=BertTokenizer"),
+        (["--model", "{folder}"], "Received: model={folder}"),
+        (["--model", BERT, "--decay", "1.5"], "Received: layerwise_decay=1.5"),
+        (["--model", BERT, "--lr", "-1"], "Received: learning_rate=-1.0"),
+        (["--model", BERT, "--min-ratio", "0.1"], "`--min-ratio` has no effect without `--decay`"),
+        (["--model", BERT, "--decay", "1", "--freeze-below", "0.1"], "Received: freeze_below=0.1, decay=1.0"),
+        (["--model", BERT, "--convention", "xlnet"], "Received: convention='xlnet', decay=1.0"),
+        (["--model", BERT, "--plot", "rates.txt"], "Received: path='rates.txt'"),
+    ],
+)
+def test_errors(arguments, says, tmp_path, capsys):
+    arguments, says = [a.format(folder=tmp_path) for a in arguments], says.format(folder=tmp_path)
+    assert main(["layers", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_it_runs_as_a_module():
+    run = subprocess.run(
+        [sys.executable, "-m", "paddle_ldopt", "layers", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--freeze-below" in run.stdout

@@ -1,0 +1,369 @@
+"""The callbacks: the rates that are logged, the schedule that is shown, the layers that are opened one by one."""
+
+import csv
+import re
+import types
+
+import numpy as np
+import paddle
+import pytest
+import trainer_common as common
+from trainer_run import checkpoint_format
+
+import paddle_ldopt as ldopt
+from paddle_ldopt.layers import table as display
+from paddle_ldopt.plots import text_plot
+from paddle_ldopt.schedules.ahead import schedule_rates
+from paddle_ldopt.trainer import RunReport, optimizers
+from paddle_ldopt.trainer.callbacks import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallback
+
+LAYERS = ["embeddings", "block 0", "block 1", "head"]
+DECAYED = {"layerwise_lr_decay": 0.5, "optim": "adamwdl"}
+RATIOS = [0.125, 0.25, 0.5, 1.0]
+
+
+class Watch(common.TrainerCallback):
+    """Keeps what is logged of the training, and the weights before each step."""
+
+    def __init__(self):
+        self.logs, self.weights = [], []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in logs:
+            self.logs.append(dict(logs))
+
+    def on_optimizer_begin(self, args, state, control, model=None, **kwargs):
+        self.weights.append(common.weights(model))
+
+
+def train(folder, *callbacks, resume=None, cls=common.LdoptTrainer, **kwargs):
+    watch = Watch()
+    with paddle.utils.unique_name.guard():
+        trainer = common.trainer(
+            folder, cls=cls, callbacks=[*callbacks, watch], **{**DECAYED, **checkpoint_format("plain"), **kwargs}
+        )
+        trainer.train(resume_from_checkpoint=resume)
+    return trainer, watch
+
+
+def layer_of(name):
+    match = re.search(r"encoder\.layers\.(\d)", name)
+    return 1 + int(match.group(1)) if match else 0 if "embeddings" in name else 3
+
+
+def changed(before, after):
+    """Return the layers of which any parameter is another."""
+    return {layer_of(name) for name in before if before[name].tobytes() != after[name].tobytes()}
+
+
+class Listener:
+    """Notes the names of all events; may raise at the first step's end."""
+
+    def __init__(self, error=None):
+        self.events, self.error = [], error
+
+    def __getattr__(self, name):
+        if not name.startswith("on_"):
+            raise AttributeError(name)
+
+        def note(*args, **kwargs):
+            self.events.append(name)
+            if name == "on_step_end" and self.error:
+                raise self.error
+
+        return note
+
+
+def test_events_and_callbacks_are_the_plain_trainers(tmp_path):
+    """As PaddleNLP's `test_event_flow` asks: the last callback but one is the user's, also after a failed training."""
+    settings = {"logging_steps": 3, "save_steps": 2, "eval_steps": 2, "evaluation_strategy": "steps"}
+    flows = []
+    for cls in (common.Trainer, common.LdoptTrainer):
+        listener = Listener()
+        trainer = common.trainer(tmp_path / cls.__name__, cls=cls, callbacks=[listener], **settings)
+        before = list(trainer.callback_handler.callbacks)
+        trainer.train()
+        assert trainer.callback_handler.callbacks == before and before[-2] is listener
+        flows.append(list(listener.events))
+        listener.error = RuntimeError("stopped")
+        with pytest.raises(RuntimeError, match="stopped"):
+            trainer.train()
+        assert trainer.callback_handler.callbacks == before
+    assert flows[0] == flows[1] and flows[0].count("on_epoch_begin") == 1
+
+
+# --- LayerLRCallback ---
+
+
+def test_the_rates_of_the_layers_are_logged(tmp_path):
+    _, watch = train(tmp_path, LayerLRCallback(), max_steps=4, warmup_steps=2, logging_steps=1)
+    for logs, rate in zip(watch.logs, [0.0, 5e-3, 1e-2, 5e-3]):  # of the step itself, not of the one after
+        rates = {key: value for key, value in logs.items() if key.startswith("lr/")}
+        assert list(rates) == ["lr/embeddings", "lr/block_0", "lr/block_1", "lr/head"]
+        np.testing.assert_allclose(list(rates.values()), [ratio * rate for ratio in RATIOS], rtol=1e-5)
+
+
+def test_frozen_layers_are_at_zero_and_uniform_rates_are_logged_too(tmp_path):
+    _, watch = train(tmp_path / "a", LayerLRCallback(), logging_steps=1, layerwise_freeze_below=0.2)
+    assert watch.logs[0]["lr/embeddings"] == 0.0 < watch.logs[0]["lr/block_0"]
+    _, watch = train(tmp_path / "b", LayerLRCallback(), logging_steps=1, layerwise_lr_decay=1.0, optim="adamw")
+    assert watch.logs[0]["lr/embeddings"] == watch.logs[0]["lr/head"] == 1e-2
+
+
+def test_evaluations_do_not_log_them(tmp_path):
+    seen = []
+
+    class All(common.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            seen.append(dict(logs))
+
+    train(tmp_path, LayerLRCallback(), All(), logging_steps=2, evaluation_strategy="steps", eval_steps=2)
+    evaluations = [logs for logs in seen if "eval_loss" in logs]
+    assert evaluations and not any(key.startswith("lr/") for logs in evaluations for key in logs)
+
+
+def test_without_the_mixin_it_says_so(tmp_path):
+    args = common.arguments(tmp_path)
+    with pytest.raises(TypeError, match="Received: a Trainer without it"):
+        common.trainer(tmp_path, cls=common.Trainer, callbacks=[LayerLRCallback()], args=args).train()
+
+
+# --- ScheduleCallback ---
+
+
+def read(path):
+    with open(path) as file:
+        header, *rows = csv.reader(file)
+    return header, np.array(rows, float)
+
+
+def test_the_schedule_is_shown_before_the_first_step(tmp_path, capsys):
+    picture = tmp_path / "shown" / "schedule.png"
+    train(tmp_path, ScheduleCallback(picture), max_steps=6, warmup_steps=2)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    header, rows = read(tmp_path / "shown" / "schedule.csv")
+    assert header == ["step", *LAYERS]
+    rates = np.array([0, 0.5, 1, 0.75, 0.5, 0.25]) * 1e-2
+    np.testing.assert_allclose(rows[:, 1:], np.outer(rates, RATIOS), rtol=1e-12)
+    out = capsys.readouterr().out
+    assert "* head   . embeddings" in out and str(picture) in out
+
+
+def test_a_resume_shows_the_whole_schedule_again(tmp_path):
+    train(tmp_path, ScheduleCallback(tmp_path / "a.png"), max_steps=6, save_steps=3)
+    train(tmp_path, ScheduleCallback(tmp_path / "b.png"), max_steps=6, resume=str(tmp_path / "checkpoint-3"))
+    assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
+
+
+def test_a_schedule_that_cannot_be_wound_back_shows_its_rest():
+    class Counts(paddle.optimizer.lr.LRScheduler):
+        count = 0
+
+        def get_lr(self):
+            self.count += 1
+            return self.base_lr * 0.9**self.count
+
+    schedule = Counts(1.0)
+    whole = schedule_rates(schedule, 12)
+    for _ in range(7):
+        schedule.step()
+    first, rest = schedule_rates(schedule, 12)
+    assert (first, rest) == (7, whole[1][7:]) and schedule.last_epoch == 7
+
+
+def test_a_schedule_on_a_metric_cannot_be_shown(tmp_path):
+    settings = {"lr_scheduler_type": "reduce_lr_on_plateau", "evaluation_strategy": "steps", "eval_steps": 2}
+    with pytest.raises(ValueError, match="follows an evaluation metric"):
+        train(tmp_path, ScheduleCallback(tmp_path / "schedule.png"), **settings)
+
+
+def test_another_ending():
+    with pytest.raises(ValueError, match="Received: path='schedule.txt'"):
+        ScheduleCallback("schedule.txt")
+
+
+def test_a_spike_between_two_columns_is_not_lost():
+    rates = [0.0] * 1000
+    rates[501] = 1.0
+    assert text_plot(0, {"lr": rates}).splitlines()[0].count("*") == 1
+
+
+# --- GradualUnfreezeCallback ---
+
+
+@pytest.mark.parametrize("optim", ["adamwdl", "adamw", "came"])
+def test_one_more_layer_from_the_top_every_k_steps(tmp_path, optim):
+    _, watch = train(tmp_path, GradualUnfreezeCallback(2), LayerLRCallback(), max_steps=9, logging_steps=1, optim=optim)
+    for step, (before, after) in enumerate(zip(watch.weights, watch.weights[1:])):
+        assert changed(before, after) == {layer for layer in range(4) if step >= 2 * (3 - layer)}, step
+    for step, logs in enumerate(watch.logs[:-1]):
+        shown = [logs["lr/" + name.replace(" ", "_")] > 0 for name in LAYERS]
+        assert shown == [step >= 2 * (3 - layer) for layer in range(4)]
+
+
+def test_closed_layers_do_not_count_in_clipping(tmp_path):
+    """The head alone, clipped, moves as if the rest were frozen by `stop_gradient`."""
+    with pytest.warns(UserWarning, match=r"steps \[3, 6, 9\] are never trained"):
+        _, watch = train(tmp_path / "a", GradualUnfreezeCallback(3), max_steps=3, max_grad_norm=0.01, optim="adamw")
+    with paddle.utils.unique_name.guard():
+        model = common.tiny_model()
+        for name, param in model.named_parameters():
+            param.stop_gradient = layer_of(name) != 3
+        trainer = common.trainer(tmp_path / "b", model, max_steps=3, max_grad_norm=0.01)
+        trainer.train()
+    got, expected = watch.weights[-1], common.weights(model)
+    with paddle.utils.unique_name.guard():
+        other = common.weights(common.tiny_model())
+    assert changed(other, got) == {3}
+    with pytest.warns(UserWarning, match="never trained"):
+        last, _ = train(tmp_path / "c", GradualUnfreezeCallback(3), max_steps=3, max_grad_norm=0.01, optim="adamw")
+    got = common.weights(last.model)
+    for name in (name for name in got if layer_of(name) == 3):
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("optim", ["adamwdl", "adamw", "adafactor"])
+@pytest.mark.parametrize("step", [2, 4, 5])
+def test_a_resume_is_exact(tmp_path, optim, step):
+    """Before a layer is opened, at the very step that opens one, and in between."""
+    settings = {"max_steps": 9, "optim": optim, "warmup_steps": 2}
+    whole, _ = train(tmp_path, GradualUnfreezeCallback(2), save_steps=step, **settings)
+    rest, watch = train(
+        tmp_path / "rest", GradualUnfreezeCallback(2), resume=str(tmp_path / f"checkpoint-{step}"), **settings
+    )
+    assert len(watch.weights) == 9 - step
+    assert common.same(common.weights(rest.model), common.weights(whole.model))
+
+
+def test_layers_can_be_given_to_an_optimizer_without(tmp_path):
+    with paddle.utils.unique_name.guard():
+        model = common.tiny_model()
+        callback = GradualUnfreezeCallback(1, layers=ldopt.LayerMap.from_model(model))
+        watch = Watch()
+        trainer = common.trainer(tmp_path, model, callbacks=[callback, watch], max_steps=3)
+        with pytest.warns(UserWarning, match=r"steps \[3\] are never trained.*every_k_steps=1, max_steps=3"):
+            trainer.train()
+    assert changed(watch.weights[0], watch.weights[1]) == {3}
+
+
+def test_an_optimizer_without_layers(tmp_path):
+    with pytest.raises(ValueError, match="needs an optimizer with layers.*Received: optimizer=AdamW"):
+        train(tmp_path, GradualUnfreezeCallback(2), layerwise_lr_decay=1.0, optim="adamw")
+
+
+@pytest.mark.parametrize("k, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_bad_k(k, error):
+    with pytest.raises(error, match=f"Received: every_k_steps={k}"):
+        GradualUnfreezeCallback(k)
+
+
+def test_the_schedule_and_the_report_show_the_opening(tmp_path):
+    with paddle.utils.unique_name.guard():
+        model = common.tiny_model()
+        report = RunReport(str(tmp_path), "run", ldopt.LayerMap.from_model(model))
+        callbacks = [report, GradualUnfreezeCallback(2), ScheduleCallback(tmp_path / "schedule.png"), LayerLRCallback()]
+        trainer = common.trainer(
+            tmp_path, model, callbacks=callbacks, max_steps=8, lr_scheduler_type="constant", logging_steps=1, **DECAYED
+        )
+        trainer.train()
+    _, rows = read(tmp_path / "schedule.csv")
+    for layer, ratio in enumerate(RATIOS):
+        expected = [ratio * 1e-2 if step >= 2 * (3 - layer) else 0.0 for step in range(8)]
+        np.testing.assert_allclose(rows[:, 1 + layer], expected)
+    logged = [[line[f"lr/{name.replace(' ', '_')}"] for name in LAYERS] for line in report.history() if "loss" in line]
+    np.testing.assert_allclose(logged, rows[:, 1:], rtol=1e-5)
+    path = report.write({}, {})
+    with open(path, encoding="utf-8") as file:
+        assert "0.00125" in file.read(), "the ratio of the embeddings, not the 0 of the beginning"
+    assert trainer.optimizer.layerwise_ratio(model.parameters()[0]) == 0.125, "left as it was"
+
+
+# --- reading ---
+
+
+class Watched(dict):
+    """An `optimize_attr` that writes down each write."""
+
+    def __setitem__(self, key, value):
+        self.written.append(key)
+        super().__setitem__(key, value)
+
+
+def watch(thing, written):
+    """Have an object write down each attribute that is set or deleted on it, except for caches of derived values."""
+
+    def set_attribute(self, name, value):
+        if self is thing and name not in ("_groups", "_by_name"):
+            written.append(name)
+        object.__setattr__(self, name, value)
+
+    def delete_attribute(self, name):
+        if self is thing:
+            written.append(name)
+        object.__delattr__(self, name)
+
+    cls = type(thing)
+    thing.__class__ = type(cls.__name__, (cls,), {"__setattr__": set_attribute, "__delattr__": delete_attribute})
+
+
+def scaled_in_place(param):
+    param.optimize_attr["learning_rate"] *= 0.5
+
+
+OPTIMIZERS = {
+    **{name: {"layerwise_decay": 0.5} for name in ldopt.list_optimizers()},
+    "hook": {"set_param_lr_fun": scaled_in_place},
+    "applied": {},
+    "opening": {"layerwise_decay": 0.5},
+}
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
+    model, written, how = common.tiny_model(), [], OPTIMIZERS[name]
+    layers = ldopt.LayerMap.from_model(model)
+    schedule = paddle.optimizer.lr.PolynomialDecay(0.1, 20)
+    if name == "applied":
+        adam = paddle.optimizer.Adam(schedule, parameters=[{"params": model.parameters(), "learning_rate": 0.5}])
+        optimizer = ldopt.apply_layerwise_decay(adam, layers, 0.5)
+    else:
+        how = {**how, **({"layers": layers} if "layerwise_decay" in how else {})}
+        own_rate = {"relative_step": False, "scale_parameter": False} if name == "adafactor" else {}
+        cls = ldopt.optimizer_class(name if name in ldopt.list_optimizers() else "adamwdl")
+        optimizer = cls(learning_rate=schedule, parameters=model.parameters(), **how, **own_rate)
+    state = types.SimpleNamespace(global_step=0, max_steps=9, is_world_process_zero=True)
+    if name == "opening":
+        GradualUnfreezeCallback(2).on_train_begin(None, state, None, optimizer=optimizer)
+        watch(optimizer._ratio_of, written)
+    if stepped:
+        for param in model.parameters():
+            param.grad = paddle.ones_like(param)
+        optimizer.step()
+    for param in model.parameters():
+        if param.optimize_attr is not None:
+            param.optimize_attr = Watched(param.optimize_attr)
+            param.optimize_attr.written = written
+    accumulators = {key: dict(value) for key, value in optimizer._accumulators.items()}
+    optimizer_dict = dict(vars(optimizer))
+    watch(optimizer, written)
+    watch(schedule, written)
+
+    layers.table(optimizer=optimizer)
+    layers.plot(tmp_path / "rates.png", optimizer=optimizer)
+    display.applied_ratios(optimizer), display.applied_rates(optimizer), display.applied_rates(optimizer, 0.1)
+    display.next_rate(optimizer), display.rate_divisor(optimizer, 3), display.used_rates(optimizer)
+    display.peak_learning_rate(schedule), display.schedule_rates(schedule, 9)
+    report, given = RunReport(str(tmp_path), "title", layers), {"optimizer": optimizer, "lr_scheduler": schedule}
+    logs = LayerLRCallback(layers)
+    logs.attached = True
+    for callback in (report, logs, ScheduleCallback(tmp_path / "schedule.png", layers)):
+        for event in ("on_train_begin", "on_step_begin", "on_optimizer_begin", "on_step_end"):
+            getattr(callback, event)(None, state, None, model=model, **given)
+    logs.extra_logs(), report.write({}, {})
+    optimizers.hook_ratios(optimizer, model), optimizers.sets_own_rate(optimizer)
+    optimizers.check_passed_optimizer(optimizer, schedule, "", optimizers.OFF)
+    [optimizer.layerwise_ratio(param) for param in model.parameters()]
+    assert not written
+    assert {key: dict(value) for key, value in optimizer._accumulators.items()} == accumulators
+    assert {**vars(optimizer), "_groups": 0, "_by_name": 0} == {**optimizer_dict, "_groups": 0, "_by_name": 0}

@@ -1,0 +1,672 @@
+"""The arguments mixin and the Trainer mixin: what each argument does, and what each error says."""
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+import pytest
+import trainer_common as common
+from paddle import nn
+from paddle.distributed.fleet.meta_parallel import PipelineLayer
+
+import paddle_ldopt as ldopt
+from paddle_ldopt import kernels
+from paddle_ldopt.layers.rates import applied_ratios
+from paddle_ldopt.optimizers._base.layerwise import LayerwiseMixin
+from paddle_ldopt.optimizers._fused.step import step as _fused
+from paddle_ldopt.optimizers.registry import REGISTRY
+from paddle_ldopt.trainer import (
+    LayerLRCallback,
+    LdoptArgumentsMixin,
+    LdoptTrainerMixin,
+    OptimizerName,
+    ScheduleCallback,
+)
+
+EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
+
+
+@pytest.fixture
+def paddles_operations(monkeypatch):
+    """The C library rounds in another way than Paddle's AdamW, and these tests compare bits."""
+    monkeypatch.setattr(kernels, "why_not", lambda: "it is not wanted here")
+    monkeypatch.setattr(_fused, "_warn_once", lambda message: None)
+
+
+def layer_of(name):
+    """Return the layer of a parameter of the tiny model, by hand."""
+    match = re.search(r"encoder\.layers\.(\d)", name)
+    return FIRST + int(match.group(1)) if match else EMBEDDINGS if "embeddings" in name else HEAD
+
+
+def train(output_dir, cls=common.LdoptTrainer, **kwargs):
+    """Train the tiny model for a few steps and return the Trainer; its `batches` are what it trained on."""
+    batches = []
+
+    class Listener(common.TrainerCallback):
+        def on_load_data_end(self, args, state, control, inputs, **kwargs):
+            batches.append({k: v.clone() for k, v in inputs.items()})
+
+    trainer = common.trainer(output_dir, cls=cls, callbacks=[Listener()], **{"warmup_steps": 2, **kwargs})
+    trainer.train()
+    trainer.batches = batches
+    return trainer
+
+
+def train_by_hand(batches, ratios, optimizer=paddle.optimizer.AdamW, steps=4, **kwargs):
+    """Do the same with a loop, Paddle's AdamW and a rate written into each parameter; ratios by layer, 0 is frozen."""
+    model = common.tiny_model()
+    model.train()
+    decayed = []
+    for name, param in model.named_parameters():
+        ratio = ratios[layer_of(name)]
+        param.optimize_attr["learning_rate"] = ratio
+        param.stop_gradient = ratio == 0
+        if not any(part in name for part in ("bias", "norm")):
+            decayed.append(param.name)
+
+    def linear(step):
+        return step / 2 if step < 2 else (steps - step) / (steps - 2)
+
+    scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, linear)
+    opt = optimizer(
+        scheduler,
+        parameters=model.parameters(),
+        weight_decay=0.1,
+        apply_decay_param_fun=decayed.__contains__,
+        grad_clip=nn.ClipGradByGlobalNorm(1.0),
+        **kwargs,
+    )
+    for batch in batches[:steps]:
+        out = model(**batch)
+        (out["loss"] if isinstance(out, dict) else out[0]).backward()
+        opt.step()
+        scheduler.step()
+        opt.clear_grad()
+    return common.weights(model)
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What our Trainer logs."""
+    out = []
+
+    class Logger:
+        info = warning = staticmethod(out.append)
+
+    monkeypatch.setattr(common.LdoptTrainer, "_logger", Logger())
+    return out
+
+
+# --- arguments ---
+
+
+def test_arguments_from_a_command_line(tmp_path):
+    line = (
+        f"--output_dir {tmp_path} --device cpu --optim adamwdl --layerwise_lr_decay 0.8 --layerwise_convention electra "
+    )
+    line += "--layerwise_min_ratio 0.1 --layerwise_head_ratio 2 --allow_layerwise_change"
+    line += " --amp_master_grad False" if common.FORMERS else ""
+    (args,) = common.PdArgumentParser(common.Arguments).parse_args_into_dataclasses(line.split())
+    assert args.optim == args.optim.value == "adamwdl"
+    assert args.layerwise_rule == ldopt.LayerDecay(0.8, "electra", min_ratio=0.1, head_ratio=2.0)
+    assert args.allow_layerwise_change is True
+
+
+def test_arguments_from_json(tmp_path):
+    settings = {"output_dir": str(tmp_path), "device": "cpu", "optim": "adamwdl", "layerwise_freeze_below": 0.3}
+    settings["layerwise_lr_decay"] = 0.8
+    if common.FORMERS:
+        settings["amp_master_grad"] = False
+    (tmp_path / "args.json").write_text(json.dumps(settings))
+    (args,) = common.PdArgumentParser(common.Arguments).parse_json_file(str(tmp_path / "args.json"))
+    assert args.layerwise_rule == ldopt.LayerDecay(0.8, freeze_below=0.3)
+
+
+def test_defaults_are_the_trainers(tmp_path):
+    args = common.arguments(tmp_path)
+    assert args.layerwise_rule == ldopt.LayerDecay(1.0)
+    assert args.optim == common.arguments(tmp_path, cls=common.TrainingArguments).optim
+
+
+def test_arguments_survive_pickling_and_saving(tmp_path):
+    args = common.arguments(tmp_path, optim="adamwdl", layerwise_lr_decay=0.8)
+    paddle.save(args, str(tmp_path / "training_args.bin"))
+    for copy in (pickle.loads(pickle.dumps(args)), paddle.load(str(tmp_path / "training_args.bin"))):
+        assert isinstance(copy.optim, OptimizerName) and copy.optim.value == "adamwdl"
+        assert copy.layerwise_rule == args.layerwise_rule
+    assert args.to_dict()["optim"] == "adamwdl"
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({"layerwise_lr_decay": 0.0}, "`layerwise_lr_decay` must be in (0, 1]"),
+        ({"layerwise_lr_decay": 1.5}, "`layerwise_lr_decay` must be in (0, 1]"),
+        ({"layerwise_lr_decay": float("nan")}, "`layerwise_lr_decay` must be in (0, 1]"),
+        ({"layerwise_lr_decay": "0.8"}, "`layerwise_lr_decay` must be a number"),
+        ({"layerwise_lr_decay": None}, "`layerwise_lr_decay` must be a number"),
+        (
+            {"layerwise_lr_decay": 0.8, "layerwise_convention": "bert"},
+            "`layerwise_convention` must be one of 'paddlenlp'",
+        ),
+        ({"layerwise_lr_decay": 0.8, "layerwise_min_ratio": -0.1}, "`layerwise_min_ratio` must be in [0, 1]"),
+        ({"layerwise_lr_decay": 0.8, "layerwise_min_ratio": "a"}, "`layerwise_min_ratio` must be a number"),
+        ({"layerwise_lr_decay": 0.8, "layerwise_head_ratio": 0.0}, "`layerwise_head_ratio` must be in (0, inf)"),
+        ({"layerwise_lr_decay": 0.8, "layerwise_freeze_below": 2.0}, "`layerwise_freeze_below` must be in [0, 1]"),
+        ({"layerwise_convention": "xlnet"}, "`layerwise_convention` has no effect while `layerwise_lr_decay` is 1"),
+        ({"layerwise_min_ratio": 0.5}, "`layerwise_min_ratio` has no effect while `layerwise_lr_decay` is 1"),
+        ({"layerwise_freeze_below": 0.5}, "`layerwise_freeze_below` has no effect while `layerwise_lr_decay` is 1"),
+    ],
+)
+def test_bad_arguments_are_found_before_anything_else(tmp_path, kwargs, message):
+    name, value = list(kwargs.items())[-1]
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        common.arguments(tmp_path, **kwargs, optim="none such")  # the Trainer's own check comes later
+    assert str(caught.value).endswith(f"Received: {name}={value!r}")
+
+
+def test_a_floor_and_freezing_exclude_each_other(tmp_path):
+    with pytest.raises(ValueError, match="exclude each other.*layerwise_min_ratio=0.1, layerwise_freeze_below=0.2$"):
+        common.arguments(tmp_path, layerwise_lr_decay=0.5, layerwise_min_ratio=0.1, layerwise_freeze_below=0.2)
+
+
+def test_an_unknown_optimizer_is_told_ours_too(tmp_path):
+    with pytest.raises(ValueError, match="adamw.*paddle_ldopt's own: 'adamwdl'.*Received: optim='none such'$"):
+        common.arguments(tmp_path, optim="none such")
+
+
+def test_other_errors_of_the_trainers_arguments_pass_through(tmp_path):
+    with pytest.raises(ValueError) as caught:
+        common.arguments(tmp_path, lr_scheduler_type="none such")
+    assert "adamwdl" not in str(caught.value)
+
+
+def test_mixins_come_first():
+    with pytest.raises(TypeError, match=r"LdoptTrainerMixin must come first: class Late\(LdoptTrainerMixin, Trainer\)"):
+
+        class Late(common.Trainer, LdoptTrainerMixin):
+            pass
+
+    with pytest.raises(TypeError, match=r"first: class LateArguments\(LdoptArgumentsMixin, TrainingArguments\)"):
+
+        @dataclass
+        class LateArguments(common.TrainingArguments, LdoptArgumentsMixin):
+            pass
+
+
+def test_importing_the_mixins_imports_no_trainer():
+    code = "import sys, paddle_ldopt.trainer; sys.exit(bool({'paddlenlp', 'paddleformers'} & set(sys.modules)))"
+    root = os.path.dirname(os.path.dirname(os.path.abspath(ldopt.__file__)))
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root}).returncode == 0
+
+
+# --- rates ---
+
+RULES = {
+    "decay": ({"layerwise_lr_decay": 0.5}, [0.125, 0.25, 0.5, 1.0]),
+    "electra": ({"layerwise_lr_decay": 0.5, "layerwise_convention": "electra"}, [0.0625, 0.125, 0.25, 1.0]),
+    "xlnet": ({"layerwise_lr_decay": 0.5, "layerwise_convention": "xlnet"}, [1.0, 0.5, 1.0, 1.0]),
+    "min_ratio": ({"layerwise_lr_decay": 0.5, "layerwise_min_ratio": 0.375}, [0.375, 0.375, 0.5, 1.0]),
+    "head_ratio": ({"layerwise_head_ratio": 3.0}, [1.0, 1.0, 1.0, 3.0]),
+    "freeze_below": ({"layerwise_lr_decay": 0.5, "layerwise_freeze_below": 0.25}, [0, 0.25, 0.5, 1.0]),
+    "off": ({}, [1.0, 1.0, 1.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
+@pytest.mark.parametrize("rule", RULES)
+def test_weights_are_those_of_a_loop_by_hand(tmp_path, rule, optim, paddles_operations):
+    kwargs, ratios = RULES[rule]
+    trainer = train(tmp_path, optim=optim, **kwargs)
+    assert type(trainer.optimizer).__name__ == {"adamwdl": "AdamWDL", "adamw": "AdamW"}[optim]
+    assert common.same(common.weights(trainer.model), train_by_hand(trainer.batches, ratios))
+
+
+def test_without_a_decay_it_is_the_plain_trainer(tmp_path, paddles_operations):
+    plain = train(tmp_path / "a", cls=common.Trainer, args=common.arguments(tmp_path, common.TrainingArguments))
+    for kwargs in ({"optim": "adamwdl"}, {}):
+        ours = train(tmp_path / "b", warmup_steps=0, **kwargs)
+        assert common.same(common.weights(plain.model), common.weights(ours.model))
+    bare = train(
+        tmp_path / "c", args=common.arguments(tmp_path, common.TrainingArguments)
+    )  # our Trainer, their arguments
+    assert common.same(common.weights(plain.model), common.weights(bare.model))
+
+
+@pytest.mark.parametrize("optim", ["adamw", "adamw_mini", "adamw_custom"])
+def test_every_optimizer_of_the_trainer_gets_the_rates(tmp_path, optim):
+    try:
+        common.arguments(tmp_path, optim=optim)
+    except ValueError:
+        pytest.skip("not in this version")
+    trained = {}
+    for decay in (1.0, 0.5):
+        try:
+            trainer = train(
+                tmp_path, optim=optim, layerwise_lr_decay=decay, max_steps=1, warmup_steps=0, weight_decay=0.0
+            )
+        except (AttributeError, AssertionError) as error:
+            pytest.skip(f"not for this model or device: {error}")
+        assert isinstance(trainer.optimizer, LayerwiseMixin) == (decay != 1.0)
+        start, end = common.weights(common.tiny_model()), common.weights(trainer.model)
+        trained[decay] = {name: end[name] - start[name] for name in start}
+    for name, step in trained[1.0].items():
+        ratio = RULES["decay"][1][layer_of(name)]
+        np.testing.assert_allclose(
+            trained[0.5][name], ratio * step, atol=1e-6 + 1e-3 * np.abs(step).max(), err_msg=name
+        )
+
+
+def test_the_trainers_settings_reach_the_optimizer(tmp_path):
+    def made(**kwargs):
+        trainer = common.trainer(tmp_path, optim="adamwdl", layerwise_lr_decay=0.8, **kwargs)
+        trainer.create_optimizer_and_scheduler(num_training_steps=4)
+        assert trainer.optimizer._learning_rate is trainer.lr_scheduler
+        return trainer.optimizer
+
+    opt = made(adam_beta1=0.7, adam_beta2=0.8, adam_epsilon=1e-4, weight_decay=0.3, max_grad_norm=0.5)
+    assert (opt._beta1, opt._beta2, opt._epsilon, opt._weight_decay) == (0.7, 0.8, 1e-4, 0.3)
+    assert opt._grad_clip.clip_norm == 0.5
+    assert not opt._multi_precision
+    assert made(max_grad_norm=0.0)._grad_clip is None
+    assert made(fp16_opt_level="O2")._multi_precision
+
+
+def test_what_is_decayed():
+    class RMSNorm(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.scale = self.create_parameter([2, 4])
+
+    class Odd(nn.LayerNorm):
+        pass
+
+    model = nn.Layer()
+    model.ln_1, model.input_layernorm, model.f = nn.LayerNorm(4), RMSNorm(), Odd([2, 4])
+    model.bn, model.gn = nn.BatchNorm2D(4), nn.GroupNorm(2, 4)
+    model.linear, model.conv = nn.Linear(4, 4), nn.Conv1D(4, 4, 3)
+    model.relative_attention_bias, model.normalizer = nn.Embedding(8, 2), nn.Linear(4, 4)
+    model.gamma = model.create_parameter([4])
+    names = {param.name: name for name, param in model.named_parameters()}
+    decayed = {names[n] for n in ldopt.decayed_parameter_names(model)}
+    assert decayed == {"linear.weight", "conv.weight", "normalizer.weight"}
+
+
+@pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
+def test_groups_say_what_is_decayed_and_multiply_the_rate(tmp_path, optim, paddles_operations):
+    def groups(model):  # as PaddleNLP's ernie-m classifier makes them: one for each parameter
+        return [
+            {
+                "params": param,
+                "dygraph_key_name": name,
+                "weight_decay": 0.0 if "bias" in name else 0.2,
+                "learning_rate": 0.5 if "encoder" in name else 1.0,
+            }
+            for name, param in model.named_parameters()
+        ]
+
+    trained = []
+    for kwargs in ({"optim": optim, "layerwise_lr_decay": 0.5}, {"optim": optim}):
+        trainer = common.trainer(tmp_path, **kwargs)
+        trainer.set_optimizer_grouped_parameters(groups(trainer.model))
+        trainer.train()
+        trained.append(trainer)
+    names = {param.name: name for name, param in trained[0].model.named_parameters()}
+    for tensor, ratio in applied_ratios(trained[0].optimizer).items():
+        name = names[tensor]
+        assert ratio == RULES["decay"][1][layer_of(name)] * (0.5 if "encoder" in name else 1.0)
+    assert trained[1].optimizer._param_groups[0]["weight_decay"] == 0.2
+    plain = common.trainer(tmp_path, cls=common.Trainer, args=common.arguments(tmp_path, common.TrainingArguments))
+    plain.set_optimizer_grouped_parameters(groups(plain.model))
+    plain.train()
+    assert common.same(common.weights(plain.model), common.weights(trained[1].model))
+
+
+def test_a_subset_of_the_parameters_as_a_plain_list(tmp_path):
+    trainer = common.trainer(tmp_path, optim="adamwdl", layerwise_lr_decay=0.5)
+    trainer.set_optimizer_grouped_parameters(list(trainer.model.classifier.parameters()))
+    trainer.train()
+    start, end = common.weights(common.tiny_model()), common.weights(trainer.model)
+    assert {name for name in start if start[name].tobytes() != end[name].tobytes()} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
+    assert not trainer.optimizer._apply_decay_param_fun(trainer.model.classifier.bias.name)
+
+
+# --- layers ---
+
+
+def test_rules_of_the_user(tmp_path):
+    class WithDict(LdoptTrainerMixin, common.Trainer):
+        layer_rules = {r"embeddings": "head"}
+
+    class WithMethod(LdoptTrainerMixin, common.Trainer):
+        def layer_rules(self, name):
+            return "head" if "embeddings" in name else None
+
+    for cls in (WithDict, WithMethod):
+        trainer = common.trainer(tmp_path, cls=cls, layerwise_lr_decay=0.5)
+        trainer.create_optimizer_and_scheduler(num_training_steps=4)
+        embedding = next(param for name, param in trainer.model.named_parameters() if "embeddings" in name)
+        assert trainer.optimizer.layerwise_ratio(embedding) == 1.0
+        assert trainer.layer_map.layer_of(embedding.name).label == "head"
+
+
+def test_the_layer_table_is_shown_once_and_read_back(tmp_path, said):
+    trainer = train(tmp_path, optim="adamwdl", layerwise_lr_decay=0.5)
+    tables = [line for line in said if "Learning rates by layer" in line]
+    assert len(tables) == 1
+    for label in ("embeddings", "block 0", "block 1", "head", "0.125"):
+        assert label in tables[0]
+    said.clear()
+    trainer.train()
+    assert len([line for line in said if "Learning rates by layer" in line]) == 1
+
+
+def test_no_table_without_layer_wise_rates_or_on_other_processes(tmp_path, said, monkeypatch):
+    train(tmp_path, optim="adamwdl")
+    monkeypatch.setattr(common.LdoptTrainer, "is_world_process_zero", lambda self: False)
+    train(tmp_path, optim="adamwdl", layerwise_lr_decay=0.5)
+    assert not said
+
+
+def test_freezing_is_done_before_the_optimizer_and_told(tmp_path, said):
+    trainer = train(tmp_path, layerwise_lr_decay=0.5, layerwise_freeze_below=0.5)
+    frozen = {name for name, param in trainer.model.named_parameters() if param.stop_gradient}
+    assert frozen == {name for name, _ in trainer.model.named_parameters() if layer_of(name) in (EMBEDDINGS, FIRST)}
+    assert not any(key.startswith(param.name) for key in trainer.optimizer.state_dict() for param in frozen_of(trainer))
+    line = next(line for line in said if "layerwise_freeze_below=0.5 freezes" in line)
+    assert f"{len(frozen)} of {len(list(trainer.model.parameters()))} parameters: embeddings, block 0" in line
+
+
+def frozen_of(trainer):
+    return [param for param in trainer.model.parameters() if param.stop_gradient]
+
+
+def test_freezing_nothing_is_told(tmp_path, said):
+    trainer = train(tmp_path, layerwise_lr_decay=0.9, layerwise_freeze_below=0.1)
+    assert not frozen_of(trainer)
+    assert any("freezes 0 of" in line and "no layer has a ratio below it" in line for line in said)
+
+
+def test_a_model_without_blocks(tmp_path):
+    class Flat(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.classifier = nn.Embedding(64, 8), nn.Linear(8, 2)
+
+        def forward(self, input_ids, labels=None):
+            logits = self.classifier(self.embedding(input_ids).mean(axis=1))
+            return nn.functional.cross_entropy(logits, labels.reshape([-1])), logits
+
+    assert train(tmp_path, model=Flat(), optim="adamwdl").state.global_step == 4  # layers do not matter
+    with pytest.raises(ValueError, match="Found no stack of blocks"):
+        train(tmp_path, model=Flat(), optim="adamw", layerwise_lr_decay=0.8)
+
+
+def test_a_pipeline_of_one_stage_is_a_model_like_any(tmp_path):
+    class Stage(PipelineLayer):
+        def __init__(self):
+            nn.Layer.__init__(self)
+            self._num_stages = 1
+
+    trainer = common.trainer(tmp_path, layerwise_lr_decay=0.8)
+    trainer.model.stage = Stage()
+    assert trainer.layer_map.n_layers == 2
+
+
+def test_the_logger_is_that_of_the_trainers_package(tmp_path):
+    logger = common.trainer(tmp_path)._logger
+    assert hasattr(logger, "warning_once") or type(logger).__module__.startswith(("paddlenlp", "paddleformers"))
+    assert LdoptTrainerMixin()._logger.name.startswith("paddle_ldopt")
+
+
+# --- optimizers that are passed ---
+
+
+def passed(kind="adamw", decay=0.5):
+    """Return a model, an optimizer and its scheduler."""
+    model = common.tiny_model()
+    scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0 if step else 0.5)
+    kwargs = {"parameters": model.parameters()}
+    if kind == "constant":
+        return model, paddle.optimizer.AdamW(1e-2, **kwargs), None
+    if kind == "momentum":
+        return model, paddle.optimizer.Momentum(scheduler, **kwargs), scheduler
+    if kind == "adamwdl":
+        kwargs.update(layers=ldopt.LayerMap.from_model(model), layerwise_decay=decay)
+        return model, ldopt.AdamWDL(scheduler, **kwargs), scheduler
+    opt = paddle.optimizer.AdamW(scheduler, **kwargs)
+    if kind == "applied":
+        ldopt.apply_layerwise_decay(opt, ldopt.LayerMap.from_model(model), ldopt.LayerDecay(decay))
+    return model, opt, scheduler
+
+
+@pytest.mark.parametrize(
+    "kind, rule", [("adamw", 1.0), ("momentum", 1.0), ("adamwdl", 1.0), ("adamwdl", 0.5), ("applied", 0.5)]
+)
+def test_a_passed_optimizer_trains_at_its_schedule(tmp_path, kind, rule):
+    model, opt, scheduler = passed(kind)
+    rates = []
+
+    class Listener(common.TrainerCallback):
+        def on_optimizer_begin(self, args, state, control, **kwargs):
+            rates.append(opt.get_lr())
+
+    trainer = common.trainer(
+        tmp_path, model=model, optimizers=(opt, scheduler), callbacks=[Listener()], layerwise_lr_decay=rule
+    )
+    trainer.train()
+    assert trainer.optimizer is opt
+    assert rates == [0.5e-2, 1e-2, 1e-2, 1e-2]
+    assert not common.same(common.weights(model), common.weights(common.tiny_model()))
+
+
+def test_a_passed_layerwise_optimizer_shows_its_own_table(tmp_path, said):
+    model, opt, scheduler = passed("adamwdl", 0.25)
+    common.trainer(tmp_path, model=model, optimizers=(opt, scheduler)).train()
+    assert any("Learning rates by layer" in line and "0.25" in line for line in said)
+
+
+def test_a_passed_scheduler_alone(tmp_path):
+    scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
+    trainer = train(tmp_path, optimizers=(None, scheduler), optim="adamwdl", layerwise_lr_decay=0.5)
+    assert trainer.optimizer._learning_rate is trainer.lr_scheduler is scheduler
+    assert trainer.optimizer.get_lr() == 1e-2
+
+
+def own_rate(kind, decay=0.5):
+    model = common.tiny_model()
+    how = {"layers": ldopt.LayerMap.from_model(model), "layerwise_decay": decay, "parameters": model.parameters()}
+    if kind == "came":
+        return model, ldopt.Came(relative_step=True, **how)
+    if kind == "adafactor":
+        return model, ldopt.Adafactor(relative_step=True, scale_parameter=False, **how)
+    return model, ldopt.Lamb([1e-2, 2e-2, 3e-2, 4e-2] if kind == "lamb, sequence" else lambda s: 1e-2 * (s + 1), **how)
+
+
+@pytest.mark.parametrize("kind", ["came", "adafactor", "lamb, sequence", "lamb, callable"])
+def test_an_optimizer_that_sets_its_rate_itself_trains_without_a_scheduler(tmp_path, kind):
+    out = []
+
+    class Listener(common.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            out.append(dict(logs))
+
+    model, opt = own_rate(kind)
+    callbacks = [LayerLRCallback(), Listener()]
+    trainer = common.trainer(tmp_path, model=model, optimizers=(opt, None), callbacks=callbacks, logging_steps=1)
+    trainer.train()
+    rates = [1e-2 * (step + 1) if "lamb" in kind else 1e-2 for step in range(4)]
+    assert [line["lr/head"] for line in out[:4]] == pytest.approx(rates)
+    assert [line["lr/embeddings"] for line in out[:4]] == pytest.approx([rate / 8 for rate in rates])
+    assert not common.same(common.weights(model), common.weights(common.tiny_model()))
+
+
+@pytest.mark.parametrize("kind", ["came", "lamb, callable"])
+def test_a_schedule_beside_an_optimizer_that_sets_its_rate_itself_is_refused(tmp_path, kind):
+    model, opt = own_rate(kind)
+    trainer = common.trainer(tmp_path, model=model, optimizers=(opt, OTHER))
+    with pytest.raises(ValueError, match=r"sets its rate itself, so give optimizers=\(opt, None\)"):
+        trainer.train()
+    trainer = common.trainer(tmp_path, model=model, optimizers=(opt, None), lr_scheduler_type="inverse_sqrt")
+    with pytest.raises(ValueError, match="so `lr_scheduler_type` would be ignored.*lr_scheduler_type='inverse_sqrt'"):
+        trainer.train()
+    show = ScheduleCallback(str(tmp_path / "schedule.png"))
+    trainer = common.trainer(tmp_path, model=model, optimizers=(opt, None), callbacks=[show])
+    with pytest.raises(ValueError, match="sets its rate itself: leave it out; LayerLRCallback"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"layerwise_lr_decay": 0.8},
+        {"layerwise_head_ratio": 2.0},
+        {"optim": "adamwdl"},
+        {"lr_scheduler_type": "inverse_sqrt"},
+        {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": '{"num_cycles": 1.5}'},
+    ],
+    ids=str,
+)
+def test_our_arguments_in_a_trainer_without_our_mixin_are_refused(tmp_path, asked):
+    args = common.arguments(tmp_path, **asked)
+    args.print_config()  # reads all that a Trainer reads
+    name = next(iter(asked))
+    received = f"Received: .*{name}={asked[name]!r}"
+    with pytest.raises(RuntimeError, match=f"LdoptTrainerMixin, Trainer.*{received}"):
+        common.trainer(tmp_path, cls=common.Trainer, args=args)
+    common.trainer(tmp_path, args=args)
+    again = pickle.loads(pickle.dumps(args))
+    with pytest.raises(RuntimeError, match="LdoptTrainerMixin"):
+        common.trainer(tmp_path, cls=common.Trainer, args=again)
+    common.trainer(tmp_path, cls=common.Trainer, args=common.arguments(tmp_path)).train()  # nothing is asked
+
+
+OTHER = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
+
+
+@pytest.mark.parametrize(
+    "kind, scheduler, kwargs, message",
+    [
+        (
+            "adamw",
+            None,
+            {},
+            "give optimizers=(opt, opt._learning_rate), the scheduler it was built with. Received: optimizers=(AdamW, "
+            "None), where the learning_rate of AdamW is LambdaDecay",
+        ),
+        (
+            "constant",
+            None,
+            {},
+            "paddle.optimizer.lr.LambdaDecay(lr, lambda step: 1) keeps the rate constant. Received: optimizers=(AdamW, "
+            "None), where the learning_rate of AdamW is 0.01",
+        ),
+        ("adamw", OTHER, {}, "Received: optimizers=(AdamW, LambdaDecay)"),
+        ("constant", OTHER, {}, "The Trainer would step a scheduler that the optimizer does not take its rate from"),
+        (
+            "momentum",
+            "own",
+            {"optim": "adamwdl"},
+            "so `optim` would be ignored: leave one of them out. Received: optim='adamwdl', optimizers=(Momentum, ...)",
+        ),
+        (
+            "momentum",
+            "own",
+            {"layerwise_lr_decay": 0.8},
+            "arguments' layer-wise decay would be ignored: leave `layerwise_lr_decay` and its kin at their defaults",
+        ),
+        (
+            "adamwdl",
+            "own",
+            {"layerwise_lr_decay": 0.8},
+            "layerwise_decay=0.8, convention='paddlenlp', min_ratio=0.0, head_ratio=1.0, freeze_below=0.0), and AdamWDL"
+            " with LayerDecay(layerwise_decay=0.5",
+        ),
+    ],
+)
+def test_passed_optimizers_that_would_not_do_as_told(tmp_path, kind, scheduler, kwargs, message):
+    model, opt, own = passed(kind)
+    before = common.weights(model)
+    trainer = common.trainer(
+        tmp_path, model=model, optimizers=(opt, own if scheduler == "own" else scheduler), **kwargs
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        trainer.train()
+    with pytest.raises(ValueError):
+        trainer.create_optimizer_and_scheduler(num_training_steps=4)
+    assert common.same(before, common.weights(model))
+
+
+def came(model, rules=None, **options):
+    scheduler = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
+    return ldopt.create("came", model, 0.5, rules, learning_rate=scheduler, **options), scheduler
+
+
+def test_options_and_rules_beside_a_passed_optimizer_must_be_its_own(tmp_path):
+    def trainer(model, optimizers, options=None, rules=None):
+        asked = {"optim_kwargs": options and json.dumps(options), "layerwise_rules": rules and json.dumps(rules)}
+        return common.trainer(tmp_path, model, optimizers, optim="came", layerwise_lr_decay=0.5, **asked)
+
+    options, rules = {"clip_threshold": 7.0, "eps": [1e-30, 1e-3, 1e-8], "compression": True}, {"embeddings": "head"}
+    for given, asked, message in (
+        ({}, {"options": {"clip_threshold": 7.0}}, "optim_kwargs='{.*7.0}', and Came with clip_threshold=1.0"),
+        ({}, {"options": {"compression": True}}, "so `optim_kwargs` would be ignored.*with compression=False"),
+        ({"clip_threshold": 7.0}, {"options": options}, r"Came with eps=\(1e-30, 0.001, 1e-16\)"),
+        ({}, {"rules": rules}, "so `layerwise_rules` would be ignored.*embeddings.*head.*Came with '.*' in embeddings"),
+    ):
+        model = common.tiny_model()
+        refused = trainer(model, came(model, **given), **asked)
+        with pytest.raises(ValueError, match=message):
+            refused.train()
+        with pytest.raises(ValueError, match=message):
+            refused.create_optimizer_and_scheduler(num_training_steps=4)
+    model = common.tiny_model()
+    same = trainer(model, came(model, rules, **{**options, "eps": tuple(options["eps"])}), options, rules)
+    same.train()
+    assert same.state.global_step == 4
+
+
+def test_a_second_training_keeps_the_optimizer_of_the_first(tmp_path):
+    options = '{"exclude_from_weight_decay": ["bias"], "amsgrad": true}'  # an optimizer does not tell the first
+    trainer = train(tmp_path, optim="adamweightdecay", optim_kwargs=options, layerwise_lr_decay=0.5)
+    first = trainer.optimizer
+    trainer.train()
+    assert trainer.optimizer is first
+
+
+def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
+    # the Trainer's enum has the name, and the Trainer no optimizer for it
+    others = {name: info for name, info in REGISTRY.items() if name != "adafactor"}
+    monkeypatch.setattr("paddle_ldopt.trainer.arguments.REGISTRY", others)
+    monkeypatch.setattr("paddle_ldopt.trainer.mixin.REGISTRY", others)
+
+    class Theirs(common.Trainer):
+        def create_optimizer(self, lr_scheduler=None):
+            if self.optimizer is None:
+                self.optimizer = paddle.optimizer.Momentum(lr_scheduler, parameters=self.model.parameters())
+            return self.optimizer
+
+    class Both(LdoptTrainerMixin, Theirs):
+        pass
+
+    trainer = train(tmp_path, cls=Both, optim="adafactor", layerwise_lr_decay=0.5)
+    assert isinstance(trainer.optimizer, paddle.optimizer.Momentum) and isinstance(trainer.optimizer, LayerwiseMixin)
+    assert trainer.optimizer.layerwise_ratio(next(iter(trainer.model.bert.encoder.layers[0].parameters()))) == 0.25
+    with pytest.raises(ValueError, match="unsupported optimizer"):
+        train(tmp_path, optim="adafactor", layerwise_lr_decay=0.5)
+
+
+def test_the_mixins_stand_on_no_package(tmp_path):
+    assert all(
+        not cls.__module__.startswith("paddlenlp") for cls in (*LdoptTrainerMixin.__mro__, *LdoptArgumentsMixin.__mro__)
+    )
