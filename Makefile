@@ -102,9 +102,9 @@ dist: $(STAMP) ## Build wheel and source archive; step with each in a venv of it
 	$(PY) -m build
 	$(PY) -m venv $(VENV)-dist
 	$(VENV)-dist/bin/python -m pip -q install -c constraints.txt $(PADDLE) dist/*.whl
-	cd tests && $(abspath $(VENV)-dist)/bin/python smoke.py library
+	cd tests && $(abspath $(VENV)-dist)/bin/python support/smoke.py library
 	CC=/bin/false $(VENV)-dist/bin/python -m pip -q install --force-reinstall --no-deps dist/*.tar.gz
-	cd tests && $(abspath $(VENV)-dist)/bin/python smoke.py none
+	cd tests && $(abspath $(VENV)-dist)/bin/python support/smoke.py none
 
 bench: ## Measure every optimizer's step beside its peers (25 minutes), in a venv of its own (4 GB)
 	$(MAKE) $(VENV)-bench/.installed-bench VENV=$(VENV)-bench

@@ -87,7 +87,7 @@ def text_plot(first, series, width=72, height=12):
     Examples:
         .. code-block:: python
 
-            >>> from paddle_ldopt.display import text_plot
+            >>> from paddle_ldopt.plots import text_plot
             >>> print(text_plot(0, {"lr": [0.0, 1.0, 2.0, 1.0, 0.0]}, width=5, height=3))
                2 |  *
                1 | * *

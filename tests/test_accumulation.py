@@ -15,6 +15,7 @@ import pipeline_cases
 import pytest
 from distributed_launch import launch
 from golden_cases import cases, load, loader, needs_golden
+from processes import search_path
 
 from paddle_ldopt import AdamWDL
 from paddle_ldopt.accumulation import GradientAccumulator
@@ -560,7 +561,6 @@ def two_processes(tmp_path_factory):
             probe.bind(("127.0.0.1", 0))
             ports.append(probe.getsockname()[1])
     endpoints = [f"127.0.0.1:{port}" for port in ports]
-    root = pathlib.Path(__file__).parent
     runs = []
     for rank in range(2):
         env = {
@@ -572,7 +572,7 @@ def two_processes(tmp_path_factory):
             "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
             "PADDLE_MASTER": endpoints[0],
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(root.parent), str(root)]),
+            "PYTHONPATH": search_path(),
         }
         command = [sys.executable, __file__, str(folder)]
         log = open(folder / f"{rank}.log", "w")  # noqa: SIM115 - the process has it

@@ -14,9 +14,11 @@ from typing import Any, Callable, Optional, Union
 
 from .._checks import checked_steps, shown
 from .._paddle import unwrap_model
-from ..layers import table as display
+from ..plots import plot_table
 from .decay import LayerDecay
+from .rates import planned_rates, rates_of_optimizer
 from .stacks import STACK_NAMES, Stack, find_stacks, is_index
+from .table import LayerTable
 
 __all__ = ["Layer", "LayerMap"]
 
@@ -216,7 +218,7 @@ class LayerMap:
         def ratio_of(param: Any) -> float:
             return ratios[self.layer_of(param.name)]
 
-        # read by the display and the fused step; mypy knows no attributes of functions
+        # read by the table and the fused step; mypy knows no attributes of functions
         ratio_of.rule, ratio_of.layers, ratio_of.is_constant = rule, self, True  # type: ignore[attr-defined]
         return ratio_of
 
@@ -227,7 +229,7 @@ class LayerMap:
         optimizer: Any = None,
         apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
         num_steps: Optional[int] = None,
-    ) -> display.LayerTable:
+    ) -> LayerTable:
         """Show each layer's parameters and the rate they get; print it, or take its `rows`.
 
         With an `optimizer` everything is read back from it: the rate its step would use now for each parameter, the
@@ -261,13 +263,13 @@ class LayerMap:
                     raise ValueError(
                         f"`{name}` is read back from `optimizer`: leave it out. Received: {name}={shown(value)}"
                     )
-            rates = display.rates_of_optimizer(optimizer, num_steps)
+            rates = rates_of_optimizer(optimizer, num_steps)
             for tensor_name in rates:
                 self.layer_of(tensor_name)
         else:
             ratio_of = self.ratio_fn(layerwise_decay)
-            rates = display.planned_rates(self._tensors(), ratio_of, learning_rate, apply_decay_param_fun, num_steps)
-        return display.LayerTable.build(self._tensors(), self.layer_of, rates)
+            rates = planned_rates(self._tensors(), ratio_of, learning_rate, apply_decay_param_fun, num_steps)
+        return LayerTable.build(self._tensors(), self.layer_of, rates)
 
     def plot(
         self,
@@ -287,7 +289,7 @@ class LayerMap:
         Returns:
             str: `path`.
         """
-        return display.plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
+        return plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what tells this map from another: per tower its depth, and the layers as (tower, id) -> names."""

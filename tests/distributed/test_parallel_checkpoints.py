@@ -21,7 +21,7 @@ NAMES = ldopt.list_optimizers()
 CASES = {name: {"name": name} for name in NAMES}
 LOW = {f"{name}, bfloat16": {"name": name, "dtype": "bfloat16"} for name in ("adamwdl", "came")}
 ONE = "1 process"
-OLD = pathlib.Path(__file__).parent / "old_checkpoint"  # of version 0.1
+OLD = pathlib.Path(__file__).parents[1] / "support" / "old_checkpoint"  # of version 0.1
 # layout -> those whose checkpoints it goes on from
 SOURCES = {
     "sharding 4 v2": [],

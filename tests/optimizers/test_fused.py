@@ -14,7 +14,7 @@ from test_contracts import VARIANTS, low_precision
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
-from paddle_ldopt.optimizers._fused.step import step as _fused
+from paddle_ldopt.optimizers._fused import step as _fused
 
 pytestmark = needs_library
 

@@ -9,7 +9,7 @@ from test_contracts import OPTIMIZERS, every_optimizer, every_variant, make
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
-from paddle_ldopt.optimizers._fused.step.step import layer_rates
+from paddle_ldopt.optimizers._fused.step import layer_rates
 
 pytestmark = needs_library
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import kernel_cases
 import numpy as np
 import pytest
 from kernel_cases import SHAPES, TYPES, VARIANTS, Optimizer, decode, encode, problem
@@ -22,7 +23,7 @@ from paddle_ldopt import kernels
 
 pytestmark = needs_library
 PACKAGE = pathlib.Path(kernels.__file__).parent.parent
-PATHS = [str(PACKAGE), str(pathlib.Path(__file__).parent)]
+PATHS = [str(PACKAGE), str(pathlib.Path(kernel_cases.__file__).parent)]
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 

@@ -8,6 +8,7 @@ import shutil
 import paddle
 import pytest
 import recipe_kills
+from processes import search_path
 from test_recipes import ENCODERS, OWN_TESTS, RECIPES, tiny, tiny_llama
 
 from paddle_ldopt.trainer import last_checkpoint
@@ -21,9 +22,7 @@ STEPS, SAVED_EVERY = 6, 2
 def paths():
     """Give processes of their own what pytest has put on the path."""
     with pytest.MonkeyPatch.context() as patch:
-        here = os.path.dirname(os.path.abspath(__file__))
-        more = [here, os.path.dirname(here), os.path.join(os.path.dirname(here), "recipes")]
-        patch.setenv("PYTHONPATH", os.pathsep.join([*more, os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("PYTHONPATH", search_path())
         yield
 
 

@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
-TESTS = pathlib.Path(__file__).parent
-sys.path[:0] = [str(TESTS), str(TESTS.parent / "paddle_ldopt")]
+TESTS = pathlib.Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "support"), str(TESTS.parent / "paddle_ldopt")]
 
 import kernels  # noqa: E402
 from kernel_cases import TYPES, VARIANTS, Optimizer  # noqa: E402

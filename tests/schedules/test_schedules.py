@@ -701,10 +701,10 @@ def test_a_wave_begins_anew_after_each_third():
 @pytest.mark.parametrize(
     "rule",
     [
-        schedules.rules.StableDecay(4, 7, 20, "linear", "cosine", 0.1, 1.6),
-        schedules.rules.CoolDown(4, 7, 20, 5, 0.2, 0.3, 0.9, 1.6),
-        schedules.rules.Cosine(4, 20, 1.6),
-        schedules.rules.CosineRestarts(4, 20, 2.6),
+        schedules.curves.StableDecay(4, 7, 20, "linear", "cosine", 0.1, 1.6),
+        schedules.curves.CoolDown(4, 7, 20, 5, 0.2, 0.3, 0.9, 1.6),
+        schedules.curves.Cosine(4, 20, 1.6),
+        schedules.curves.CosineRestarts(4, 20, 2.6),
     ],
     ids=lambda rule: type(rule).__name__,
 )
@@ -716,15 +716,15 @@ def test_the_greatest_factor_ahead_is_at_a_turn(rule):
 
 
 def test_a_cool_down_starts_at_0_unless_told():
-    assert [schedules.rules.CoolDown(2)(step) for step in range(3)] == [0.0, 0.5, 1.0]
+    assert [schedules.curves.CoolDown(2)(step) for step in range(3)] == [0.0, 0.5, 1.0]
 
 
 def test_a_polynomial_ends_at_the_step_after_its_decay():
-    assert schedules.rules.Polynomial(2, 3).turns() == [2, 6]
+    assert schedules.curves.Polynomial(2, 3).turns() == [2, 6]
 
 
 def test_restarts_decay_in_one_step_unless_told():
-    assert [schedules.rules.CosineRestarts(1)(step) for step in range(3)] == [0.0, 1.0, 0.0]
+    assert [schedules.curves.CosineRestarts(1)(step) for step in range(3)] == [0.0, 1.0, 0.0]
 
 
 # ---- properties

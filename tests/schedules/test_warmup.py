@@ -19,8 +19,8 @@ from test_schedules import a_million_takes
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWeightDecay, LayerMap, decayed_parameter_names
-from paddle_ldopt.build import create_optimizer
 from paddle_ldopt.schedules.warmup import WarmUp
+from paddle_ldopt.tensorflow_recipe import create_optimizer
 
 lr = paddle.optimizer.lr
 SCHEDULES = [case for case in cases("schedule", "schedule") if case["peer"] == "tf"]

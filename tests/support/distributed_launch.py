@@ -25,6 +25,8 @@ import sys
 import tempfile
 import time
 
+from processes import search_path
+
 __all__ = ["LaunchError", "launch"]
 
 _HERE = pathlib.Path(__file__).resolve().parent
@@ -98,7 +100,7 @@ def _environments(ranks):
         "PADDLE_TRAINERS_NUM": str(ranks),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join([str(_HERE), str(_HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": search_path(),
         "PYTHONUNBUFFERED": "1",
     }
     return [

@@ -106,7 +106,7 @@ def optimizer_of(name, network, rate=1e-2, **arguments):
     schedule = paddle.optimizer.lr.LambdaDecay(1.0 if name == "sgd" else rate, lambda epoch: 0.9**epoch)
     if name == "sgd":
         return paddle.optimizer.SGD(schedule, network.parameters())
-    decay = {ldopt.registry.REGISTRY[name].weight_decay: 0.01}
+    decay = {ldopt.optimizers.registry.REGISTRY[name].weight_decay: 0.01}
     return ldopt.create(name, network, learning_rate=schedule, **decay, **ARGUMENTS[name], **arguments)
 
 
@@ -176,7 +176,7 @@ def inject(network, due):
 
 def snapshot(network, step):
     """Return all that an overflow must leave as it is."""
-    optimizer = ldopt.hooks.unwrap(step._optimizer)
+    optimizer = ldopt._paddle.unwrap(step._optimizer)
     state = {
         key: value.numpy().copy() for key, value in optimizer.state_dict().items() if isinstance(value, paddle.Tensor)
     }

@@ -11,8 +11,9 @@ import trainer_common as common
 from trainer_run import checkpoint_format
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.layers import table as display
+from paddle_ldopt.layers import rates
 from paddle_ldopt.plots import text_plot
+from paddle_ldopt.schedules import ahead
 from paddle_ldopt.schedules.ahead import schedule_rates
 from paddle_ldopt.trainer import RunReport, optimizers
 from paddle_ldopt.trainer.callbacks import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallback
@@ -351,9 +352,9 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
 
     layers.table(optimizer=optimizer)
     layers.plot(tmp_path / "rates.png", optimizer=optimizer)
-    display.applied_ratios(optimizer), display.applied_rates(optimizer), display.applied_rates(optimizer, 0.1)
-    display.next_rate(optimizer), display.rate_divisor(optimizer, 3), display.used_rates(optimizer)
-    display.peak_learning_rate(schedule), display.schedule_rates(schedule, 9)
+    rates.applied_ratios(optimizer), rates.applied_rates(optimizer), rates.applied_rates(optimizer, 0.1)
+    rates.next_rate(optimizer), rates.rate_divisor(optimizer, 3), rates.used_rates(optimizer)
+    ahead.peak_learning_rate(schedule), ahead.schedule_rates(schedule, 9)
     report, given = RunReport(str(tmp_path), "title", layers), {"optimizer": optimizer, "lr_scheduler": schedule}
     logs = LayerLRCallback(layers)
     logs.attached = True

@@ -19,7 +19,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.layers.rates import applied_ratios
 from paddle_ldopt.optimizers._base.layerwise import LayerwiseMixin
-from paddle_ldopt.optimizers._fused.step import step as _fused
+from paddle_ldopt.optimizers._fused import step as _fused
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.trainer import (
     LayerLRCallback,

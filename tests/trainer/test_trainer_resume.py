@@ -14,6 +14,7 @@ import paddle
 import pytest
 import trainer_common as common
 import trainer_run
+from processes import search_path
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.trainer import GradualUnfreezeCallback, LdoptTrainerMixin, checkpoints, folders, last_checkpoint
@@ -238,7 +239,7 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
         command = [sys.executable, trainer_run.__file__, str(folder), form, death]
         if last_checkpoint(folder) is not None:
             command.append("resume")
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": pythonpath()})
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": search_path()})
         assert done.returncode == (0 if death == "never" else -signal.SIGKILL), done.stderr[-2000:]
         if death.startswith("saving"):
             torn = [name for name in os.listdir(folder) if (folder / name / (RECORD + ".partial")).exists()]
@@ -246,11 +247,6 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
     assert not list(folder.glob("*/*.partial")), "the checkpoint that was cut short is to be written anew"
     with np.load(folder / "final.npz") as final:
         assert common.same(expected, dict(final)), f"killed {seconds} s after step {step}"
-
-
-def pythonpath():
-    here = os.path.dirname(os.path.abspath(__file__))
-    return os.pathsep.join([here, os.path.dirname(here), os.environ.get("PYTHONPATH", "")])
 
 
 # --- refused ---
