@@ -4,8 +4,8 @@
     python benchmarks/llrd_evidence.py report                                             # writes docs/evidence.md
 
 `run` appends one line of JSON per run to benchmarks/results/llrd_evidence.jsonl and skips the runs that are there.
-MiniLM (recipes/common/pretrained.py) is fine-tuned on a few rows that the seed draws. The same seed gives every arm the same
-rows, order, head and dropout. docs/evidence.md says what came of it.
+MiniLM (recipes/common/pretrained.py) is fine-tuned on a few rows that the seed draws. The same seed gives every arm the
+same rows, order, head and dropout. docs/evidence.md says what came of it.
 """
 
 import argparse

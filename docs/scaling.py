@@ -81,7 +81,7 @@ def sent_table(params):
 
 
 def combinations_table():
-    """Return the table of `tests/distributed/combinations.py`: how many combinations of each layout match one process."""
+    """Return the table of `tests/distributed/combinations.py`: how many of each layout match one process."""
     results = json.loads((PAGE.parent / "combinations.json").read_text(encoding="utf-8"))
     notes: list = []
 

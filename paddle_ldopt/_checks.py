@@ -1,4 +1,4 @@
-"""What a plain argument has to be: checks that name it, end with what was received, and return it.
+"""What an argument has to be: checks that name it, end with what was received, and return it; options in one line.
 
 A leaf of the import graph, without Paddle. Checks that know more than a type and a range stand where they are used.
 """
@@ -10,9 +10,10 @@ import functools
 import math
 import numbers
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 __all__ = [
+    "Option",
     "as_float",
     "checked_bool",
     "checked_choice",
@@ -179,3 +180,45 @@ def checked_state(state_dict: Any) -> dict[str, Any]:
     if not isinstance(state_dict, dict):
         raise TypeError(f"`state_dict` must be a dict. Received: state_dict of type {type(state_dict).__name__}")
     return state_dict
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """An option of an optimizer or a schedule, declared once: checks, settings and tables of the docs read it here.
+
+    Args:
+        default: its default.
+        doc (str): one line on it.
+        low (float): of a number: the lower end of its range.
+        high (float): the upper end.
+        ends (str): the brackets; a square one includes the limit.
+        optional (bool): None is allowed.
+        group (bool): a parameter group may override it.
+        check (callable, optional): (value, name) -> the checked value, of what is no number in a range.
+        kind (str): what it is, for the docs, if it is no number in a range.
+    """
+
+    default: Any
+    doc: str
+    low: float = 0.0
+    high: float = math.inf
+    ends: str = "[]"
+    optional: bool = False
+    group: bool = False
+    check: Optional[Callable[[Any, str], Any]] = None
+    kind: str = ""
+
+    def checked(self, value: Any, name: str) -> Any:
+        """Return the value as it is kept, such as a float of an int; raise TypeError or ValueError if it cannot be."""
+        if value is None and self.optional:
+            return None
+        if self.check is not None:
+            return self.check(value, name)
+        return checked_number(value, name, self.low, self.high, self.ends)
+
+    @property
+    def span(self) -> str:
+        """What it may be, in a few characters: "[0, 1)", "a bool"."""
+        right = self.ends[1] if math.isfinite(self.high) else ")"
+        text = self.kind or f"{self.ends[0]}{self.low:g}, {self.high:g}{right}"
+        return f"{text} or None" if self.optional else text

@@ -1,12 +1,118 @@
-"""TODO."""
+"""The one door to what Paddle and PaddleNLP do not document: every private name that this package touches is here.
+
+Each is declared with its owner and the feature that needs it. A Paddle in which one has moved can still be imported:
+using the feature then raises `MovedError`, which names both. tests/test_paddle.py looks for every one of them. Seen in
+Paddle 3.1, 3.2 and 3.3. Methods that a subclass of Paddle's classes overrides, and their `super()` calls, stand in the
+subclass.
+"""
 
 import functools
+import importlib
 import inspect
 import os
 import types
+from typing import Any, Callable
 
 import paddle
 from paddle.distributed import fleet
+
+
+class MovedError(RuntimeError):
+    """A private part of Paddle is not where it was, so a feature is not available."""
+
+
+OPTIMIZER, TENSOR = "paddle.optimizer.Optimizer", "paddle.Tensor"
+PRIVATE: list[tuple[str, str, str]] = []  # (owner, name, feature) of all that is declared below; name "" is the owner
+
+
+def _moved(owner: str, name: str, feature: str) -> MovedError:
+    private = f"{owner}.{name}" if name else owner
+    return MovedError(
+        f"{feature} is not available: Paddle {paddle.__version__} has moved a private part that it needs. Use Paddle "
+        f"3.1 to 3.3, or a newer paddle_ldopt. Received: no {private}"
+    )
+
+
+def _attribute(owner: str, name: str, feature: str) -> Callable[[Any], Any]:
+    """Return a getter of an attribute that instances of `owner` have."""
+    PRIVATE.append((owner, name, feature))
+
+    def get(instance: Any) -> Any:
+        try:
+            return getattr(instance, name)
+        except AttributeError:
+            raise _moved(owner, name, feature) from None
+
+    return get
+
+
+def _part(owner: str, name: str, feature: str) -> Callable[..., Any]:
+    """Return `owner.name`, such as a method to call with an instance; if there is none, what raises when called."""
+    PRIVATE.append((owner, name, feature))
+    try:
+        return getattr(_object(owner), name)
+    except (AttributeError, ImportError):
+
+        def missing(*args: Any, **kwargs: Any) -> Any:
+            raise _moved(owner, name, feature)
+
+        return missing
+
+
+def _lazy(path: str, feature: str) -> Callable[[], Any]:
+    """Return a function that returns the class or module at a dotted path: it is imported at the first call."""
+    PRIVATE.append((path, "", feature))
+
+    @functools.lru_cache(None)
+    def get() -> Any:
+        try:
+            return _object(path)
+        except (AttributeError, ImportError):
+            raise _moved(path, "", feature) from None
+
+    return get
+
+
+def _object(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return importlib.import_module(path)
+    except ImportError:
+        if not module:
+            raise
+        return getattr(_object(module), name)
+
+
+# ---- an optimizer's attributes
+
+accumulators = _attribute(OPTIMIZER, "_accumulators", "Every optimizer")  # state -> param.name -> Tensor
+waiting_state = _attribute(OPTIMIZER, "_accumulators_holder", "Loading an optimizer")  # loaded, of no step yet
+with_state = _attribute(OPTIMIZER, "_already_create_accumulator", "Every optimizer")  # names of parameters
+masters = _attribute(OPTIMIZER, "_master_weights", "Every optimizer")  # param.name -> float32 Tensor
+parameter_list = _attribute(OPTIMIZER, "_parameter_list", "Every optimizer")  # of this process; flat or groups
+param_groups = _attribute(OPTIMIZER, "_param_groups", "Every optimizer")
+grad_clip = _attribute(OPTIMIZER, "_grad_clip", "Gradient clipping")
+rate_source = _attribute(OPTIMIZER, "_learning_rate", "Every optimizer")  # a float or the LRScheduler
+state_prefix = _attribute(OPTIMIZER, "_name", "Every optimizer")  # None or the argument `name`
+
+
+# ---- tensors
+
+grad_of = _part(TENSOR, "_grad_ivar", "Every optimizer")  # None where there is no gradient
+slice_of = _part(TENSOR, "_slice", "Sharding version 2")  # (tensor, begin, end), a view
+is_allocated = _part(TENSOR, "_is_initialized", "Every optimizer")
+
+
+# ---- arithmetic, flags, modes
+
+
+# ---- fleet and its engines
+
+
+# ---- PaddleNLP's and PaddleFormers' Trainer
+
+
+# ---- wrappers of optimizers and networks
 
 
 def groups_by_name(optimizer):
@@ -104,10 +210,14 @@ def _names_in(function, seen=()):
 
 
 # By name: not all are in every Paddle. MetaParallelBase is the base of tensor, pipeline, sharding and segment parallel.
-_WRAPPERS = {"DataParallel", "MetaParallelBase", "MixPrecisionLayer", "GroupShardedStage2", "GroupShardedStage3"}
-
-
-_WRAPPERS |= {"FullyShard"}
+_WRAPPERS = {
+    "DataParallel",
+    "MetaParallelBase",
+    "MixPrecisionLayer",
+    "GroupShardedStage2",
+    "GroupShardedStage3",
+    "FullyShard",
+}
 
 
 def unwrap_model(model):

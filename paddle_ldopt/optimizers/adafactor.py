@@ -10,10 +10,11 @@ import math
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import checked_bool, checked_number, shown
+from .._checks import Option, checked_bool, checked_number, shown
 from .._paddle import parameters_of, unwrap
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ._base.arithmetic import over_, plus_, times_
+from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, State, numbers, register
 from ._base.factored import (
     factored_kinds,
     inverse_sqrt_factored,
@@ -26,7 +27,7 @@ from ._base.factored import (
     square_sum,
 )
 from ._base.groups import is_listed
-from ._base.rule_optimizer import ELEMENT, SCALAR, STEP, RuleOptimizer, checked_decay
+from ._base.rule_optimizer import STEP, RuleOptimizer, checked_decay
 from ._fused.plan import FusedRule
 from ._pieces.pieces import Piece
 
@@ -88,6 +89,10 @@ def adafactor_update(
     return param - update, {**new_state, _USED_LR: lr}
 
 
+@register(
+    "T5 and its kin, almost without memory; below 0.02 bytes",
+    external_rate={"relative_step": False, "scale_parameter": False},
+)
 class Adafactor(RuleOptimizer):
     r"""Adam with a second moment of rows and columns only: the choice if an optimizer's memory is what is short.
 
@@ -165,6 +170,30 @@ class Adafactor(RuleOptimizer):
 
     Source: ``transformers.Adafactor``, 4.37.
     """
+
+    OPTIONS = {
+        "lr": Option(None, "the group's own rate", optional=True, group=True),
+        "eps": Option((1e-30, 1e-3), "added to the squares; least RMS", check=numbers("()", "[)"), group=True),
+        "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
+        "decay_rate": Option(-0.8, "exponent of the second moment's decay", -math.inf, 0.0, "(]", group=True),
+        "beta1": Option(None, "decay of the momentum", high=1.0, ends="[)", optional=True, group=True),
+        "weight_decay": Option(0.0, "decoupled decay of the weights", group=True),
+        "scale_parameter": Option(True, "scale the rate by the parameter's RMS", check=checked_bool, group=True),
+        "relative_step": Option(True, "set the rate from the step", check=checked_bool),
+        "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool, group=True),
+    }
+
+    @staticmethod
+    def states(options, shape):
+        """Return state name -> its kind and type."""
+        kinds = factored_kinds("exp_avg_sq") if is_factored(shape) else {"exp_avg_sq": ELEMENT}
+        kinds = {_USED_LR: SCALAR, **kinds, **({} if options["beta1"] is None else {"exp_avg": ELEMENT})}
+        return {name: State(kind) for name, kind in kinds.items()}
+
+    @staticmethod
+    def sums(options, shape):
+        """Return the rounds of sums."""
+        return [[SCALAR, *([ROW, COLUMN] if is_factored(shape) else [])], [SCALAR]]
 
     def __init__(
         self,

@@ -15,13 +15,14 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from .. import kernels
-from .._checks import checked_bool, checked_number, plain_number, shown
+from .._checks import Option, checked_bool, checked_number, plain_number, shown
 from .._paddle import flatten_groups
 from ..layers.paddlenlp_hook import check_decay, layerwise_lr_decay
 from ._base.arithmetic import over_, plus_, root, times_
+from ._base.declaration import ELEMENT, SCALAR, State, register
 from ._base.factored import square_sum
 from ._base.groups import is_listed
-from ._base.rule_optimizer import ELEMENT, STEP, RuleOptimizer, checked_decay
+from ._base.rule_optimizer import STEP, RuleOptimizer, checked_decay
 from ._fused.plan import FusedRule
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
@@ -69,6 +70,12 @@ def _one_minus_power(beta, t):
     return -paddle.expm1(t * math.log(beta)) if beta else paddle.ones_like(t)
 
 
+@register(
+    "numbers of TensorFlow's BERT fine-tuning; 8 bytes",
+    weight_decay="weight_decay_rate",
+    own_exclusion=("include_in_weight_decay", "exclude_from_weight_decay"),
+    trainer={"beta_1": "adam_beta1", "beta_2": "adam_beta2", "epsilon": "adam_epsilon"},
+)
 class AdamWeightDecay(RuleOptimizer):
     r"""Adam whose weight decay is switched on and off by regular expressions: to reproduce TensorFlow fine-tuning.
 
@@ -156,6 +163,28 @@ class AdamWeightDecay(RuleOptimizer):
 
     Source: ``transformers.AdamWeightDecay`` of ``optimization_tf.py``.
     """
+
+    OPTIONS = {
+        "beta_1": Option(0.9, "decay of the first moment", high=1.0, ends="[)", group=True),
+        "beta_2": Option(0.999, "decay of the second moment", high=1.0, ends="[)", group=True),
+        "epsilon": Option(1e-7, "added to the root of the second moment", group=True),
+        "weight_decay": Option(0.0, "decoupled decay; `weight_decay_rate` of the optimizer", group=True),
+        "clipnorm": Option(None, "scale each gradient down to this norm", ends="()", optional=True, group=True),
+        "clipvalue": Option(None, "cut each element of the gradients", ends="()", optional=True, group=True),
+        "amsgrad": Option(False, "divide by the greatest second moment so far", check=checked_bool),
+        "decay": Option(0.0, "of the rate by time: lr / (1 + decay t)", ends="[)"),
+    }
+
+    @staticmethod
+    def states(options, shape):
+        """Return state name -> its kind and type."""
+        third = ["moment2_max"] if options["amsgrad"] else []
+        return dict.fromkeys(("moment1", "moment2", *third), State(ELEMENT))
+
+    @staticmethod
+    def sums(options, shape):
+        """Return nothing but the norm of `clipnorm`."""
+        return [] if options["clipnorm"] is None else [[SCALAR]]
 
     def __init__(
         self,

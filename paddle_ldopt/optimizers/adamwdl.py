@@ -10,10 +10,11 @@ from typing import Optional
 import paddle
 from paddle.optimizer import AdamW
 
-from .._checks import checked_number, shown
+from .._checks import Option, checked_bool, checked_number, shown
 from .._paddle import flatten_groups
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ._base.arithmetic import root
+from ._base.declaration import ELEMENT, SCALAR, State, register
 from ._base.groups import checked_parameters
 from ._base.layerwise import LayerwiseMixin
 from ._base.rule_optimizer import Task, checked_decay, checked_rate
@@ -28,6 +29,10 @@ _GROUP_OPTIONS = ("weight_decay", "beta1", "beta2", "epsilon", "lazy_mode")
 _LOW_PRECISION = (paddle.float16, paddle.bfloat16)
 
 
+@register(
+    "AdamW, layer by layer: the choice for fine-tuning; 8 bytes",
+    trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
+)
 class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
     r"""AdamW that gives each layer its own learning rate: the choice for fine-tuning a pretrained transformer.
 
@@ -101,6 +106,25 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
     """
 
     _weight_decay: float
+
+    OPTIONS = {
+        "weight_decay": Option(0.01, "decoupled decay of the weights, scaled by the layer's rate", group=True),
+        "beta1": Option(0.9, "decay of the first moment", high=1.0, ends="[)", group=True),
+        "beta2": Option(0.999, "decay of the second moment", high=1.0, ends="[)", group=True),
+        "epsilon": Option(1e-8, "added to the root of the second moment", ends="[)", group=True),
+        "lazy_mode": Option(False, "update the rows of a sparse gradient alone", check=checked_bool, group=True),
+    }
+
+    @staticmethod
+    def states(options, shape):
+        """Return state name -> its kind and type."""
+        moments = dict.fromkeys(("moment1", "moment2"), State(ELEMENT))
+        return {**moments, **dict.fromkeys(("beta1_pow_acc", "beta2_pow_acc"), State(SCALAR))}
+
+    @staticmethod
+    def sums(options, shape):
+        """Return nothing: the update is element by element."""
+        return []
 
     def __init__(
         self,

@@ -9,9 +9,10 @@ import math
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import checked_bool, checked_int, checked_number, shown
+from .._checks import Option, checked_bool, checked_int, checked_number, shown
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ._base.arithmetic import over_, plus_, square_, times_
+from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, State, numbers, register
 from ._base.factored import (
     factored_kinds,
     inverse_sqrt_factored,
@@ -25,7 +26,7 @@ from ._base.factored import (
 )
 from ._base.groups import is_listed
 from ._base.mindspore import read_order
-from ._base.rule_optimizer import ELEMENT, STEP, RuleOptimizer, checked_decay
+from ._base.rule_optimizer import STEP, RuleOptimizer, checked_decay
 from ._fused.plan import FusedRule
 from ._pieces.pieces import Piece
 
@@ -102,6 +103,7 @@ def came_update(
     return plus_(-lr * step, param), new_state
 
 
+@register("large language models in half of AdamW's memory; needs a warm-up; 4 bytes", trainer={"beta1": "adam_beta1"})
 class Came(RuleOptimizer):
     r"""CAME: Adafactor's memory with a momentum whose step is larger where the update is stable; for large models.
 
@@ -195,6 +197,39 @@ class Came(RuleOptimizer):
 
     Source: ``mindformers.core.optim.came.Came``; ``came_pytorch.CAME``.
     """
+
+    OPTIONS = {
+        "lr": Option(None, "the group's own rate", optional=True, group=True),
+        "eps": Option((1e-30, 1e-3, 1e-16), "three small numbers above 0", check=numbers("()", "()", "()"), group=True),
+        "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
+        "decay_rate": Option(_DECAY_RATE, "exponent of the second moment's decay", high=1.0, group=True),
+        "beta1": Option(0.9, "decay of the momentum; 0: none", high=1.0, ends="[)", optional=True, group=True),
+        "beta2": Option(None, "a constant decay of V", high=1.0, ends="[)", optional=True, group=True),
+        "beta3": Option(0.99, "decay of the instability", high=1.0, ends="[)", group=True),
+        "weight_decay": Option(0.0, "decoupled decay of the weights", high=1.0, group=True),
+        "scale_parameter": Option(False, "scale the rate by the parameter's RMS", check=checked_bool, group=True),
+        "relative_step": Option(False, "set the rate from the step", check=checked_bool),
+        "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool),
+        "compression": Option(False, "store the momentum as float16", check=checked_bool),
+        "loss_scale": Option(1, "gradients are divided by it", check=lambda value, name: checked_int(value, name, 1)),
+    }
+
+    @staticmethod
+    def states(options, shape):
+        """Return state name -> its kind and type."""
+        factored, momentum = is_factored(shape), bool(options["beta1"])
+        kinds = factored_kinds("exp_avg_sq") if factored else {"exp_avg_sq": ELEMENT}
+        kinds.update({"exp_avg": ELEMENT} if momentum else {})
+        kinds.update(factored_kinds("exp_avg_res") if momentum and factored else {})
+        half = "float16" if options["compression"] else None
+        return {name: State(kind, half if name == "exp_avg" else None) for name, kind in kinds.items()}
+
+    @staticmethod
+    def sums(options, shape):
+        """Return the rounds of sums; `scale_parameter` needs one more number in a round of its own."""
+        lines = [ROW, COLUMN] if is_factored(shape) else []
+        rounds = [lines, [SCALAR], lines if options["beta1"] else []]
+        return [kinds for kinds in rounds if kinds]
 
     def __init__(
         self,

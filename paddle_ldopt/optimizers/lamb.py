@@ -12,12 +12,13 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import checked_bool, checked_number, shown
+from .._checks import Option, checked_bool, checked_number, shown
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ._base.arithmetic import over_, plus_, root_, times_
+from ._base.declaration import ELEMENT, SCALAR, State, register
 from ._base.factored import square_sum
 from ._base.mindspore import Schedule, as_list, decay_or_schedule, is_convolution, rate_or_schedule, read_groups
-from ._base.rule_optimizer import ELEMENT, SCALAR, STEP, RuleOptimizer
+from ._base.rule_optimizer import STEP, RuleOptimizer
 from ._fused.plan import FusedRule
 from ._pieces.pieces import Piece
 
@@ -73,6 +74,7 @@ def one_minus_power(beta, t):
     return -paddle.expm1(t * math.log(beta))
 
 
+@register("batches of thousands; 8 bytes", trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"})
 class Lamb(RuleOptimizer):
     r"""Adam whose step is as long, in each parameter, as its weights: the choice for very large batches.
 
@@ -156,6 +158,25 @@ class Lamb(RuleOptimizer):
 
     Source: ``mindspore.nn.Lamb``, of whose formula :math:`|r + \lambda w|` is the denominator that was meant.
     """
+
+    OPTIONS = {
+        "beta1": Option(0.9, "decay of the first moment", high=1.0, ends="()", group=True),
+        "beta2": Option(0.999, "decay of the second moment", high=1.0, ends="()", group=True),
+        "eps": Option(1e-6, "added to the root of the second moment", ends="()", group=True),
+        "weight_decay": Option(0.0, "decoupled decay, or a function of the step", check=decay_or_schedule, group=True),
+        "lr": Option(None, "the group's own rate, or its schedule", check=rate_or_schedule, optional=True, group=True),
+        "grad_centralization": Option(False, "centralize a convolution's gradient", check=checked_bool, group=True),
+    }
+
+    @staticmethod
+    def states(options, shape):
+        """Return state name -> its kind and type; what is scheduled by its own steps needs `GLOBAL_STEP` too."""
+        return dict.fromkeys(("moment1", "moment2"), State(ELEMENT))
+
+    @staticmethod
+    def sums(options, shape):
+        """Return the rounds of sums: the two norms."""
+        return [[SCALAR, SCALAR]]
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""recipes/common/text_data.py: what each source gives, how splits and samples are drawn, and what every bad input is told."""
+"""recipes/common/text_data.py: what each source gives, how splits are drawn, and what every bad input is told."""
 
 import json
 import subprocess

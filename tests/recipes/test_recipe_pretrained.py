@@ -1,4 +1,4 @@
-"""recipes/common/pretrained.py: the converted encoder against float64 NumPy and published numbers; the other sources."""
+"""recipes/common/pretrained.py: the converted encoder against float64 NumPy and published numbers; other sources."""
 
 import hashlib
 import importlib.util

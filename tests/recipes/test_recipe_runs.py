@@ -1,4 +1,4 @@
-"""recipes/common/run_control.py, plain_loop.py and the arguments of fine_tuning.py: stops, resumes, files that are whole."""
+"""recipes/common/run_control.py, plain_loop.py and the arguments of fine_tuning: stops, resumes, whole files."""
 
 import json
 import os

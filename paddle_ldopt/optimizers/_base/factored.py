@@ -15,7 +15,7 @@ import math
 import paddle
 
 from ..._checks import shown
-from .rule_optimizer import COLUMN, ROW
+from .declaration import COLUMN, ROW
 
 __all__ = [
     "factored_kinds",

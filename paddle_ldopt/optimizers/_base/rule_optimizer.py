@@ -34,15 +34,12 @@ from .._pieces.pieces import (
     answer_together,
     refuse_sharded_groups,
 )
+from .declaration import COLUMN, ELEMENT, ROW, SCALAR
 from .groups import checked_parameters
 from .layerwise import LayerwiseMixin
 from .sharded_state import ShardedStateMixin
 
 __all__ = [
-    "COLUMN",
-    "ELEMENT",
-    "ROW",
-    "SCALAR",
     "STEP",
     "RuleOptimizer",
     "Task",
@@ -53,9 +50,6 @@ __all__ = [
 # The name of the step counter in checkpoints. PaddleFormers' flex format creates an optimizer's state before it loads
 # it only if it finds this name among the saved ones; otherwise it resumes with wrong state, silently.
 STEP = "beta1_pow_acc"
-
-# The kinds of state: like the parameter, of its rows, of its columns (as in `_factored`), and one number.
-ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
 
 _INFIX = "_fp32_master_0_"  # the only spelling of state names that PaddleNLP's unified checkpoint splits generically
 

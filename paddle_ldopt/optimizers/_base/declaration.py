@@ -1,0 +1,90 @@
+"""How an optimizer declares itself: its options, its states, and its row in the table of optimizers.
+
+    @register("when to choose it; bytes of state a parameter", trainer={"beta": "adam_beta1"})
+    class Momentum(RuleOptimizer):
+        OPTIONS = {"beta": Option(0.9, "decay of the momentum", high=1.0, ends="[)", group=True)}
+
+        @staticmethod
+        def states(options, shape):
+            return {"momentum": State(ELEMENT)}
+
+Argument checks, parameter groups, `LdoptConfig`, the Trainer, the memory calculator and the tables of the docs read it
+from there.
+"""
+
+import dataclasses
+from typing import Any, Callable, NamedTuple, Optional
+
+from ..._checks import Option, checked_number, shown
+
+__all__ = ["COLUMN", "ELEMENT", "REGISTRY", "ROW", "SCALAR", "OptimizerInfo", "State", "numbers", "register"]
+
+# The kinds of state: like the parameter, of its rows, of its columns (of the last two axes), and one number.
+ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
+
+
+class State(NamedTuple):
+    """One state of an optimizer: how its shape follows from the parameter's, and its type."""
+
+    kind: str
+    dtype: Optional[str] = None  # None: the type that the rule computes in, float32 but for float64 parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerInfo:
+    """One row of the table.
+
+    Args:
+        cls (type): the class.
+        summary (str): when to choose it, and bytes of state a parameter.
+        weight_decay (str): what the class calls its weight decay.
+        trainer (dict[str, str]): argument of the class -> field of a Trainer's arguments that it is taken from.
+        external_rate (dict): arguments it needs to take its rate from outside.
+        own_exclusion (tuple[str]): arguments by which it says itself what is decayed.
+    """
+
+    cls: type
+    summary: str
+    weight_decay: str = "weight_decay"
+    trainer: dict[str, str] = dataclasses.field(default_factory=dict)
+    external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)
+    own_exclusion: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """The options that the class declares."""
+        return self.cls.OPTIONS  # type: ignore[attr-defined]
+
+    def states(self, options: dict[str, Any], shape: tuple[int, ...]) -> dict[str, State]:
+        """Return state name -> its kind and type, for a parameter of that shape and options beside the defaults."""
+        defaults = {name: option.default for name, option in self.options.items()}
+        return self.cls.states({**defaults, **options}, shape)  # type: ignore[attr-defined]
+
+    def sums(self, options: dict[str, Any], shape: tuple[int, ...]) -> list[list[str]]:
+        """Return the kinds of the sums over a whole parameter that an update asks for, round by round."""
+        defaults = {name: option.default for name, option in self.options.items()}
+        return self.cls.sums({**defaults, **options}, shape)  # type: ignore[attr-defined]
+
+
+REGISTRY: dict[str, OptimizerInfo] = {}
+
+
+def register(summary: str, **fields: Any) -> Callable[[type], type]:
+    """Return a decorator that puts a class into the table, under its name in lower case; see `OptimizerInfo`."""
+
+    def add(cls: type) -> type:
+        REGISTRY[cls.__name__.lower()] = OptimizerInfo(cls, summary, **fields)
+        return cls
+
+    return add
+
+
+def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:
+    """Return the check of an option that is a tuple of numbers from 0 on, each with the brackets of its range."""
+
+    def check(value: Any, name: str) -> tuple[float, ...]:
+        if not isinstance(value, (list, tuple)) or len(value) != len(ends):
+            raise TypeError(f"`{name}` must be a tuple of {len(ends)} numbers. Received: {name}={shown(value)}")
+        return tuple(checked_number(v, f"{name}[{i}]", ends=e) for i, (v, e) in enumerate(zip(value, ends)))
+
+    return check

@@ -1,0 +1,82 @@
+"""The one door to Paddle's private parts: every one is where it was, nothing else goes past it, and one may move."""
+
+import ast
+import inspect
+import pathlib
+import subprocess
+import sys
+
+import paddle
+import pytest
+
+import paddle_ldopt
+from paddle_ldopt import _paddle
+
+ROOT = pathlib.Path(paddle_ldopt.__file__).parent
+TREES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+SAMPLE = paddle.optimizer.AdamW(parameters=paddle.nn.Linear(1, 1).parameters())
+INHERITED = {*dir(SAMPLE), *dir(paddle.optimizer.lr.LinearWarmup(0.1, 1, 0, 1))}  # names that are Paddle's in any case
+
+
+def defined(tree):
+    """Yield the private names that a module gives to something of its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
+            yield node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+OURS = {name for tree in TREES.values() for name in defined(tree)} | {
+    part.split(".")[0] for p in TREES for part in p.parts
+}
+
+
+def is_super(node):
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "super"
+
+
+@pytest.mark.parametrize(("owner", "name", "feature"), _paddle.PRIVATE, ids=lambda value: value or "-")
+def test_every_private_part_is_where_it_was(owner, name, feature):
+    found = _paddle._object(owner)
+    if name and not hasattr(found, name):  # an attribute of instances: some method of the class sets it
+        sources = [inspect.getsource(cls) for cls in found.__mro__[:-1] if cls.__module__.startswith("paddle")]
+        assert any(f".{name} " in text or f".{name}:" in text for text in sources), f"{owner} has no {name}: {feature}"
+
+
+@pytest.mark.parametrize("path", [path for path in TREES if path.name != "_paddle.py"], ids=str)
+def test_nothing_goes_past_the_door(path):
+    passed = [
+        f"line {node.lineno}: {node.attr}"
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if (node.attr not in OURS or node.attr in INHERITED) and not is_super(node.value)
+        if node.attr not in ("_replace", "_asdict", "_fields")  # of every NamedTuple
+    ]
+    assert not passed
+
+
+def test_a_part_that_has_moved_is_named_when_it_is_used():
+    gone = _paddle._part("paddle.Tensor", "_gone", "Every feature")
+    _paddle.PRIVATE.pop()
+    with pytest.raises(_paddle.MovedError, match=r"Every feature is not available.*Received: no paddle.Tensor._gone"):
+        gone()
+    with pytest.raises(_paddle.MovedError, match="_accumulators"):
+        _paddle.accumulators(object())
+
+
+@pytest.mark.parametrize("owner", sorted({owner.split(".", 2)[1] for owner, _, _ in _paddle.PRIVATE} & {"distributed"}))
+def test_the_package_is_imported_without_them(owner):
+    """Hide every module of Paddle that only private names are taken from, then import and take a step."""
+    hidden = sorted({o for o, name, _ in _paddle.PRIVATE if not name and ".fleet." in o})
+    code = (
+        f"import sys, paddle; hidden = {hidden!r}\n"
+        "for path in hidden:\n"
+        "    module, _, name = path.rpartition('.')\n"
+        "    vars(sys.modules.get(module) or __import__(module, fromlist=['x'])).pop(name, None)\n"
+        "import paddle_ldopt as ldopt; layer = paddle.nn.Linear(2, 2)\n"
+        "opt = ldopt.AdamWDL(0.1, parameters=layer.parameters())\n"
+        "layer(paddle.ones([1, 2])).sum().backward(); opt.step()\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
