@@ -40,7 +40,7 @@ def answer(built):
 
 def two_steps(built, wanted):
     """Run smoke.py on the package as built; return what it says."""
-    command = [sys.executable, str(ROOT / "tests" / "smoke.py"), wanted]
+    command = [sys.executable, str(ROOT / "tests" / "support" / "smoke.py"), wanted]
     environment = {**os.environ, "PYTHONPATH": str(built.parent.parent)}
     run = subprocess.run(command, cwd=built, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-2000:]

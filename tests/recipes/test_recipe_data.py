@@ -12,7 +12,7 @@ import pytest
 from common import text_data, text_sources
 from common.text_data import Splits, TextDataset, load_splits
 
-RECIPES = Path(text_data.__file__).parent
+RECIPES = Path(text_data.__file__).parents[1]
 ROWS = [(f"Text number {i}, in full.", ("good", "bad")[i % 2]) for i in range(60)]
 
 

@@ -29,7 +29,7 @@ from paddle_ldopt.trainer import report
 # an untrained model is enough here; that a recipe says so is for test_recipe_pretrained.py
 pytestmark = pytest.mark.filterwarnings("ignore:.* is RANDOMLY INITIALISED:UserWarning")
 
-ROOT = pathlib.Path(run_control.__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = sorted(p.stem for p in (ROOT / "recipes").glob("*.py") if "\nif __name__ ==" in p.read_text(encoding="utf-8"))
 CONFIGS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "recipes/configs").rglob("*.yaml"))
 OWN_TESTS = {"pipeline_sft", "predict", "sweep"}  # processes of its own; no training; runs recipes

@@ -11,9 +11,10 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import paddle
+from project import public_names
 
 import paddle_ldopt as ldopt
-from paddle_ldopt import optimizers, parallel, schedules, trainer
+from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.paddlenlp_hook import adapt_hook, check_decay, check_ratio
 from paddle_ldopt.tools import memory
 
@@ -656,8 +657,14 @@ NO_CALLS = {
     "trainer.LdoptTrainerMixin": "built by a Trainer: tests/trainer/test_trainer.py",
 }
 PUBLIC = [*ldopt.__all__]
-for _module, _prefix in ((optimizers, ""), (schedules, ""), (parallel, ""), (memory, "memory."), (trainer, "trainer.")):
-    PUBLIC += [_name if _name in PUBLIC else f"{_prefix}{_name}" for _name in _module.__all__]
+for _path, _prefix in (
+    (".optimizers", ""),
+    (".schedules", ""),
+    (".parallel", ""),
+    (".tools.memory", "memory."),
+    (".trainer", "trainer."),
+):
+    PUBLIC += [_name if _name in PUBLIC else f"{_prefix}{_name}" for _name in public_names(f"paddle_ldopt{_path}")]
 
 
 def arguments_of(function, valid):
