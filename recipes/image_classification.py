@@ -19,7 +19,8 @@ from typing import Optional
 import numpy as np
 import paddle
 from common import fast_cpu  # noqa: F401 - before Paddle
-from common.fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from common.arguments import RecipeArguments, check_least, option, parse
+from common.fine_tuning import Score, fine_tune, start
 from common.image_data import collate, digits, encode, few, load_images
 from common.pretrained import name_classes
 from common.run_control import FineTuner

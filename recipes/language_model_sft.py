@@ -17,7 +17,8 @@ import math
 import numpy as np
 import paddle
 from common import fast_cpu  # noqa: F401 - before Paddle
-from common.fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from common.arguments import RecipeArguments, check_least, option, parse
+from common.fine_tuning import Score, fine_tune, start
 from common.language_data import IGNORED, VOCABULARY, by_bytes, by_tokenizer, encode_pairs, unigram
 from common.library_data import function_names
 from common.parts import load_parts

@@ -19,11 +19,12 @@ from typing import Optional
 
 import paddle
 from common import fast_cpu  # noqa: F401 - before Paddle
-from common.fine_tuning import Score, check_least, conclude, option, parse, start
+from common.arguments import check_least, option, parse
+from common.fine_tuning import Score, conclude, start
 from common.library_data import docstring_pairs
 from common.plain_loop import LoopArguments, PlainLoop
 from common.pretrained import load_model, load_tokenizer, name_classes
-from common.run_control import check_data, note_arguments
+from common.run_folder import check_data, note_arguments
 from common.text_data import Splits, TextDataset, load_splits
 from common.text_sources import error
 from paddlenlp.data import DataCollatorWithPadding

@@ -15,7 +15,8 @@ from typing import Optional
 
 import paddle
 from common import fast_cpu  # noqa: F401 - before Paddle
-from common.fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from common.arguments import RecipeArguments, check_least, option, parse
+from common.fine_tuning import Score, fine_tune, start
 from common.library_data import written_dates
 from common.parts import load_parts
 from common.pretrained import load_model, load_tokenizer

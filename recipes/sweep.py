@@ -26,9 +26,11 @@ from typing import Optional
 
 import paddle
 from common import fast_cpu  # noqa: F401 - before Paddle
-from common.fine_tuning import check_least, option, parse_line, start
+from common.arguments import check_least, option, parse_line
+from common.comparison import DIVERGED, best_of, quiet, spread
+from common.fine_tuning import start
 from common.heat_map import heat_map
-from common.run_control import ARGUMENTS, DIVERGED, best_of, quiet, spread, take, write_json
+from common.run_folder import ARGUMENTS, take, write_json
 from common.text_sources import error, read_jsonl
 from rich.console import Console
 from rich.table import Table

@@ -17,7 +17,8 @@ from collections import Counter, defaultdict
 
 import numpy as np
 from common import fast_cpu  # noqa: F401 - before Paddle
-from common.fine_tuning import RecipeArguments, Score, check_least, fine_tune, option, parse, start
+from common.arguments import RecipeArguments, check_least, option, parse
+from common.fine_tuning import Score, fine_tune, start
 from common.library_data import tagged_docstrings
 from common.parts import load_parts
 from common.pretrained import load_model, load_tokenizer, name_classes

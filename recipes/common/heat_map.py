@@ -5,7 +5,7 @@ import statistics
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .run_control import spread
+from .comparison import spread
 
 
 def heat_map(path, scores, columns, rows, labels, lower_is_better):

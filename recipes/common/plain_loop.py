@@ -18,8 +18,9 @@ from tqdm import tqdm
 import paddle_ldopt as ldopt
 from paddle_ldopt.trainer.folders import check_files, list_files, set_aside
 
-from .fine_tuning import check_least, option
-from .run_control import StopOnSigterm, write_json
+from .arguments import check_least, option
+from .run_control import StopOnSigterm
+from .run_folder import write_json
 
 
 @dataclasses.dataclass

@@ -64,6 +64,21 @@ def test_the_reference_names_each_once_and_by_the_shortest_way():
     assert not [name for module, name in found if module != "paddle_ldopt" and name in paddle_ldopt.__all__]
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.py")), ids=lambda path: path.stem)
+def test_recipes_use_documented_names_only(path):
+    public = {*entries(), *(("paddle_ldopt", name) for name in paddle_ldopt.__all__)}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "paddle_ldopt":
+            for alias in node.names:  # what a package re-exports has its entry where it is shortest
+                shorter = (node.module.rpartition(".")[0], alias.name)
+                assert {(node.module, alias.name), shorter, ("paddle_ldopt", alias.name)} & public, alias.name
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "ldopt":
+            assert node.attr in paddle_ldopt.__all__
+        elif isinstance(node, ast.Import):
+            assert not [alias.name for alias in node.names if alias.name.startswith("paddle_ldopt.")]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):

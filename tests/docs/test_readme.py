@@ -38,7 +38,7 @@ def test_commands_run(line, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("line", re.findall(r'^make finetune ARGS="(.*?)"', TEXT, re.M))
 def test_arguments_of_the_recipe_are_known(line, tmp_path, monkeypatch):
-    from common.fine_tuning import parse_line
+    from common.arguments import parse_line
     from sequence_classification import Arguments, Options
 
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""recipes/common/run_control.py, plain_loop.py and the arguments of fine_tuning: stops, resumes, whole files."""
+"""recipes/common/: run_control, run_folder, plain_loop and arguments: stops, resumes, whole files."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import paddle
 import pytest
 import seq2seq
 import sweep
-from common import fine_tuning, plain_loop, run_control
+from common import arguments, plain_loop, run_control, run_folder
 from paddlenlp.trainer import TrainerCallback
 
 from paddle_ldopt import LdoptConfig
@@ -27,7 +27,7 @@ def config(tmp_path, monkeypatch):
 
     def parsed(text, *classes, more=()):
         (tmp_path / "c.yaml").write_text(text)
-        return fine_tuning.parse(["--config", "c.yaml", *more], *classes)
+        return arguments.parse(["--config", "c.yaml", *more], *classes)
 
     return parsed
 
@@ -48,18 +48,18 @@ def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
 
 
 def test_a_file_is_whole_whatever_ends_the_writing(tmp_path, monkeypatch):
-    run_control.write_json(str(tmp_path), "arguments.json", ["--seed", "7"])
+    run_folder.write_json(str(tmp_path), "arguments.json", ["--seed", "7"])
     (tmp_path / "results.jsonl").write_text('{"seed": 1}\n{"see')
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    monkeypatch.setattr(run_control.os, "replace", lambda *_: 1 / 0)  # killed there at the latest
+    monkeypatch.setattr(run_folder.os, "replace", lambda *_: 1 / 0)  # killed there at the latest
     with pytest.raises(ZeroDivisionError):
-        run_control.write_json(str(tmp_path), "arguments.json", ["--seed", "8"])
+        run_folder.write_json(str(tmp_path), "arguments.json", ["--seed", "8"])
     with pytest.raises(ZeroDivisionError):
         sweep.read_results(tmp_path / "results.jsonl")
     assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.suffix != ".part"} == before
     monkeypatch.undo()
     assert sweep.read_results(tmp_path / "results.jsonl") == [{"seed": 1}]
-    run_control.write_json(str(tmp_path), "arguments.json", ["--seed", "8"])
+    run_folder.write_json(str(tmp_path), "arguments.json", ["--seed", "8"])
     assert json.loads((tmp_path / "arguments.json").read_text()) == ["--seed", "8"]
     assert not list(tmp_path.glob("*.part"))
 
@@ -67,10 +67,10 @@ def test_a_file_is_whole_whatever_ends_the_writing(tmp_path, monkeypatch):
 def test_null_is_none_wherever_it_may_be(config):
     _, args, argv = config("save_total_limit: null\nlogging_dir: null\nseed: 7\n", *OF_SEQ2SEQ)
     assert args.save_total_limit is None and args.seed == 7
-    assert fine_tuning.parse(argv, *OF_SEQ2SEQ)[1].save_total_limit is None, "nor after a resume"
-    again = fine_tuning.parse([*argv, "--save_total_limit", "3"], *OF_SEQ2SEQ)
+    assert arguments.parse(argv, *OF_SEQ2SEQ)[1].save_total_limit is None, "nor after a resume"
+    again = arguments.parse([*argv, "--save_total_limit", "3"], *OF_SEQ2SEQ)
     assert again[1].save_total_limit == 3
-    assert fine_tuning.parse([*again[2], "--null", "save_total_limit"], *OF_SEQ2SEQ)[1].save_total_limit is None
+    assert arguments.parse([*again[2], "--null", "save_total_limit"], *OF_SEQ2SEQ)[1].save_total_limit is None
     relative = "optim: adafactor\noptim_kwargs: {relative_step: true}\nlearning_rate: null\nwarmup_ratio: 0\n"
     found = config(relative, LdoptConfig, matching.Arguments)
     assert found[0].learning_rate is None
@@ -81,14 +81,14 @@ def test_null_for_what_must_have_a_value_is_an_error_that_names_it(config, capsy
     with pytest.raises(ValueError, match=message):
         config("max_grad_norm: null\nmax_lenght: null\n", *OF_SEQ2SEQ)
     with pytest.raises(SystemExit):
-        fine_tuning.parse(["--null", "max_grad_norm"], *OF_SEQ2SEQ)
+        arguments.parse(["--null", "max_grad_norm"], *OF_SEQ2SEQ)
     assert "invalid choice: 'max_grad_norm'" in capsys.readouterr().err
 
 
 def test_a_value_of_a_config_may_begin_with_dashes(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["no such file"])
     (tmp_path / "c.yaml").write_text('arguments: "--fp16"\nlearning_rates: [1e-4, 3e-4]\n')
-    (options,) = fine_tuning.parse_line(["--config", str(tmp_path / "c.yaml")], sweep.Options)
+    (options,) = arguments.parse_line(["--config", str(tmp_path / "c.yaml")], sweep.Options)
     assert options.arguments == "--fp16" and options.learning_rates == [1e-4, 3e-4]
 
 

@@ -21,7 +21,9 @@ import predict
 import pytest
 import sequence_classification as recipe
 from common import pretrained, text_data
-from common.run_control import StopOnSigterm, compare, with_arguments_of_run
+from common.comparison import compare
+from common.run_control import StopOnSigterm
+from common.run_folder import with_arguments_of_run
 from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser
 
 from paddle_ldopt.trainer import last_checkpoint, report

@@ -19,7 +19,7 @@ import pytest
 import question_answering
 import seq2seq
 import token_classification
-from common import fine_tuning, library_data, parts, pretrained, run_control, text_data, text_scores, text_sources
+from common import arguments, library_data, parts, pretrained, run_control, text_data, text_scores, text_sources
 from paddlenlp.trainer import PdArgumentParser
 
 from paddle_ldopt import LdoptConfig
@@ -278,9 +278,9 @@ def test_what_a_loop_cannot_do_is_refused_before_it_begins(start, tmp_path, argv
 def test_arguments_of_the_command_line_come_on_top_of_a_config(tmp_path):
     (tmp_path / "c.yaml").write_text("seed: 7\nlearning_rate: 1e-3\nlr_scheduler_kwargs: {num_cycles: 2}\n")
     line = ["--seed", "8", "--config", str(tmp_path / "c.yaml"), "--lr_scheduler_type", "cosine_with_restarts"]
-    _, args, argv = fine_tuning.parse(line, seq2seq.Options, seq2seq.Arguments)
+    _, args, argv = arguments.parse(line, seq2seq.Options, seq2seq.Arguments)
     assert (args.seed, args.learning_rate, json.loads(args.lr_scheduler_kwargs)) == (8, 1e-3, {"num_cycles": 2})
-    again = fine_tuning.parse(argv, seq2seq.Options, seq2seq.Arguments)[1]
+    again = arguments.parse(argv, seq2seq.Options, seq2seq.Arguments)[1]
     assert (again.seed, again.learning_rate) == (8, 1e-3)
 
 

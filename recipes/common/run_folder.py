@@ -1,0 +1,160 @@
+"""A run's folder holds the arguments and the data of the run, so that a resume goes on with the same.
+
+argv = with_arguments_of_run(sys.argv[1:])  # of the run that --resume_from_checkpoint names
+check_folder(args)                          # no checkpoints of another run
+check_data(args, parts)                     # the rows the run began with
+trainer.add_callback(NoteArguments(argv))   # for the next resume
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddlenlp.trainer import TrainerCallback
+
+from paddle_ldopt.trainer import last_checkpoint
+from paddle_ldopt.trainer.folders import check_files, write_whole
+
+ARGUMENTS = "arguments.json"
+DATA = "data.json"
+
+
+class NoteArguments(TrainerCallback):
+    """Write the arguments of a run when it begins or goes on; a resume that is refused leaves those that were there.
+
+    Args:
+        argv (list[str]): the command line.
+    """
+
+    def __init__(self, argv):
+        self._argv = argv
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Write them."""
+        note_arguments(args.output_dir, self._argv)
+
+
+def note_arguments(folder, argv):
+    """Write a command line, for `with_arguments_of_run`, which knows its folder and the checkpoint.
+
+    Args:
+        folder (str): the run's.
+        argv (list[str]): the command line, with the arguments that the run had before if it is resumed.
+    """
+    for name in ("output_dir", "resume_from_checkpoint"):
+        _, argv = take(argv, name)
+    write_json(folder, ARGUMENTS, argv)
+
+
+def take(argv, name):
+    """Return what a command line says for an argument, None if nothing, and the line without it."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument(f"--{name}")
+    given, rest = finder.parse_known_args(argv)
+    return getattr(given, name), rest
+
+
+def with_arguments_of_run(argv):
+    """Return a command line that resumes a run with the arguments that it had last, below those of `argv`.
+
+    Args:
+        argv (list[str]): a command line; returned as it is if it resumes nothing.
+
+    Raises:
+        ValueError: the folder of a run, or the checkpoint in one, is not there or not complete.
+    """
+    given, rest = take(argv, "resume_from_checkpoint")
+    if given is None:
+        return argv
+    checkpoint = given.rstrip("/")
+    if not re.fullmatch(r"checkpoint-\d+", os.path.basename(checkpoint)):
+        checkpoint = last_checkpoint(given)
+    if checkpoint is None or not os.path.exists(os.path.join(checkpoint, "trainer_state.json")):
+        raise ValueError(f"There is no complete checkpoint to resume from. Received: resume_from_checkpoint={given!r}")
+    folder = os.path.dirname(checkpoint) or "."
+    path, first = os.path.join(folder, ARGUMENTS), []
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            first = json.load(file)
+    return [*first, "--output_dir", folder, *rest, "--resume_from_checkpoint", checkpoint]
+
+
+def check_folder(args):
+    """Raise ValueError if a run's folder has, or would get, the checkpoints of two runs."""
+    folder, checkpoint = args.output_dir, args.resume_from_checkpoint
+    if checkpoint and os.path.realpath(os.path.dirname(checkpoint) or ".") != os.path.realpath(folder):
+        raise ValueError(
+            "A run is resumed in its own folder: leave `output_dir` out, or copy the folder first. "
+            f"Received: output_dir={folder!r}, resume_from_checkpoint={checkpoint!r}"
+        )
+    if checkpoint:
+        return
+    if last_checkpoint(folder):
+        raise ValueError(
+            f"The folder has checkpoints of another run: give `--resume_from_checkpoint {folder}` to go on with it, or "
+            f"another `output_dir`. Received: output_dir={folder!r}"
+        )
+    found = sorted(path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json"))
+    damaged = [path.name for path in found if _is_damaged(path)]
+    if damaged:
+        raise ValueError(
+            f"The folder has checkpoints of another run, all of them damaged ({', '.join(damaged)}): give another "
+            f"`output_dir`, or remove them to begin anew. Received: output_dir={folder!r}"
+        )
+
+
+def _is_damaged(checkpoint):
+    """Return whether a checkpoint has other files than were written; one that was cut short lists none."""
+    try:
+        check_files(checkpoint)
+    except ValueError:
+        return True
+    return False
+
+
+def check_data(args, parts):
+    """Note what the rows of a run are; raise ValueError if those of a run that is resumed are others.
+
+    Args:
+        args (dataclass): with `output_dir` and `resume_from_checkpoint`.
+        parts (Parts|Splits): the rows.
+    """
+    now = {split: _digest(getattr(parts, split)) for split in ("train", "validation", "test")}
+    path = os.path.join(args.output_dir, DATA)
+    if not args.resume_from_checkpoint or not os.path.exists(path):
+        write_json(args.output_dir, DATA, now)
+        return
+    with open(path, encoding="utf-8") as file:
+        was = json.load(file)
+    changed = [split for split, digest in now.items() if was.get(split) != digest]
+    if changed:
+        raise ValueError(
+            f"The {', '.join(changed)} rows are not those that the run began with: bring them back; or remove {path!r} "
+            "to go on with those of now, as many of which are skipped as were trained on; or begin a new run. "
+            f"Received: {parts.description}"
+        )
+
+
+def _digest(rows):
+    """Return the SHA-256 of rows; of files that they name, their content."""
+    found = hashlib.sha256()
+    for row in rows:
+        for value in row if isinstance(row, tuple) else (row,):
+            if isinstance(value, np.ndarray):
+                found.update(f"{value.dtype} {value.shape}".encode())
+                value = value.tobytes()
+            found.update(value.read_bytes() if isinstance(value, Path) else repr(value).encode())
+            found.update(b"\0")
+    return found.hexdigest()
+
+
+def write_json(folder, name, value):
+    """Write a file of a run, in the main process only."""
+    if paddle.distributed.get_rank() == 0:
+        os.makedirs(folder, exist_ok=True)
+        write_whole(os.path.join(folder, name), json.dumps(value, indent=1))
