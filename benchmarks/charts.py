@@ -3,9 +3,18 @@
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from page import AXES, milliseconds
 
 OURS, PEER, FLOOR = "#c0392b", "#9aa5b1", "#222222"
+AXES = {
+    "elements": "Parameters in all",
+    "tensors": "Tensors of 1 M parameters in all",
+    "blocks": "Blocks of 16 tensors",
+}
+
+
+def milliseconds(value):
+    """Return a time with three figures or more."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def draw(results, folder):

@@ -2,6 +2,8 @@
 
 import json
 
+from charts import AXES, draw, milliseconds
+
 BEGIN, END = "<!-- measured: begin (written by `make bench`) -->", "<!-- measured: end -->"
 
 
@@ -35,8 +37,6 @@ def write(results, folder):
         results (dict): of `bench.measure`.
         folder (Path): where README.md is.
     """
-    import charts
-
     readme = folder / "README.md"
     before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -44,18 +44,13 @@ def write(results, folder):
         raise ValueError(f"the markers are not in the page. Received: {readme}")
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     readme.write_text(f"{before}{BEGIN}\n\n{text(results)}\n\n{END}{after}", encoding="utf-8")
-    charts.draw(results, folder / "images")
+    draw(results, folder / "images")
 
 
 def table(head, rows):
     """Return a Markdown table; the first column is text, the others are numbers."""
     lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def milliseconds(value):
-    """Return a time with three figures or more."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def mebibytes(value):
@@ -116,13 +111,6 @@ def _denormal(results):
     return (
         f"## Denormal gradients\n\n100 matrices of 100 x 1000, gradients of 1e-41 beside 1e-3.\n\n{table(head, cells)}"
     )
-
-
-AXES = {
-    "elements": "Parameters in all",
-    "tensors": "Tensors of 1 M parameters in all",
-    "blocks": "Blocks of 16 tensors",
-}
 
 
 def _growth(results):

@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import graphlib
 import importlib
 import pathlib
 import subprocess
@@ -12,7 +13,6 @@ import pytest
 import paddle_ldopt
 
 ROOT = pathlib.Path(paddle_ldopt.__file__).parent
-MODULES = [p.relative_to(ROOT) for p in sorted(ROOT.rglob("*.py"))]
 
 # who may import whom within the package; __init__ may import all of it
 ARROWS = {
@@ -36,33 +36,60 @@ ARROWS = {
 }
 
 
-def imports(path):
-    """Return the parts of the package, and the other top-level packages, that a module imports anywhere in it."""
-    inner, outer = set(), set()
-    depth = len(path.parts) - 1
-    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+def modules_of(folder, prefix=""):
+    """Return name -> path of the modules in a folder."""
+    paths = {path.relative_to(folder).with_suffix(""): path for path in sorted(folder.rglob("*.py"))}
+    return {prefix + ".".join(p for p in name.parts if p != "__init__"): path for name, path in paths.items()}
+
+
+def imports(name, path, modules):
+    """Yield the full names of the modules that a module imports anywhere in it; only the package of any other."""
+    package = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            outer |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            outer.add(node.module.split(".")[0])
-        elif isinstance(node, ast.ImportFrom) and node.level == depth + 1:
-            inner |= {(node.module or alias.name).split(".")[0] for alias in node.names}
-    return inner, outer
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*base, *filter(None, [node.module])])
+            found = [full if (full := f"{base}.{alias.name}") in modules else base for alias in node.names]
+        else:
+            continue
+        yield from (module if module in modules else module.split(".")[0] for module in found)
 
 
-def part(path):
-    return path.parts[0] if len(path.parts) > 1 else path.stem
+OURS = modules_of(ROOT, "paddle_ldopt.")
+OURS["paddle_ldopt"] = OURS.pop("paddle_ldopt.")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_imports_point_one_way(path):
-    inner, outer = imports(path)
-    if path.name != "__init__.py" or len(path.parts) > 1:
-        assert inner <= ARROWS[part(path)] | {part(path)}
-    if part(path) not in ("trainer", "tools"):
+def part(name):
+    return (name.split(".") + [""])[1]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_imports_point_one_way(name):
+    found = set(imports(name, OURS[name], OURS))
+    inner = {part(module) for module in found if module in OURS}
+    outer = {module for module in found if module not in OURS}
+    if part(name):  # the package itself may import all of it
+        assert inner <= ARROWS[part(name)] | {part(name)}
+    assert "paddle_ldopt" not in outer, "every module that is imported is there"
+    if part(name) not in ("trainer", "tools"):
         assert not outer & {"paddlenlp", "paddleformers"}
-    if path.stem in ("_checks", "stacks"):
+    if name.endswith(("._checks", ".stacks")):
         assert "paddle" not in outer
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [OURS, modules_of(ROOT.parent / "recipes"), modules_of(ROOT.parent / "benchmarks")],
+    ids=["package", "recipes", "benchmarks"],
+)
+def test_no_imports_go_in_a_circle(modules):
+    """Module by module, those within functions too."""
+    graph = {
+        name: {found for found in imports(name, path, modules) if found in modules} for name, path in modules.items()
+    }
+    assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(modules) > 5
 
 
 def test_importing_the_package_is_cheap():
@@ -83,9 +110,8 @@ def test_a_missing_paddle_is_a_clear_error():
     assert run.returncode and "pip install paddlepaddle" in run.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.stem != "__main__"], ids=str)
-def test_doctests(path):
-    name = ".".join(("paddle_ldopt", *path.with_suffix("").parts)).replace(".__init__", "")
+@pytest.mark.parametrize("name", [name for name in OURS if name != "paddle_ldopt.__main__"])
+def test_doctests(name):
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0
 
