@@ -1,6 +1,6 @@
 """Change the package's code in one place at a time and see whether a test notices: ``make mutants``.
 
-    python tests/robustness/mutants.py --sample 40 --seed 0 layers.py decay.py
+    python tests/robustness/mutants.py --sample 40 --seed 0 layers/map.py layers/decay.py
 
 Paddle takes seconds to import, so everything is imported and collected once; each mutant is put into the functions,
 classes and constants of a forked copy of this process, which runs the tests that reach the changed line, up to the
@@ -29,43 +29,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a pool of threads does not outl
 
 import pytest
 
-PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "paddle_ldopt"
-# file -> the tests that are about it
-TESTS = {
-    "arguments.py": ["test_schedules.py", "test_warmup.py", "test_lamb.py"],
-    "stacks.py": ["test_layers.py", "test_layer_zoo.py"],
-    "layers.py": ["test_layers.py", "test_layer_zoo.py", "test_decay.py"],
-    "decay.py": ["test_decay.py", "test_layers.py", "test_adamwdl.py"],
-    "schedules/_base.py": ["test_schedules.py"],
-    "schedules/closed_form.py": ["test_schedules.py"],
-    "schedules/factory.py": ["test_schedules.py"],
-    "schedules/metric.py": ["test_schedules.py"],
-    "schedules/rules.py": ["test_schedules.py"],
-    "optimizers/_checkpoint.py": ["test_sharded_state.py", "test_contracts.py", "test_lamb.py"],
-    "optimizers/_factored.py": ["test_fused.py", "test_came.py", "test_adafactor.py", "test_pieces.py"],
-    "optimizers/_fused.py": ["test_fused.py", "test_fused_changes.py", "test_contracts.py"],
-    "optimizers/_inplace.py": ["test_bad_numbers.py", "test_lamb.py", "test_came.py"],
-    "optimizers/_plan.py": ["test_fused.py", "test_fused_changes.py"],
-    "optimizers/_pieces.py": ["test_pieces.py", "test_contracts.py", "test_adafactor.py", "test_came.py"],
-    "optimizers/_schedules.py": ["test_lamb.py"],
-    "optimizers/adafactor.py": ["test_adafactor.py", "test_contracts.py"],
-    "optimizers/adam_weight_decay.py": ["test_adam_weight_decay.py", "test_contracts.py"],
-    "optimizers/adamwdl.py": ["test_adamwdl.py", "test_contracts.py", "test_fused.py", "test_saving.py"],
-    "optimizers/base.py": [
-        "test_contracts.py",
-        "test_came.py",
-        "test_lamb.py",
-        "test_adafactor.py",
-        "test_fused.py",
-        "test_fused_changes.py",
-    ],
-    "optimizers/came.py": ["test_came.py", "test_contracts.py"],
-    "optimizers/lamb.py": ["test_lamb.py", "test_contracts.py"],
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE, TESTS = ROOT / "paddle_ldopt", ROOT / "tests"
+# what is mutated by default: all modules of these
+ROOMS = ("_checks.py", "layers", "schedules", "optimizers")
+# tests of a file beside those that `tests_of` finds by its name: patterns below tests/
+MORE = {
+    "_checks.py": ["schedules/test_*.py", "optimizers/test_lamb.py"],
+    "layers/decay.py": ["layers/test_layers.py", "optimizers/test_adamwdl.py"],
+    "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py"],
+    "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],
+    "optimizers/_pieces/pieces.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
+    "optimizers/adamwdl.py": ["optimizers/test_fused.py", "saving/test_saving.py"],
+    "optimizers/apply.py": ["layers/test_decay.py"],
 }
 # tests that start processes, and the files of which more runs there than here: they are run if all others have passed
 APART = {
-    "test_distributed_optimizers.py": ["optimizers/_pieces.py", "optimizers/adamwdl.py", "optimizers/base.py"],
-    "test_parallel_checkpoints.py": ["optimizers/_checkpoint.py"],
+    "test_distributed_optimizers.py": [
+        "optimizers/_pieces/pieces.py",
+        "optimizers/adamwdl.py",
+        "optimizers/_base/rule_optimizer.py",
+    ],
+    "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py"],
 }
 # what such a process does first, where this is `sitecustomize`: it imports the mutant in the module's place
 IN_PROCESSES = """
@@ -83,6 +68,28 @@ SWAPS = {
     ast.Mod: ast.Div, ast.Pow: ast.Mult, ast.MatMult: ast.Mult, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
     ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
+
+
+def files():
+    """Return the paths of all modules of ROOMS, below the package."""
+    found = (path for room in ROOMS for path in [PACKAGE / room, *sorted((PACKAGE / room).rglob("*.py"))])
+    return [path.relative_to(PACKAGE).as_posix() for path in found if path.suffix and path.stem != "__init__"]
+
+
+def tests_of(file):
+    """Return the paths of the tests of a module: its namesakes in the folder of its room, or all that are there.
+
+    That of ``optimizers/came.py`` is test_came.py, those of all in ``optimizers/_fused`` are test_fused*.py. What every
+    optimizer must do is in test_contracts.py.
+    """
+    room, *inner = pathlib.PurePath(file).parts
+    folder = TESTS / room if inner else TESTS
+    names = [part.removesuffix(".py").strip("_") for part in (inner or [room])]
+    found = [path for name in names for path in folder.glob(f"test_{name}*.py")] if inner else []
+    patterns = [*MORE.get(file, []), *(["optimizers/test_contracts.py"] if room == "optimizers" else [])]
+    more = [path for pattern in patterns for path in TESTS.glob(pattern)]
+    more += [path for path in TESTS.glob("distributed/test_*.py") if file in APART.get(path.name, [])]
+    return sorted({*(found or folder.glob("test_*.py") if inner else []), *more})
 
 
 def variants(node):
@@ -362,17 +369,17 @@ def _in_child(work, seconds):
 def main():
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", default=list(TESTS), help="below paddle_ldopt/; all that TESTS names")
+    parser.add_argument("files", nargs="*", default=files(), help=f"below paddle_ldopt/; all of {', '.join(ROOMS)}")
     parser.add_argument("--sample", type=int, default=40, help="mutants per file, at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=300.0, help="most seconds per mutant")
     how = parser.parse_args()
+    gone = [file for file in {*how.files, *MORE, *sum(APART.values(), [])} if not (PACKAGE / file).exists()]
+    if gone:
+        parser.error(f"the package has no {', '.join(sorted(gone))}")
     runner = Runner(how.files, how.sample, how.seed, how.budget)
-    here = pathlib.Path(__file__).resolve().parent
-    wanted = {test for file in how.files for test in TESTS[file]}
-    wanted |= {test for test, files in APART.items() if set(files) & set(how.files)}
-    tests = sorted(str(here / test) for test in wanted)
-    os.chdir(here.parent)
+    tests = sorted({str(test) for file in how.files for test in tests_of(file)})
+    os.chdir(ROOT)
     pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist", *tests], plugins=[runner])
     killed = sum(result[-1].startswith("killed") for result in runner.results)
     print(f"{killed} of {len(runner.results)} killed: {100 * killed / max(1, len(runner.results)):.1f} %")
