@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import paddle
 import pytest
+from optimizer_cases import VARIANTS, every_optimizer, every_variant, low_precision, make, same, states
 from reference import bert_like, llrd_ratio, make_params, take_steps
 
 import paddle_ldopt as ldopt
@@ -14,30 +15,6 @@ from paddle_ldopt.layers.rates import rates_of_optimizer
 NAN = float("nan")
 N = 3  # blocks of bert_like()
 
-# name -> arguments that make it an optimizer with an external rate of 0.01, a decay of 0.1
-OPTIMIZERS = {
-    "adamwdl": {"learning_rate": 0.01, "weight_decay": 0.1},
-    "came": {"learning_rate": 0.01, "weight_decay": 0.1},
-    "lamb": {"learning_rate": 0.01, "weight_decay": 0.1},
-    "adafactor": {"learning_rate": 0.01, "weight_decay": 0.1, "relative_step": False, "scale_parameter": False},
-    "adamweightdecay": {"learning_rate": 0.01, "weight_decay_rate": 0.1},
-}
-VARIANTS = {
-    **OPTIMIZERS,
-    "came, compressed": {**OPTIMIZERS["came"], "compression": True},
-    "adafactor, relative": {"weight_decay": 0.1},
-    "adafactor, momentum": {**OPTIMIZERS["adafactor"], "beta1": 0.9},
-    "adamweightdecay, amsgrad": {**OPTIMIZERS["adamweightdecay"], "amsgrad": True},
-}
-every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
-every_variant = pytest.mark.parametrize("name", VARIANTS)
-
-
-def make(name, parameters, /, **more):
-    """Build the optimizer of a row of the table."""
-    arguments = {**VARIANTS[name], **more}
-    return ldopt.optimizer_class(name.split(",")[0])(parameters=parameters, **arguments)
-
 
 def run(name, arrays, grads, dtype="float32", by_name=None, **more):
     """Train new parameters and return what they become; `by_name` makes arguments out of the name_dict."""
@@ -45,12 +22,6 @@ def run(name, arrays, grads, dtype="float32", by_name=None, **more):
         params, name_dict = make_params(arrays, dtype)
         opt = make(name, list(params.values()), **more, **(by_name(params, name_dict) if by_name else {}))
         return {n: a.copy() for n, a in take_steps(opt, params, grads).items()}
-
-
-def same(got, want):
-    assert got.keys() == want.keys()
-    for name in want:
-        np.testing.assert_array_equal(got[name], want[name], err_msg=name)
 
 
 def by_rule(params, name_dict):
@@ -176,19 +147,6 @@ def test_shapes(name, shape):
     assert list(got.shape) == shape and np.isfinite(got).all()
     if got.size:
         assert (got != arrays["w"].astype("float32")).all()
-
-
-def low_precision(arrays, dtype):
-    """Return parameters of `dtype` by name, and what the arrays are once rounded to it."""
-    holder = paddle.nn.Layer()
-    for n, array in arrays.items():
-        param = paddle.create_parameter(list(array.shape), "float32")
-        param.set_value(array.astype("float32"))
-        holder.add_parameter(n.replace(".", "/"), param)
-    holder.to(dtype=dtype)
-    params = {n.replace("/", "."): p for n, p in holder.named_parameters()}
-    assert all(str(p.dtype).endswith(dtype) for p in params.values())
-    return params, {n: p.astype("float32").numpy() for n, p in params.items()}
 
 
 def rounded(array, dtype):
@@ -404,10 +362,6 @@ def test_grad_clip(name):
     want = run(name, arrays, clipped)
     for n in want:
         np.testing.assert_allclose(got[n], want[n], rtol=1e-4, atol=1e-6, err_msg=n)
-
-
-def states(opt):
-    return {k: v.numpy().copy() for k, v in opt.state_dict().items() if hasattr(v, "numpy")}
 
 
 @every_variant

@@ -9,8 +9,8 @@ import numpy as np
 import paddle
 import pytest
 from kernel_cases import SHAPES, problem
+from optimizer_cases import VARIANTS, low_precision
 from reference import bert_like, make_params, needs_library, take_steps
-from test_contracts import VARIANTS, low_precision
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels

@@ -3,8 +3,8 @@
 import numpy as np
 import paddle
 import pytest
+from optimizer_cases import OPTIMIZERS, every_optimizer, every_variant, make
 from reference import needs_library
-from test_contracts import OPTIMIZERS, every_optimizer, every_variant, make
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels

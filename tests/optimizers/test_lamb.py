@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import pytest
 from golden_cases import cases, follow, needs_golden
+from optimizer_cases import same
 from reference import make_params, take_steps
 from reference_lamb import lamb
 
@@ -45,11 +46,6 @@ def close(got, want, dtype="float64"):
     rtol, atol = (1e-10, 1e-12) if dtype == "float64" else (2e-5, 2e-6)
     for name in want:
         np.testing.assert_allclose(got[name], want[name], rtol=rtol, atol=atol, err_msg=name)
-
-
-def same(got, want):
-    for name in want:
-        np.testing.assert_array_equal(got[name], want[name], err_msg=name)
 
 
 # ---- the update

@@ -4,32 +4,14 @@
 """
 
 import numpy as np
-import paddle
 import pytest
 from golden.trajectories import ARRAYS, INDEX, STATES, error, inputs, load_arrays, load_index, split
+from optimizer_cases import FLOAT32, SHAPES, build
 from reference import make_params, take_steps
 
 import paddle_ldopt as ldopt
 
 CASES = load_index()["cases"]
-SHAPES = {name: tuple(shape) for name, shape in load_index()["parameters"].items()}
-FLOAT32 = {"adamwdl": 1e-5}  # Paddle's kernel keeps the powers of the betas in float32: 1 - 0.999 loses four digits
-
-
-def build(ours, params, name_dict):
-    """Return (optimizer, what to call after each step) of an index entry's "ours"."""
-    arguments = dict(ours["arguments"])
-    scheduler = None
-    if "rates" in ours:
-        scheduler = paddle.optimizer.lr.LambdaDecay(1.0, lambda step: [*ours["rates"], 0.0][step])
-        arguments["learning_rate"] = scheduler
-    if "layerwise_decay" in ours:
-        arguments.update(layerwise_decay=ours["layerwise_decay"], n_layers=load_index()["n_layers"])
-    if "decayed" in ours:
-        arguments["apply_decay_param_fun"] = lambda tensor_name: name_dict[tensor_name] in ours["decayed"]
-    cls = ldopt.optimizer_class(ours["optimizer"])
-    optimizer = cls(parameters=list(params.values()), name_dict=name_dict, **arguments)
-    return optimizer, scheduler.step if scheduler else lambda: None
 
 
 def trajectory(case, dtype):

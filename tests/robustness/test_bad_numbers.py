@@ -3,8 +3,8 @@
 import numpy as np
 import paddle
 import pytest
+from optimizer_cases import OPTIMIZERS, VARIANTS, make, same, states
 from reference import bert_like, make_params, take_steps
-from test_contracts import OPTIMIZERS, VARIANTS, make, same, states
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels

@@ -7,9 +7,9 @@ import pathlib
 import numpy as np
 import paddle
 import pytest
+from optimizer_cases import OPTIMIZERS, make, same
 from reference import make_params
 from test_bad_numbers import either_path, states
-from test_contracts import OPTIMIZERS, make, same
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 long = [pytest.mark.slow, pytest.mark.fault, pytest.mark.timeout(3600)]

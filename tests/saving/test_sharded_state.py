@@ -3,8 +3,8 @@
 import numpy as np
 import paddle
 import pytest
+from optimizer_cases import VARIANTS, every_variant, make
 from paddle.distributed.flex_checkpoint.dcp.sharded_weight import ShardedWeight
-from test_contracts import VARIANTS, every_variant, make
 
 import paddle_ldopt as ldopt
 

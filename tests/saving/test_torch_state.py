@@ -12,9 +12,9 @@ import paddle
 import pytest
 import safetensors.numpy
 from golden.trajectories import error, inputs, load_arrays, load_index, load_states, split
+from optimizer_cases import FLOAT32, SHAPES, build
 from reference import make_params, take_steps
 from saving_cases import Run, bits, refused
-from test_parity import FLOAT32, SHAPES, build
 
 import paddle_ldopt as ldopt
 

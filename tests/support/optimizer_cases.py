@@ -1,0 +1,73 @@
+"""The table of optimizers that tests of several folders share, and the ones that follow the recorded peers."""
+
+import numpy as np
+import paddle
+import pytest
+from golden.trajectories import load_index
+
+import paddle_ldopt as ldopt
+
+SHAPES = {name: tuple(shape) for name, shape in load_index()["parameters"].items()}
+FLOAT32 = {"adamwdl": 1e-5}  # Paddle's kernel keeps the powers of the betas in float32: 1 - 0.999 loses four digits
+# name -> arguments that make it an optimizer with an external rate of 0.01, a decay of 0.1
+OPTIMIZERS = {
+    "adamwdl": {"learning_rate": 0.01, "weight_decay": 0.1},
+    "came": {"learning_rate": 0.01, "weight_decay": 0.1},
+    "lamb": {"learning_rate": 0.01, "weight_decay": 0.1},
+    "adafactor": {"learning_rate": 0.01, "weight_decay": 0.1, "relative_step": False, "scale_parameter": False},
+    "adamweightdecay": {"learning_rate": 0.01, "weight_decay_rate": 0.1},
+}
+VARIANTS = {
+    **OPTIMIZERS,
+    "came, compressed": {**OPTIMIZERS["came"], "compression": True},
+    "adafactor, relative": {"weight_decay": 0.1},
+    "adafactor, momentum": {**OPTIMIZERS["adafactor"], "beta1": 0.9},
+    "adamweightdecay, amsgrad": {**OPTIMIZERS["adamweightdecay"], "amsgrad": True},
+}
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+every_variant = pytest.mark.parametrize("name", VARIANTS)
+
+
+def make(name, parameters, /, **more):
+    """Build the optimizer of a row of the table."""
+    arguments = {**VARIANTS[name], **more}
+    return ldopt.optimizer_class(name.split(",")[0])(parameters=parameters, **arguments)
+
+
+def same(got, want):
+    assert got.keys() == want.keys()
+    for name in want:
+        np.testing.assert_array_equal(got[name], want[name], err_msg=name)
+
+
+def states(opt):
+    return {k: v.numpy().copy() for k, v in opt.state_dict().items() if hasattr(v, "numpy")}
+
+
+def low_precision(arrays, dtype):
+    """Return parameters of `dtype` by name, and what the arrays are once rounded to it."""
+    holder = paddle.nn.Layer()
+    for n, array in arrays.items():
+        param = paddle.create_parameter(list(array.shape), "float32")
+        param.set_value(array.astype("float32"))
+        holder.add_parameter(n.replace(".", "/"), param)
+    holder.to(dtype=dtype)
+    params = {n.replace("/", "."): p for n, p in holder.named_parameters()}
+    assert all(str(p.dtype).endswith(dtype) for p in params.values())
+    return params, {n: p.astype("float32").numpy() for n, p in params.items()}
+
+
+def build(ours, params, name_dict):
+    """Return (optimizer, what to call after each step) of an index entry's "ours"."""
+    arguments = dict(ours["arguments"])
+    scheduler = None
+    if "rates" in ours:
+        scheduler = paddle.optimizer.lr.LambdaDecay(1.0, lambda step: [*ours["rates"], 0.0][step])
+        arguments["learning_rate"] = scheduler
+    if "layerwise_decay" in ours:
+        arguments.update(layerwise_decay=ours["layerwise_decay"], n_layers=load_index()["n_layers"])
+    if "decayed" in ours:
+        arguments["apply_decay_param_fun"] = lambda tensor_name: name_dict[tensor_name] in ours["decayed"]
+    cls = ldopt.optimizer_class(ours["optimizer"])
+    optimizer = cls(parameters=list(params.values()), name_dict=name_dict, **arguments)
+    return optimizer, scheduler.step if scheduler else lambda: None
