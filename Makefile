@@ -35,7 +35,7 @@ finetune: $(STAMP) ## Fine-tune a pretrained encoder with layer-wise decay (belo
 pipeline: $(STAMP) ## Train a small LLaMA on two pipeline stages, with a loss scale (below 3 minutes on 2 cores)
 	$(PY) recipes/pipeline_sft.py $(ARGS)
 
-test: $(STAMP) ## Run the tests
+test: $(STAMP) ## Run the tests, style and types included
 	$(PY) -m pytest $(ARGS)
 
 test-slow: $(STAMP) ## Run the tests that take minutes too

@@ -27,7 +27,7 @@ def build(tmp_path, **environment):
         check=True,
     )
     built = tmp_path / "built" / "paddle_ldopt" / "kernels"
-    assert (built / "layout.py").exists()
+    assert (built / "layout.py").exists() and (built.parent / "py.typed").exists()
     return built
 
 
