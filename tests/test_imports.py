@@ -92,6 +92,16 @@ def test_no_imports_go_in_a_circle(modules):
     assert len(list(graphlib.TopologicalSorter(graph).static_order())) == len(modules) > 5
 
 
+def test_the_readme_draws_the_arrows():
+    """Each room stands above those that it may import."""
+    section = (ROOT.parent / "README.md").read_text(encoding="utf-8").partition("## Architecture")[2]
+    rows = [line.split() for line in section.split("```")[1].splitlines()]
+    height = {room: -i for i, row in enumerate(rows) for room in row if room in ARROWS}
+    assert height.keys() >= ARROWS.keys() - {"version", "_messages", "__main__"}
+    for room in height:
+        assert all(height[room] > height[below] for below in ARROWS[room] & height.keys()), room
+
+
 def test_importing_the_package_is_cheap():
     code = (
         "import sys, time; start = time.perf_counter(); import paddle; before = set(sys.modules);"
