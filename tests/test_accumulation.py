@@ -1,12 +1,6 @@
 """GradientAccumulator: TensorFlow's numbers, reductions, resumes in mid-cycle, two processes, and every error."""
 
-import json
-import os
-import pathlib
 import re
-import socket
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -15,7 +9,6 @@ import pipeline_cases
 import pytest
 from distributed_launch import launch
 from golden_cases import cases, load, loader, needs_golden
-from processes import search_path
 
 from paddle_ldopt import AdamWDL
 from paddle_ldopt.accumulation import GradientAccumulator
@@ -497,8 +490,9 @@ def train(reduction, mine, wrap=lambda model: model):
     return arrays(model)
 
 
-def worker(folder):
-    """Run as one of two processes: what they make goes into a file, what they see of errors too."""
+def worker():
+    """Run as one of two processes; return what it makes, and what it sees of errors."""
+    warnings.simplefilter("ignore")
     dist = paddle.distributed
     dist.init_parallel_env()
     rank = dist.get_rank()
@@ -541,8 +535,7 @@ def worker(folder):
     other = GradientAccumulator("mean" if rank else "sum")
     other([tensor(1.0)])
     seen["reduction"] = error_of(other.synchronize)
-    np.savez(os.path.join(folder, f"{rank}.npz"), **out)
-    pathlib.Path(folder, f"{rank}.json").write_text(json.dumps(seen))
+    return out, seen
 
 
 def half_sum(rank):
@@ -553,41 +546,8 @@ def half_sum(rank):
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("processes")
-    ports = []
-    for _ in range(2):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports.append(probe.getsockname()[1])
-    endpoints = [f"127.0.0.1:{port}" for port in ports]
-    runs = []
-    for rank in range(2):
-        env = {
-            **{key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "FLAGS_selected"))},
-            "PADDLE_DISTRI_BACKEND": "gloo",
-            "PADDLE_TRAINER_ID": str(rank),
-            "PADDLE_TRAINERS_NUM": "2",
-            "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
-            "PADDLE_MASTER": endpoints[0],
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": search_path(),
-        }
-        command = [sys.executable, __file__, str(folder)]
-        log = open(folder / f"{rank}.log", "w")  # noqa: SIM115 - the process has it
-        runs.append((subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT), log))
-    try:
-        codes = [run.wait(timeout=120) for run, _ in runs]
-    finally:
-        for run, log in runs:
-            run.kill()
-            run.wait()
-            log.close()
-    assert codes == [0, 0], [(folder / f"{rank}.log").read_text()[-3000:] for rank in range(2)]
-    return [
-        (dict(np.load(folder / f"{rank}.npz")), json.loads((folder / f"{rank}.json").read_text())) for rank in range(2)
-    ]
+def two_processes():
+    return launch(worker, ranks=2, timeout=120)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "token", "wrapped"])
@@ -657,8 +617,3 @@ def test_fleet_is_one_process_on_the_global_batch():
         for degrees in UNDER:
             for result in results:
                 assert pipeline_cases.apart(result[str(degrees), name], direct) < 1e-5, (degrees, name)
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    worker(sys.argv[1])
