@@ -31,12 +31,13 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 import paddle.nn.functional as F
-from distributed_cases import Mix, data_part, ratio_of
+from distributed_cases import V2, Mix, ratio_of
 from distributed_launch import LaunchError, launch
+from distributed_setup import mend_paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
-from toy_layers import Block, Embed, tied_head
+from toy_layers import Block, Embed, apart, data_part, initial, tied_head
 
 import paddle_ldopt as ldopt
 
@@ -48,7 +49,6 @@ FROZEN = "inner.2."
 SECONDS = 90  # for one combination
 RESULTS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "combinations.json"
 
-V2 = {"sharding_configs": {"split_param": True}}
 AXES = {"dp": {"dp": 2}, "sharding v1": {"sharding": 2}, "sharding v2": {"sharding": 2, **V2}}
 AXES.update({"pp": {"pp": 2}, "mp": {"mp": 2}})
 PAIRS = [pair for pair in itertools.combinations(AXES, 2) if pair != ("sharding v1", "sharding v2")]
@@ -287,10 +287,7 @@ def initialise(network, features):
     for own, param in network.named_parameters():
         name = plain_name(own)
         shape = [n * parts if i == axis_of(name) else n for i, n in enumerate(param.shape)]
-        draw = np.random.default_rng(zlib.crc32(name.encode()))
-        centre = 1.0 if name.endswith(("norm.weight", "scale")) else 0.0
-        value = np.asarray(centre + 0.3 * draw.standard_normal(shape), "float32")
-        param.set_value(paddle.to_tensor(part_of(name, value)).astype(param.dtype))
+        param.set_value(paddle.to_tensor(part_of(name, initial(name, shape))).astype(param.dtype))
         if "frozen" in features and name.startswith(FROZEN):
             param.stop_gradient = True
     return network
@@ -375,15 +372,6 @@ def gathered(value, group):
     return out
 
 
-def apart(got, start, end):
-    """Return the greatest distance of parameters from `end`, each by the way that it has gone from `start`."""
-    distances = [0.0]
-    for name, value in got.items():
-        way = np.abs(end[name] - start[name]).max()
-        distances.append(np.abs(value - end[name]).max() / way if way else float((value != end[name]).any()))
-    return float(max(distances))
-
-
 # ---- in several
 
 
@@ -464,7 +452,7 @@ class Run:
         self.optimizer = self.fleet.distributed_optimizer(optimizer)
         self.model = self.fleet.distributed_model(network)
         if self.way == "plain":
-            self.mend_paddle()
+            mend_paddle(self.hcg, network, self.optimizer)
         elif self.way == "PipelineWithLossScale":
             self.step = ldopt.PipelineWithLossScale(
                 self.model,
@@ -481,20 +469,8 @@ class Run:
                 param.register_hook(lambda grad: grad * inf if hit.get(self.now) == me else grad)
         else:
             self.accumulator = ldopt.GradientAccumulator("mean")
-            self.mend_paddle()
+            mend_paddle(self.hcg, network, self.optimizer)
         return network
-
-    def mend_paddle(self):
-        """Go around two faults of Paddle's own step, which docs/scaling.md names."""
-        slices = getattr(self.optimizer._inner_opt, "_slice_params", {})
-        if self.staged:  # a tied weight counts twice in the norm: pp_layers.py compares the wrong names
-            for shared in self.network.shared_comm.values():
-                weight = shared["layer"].weight
-                for param in (weight, slices.get(weight.name, weight)):
-                    param.is_firstly_shared = dist.get_rank() == min(shared["ranks"])
-        if slices and self.hcg.get_data_parallel_world_size() > 1:  # the first step leaves out data parallelism
-            self.optimizer._inner_opt._collect_comm_buffers()
-            self.optimizer._inner_opt._assign_slice_grad()
 
     def take(self, step):
         inputs = batch(step, self.features, self.part, self.parts)

@@ -13,7 +13,6 @@ from distributed_cases import (
     LAYOUTS,
     OPTIMIZERS,
     alone,
-    apart,
     auto_parallel,
     auto_static,
     given,
@@ -24,6 +23,7 @@ from distributed_cases import (
     worker,
 )
 from distributed_launch import launch
+from toy_layers import apart
 
 TOLERANCE = 1e-5  # of the way
 FEW = ["adamwdl", "lamb", "adafactor, relative", "came", "adamweightdecay"]

@@ -7,15 +7,15 @@ embedding (4). No gradient is zero by symmetry: CAME would make a step of the ro
 
 import contextlib
 import types
-import zlib
 
 import numpy as np
 import paddle
 import paddle.distributed as dist
 import paddle.nn.functional as F
+from distributed_setup import mend_paddle
 from paddle import nn
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
-from toy_layers import Block, Embed, tied_head
+from toy_layers import Block, Embed, data_part, initial, tied_head
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, GradientAccumulator, Lamb
 from paddle_ldopt._paddle import unwrap
@@ -81,9 +81,7 @@ def names_of(network):
 def initialise(network):
     """Give each parameter a value that depends on its name in `Plain` alone."""
     for name, param in network.named_parameters():
-        draw = np.random.default_rng(zlib.crc32(plain_name(name).encode()))
-        centre = 1.0 if name.endswith(("norm.weight", "scale")) else 0.0
-        param.set_value(np.asarray(centre + 0.3 * draw.standard_normal(param.shape), "float32"))
+        param.set_value(initial(plain_name(name), param.shape))
     return network
 
 
@@ -169,18 +167,7 @@ def alone(case, steps=STEPS, frozen=None):
     return start, values(network)
 
 
-def apart(got, start, end):
-    """Return the greatest distance of parameters from `end`, each by the way that it has gone from `start`."""
-    return max(np.abs(value - end[name]).max() / np.abs(end[name] - start[name]).max() for name, value in got.items())
-
-
 # ---- in several
-
-
-def data_part(hcg):
-    shards = hcg.get_sharding_parallel_world_size()
-    parts = hcg.get_data_parallel_world_size() * shards
-    return hcg.get_data_parallel_rank() * shards + hcg.get_sharding_parallel_rank(), parts
 
 
 def trained(hcg, case, steps=STEPS, keep=None, frozen=None):
@@ -196,15 +183,7 @@ def trained(hcg, case, steps=STEPS, keep=None, frozen=None):
         parameters = parameters_to_train(network)  # sharding of version 2 takes no frozen ones
         optimizer = fleet.distributed_optimizer(optimizer_of(case, parameters, names_of(network)))
         model = fleet.distributed_model(network)
-    slices = getattr(optimizer._inner_opt, "_slice_params", {})
-    if staged:  # what Paddle means to do, but compares the wrong names (pp_layers.py): the tied weight counts once
-        for shared in network.shared_comm.values():
-            weight = shared["layer"].weight
-            for param in (weight, slices.get(weight.name, weight)):
-                param.is_firstly_shared = paddle.distributed.get_rank() == min(shared["ranks"])
-    if slices and hcg.get_data_parallel_world_size() > 1:  # or the first step leaves out data parallelism
-        optimizer._inner_opt._collect_comm_buffers()
-        optimizer._inner_opt._assign_slice_grad()
+    mend_paddle(hcg, network, optimizer)
     for step in range(steps):
         tokens, labels = batch(step, part, parts)
         if staged:

@@ -16,7 +16,7 @@ from paddle.base import core
 from paddle.distributed import collective, fleet
 from paddle.distributed.fleet.base import topology
 
-__all__ = ["complete_cpu", "start_fleet"]
+__all__ = ["complete_cpu", "mend_paddle", "start_fleet"]
 
 _SECONDS = 60  # that a process waits for the others when a group is made
 _stores = []  # a group's store must live as long as the group
@@ -52,6 +52,23 @@ def start_fleet(dp=1, sharding=1, pp=1, mp=1, accumulate_steps=1, micro_batch_si
     if pp > 1 and dist.get_world_size() > 2:
         _send_in_pairs()
     return fleet.get_hybrid_communicate_group()
+
+
+def mend_paddle(hcg, network, optimizer):
+    """Go around two faults of Paddle's own step, which docs/scaling.md names.
+
+    A weight tied over stages counts twice in the norm (pp_layers.py compares the wrong names), and the first step of
+    sharding version 2 leaves out data parallelism.
+    """
+    slices = getattr(optimizer._inner_opt, "_slice_params", {})
+    if hcg.get_pipe_parallel_world_size() > 1:
+        for shared in network.shared_comm.values():
+            weight = shared["layer"].weight
+            for param in (weight, slices.get(weight.name, weight)):
+                param.is_firstly_shared = dist.get_rank() == min(shared["ranks"])
+    if slices and hcg.get_data_parallel_world_size() > 1:
+        optimizer._inner_opt._collect_comm_buffers()
+        optimizer._inner_opt._assign_slice_grad()
 
 
 def complete_cpu():

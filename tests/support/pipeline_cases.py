@@ -1,13 +1,12 @@
 """Networks, data, the direct computation and the workers of test_pipeline.py and test_pipeline_distributed.py."""
 
-import zlib
-
 import numpy as np
 import paddle
 import paddle.nn.functional as F
+import toy_layers
 from paddle import nn
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
-from toy_layers import Block, Embed, tied_head
+from toy_layers import Block, Embed, data_part, initial, tied_head
 
 import paddle_ldopt as ldopt
 
@@ -68,10 +67,7 @@ def values(network):
 def initialise(network):
     """Give each parameter a value that depends on its name alone."""
     for name, param in network.state_dict().items():
-        name = plain_name(name)
-        draw = np.random.default_rng(zlib.crc32(name.encode()))
-        centre = 1.0 if name.endswith("norm.weight") else 0.0
-        param.set_value((centre + 0.3 * draw.standard_normal(param.shape)).astype("float32"))
+        param.set_value(initial(plain_name(name), param.shape))
     return network
 
 
@@ -142,12 +138,7 @@ def directly(name, steps, overflows=(), parts=1, ragged=False, max_norm=0.05, sc
 
 def apart(got, direct):
     """Return the greatest distance of weights from those of `directly`, by the way that these have gone."""
-    start = values(initialise(Whole()))
-    worst = 0.0
-    for name, value in got.items():
-        way = np.abs(direct[name] - start[name]).max()
-        worst = max(worst, np.abs(value - direct[name]).max() / way)
-    return worst
+    return toy_layers.apart(got, values(initialise(Whole())), direct)
 
 
 # ---- in a process of several
@@ -185,12 +176,6 @@ def snapshot(network, step):
 
 def same(first, second):
     return first.keys() == second.keys() and all(np.array_equal(first[key], second[key]) for key in first)
-
-
-def data_part(hcg):
-    shards = hcg.get_sharding_parallel_world_size()
-    parts = hcg.get_data_parallel_world_size() * shards
-    return hcg.get_data_parallel_rank() * shards + hcg.get_sharding_parallel_rank(), parts
 
 
 FAULTS = {"loss": "a loss that fails", "data": "expected >= 0 and < 11", "shape": "multiple of `micro_batch_num`"}
