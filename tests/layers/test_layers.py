@@ -201,7 +201,7 @@ def test_names_of_another_type(names):
 
 
 def test_a_model_of_another_type():
-    with pytest.raises(TypeError, match="Received: model=dict"):
+    with pytest.raises(TypeError, match="Received: model of type dict"):
         LayerMap.from_model({})
 
 
