@@ -1,4 +1,8 @@
-"""Pictures and text plots of learning rates, by step and by layer; matplotlib is imported when something is drawn."""
+"""Pictures and text plots of learning rates, by step and by layer; matplotlib is imported when something is drawn.
+
+The ending of a picture's path decides its format (.png, .svg, .pdf). `series` holds the rates by step of each layer, as
+many for all, and `first` is the step of their first rate.
+"""
 
 import csv
 import math
@@ -14,13 +18,7 @@ MOST_POINTS = 10_000  # of a schedule in a file: beyond that, every k-th step
 
 
 def write_schedule(path: Path, first: int, series: Series) -> None:
-    """Write the rate of every layer by step as CSV; every k-th step if there are more than 10,000.
-
-    Args:
-        path (str): the file.
-        first (int): step of the first rate.
-        series (dict[str, list[float]]): layer -> its rates.
-    """
+    """Write the rate of every layer by step as CSV; every k-th step if there are more than 10,000."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["step", *series])
@@ -29,13 +27,7 @@ def write_schedule(path: Path, first: int, series: Series) -> None:
 
 
 def plot_schedule(path: Path, first: int, series: Series) -> str:
-    """Draw the rate of every layer by step, from the embeddings (light) to the head (dark), and return the path.
-
-    Args:
-        path (str): the file; its ending decides the format (.png, .svg, .pdf); another is a ValueError.
-        first (int): step of the first rate.
-        series (dict[str, list[float]]): layer -> its rates.
-    """
+    """Draw the rate of every layer by step, from the embeddings (light) to the head (dark), and return the path."""
     axes = _new_axes(path)
     for i, (label, rates) in enumerate(series.items()):
         named = label if i in (0, len(series) - 1) else None
@@ -46,7 +38,7 @@ def plot_schedule(path: Path, first: int, series: Series) -> str:
 
 
 def plot_table(table: Any, path: Path) -> str:
-    """Draw a `LayerTable` as one line a tower into a file and return its path; the ending decides the format."""
+    """Draw a `LayerTable` as one line a tower into a file and return its path."""
     axes = _new_axes(path)
     towers: dict[str, list[Any]] = {}
     for row in table.rows:
@@ -83,12 +75,6 @@ def name_lines(axes: Any) -> None:
 
 def text_plot(first: int, series: Series, width: int = 72, height: int = 12) -> str:
     """Return a plot of rates by step in plain characters: "*" for the last of the series, "." for the others.
-
-    Args:
-        first (int): step of the first rate.
-        series (dict[str, list[float]]): name -> rates, as many in each; at least one.
-        width (int, optional): columns of the plot, without its axis.
-        height (int, optional): its rows.
 
     Examples:
         .. code-block:: python

@@ -50,9 +50,6 @@ class LayerDecay:
         freeze_below (float, optional): layers whose ratio is below it are frozen (ratio 0: neither the weights nor the
             optimizer's state change), in [0, 1].
 
-    Raises:
-        TypeError, ValueError: a value of the wrong type or out of range, an unknown convention.
-
     Examples:
         .. code-block:: python
 

@@ -31,11 +31,8 @@ class Front:
     def ends(self, facts: dict[str, Fact]) -> tuple[int, int]:
         """Return the input and output size of its linear and convolutional layers, (0, 0) if it has none."""
         found = [facts[name] for name in self.names if len(facts[name].shape) > 1]
-        sizes = [
-            fact.shape[:2] if fact.kind == "Linear" else fact.shape[1::-1]
-            for fact in found
-            if fact.kind in ("Linear", "Conv")
-        ]
+        found = [fact for fact in found if fact.kind in ("Linear", "Conv")]
+        sizes = [fact.shape[:2] if fact.kind == "Linear" else fact.shape[1::-1] for fact in found]
         return (sizes[0][0], sizes[-1][1]) if sizes else (0, 0)
 
 

@@ -1,6 +1,5 @@
 """LayerMap: the layer of each parameter of a model, and the learning rates that a decay or an optimizer gives them."""
 
-import os
 import re
 import warnings
 from collections import Counter
@@ -9,7 +8,7 @@ from typing import Any, Callable, Optional, Union
 
 from .._checks import checked_steps, shown
 from .._paddle import checked_model, own_parameters, sublayers, unwrap_model
-from ..plots import plot_table
+from ..plots import Path, plot_table
 from .decay import LayerDecay, as_decay
 from .fronts import Fact
 from .places import Layer, place
@@ -71,9 +70,8 @@ class LayerMap:
                 to the built-in rules.
 
         Raises:
-            TypeError: `names` or `rules` of another type.
-            ValueError: no names; no stack of blocks; half of the blocks in lists that no rule knows; an illegal rule,
-                or one that leaves layers empty.
+            TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; half of the blocks
+                in lists that no rule knows; an illegal rule, or one that leaves layers empty.
         """
         layers, towers, guesses = place(_checked_names(names), rules, {})
         _warn_of(guesses, layers)
@@ -85,10 +83,7 @@ class LayerMap:
 
         Args:
             model (paddle.nn.Layer): any model with numbered blocks; wrappers such as `paddle.DataParallel` are removed.
-            rules (dict[str, int|str]|callable, optional): as in `from_names`.
-
-        Raises:
-            TypeError, ValueError: `model` is no `paddle.nn.Layer`; as in `from_names`.
+            rules (dict[str, int|str]|callable, optional): as in `from_names`, like the errors.
         """
         model = unwrap_model(checked_model(model))
         parameters = dict(model.named_parameters())
@@ -139,11 +134,7 @@ class LayerMap:
         return layer
 
     def ratio_fn(self, layerwise_decay: Decay) -> "LayerRatios":
-        """Return the function parameter -> ratio of its learning rate, as optimizers take it.
-
-        Args:
-            layerwise_decay (float|LayerDecay): the decay in (0, 1], or a `LayerDecay`.
-        """
+        """Return the function parameter -> ratio of its learning rate that a decay makes, as optimizers take it."""
         return LayerRatios(self, as_decay(layerwise_decay))
 
     def table(
@@ -169,8 +160,8 @@ class LayerMap:
                 a schedule of this package, and of others 10,000 or what Paddle's warm-ups say.
 
         Raises:
-            ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that the optimizer settles; an
-                optimizer over parameters of another model.
+            ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument beside the optimizer that
+                settles it; an optimizer over parameters of another model.
         """
         num_steps = None if num_steps is None else checked_steps(num_steps, "num_steps")
         if (layerwise_decay is None) == (optimizer is None):
@@ -197,19 +188,11 @@ class LayerMap:
         return LayerTable.build(tensors, rates)
 
     def plot(
-        self,
-        path: Union[str, os.PathLike[str]],
-        layerwise_decay: Optional[Decay] = None,
-        learning_rate: Any = None,
-        optimizer: Any = None,
+        self, path: Path, layerwise_decay: Optional[Decay] = None, learning_rate: Any = None, optimizer: Any = None
     ) -> str:
-        """Draw the rate of each layer into a file and return its path.
+        """Draw the rate of each layer into the file `path` (.png, .svg or .pdf) and return the path.
 
-        Args:
-            path (str|os.PathLike): where to; the ending decides the format (.png, .svg, .pdf).
-            layerwise_decay (float|LayerDecay, optional): as in `table`.
-            learning_rate (float|LRScheduler, optional): as in `table`.
-            optimizer (paddle.optimizer.Optimizer, optional): as in `table`.
+        `layerwise_decay`, `learning_rate` and `optimizer` are those of `table`.
         """
         return plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
 
@@ -222,15 +205,9 @@ class LayerMap:
 
 
 class LayerRatios:
-    """The function parameter -> ratio of its learning rate that a `LayerMap` and a decay make.
+    """The function parameter -> ratio of its learning rate that a `LayerMap` and a decay, its `rule`, make."""
 
-    Attributes:
-        layers (LayerMap): the map.
-        rule (LayerDecay): the decay.
-        is_constant (bool): True: the ratios never change, so that a step may keep them.
-    """
-
-    is_constant = True
+    is_constant = True  # a step may keep the ratios
 
     def __init__(self, layers: LayerMap, rule: LayerDecay) -> None:
         self.layers, self.rule = layers, rule

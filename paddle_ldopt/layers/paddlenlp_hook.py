@@ -15,12 +15,13 @@ import paddle
 from .._checks import checked_int, checked_number, plain_number, shown
 from .._paddle import graph_value
 
+Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
 N_LAYERS = 12  # the default of `n_layers`, as in PaddleNLP
 _ENCODER_BLOCK = re.compile(r"encoder\.layers\.(\d+)")
 _ANY_BLOCK = re.compile(r"[\w.]*\b(layers|layer|h|block|blocks|resblocks)\.\d+")
 
 
-def layerwise_lr_decay(decay_rate: float, name_dict: Optional[Mapping[str, str]], n_layers: int, param: Any) -> float:
+def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param: Any) -> float:
     r"""Return the ratio of PaddleNLP's documented rule, for models whose blocks are called ``encoder.layers.<i>``.
 
     .. math::
@@ -88,26 +89,19 @@ def check_ratio(ratio: Any, name: str) -> Any:
     try:
         return checked_number(ratio, "ratio")
     except TypeError:
-        raise TypeError(
-            "A learning-rate hook must return a number, or change `param.optimize_attr['learning_rate']` and return "
-            f"None. Received: {shown(ratio)} for '{name}'"
-        ) from None
+        how = "return a number, or change `param.optimize_attr['learning_rate']` and return None"
+        raise TypeError(f"A learning-rate hook must {how}. Received: {shown(ratio)} for '{name}'") from None
     except ValueError:
-        raise ValueError(
-            f"A learning-rate ratio must be finite and not negative. Received: {shown(ratio)} for '{name}'"
-        ) from None
+        what = "A learning-rate ratio must be finite and not negative"
+        raise ValueError(f"{what}. Received: {shown(ratio)} for '{name}'") from None
 
 
 class HookRatios:
-    """The function parameter -> checked ratio that a hook makes.
-
-    Attributes:
-        last (dict[str, float]): the last answer by parameter of a hook that writes: readers take it, to write nothing.
-    """
+    """The function parameter -> checked ratio that a hook makes."""
 
     def __init__(self, call: Callable[[Any], Any]) -> None:
         self._call = call
-        self.last: dict[str, float] = {}
+        self.last: dict[str, float] = {}  # the last answers of a hook that writes: readers take them, to write nothing
 
     def __call__(self, param: Any) -> Any:
         """Ask the hook for the ratio of a parameter; its `optimize_attr` is as before afterwards."""
@@ -136,25 +130,14 @@ class HookRatios:
 
 
 def adapt_hook(
-    hook: Callable[..., Any],
-    layerwise_decay: float = 1.0,
-    name_dict: Optional[Mapping[str, str]] = None,
-    n_layers: int = N_LAYERS,
+    hook: Callable[..., Any], layerwise_decay: float = 1.0, name_dict: Names = None, n_layers: int = N_LAYERS
 ) -> HookRatios:
     """Turn a hook of any contract found in the wild into a function parameter -> checked ratio.
 
-    Args:
-        hook (callable): ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, a `functools.partial` of
-            the first included. It returns a ratio (a number or a one-element Tensor), or multiplies
-            ``param.optimize_attr["learning_rate"]`` and returns None; either way the attribute is as before after the
-            call, so ratios never compound. Every step calls the hook anew. Between steps, readers of an optimizer get
-            the last result of a hook that writes, because reading must write nothing.
-        layerwise_decay (float): the first argument of a four-argument hook.
-        name_dict (dict[str, str]): the second.
-        n_layers (int): the third.
-
-    Raises:
-        TypeError: not callable, or callable with neither 1 nor 4 arguments.
+    A hook is ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, a `functools.partial` of the first
+    included. It returns a ratio (a number or a one-element Tensor), or multiplies
+    ``param.optimize_attr["learning_rate"]`` and returns None; either way the attribute is as before after the call, so
+    ratios never compound. Every step calls the hook anew. A TypeError says that it is neither.
     """
     return HookRatios(_bind(hook, (layerwise_decay, name_dict, n_layers))[0])
 

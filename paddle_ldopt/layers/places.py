@@ -46,9 +46,9 @@ class Layer:
     """The place of one parameter.
 
     Args:
-        tower (str): the name of its stack of blocks, or "" for what belongs to several.
+        tower (str): the name of its stack of blocks, or "" for parameters of several.
         index (int): layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head.
-        depth (int): number of blocks of the tower; of the deepest one for what belongs to several.
+        depth (int): number of blocks of the tower; of the deepest one for parameters of several.
     """
 
     tower: str
@@ -64,26 +64,19 @@ class Layer:
 def place(
     names: list[str], rules: Optional[Rules], facts: dict[str, Fact], whole: bool = False
 ) -> tuple[dict[str, Layer], dict[str, int], list[str]]:
-    """Place all parameters of a model.
+    """Return name -> Layer, tower -> depth, and a sentence for each guess.
 
     Args:
         names (list[str]): structured names in the model's order.
         rules (dict|callable, optional): the user's.
         facts (dict[str, Fact]): of the parameters, by name; empty if only names are known.
         whole (bool): whether `names` are all names of the model.
-
-    Returns:
-        tuple[dict[str, Layer], dict[str, int], list[str]]: name -> Layer; tower -> depth; a sentence for each guess.
     """
     placed, numbered = apply_rules(names, rules)
-    stacks, others = find_stacks(
-        names,
-        lambda name: name in placed or _exception(name) is not None,
-        _is_hinted,
-        whole,
-        alone=all(index < 1 for index in placed.values()),
-        shape_of=lambda name: facts[name].shape if facts else None,
-    )
+    exceptions = {name for name in names if _exception(name) is not None}
+    alone = all(index < 1 for index in placed.values())
+    shapes = {name: fact.shape for name, fact in facts.items()}
+    stacks, others = find_stacks(names, exceptions | placed.keys(), _is_hinted, whole, alone, shapes)
     depths = {stack.tower: stack.depth for stack in stacks}
     blocks = max(depths.values(), default=0)
     close_gaps(placed, numbered, blocks)
@@ -158,23 +151,20 @@ def _guesses_of_lists(
     stacks: list[Stack], others: dict[str, int], layers: dict[str, Layer], placed_ids: set[int], deepest: int
 ) -> list[str]:
     """Return a sentence for each list of blocks that counts as one layer and each head-like list that is a tower."""
-    said = [
-        f"the numbers of '{s.tower}' are too large for positions and count in their order" for s in stacks if s.keyed
-    ]
+    keyed = [stack.tower for stack in stacks if stack.keyed]
+    guesses = [f"the numbers of '{tower}' are too large for positions and count in their order" for tower in keyed]
     sure = max((stack.depth for stack in stacks if not stack.doubted), default=0)
-    said += [
-        f"'{stack.tower}' is called like a head or an embedding and counts as a tower of {stack.depth} blocks"
-        for stack in stacks
-        if stack.doubted and stack.depth < sure
-    ]
+    for stack in stacks:
+        if stack.doubted and stack.depth < sure:
+            tower = f"a tower of {stack.depth} blocks"
+            guesses.append(f"'{stack.tower}' is called like a head or an embedding and counts as {tower}")
     for tower, length in others.items():
         if length >= 3:
-            inside = (layer.label for name, layer in layers.items() if name.startswith(f"{tower}."))
-            where = next(inside, "one layer")
-            said.append(f"'{tower}' is a list of {length} items that count as one layer ({where})")
+            where = next((layer.label for name, layer in layers.items() if name.startswith(f"{tower}.")), "one layer")
+            guesses.append(f"'{tower}' is a list of {length} items that count as one layer ({where})")
     if not stacks and placed_ids and len(placed_ids) <= deepest - min(placed_ids):
-        said.append(f"`rules` place {len(placed_ids)} blocks in {deepest} layers and leave the others empty")
-    return said
+        guesses.append(f"`rules` place {len(placed_ids)} blocks in {deepest} layers and leave the others empty")
+    return guesses
 
 
 def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int], deepest: int) -> None:
@@ -184,11 +174,8 @@ def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int
             "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): "
             f"give `rules`, such as {{r'cells\\.(\\d+)\\.': r'\\1'}}. Received: names={some(names)}"
         )
-    unknown = {
-        tower: length
-        for tower, length in others.items()
-        if tower.rpartition(".")[2] not in STACK_NAMES and not _is_hinted(tower)
-    }
+    told = [tower for tower in others if tower.rpartition(".")[2] in STACK_NAMES or _is_hinted(tower)]
+    unknown = {tower: length for tower, length in others.items() if tower not in told}
     missed, known = sum(unknown.values()), sum(depths.values())
     if missed >= known > 0:
         raise ValueError(

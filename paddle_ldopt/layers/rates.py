@@ -1,4 +1,7 @@
-"""The rate that each parameter gets: read from an optimizer without a trace, or planned for one."""
+"""The rate that each parameter gets: read from an optimizer without a trace, or planned for one.
+
+An optimizer, which `fleet` may have wrapped, is read through a stand-in, so that another thread may take steps.
+"""
 
 import dataclasses
 import math
@@ -23,38 +26,28 @@ from ..schedules.ahead import peak_learning_rate
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """The rate of one parameter."""
+    """The rate of one parameter; None where it is not known."""
 
     ratio: float  # to the optimizer's rate
-    now: Optional[float]  # None if it is not known, like the next two
+    now: Optional[float]
     peak: Optional[float]  # where the schedule is at its greatest
     decayed: Optional[bool]
     frozen: bool
 
 
-def applied_ratios(optimizer: Any) -> dict[str, float]:
-    """Return tensor name -> the factor by which the optimizer's next step would scale its rate for the parameter.
-
-    Groups, `ParamAttr` and layer-wise ratios are all in it: it is what `_create_param_lr` itself makes of a rate of 1.
-
-    Args:
-        optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
-    """
-    return {name: factor for name, (factor, _) in _rate_parts(_view(optimizer), parameters_of(optimizer)).items()}
-
-
 def applied_rates(optimizer: Any, learning_rate: Optional[float] = None) -> dict[str, float]:
     """Return tensor name -> the rate that the optimizer's next step would use for it; 0 if it would not touch it.
 
-    Where `Adafactor` sets the rate itself, it is that of its last step.
+    Groups, `ParamAttr` and layer-wise ratios are all in it. Where `Adafactor` sets the rate itself, it is that of its
+    last step.
 
     Args:
         optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
         learning_rate (float, optional): the optimizer's rate to reckon with; the one of now if None.
     """
-    params, optimizer = parameters_of(optimizer), _view(optimizer)
+    params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
-    rates = used_rates(optimizer)  # no rate to multiply
+    rates = used_rates(optimizer)
     if rates is None:
         rates = {name: factor * now + own for name, (factor, own) in _rate_parts(optimizer, params).items()}
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
@@ -64,9 +57,6 @@ def used_rates(optimizer: Any) -> Optional[dict[str, float]]:
     """Return tensor name -> the rate of its last update if the optimizer sets each one itself, None if it does not.
 
     `Adafactor` with `relative_step` does, from the step and the parameter's size: the layer's ratio is in it.
-
-    Args:
-        optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
     """
     optimizer = unwrap(optimizer)
     own = getattr(optimizer, "_relative_step", False) and hasattr(optimizer, "used_lr")
@@ -84,15 +74,10 @@ def next_rate(optimizer: Any) -> float:
 
 
 def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[str, Rate]:
-    """Return tensor name -> `Rate`, read back from an optimizer.
-
-    Args:
-        optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
-        num_steps (int, optional): as in `peak_learning_rate`.
-    """
+    """Return tensor name -> `Rate`, read back from an optimizer; `num_steps` as in `peak_learning_rate`."""
     if not isinstance(unwrap(optimizer), Optimizer):
         raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer={type(optimizer).__name__}")
-    params, optimizer = parameters_of(optimizer), _view(optimizer)
+    params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
     now, groups, rates = next_rate(optimizer), groups_by_name(optimizer), {}
     peak = peak_learning_rate(rate_source(optimizer), num_steps, lambda ahead: rate_divisor(optimizer, ahead))
     parts = _rate_parts(optimizer, params)
@@ -116,28 +101,18 @@ def planned_rates(
     frozen: set[str],
     learning_rate: Any,
     apply_decay_param_fun: Optional[Callable[[str], bool]],
-    num_steps: Optional[int] = None,
+    num_steps: Optional[int],
 ) -> dict[str, Rate]:
-    """Return tensor name -> `Rate` for ratios by tensor name that no optimizer has yet.
-
-    Args:
-        ratios (dict[str, float]): tensor name -> ratio.
-        frozen (set[str]): names of tensors that are not trained, beside those whose ratio is 0.
-        learning_rate (float|LRScheduler|None): the rate at a ratio of 1, if known.
-        apply_decay_param_fun (callable, optional): tensor name -> decayed.
-        num_steps (int, optional): as in `peak_learning_rate`.
-    """
+    """Return tensor name -> `Rate` for ratios by tensor name that no optimizer has yet, as in `LayerMap.table`."""
     now = peak = None
     if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
-        raise TypeError(
-            f"`apply_decay_param_fun` must be callable. Received: apply_decay_param_fun={shown(apply_decay_param_fun)}"
-        )
+        received = f"apply_decay_param_fun={shown(apply_decay_param_fun)}"
+        raise TypeError(f"`apply_decay_param_fun` must be callable. Received: {received}")
     if isinstance(learning_rate, LRScheduler):
         now, peak = learning_rate.last_lr, peak_learning_rate(learning_rate, num_steps)
         if peak is not None and not (math.isfinite(peak) and peak >= 0):
-            raise ValueError(
-                f"`learning_rate` must be finite and not negative. Received: learning_rate={shown(learning_rate)}"
-            )
+            received = f"Received: learning_rate={shown(learning_rate)}"
+            raise ValueError(f"`learning_rate` must be finite and not negative. {received}")
     elif learning_rate is not None:
         now = peak = checked_number(learning_rate, "learning_rate", kind="a number or an LRScheduler")
     rates = {}
@@ -146,11 +121,6 @@ def planned_rates(
         scaled_now, scaled_peak = (None if rate is None else ratio * rate for rate in (now, peak))
         rates[name] = Rate(ratio, scaled_now, scaled_peak, decayed, ratio == 0 or name in frozen)
     return rates
-
-
-def _view(optimizer: Any) -> Any:
-    """Return a stand-in for an optimizer that can be asked while another thread takes steps."""
-    return stand_in(unwrap(optimizer))
 
 
 def _rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, float]]:

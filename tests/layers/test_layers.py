@@ -20,7 +20,8 @@ from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay
 from paddle_ldopt._paddle import unwrap_model
-from paddle_ldopt.layers.rates import applied_rates, applied_ratios
+from paddle_ldopt.layers.map import _all_paths
+from paddle_ldopt.layers.rates import applied_rates
 from paddle_ldopt.plots import name_lines
 from paddle_ldopt.schedules import RuleSchedule, get_linear_schedule_with_warmup
 from paddle_ldopt.schedules import curves as rules
@@ -380,6 +381,14 @@ def test_a_block_that_is_applied_several_times_counts_as_often():
     assert LayerMap.from_model(model).towers == {"encoder.layers": 3}
 
 
+def test_nested_sharing_is_walked_in_bounded_time():
+    part = paddle.nn.Linear(4, 4)
+    for _ in range(13):
+        part = Parts(a=part, b=part)
+    assert len(list(_all_paths(part))) < 6_000, "not 2^14 - 1"
+    assert indexes(LayerMap.from_model(Parts(layers=blocks(3), head=part)), "head") == [4]
+
+
 @pytest.mark.parametrize("name", ["layers.{}", "layers.{}.blocks.0", "layers.0.blocks.{}"])
 def test_keys_are_no_depths(name):
     names = [f"{name.format(20261122 + i)}.{part}" for i in (5, 0, 9) for part in PARTS]
@@ -469,12 +478,12 @@ def test_the_table_shows_hooks_and_undecayed_optimizers_too():
     assert row.ratio == (0.0, 0.5) and row.frozen == sum(p.ndim == 1 for p in model.layers[0].parameters())
 
 
-def test_applied_ratios_are_those_of_a_step():
+def test_applied_rates_are_those_of_a_step():
     model = Tied()
     opt = apply_layerwise_decay(
         paddle.optimizer.SGD(0.5, parameters=model.parameters()), LayerMap.from_model(model), layerwise_decay=0.5
     )
-    ratios = applied_ratios(opt)
+    ratios = applied_rates(opt, 1.0)
     before = {n: p.numpy().copy() for n, p in model.named_parameters()}
     for p in model.parameters():
         p.grad = paddle.ones_like(p)
