@@ -208,14 +208,18 @@ def stand_in(optimizer: Any, **attributes: Any) -> Any:
     return other
 
 
-def rates_at(optimizer: Any, params: list[Any], rate: float) -> list[float]:
-    """Return the rate that an optimizer's step would use for each parameter if its own rate were `rate`."""
-    other = stand_in(optimizer, _lr_ratio=None)  # AdamWDL has one during a step on a GPU
-    tensor = paddle.full([], rate, "float64")
-    vars(other)["_global_learning_rate"] = lambda *args: tensor
-    with paddle.no_grad():
-        # the method of the class: a function set on the instance asks the live object
-        return [float(type(other)._create_param_lr(other, (param, None))) for param in params]
+def rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, float]]:
+    """Return ``param.name`` -> (factor, own) of the rate factor * optimizer's + own that a step would use."""
+    if not asks_for_rates(optimizer.__class__):  # its own rate for all, whatever groups say
+        return {param.name: (1.0, 0.0) for param in params}
+    other, rates = stand_in(optimizer, _lr_ratio=None), []  # AdamWDL has a ratio set during a step on a GPU
+    for rate in (0.0, 1.0):  # a rate of its own (a Tensor in `optimize_attr`, "lr" of a group) shows at 0
+        tensor = paddle.full([], rate, "float64")
+        vars(other)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
+        with paddle.no_grad():
+            # the method of the class: a function set on the instance asks the live object
+            rates.append([float(type(other)._create_param_lr(other, (param, None))) for param in params])
+    return {param.name: (one - zero, zero) for param, zero, one in zip(params, *rates)}
 
 
 def decays_weights(optimizer: Any, param: Any, group: dict[str, Any]) -> bool:

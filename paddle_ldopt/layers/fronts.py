@@ -16,7 +16,7 @@ class Fact:
     """What a model says about a parameter beside its structured name."""
 
     tensor: str  # ``param.name``
-    kind: str  # of its network layer: "Linear", "Conv", "Norm", "Embedding" or ""
+    kind: str  # of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
     shape: tuple[int, ...]
 
 

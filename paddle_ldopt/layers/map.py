@@ -20,7 +20,7 @@ __all__ = ["Layer", "LayerMap", "LayerRatios"]
 
 Decay = Union[float, LayerDecay]
 _COPY = re.compile(r"(_deepcopy_\d+)+$")
-_MOST_PATHS = 1_000  # of one network layer: nested sharing doubles them at each level
+_MOST_PATHS = 1_000  # to one sublayer: nested sharing doubles them at each level
 
 
 class LayerMap:
@@ -89,10 +89,10 @@ class LayerMap:
         parameters = dict(model.named_parameters())
         own_names = {param.name: name for name, param in parameters.items()}
         facts: dict[str, Fact] = {}  # by structured name, all names of a shared parameter
-        for path, layer in _all_paths(model):
-            for key, param in own_parameters(layer).items():
+        for path, sublayer in _all_paths(model):
+            for key, param in own_parameters(sublayer).items():
                 if param is not None and param.name in own_names:
-                    facts[f"{path}{key}"] = Fact(param.name, _kind_of(layer), tuple(param.shape))
+                    facts[f"{path}{key}"] = Fact(param.name, _kind_of(sublayer), tuple(param.shape))
         found = {fact.tensor for fact in facts.values()}
         named_by_itself = {n: Fact(tensor, "", ()) for tensor, n in own_names.items() if tensor not in found}  # ReFT
         facts.update(named_by_itself)
@@ -182,9 +182,7 @@ class LayerMap:
                 self.layer_of(tensor)
         else:
             decay = as_decay(layerwise_decay)
-            ratios = {tensor: decay.ratio(layer.index, layer.depth) for tensor, (layer, _, _) in tensors.items()}
-            frozen = {tensor for tensor, (*_, param) in tensors.items() if param is not None and param.stop_gradient}
-            rates = planned_rates(ratios, frozen, learning_rate, apply_decay_param_fun, num_steps)
+            rates = planned_rates(tensors, decay, learning_rate, apply_decay_param_fun, num_steps)
         return LayerTable.build(tensors, rates)
 
     def plot(
@@ -211,11 +209,12 @@ class LayerRatios:
 
     def __init__(self, layers: LayerMap, rule: LayerDecay) -> None:
         self.layers, self.rule = layers, rule
+        places = {layers.layer_of(name) for name in layers.names}
+        self._ratios = {layer: rule.ratio(layer.index, layer.depth) for layer in places}
 
     def __call__(self, param: Any) -> float:
         """Return the ratio of a parameter."""
-        layer = self.layers.layer_of(param.name)
-        return self.rule.ratio(layer.index, layer.depth)
+        return self._ratios[self.layers.layer_of(param.name)]
 
     def __deepcopy__(self, memo: Any) -> "LayerRatios":
         return self  # a copied optimizer shares the map, which holds the model's parameters
@@ -233,9 +232,9 @@ def _checked_names(names: Iterable[str]) -> list[str]:
     return names
 
 
-def _kind_of(layer: Any) -> str:
-    """Return "Linear", "Conv", "Norm" or "Embedding" if a network layer is one, else ""."""
-    classes = [cls.__name__ for cls in type(layer).__mro__]
+def _kind_of(sublayer: Any) -> str:
+    """Return "Linear", "Conv", "Norm" or "Embedding" if a sublayer of the model is one, else ""."""
+    classes = [cls.__name__ for cls in type(sublayer).__mro__]
     if "Linear" in classes:  # not ColumnParallelLinear, whose shape is a part of the whole
         return "Linear"
     classes = [name for name in classes if "Transpose" not in name]
@@ -243,14 +242,14 @@ def _kind_of(layer: Any) -> str:
 
 
 def _all_paths(
-    layer: Any, path: str = "", above: tuple[Any, ...] = (), times: Optional[Counter[int]] = None
+    model: Any, path: str = "", above: tuple[Any, ...] = (), times: Optional[Counter[int]] = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (path, network layer) in the model's order, a shared one under each of its paths, up to 1,000 of them."""
+    """Yield (path, sublayer) in the model's order, a shared sublayer under each of its paths, up to 1,000 of them."""
     times = Counter() if times is None else times
-    times[id(layer)] += 1
-    yield path, layer
-    above = (*above, layer)
-    for key, inner in sublayers(layer).items():
+    times[id(model)] += 1
+    yield path, model
+    above = (*above, model)
+    for key, inner in sublayers(model).items():
         if inner is not None and times[id(inner)] < _MOST_PATHS and all(inner is not parent for parent in above):
             yield from _all_paths(inner, f"{path}{key}.", above, times)
 

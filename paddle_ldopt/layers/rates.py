@@ -11,17 +11,9 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_number, shown
-from .._paddle import (
-    asks_for_rates,
-    decays_weights,
-    groups_by_name,
-    parameters_of,
-    rate_source,
-    rates_at,
-    stand_in,
-    unwrap,
-)
+from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
 from ..schedules.ahead import peak_learning_rate
+from .decay import LayerDecay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +41,7 @@ def applied_rates(optimizer: Any, learning_rate: Optional[float] = None) -> dict
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
     rates = used_rates(optimizer)
     if rates is None:
-        rates = {name: factor * now + own for name, (factor, own) in _rate_parts(optimizer, params).items()}
+        rates = {name: factor * now + own for name, (factor, own) in rate_parts(optimizer, params).items()}
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
 
 
@@ -80,7 +72,7 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
     now, groups, rates = next_rate(optimizer), groups_by_name(optimizer), {}
     peak = peak_learning_rate(rate_source(optimizer), num_steps, lambda ahead: rate_divisor(optimizer, ahead))
-    parts = _rate_parts(optimizer, params)
+    parts = rate_parts(optimizer, params)
     for param in params:
         factor, own = parts[param.name]
         rate = factor * now + own
@@ -97,13 +89,16 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
 
 
 def planned_rates(
-    ratios: dict[str, float],
-    frozen: set[str],
+    tensors: dict[str, tuple[Any, str, Any]],
+    decay: LayerDecay,
     learning_rate: Any,
     apply_decay_param_fun: Optional[Callable[[str], bool]],
     num_steps: Optional[int],
 ) -> dict[str, Rate]:
-    """Return tensor name -> `Rate` for ratios by tensor name that no optimizer has yet, as in `LayerMap.table`."""
+    """Return tensor name -> `Rate` for a decay that no optimizer has yet, with the arguments of `LayerMap.table`.
+
+    `tensors` maps each tensor name to (Layer, structured name, Parameter or None).
+    """
     now = peak = None
     if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
         received = f"apply_decay_param_fun={shown(apply_decay_param_fun)}"
@@ -116,17 +111,10 @@ def planned_rates(
     elif learning_rate is not None:
         now = peak = checked_number(learning_rate, "learning_rate", kind="a number or an LRScheduler")
     rates = {}
-    for name, ratio in ratios.items():
-        decayed = None if apply_decay_param_fun is None else bool(apply_decay_param_fun(name))
+    for tensor, (layer, _, param) in tensors.items():
+        ratio = decay.ratio(layer.index, layer.depth)
+        decayed = None if apply_decay_param_fun is None else bool(apply_decay_param_fun(tensor))
+        frozen = ratio == 0 or (param is not None and bool(param.stop_gradient))
         scaled_now, scaled_peak = (None if rate is None else ratio * rate for rate in (now, peak))
-        rates[name] = Rate(ratio, scaled_now, scaled_peak, decayed, ratio == 0 or name in frozen)
+        rates[tensor] = Rate(ratio, scaled_now, scaled_peak, decayed, frozen)
     return rates
-
-
-def _rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, float]]:
-    """Return tensor name -> (factor, own) of the rate factor * optimizer's + own that a step would use."""
-    if not asks_for_rates(optimizer.__class__):  # its own rate for all, whatever groups say
-        return {param.name: (1.0, 0.0) for param in params}
-    at_0, at_1 = rates_at(optimizer, params, 0.0), rates_at(optimizer, params, 1.0)
-    # a rate of its own (a Tensor in `optimize_attr`, "lr" of a group) shows at 0
-    return {param.name: (one - zero, zero) for param, zero, one in zip(params, at_0, at_1)}

@@ -30,9 +30,9 @@ def decayed_parameter_names(model: Any) -> set[str]:
             True
     """
     left_out = set()
-    for path, layer in checked_model(model).named_sublayers(include_self=True):
-        norm = any(_NORM.search(cls.__name__) for cls in type(layer).__mro__)
-        for key, param in own_parameters(layer).items():
+    for path, sublayer in checked_model(model).named_sublayers(include_self=True):
+        norm = any(_NORM.search(cls.__name__) for cls in type(sublayer).__mro__)
+        for key, param in own_parameters(sublayer).items():
             if param is not None and (norm or param.ndim <= 1 or "bias" in f"{path}.{key}"):
                 left_out.add(param.name)
     return {param.name for param in model.parameters()} - left_out
