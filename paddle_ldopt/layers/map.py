@@ -209,8 +209,7 @@ class LayerRatios:
 
     def __init__(self, layers: LayerMap, rule: LayerDecay) -> None:
         self.layers, self.rule = layers, rule
-        places = {layers.layer_of(name) for name in layers.names}
-        self._ratios = {layer: rule.ratio(layer.index, layer.depth) for layer in places}
+        self._ratios = {layer: rule.ratio(layer.index, layer.depth) for layer in set(layers._layers.values())}
 
     def __call__(self, param: Any) -> float:
         """Return the ratio of a parameter."""

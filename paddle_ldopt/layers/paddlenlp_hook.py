@@ -137,9 +137,22 @@ def adapt_hook(
     A hook is ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, a `functools.partial` of the first
     included. It returns a ratio (a number or a one-element Tensor), or multiplies
     ``param.optimize_attr["learning_rate"]`` and returns None; either way the attribute is as before after the call, so
-    ratios never compound. Every step calls the hook anew. A TypeError says that it is neither.
+    ratios never compound. Every step calls the hook anew.
+
+    Raises:
+        TypeError: neither of these.
+        ValueError: a decay beside a hook of the parameter alone, which cannot see it.
     """
-    return HookRatios(_bind(hook, (layerwise_decay, name_dict, n_layers))[0])
+    call, is_given = _bind(hook, (layerwise_decay, name_dict, n_layers))
+    bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
+    is_bound = any(isinstance(n, numbers.Real) and n == layerwise_decay for n in map(plain_number, bound))
+    if layerwise_decay != 1.0 and not is_given and not is_bound:
+        raise ValueError(
+            "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`: leave that out, or give a "
+            "hook that takes (layerwise_decay, name_dict, n_layers, param). "
+            f"Received: layerwise_decay={shown(layerwise_decay)}, set_param_lr_fun={shown(hook)}"
+        )
+    return HookRatios(call)
 
 
 def _bind(hook: Callable[..., Any], settings: tuple[Any, ...]) -> tuple[Callable[[Any], Any], bool]:
@@ -168,19 +181,6 @@ def _bind(hook: Callable[..., Any], settings: tuple[Any, ...]) -> tuple[Callable
             f"Received: {getattr(hook, '__name__', hook)}{signature}"
         ) from None
     return four, True
-
-
-def check_hook_sees(hook: Callable[..., Any], decay: float) -> None:
-    """Raise if a decay stands beside a hook of the parameter alone, which cannot see it."""
-    if decay == 1.0 or _bind(hook, (decay, None, 0))[1]:
-        return
-    bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
-    if not any(isinstance(number, numbers.Real) and number == decay for number in map(plain_number, bound)):
-        raise ValueError(
-            "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`: leave that out, or give a "
-            "hook that takes (layerwise_decay, name_dict, n_layers, param). "
-            f"Received: layerwise_decay={shown(decay)}, set_param_lr_fun={shown(hook)}"
-        )
 
 
 def check_documented_rule(names: list[str]) -> None:

@@ -84,12 +84,14 @@ def place(
     deepest = max([blocks, *placed_blocks.values()])
     _check_found(names, depths, others, deepest)
     check_no_gap(placed_blocks, blocks, deepest)
+    # 1. by the user's rules, 2. by the stacks
     layers = {name: Layer("", deepest + 1 if index == HEAD else index, deepest) for name, index in placed.items()}
     for stack in stacks:
         layers.update({n: Layer(stack.tower, number + 1, stack.depth) for n, number in stack.numbers.items()})
         shared = [n for n in stack.numbers if _RELATIVE_BIAS.search(n)]
         if len(shared) == 1 < stack.depth:  # T5 keeps the bias that all blocks share in block 0
             layers[shared[0]] = Layer(stack.tower, 0, stack.depth)
+    # 3. by name, 4. by the order of declaration
     first_placed = next((i for i, name in enumerate(names) if name in placed_blocks), 0)
     fronts: dict[str, Front] = {}
     for position, name in enumerate(names):
@@ -108,6 +110,7 @@ def place(
                 fronts.setdefault(".".join(path[: near + 1]), Front([], numbers, depth)).names.append(name)
         layers[name] = Layer(tower, depth + 1 if index == HEAD else 0, depth)
     guesses = _guesses_of_lists(stacks, others, layers, {*placed_blocks.values()}, deepest)
+    # 5. declared before the blocks, yet a head
     in_blocks = {facts[name].tensor for stack in stacks for name in stack.numbers} if facts else set()
     for branch, front in fronts.items():
         if facts and all(facts[name].tensor in in_blocks for name in front.names):  # shared with a block

@@ -22,7 +22,6 @@ from ...layers.paddlenlp_hook import (
     adapt_hook,
     check_decay,
     check_documented_rule,
-    check_hook_sees,
     layerwise_lr_decay,
 )
 
@@ -109,7 +108,6 @@ class LayerwiseMixin(_Base):
                 return
             if documented_rule and decay == 1.0:  # every ratio is 1; `name_dict` may be there for its names alone
                 return
-            check_hook_sees(set_param_lr_fun, decay)
             self._ratio_of = adapt_hook(set_param_lr_fun, decay, name_dict, n_layers)
         ratio_of = self._ratio_of
 
