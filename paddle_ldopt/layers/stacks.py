@@ -12,7 +12,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Callable, Optional
 
-__all__ = ["STACK_NAMES", "Stack", "find_stacks", "is_index"]
+__all__ = ["Stack", "find_stacks"]
 
 STACK_NAMES = frozenset(["layers", "layer", "h", "block", "blocks", "resblocks", "stages", "stage", "attentions"])
 STACK_NAMES |= {"albert_layer_groups", "albert_layers"}
