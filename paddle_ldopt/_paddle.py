@@ -114,36 +114,73 @@ is_allocated = _part(TENSOR, "_is_initialized", "Every optimizer")
 
 # ---- wrappers of optimizers and networks
 
+NETWORK = "paddle.nn.Layer"
+sublayers = _attribute(NETWORK, "_sub_layers", "Layer maps")  # name -> Layer or None, a shared one under each name
+own_parameters = _attribute(NETWORK, "_parameters", "Layer maps")  # name -> Parameter or None, without sublayers'
+graph_value = _lazy("paddle.pir.Value", "Static graph mode")
+_METHODS_OF_RATES = ("_create_param_lr", "_global_learning_rate", "_append_optimize_multi_tensor_op")
+PRIVATE += [(OPTIMIZER, name, "Reading the rate of each parameter") for name in _METHODS_OF_RATES]
+PRIVATE.append(("paddle.optimizer.AdamW", "_lr_ratio", "Reading the rate of each parameter"))
 
-def groups_by_name(optimizer):
+
+def _setting(owner: str, name: str) -> Callable[[Any], Any]:
+    """Return a getter of an attribute of `owner` that is None where another class has no such attribute."""
+    PRIVATE.append((owner, name, "The weight decay in layer tables"))
+    return lambda instance: getattr(instance, name, None)
+
+
+_decayed_names = _setting("paddle.optimizer.AdamW", "_apply_decay_param_fun")
+_not_decayed = _setting("paddle.optimizer.Lamb", "_exclude_from_weight_decay_fn")
+_adamw_decay = _setting("paddle.optimizer.AdamW", "_weight_decay")
+_lamb_decay = _setting("paddle.optimizer.Lamb", "_lamb_weight_decay")
+_momentum_decay = _setting("paddle.optimizer.Momentum", "_regularization_coeff")
+_coefficient = _setting("paddle.regularizer.L2Decay", "_coeff")
+
+
+def checked_model(model: Any, argument: str = "model") -> Any:
+    """Return `model` if it is a `paddle.nn.Layer`, raise TypeError otherwise."""
+    if not isinstance(model, paddle.nn.Layer):
+        raise TypeError(f"`{argument}` must be a paddle.nn.Layer. Received: {argument} of type {type(model).__name__}")
+    return model
+
+
+def groups_by_name(optimizer: Any) -> dict[str, dict[str, Any]]:
     """Return, by the name of each of the optimizer's parameters, the group that it is in, {} if it is in none."""
-    found: dict = {}
-    for item in optimizer._param_groups or []:
+    found: dict[str, dict[str, Any]] = {}
+    for item in param_groups(optimizer) or []:
         grouped = isinstance(item, dict)
         found.update((param.name, item if grouped else {}) for param in (item["params"] if grouped else [item]))
     return found
 
 
-# Where wrappers keep their optimizer: `fleet`, `amp`; group sharding; LookAhead; static `fleet`; ASP and static `amp`
-_INNER = ("_inner_opt", "_optim", "inner_optimizer", "inner_opt", "_optimizer")
+# attribute in which wrappers keep their optimizer -> one of these wrappers
+_FLEET, _SHARDING = "paddle.distributed.fleet", "paddle.distributed.fleet.meta_parallel.sharding"
+_INNER = {
+    "_inner_opt": f"{_FLEET}.meta_optimizers.HybridParallelOptimizer",  # and the others of `fleet` and `amp`
+    "_optim": f"{_SHARDING}.group_sharded_optimizer_stage2.GroupShardedOptimizerStage2",
+    "inner_optimizer": "paddle.incubate.LookAhead",
+    "inner_opt": f"{_FLEET}.meta_optimizers.meta_optimizer_base.MetaOptimizerBase",  # static `fleet`
+    "_optimizer": "paddle.incubate.asp.asp.OptimizerWithSparsityGuarantee",  # and static `amp`
+}
+PRIVATE += [(owner, name, "Optimizers in wrappers") for name, owner in _INNER.items()]
 
 
-def wrappers(optimizer):
+def wrappers(optimizer: Any) -> list[Any]:
     """Return an optimizer and the optimizers inside it, from the outermost wrapper to the optimizer itself."""
     found = [optimizer]
     while True:
-        inner = [getattr(found[-1], name, None) for name in _INNER]
-        if not any(value is not None for value in inner):
+        inner = [value for name in _INNER for value in [getattr(found[-1], name, None)] if value is not None]
+        if not inner:
             return found
-        found.append(next(value for value in inner if value is not None))
+        found.append(inner[0])
 
 
-def unwrap(optimizer):
+def unwrap(optimizer: Any) -> Any:
     """Return the optimizer inside the wrappers of `fleet` and `amp`, and inside LookAhead."""
     return wrappers(optimizer)[-1]
 
 
-def check_wrapper_state(optimizer):
+def check_wrapper_state(optimizer: Any) -> None:
     """Raise TypeError if checkpoints of the optimizer would lack the state that a wrapper of it keeps."""
     for wrapper in wrappers(optimizer)[:-1]:
         if not hasattr(wrapper, "_inner_opt") and not hasattr(wrapper, "_optim"):
@@ -154,7 +191,7 @@ def check_wrapper_state(optimizer):
             )
 
 
-def stand_in(optimizer, **attributes):
+def stand_in(optimizer: Any, **attributes: Any) -> Any:
     """Return an optimizer of the same class that shares the state, so that a reader can ask it without a trace.
 
     Attributes that the reader, or the code of the class, sets on it are its own.
@@ -171,13 +208,39 @@ def stand_in(optimizer, **attributes):
     return other
 
 
+def rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, float]]:
+    """Return ``param.name`` -> (factor, own) of the rate factor * optimizer's + own that a step would use."""
+    if not asks_for_rates(optimizer.__class__):  # its own rate for all, whatever groups say
+        return {param.name: (1.0, 0.0) for param in params}
+    other, rates = stand_in(optimizer, _lr_ratio=None), []  # AdamWDL has a ratio set during a step on a GPU
+    for rate in (0.0, 1.0):  # a rate of its own (a Tensor in `optimize_attr`, "lr" of a group) shows at 0
+        tensor = paddle.full([], rate, "float64")
+        vars(other)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
+        with paddle.no_grad():
+            # the method of the class: a function set on the instance asks the live object
+            rates.append([float(type(other)._create_param_lr(other, (param, None))) for param in params])
+    return {param.name: (one - zero, zero) for param, zero, one in zip(params, *rates)}
+
+
+def decays_weights(optimizer: Any, param: Any, group: dict[str, Any]) -> bool:
+    """Return whether an optimizer of Paddle decays the weights of `param`, in `group`, by any of its options for it."""
+    chosen, excluded = _decayed_names(optimizer), _not_decayed(optimizer)
+    if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):
+        return False
+    for decay in (_adamw_decay(optimizer), _lamb_decay(optimizer)):
+        if isinstance(decay, (int, float)):
+            return group.get("weight_decay", decay) != 0
+    regularizer = param.regularizer or optimizer.regularization  # L1Decay or L2Decay, added to the gradient
+    return bool(_coefficient(regularizer) or _momentum_decay(optimizer))
+
+
 @functools.lru_cache(maxsize=128)
-def asks_for_rates(cls):
+def asks_for_rates(cls: Any) -> bool:
     """Return whether the step of an optimizer class asks `_create_param_lr` for the rate of each parameter.
 
     The names in the code that `step` can reach tell. An override hides the overridden method unless it calls it.
     """
-    skipped = "_append_optimize_multi_tensor_op"  # only Adam and Momentum of Paddle take it: the other way must ask too
+    asks, _, skipped = _METHODS_OF_RATES  # only Adam and Momentum of Paddle take the last: the other way must ask too
     ahead, seen = [("step", 0)], set()
     while ahead:
         name, start = ahead.pop()
@@ -187,13 +250,13 @@ def asks_for_rates(cls):
         seen.add((name, owners[0]))
         held = vars(cls.__mro__[owners[0]])[name]
         mentioned = _names_in(getattr(held, "__func__", held))
-        if "_create_param_lr" in mentioned:
+        if asks in mentioned:
             return True
         ahead += [(other, owners[0] + 1 if other == name else 0) for other in mentioned]
     return False
 
 
-def _names_in(function, seen=()):
+def _names_in(function: Any, seen: tuple[Any, ...] = ()) -> set[str]:
     """Return the names that the code of a function mentions, with those of functions of its module that it calls."""
     function = inspect.unwrap(function) if callable(function) else None
     if not isinstance(function, types.FunctionType) or function in seen:
@@ -218,19 +281,24 @@ _WRAPPERS = {
     "GroupShardedStage3",
     "FullyShard",
 }
+_INSIDE = {
+    "_layers": "paddle.DataParallel",
+    "_layer": f"{_SHARDING}.group_sharded_stage2.GroupShardedStage2",
+}
+PRIVATE += [(owner, name, "Networks in wrappers") for name, owner in _INSIDE.items()]
 
 
-def unwrap_model(model):
+def unwrap_model(model: Any) -> Any:
     """Return the network inside the wrappers of `fleet`, group sharding and `paddle.DataParallel`."""
     while any(cls.__name__ in _WRAPPERS and cls.__module__.startswith("paddle.") for cls in type(model).__mro__):
-        inside = next((layer for key in ("_layers", "_layer") for layer in [model._sub_layers.get(key)] if layer), None)
+        inside = next((layer for key in _INSIDE for layer in [sublayers(model).get(key)] if layer), None)
         if inside is None:
             break
         model = inside
     return model
 
 
-def parameters_of(optimizer):
+def parameters_of(optimizer: Any) -> list[Any]:
     """Return the parameters of an optimizer in order, groups flattened; of a sharded one those of all ranks."""
     # within the wrapper for sharding are this rank's parameters only
     lists = [getattr(wrapper, "_parameter_list", None) or [] for wrapper in wrappers(optimizer)]
@@ -251,9 +319,9 @@ def sharding_setting(*names):
     return next((name for name in names if getattr(configs, name)), None)
 
 
-def flatten_groups(parameters):
+def flatten_groups(parameters: Any) -> list[Any]:
     """Return a plain list of the parameters in a list of Tensors or of parameter groups."""
-    out: list = []
+    out: list[Any] = []
     for item in parameters:
         params = item["params"] if isinstance(item, dict) else item
         out.extend([params] if hasattr(params, "stop_gradient") else params)

@@ -1,8 +1,8 @@
 """TODO."""
 
 from ._checks import shown
-from .layers.decay import LayerDecay
-from .layers.map import LayerMap, as_rule
+from .layers.decay import LayerDecay, as_decay
+from .layers.map import LayerMap
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers._base.groups import parameters_to_train
 from .optimizers.registry import REGISTRY, optimizer_class
@@ -48,7 +48,7 @@ def create(name, model, layerwise_decay=1.0, rules=None, **arguments):
         arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
     if "learning_rate" in arguments or "lr" in arguments:
         arguments = {**info.external_rate, **arguments}
-    decays = as_rule(layerwise_decay) != LayerDecay(1.0)
+    decays = as_decay(layerwise_decay) != LayerDecay(1.0)
     if rules is not None and (not decays or "layers" in arguments):
         raise ValueError(
             f"`rules` have no effect without a layer-wise decay, or beside `layers`. Received: rules={shown(rules)}"

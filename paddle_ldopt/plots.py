@@ -1,28 +1,24 @@
-"""TODO."""
+"""Pictures and text plots of learning rates, by step and by layer; matplotlib is imported when something is drawn.
+
+The ending of a picture's path decides its format (.png, .svg, .pdf). `series` holds the rates by step of each layer, as
+many for all, and `first` is the step of their first rate.
+"""
 
 import csv
 import math
 import os
 import re
+from typing import Any, Union
 
 from ._checks import shown
 
+Path = Union[str, os.PathLike[str]]
+Series = dict[str, list[float]]  # layer -> its rates by step
 MOST_POINTS = 10_000  # of a schedule in a file: beyond that, every k-th step
 
 
-def _points(count):
-    """Return the positions that are shown of `count`: all, or every k-th and the last."""
-    return [*range(0, count - 1, math.ceil(count / MOST_POINTS)), count - 1] if count else []
-
-
-def write_schedule(path, first, series):
-    """Write the rate of every layer by step as CSV; every k-th step if there are more than 10,000.
-
-    Args:
-        path (str): the file.
-        first (int): step of the first rate.
-        series (dict[str, list[float]]): layer -> its rates.
-    """
+def write_schedule(path: Path, first: int, series: Series) -> None:
+    """Write the rate of every layer by step as CSV; every k-th step if there are more than 10,000."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["step", *series])
@@ -30,38 +26,46 @@ def write_schedule(path, first, series):
             writer.writerow([first + i, *(repr(rates[i]) for rates in series.values())])
 
 
-def plot_schedule(path, first, series):
-    """Draw the rate of every layer by step, from the embeddings (light) to the head (dark).
-
-    Args:
-        path (str): the file; its ending decides the format (.png, .svg, .pdf).
-        first (int): step of the first rate.
-        series (dict[str, list[float]]): layer -> its rates.
-
-    Raises:
-        ValueError: another ending.
-    """
-    check_picture(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+def plot_schedule(path: Path, first: int, series: Series) -> str:
+    """Draw the rate of every layer by step, from the embeddings (light) to the head (dark), and return the path."""
+    axes = _new_axes(path)
     for i, (label, rates) in enumerate(series.items()):
         named = label if i in (0, len(series) - 1) else None
         shade, points = str(0.8 * (1 - (i + 1) / len(series))), _points(len(rates))
         axes.plot([first + j for j in points], [rates[j] for j in points], color=shade, lw=1.2, label=named)
-    axes.set_xlabel("step")
-    axes.set_ylabel("learning rate")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
     name_lines(axes)
-    _save(figure, path)
-    return os.fspath(path)
+    return _write(axes, path, "step", "learning rate")
 
 
-def name_lines(axes):
+def plot_table(table: Any, path: Path) -> str:
+    """Draw a `LayerTable` as one line a tower into a file and return its path."""
+    axes = _new_axes(path)
+    towers: dict[str, list[Any]] = {}
+    for row in table.rows:
+        if row.tower or len({r.tower for r in table.rows}) == 1:
+            towers.setdefault(row.tower, []).append(row)
+    known = all(row.peak_learning_rate is not None for row in table.rows)
+    for tower, rows in towers.items():
+        heights = [(row.peak_learning_rate if known else row.ratio)[1] for row in rows]
+        axes.plot([row.index for row in rows], heights, marker="o", label=tower)
+    longest = max(towers.values(), key=len)
+    step = max(1, math.ceil(len(longest) / 14))
+    ticks = {row.index: row.label for i, row in enumerate(longest) if i % step == 0 or row is longest[-1]}
+    axes.set_xticks(list(ticks), [label.replace("block ", "").replace("embeddings", "emb") for label in ticks.values()])
+    if len(towers) > 1:
+        name_lines(axes)
+    return _write(axes, path, "layer", "learning rate at the peak" if known else "ratio to the head's learning rate")
+
+
+def check_picture(path: Path) -> None:
+    """Raise ValueError if the ending of `path` is no format that can be drawn, TypeError if it is no path."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"`path` must be a string or a path. Received: path={shown(path)}")
+    if os.path.splitext(os.fspath(path))[1].lower() not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"`path` must end in .png, .svg or .pdf. Received: path={os.fspath(path)!r}")
+
+
+def name_lines(axes: Any) -> None:
     r"""Show the labels of the lines as they are: "$" is no mathematics in them, and a leading "_" hides nothing."""
     lines = [line for line in axes.lines if not re.fullmatch(r"_child\d+", line.get_label())]
     legend = axes.legend(lines, ["-"] * len(lines))
@@ -69,20 +73,8 @@ def name_lines(axes):
         text.set(text=line.get_label(), parse_math=False)
 
 
-def _save(figure, path):
-    """Write a figure in the format that the path's ending names."""
-    with open(path, "wb") as file:  # Pillow would open it for reading too, which a pipe does not allow
-        figure.savefig(file, format=os.path.splitext(path)[1][1:].lower(), dpi=150)
-
-
-def text_plot(first, series, width=72, height=12):
+def text_plot(first: int, series: Series, width: int = 72, height: int = 12) -> str:
     """Return a plot of rates by step in plain characters: "*" for the last of the series, "." for the others.
-
-    Args:
-        first (int): step of the first rate.
-        series (dict[str, list[float]]): name -> rates, as many in each; at least one.
-        width (int, optional): columns of the plot, its axis aside.
-        height (int, optional): its rows.
 
     Examples:
         .. code-block:: python
@@ -95,67 +87,52 @@ def text_plot(first, series, width=72, height=12):
                  +-----
                   0..4
     """
-    count = len(next(iter(series.values())))
+    names, count = list(series), len(next(iter(series.values())))
     width = min(width, count)
     top = max((max(rates) for rates in series.values()), default=0.0) or 1.0
     grid = [[" "] * width for _ in range(height)]
-    for i, rates in enumerate(series.values()):
+    for name, rates in series.items():
         for column in range(width):
-            part = rates[column * count // width : max((column + 1) * count // width, column * count // width + 1)]
+            start = column * count // width
+            part = rates[start : max((column + 1) * count // width, start + 1)]
             # all that lies in the column: a restart within it must not be lost
             low, high = (round(value / top * (height - 1)) for value in (min(part), max(part)))
             for row in range(low, high + 1):
-                grid[height - 1 - row][column] = "*" if i == len(series) - 1 else "."
-    labels = {0: f"{top:.3g}", height // 2: f"{top * (height - 1 - height // 2) / (height - 1):.3g}", height - 1: "0"}
+                grid[height - 1 - row][column] = "*" if name == names[-1] else "."
+    middle = height // 2
+    labels = {0: f"{top:.3g}", middle: f"{top * (height - 1 - middle) / (height - 1):.3g}", height - 1: "0"}
     margin = max(4, *map(len, labels.values()))
     lines = [f"{labels.get(i, ''):>{margin}} |{''.join(row)}".rstrip() for i, row in enumerate(grid)]
-    names = list(series)
-    legend = [f"  * {names[-1]}" + (f"   . {names[0]} and what is between" if len(names) > 1 else "")]
-    return "\n".join(
-        [*lines, f"{'':>{margin}} +{'-' * width}", f"{'':>{margin}}  {first}..{first + count - 1}"]
-        + (legend if len(names) > 1 else [])
-    )
+    lines += [f"{'':>{margin}} +{'-' * width}", f"{'':>{margin}}  {first}..{first + count - 1}"]
+    if len(names) > 1:
+        lines.append(f"  * {names[-1]}   . {names[0]} and what is between")
+    return "\n".join(lines)
 
 
-def check_picture(path):
-    """Raise ValueError if the ending of `path` is no format that can be drawn, TypeError if it is no path."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"`path` must be a string or a path. Received: path={shown(path)}")
-    if os.path.splitext(os.fspath(path))[1].lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"`path` must end in .png, .svg or .pdf. Received: path={os.fspath(path)!r}")
+def _points(count: int) -> list[int]:
+    """Return the positions that are shown of `count`: all, or every k-th and the last."""
+    return [*range(0, count - 1, math.ceil(count / MOST_POINTS)), count - 1] if count else []
 
 
-def plot_table(table, path):
-    """Draw a `LayerTable` as one line a tower into a file; the ending decides the format."""
-    import matplotlib
-
+def _new_axes(path: Path) -> Any:
+    """Return the axes of a new figure; raise if it cannot be written to `path`."""
     check_picture(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    towers: dict = {}
-    for row in table.rows:
-        if row.tower or len({r.tower for r in table.rows}) == 1:
-            towers.setdefault(row.tower, []).append(row)
-    known = all(row.peak_learning_rate is not None for row in table.rows)
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for tower, rows in towers.items():
-        heights = [(row.peak_learning_rate if known else row.ratio)[1] for row in rows]
-        axes.plot([row.index for row in rows], heights, marker="o", label=tower)
-    longest = max(towers.values(), key=len)
-    step = max(1, math.ceil(len(longest) / 14))
-    ticks = [row for i, row in enumerate(longest) if i % step == 0 or row is longest[-1]]
-    axes.set_xticks(
-        [r.index for r in ticks], [r.label.replace("block ", "").replace("embeddings", "emb") for r in ticks]
-    )
-    axes.set_xlabel("layer")
-    axes.set_ylabel("learning rate at the peak" if known else "ratio to the head's learning rate")
+    return figure.add_subplot()
+
+
+def _write(axes: Any, path: Path, xlabel: str, ylabel: str) -> str:
+    """Write the figure of the axes in the format that the path's ending names and return the path."""
+    import matplotlib
+
+    axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    if len(towers) > 1:
-        name_lines(axes)
-    with matplotlib.rc_context({"svg.hashsalt": "paddle_ldopt"}):
-        _save(figure, path)
+    # Pillow would open a path for reading too, which a pipe does not allow
+    with open(path, "wb") as file, matplotlib.rc_context({"svg.hashsalt": "paddle_ldopt"}):
+        axes.figure.savefig(file, format=os.path.splitext(path)[1][1:].lower(), dpi=150)
     return os.fspath(path)

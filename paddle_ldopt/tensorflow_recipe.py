@@ -8,8 +8,8 @@ import paddle
 
 from ._checks import checked_number, checked_steps, shown
 from ._paddle import flatten_groups
-from .layers.decay import LayerDecay
-from .layers.map import LayerMap, as_rule
+from .layers.decay import LayerDecay, as_decay
+from .layers.map import LayerMap
 from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
@@ -143,7 +143,7 @@ def create_optimizer(
         if parameters is None:
             parameters = parameters_to_train(model)
         uses_layers = set_param_lr_fun is layerwise_lr_decay and name_dict is None
-        if layers is None and uses_layers and as_rule(layerwise_decay) != LayerDecay(1.0):
+        if layers is None and uses_layers and as_decay(layerwise_decay) != LayerDecay(1.0):
             layers = LayerMap.from_model(model)
         elif layers is None and name_dict is None:
             name_dict = {param.name: name for name, param in model.named_parameters()}

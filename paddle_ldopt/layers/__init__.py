@@ -1,7 +1,7 @@
 """Which layer a parameter belongs to, and the ratio of its learning rate."""
 
-from .decay import CONVENTIONS, LayerDecay
-from .map import Layer, LayerMap, as_rule
+from .decay import CONVENTIONS, LayerDecay, as_decay
+from .map import Layer, LayerMap, LayerRatios
 from .paddlenlp_hook import adapt_hook, layerwise_lr_decay
 from .table import LayerRow, LayerTable
 from .weight_decay import decayed_parameter_names
@@ -11,10 +11,11 @@ __all__ = [
     "Layer",
     "LayerDecay",
     "LayerMap",
+    "LayerRatios",
     "LayerRow",
     "LayerTable",
     "adapt_hook",
-    "as_rule",
+    "as_decay",
     "decayed_parameter_names",
     "layerwise_lr_decay",
 ]

@@ -1,4 +1,4 @@
-"""TODO."""
+"""PaddleNLP's documented rule for the ratio of a parameter, and the contracts of hooks that give a ratio."""
 
 import functools
 import inspect
@@ -7,23 +7,22 @@ import numbers
 import re
 import warnings
 from collections.abc import Mapping
+from typing import Any, Callable, Optional
 
 import numpy as np
 import paddle
 
 from .._checks import checked_int, checked_number, plain_number, shown
+from .._paddle import graph_value
 
-_N_LAYERS = 12  # the default of `n_layers`, as in PaddleNLP
-
-
+Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
+N_LAYERS = 12  # the default of `n_layers`, as in PaddleNLP
 _ENCODER_BLOCK = re.compile(r"encoder\.layers\.(\d+)")
-
-
 _ANY_BLOCK = re.compile(r"[\w.]*\b(layers|layer|h|block|blocks|resblocks)\.\d+")
 
 
-def layerwise_lr_decay(decay_rate, name_dict, n_layers, param):
-    r"""Give the ratio of PaddleNLP's documented rule, for models whose blocks are called ``encoder.layers.<i>``.
+def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param: Any) -> float:
+    r"""Return the ratio of PaddleNLP's documented rule, for models whose blocks are called ``encoder.layers.<i>``.
 
     .. math::
         r = d^{n-i} \text{ (block } i\text{)}, \qquad d^{n+1} \text{ (embedding)}, \qquad 1 \text{ (all else)}
@@ -33,9 +32,6 @@ def layerwise_lr_decay(decay_rate, name_dict, n_layers, param):
         name_dict (dict[str, str]): ``param.name`` -> structured name, for every parameter.
         n_layers (int): blocks in the encoder; at least as many as the model has.
         param (Tensor): the parameter.
-
-    Returns:
-        float: the ratio of the parameter's learning rate to the optimizer's.
 
     Raises:
         ValueError: `name_dict` lacks the parameter, or the model has more blocks than `n_layers`.
@@ -76,62 +72,48 @@ def layerwise_lr_decay(decay_rate, name_dict, n_layers, param):
     return decay_rate ** (n_layers + 1) if "embedding" in name else 1.0
 
 
-def check_decay(value, argument="layerwise_decay"):
+def check_decay(value: Any, argument: str = "layerwise_decay") -> float:
     """Return `value` as a float if it is a decay in (0, 1], raise otherwise."""
     return checked_number(value, argument, 0.0, 1.0, "(]", kind="a number in (0, 1]; 1 is the same rate for all layers")
 
 
-def check_ratio(ratio, name):
-    """Return what a hook gave for parameter `name` as a float (a graph value stays one), raise if it is no ratio."""
-    if isinstance(ratio, paddle.pir.Value):  # known at run time only: its shape is all that can be checked
+def check_ratio(ratio: Any, name: str) -> Any:
+    """Return a hook's answer for parameter `name` as a float (a graph value as it is), raise if it is no ratio."""
+    in_graph = not paddle.in_dynamic_mode() and isinstance(ratio, graph_value())
+    if in_graph or isinstance(ratio, (paddle.Tensor, np.ndarray)):
         if math.prod(ratio.shape) != 1:
-            raise ValueError(f"A learning-rate ratio must have one element. Received: shape={ratio.shape} for '{name}'")
-        return ratio
-    if isinstance(ratio, (paddle.Tensor, np.ndarray)) and ratio.size != 1:
-        raise ValueError(
-            f"A learning-rate ratio must have one element. Received: shape={list(ratio.shape)} for '{name}'"
-        )
+            shape = list(ratio.shape)
+            raise ValueError(f"A learning-rate ratio must have one element. Received: shape={shape} for '{name}'")
+        if in_graph:  # known at run time only
+            return ratio
     try:
         return checked_number(ratio, "ratio")
     except TypeError:
-        raise TypeError(
-            "A learning-rate hook must return a number, or change `param.optimize_attr['learning_rate']` and return "
-            f"None. Received: {shown(ratio)} for '{name}'"
-        ) from None
+        how = "return a number, or change `param.optimize_attr['learning_rate']` and return None"
+        raise TypeError(f"A learning-rate hook must {how}. Received: {shown(ratio)} for '{name}'") from None
     except ValueError:
-        raise ValueError(
-            f"A learning-rate ratio must be finite and not negative. Received: {shown(ratio)} for '{name}'"
-        ) from None
+        what = "A learning-rate ratio must be finite and not negative"
+        raise ValueError(f"{what}. Received: {shown(ratio)} for '{name}'") from None
 
 
-def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
-    """Turn a hook of any contract found in the wild into a function parameter -> checked ratio.
+class HookRatios:
+    """The function parameter -> checked ratio that a hook makes."""
 
-    Args:
-        hook (callable): ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, a `functools.partial` of
-            the first included. It returns a ratio (a number or a one-element Tensor), or multiplies
-            ``param.optimize_attr["learning_rate"]`` and returns None; either way the attribute is as before after the
-            call, so ratios never compound. Every step calls the hook anew. Between steps, readers of an optimizer get
-            the last result of a hook that writes, because reading must write nothing.
-        layerwise_decay (float): the first thing that a four-argument hook is given.
-        name_dict (dict[str, str]): the second.
-        n_layers (int): the third.
+    def __init__(self, call: Callable[[Any], Any]) -> None:
+        self._call = call
+        self.last: dict[str, float] = {}  # the last answers of a hook that writes: readers take them, to write nothing
 
-    Raises:
-        TypeError: not callable, or callable with neither 1 nor 4 arguments.
-    """
-    call, _ = _bind(hook, (layerwise_decay, name_dict, n_layers))
-
-    def ratio_of(param):
+    def __call__(self, param: Any) -> Any:
+        """Ask the hook for the ratio of a parameter; its `optimize_attr` is as before afterwards."""
         attr = getattr(param, "optimize_attr", None)
         if attr is None:
-            return check_ratio(call(param), param.name)
+            return check_ratio(self._call(param), param.name)
         before = attr.get("learning_rate", 1.0)
         written = not (isinstance(before, (int, float)) and before == 1.0)
         if written:
             attr["learning_rate"] = 1.0
         try:
-            ratio = call(param)
+            ratio = self._call(param)
             if ratio is None:
                 ratio = attr.get("learning_rate", 1.0)
         finally:
@@ -140,14 +122,40 @@ def adapt_hook(hook, layerwise_decay=1.0, name_dict=None, n_layers=12):
                 attr["learning_rate"] = before
         ratio = check_ratio(ratio, param.name)
         if written and isinstance(ratio, float):
-            last[param.name] = ratio
+            self.last[param.name] = ratio
         return ratio
 
-    last = ratio_of.last = {}  # type: ignore[attr-defined]  # answers that took a write: readers use them
-    return ratio_of
+    def __deepcopy__(self, memo: Any) -> "HookRatios":
+        return self  # a copied optimizer shares the hook, which may hold the model
 
 
-def _bind(hook, settings):
+def adapt_hook(
+    hook: Callable[..., Any], layerwise_decay: float = 1.0, name_dict: Names = None, n_layers: int = N_LAYERS
+) -> HookRatios:
+    """Turn a hook of any contract found in the wild into a function parameter -> checked ratio.
+
+    A hook is ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, a `functools.partial` of the first
+    included. It returns a ratio (a number or a one-element Tensor), or multiplies
+    ``param.optimize_attr["learning_rate"]`` and returns None; either way the attribute is as before after the call, so
+    ratios never compound. Every step calls the hook anew.
+
+    Raises:
+        TypeError: neither of these.
+        ValueError: a decay beside a hook of the parameter alone, which cannot see it.
+    """
+    call, is_given = _bind(hook, (layerwise_decay, name_dict, n_layers))
+    bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
+    is_bound = any(isinstance(n, numbers.Real) and n == layerwise_decay for n in map(plain_number, bound))
+    if layerwise_decay != 1.0 and not is_given and not is_bound:
+        raise ValueError(
+            "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`: leave that out, or give a "
+            "hook that takes (layerwise_decay, name_dict, n_layers, param). "
+            f"Received: layerwise_decay={shown(layerwise_decay)}, set_param_lr_fun={shown(hook)}"
+        )
+    return HookRatios(call)
+
+
+def _bind(hook: Callable[..., Any], settings: tuple[Any, ...]) -> tuple[Callable[[Any], Any], bool]:
     """Return `hook` as a function of the parameter alone, and whether it is given the `settings`."""
     if not callable(hook):
         raise TypeError(f"`set_param_lr_fun` must be callable or None. Received: set_param_lr_fun={shown(hook)}")
@@ -156,12 +164,10 @@ def _bind(hook, settings):
         signature = inspect.signature(hook)
     except ValueError:  # a builtin without a signature: the documented contract
         return four, True
-    required = [
-        p
-        for p in signature.parameters.values()
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    positional = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    arguments = list(signature.parameters.values())
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [p for p in arguments if p.default is p.empty and p.kind not in variadic]
+    positional = [p.name for p in arguments if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(required) == 1 and not (len(positional) == 4 and positional[-1] == "param"):
         only = required[0]
         if only.kind is only.KEYWORD_ONLY:  # partial(rule, decay_rate=..., name_dict=..., n_layers=...)
@@ -177,30 +183,16 @@ def _bind(hook, settings):
     return four, True
 
 
-def _check_hook_sees(hook, decay):
-    """Raise if a decay stands beside a hook of the parameter alone, which cannot see it."""
-    if decay == 1.0 or _bind(hook, (decay, None, 0))[1]:
-        return
-    bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
-    if not any(isinstance(number, numbers.Real) and number == decay for number in map(plain_number, bound)):
-        raise ValueError(
-            "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`: leave that out, or give a "
-            "hook that takes (layerwise_decay, name_dict, n_layers, param). "
-            f"Received: layerwise_decay={shown(decay)}, set_param_lr_fun={shown(hook)}"
-        )
-
-
-def _check_documented_rule(names):
+def check_documented_rule(names: list[str]) -> None:
     """Raise if PaddleNLP's rule finds no block among the structured `names`, warn if it passes numbered blocks over."""
-    if not any(_ENCODER_BLOCK.search(n) for n in names):
+    others = [name for name in names if not _ENCODER_BLOCK.search(name)]
+    if len(others) == len(names):
         raise ValueError(
             "The default rule decays blocks called 'encoder.layers.<i>' and finds none, so `layerwise_decay` would do "
             "nothing to this model's blocks. Give layers=LayerMap.from_model(model), which knows every architecture. "
             f"Received: parameters {', '.join(map(repr, names[:4]))}{', ...' if len(names) > 4 else ''}"
         )
-    passed_over = sorted(
-        {m.group() for n in names if not _ENCODER_BLOCK.search(n) for m in [_ANY_BLOCK.search(n)] if m}
-    )
+    passed_over = sorted({match.group() for match in map(_ANY_BLOCK.search, others) if match})
     if passed_over:
         warnings.warn(
             "The default rule decays blocks called 'encoder.layers.<i>' only and leaves others at the full rate: "

@@ -1,4 +1,4 @@
-"""Find the stacks of blocks of a model in the names of its parameters: pure Python, a leaf of the import graph.
+"""Find the stacks of blocks of a model in the names of its parameters: pure Python, without Paddle.
 
 A *stack* is a numbered list of blocks, as in ``bert.encoder.layers.<i>``. Three things make it more than a regex: lists
 of stages are counted through (Swin: ``layers.1.blocks.0`` follows the last block of stage 0), lists of unlike parts
@@ -9,25 +9,13 @@ name may decide between lists: one called like a head or an embedding has to be 
 import dataclasses
 import os
 import re
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Callable, Optional
 
 __all__ = ["Stack", "find_stacks"]
 
-STACK_NAMES = frozenset(
-    [
-        "layers",
-        "layer",
-        "h",
-        "block",
-        "blocks",
-        "resblocks",
-        "stages",
-        "stage",
-        "attentions",
-        "albert_layer_groups",
-        "albert_layers",
-    ]
-)
+STACK_NAMES = frozenset(["layers", "layer", "h", "block", "blocks", "resblocks", "stages", "stage", "attentions"])
+STACK_NAMES |= {"albert_layer_groups", "albert_layers"}
 _BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "downsample_layers"])  # parts of blocks that are as large as blocks
 _FUSED = re.compile(r"^(layer|stage|block)(\d+)$")  # ResNet: layer1.0, layer2.0
 _MIN_KINDS = 3  # a list whose items have fewer kinds of parameters holds single layers, not blocks
@@ -44,19 +32,13 @@ class _Row:
     position: int
     index: int
     rest: tuple[str, ...]
+    inner: Optional[int] = None  # the index in a list directly below, if there is one
+    inner_rest: tuple[str, ...] = ()
 
-    @property
-    def inner(self) -> Optional[int]:
-        """The index in a list directly below, if there is one."""
-        if is_index(self.rest[0]):
-            return int(self.rest[0])
-        return (
-            int(self.rest[1]) if len(self.rest) > 2 and self.rest[0] in STACK_NAMES and is_index(self.rest[1]) else None
-        )
-
-    @property
-    def inner_rest(self) -> tuple[str, ...]:
-        return self.rest[1:] if is_index(self.rest[0]) else self.rest[2:]
+    def __post_init__(self) -> None:
+        named = len(self.rest) > 2 and self.rest[0] in STACK_NAMES
+        if is_index(self.rest[named]):
+            self.inner, self.inner_rest = int(self.rest[named]), self.rest[named + 1 :]
 
 
 class Stack:
@@ -65,76 +47,69 @@ class Stack:
     Attributes:
         tower (str): its name, such as "bert.encoder.layers".
         numbers (dict[str, int]): structured name -> number of its block, from 0.
-        depth (int): how many blocks there are; missing ones below the last are counted, unless `whole`.
+        depth (int): number of blocks; missing ones below the last are counted, unless `whole`.
         first (int): position of its first parameter among all names.
         keyed (bool): whether its numbers are too large for positions, so that their order alone counts.
         doubted (bool): whether it is named like a head or an embedding.
     """
 
-    def __init__(self, tower: str, rows: list[_Row], from_one: bool, whole: bool = False, doubted: bool = False):
+    def __init__(self, tower: str, rows: list[_Row], from_one: bool, whole: bool, doubted: bool) -> None:
         self.tower, self.doubted = tower, doubted
         self.first = rows[0].position
-        self.kinds = _kinds(rows)
-        self.staged = _counts_through(rows)
+        self.large = _kinds(rows) >= _MIN_KINDS
+        stages = _stages(rows)
+        self.staged = stages is not None
         self.keyed = any(max(row.index, (self.staged and row.inner) or 0) >= _MOST_BLOCKS for row in rows)
-        if self.staged:
-            self.numbers, self.depth, self._starts = _count_through(rows, whole)
+        if stages is not None:
+            self.numbers, self.depth, self._starts = _count_through(rows, stages, whole)
         else:
             self._starts = _ranks([row.index for row in rows], whole, from_one)
             self.numbers = {row.name: self._starts[row.index] for row in rows}
             self.depth = len(self._starts)
+        self.long = self.depth >= _MIN_BLOCKS
 
-    def take_in(self, tower: str, rows: list[_Row], shape_of: Callable[[str], Any]) -> bool:
+    def take_in(self, tower: str, rows: list[_Row], shapes: Mapping[str, Any]) -> bool:
         """Number a list beside this one that is as long: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
         parent, _, name = tower.rpartition(".")
         beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
-        shapes = {(row.rest, shape_of(row.name)) for row in rows}
-        alike = len(shapes) == len({row.rest for row in rows})  # unlike Sequential(LayerNorm, Linear)
+        kinds_and_shapes = {(row.rest, shapes.get(row.name)) for row in rows}
+        alike = len(kinds_and_shapes) == len({row.rest for row in rows})  # unlike Sequential(LayerNorm, Linear)
         part = name in _BESIDE_NAMES or (alike and _kinds(rows) < _MIN_KINDS)
         if not (beside and part and len(self._starts) > 1):
             return False
         for row in rows:
-            if row.index or not self.staged:  # what stands before the first stage is the stem
+            if row.index or not self.staged:  # a parameter before the first stage belongs to the stem
                 self.numbers[row.name] = self._starts[row.index]
         return True
 
 
 def find_stacks(
     names: list[str],
-    passed_over: Callable[[str], Any] = lambda name: False,
-    doubted: Callable[[str], Any] = lambda tower: False,
-    whole: bool = False,
-    alone: bool = True,
-    shape_of: Callable[[str], Any] = lambda name: None,
+    placed: Container[str],
+    doubted: Callable[[str], bool],
+    whole: bool,
+    alone: bool,
+    shapes: Mapping[str, Any],
 ) -> tuple[list[Stack], dict[str, int]]:
-    """Find the stacks of blocks in structured parameter names.
+    """Return the stacks of blocks, and name -> length of the other lists that may be of blocks.
 
     Args:
-        names (list[str]): the names in the model's order.
-        passed_over (callable, optional): name of a parameter -> whether something else places it. Missing numbers of a
-            list count as blocks if one of its parameters is passed over.
-        doubted (callable, optional): name of a list -> whether it is named like a head or an embedding. Beside other
-            stacks such a list needs 3 blocks to be one.
-        whole (bool, optional): whether `names` are all names of the model, so that missing numbers are not blocks.
-        alone (bool, optional): whether `names` hold all blocks of the model, so that one of the lists is a stack.
-        shape_of (callable, optional): name of a parameter -> its shape, if known.
-
-    Returns:
-        tuple[list[Stack], dict[str, int]]: the stacks, and the other lists that may be of blocks, with their lengths.
+        names (list[str]): structured names of parameters in the model's order.
+        placed (Container[str]): names that are placed without a stack; their lists count missing numbers as blocks.
+        doubted (callable): name of a list -> whether it is named like a head or an embedding.
+        whole (bool): whether `names` are all names of the model, so that missing numbers are not blocks.
+        alone (bool): whether `names` hold all blocks of the model, so that one of the lists is a stack.
+        shapes (Mapping[str, tuple]): name of a parameter -> its shape, as far as it is known.
     """
     known: dict[tuple[str, bool], list[_Row]] = {}  # (name, whether it is made of `layer1`, `layer2`) -> rows
     unknown: dict[str, list[_Row]] = {}
-    partial = set()  # lists of which something is passed over
+    partial = set()  # lists with a parameter that is placed without them
     for position, name in enumerate(names):
-        skipped = passed_over(name)
         tokens, fused = _tokens(name)
-        for k in range(1, len(tokens) - 1):
-            if not is_index(tokens[k]):
-                continue
-            tower = ".".join(tokens[:k])
+        for k in [k for k in range(1, len(tokens) - 1) if is_index(tokens[k])]:
+            tower, is_known = ".".join(tokens[:k]), tokens[k - 1] in STACK_NAMES
             row = _Row(name, position, int(tokens[k]), tuple(tokens[k + 1 :]))
-            is_known = tokens[k - 1] in STACK_NAMES
-            if skipped:
+            if name in placed:
                 partial.add((tower, fused))
             elif is_known:
                 known.setdefault((tower, fused), []).append(row)
@@ -142,28 +117,35 @@ def find_stacks(
                 unknown.setdefault(tower, []).append(row)
             if is_known:  # lists further in belong to this one
                 break
-    # a word in what the names of all lists begin with cannot tell one list from another
+    # a word that begins the names of all lists cannot tell one list from another
     common = len(os.path.commonprefix([tower.split(".") for tower, _ in known])) if len(known) > 1 else 0
     lists = []
     for (tower, fused), rows in known.items():
         name = f"{tower}<i>" if fused and (tower, False) in known else tower
         all_there = whole and (tower, fused) not in partial
-        lists.append(Stack(name, rows, fused, all_there, bool(doubted(".".join(tower.split(".")[common:])))))
-    stacks = [s for s in lists if s.kinds >= _MIN_KINDS and (not s.doubted or s.depth >= _MIN_BLOCKS)]
-    stacks = stacks or [s for s in lists if not s.doubted or (alone and s.depth >= _MIN_BLOCKS)]
-    if alone:
-        stacks = stacks or [s for s in lists if s.kinds >= _MIN_KINDS] or lists
+        lists.append(Stack(name, rows, fused, all_there, doubted(".".join(tower.split(".")[common:]))))
+    stacks = _lists_of_blocks(lists, alone)
     inside = {name for stack in stacks for name in stack.numbers}
-    others = {s.tower: s.depth for s in lists if s not in stacks and not s.doubted and s.depth >= _MIN_BLOCKS}
+    others = {s.tower: s.depth for s in lists if s not in stacks and not s.doubted and s.long}
     for tower, rows in unknown.items():
-        if any(row.name in inside for row in rows):
-            continue
-        if not doubted(tower) and any(stack.take_in(tower, rows, shape_of) for stack in stacks):
+        taken = any(row.name in inside for row in rows)
+        if taken or (not doubted(tower) and any(stack.take_in(tower, rows, shapes) for stack in stacks)):
             continue
         length = len({row.index for row in rows})
         if _kinds(rows) >= _MIN_KINDS and length > 1:
             others[tower] = length
     return stacks, others
+
+
+def _lists_of_blocks(lists: list[Stack], alone: bool) -> list[Stack]:
+    """Return the lists to trust most: large ones first, then well-named ones; if one has to be a stack, any."""
+    large = [stack for stack in lists if stack.large]
+    choices = [
+        [stack for stack in large if not stack.doubted or stack.long],
+        [stack for stack in lists if not stack.doubted or (alone and stack.long)],
+        *([large, lists] if alone else []),
+    ]
+    return next(filter(None, choices), [])
 
 
 def is_index(token: str) -> bool:
@@ -176,59 +158,50 @@ def _kinds(rows: list[_Row]) -> int:
     return len({row.rest for row in rows if row.rest[-1] not in ("_mean", "_variance")})
 
 
-def _ranks(indexes: list[int], whole: bool, from_one: bool = False) -> dict[int, int]:
+def _ranks(indexes: Iterable[int], whole: bool, from_one: bool = False) -> dict[int, int]:
     """Return index in a list -> number from 0; missing indexes count, but not if there are all names, nor for keys."""
     found = sorted(set(indexes))
-    if not whole and found[-1] < _MOST_BLOCKS:
+    if found and not whole and found[-1] < _MOST_BLOCKS:
         found = list(range(1 if from_one and found[0] else 0, found[-1] + 1))
     return {index: number for number, index in enumerate(found)}
 
 
 def _tokens(name: str) -> tuple[list[str], bool]:
-    """Split a name at its dots, and ResNet's ``layer1.0`` into ``layer``, ``1``, ``0``."""
-    parts, fused = name.split("."), False
+    """Split a name at its dots, and ResNet's ``layer1.0`` into ``layer``, ``1``, ``0``; return whether there is one."""
+    parts = name.split(".")
     out: list[str] = []
     for here, after in zip(parts, [*parts[1:], ""]):
         match = _FUSED.match(here) if is_index(after) else None
-        fused = fused or bool(match)
-        out.extend(match.groups() if match else (here,))
-    return out, fused
+        out += match.groups() if match else [here]
+    return out, len(out) > len(parts)
 
 
-def _counts_through(rows: list[_Row]) -> bool:
-    """Say whether the list is one of stages, each a list of blocks."""
-    inside = [(row, row.inner) for row in rows if row.inner is not None]
-    if 2 * len(inside) <= len(rows):
-        return False
-    stages: dict[int, dict[int, set[tuple[str, ...]]]] = {}
-    for row, inner in inside:
-        stages.setdefault(row.index, {}).setdefault(inner, set()).add(row.inner_rest)
-    for items in stages.values():
-        first = items[min(items)]
-        if len(first) < _MIN_KINDS or any(len(first & i) < _MIN_ALIKE * len(first | i) for i in items.values()):
-            return False
-    return True
-
-
-def _count_through(rows: list[_Row], whole: bool) -> tuple[dict[str, int], int, dict[int, int]]:
-    """Number the blocks of all stages one after another; a stage's own parameters go with the block next to them."""
-    inside: dict[int, list[int]] = {row.index: [] for row in rows}
+def _stages(rows: list[_Row]) -> Optional[dict[int, dict[int, set[tuple[str, ...]]]]]:
+    """Return stage -> block in it -> kinds of its parameters if the list is one of stages, each a list of blocks."""
+    stages: dict[int, dict[int, set[tuple[str, ...]]]] = {row.index: {} for row in rows}
     for row in rows:
         if row.inner is not None:
-            inside[row.index].append(row.inner)
-    ranks = {stage: _ranks(found, whole) if found else {} for stage, found in inside.items()}
-    start, total = {}, 0
-    for stage in sorted(ranks):
-        start[stage] = total
+            stages[row.index].setdefault(row.inner, set()).add(row.inner_rest)
+    for blocks in filter(None, stages.values()):
+        first = blocks[min(blocks)]
+        if len(first) < _MIN_KINDS or any(len(first & b) < _MIN_ALIKE * len(first | b) for b in blocks.values()):
+            return None
+    return stages if 2 * sum(row.inner is not None for row in rows) > len(rows) else None
+
+
+def _count_through(rows: list[_Row], stages: dict[int, Any], whole: bool) -> tuple[dict[str, int], int, dict[int, int]]:
+    """Number the blocks of all stages one after another; a stage's own parameters go with the block next to them."""
+    ranks, starts, total = {}, {}, 0
+    for stage in sorted(stages):
+        ranks[stage], starts[stage] = _ranks(stages[stage], whole), total
         total += len(ranks[stage])
     numbers, begun = {}, set()
     for row in rows:
+        number = starts[row.index]
         if row.inner is not None:
             begun.add(row.index)
-            number = start[row.index] + ranks[row.index][row.inner]
+            number += ranks[row.index][row.inner]
         elif row.index in begun:  # downsampling behind the stage's blocks
-            number = start[row.index] + len(ranks[row.index]) - 1
-        else:
-            number = start[row.index]
+            number += len(ranks[row.index]) - 1
         numbers[row.name] = min(number, total - 1)
-    return numbers, total, start
+    return numbers, total, starts

@@ -1,7 +1,9 @@
-"""Which parameters weight decay is for."""
+"""The parameters that weight decay is for."""
 
 import re
 from typing import Any
+
+from .._paddle import checked_model, own_parameters
 
 __all__ = ["decayed_parameter_names"]
 
@@ -18,9 +20,6 @@ def decayed_parameter_names(model: Any) -> set[str]:
     Args:
         model (paddle.nn.Layer): the model.
 
-    Returns:
-        set[str]: the names.
-
     Examples:
         .. code-block:: python
 
@@ -30,12 +29,10 @@ def decayed_parameter_names(model: Any) -> set[str]:
             >>> decayed_parameter_names(model) == {model[0].weight.name}
             True
     """
-    if not hasattr(model, "named_sublayers"):
-        raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
     left_out = set()
-    for path, sublayer in model.named_sublayers(include_self=True):
+    for path, sublayer in checked_model(model).named_sublayers(include_self=True):
         norm = any(_NORM.search(cls.__name__) for cls in type(sublayer).__mro__)
-        for key, param in sublayer._parameters.items():
+        for key, param in own_parameters(sublayer).items():
             if param is not None and (norm or param.ndim <= 1 or "bias" in f"{path}.{key}"):
                 left_out.add(param.name)
     return {param.name for param in model.parameters()} - left_out

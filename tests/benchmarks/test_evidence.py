@@ -109,7 +109,7 @@ def test_a_loss_that_is_not_finite_is_a_result(task, monkeypatch):
 
 def test_the_arms(task):
     layers = ldopt.LayerMap.from_model(task.model(whole=True)[0])
-    n, rules = layers.n_layers, {name: ldopt.layers.as_rule(arm) for name, arm in evidence.ARMS.items()}
+    n, rules = layers.n_layers, {name: ldopt.layers.as_decay(arm) for name, arm in evidence.ARMS.items()}
     assert n == 2
     assert [rules["uniform"].ratio(i, n) for i in range(4)] == [1.0] * 4
     assert [rules["encoder at 0.1"].ratio(i, n) for i in range(4)] == [0.1, 0.1, 0.1, 1.0]

@@ -1095,9 +1095,6 @@ def test_nothing_matches():
     names = spelled("conv1.weight bn1.{weight,bias} fc.{weight,bias}")
     with pytest.raises(ValueError, match="conv1.weight"):
         LayerMap.from_names(names)
-
-
-def test_no_names():
     with pytest.raises(ValueError, match="names"):
         LayerMap.from_names([])
 

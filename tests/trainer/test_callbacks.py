@@ -352,7 +352,7 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
 
     layers.table(optimizer=optimizer)
     layers.plot(tmp_path / "rates.png", optimizer=optimizer)
-    rates.applied_ratios(optimizer), rates.applied_rates(optimizer), rates.applied_rates(optimizer, 0.1)
+    rates.applied_rates(optimizer), rates.applied_rates(optimizer, 0.1)
     rates.next_rate(optimizer), rates.rate_divisor(optimizer, 3), rates.used_rates(optimizer)
     ahead.peak_learning_rate(schedule), ahead.schedule_rates(schedule, 9)
     report, given = RunReport(str(tmp_path), "title", layers), {"optimizer": optimizer, "lr_scheduler": schedule}

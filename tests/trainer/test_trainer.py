@@ -17,7 +17,7 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
-from paddle_ldopt.layers.rates import applied_ratios
+from paddle_ldopt.layers.rates import applied_rates
 from paddle_ldopt.optimizers._base.layerwise import LayerwiseMixin
 from paddle_ldopt.optimizers._fused import step as _fused
 from paddle_ldopt.optimizers.registry import REGISTRY
@@ -319,7 +319,7 @@ def test_groups_say_what_is_decayed_and_multiply_the_rate(tmp_path, optim, paddl
         trainer.train()
         trained.append(trainer)
     names = {param.name: name for name, param in trained[0].model.named_parameters()}
-    for tensor, ratio in applied_ratios(trained[0].optimizer).items():
+    for tensor, ratio in applied_rates(trained[0].optimizer, 1.0).items():
         name = names[tensor]
         assert ratio == RULES["decay"][1][layer_of(name)] * (0.5 if "encoder" in name else 1.0)
     assert trained[1].optimizer._param_groups[0]["weight_decay"] == 0.2

@@ -18,11 +18,10 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 from ..._checks import checked_int, shown
 from ..._paddle import flatten_groups, groups_by_name, parameters_of, sharding_setting
 from ...layers.paddlenlp_hook import (
-    _N_LAYERS,
-    _check_documented_rule,
-    _check_hook_sees,
+    N_LAYERS,
     adapt_hook,
     check_decay,
+    check_documented_rule,
     layerwise_lr_decay,
 )
 
@@ -87,7 +86,7 @@ class LayerwiseMixin(_Base):
                     f"Received: name_dict={shown(name_dict)}, set_param_lr_fun={shown(set_param_lr_fun)}"
                 )
             self._ratio_of = ratio_fn(layers, layerwise_decay)
-            if n_layers != _N_LAYERS:
+            if n_layers != N_LAYERS:
                 raise ValueError(
                     "`layers` knows the number of blocks, so `n_layers` would be ignored: leave it out. "
                     f"Received: n_layers={shown(n_layers)}, and layers with {layers.n_layers} blocks"
@@ -109,14 +108,13 @@ class LayerwiseMixin(_Base):
                 return
             if documented_rule and decay == 1.0:  # every ratio is 1; `name_dict` may be there for its names alone
                 return
-            _check_hook_sees(set_param_lr_fun, decay)
             self._ratio_of = adapt_hook(set_param_lr_fun, decay, name_dict, n_layers)
         ratio_of = self._ratio_of
 
         def check(params):
             ratios = {p.name: ratio_of(p) for p in params if not p.stop_gradient}
             if documented_rule and layerwise_decay != 1.0:
-                _check_documented_rule([name_dict[n] for n in ratios])
+                check_documented_rule([name_dict[n] for n in ratios])
 
         if params is None:
             self._ratios_to_check = check

@@ -1,0 +1,81 @@
+"""Embeddings or head: the parts that a model declares before its blocks, under names that do not tell."""
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Callable
+
+# Names of heads and of other things too: they count for parts declared before the blocks only.
+_MAYBE_HEAD = re.compile(r"(^|[._])(fc|linear|dense|outputs?|out|proj_out|out_proj|task\w*)\d*$", re.I)
+_INPUT = re.compile(r"(^|[._])(conv|bn|(\w*_?)?la?ye?r?_?norm|norm|ln|pre|\w*proj|in|input|down\w*|tok|vis)", re.I)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """What a model says about a parameter beside its structured name."""
+
+    tensor: str  # ``param.name``
+    kind: str  # of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass
+class Front:
+    """A part of the model that is declared before the blocks and whose name shows neither embeddings nor head."""
+
+    names: list[str]
+    stacks: list[dict[str, int]]  # name -> number of its block
+    depth: int
+
+    def ends(self, facts: dict[str, Fact]) -> tuple[int, int]:
+        """Return the input and output size of its linear and convolutional layers, (0, 0) if it has none."""
+        found = [facts[name] for name in self.names if len(facts[name].shape) > 1]
+        found = [fact for fact in found if fact.kind in ("Linear", "Conv")]
+        sizes = [fact.shape[:2] if fact.kind == "Linear" else fact.shape[1::-1] for fact in found]
+        return (sizes[0][0], sizes[-1][1]) if sizes else (0, 0)
+
+
+def is_head(branch: str, fronts: dict[str, Front], facts: dict[str, Fact]) -> tuple[bool, bool]:
+    """Return whether a part that is declared before the blocks is a head nevertheless, and whether that is a guess.
+
+    Layers from the blocks' width to another size are a head, those from another size to the width feed the blocks.
+    Where the sizes do not tell, the name does.
+    """
+    front, called_head = fronts[branch], bool(_MAYBE_HEAD.search(branch))
+    kinds = {facts[name].kind for name in front.names} if facts else set()
+    start, end = front.ends(facts) if facts else (0, 0)
+    if not end or "Embedding" in kinds:
+        is_input = bool(kinds & {"Embedding", "Norm"})
+        called_head = called_head and not is_input
+        return called_head, called_head or not (is_input or _INPUT.search(branch.rpartition(".")[2]))
+    entry, exit_ = _widths(front.stacks, facts, min), _widths(front.stacks, facts, max)
+    # several parts may follow one another: Linear(8, 32) and Linear(32, 8), or Linear(32, 2)
+    beside = [ends for name, other in fronts.items() if name != branch for ends in [other.ends(facts)] if ends[1]]
+    start, has_before = _follow(start, exit_, [(last, first) for first, last in beside])
+    end, has_after = _follow(end, entry, beside)
+    if (start in exit_) != (end in entry):
+        return start in exit_, (has_before or has_after) and start in exit_
+    return called_head and "Conv" not in kinds, "Conv" not in kinds
+
+
+def _follow(size: int, goals: set[int], links: list[tuple[int, int]]) -> tuple[int, bool]:
+    """Follow `links` from size to size until one of `goals`; return the last size, and whether there was a link."""
+    targets = dict(reversed(links))  # the first part of a size counts
+    has_link = size not in goals and size in targets
+    for _ in links:
+        if size not in goals:
+            size = targets.get(size, size)
+    return size, has_link
+
+
+def _widths(stacks: list[dict[str, int]], facts: dict[str, Fact], end: Callable[[Iterable[int]], int]) -> set[int]:
+    """Return the sizes that the first or last blocks normalise over, else the most common size in them."""
+    widths: set[int] = set()
+    for numbers in stacks:
+        block = end(numbers.values())
+        inside = [facts[name] for name, number in numbers.items() if number == block]
+        norms = {fact.shape[0] for fact in inside if fact.kind == "Norm" and len(fact.shape) == 1}
+        sizes = Counter(size for fact in inside for size in fact.shape)
+        widths |= norms or {size for size, _ in sizes.most_common(1)}
+    return widths

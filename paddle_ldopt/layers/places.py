@@ -1,0 +1,188 @@
+"""Structured parameter name -> layer id, for any model: pure Python over names, and over shapes where they are known.
+
+Layer 0 holds the embeddings, 1..n the blocks, n + 1 the head. A model with several towers (encoder and decoder, text
+and vision) counts the layers of each by its own depth.
+"""
+
+import dataclasses
+import os
+import re
+from typing import Optional
+
+from .fronts import Fact, Front, is_head
+from .stacks import STACK_NAMES, Stack, find_stacks
+from .user_rules import HEAD, Rules, apply_rules, check_no_gap, close_gaps, some
+
+_EMBEDDING = re.compile(
+    r"(^|[._])(embed\w*|emb|embs|wte|wpe|shared|stem|patch_proj|(cls|class|mask|dist|query|register)_tokens?|"
+    r"pos\w*_enc\w*|encode_positions|rel\w*_(attention_)?bias\w*|masked_spec_embed)(?=[._]|$)",
+    re.I,
+)
+_HEAD = re.compile(
+    r"(^|[._])(heads?|pooler|attnpool|classifier|predict(ions?|or)|score|logits?|(?<!feature_)extractor|postnet|neck|"
+    r"project_out|embed_out|final_(ln|norm|layer_?norm)|ln_f|norm_f|fc_norm|ln_post|post_layer_?norm|"
+    r"(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
+    re.I,
+)
+# Parameters whose role shows in neither name nor position.
+_EXCEPTIONS: dict[re.Pattern[str], int] = {
+    re.compile(r"\bbigbird\.encoder\.norm\."): 0,  # applied to the embeddings, before block 0
+    re.compile(r"\bdeberta\.encoder\.(LayerNorm|conv)\."): 0,  # of the relative embeddings; added to block 0's output
+    re.compile(r"\baudio_encoder\.batch_norm\."): 0,  # CLAP: of the spectrogram
+    re.compile(r"\btransposed_convolution\."): HEAD,  # CLIPSeg: makes the logits
+    # lists that look like blocks
+    # wav2vec 2.0, HuBERT, WavLM: of the waveform
+    re.compile(r"\bfeature_(extractor|encoder)\.conv_layers\.\d+\.(conv|layer_norm|\d)\b"): 0,
+    re.compile(r"\bembeddings\.(\w+\.)?backbone\.bit\.(embedder|encoder)\."): 0,  # hybrid DPT, ViT: makes patches
+    re.compile(r"\bpatch_embed\.backbone\.stages\."): 0,  # the same in timm
+    re.compile(r"\bneck\.(reassemble|fusion)_stage\."): HEAD,  # DPT
+    re.compile(r"\bspeech_decoder_postnet\.layers\."): HEAD,  # SpeechT5
+}
+_RELATIVE_BIAS = re.compile(r"(^|\.)relative_attention_bias\b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The place of one parameter.
+
+    Args:
+        tower (str): the name of its stack of blocks, or "" for parameters of several.
+        index (int): layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head.
+        depth (int): number of blocks of the tower; of the deepest one for parameters of several.
+    """
+
+    tower: str
+    index: int
+    depth: int
+
+    @property
+    def label(self) -> str:
+        """The layer in words: "embeddings", "block 3" (numbered from 0, as in the model's names) or "head"."""
+        return "embeddings" if self.index == 0 else "head" if self.index > self.depth else f"block {self.index - 1}"
+
+
+def place(
+    names: list[str], rules: Optional[Rules], facts: dict[str, Fact], whole: bool = False
+) -> tuple[dict[str, Layer], dict[str, int], list[str]]:
+    """Return name -> Layer, tower -> depth, and a sentence for each guess.
+
+    Args:
+        names (list[str]): structured names in the model's order.
+        rules (dict|callable, optional): the user's.
+        facts (dict[str, Fact]): of the parameters, by name; empty if only names are known.
+        whole (bool): whether `names` are all names of the model.
+    """
+    placed, numbered = apply_rules(names, rules)
+    exceptions = {name for name in names if _exception(name) is not None}
+    alone = all(index < 1 for index in placed.values())
+    shapes = {name: fact.shape for name, fact in facts.items()}
+    stacks, others = find_stacks(names, exceptions | placed.keys(), _is_hinted, whole, alone, shapes)
+    depths = {stack.tower: stack.depth for stack in stacks}
+    blocks = max(depths.values(), default=0)
+    close_gaps(placed, numbered, blocks)
+    placed_blocks = {name: index for name, index in placed.items() if index > 0}
+    deepest = max([blocks, *placed_blocks.values()])
+    _check_found(names, depths, others, deepest)
+    check_no_gap(placed_blocks, blocks, deepest)
+    # 1. by the user's rules, 2. by the stacks
+    layers = {name: Layer("", deepest + 1 if index == HEAD else index, deepest) for name, index in placed.items()}
+    for stack in stacks:
+        layers.update({n: Layer(stack.tower, number + 1, stack.depth) for n, number in stack.numbers.items()})
+        shared = [n for n in stack.numbers if _RELATIVE_BIAS.search(n)]
+        if len(shared) == 1 < stack.depth:  # T5 keeps the bias that all blocks share in block 0
+            layers[shared[0]] = Layer(stack.tower, 0, stack.depth)
+    # 3. by name, 4. by the order of declaration
+    first_placed = next((i for i, name in enumerate(names) if name in placed_blocks), 0)
+    fronts: dict[str, Front] = {}
+    for position, name in enumerate(names):
+        if name in layers:
+            continue
+        path = name.split(".")[:-1]
+        near, nearest = _nearest(path, stacks)
+        tower, depth = (nearest[0].tower, nearest[0].depth) if len(nearest) == 1 else ("", deepest)
+        index = _index_by_name(name, near)
+        if index is None:
+            # parameters of a model itself (`logit_scale`) come before all its sublayers' and their place says nothing
+            before = len(path) > near and position < min((stack.first for stack in nearest), default=first_placed)
+            index = 0 if before else HEAD
+            if before:
+                numbers = [stack.numbers for stack in nearest] or [placed_blocks]
+                fronts.setdefault(".".join(path[: near + 1]), Front([], numbers, depth)).names.append(name)
+        layers[name] = Layer(tower, depth + 1 if index == HEAD else 0, depth)
+    guesses = _guesses_of_lists(stacks, others, layers, {*placed_blocks.values()}, deepest)
+    # 5. declared before the blocks, yet a head
+    in_blocks = {facts[name].tensor for stack in stacks for name in stack.numbers} if facts else set()
+    for branch, front in fronts.items():
+        if facts and all(facts[name].tensor in in_blocks for name in front.names):  # shared with a block
+            head, guess = True, False
+        else:
+            head, guess = is_head(branch, fronts, facts)
+        if head:
+            layers.update((name, dataclasses.replace(layers[name], index=front.depth + 1)) for name in front.names)
+        if guess:
+            where = "the head" if head else "the embeddings"
+            guesses.append(f"'{branch}' is declared before the blocks and counts as part of {where}")
+    return {name: layers[name] for name in names}, depths, guesses
+
+
+def _is_hinted(tower: str) -> bool:
+    return bool(_HEAD.search(tower) or _EMBEDDING.search(tower))
+
+
+def _exception(name: str) -> Optional[int]:
+    return next((index for pattern, index in _EXCEPTIONS.items() if pattern.search(name)), None)
+
+
+def _nearest(path: list[str], stacks: list[Stack]) -> tuple[int, list[Stack]]:
+    """Return the number of parts that a path has in common with the nearest stacks, and these stacks."""
+    common = [len(os.path.commonprefix([path, stack.tower.split(".")])) for stack in stacks]
+    near = max(common, default=0)
+    return near, [stack for stack, count in zip(stacks, common) if count == near]
+
+
+def _index_by_name(name: str, near: int) -> Optional[int]:
+    """Return 0 for a parameter called like an embedding, HEAD for one called like a head, None for others."""
+    exception = _exception(name)
+    if exception is not None:
+        return exception
+    # only what follows the parts that it has in common with the tower: `ernie_embed.classifier` is no embedding
+    local = ".".join(name.split(".")[near:])
+    return HEAD if _HEAD.search(local) else 0 if _EMBEDDING.search(local) else None
+
+
+def _guesses_of_lists(
+    stacks: list[Stack], others: dict[str, int], layers: dict[str, Layer], placed_ids: set[int], deepest: int
+) -> list[str]:
+    """Return a sentence for each list of blocks that counts as one layer and each head-like list that is a tower."""
+    keyed = [stack.tower for stack in stacks if stack.keyed]
+    guesses = [f"the numbers of '{tower}' are too large for positions and count in their order" for tower in keyed]
+    sure = max((stack.depth for stack in stacks if not stack.doubted), default=0)
+    for stack in stacks:
+        if stack.doubted and stack.depth < sure:
+            tower = f"a tower of {stack.depth} blocks"
+            guesses.append(f"'{stack.tower}' is called like a head or an embedding and counts as {tower}")
+    for tower, length in others.items():
+        if length >= 3:
+            where = next((layer.label for name, layer in layers.items() if name.startswith(f"{tower}.")), "one layer")
+            guesses.append(f"'{tower}' is a list of {length} items that count as one layer ({where})")
+    if not stacks and placed_ids and len(placed_ids) <= deepest - min(placed_ids):
+        guesses.append(f"`rules` place {len(placed_ids)} blocks in {deepest} layers and leave the others empty")
+    return guesses
+
+
+def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int], deepest: int) -> None:
+    """Raise if there are no blocks, or half of them are in lists that no rule knows."""
+    if not deepest:
+        raise ValueError(
+            "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): "
+            f"give `rules`, such as {{r'cells\\.(\\d+)\\.': r'\\1'}}. Received: names={some(names)}"
+        )
+    told = [tower for tower in others if tower.rpartition(".")[2] in STACK_NAMES or _is_hinted(tower)]
+    unknown = {tower: length for tower, length in others.items() if tower not in told}
+    missed, known = sum(unknown.values()), sum(depths.values())
+    if missed >= known > 0:
+        raise ValueError(
+            f"{missed} numbered blocks are in lists of unknown kind ({', '.join(sorted(unknown))}) and only "
+            f"{known} in known ones ({', '.join(depths)}): give `rules`, such as "
+            f"{{r'{min(unknown)}\\.(\\d+)\\.': r'\\1'}}. Received: names={some(names)}"
+        )
