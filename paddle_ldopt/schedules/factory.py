@@ -20,13 +20,11 @@ class SchedulerType(str, enum.Enum):
         ValueError: there is no such name; the message has the nearest.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import SchedulerType
-            >>> SchedulerType("cosine") is SchedulerType.COSINE
-            True
-            >>> SchedulerType.WARMUP_STABLE_DECAY == "warmup_stable_decay"
-            True
+        >>> from paddle_ldopt.schedules import SchedulerType
+        >>> SchedulerType("cosine") is SchedulerType.COSINE
+        True
+        >>> SchedulerType.WARMUP_STABLE_DECAY == "warmup_stable_decay"
+        True
 
     Source: ``transformers.SchedulerType``, 4.37 to 5; the last one MindFormers' ``ConstantWithCoolDownLR``.
     """
@@ -114,13 +112,11 @@ def get_scheduler(
     Differs from transformers: `inverse_sqrt` and the constant kinds do not ignore `scheduler_specific_kwargs`.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_scheduler
-            >>> schedule = get_scheduler("polynomial", 0.1, 0, 10, {"lr_end": 0.0, "power": 2.0})
-            >>> schedule.step(5)
-            >>> schedule()
-            0.025
+        >>> from paddle_ldopt.schedules import get_scheduler
+        >>> schedule = get_scheduler("polynomial", 0.1, 0, 10, {"lr_end": 0.0, "power": 2.0})
+        >>> schedule.step(5)
+        >>> schedule()
+        0.025
 
     Source: ``transformers.get_scheduler``, 4.37.
     """

@@ -32,13 +32,11 @@ class RuleSchedule(Schedule):
         TypeError, ValueError: an argument of the wrong type or out of range.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import RuleSchedule
-            >>> from paddle_ldopt.schedules.curves import Linear
-            >>> schedule = RuleSchedule(0.1, Linear(warmup=1, decay=2))
-            >>> [(schedule(), schedule.step())[0] for _ in range(4)]
-            [0.0, 0.1, 0.05, 0.0]
+        >>> from paddle_ldopt.schedules import RuleSchedule
+        >>> from paddle_ldopt.schedules.curves import Linear
+        >>> schedule = RuleSchedule(0.1, Linear(warmup=1, decay=2))
+        >>> [(schedule(), schedule.step())[0] for _ in range(4)]
+        [0.0, 0.1, 0.05, 0.0]
     """
 
     def __init__(
@@ -85,15 +83,13 @@ def get_constant_schedule(optimizer: Any, last_epoch: int = -1) -> RuleSchedule:
     r"""Keep the learning rate constant.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt.schedules import get_constant_schedule
-            >>> opt = paddle.optimizer.AdamW(5e-5, parameters=paddle.nn.Linear(4, 2).parameters())
-            >>> schedule = get_constant_schedule(opt)
-            >>> schedule.step()
-            >>> opt.get_lr()
-            5e-05
+        >>> import paddle
+        >>> from paddle_ldopt.schedules import get_constant_schedule
+        >>> opt = paddle.optimizer.AdamW(5e-5, parameters=paddle.nn.Linear(4, 2).parameters())
+        >>> schedule = get_constant_schedule(opt)
+        >>> schedule.step()
+        >>> opt.get_lr()
+        5e-05
 
     Source: ``transformers.optimization``, 4.37, as for all functions of this module unless they say otherwise.
     """
@@ -107,12 +103,10 @@ def get_constant_schedule_with_warmup(optimizer: Any, num_warmup_steps: int, las
         \eta_t = \eta \min(t / w, 1)
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_constant_schedule_with_warmup
-            >>> schedule = get_constant_schedule_with_warmup(0.1, num_warmup_steps=2)
-            >>> [(schedule(), schedule.step())[0] for _ in range(4)]
-            [0.0, 0.05, 0.1, 0.1]
+        >>> from paddle_ldopt.schedules import get_constant_schedule_with_warmup
+        >>> schedule = get_constant_schedule_with_warmup(0.1, num_warmup_steps=2)
+        >>> [(schedule(), schedule.step())[0] for _ in range(4)]
+        [0.0, 0.05, 0.1, 0.1]
     """
     return _scheduled(optimizer, curves.Warmup(checked("num_warmup_steps", num_warmup_steps)), last_epoch)
 
@@ -126,12 +120,10 @@ def get_linear_schedule_with_warmup(
         \eta_t = \eta\, t / w \quad (t < w), \qquad \eta \max\left(0, \frac{n - t}{n - w}\right) \quad (t \ge w)
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_linear_schedule_with_warmup
-            >>> schedule = get_linear_schedule_with_warmup(0.1, num_warmup_steps=2, num_training_steps=4)
-            >>> [(schedule(), schedule.step())[0] for _ in range(6)]
-            [0.0, 0.05, 0.1, 0.05, 0.0, 0.0]
+        >>> from paddle_ldopt.schedules import get_linear_schedule_with_warmup
+        >>> schedule = get_linear_schedule_with_warmup(0.1, num_warmup_steps=2, num_training_steps=4)
+        >>> [(schedule(), schedule.step())[0] for _ in range(6)]
+        [0.0, 0.05, 0.1, 0.05, 0.0, 0.0]
     """
     warmup, decay = _phases(num_warmup_steps, num_training_steps)
     return _scheduled(optimizer, curves.Linear(warmup, decay), last_epoch)
@@ -149,12 +141,10 @@ def get_cosine_schedule_with_warmup(
     the wave goes on after it.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_cosine_schedule_with_warmup
-            >>> schedule = get_cosine_schedule_with_warmup(0.1, num_warmup_steps=1, num_training_steps=3)
-            >>> [round((schedule(), schedule.step())[0], 6) for _ in range(4)]
-            [0.0, 0.1, 0.05, 0.0]
+        >>> from paddle_ldopt.schedules import get_cosine_schedule_with_warmup
+        >>> schedule = get_cosine_schedule_with_warmup(0.1, num_warmup_steps=1, num_training_steps=3)
+        >>> [round((schedule(), schedule.step())[0], 6) for _ in range(4)]
+        [0.0, 0.1, 0.05, 0.0]
     """
     warmup, decay = _phases(num_warmup_steps, num_training_steps)
     return _scheduled(optimizer, curves.Cosine(warmup, decay, checked("num_cycles", num_cycles)), last_epoch)
@@ -172,12 +162,10 @@ def get_cosine_with_hard_restarts_schedule_with_warmup(
     `num_cycles` is c, the number of falls from the peak, above 0. With w = n, step n is at the peak.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_cosine_with_hard_restarts_schedule_with_warmup
-            >>> schedule = get_cosine_with_hard_restarts_schedule_with_warmup(0.1, 0, 4, num_cycles=2)
-            >>> [round((schedule(), schedule.step())[0], 6) for _ in range(5)]
-            [0.1, 0.05, 0.1, 0.05, 0.0]
+        >>> from paddle_ldopt.schedules import get_cosine_with_hard_restarts_schedule_with_warmup
+        >>> schedule = get_cosine_with_hard_restarts_schedule_with_warmup(0.1, 0, 4, num_cycles=2)
+        >>> [round((schedule(), schedule.step())[0], 6) for _ in range(5)]
+        [0.1, 0.05, 0.1, 0.05, 0.0]
     """
     warmup, decay = _phases(num_warmup_steps, num_training_steps)
     return _scheduled(optimizer, curves.CosineRestarts(warmup, decay, checked("num_cycles", num_cycles)), last_epoch)
@@ -202,12 +190,10 @@ def get_polynomial_decay_schedule_with_warmup(
     Differs from transformers: a warm-up as long as the training has the peak at its end, there it divides by 0.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_polynomial_decay_schedule_with_warmup
-            >>> schedule = get_polynomial_decay_schedule_with_warmup(0.1, 0, 2, lr_end=0.02, power=2.0)
-            >>> [round((schedule(), schedule.step())[0], 6) for _ in range(4)]
-            [0.1, 0.04, 0.02, 0.02]
+        >>> from paddle_ldopt.schedules import get_polynomial_decay_schedule_with_warmup
+        >>> schedule = get_polynomial_decay_schedule_with_warmup(0.1, 0, 2, lr_end=0.02, power=2.0)
+        >>> [round((schedule(), schedule.step())[0], 6) for _ in range(4)]
+        [0.1, 0.04, 0.02, 0.02]
     """
     peak, lr_end = peak_of(optimizer), checked("lr_end", lr_end)
     if not lr_end < peak:
@@ -231,12 +217,10 @@ def get_inverse_sqrt_schedule(
     Differs from transformers 4.37: it divides by 0 with neither warm-up nor time scale; the default is that of 4.38.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_inverse_sqrt_schedule
-            >>> schedule = get_inverse_sqrt_schedule(0.1, num_warmup_steps=1)
-            >>> [round((schedule(), schedule.step())[0], 6) for _ in range(5)]
-            [0.0, 0.1, 0.070711, 0.057735, 0.05]
+        >>> from paddle_ldopt.schedules import get_inverse_sqrt_schedule
+        >>> schedule = get_inverse_sqrt_schedule(0.1, num_warmup_steps=1)
+        >>> [round((schedule(), schedule.step())[0], 6) for _ in range(5)]
+        [0.0, 0.1, 0.070711, 0.057735, 0.05]
     """
     warmup = checked("num_warmup_steps", num_warmup_steps)
     scale = (warmup or 10_000) if timescale is None else checked("timescale", timescale)
@@ -262,12 +246,10 @@ def get_cosine_with_min_lr_schedule_with_warmup(
     the lowest rate, from 0 to the peak, or `min_lr_rate`, f, the same as a share of the peak.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_cosine_with_min_lr_schedule_with_warmup
-            >>> schedule = get_cosine_with_min_lr_schedule_with_warmup(0.1, 0, 2, min_lr=0.02)
-            >>> [round((schedule(), schedule.step())[0], 6) for _ in range(3)]
-            [0.1, 0.06, 0.02]
+        >>> from paddle_ldopt.schedules import get_cosine_with_min_lr_schedule_with_warmup
+        >>> schedule = get_cosine_with_min_lr_schedule_with_warmup(0.1, 0, 2, min_lr=0.02)
+        >>> [round((schedule(), schedule.step())[0], 6) for _ in range(3)]
+        [0.1, 0.06, 0.02]
 
     Source: ``transformers.optimization``, 4.57.
     """
@@ -298,12 +280,10 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
     at; 1/w by default.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_cosine_with_min_lr_schedule_with_warmup_lr_rate
-            >>> schedule = get_cosine_with_min_lr_schedule_with_warmup_lr_rate(0.1, 2, 4, min_lr_rate=0.2)
-            >>> [round((schedule(), schedule.step())[0], 6) for _ in range(4)]
-            [0.05, 0.1, 0.06, 0.02]
+        >>> from paddle_ldopt.schedules import get_cosine_with_min_lr_schedule_with_warmup_lr_rate
+        >>> schedule = get_cosine_with_min_lr_schedule_with_warmup_lr_rate(0.1, 2, 4, min_lr_rate=0.2)
+        >>> [round((schedule(), schedule.step())[0], 6) for _ in range(4)]
+        [0.05, 0.1, 0.06, 0.02]
 
     Source: ``transformers.optimization``, 4.57.
     """
@@ -362,12 +342,10 @@ def get_wsd_schedule(
         last_epoch (int, optional): the last step that was taken.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_wsd_schedule
-            >>> schedule = get_wsd_schedule(0.1, 2, 2, num_training_steps=6, decay_type="linear")
-            >>> [(schedule(), schedule.step())[0] for _ in range(7)]
-            [0.0, 0.05, 0.1, 0.1, 0.1, 0.05, 0.0]
+        >>> from paddle_ldopt.schedules import get_wsd_schedule
+        >>> schedule = get_wsd_schedule(0.1, 2, 2, num_training_steps=6, decay_type="linear")
+        >>> [(schedule(), schedule.step())[0] for _ in range(7)]
+        [0.0, 0.05, 0.1, 0.1, 0.1, 0.05, 0.0]
 
     Source: ``transformers.optimization``, 4.57.
     """
@@ -433,14 +411,12 @@ def get_constant_schedule_with_cool_down(
     cool-down; an `lr_end2` of 0 there is taken for none.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_constant_schedule_with_cool_down
-            >>> schedule = get_constant_schedule_with_cool_down(
-            ...     0.005, 10, keep_steps=10, decay_steps=10, lr_end1=0.002, final_steps=10, lr_end2=0.001
-            ... )
-            >>> [(schedule.step(t), round(schedule(), 6))[1] for t in (1, 15, 25, 35, 45)]
-            [0.0005, 0.005, 0.0035, 0.002, 0.001]
+        >>> from paddle_ldopt.schedules import get_constant_schedule_with_cool_down
+        >>> schedule = get_constant_schedule_with_cool_down(
+        ...     0.005, 10, keep_steps=10, decay_steps=10, lr_end1=0.002, final_steps=10, lr_end2=0.001
+        ... )
+        >>> [(schedule.step(t), round(schedule(), 6))[1] for t in (1, 15, 25, 35, 45)]
+        [0.0005, 0.005, 0.0035, 0.002, 0.001]
 
     Source: ``mindformers.core.ConstantWithCoolDownLR``; DeepSeek-V3 (arXiv 2412.19437), section 4.2.
     """

@@ -14,27 +14,25 @@ class MetricSchedule(Schedule):
     """Base of the schedules whose `step` takes a metric; a training loop can tell them by it.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import MetricSchedule, get_scheduler
-            >>> isinstance(get_scheduler("reduce_lr_on_plateau", 0.1), MetricSchedule)
-            True
-            >>> isinstance(get_scheduler("constant", 0.1), MetricSchedule)
-            False
+        >>> from paddle_ldopt.schedules import MetricSchedule, get_scheduler
+        >>> isinstance(get_scheduler("reduce_lr_on_plateau", 0.1), MetricSchedule)
+        True
+        >>> isinstance(get_scheduler("constant", 0.1), MetricSchedule)
+        False
     """
 
     def __init__(
         self,
         learning_rate: float,
-        mode: str,
-        factor: float,
-        patience: int,
-        threshold: float,
-        threshold_mode: str,
-        cooldown: int,
-        min_lr: float,
-        eps: float,
-        verbose: bool,
+        mode: str = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        eps: float = 1e-8,
+        verbose: bool = False,
     ) -> None:
         # not Paddle's: it would take a first step, without a metric
         start_without_step(self)
@@ -49,7 +47,11 @@ class MetricSchedule(Schedule):
         self.cooldown = checked("cooldown", cooldown)
         self.min_lr = checked("min_lr", min_lr)
         self.eps = checked("eps", eps)
+        self._check_limits()
         self._restart()
+
+    def _check_limits(self) -> None:
+        """Raise if the learning rate is out of the limits of the class."""
 
     def _restart(self) -> None:
         """Forget all metrics so far."""
@@ -133,34 +135,17 @@ class ReduceLROnPlateau(MetricSchedule):
     PyTorch. A metric that is NaN is no improvement.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import ReduceLROnPlateau
-            >>> schedule = ReduceLROnPlateau(0.1, factor=0.5, patience=1)
-            >>> for loss in (1.0, 0.9, 0.9, 0.9):
-            ...     schedule.step(loss)
-            >>> schedule()
-            0.05
+        >>> from paddle_ldopt.schedules import ReduceLROnPlateau
+        >>> schedule = ReduceLROnPlateau(0.1, factor=0.5, patience=1)
+        >>> for loss in (1.0, 0.9, 0.9, 0.9):
+        ...     schedule.step(loss)
+        >>> schedule()
+        0.05
 
     Source: ``torch.optim.lr_scheduler.ReduceLROnPlateau``, which transformers returns.
     """
 
-    def __init__(
-        self,
-        learning_rate: float,
-        mode: str = "min",
-        factor: float = 0.1,
-        patience: int = 10,
-        threshold: float = 1e-4,
-        threshold_mode: str = "rel",
-        cooldown: int = 0,
-        min_lr: float = 0.0,
-        eps: float = 1e-8,
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            learning_rate, mode, factor, patience, threshold, threshold_mode, cooldown, min_lr, eps, verbose
-        )
+    def _check_limits(self) -> None:
         if self.min_lr >= self.base_lr:
             raise ValueError(
                 "`min_lr` must be below the learning rate, or nothing could be reduced. "
@@ -186,41 +171,34 @@ class GreedyLR(MetricSchedule):
 
     Args:
         learning_rate (float): the first rate, from `min_lr` to `max_lr`.
-        mode (str, optional): "min" or "max", which of the metric is good.
-        factor (float, optional): f, in (0, 1).
         patience (int, optional): good or bad steps in a row without a change, at least 0.
-        threshold (float, optional): what counts as an improvement on the best, at least 0.
-        threshold_mode (str, optional): "abs", in the metric's unit, or "rel", a share of the best.
         cooldown (int, optional): steps after a reduction in which nothing is counted, at least 0.
         warmup (int, optional): steps after an increase in which nothing is counted, at least 0.
         min_lr (float, optional): the lowest rate, at least 0. Its default is above the rates of fine-tuning.
-        max_lr (float, optional): the highest, above `min_lr`.
-        eps (float, optional): smaller changes of the rate are not made.
-        verbose (bool, optional): print every change.
-        smooth (bool, optional): judge the mean of the last metrics instead of the last one.
-        window_size (int, optional): of how many, at least 1.
-        reset_start (int, optional): reductions due at the lowest rate until all starts anew, at least 1.
+        max_lr (float, optional): the highest rate, above `min_lr`.
+        smooth (bool, optional): judge the mean of the last `window_size` metrics instead of the last one.
+        window_size (int, optional): at least 1.
+        reset_start (int, optional): reductions due at the lowest rate before a restart from the first, at least 1.
+        mode, factor, threshold, threshold_mode, eps, verbose: as in `ReduceLROnPlateau`.
 
     Raises:
-        TypeError, ValueError: an argument of the wrong type or out of range, a learning rate outside of its bounds.
+        TypeError, ValueError: an argument of the wrong type or out of range.
 
     Differs from transformers: a first rate below `min_lr`, which could only rise, or above `max_lr` is an error; the
     mean is summed anew in each step, so that no rounding adds up and a NaN is forgotten with its window. There is one
     rate: parameter groups in Paddle multiply it.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import GreedyLR
-            >>> schedule = GreedyLR(0.1, factor=0.5, patience=1)
-            >>> for loss in (1.0, 0.9):
-            ...     schedule.step(loss)
-            >>> schedule()
-            0.2
-            >>> for loss in (1.0, 1.0):
-            ...     schedule.step(loss)
-            >>> schedule()
-            0.1
+        >>> from paddle_ldopt.schedules import GreedyLR
+        >>> schedule = GreedyLR(0.1, factor=0.5, patience=1)
+        >>> for loss in (1.0, 0.9):
+        ...     schedule.step(loss)
+        >>> schedule()
+        0.2
+        >>> for loss in (1.0, 1.0):
+        ...     schedule.step(loss)
+        >>> schedule()
+        0.1
 
     Source: ``transformers.optimization.GreedyLR``, 5; arXiv 2512.14527.
     """
@@ -251,6 +229,8 @@ class GreedyLR(MetricSchedule):
         super().__init__(
             learning_rate, mode, factor, patience, threshold, threshold_mode, cooldown, min_lr, eps, verbose
         )
+
+    def _check_limits(self) -> None:
         if not (self.min_lr <= self.base_lr <= self.max_lr and self.min_lr < self.max_lr):
             raise ValueError(
                 "The learning rate must be from `min_lr` to `max_lr`, and these differ; give them as well. "
@@ -322,14 +302,12 @@ def get_reduce_on_plateau_schedule(optimizer: Any, **kwargs: Any) -> ReduceLROnP
     r"""Build a `ReduceLROnPlateau` with these arguments from an optimizer or the first rate; see `get_scheduler`.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_reduce_on_plateau_schedule
-            >>> schedule = get_reduce_on_plateau_schedule(0.1, factor=0.5, patience=0)
-            >>> for loss in (1.0, 1.0):
-            ...     schedule.step(loss)
-            >>> schedule()
-            0.05
+        >>> from paddle_ldopt.schedules import get_reduce_on_plateau_schedule
+        >>> schedule = get_reduce_on_plateau_schedule(0.1, factor=0.5, patience=0)
+        >>> for loss in (1.0, 1.0):
+        ...     schedule.step(loss)
+        >>> schedule()
+        0.05
     """
     return attach(ReduceLROnPlateau(peak_of(optimizer), **kwargs), optimizer)
 
@@ -338,12 +316,10 @@ def get_greedy_schedule(optimizer: Any, **kwargs: Any) -> GreedyLR:
     r"""Build a `GreedyLR` with these arguments from an optimizer or the first rate; see `get_scheduler`.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_greedy_schedule
-            >>> schedule = get_greedy_schedule(5e-5, factor=0.5, patience=0, min_lr=1e-6, max_lr=1e-3)
-            >>> schedule.step(1.0)
-            >>> schedule()
-            0.0001
+        >>> from paddle_ldopt.schedules import get_greedy_schedule
+        >>> schedule = get_greedy_schedule(5e-5, factor=0.5, patience=0, min_lr=1e-6, max_lr=1e-3)
+        >>> schedule.step(1.0)
+        >>> schedule()
+        0.0001
     """
     return attach(GreedyLR(peak_of(optimizer), **kwargs), optimizer)

@@ -36,16 +36,14 @@ class WarmUp(LRScheduler):
     `power` must be above 0. ``schedule(k)`` is the rate of step k, as there, and ``schedule()`` the present rate.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt import WarmUp
-            >>> schedule = WarmUp(1e-3, paddle.optimizer.lr.CosineAnnealingDecay(1e-3, 100), warmup_steps=10)
-            >>> print(schedule(), schedule(5), schedule(10), round(schedule(60), 6))
-            0.0 0.0005 0.001 0.0005
-            >>> halved = WarmUp(1e-3, lambda step: 1e-3 * 0.5**step, warmup_steps=10)
-            >>> print(halved(11))
-            0.0005
+        >>> import paddle
+        >>> from paddle_ldopt import WarmUp
+        >>> schedule = WarmUp(1e-3, paddle.optimizer.lr.CosineAnnealingDecay(1e-3, 100), warmup_steps=10)
+        >>> print(schedule(), schedule(5), schedule(10), round(schedule(60), 6))
+        0.0 0.0005 0.001 0.0005
+        >>> halved = WarmUp(1e-3, lambda step: 1e-3 * 0.5**step, warmup_steps=10)
+        >>> print(halved(11))
+        0.0005
 
     Source: ``transformers.WarmUp`` of ``optimization_tf.py``.
     """
