@@ -24,7 +24,7 @@ class GradientAccumulator:
         \text{"token"}: \frac{\sum_i w_i g_i}{\sum_i w_i}
 
     "mean" is the gradient of a large batch if all micro-batches have the same size. "token" is that gradient if the
-    loss of each micro-batch is the mean over its own :math:`w_i` tokens.
+    loss of each micro-batch is the mean over its own :math:`w_i` tokens. Sums of float64 gradients are float64.
 
     **Called with a list** of gradients, as in TensorFlow, it keeps a slot for each place in the list. A place that
     holds None in the first call stays None for good; a gradient that comes to it later is left out, with a warning.
@@ -32,18 +32,15 @@ class GradientAccumulator:
     ``model.named_parameters()``, and clears them, because `backward` adds to what it finds. A parameter may get its
     first gradient in a later call. The set of trainable parameters may change between cycles, not within one.
 
-    Sums are float32 for float16, bfloat16 and float32 gradients, float64 for float64: 4 or 8 bytes an element.
-
-    On several processes each accumulates on its own, and there is one reduction a cycle: use the plain model, or
-    `paddle.DataParallel` under ``no_sync()``, and call `synchronize` before `apply`. A process may have no micro-batch
-    in a cycle. Sharding of stage 1 works, with `split_param` too; `tensor_fusion` and `comm_overlap` are refused.
+    **On several processes** each accumulates on its own, with the plain model or `paddle.DataParallel` under
+    ``no_sync()``, and calls `synchronize` before `apply`. A process may have no micro-batch in a cycle. Sharding of
+    stage 1 works, with `split_param` too; `tensor_fusion` and `comm_overlap` are refused.
 
     Args:
         reduction (str, optional): "sum", "mean" or "token".
 
     Raises:
-        TypeError, ValueError: from any method, before anything has changed: an argument that does not fit, or a call
-            out of order.
+        TypeError, ValueError: from any method, before anything has changed: a wrong argument, a call out of order.
 
     Differs from transformers: models, weights, "mean" and "token", data parallelism and a state that can be saved are
     added; `step` is an int; sums are float32 at least; it warns of gradients that it leaves out.
@@ -315,7 +312,10 @@ class GradientAccumulator:
             self.reduction,
             self._names,
             None if self._parameters is None else [param.name for param in self._parameters],
-            [None if total is None else (list(total.shape), _name_of(total.dtype)) for total in self._sums],
+            [
+                None if total is None else (list(total.shape), str(total.dtype)[len("paddle.") :])
+                for total in self._sums
+            ],
             self._received,
             self._count,
             self._weight,
@@ -425,10 +425,6 @@ def _check_gradient(gradient: Any, total: Any, place: Any) -> None:
 
 def _sum_dtype(gradient: Any) -> Any:
     return paddle.float64 if gradient.dtype == paddle.float64 else paddle.float32
-
-
-def _name_of(dtype: Any) -> str:
-    return str(dtype).rpartition(".")[2]
 
 
 def _divided(total: Any, divisor: float) -> Any:

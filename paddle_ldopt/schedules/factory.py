@@ -16,9 +16,6 @@ __all__ = ["ON_METRIC", "SchedulerType", "get_scheduler", "kwargs_problems"]
 class SchedulerType(str, enum.Enum):
     """The names that `get_scheduler` and a Trainer's ``--lr_scheduler_type`` know.
 
-    Raises:
-        ValueError: there is no such name; the message has the nearest.
-
     Examples:
         >>> from paddle_ldopt.schedules import SchedulerType
         >>> SchedulerType("cosine") is SchedulerType.COSINE
@@ -87,27 +84,23 @@ def get_scheduler(
 ) -> LRScheduler:
     """Build any schedule by its name.
 
-    The kinds' own functions share these arguments, and `last_epoch`, the last step that was taken: a schedule goes on
-    with step `last_epoch` + 1, and -1 is the start.
+    The kinds' own functions share these arguments, and `last_epoch`: a schedule goes on with step `last_epoch` + 1.
 
     Args:
         name (str|SchedulerType): the kind.
-        optimizer (Optimizer|float): a Paddle optimizer or the peak, above 0. An optimizer's current rate becomes the
-            peak, and the schedule is attached to it; wrappers of `fleet` and `amp` are looked through. If it has a
-            schedule of ours already, its peak is kept. A schedule built from a number is for you to attach.
+        optimizer (Optimizer|float): a Paddle optimizer, also in wrappers of `fleet` and `amp`, or the peak, above 0.
+            The schedule is attached to an optimizer. The peak is then its current rate, or if it has a schedule of ours
+            already, the peak of that one.
         num_warmup_steps (int, optional): w, at least 0. Step 0 is taken at rate 0, step w is the first at the peak.
-        num_training_steps (int, optional): n, at least 1; a w above n is warned of. Trainers give w and n to every
-            kind, so a kind without them ignores them, as in transformers: "constant", "reduce_lr_on_plateau" and
-            "greedy" have no warm-up.
+        num_training_steps (int, optional): n, at least 1; below w, a warning. Kinds without w or n ignore them, as in
+            transformers: "constant", "reduce_lr_on_plateau" and "greedy" have no warm-up.
         scheduler_specific_kwargs (dict, optional): further arguments of the kind's function.
 
     Returns:
-        LRScheduler: a `RuleSchedule`, stepped after each step of the optimizer, or a `MetricSchedule`, stepped with a
-            metric.
+        LRScheduler: a `RuleSchedule`, stepped after each step of the optimizer, or a `MetricSchedule`.
 
     Raises:
-        TypeError: an argument of the wrong type; a name that the kind's function does not take.
-        ValueError: an unknown `name`; an argument that is missing or out of range.
+        TypeError, ValueError: an argument that is unknown, missing, of the wrong type or out of range.
 
     Differs from transformers: `inverse_sqrt` and the constant kinds do not ignore `scheduler_specific_kwargs`.
 
@@ -118,21 +111,20 @@ def get_scheduler(
         >>> schedule()
         0.025
 
-    Source: ``transformers.get_scheduler``, 4.37.
+    Source: ``transformers.optimization``, 4.37, and 4.57 for WSD and the kinds with a lowest rate.
     """
     kind = SchedulerType(name)
     options = _OPTIONS[kind]
-    if not isinstance(scheduler_specific_kwargs, (dict, type(None))):
+    kwargs = {} if scheduler_specific_kwargs is None else scheduler_specific_kwargs
+    if not isinstance(kwargs, dict):
         raise TypeError(
-            "`scheduler_specific_kwargs` must be a dict. "
-            f"Received: scheduler_specific_kwargs={shown(scheduler_specific_kwargs)}"
+            f"`scheduler_specific_kwargs` must be a dict. Received: scheduler_specific_kwargs={shown(kwargs)}"
         )
-    arguments = dict(scheduler_specific_kwargs or {})
-    for key in arguments:
+    for key, value in kwargs.items():
         if key not in _specific(kind):
-            raise TypeError(_unknown(kind, key, arguments[key]))
+            raise TypeError(_unknown(kind, key, value))
     general = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
-    arguments.update((key, value) for key, value in general.items() if key in options and value is not None)
+    arguments = {key: value for key, value in general.items() if key in options and value is not None} | kwargs
     for key, option in options.items():
         if option.default is REQUIRED and arguments.get(key) is None:
             raise ValueError(_missing(kind, key))

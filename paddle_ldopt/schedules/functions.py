@@ -1,4 +1,4 @@
-"""Schedules that are a function of the step alone: transformers' functions on Paddle's `LRScheduler`.
+"""Schedules that are a function of the step alone, on Paddle's `LRScheduler`.
 
 Each function builds a curve, step -> factor of the peak; `get_scheduler` describes the arguments that they share.
 """
@@ -18,18 +18,14 @@ class RuleSchedule(Schedule):
     .. math::
         \eta_t = \eta \cdot \text{rule}(t), \qquad t = \text{last\_epoch}
 
-    Nothing is carried from step to step: step 10^6 costs the same as step 0, and a resume, from `last_epoch` or from
-    `state_dict`, gives the very numbers of a run that was never stopped.
+    Any step costs the same, and a resume, from `last_epoch` or from `state_dict`, gives the numbers of a run that was
+    never stopped, bit for bit.
 
     Args:
         learning_rate (float): the peak, above 0.
-        rule (callable): the curve, step from 0 -> factor in [0, 1]; a module-level function or an instance, so that the
-            schedule can be pickled.
+        rule (callable): the curve, step from 0 -> factor in [0, 1]; to pickle the schedule, not a lambda.
         last_epoch (int, optional): the last step that was taken, -1 for none.
         verbose (bool, optional): print every change, as Paddle's schedules do.
-
-    Raises:
-        TypeError, ValueError: an argument of the wrong type or out of range.
 
     Examples:
         >>> from paddle_ldopt.schedules import RuleSchedule
@@ -90,8 +86,6 @@ def get_constant_schedule(optimizer: Any, last_epoch: int = -1) -> RuleSchedule:
         >>> schedule.step()
         >>> opt.get_lr()
         5e-05
-
-    Source: ``transformers.optimization``, 4.37, as for all functions of this module unless they say otherwise.
     """
     return _scheduled(optimizer, curves.Warmup(), last_epoch)
 
@@ -137,8 +131,7 @@ def get_cosine_schedule_with_warmup(
     .. math::
         \eta_t = \tfrac{\eta}{2} \left(1 + \cos\left(2 \pi c \frac{t - w}{n - w}\right)\right) \quad (t \ge w)
 
-    `num_cycles` is c, the waves from step w to step n, above 0. More than half a wave rises again before step n, and
-    the wave goes on after it.
+    `num_cycles` is c, the waves from step w to step n, above 0. The wave goes on after step n.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_cosine_schedule_with_warmup
@@ -187,7 +180,7 @@ def get_polynomial_decay_schedule_with_warmup(
 
     `lr_end` is at least 0 and below the peak, `power` is p, above 0; 1 is a line.
 
-    Differs from transformers: a warm-up as long as the training has the peak at its end, there it divides by 0.
+    Differs from transformers: a warm-up as long as the training ends at the peak; there it divides by 0.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_polynomial_decay_schedule_with_warmup
@@ -196,7 +189,7 @@ def get_polynomial_decay_schedule_with_warmup(
         [0.1, 0.04, 0.02, 0.02]
     """
     peak, lr_end = peak_of(optimizer), checked("lr_end", lr_end)
-    if not lr_end < peak:
+    if lr_end >= peak:
         raise ValueError(
             f"lr_end ({lr_end}) must be smaller than initial lr ({peak}). Received: lr_end={lr_end}, peak={peak}"
         )
@@ -213,8 +206,6 @@ def get_inverse_sqrt_schedule(
         \eta_t = \eta \sqrt{\frac{s}{t - w + s}} \quad (t \ge w)
 
     `timescale` is s, in steps, above 0. By default it is w, or 10,000 if that is 0.
-
-    Differs from transformers 4.37: it divides by 0 with neither warm-up nor time scale; the default is that of 4.38.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_inverse_sqrt_schedule
@@ -250,8 +241,6 @@ def get_cosine_with_min_lr_schedule_with_warmup(
         >>> schedule = get_cosine_with_min_lr_schedule_with_warmup(0.1, 0, 2, min_lr=0.02)
         >>> [round((schedule(), schedule.step())[0], 6) for _ in range(3)]
         [0.1, 0.06, 0.02]
-
-    Source: ``transformers.optimization``, 4.57.
     """
     warmup, decay = _phases(num_warmup_steps, num_training_steps)
     cycles, floor = checked("num_cycles", num_cycles), _floor(optimizer, min_lr, min_lr_rate)
@@ -284,8 +273,6 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
         >>> schedule = get_cosine_with_min_lr_schedule_with_warmup_lr_rate(0.1, 2, 4, min_lr_rate=0.2)
         >>> [round((schedule(), schedule.step())[0], 6) for _ in range(4)]
         [0.05, 0.1, 0.06, 0.02]
-
-    Source: ``transformers.optimization``, 4.57.
     """
     warmup, decay = _phases(num_warmup_steps, num_training_steps)
     cycles, floor = checked("num_cycles", num_cycles), _floor(optimizer, min_lr, min_lr_rate)
@@ -346,8 +333,6 @@ def get_wsd_schedule(
         >>> schedule = get_wsd_schedule(0.1, 2, 2, num_training_steps=6, decay_type="linear")
         >>> [(schedule(), schedule.step())[0] for _ in range(7)]
         [0.0, 0.05, 0.1, 0.1, 0.1, 0.05, 0.0]
-
-    Source: ``transformers.optimization``, 4.57.
     """
     _require_one(num_training_steps=num_training_steps, num_stable_steps=num_stable_steps)
     warmup, decay = checked("num_warmup_steps", num_warmup_steps), checked("num_decay_steps", num_decay_steps)
@@ -387,7 +372,7 @@ def get_constant_schedule_with_cool_down(
     warmup_lr_init: float = 0.0,
     last_epoch: int = -1,
 ) -> RuleSchedule:
-    r"""Warm up, stay at the peak, cool down along half a cosine, then train on at one or two low rates: DeepSeek-V3's.
+    r"""Warm up, stay at the peak, cool down along half a cosine, then train on at one or two low rates.
 
     .. math::
         \eta_t = \eta_0 + (\eta - \eta_0) \tfrac{t}{w} \;(t < w), \quad \eta \;(t < w + k), \quad

@@ -11,7 +11,7 @@ from .options import checked
 
 
 class MetricSchedule(Schedule):
-    """Base of the schedules whose `step` takes a metric; a training loop can tell them by it.
+    """Base of the schedules whose `step` takes a metric.
 
     Examples:
         >>> from paddle_ldopt.schedules import MetricSchedule, get_scheduler
@@ -131,8 +131,8 @@ class ReduceLROnPlateau(MetricSchedule):
     Raises:
         TypeError, ValueError: an argument of the wrong type or out of range.
 
-    Differs from ``paddle.optimizer.lr.ReduceOnPlateau``: the best is kept up to date in the cool-down too, as in
-    PyTorch. A metric that is NaN is no improvement.
+    Differs from ``paddle.optimizer.lr.ReduceOnPlateau``: the best is updated in the cool-down too, as in PyTorch. A NaN
+    is no improvement.
 
     Examples:
         >>> from paddle_ldopt.schedules import ReduceLROnPlateau
@@ -184,9 +184,8 @@ class GreedyLR(MetricSchedule):
     Raises:
         TypeError, ValueError: an argument of the wrong type or out of range.
 
-    Differs from transformers: a first rate below `min_lr`, which could only rise, or above `max_lr` is an error; the
-    mean is summed anew in each step, so that no rounding adds up and a NaN is forgotten with its window. There is one
-    rate: parameter groups in Paddle multiply it.
+    Differs from transformers: a first rate out of `min_lr` to `max_lr` is an error; the mean is summed anew in each
+    step, so that no rounding adds up and a NaN is forgotten with its window. There is one rate for all groups.
 
     Examples:
         >>> from paddle_ldopt.schedules import GreedyLR

@@ -29,8 +29,8 @@ class WarmUp(LRScheduler):
         verbose (bool, optional): print the rate of every step.
 
     Raises:
-        TypeError: an argument of the wrong type; a scheduler whose `step` needs a metric.
-        ValueError: a value out of range; at any step, a rate of the decay that is negative or not finite.
+        TypeError, ValueError: an argument of the wrong type or out of range; a scheduler whose `step` needs a metric;
+            at any step, a rate of the decay that is negative or not finite.
 
     Differs from transformers: it advances by its own `step()`, as all of Paddle's schedulers; the rate is float64;
     `power` must be above 0. ``schedule(k)`` is the rate of step k, as there, and ``schedule()`` the present rate.
@@ -80,8 +80,7 @@ class WarmUp(LRScheduler):
     def __call__(self, step: Optional[int] = None) -> float:
         """Return the rate of step `step`, at least 0, or the present one.
 
-        A scheduler inside that computes its rate from its last one, without a `_get_closed_form_lr`, knows its present
-        rate only.
+        A scheduler inside that computes its rate from its last one knows its present rate only.
         """
         if step is None:
             return self.last_lr
