@@ -235,9 +235,10 @@ class GradientAccumulator:
             target = [param for param in held if not param.stop_gradient]
         elif target is None and self._parameters is None and self._own_names and own.keys() >= set(self._own_names):
             target = [own[name] for name in self._own_names]
-        if held and (self._step or self._synchronized):
-            names = [param.name for param in self._checked_target(target)]
-            if own.keys().isdisjoint(names):
+        if self._step or self._synchronized:
+            target = self._checked_target(target)
+            names = [param.name for param in target]
+            if own and own.keys().isdisjoint(names):
                 raise ValueError(
                     "`optimizer` must be that of the model that the gradients are of, or its step would do nothing. "
                     f"Received: optimizer with none of {len(names)} parameters, such as '{names[0]}'"
