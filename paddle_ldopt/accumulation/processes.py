@@ -44,17 +44,19 @@ def agreed_slots(shares: list[Share]) -> tuple[list[Slot], Optional[list[str]]]:
     called = [rank for rank, share in enumerate(shares) if share.slots or share.count]
     first = shares[called[0]]
     for rank, share in enumerate(shares):
-        if share.reduction != first.reduction:
-            _refuse("the same reduction", repr(share.reduction), rank, repr(first.reduction), called[0])
-        if rank not in called:
-            continue
-        if share.names != first.names:
+        if rank in called and share.names != first.names:
             raise ValueError(
                 "All processes must accumulate the same parameters: freeze a parameter in all of them or in none. "
                 f"Received: {_difference(share.names, rank, first.names, called[0])} of the group"
             )
-        if len(share.slots) != len(first.slots):
-            _refuse("as many gradients", len(share.slots), rank, len(first.slots), called[0])
+        needs = [("the same reduction", repr(share.reduction), repr(first.reduction))]
+        needs += [("as many gradients", str(len(share.slots)), str(len(first.slots)))] if rank in called else []
+        for need, value, other in needs:
+            if value != other:
+                raise ValueError(
+                    f"All processes must have {need}. Received: {value} of process {rank} of the group, "
+                    f"{other} of process {called[0]}"
+                )
     columns = zip(*(shares[rank].slots for rank in called))
     return [_agreed(slots, place, first.names) for place, slots in enumerate(columns)], first.names
 
@@ -67,13 +69,6 @@ def _agreed(slots: tuple[Slot, ...], place: int, names: Optional[list[str]]) -> 
             f"All processes must have gradients of the same shape and type. Received: {list(slots)} at {place}"
         )
     return present[0] if present else None
-
-
-def _refuse(need: str, value: Any, rank: int, other_value: Any, other: int) -> None:
-    raise ValueError(
-        f"All processes must have {need}. Received: {value} of process {rank} of the group, "
-        f"{other_value} of process {other}"
-    )
 
 
 def _difference(names: Optional[list[str]], rank: int, others: Optional[list[str]], other: int) -> str:

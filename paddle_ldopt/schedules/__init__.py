@@ -1,8 +1,8 @@
 """Learning-rate schedules: transformers' functions and more, on Paddle's `LRScheduler`.
 
-`curves` has the shapes, step -> factor of the peak, and `functions` the schedules that are built on them; those of
-`metric` follow a metric. `options` declares all their arguments, and `factory` finds a schedule by its name. `WarmUp`
-goes before any other schedule. `ahead` reads the rates of a schedule in advance.
+`curves` has their shapes, step -> factor of the peak, `functions` builds schedules on these, and `metric` those that
+follow a metric. `options` declares all arguments, `factory` builds a schedule by its name, `warmup` goes before any
+other schedule, `ahead` reads the rates of a schedule in advance.
 """
 
 from .factory import ON_METRIC, SchedulerType, get_scheduler

@@ -27,9 +27,10 @@ def peak_learning_rate(
 ) -> Optional[float]:
     """Return the greatest rate that a schedule reaches from its present step, or the rate itself if it is a number.
 
-    A curve of ours knows its turns, at any length. Any other schedule is stepped: for `num_steps`, or by default for
-    10,000 steps or more if its own `warmup_steps` or `total_steps` ask for it, or to the first step that raises
-    (`OneCycleLR`). A schedule that cannot be read ahead has no known peak: None, with a warning.
+    A curve of ours knows its turns, at any length. Any other schedule, or a curve with a divisor that changes, is
+    stepped: for `num_steps`, or by default for 10,000 steps or more if its own `warmup_steps` or `total_steps` ask for
+    it, or to the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead has no known peak: None,
+    with a warning.
 
     Args:
         learning_rate (float|LRScheduler): the schedule is not changed: a copy is stepped.

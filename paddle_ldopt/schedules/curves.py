@@ -1,4 +1,4 @@
-"""The shapes of the schedules: curves, step -> factor of the peak, in closed form. Knows no Paddle.
+"""The curves of the schedules, step -> factor of the peak, in closed form. Knows no Paddle.
 
 Each curve is a frozen dataclass: it can be pickled, compared, printed and checked without an optimizer. With w the
 steps of the warm-up and k = step - w, all of them start with step / w, except where they say something else. The

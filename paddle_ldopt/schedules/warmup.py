@@ -154,7 +154,7 @@ class WarmUp(LRScheduler):
 
 
 def _needs_metric(schedule: Any) -> bool:
-    """Return whether a scheduler's `step` has an argument that must be given."""
+    """Return whether a scheduler's `step` has a required argument."""
     if not isinstance(schedule, LRScheduler):
         return False
     taken = inspect.signature(schedule.step).parameters.values()
