@@ -105,6 +105,19 @@ is_allocated = _part(TENSOR, "_is_initialized", "Every optimizer")
 
 # ---- arithmetic, flags, modes
 
+PRIVATE.append(("paddle.optimizer.lr.LRScheduler", "_var_name", "Schedules that follow a metric"))
+PRIVATE.append((OPTIMIZER, "_learning_rate_map", "Reading a schedule ahead"))
+
+
+def start_without_step(schedule: Any) -> None:
+    """Set what the constructor of Paddle's `LRScheduler` sets beside its documented attributes; it also steps."""
+    schedule._var_name = None
+
+
+def set_rate_source(optimizer: Any, source: Any) -> None:
+    """Give an optimizer another schedule, and no variable of the one before; no code of its class is called."""
+    vars(optimizer).update(_learning_rate=source, _learning_rate_map={})
+
 
 # ---- fleet and its engines
 

@@ -109,11 +109,7 @@ def test_nothing_is_shared_with_the_caller():
 def test_reductions(dtype):
     rng = np.random.default_rng(0)
     grads, weights = rng.normal(size=(3, 4)), [3, 0.5, 7]
-    want = {
-        "sum": grads.sum(0),
-        "mean": grads.mean(0),
-        "token": np.average(grads, axis=0, weights=weights),
-    }
+    want = {"sum": grads.sum(0), "mean": grads.mean(0), "token": np.average(grads, axis=0, weights=weights)}
     for reduction, expected in want.items():
         accumulator = GradientAccumulator(reduction)
         for g, w in zip(grads, weights):
@@ -237,6 +233,8 @@ def test_the_trainable_parameters_may_change_between_cycles_only():
     accumulator(model)
     assert len(accumulator.gradients) == 4
     accumulator.apply(optimizer)
+    accumulator([tensor(1.0)])  # a list has slots of its own
+    assert [gradient.tolist() for gradient in accumulator.gradients] == [[1.0]]
 
 
 def test_write_gradients_for_an_optimizer_with_clipping():

@@ -24,7 +24,7 @@ ARROWS = {
     "schedules": {"_checks", "_paddle"},
     "layers": {"_checks", "_paddle", "plots", "schedules"},
     "optimizers": {"_checks", "_paddle", "kernels", "layers", "schedules"},
-    "accumulation": {"_checks", "_paddle", "optimizers"},
+    "accumulation": {"_checks", "_paddle"},
     "build": {"_checks", "_paddle", "layers", "optimizers", "schedules"},
     "tensorflow_recipe": {"_checks", "_paddle", "build", "layers", "optimizers", "schedules"},
     "config": {"_checks", "build", "layers", "optimizers", "schedules"},

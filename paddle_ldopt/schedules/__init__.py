@@ -1,7 +1,8 @@
-"""Learning-rate schedules: transformers' functions and more, on Paddle's `LRScheduler`, in closed form.
+"""Learning-rate schedules: transformers' functions and more, on Paddle's `LRScheduler`.
 
-`rules` is the arithmetic, `closed_form` the functions on it, `metric` the schedules that follow a metric, `factory`
-finds any of them by name.
+`curves` has their shapes, step -> factor of the peak, `functions` builds schedules on these, and `metric` those that
+follow a metric. `options` declares all arguments, `factory` builds a schedule by its name, `warmup` goes before any
+other schedule, `ahead` reads the rates of a schedule in advance.
 """
 
 from .factory import ON_METRIC, SchedulerType, get_scheduler
@@ -20,6 +21,7 @@ from .functions import (
     get_wsd_schedule,
 )
 from .metric import GreedyLR, MetricSchedule, ReduceLROnPlateau, get_greedy_schedule, get_reduce_on_plateau_schedule
+from .warmup import WarmUp
 
 __all__ = [
     "ON_METRIC",
@@ -28,6 +30,7 @@ __all__ = [
     "ReduceLROnPlateau",
     "RuleSchedule",
     "SchedulerType",
+    "WarmUp",
     "get_constant_schedule",
     "get_constant_schedule_with_cool_down",
     "get_constant_schedule_with_warmup",

@@ -1,32 +1,24 @@
-"""What all schedules share: their base, where their peak comes from, what their steps have to be."""
+"""What all schedules share: their base class, where their peak comes from, and how an optimizer gets one."""
 
 import numbers
-import warnings
-from typing import Any
+from typing import Any, TypeVar
 
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import checked_number, checked_state, checked_steps, plain_number, shown
-from .._paddle import unwrap
+from .._checks import checked_number, checked_state, plain_number, shown
+from .._paddle import rate_source, unwrap
 
 
 class Schedule(LRScheduler):
-    """Base of our schedules; `base_lr` is what they were built with, the peak of those that have one."""
+    """Base of our schedules; `base_lr` is the rate that they were built with, the peak of those that have one."""
 
     base_lr: float
     last_lr: float
     last_epoch: int
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave.
-
-        Args:
-            state_dict (dict): the state.
-
-        Raises:
-            TypeError, ValueError: it is no state of such a schedule. Nothing is changed by then.
-        """
+        """Load what `state_dict` gave; raise, and change nothing, if it is not the state of such a schedule."""
         checked_state(state_dict)
         self.state_keys()
         wrong = [key for key in self.keys if not isinstance(state_dict.get(key), (numbers.Real, list))]
@@ -40,36 +32,17 @@ class Schedule(LRScheduler):
     set_dict = set_state_dict
 
 
-def checked_phases(num_warmup_steps: Any, num_training_steps: Any) -> tuple[int, int]:
-    """Return the steps of the warm-up and those after it; the latter are below 0 if the training ends before it."""
-    warmup = checked_steps(num_warmup_steps, "num_warmup_steps")
-    total = checked_steps(num_training_steps, "num_training_steps", least=1)
-    return warmup, left_over(total, stacklevel=4, num_warmup_steps=warmup)
-
-
-def left_over(num_training_steps: int, stacklevel: int = 3, **phases: int) -> int:
-    """Return the number of training steps left after `phases`; if they do not fit it is negative, with a warning."""
-    left = num_training_steps - sum(phases.values())
-    if left < 0:
-        received = ", ".join(f"{name}={steps}" for name, steps in phases.items())
-        warnings.warn(
-            "The schedule is longer than the training, which stops in the middle of it. "
-            f"Received: {received}, num_training_steps={num_training_steps}",
-            stacklevel=stacklevel,
-        )
-    return left
+_AnySchedule = TypeVar("_AnySchedule", bound=Schedule)
 
 
 def peak_of(optimizer: Any) -> float:
-    """Return the peak of a schedule, above 0, from its first argument.
+    """Return the peak, above 0, of a schedule that is built from an optimizer or a number.
 
-    Args:
-        optimizer (Optimizer|float): an optimizer or the peak. Of an optimizer it is the current rate, but if it has a
-            schedule of ours already, the peak of that one: its current rate may be that of a warm-up.
+    An optimizer that has a schedule of ours already keeps its peak: the current rate may be that of a warm-up.
     """
     optimizer = unwrap(optimizer)
     if isinstance(optimizer, Optimizer):
-        attached = optimizer._learning_rate
+        attached = rate_source(optimizer)
         peak = attached.base_lr if isinstance(attached, Schedule) else float(optimizer.get_lr())
     else:
         hint = ". A schedule is built from a number, not from another one" if isinstance(optimizer, LRScheduler) else ""
@@ -79,8 +52,8 @@ def peak_of(optimizer: Any) -> float:
     return checked_number(peak, "learning_rate", ends="(]")
 
 
-def attach(schedule: Schedule, optimizer: Any) -> Schedule:
-    """Make `schedule` the one of `optimizer` if that is an optimizer, and return it."""
+def attach(schedule: _AnySchedule, optimizer: Any) -> _AnySchedule:
+    """Attach `schedule` to `optimizer` if it is one; return the schedule."""
     optimizer = unwrap(optimizer)
     if isinstance(optimizer, Optimizer):
         optimizer.set_lr_scheduler(schedule)

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Reading a schedule ahead without changing it: its copy, its future rates, its peak."""
 
 import copy
 import functools
@@ -6,77 +6,68 @@ import itertools
 import math
 import types
 import warnings
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
 
 import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import as_float
-from .._paddle import stand_in
+from .._paddle import rate_source, set_rate_source, stand_in
 
 
-def peak_learning_rate(learning_rate, num_steps=None, divisor=None):
-    """Return the greatest rate a schedule reaches from where it stands, or the rate itself if it is a number.
+def follows_metric(schedule: Any) -> bool:
+    """Return whether a schedule, Paddle's or ours, is stepped with a metric, so that its future rates are unknown."""
+    return hasattr(schedule, "num_bad_epochs")
 
-    Of a schedule of ours it is found at any length, without stepping through it. Of others the steps up to the peak are
-    looked at, and how far that may be they do not say: the next 10,000 unless `num_steps` or their own `warmup_steps`
-    or `total_steps` are more, or to the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead has
-    no known peak: None, with a warning.
+
+def peak_learning_rate(
+    learning_rate: Any, num_steps: Optional[int] = None, divisor: Optional[Callable[[int], float]] = None
+) -> Optional[float]:
+    """Return the greatest rate that a schedule reaches from its present step, or the rate itself if it is a number.
+
+    A curve of ours knows its turns, at any length. Any other schedule, or a curve with a divisor that changes, is
+    stepped: for `num_steps`, or by default for 10,000 steps or more if its own `warmup_steps` or `total_steps` ask for
+    it, or to the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead has no known peak: None,
+    with a warning.
 
     Args:
         learning_rate (float|LRScheduler): the schedule is not changed: a copy is stepped.
         num_steps (int, optional): how many steps ahead to look.
-        divisor (callable, optional): steps ahead -> what the rate is divided by there, as `rate_divisor` says. If that
-            changes, a schedule of ours is looked at like all others.
+        divisor (callable, optional): steps ahead -> the divisor of the rate there, see `rate_divisor`.
     """
     divisor = divisor or (lambda ahead: 1.0)
-    if not isinstance(learning_rate, paddle.optimizer.lr.LRScheduler):
+    if not isinstance(learning_rate, LRScheduler):
         return as_float(learning_rate) / divisor(0)
     if follows_metric(learning_rate):
-        return float(learning_rate.last_lr) / divisor(0)  # what it will be is not known; most only ever fall
+        return float(learning_rate.last_lr) / divisor(0)  # most only ever fall
+    rates: list[tuple[int, float]] = [(0, float(learning_rate.last_lr))]
     turns = getattr(getattr(learning_rate, "rule", None), "turns", None)
-    if turns is None or divisor(1) != divisor(0):
-        said = [getattr(learning_rate, name, None) for name in ("warmup_steps", "total_steps")]
-        far = (
-            max([10_000, *(2 * steps for steps in said if isinstance(steps, int))]) if num_steps is None else num_steps
-        )
-        rates: list = []
-        try:
-            rates.extend(enumerate(itertools.islice(_rates_ahead(learning_rate), far + 1)))
-        except ValueError as error:
-            if len(rates) < 2:  # not a step; OneCycleLR raises behind its last one
-                warnings.warn(f"The learning rate at the peak is unknown. {error}", stacklevel=4)
-                return None
-    else:
+    if turns is not None and divisor(1) == divisor(0):
         now = learning_rate.last_epoch
         turning = [step - now for step in turns(now + (num_steps or 0))]
         last = max(turning) if num_steps is None else num_steps
-        ahead = [0, last, *turning]
-        rates = [(i, learning_rate.base_lr * learning_rate.rule(now + i)) for i in ahead if 0 <= i <= last]
-        rates.append((0, learning_rate.last_lr))
-    return max(float(rate) / divisor(i) for i, rate in rates)
+        ahead = [i for i in (0, last, *turning) if 0 <= i <= last]
+        rates += [(i, learning_rate.base_lr * learning_rate.rule(now + i)) for i in ahead]
+    else:
+        if num_steps is None:
+            lengths = [getattr(learning_rate, name, None) for name in ("warmup_steps", "total_steps")]
+            num_steps = max([10_000, *(2 * steps for steps in lengths if isinstance(steps, int))])
+        try:
+            rates.extend(enumerate(itertools.islice(_rates_ahead(learning_rate), num_steps + 1)))
+        except ValueError as error:
+            if len(rates) < 3:  # not a step; OneCycleLR raises behind its last one
+                warnings.warn(f"The learning rate at the peak is unknown. {error}", stacklevel=4)
+                return None
+    return max(rate / divisor(i) for i, rate in rates)
 
 
-def follows_metric(schedule):
-    """Say whether a schedule, Paddle's or ours, is stepped with a metric, so that its rates are not known before."""
-    return hasattr(schedule, "num_bad_epochs")
+def schedule_rates(schedule: Any, num_steps: int) -> tuple[int, list[float]]:
+    """Return the first step that is known, and the rates of a schedule from it to step `num_steps` - 1.
 
-
-def schedule_rates(schedule, num_steps):
-    """Return the rates of the first `num_steps` steps of a schedule from where it stands, and where that is.
-
-    A schedule that stands further on is wound back to step 0 if its rates are then what they were (a copy that is
-    stepped from 0 arrives at the rate of now); if not, its rates are those from now on.
-
-    Args:
-        schedule (LRScheduler): it is not changed: a copy is stepped.
-        num_steps (int): step at which the training ends.
-
-    Returns:
-        tuple[int, list[float]]: the first step, and the rates from it to step `num_steps` - 1.
-
-    Raises:
-        ValueError: the schedule cannot be read ahead.
+    A schedule that stands further on is wound back to step 0 if a copy that is stepped from 0 arrives at the present
+    rate; if not, its rates are those from now on. ValueError: it cannot be read ahead.
     """
     start = min(max(int(schedule.last_epoch), 0), num_steps)
     if 0 < start < num_steps:
@@ -89,12 +80,8 @@ def schedule_rates(schedule, num_steps):
     return start, [*itertools.islice(_rates_ahead(schedule), num_steps - start)]
 
 
-def _rates_ahead(schedule, start=None):
-    """Yield the rate of each step of a schedule from where it stands, or from step `start`; a copy is stepped.
-
-    Raises:
-        ValueError: the schedule cannot be copied or stepped, or does not count its steps from `start`.
-    """
+def _rates_ahead(schedule: Any, start: Optional[int] = None) -> Iterator[float]:
+    """Yield the rate of each step from the present one or `start` on; ValueError if it cannot be copied or stepped."""
     if start is None:
         yield float(schedule.last_lr)
     try:
@@ -110,47 +97,51 @@ def _rates_ahead(schedule, start=None):
         raise ValueError(f"{name} cannot be read ahead ({said}). Received: a schedule of type {name}") from error
 
 
-def copy_schedule(schedule):
+def copy_schedule(schedule: Any) -> Any:
     """Return a copy of a schedule that can be stepped without a trace; it prints nothing.
 
-    Schedules and containers in it are copied, optimizers replaced by a `stand_in`, networks shared. Of other objects,
-    such as the one whose method the schedule calls, a shallow copy is made, with the schedules and optimizers in it
-    copied too.
-
-    Raises:
-        Exception: the schedule holds an object that cannot be copied, such as a generator or an open file.
+    Schedules and containers in it are copied, optimizers replaced by a `stand_in`, networks shared. Other objects are
+    copied without the objects in them, except for schedules and optimizers. An object that cannot be copied, such as a
+    generator or an open file, raises its own exception.
     """
     return _copied(schedule, {})
 
 
-def _copied(value, memo):
-    if id(value) in memo:
-        return memo[id(value)]
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """Return the copy of a value, the same one each time; `memo` maps ids to copies."""
+    if id(value) not in memo:
+        memo[id(value)] = _new_copy(value, memo)
+    return memo[id(value)]
+
+
+def _new_copy(value: Any, memo: dict[int, Any]) -> Any:
+    """Return the copy of a value; objects that may lead back to themselves are in `memo` before their parts."""
     if isinstance(value, LRScheduler):
-        other = memo[id(value)] = object.__new__(type(value))
-        vars(other).update({name: _copied(held, memo) for name, held in dict(vars(value)).items()}, verbose=False)
-    elif isinstance(value, Optimizer):
-        other = memo[id(value)] = stand_in(value, _learning_rate_map={})
-        vars(other)["_learning_rate"] = _copied(value._learning_rate, memo)
-    elif type(value) in (list, tuple, set):
-        other = type(value)([_copied(item, memo) for item in value])
-    elif type(value) is dict:
-        other = {key: _copied(item, memo) for key, item in value.items()}
-    elif isinstance(value, types.MethodType):
-        other = types.MethodType(value.__func__, _copied(value.__self__, memo))
-    elif isinstance(value, functools.partial):
+        schedule = memo[id(value)] = object.__new__(type(value))
+        vars(schedule).update({name: _copied(held, memo) for name, held in dict(vars(value)).items()}, verbose=False)
+        return schedule
+    if isinstance(value, Optimizer):
+        optimizer = memo[id(value)] = stand_in(value)
+        set_rate_source(optimizer, _copied(rate_source(value), memo))
+        return optimizer
+    if type(value) in (list, tuple, set):
+        return type(value)([_copied(item, memo) for item in value])
+    if type(value) is dict:
+        return {key: _copied(item, memo) for key, item in value.items()}
+    if isinstance(value, types.MethodType):
+        return types.MethodType(value.__func__, _copied(value.__self__, memo))
+    if isinstance(value, functools.partial):
         func, args, keywords = (_copied(part, memo) for part in (value.func, value.args, value.keywords))
-        other = functools.partial(func, *args, **keywords)
-    elif isinstance(value, (paddle.nn.Layer, types.ModuleType)):
-        other = value
-    elif isinstance(value, paddle.Tensor):
-        other = value.detach().clone()
-    elif type(value).__module__.startswith("numpy.random"):  # its shallow copy draws from the same stream
-        other = copy.deepcopy(value)
-    else:
-        other = memo[id(value)] = copy.copy(value)
-        for name, held in list(getattr(other, "__dict__", {}).items()) if other is not value else ():
-            if isinstance(held, (LRScheduler, Optimizer)):
-                vars(other)[name] = _copied(held, memo)
-    memo[id(value)] = other
+        return functools.partial(func, *args, **keywords)
+    if isinstance(value, (paddle.nn.Layer, types.ModuleType)):
+        return value
+    if isinstance(value, paddle.Tensor):
+        return value.detach().clone()
+    if type(value).__module__.startswith("numpy.random"):  # its shallow copy draws from the same stream
+        return copy.deepcopy(value)
+    other = memo[id(value)] = copy.copy(value)
+    if other is not value:
+        held = dict(getattr(other, "__dict__", {}))
+        for name in [name for name in held if isinstance(held[name], (LRScheduler, Optimizer))]:
+            vars(other)[name] = _copied(held[name], memo)
     return other

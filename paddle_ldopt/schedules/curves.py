@@ -1,34 +1,56 @@
-"""The schedules as arithmetic: step -> factor of the peak, in closed form. Knows no Paddle.
+"""The curves of the schedules, step -> factor of the peak, in closed form. Knows no Paddle.
 
-Each rule is a frozen dataclass: it can be pickled, compared, printed and checked without an optimizer. With w the steps
-of the warm-up and k = step - w, all of them start with step / w, except where they say something else. The operations
-are in the order of transformers', so that the numbers are the same but for the last bit.
+Each curve is a frozen dataclass: it can be pickled, compared, printed and checked without an optimizer. With w the
+steps of the warm-up and k = step - w, all of them start with step / w, except where they say something else. The
+operations are in the order of transformers', so that the numbers are the same except for the last bit.
 
-`turns` gives the steps between which a rule only rises or only falls, up to the end of what it was made for or the step
-`until`: the greatest factor from a step on is that of the step itself or of a turn that follows.
+`turns` gives the steps between which a curve only rises or only falls, up to its end or to step `until`: the greatest
+factor from a step on is that of the step itself or of a turn that follows.
 """
 
 import dataclasses
 import math
+from typing import Callable, Optional
+
+
+def _cosine(progress: float, cycles: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress))
+
+
+# name of a curve's part -> (share of the part, waves) -> a factor that falls from 1 to 0, or rises from 0 to 1
+FALLS: dict[str, Callable[[float, float], float]] = {
+    "linear": lambda progress, cycles: 1.0 - progress,
+    "cosine": _cosine,
+    "1-sqrt": lambda progress, cycles: 1.0 - math.sqrt(progress),
+}
+_RISES: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: progress,
+    "cosine": lambda progress: 0.5 * (1.0 - math.cos(math.pi * progress)),
+    "1-sqrt": lambda progress: 1.0 - math.sqrt(1.0 - progress),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Warmup:
-    """Rise in a line to 1 at step `warmup`, and stay there; base of the rules that do something else from there on."""
+    """Rise in a line to 1 at step `warmup`, and stay there; base of the curves that differ from there on."""
 
     warmup: int = 0
 
     def __call__(self, step: int) -> float:
         """Return the factor of a step, counted from 0."""
-        return step / self.warmup if step < self.warmup else self.after(step - self.warmup)
+        return step / self.warmup if step < self.warmup else self._after(step - self.warmup)
 
-    def after(self, k: int) -> float:
+    def _after(self, k: int) -> float:
         """Return the factor `k` steps after the warm-up."""
         return 1.0
 
     def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
-        return _ends_of(self.warmup)
+        return self._top()
+
+    def _top(self) -> list[int]:
+        """Return the last step of the warm-up and the step after it, which may have a far lower factor."""
+        return [max(self.warmup - 1, 0), self.warmup]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +59,7 @@ class Linear(Warmup):
 
     decay: int = 1
 
-    def after(self, k: int) -> float:
-        """Return the factor `k` steps after the warm-up."""
+    def _after(self, k: int) -> float:
         return (self.decay - k) / self.decay if k < self.decay else 0.0
 
 
@@ -50,10 +71,8 @@ class Cosine(Warmup):
     cycles: float = 0.5
     floor: float = 0.0
 
-    def after(self, k: int) -> float:
-        """Return the factor `k` steps after the warm-up."""
-        factor = 0.5 * (1.0 + math.cos(math.pi * self.cycles * 2.0 * (k / max(1, self.decay))))
-        return factor * (1.0 - self.floor) + self.floor
+    def _after(self, k: int) -> float:
+        return _cosine(k / max(1, self.decay), self.cycles) * (1.0 - self.floor) + self.floor
 
     def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
@@ -64,12 +83,12 @@ class Cosine(Warmup):
 class CosineOneAhead(Cosine):
     """The cosine a step early: the warm-up, (step + 1) / w or from `start` in a line, ends at step w - 1."""
 
-    start: "float | None" = None
+    start: Optional[float] = None
 
     def __call__(self, step: int) -> float:
         """Return the factor of a step, counted from 0."""
         if step >= self.warmup:
-            return self.after(step - self.warmup + 1)
+            return self._after(step - self.warmup + 1)
         if self.start is None:
             return (step + 1.0) / self.warmup
         # the sum of the rounded parts may be an ulp above 1
@@ -87,8 +106,7 @@ class CosineRestarts(Warmup):
     decay: int = 1
     cycles: float = 1.0
 
-    def after(self, k: int) -> float:
-        """Return the factor `k` steps after the warm-up."""
+    def _after(self, k: int) -> float:
         progress = k / max(1, self.decay)
         if progress >= 1.0:
             return 0.0
@@ -107,15 +125,14 @@ class Polynomial(Warmup):
     power: float = 1.0
     end: float = 0.0
 
-    def after(self, k: int) -> float:
-        """Return the factor `k` steps after the warm-up."""
+    def _after(self, k: int) -> float:
         if k > self.decay:
             return self.end
         return (1.0 - self.end) * (1 - k / (self.decay or 1)) ** self.power + self.end
 
     def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
-        return _ends_of(self.warmup) if self.decay < 0 else [self.warmup, self.warmup + self.decay + 1]
+        return self._top() if self.decay < 0 else [self.warmup, self.warmup + self.decay + 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,70 +141,38 @@ class InverseSqrt(Warmup):
 
     timescale: float = 10_000
 
-    def after(self, k: int) -> float:
-        """Return the factor `k` steps after the warm-up."""
+    def _after(self, k: int) -> float:
         return 1.0 / math.sqrt((k + self.timescale) / self.timescale)
 
 
-def _linear(progress: float, _cycles: float) -> float:
-    return 1.0 - progress
-
-
-def _cosine(progress: float, cycles: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress))
-
-
-def _one_minus_sqrt(progress: float, _cycles: float) -> float:
-    return 1.0 - math.sqrt(progress)
-
-
-FALLS = {"linear": _linear, "cosine": _cosine, "1-sqrt": _one_minus_sqrt}  # share of the phase -> 1 to 0
-
-
 @dataclasses.dataclass(frozen=True)
-class StableDecay:
+class StableDecay(Warmup):
     """f + (1 - f) rise(step / w), then 1 for `stable` steps, then f + (1 - f) fall(k / decay), then f, the floor."""
 
-    warmup: int
-    stable: int
-    decay: int
-    rise: str
-    fall: str
-    floor: float
-    cycles: float
+    stable: int = 0
+    decay: int = 1
+    rise: str = "linear"
+    fall: str = "cosine"
+    floor: float = 0.0
+    cycles: float = 0.5
 
     def __call__(self, step: int) -> float:
         """Return the factor of a step, counted from 0."""
+        k = step - self.warmup - self.stable
         if step < self.warmup:
             factor = _RISES[self.rise](step / self.warmup)
-        else:
-            k = step - self.warmup - self.stable
-            if k < 0:
-                return 1.0
-            if k >= self.decay:
-                return self.floor
+        elif k < 0:
+            return 1.0
+        elif k < self.decay:
             factor = FALLS[self.fall](k / self.decay, self.cycles)
+        else:
+            return self.floor
         return factor * (1.0 - self.floor) + self.floor
 
     def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
         start = max(self.warmup, self.warmup + self.stable)  # a decay that begins before that is cut
-        return [*_ends_of(self.warmup), *_waves(start, self.decay, 2.0 * self.cycles)]
-
-
-def _rise_linear(progress: float) -> float:
-    return progress
-
-
-def _rise_cosine(progress: float) -> float:
-    return 0.5 * (1.0 - math.cos(math.pi * progress))
-
-
-def _rise_one_minus_sqrt(progress: float) -> float:
-    return 1.0 - math.sqrt(1.0 - progress)
-
-
-_RISES = {"linear": _rise_linear, "cosine": _rise_cosine, "1-sqrt": _rise_one_minus_sqrt}
+        return [*self._top(), *_waves(start, self.decay, 2.0 * self.cycles)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,13 +200,8 @@ class CoolDown(Warmup):
 
     def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
-        waves = _waves(self.warmup + self.keep, self.decay, 2.0 * self.cycles)
-        return [*_ends_of(self.warmup), *waves, self.warmup + self.keep + self.decay + self.final]
-
-
-def _ends_of(warmup: int) -> list[int]:
-    """Return the last step of a warm-up and the step after it, which may have a far lower factor."""
-    return [max(warmup - 1, 0), warmup]
+        end = self.warmup + self.keep + self.decay + self.final
+        return [*self._top(), *_waves(self.warmup + self.keep, self.decay, 2.0 * self.cycles), end]
 
 
 def _waves(start: int, steps: int, halves: float, until: int = 0) -> list[int]:

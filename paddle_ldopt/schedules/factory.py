@@ -1,29 +1,27 @@
 """Any schedule by its name."""
 
 import enum
-import inspect
+from collections.abc import Iterator
+from typing import Any, Callable, Optional, Union
 
-from .._checks import nearest, shown
-from ..schedules import functions as closed_form
-from ..schedules import metric
+from paddle.optimizer.lr import LRScheduler
 
-__all__ = ["ON_METRIC", "SchedulerType", "get_scheduler"]
+from .._checks import Option, nearest, shown
+from . import functions, metric
+from .options import REQUIRED, options_of
+
+__all__ = ["ON_METRIC", "SchedulerType", "get_scheduler", "kwargs_problems"]
 
 
 class SchedulerType(str, enum.Enum):
     """The names that `get_scheduler` and a Trainer's ``--lr_scheduler_type`` know.
 
-    Raises:
-        ValueError: there is no such name; the message has the nearest.
-
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import SchedulerType
-            >>> SchedulerType("cosine") is SchedulerType.COSINE
-            True
-            >>> SchedulerType.WARMUP_STABLE_DECAY == "warmup_stable_decay"
-            True
+        >>> from paddle_ldopt.schedules import SchedulerType
+        >>> SchedulerType("cosine") is SchedulerType.COSINE
+        True
+        >>> SchedulerType.WARMUP_STABLE_DECAY == "warmup_stable_decay"
+        True
 
     Source: ``transformers.SchedulerType``, 4.37 to 5; the last one MindFormers' ``ConstantWithCoolDownLR``.
     """
@@ -43,7 +41,7 @@ class SchedulerType(str, enum.Enum):
     COOL_DOWN = "cool_down"
 
     @classmethod
-    def _missing_(cls, value):
+    def _missing_(cls, value: object) -> "SchedulerType":
         name = getattr(value, "value", value)  # another library's enum has the name as its value
         name = name.replace("-", "_") if isinstance(name, str) else name
         names = [member.value for member in cls]
@@ -55,90 +53,115 @@ class SchedulerType(str, enum.Enum):
         )
 
 
-FUNCTIONS: dict = {
-    SchedulerType.LINEAR: closed_form.get_linear_schedule_with_warmup,
-    SchedulerType.COSINE: closed_form.get_cosine_schedule_with_warmup,
-    SchedulerType.COSINE_WITH_RESTARTS: closed_form.get_cosine_with_hard_restarts_schedule_with_warmup,
-    SchedulerType.POLYNOMIAL: closed_form.get_polynomial_decay_schedule_with_warmup,
-    SchedulerType.CONSTANT: closed_form.get_constant_schedule,
-    SchedulerType.CONSTANT_WITH_WARMUP: closed_form.get_constant_schedule_with_warmup,
-    SchedulerType.INVERSE_SQRT: closed_form.get_inverse_sqrt_schedule,
+FUNCTIONS: dict[SchedulerType, Callable[..., LRScheduler]] = {
+    SchedulerType.LINEAR: functions.get_linear_schedule_with_warmup,
+    SchedulerType.COSINE: functions.get_cosine_schedule_with_warmup,
+    SchedulerType.COSINE_WITH_RESTARTS: functions.get_cosine_with_hard_restarts_schedule_with_warmup,
+    SchedulerType.POLYNOMIAL: functions.get_polynomial_decay_schedule_with_warmup,
+    SchedulerType.CONSTANT: functions.get_constant_schedule,
+    SchedulerType.CONSTANT_WITH_WARMUP: functions.get_constant_schedule_with_warmup,
+    SchedulerType.INVERSE_SQRT: functions.get_inverse_sqrt_schedule,
     SchedulerType.REDUCE_ON_PLATEAU: metric.get_reduce_on_plateau_schedule,
-    SchedulerType.COSINE_WITH_MIN_LR: closed_form.get_cosine_with_min_lr_schedule_with_warmup,
-    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: closed_form.get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
-    SchedulerType.WARMUP_STABLE_DECAY: closed_form.get_wsd_schedule,
+    SchedulerType.COSINE_WITH_MIN_LR: functions.get_cosine_with_min_lr_schedule_with_warmup,
+    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: functions.get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
+    SchedulerType.WARMUP_STABLE_DECAY: functions.get_wsd_schedule,
     SchedulerType.GREEDY: metric.get_greedy_schedule,
-    SchedulerType.COOL_DOWN: closed_form.get_constant_schedule_with_cool_down,
+    SchedulerType.COOL_DOWN: functions.get_constant_schedule_with_cool_down,
 }
-_CLASSES = {
-    metric.get_reduce_on_plateau_schedule: metric.ReduceLROnPlateau,
-    metric.get_greedy_schedule: metric.GreedyLR,
-}
+_CLASSES = {SchedulerType.REDUCE_ON_PLATEAU: metric.ReduceLROnPlateau, SchedulerType.GREEDY: metric.GreedyLR}
 
-ON_METRIC = tuple(kind.value for kind, function in FUNCTIONS.items() if function in _CLASSES)  # they follow a metric
+ON_METRIC = tuple(kind.value for kind in _CLASSES)  # the kinds that follow a metric
+_OPTIONS = {kind: options_of(_CLASSES.get(kind, function)) for kind, function in FUNCTIONS.items()}
+_GENERAL = ("num_warmup_steps", "num_training_steps")  # every kind is given these
 
 
-def get_scheduler(name, optimizer, num_warmup_steps=None, num_training_steps=None, scheduler_specific_kwargs=None):
+def get_scheduler(
+    name: Union[str, SchedulerType],
+    optimizer: Any,
+    num_warmup_steps: Optional[int] = None,
+    num_training_steps: Optional[int] = None,
+    scheduler_specific_kwargs: Optional[dict[str, Any]] = None,
+) -> LRScheduler:
     """Build any schedule by its name.
 
+    The kinds' own functions share these arguments, and `last_epoch`: a schedule goes on with step `last_epoch` + 1.
+
     Args:
-        name (str|SchedulerType): which one.
-        optimizer (Optimizer|float): a Paddle optimizer, which the schedule is attached to, or the learning rate; see
-            `get_constant_schedule`.
-        num_warmup_steps (int, optional): steps of the warm-up.
-        num_training_steps (int, optional): steps of the training. This one and the last are what a Trainer gives to
-            every kind: a kind that takes no such argument ignores it, as in transformers. "constant",
-            "reduce_lr_on_plateau" and "greedy" have no warm-up; "constant_with_warmup" has.
+        name (str|SchedulerType): the kind.
+        optimizer (Optimizer|float): a Paddle optimizer, also in wrappers of `fleet` and `amp`, or the peak, above 0.
+            The schedule is attached to an optimizer. The peak is then its current rate, or if it has a schedule of ours
+            already, the peak of that one.
+        num_warmup_steps (int, optional): w, at least 0. Step 0 is taken at rate 0, step w is the first at the peak.
+        num_training_steps (int, optional): n, at least 1; below w, a warning. Kinds without w or n ignore them, as in
+            transformers: "constant", "reduce_lr_on_plateau" and "greedy" have no warm-up.
         scheduler_specific_kwargs (dict, optional): further arguments of the kind's function.
 
     Returns:
-        LRScheduler: a `RuleSchedule`, or a `MetricSchedule`, which is stepped with a metric.
+        LRScheduler: a `RuleSchedule`, stepped after each step of the optimizer, or a `MetricSchedule`.
 
     Raises:
-        TypeError: `scheduler_specific_kwargs` has a name that the kind's function does not take.
-        ValueError: an unknown `name`; an argument that the kind needs is missing or out of range.
+        TypeError, ValueError: an argument that is unknown, missing, of the wrong type or out of range.
 
     Differs from transformers: `inverse_sqrt` and the constant kinds do not ignore `scheduler_specific_kwargs`.
 
     Examples:
-        .. code-block:: python
+        >>> from paddle_ldopt.schedules import get_scheduler
+        >>> schedule = get_scheduler("polynomial", 0.1, 0, 10, {"lr_end": 0.0, "power": 2.0})
+        >>> schedule.step(5)
+        >>> schedule()
+        0.025
 
-            >>> from paddle_ldopt.schedules import get_scheduler
-            >>> schedule = get_scheduler("polynomial", 0.1, 0, 10, {"lr_end": 0.0, "power": 2.0})
-            >>> schedule.step(5)
-            >>> schedule()
-            0.025
-
-    Source: ``transformers.get_scheduler``, 4.37.
+    Source: ``transformers.optimization``, 4.37, and 4.57 for WSD and the kinds with a lowest rate.
     """
-    name = SchedulerType(name)
-    function = FUNCTIONS[name]
-    taken = _arguments(function)
-    if not isinstance(scheduler_specific_kwargs, (dict, type(None))):
+    kind = SchedulerType(name)
+    options = _OPTIONS[kind]
+    kwargs = {} if scheduler_specific_kwargs is None else scheduler_specific_kwargs
+    if not isinstance(kwargs, dict):
         raise TypeError(
-            "`scheduler_specific_kwargs` must be a dict. "
-            f"Received: scheduler_specific_kwargs={shown(scheduler_specific_kwargs)}"
+            f"`scheduler_specific_kwargs` must be a dict. Received: scheduler_specific_kwargs={shown(kwargs)}"
         )
-    arguments = dict(scheduler_specific_kwargs or {})
-    for key in arguments:
-        if key not in taken or key in ("num_warmup_steps", "num_training_steps"):
-            valid = [k for k in taken if k not in ("num_warmup_steps", "num_training_steps")]
-            raise TypeError(
-                f"{function.__name__}() got an unexpected keyword argument {shown(key)} in `scheduler_specific_kwargs`"
-                f"; it takes {', '.join(valid)}. Received: {key}={shown(arguments[key])}"
-            )
-    for key, value in (("num_warmup_steps", num_warmup_steps), ("num_training_steps", num_training_steps)):
-        if key in taken and value is not None:
-            arguments[key] = value
-    for key, parameter in taken.items():
-        if parameter.default is parameter.empty and arguments.get(key) is None:
-            raise ValueError(
-                f"SchedulerType.{name.name} requires `{key}`, please provide that argument. Received: {key}=None"
-            )
-    return function(optimizer, **arguments)
+    for key, value in kwargs.items():
+        if key not in _specific(kind):
+            raise TypeError(_unknown(kind, key, value))
+    general = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
+    arguments = {key: value for key, value in general.items() if key in options and value is not None} | kwargs
+    for key, option in options.items():
+        if option.default is REQUIRED and arguments.get(key) is None:
+            raise ValueError(_missing(kind, key))
+    return FUNCTIONS[kind](optimizer, **arguments)
 
 
-def _arguments(function):
-    """Return the arguments of a kind's function after the first, by name."""
-    parameters = inspect.signature(_CLASSES.get(function, function)).parameters
-    return dict(list(parameters.items())[1:])
+def kwargs_problems(kind: str, kwargs: dict[str, Any]) -> Iterator[str]:
+    """Yield a message for each of the `scheduler_specific_kwargs` that is unknown, missing or out of range.
+
+    Limits that depend on the peak or on another argument are checked when the schedule is built.
+    """
+    name = SchedulerType(kind)
+    specific = _specific(name)
+    for key, value in kwargs.items():
+        if key not in specific:
+            yield _unknown(name, key, value)
+    for key, option in specific.items():
+        if option.default is REQUIRED and kwargs.get(key) is None:
+            yield _missing(name, key)
+        elif key in kwargs:
+            try:
+                option.checked(kwargs[key], key)
+            except (TypeError, ValueError) as error:
+                yield str(error)
+
+
+def _specific(kind: SchedulerType) -> dict[str, Option]:
+    """Return the options of a kind that `scheduler_specific_kwargs` may give."""
+    return {key: option for key, option in _OPTIONS[kind].items() if key not in _GENERAL}
+
+
+def _unknown(kind: SchedulerType, key: Any, value: Any) -> str:
+    return (
+        f"{FUNCTIONS[kind].__name__}() got an unexpected keyword argument {shown(key)} in `scheduler_specific_kwargs`; "
+        f"it takes {', '.join(_specific(kind))}. Received: {key}={shown(value)}"
+    )
+
+
+def _missing(kind: SchedulerType, key: str) -> str:
+    return f"SchedulerType.{kind.name} requires `{key}`, please provide that argument. Received: {key}=None"

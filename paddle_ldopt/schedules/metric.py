@@ -2,71 +2,103 @@
 
 import collections
 import math
+from typing import Any, Optional
 
-from .._checks import as_float, checked_bool, checked_choice, checked_number, checked_state, checked_steps, shown
+from .._checks import as_float, checked_number, checked_state, shown
+from .._paddle import start_without_step
 from ._base import Schedule, attach, peak_of
-
-__all__ = ["GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "get_greedy_schedule", "get_reduce_on_plateau_schedule"]
+from .options import checked
 
 
 class MetricSchedule(Schedule):
-    """Base of the schedules whose `step` takes a metric: what a training loop asks for to know that it has to give one.
+    """Base of the schedules whose `step` takes a metric.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import MetricSchedule, get_scheduler
-            >>> isinstance(get_scheduler("reduce_lr_on_plateau", 0.1), MetricSchedule)
-            True
-            >>> isinstance(get_scheduler("constant", 0.1), MetricSchedule)
-            False
+        >>> from paddle_ldopt.schedules import MetricSchedule, get_scheduler
+        >>> isinstance(get_scheduler("reduce_lr_on_plateau", 0.1), MetricSchedule)
+        True
+        >>> isinstance(get_scheduler("constant", 0.1), MetricSchedule)
+        False
     """
 
     def __init__(
-        self, learning_rate, mode, factor, patience, threshold, threshold_mode, cooldown, min_lr, eps, verbose
-    ):
+        self,
+        learning_rate: float,
+        mode: str = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        eps: float = 1e-8,
+        verbose: bool = False,
+    ) -> None:
         # not Paddle's: it would take a first step, without a metric
+        start_without_step(self)
         self.base_lr = self.last_lr = checked_number(learning_rate, "learning_rate", ends="(]")
-        self.last_epoch, self.verbose, self._var_name = 0, bool(verbose), None
-        self.mode = checked_choice(mode, "mode", ("min", "max"))
-        self.factor = checked_number(factor, "factor", 0.0, 1.0, "()")
-        self.patience = checked_steps(patience, "patience")
-        self.threshold = checked_number(threshold, "threshold")
-        self.threshold_mode = checked_choice(threshold_mode, "threshold_mode", ("rel", "abs"))
-        self.cooldown = checked_steps(cooldown, "cooldown")
-        self.min_lr = checked_number(min_lr, "min_lr")
-        self.eps = checked_number(eps, "eps")
-        self._forget()
+        self.last_epoch = 0
+        self.verbose = checked("verbose", verbose)
+        self.mode = checked("mode", mode)
+        self.factor = checked("factor", factor)
+        self.patience = checked("patience", patience)
+        self.threshold = checked("threshold", threshold)
+        self.threshold_mode = checked("threshold_mode", threshold_mode)
+        self.cooldown = checked("cooldown", cooldown)
+        self.min_lr = checked("min_lr", min_lr)
+        self.eps = checked("eps", eps)
+        self._check_limits()
+        self._restart()
 
-    def _forget(self):
+    def _check_limits(self) -> None:
+        """Raise if the learning rate is out of the limits of the class."""
+
+    def _restart(self) -> None:
+        """Forget all metrics so far."""
         self.best = math.inf if self.mode == "min" else -math.inf
         self.num_bad_epochs = self.cooldown_counter = 0
 
-    def _is_better(self, current):
-        if self.threshold_mode == "rel":
-            share = 1.0 - self.threshold if self.mode == "min" else 1.0 + self.threshold
-            bar = self.best * share
-        else:
-            bar = self.best - self.threshold if self.mode == "min" else self.best + self.threshold
-        return current < bar if self.mode == "min" else current > bar
-
-    def _count(self, epoch):
+    def _count(self, metrics: Any, epoch: Optional[int]) -> float:
+        """Count a step; return its metric as a float."""
+        metric = _as_float(metrics)
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        return metric
 
-    def _set(self, lr):
-        """Take over a rate that differs by more than `eps`."""
+    def _judge(self, metric: float) -> bool:
+        """Compare a metric with the best so far; return whether it is better."""
+        sign = -1.0 if self.mode == "min" else 1.0
+        margin = sign * self.threshold
+        bar = self.best * (1.0 + margin) if self.threshold_mode == "rel" else self.best + margin
+        better = sign * metric > sign * bar
+        if better:
+            self.best = metric
+        self.num_bad_epochs = 0 if better else self.num_bad_epochs + 1
+        return better
+
+    def _reduce(self) -> None:
+        """Reduce the rate and begin a cool-down."""
+        self._set(max(self.last_lr * self.factor, self.min_lr))
+        self.cooldown_counter = self.cooldown
+        self.num_bad_epochs = 0
+
+    def _set(self, lr: float) -> None:
+        """Set the rate to one that differs by more than `eps`."""
         if abs(lr - self.last_lr) > self.eps:
             self.last_lr = lr
             if self.verbose:
                 print(f"Epoch {self.last_epoch}: {type(self).__name__} set learning rate to {lr}.")
 
-    def get_lr(self):
-        """Return the rate that holds now."""
+    def get_lr(self) -> float:
+        """Return the present rate."""
         return self.last_lr
 
+    def state_keys(self) -> None:
+        """Name the entries of `state_dict`."""
+        self.keys = ["last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter"]
 
-def _as_float(metrics):
-    if type(metrics) is float:  # a million steps are to take a second
+
+def _as_float(metrics: Any) -> float:
+    if type(metrics) is float:  # the fast way
         return metrics
     try:
         if getattr(metrics, "size", 1) != 1 or isinstance(metrics, (str, bytes)):
@@ -88,10 +120,10 @@ class ReduceLROnPlateau(MetricSchedule):
         learning_rate (float): the first rate, above 0.
         mode (str, optional): "min" or "max", which of the metric is good.
         factor (float, optional): f, in (0, 1).
-        patience (int, optional): steps without an improvement that are forgiven, at least 0.
+        patience (int, optional): steps without an improvement that are tolerated, at least 0.
         threshold (float, optional): what counts as an improvement, at least 0.
         threshold_mode (str, optional): "rel", a share of the best, or "abs", in the metric's unit.
-        cooldown (int, optional): steps after a change in which nothing is counted against the rate, at least 0.
+        cooldown (int, optional): steps after a reduction in which bad metrics do not count, at least 0.
         min_lr (float, optional): the lowest rate, at least 0 and below the first.
         eps (float, optional): smaller changes of the rate are not made.
         verbose (bool, optional): print every change.
@@ -99,69 +131,35 @@ class ReduceLROnPlateau(MetricSchedule):
     Raises:
         TypeError, ValueError: an argument of the wrong type or out of range.
 
-    Differs from ``paddle.optimizer.lr.ReduceOnPlateau``: the best is kept up to date in the cool-down too, as in
-    PyTorch. A metric that is NaN is no improvement.
+    Differs from ``paddle.optimizer.lr.ReduceOnPlateau``: the best is updated in the cool-down too, as in PyTorch. A NaN
+    is no improvement.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import ReduceLROnPlateau
-            >>> schedule = ReduceLROnPlateau(0.1, factor=0.5, patience=1)
-            >>> for loss in (1.0, 0.9, 0.9, 0.9):
-            ...     schedule.step(loss)
-            >>> schedule()
-            0.05
+        >>> from paddle_ldopt.schedules import ReduceLROnPlateau
+        >>> schedule = ReduceLROnPlateau(0.1, factor=0.5, patience=1)
+        >>> for loss in (1.0, 0.9, 0.9, 0.9):
+        ...     schedule.step(loss)
+        >>> schedule()
+        0.05
 
     Source: ``torch.optim.lr_scheduler.ReduceLROnPlateau``, which transformers returns.
     """
 
-    def __init__(
-        self,
-        learning_rate,
-        mode="min",
-        factor=0.1,
-        patience=10,
-        threshold=1e-4,
-        threshold_mode="rel",
-        cooldown=0,
-        min_lr=0.0,
-        eps=1e-8,
-        verbose=False,
-    ):
-        super().__init__(
-            learning_rate, mode, factor, patience, threshold, threshold_mode, cooldown, min_lr, eps, verbose
-        )
+    def _check_limits(self) -> None:
         if self.min_lr >= self.base_lr:
             raise ValueError(
                 "`min_lr` must be below the learning rate, or nothing could be reduced. "
                 f"Received: min_lr={self.min_lr}, learning_rate={self.base_lr}"
             )
 
-    def step(self, metrics, epoch=None):
-        """Count a step and judge its metric.
-
-        Args:
-            metrics (float|Tensor): the metric, one number.
-            epoch (int, optional): the number of the step, instead of one more than the last.
-        """
-        current = _as_float(metrics)
-        self._count(epoch)
-        if self._is_better(current):
-            self.best = current
-            self.num_bad_epochs = 0
-        else:
-            self.num_bad_epochs += 1
+    def step(self, metrics: Any, epoch: Optional[int] = None) -> None:
+        """Count a step, as number `epoch` if it is given, and judge its metric, a number or a Tensor of one number."""
+        self._judge(self._count(metrics, epoch))
         if self.cooldown_counter > 0:
             self.cooldown_counter -= 1
             self.num_bad_epochs = 0
         if self.num_bad_epochs > self.patience:
-            self._set(max(self.last_lr * self.factor, self.min_lr))
-            self.cooldown_counter = self.cooldown
-            self.num_bad_epochs = 0
-
-    def state_keys(self):
-        """Name what `state_dict` has."""
-        self.keys = ["last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter"]
+            self._reduce()
 
 
 class GreedyLR(MetricSchedule):
@@ -173,95 +171,83 @@ class GreedyLR(MetricSchedule):
 
     Args:
         learning_rate (float): the first rate, from `min_lr` to `max_lr`.
-        mode (str, optional): "min" or "max", which of the metric is good.
-        factor (float, optional): f, in (0, 1).
         patience (int, optional): good or bad steps in a row without a change, at least 0.
-        threshold (float, optional): what counts as an improvement on the best, at least 0.
-        threshold_mode (str, optional): "abs", in the metric's unit, or "rel", a share of the best.
         cooldown (int, optional): steps after a reduction in which nothing is counted, at least 0.
         warmup (int, optional): steps after an increase in which nothing is counted, at least 0.
         min_lr (float, optional): the lowest rate, at least 0. Its default is above the rates of fine-tuning.
-        max_lr (float, optional): the highest, above `min_lr`.
-        eps (float, optional): smaller changes of the rate are not made.
-        verbose (bool, optional): print every change.
-        smooth (bool, optional): judge the mean of the last metrics instead of the last one.
-        window_size (int, optional): of how many, at least 1.
-        reset_start (int, optional): reductions due at the lowest rate until all starts anew, at least 1.
+        max_lr (float, optional): the highest rate, above `min_lr`.
+        smooth (bool, optional): judge the mean of the last `window_size` metrics instead of the last one.
+        window_size (int, optional): at least 1.
+        reset_start (int, optional): reductions due at the lowest rate before a restart from the first, at least 1.
+        mode, factor, threshold, threshold_mode, eps, verbose: as in `ReduceLROnPlateau`.
 
     Raises:
-        TypeError, ValueError: an argument of the wrong type or out of range, a learning rate outside of its bounds.
+        TypeError, ValueError: an argument of the wrong type or out of range.
 
-    Differs from transformers: a first rate below `min_lr`, which could only rise, or above `max_lr` is an error; the
-    mean is summed anew in each step, so that no rounding adds up and a NaN is forgotten with its window. There is one
-    rate: parameter groups in Paddle multiply it.
+    Differs from transformers: a first rate out of `min_lr` to `max_lr` is an error; the mean is summed anew in each
+    step, so that no rounding adds up and a NaN is forgotten with its window. There is one rate for all groups.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import GreedyLR
-            >>> schedule = GreedyLR(0.1, factor=0.5, patience=1)
-            >>> for loss in (1.0, 0.9):
-            ...     schedule.step(loss)
-            >>> schedule()
-            0.2
-            >>> for loss in (1.0, 1.0):
-            ...     schedule.step(loss)
-            >>> schedule()
-            0.1
+        >>> from paddle_ldopt.schedules import GreedyLR
+        >>> schedule = GreedyLR(0.1, factor=0.5, patience=1)
+        >>> for loss in (1.0, 0.9):
+        ...     schedule.step(loss)
+        >>> schedule()
+        0.2
+        >>> for loss in (1.0, 1.0):
+        ...     schedule.step(loss)
+        >>> schedule()
+        0.1
 
     Source: ``transformers.optimization.GreedyLR``, 5; arXiv 2512.14527.
     """
 
     def __init__(
         self,
-        learning_rate,
-        mode="min",
-        factor=0.95,
-        patience=10,
-        threshold=1e-6,
-        threshold_mode="abs",
-        cooldown=0,
-        warmup=0,
-        min_lr=1e-3,
-        max_lr=1.0,
-        eps=1e-8,
-        verbose=False,
-        smooth=False,
-        window_size=50,
-        reset_start=500,
-    ):
-        self.warmup = checked_steps(warmup, "warmup")
-        self.max_lr = checked_number(max_lr, "max_lr", ends="(]")
-        self.smooth = checked_bool(smooth, "smooth")
-        self.window_size = checked_steps(window_size, "window_size", least=1)
-        self.reset_start = checked_steps(reset_start, "reset_start", least=1)
+        learning_rate: float,
+        mode: str = "min",
+        factor: float = 0.95,
+        patience: int = 10,
+        threshold: float = 1e-6,
+        threshold_mode: str = "abs",
+        cooldown: int = 0,
+        warmup: int = 0,
+        min_lr: float = 1e-3,
+        max_lr: float = 1.0,
+        eps: float = 1e-8,
+        verbose: bool = False,
+        smooth: bool = False,
+        window_size: int = 50,
+        reset_start: int = 500,
+    ) -> None:
+        self.warmup = checked("warmup", warmup)
+        self.max_lr = checked("max_lr", max_lr)
+        self.smooth = checked("smooth", smooth)
+        self.window_size = checked("window_size", window_size)
+        self.reset_start = checked("reset_start", reset_start)
         super().__init__(
             learning_rate, mode, factor, patience, threshold, threshold_mode, cooldown, min_lr, eps, verbose
         )
+
+    def _check_limits(self) -> None:
         if not (self.min_lr <= self.base_lr <= self.max_lr and self.min_lr < self.max_lr):
             raise ValueError(
                 "The learning rate must be from `min_lr` to `max_lr`, and these differ; give them as well. "
                 f"Received: learning_rate={self.base_lr}, min_lr={self.min_lr}, max_lr={self.max_lr}"
             )
 
-    def _forget(self):
-        super()._forget()
+    def _restart(self) -> None:
+        super()._restart()
         self.num_good_epochs = self.warmup_counter = 0
         self.resets_in = self.reset_start
-        self.window: collections.deque = collections.deque(maxlen=self.window_size)
+        self.window: collections.deque[float] = collections.deque(maxlen=self.window_size)
 
-    def step(self, metrics, epoch=None):
-        """Count a step and judge its metric.
-
-        Args:
-            metrics (float|Tensor): the metric, one number.
-            epoch (int, optional): the number of the step, instead of one more than the last.
-        """
-        current = _as_float(metrics)
-        self._count(epoch)
+    def step(self, metrics: Any, epoch: Optional[int] = None) -> None:
+        """Count a step, as number `epoch` if it is given, and judge its metric, a number or a Tensor of one number."""
+        metric = self._count(metrics, epoch)
         if self.smooth:
-            self.window.append(current)
-            current = sum(self.window) / len(self.window)
+            self.window.append(metric)
+            metric = sum(self.window) / len(self.window)
         if self.cooldown_counter > 0 or self.warmup_counter > 0:
             if self.cooldown_counter > 0:
                 self.cooldown_counter -= 1
@@ -269,13 +255,7 @@ class GreedyLR(MetricSchedule):
                 self.warmup_counter -= 1
             self.num_bad_epochs = self.num_good_epochs = 0
             return
-        if self._is_better(current):
-            self.best = current
-            self.num_bad_epochs = 0
-            self.num_good_epochs += 1
-        else:
-            self.num_bad_epochs += 1
-            self.num_good_epochs = 0
+        self.num_good_epochs = self.num_good_epochs + 1 if self._judge(metric) else 0
         if self.num_good_epochs > self.patience:
             self._set(min(self.last_lr / self.factor, self.max_lr))
             self.resets_in = self.reset_start
@@ -283,44 +263,28 @@ class GreedyLR(MetricSchedule):
             self.num_good_epochs = 0
         elif self.num_bad_epochs > self.patience:
             self._reduce()
-            self.cooldown_counter = self.cooldown
-            self.num_bad_epochs = 0
 
-    def _reduce(self):
-        self._set(max(self.last_lr * self.factor, self.min_lr))
-        if self.last_lr > self.min_lr:
-            return
-        self.resets_in -= 1
-        if self.resets_in <= 0:
-            self._forget()
-            self.last_lr = self.base_lr
+    def _reduce(self) -> None:
+        super()._reduce()
+        if self.last_lr <= self.min_lr:
+            self.resets_in -= 1
+            if self.resets_in <= 0:
+                self._restart()
+                self.last_lr, self.cooldown_counter = self.base_lr, self.cooldown
 
-    def state_keys(self):
-        """Name what `state_dict` has."""
-        self.keys = [
-            "last_epoch",
-            "last_lr",
-            "best",
-            "num_bad_epochs",
-            "num_good_epochs",
-            "cooldown_counter",
-            "warmup_counter",
-            "resets_in",
-            "window",
-        ]
+    def state_keys(self) -> None:
+        """Name the entries of `state_dict`."""
+        super().state_keys()
+        self.keys += ["num_good_epochs", "warmup_counter", "resets_in", "window"]
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """Return the state: numbers, and the metrics of the window as a list of its own."""
         return {**super().state_dict(), "window": list(self.window)}
 
-    def set_state_dict(self, state_dict):
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave; keys that are missing stay as they are, as in transformers.
 
-        Args:
-            state_dict (dict): the state.
-
-        Raises:
-            TypeError, ValueError: it is no state of such a schedule, or has none of its keys. Nothing is changed.
+        It raises, and changes nothing, if this is not the state of such a schedule, or has none of its keys.
         """
         own, state = self.state_dict(), checked_state(state_dict)
         if own.keys() & state.keys():
@@ -333,52 +297,28 @@ class GreedyLR(MetricSchedule):
     set_dict = set_state_dict
 
 
-def get_reduce_on_plateau_schedule(optimizer, **kwargs):
-    r"""Lower the learning rate each time that a metric, given to ``step``, has not got better for a while.
-
-    Args:
-        optimizer (Optimizer|float): an optimizer or the first rate; see `get_constant_schedule`.
-        **kwargs: of `ReduceLROnPlateau`.
-
-    Returns:
-        ReduceLROnPlateau: step it with the metric.
-
-    Raises:
-        TypeError, ValueError: an argument that is unknown, of the wrong type or out of range.
+def get_reduce_on_plateau_schedule(optimizer: Any, **kwargs: Any) -> ReduceLROnPlateau:
+    r"""Build a `ReduceLROnPlateau` with these arguments from an optimizer or the first rate; see `get_scheduler`.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_reduce_on_plateau_schedule
-            >>> schedule = get_reduce_on_plateau_schedule(0.1, factor=0.5, patience=0)
-            >>> schedule.step(1.0)
-            >>> schedule.step(1.0)
-            >>> schedule()
-            0.05
+        >>> from paddle_ldopt.schedules import get_reduce_on_plateau_schedule
+        >>> schedule = get_reduce_on_plateau_schedule(0.1, factor=0.5, patience=0)
+        >>> for loss in (1.0, 1.0):
+        ...     schedule.step(loss)
+        >>> schedule()
+        0.05
     """
     return attach(ReduceLROnPlateau(peak_of(optimizer), **kwargs), optimizer)
 
 
-def get_greedy_schedule(optimizer, **kwargs):
-    r"""Raise the learning rate while a metric, given to ``step``, gets better, and lower it while it does not.
-
-    Args:
-        optimizer (Optimizer|float): an optimizer or the first rate; see `get_constant_schedule`.
-        **kwargs: of `GreedyLR`.
-
-    Returns:
-        GreedyLR: step it with the metric.
-
-    Raises:
-        TypeError, ValueError: an argument that is unknown, of the wrong type or out of range.
+def get_greedy_schedule(optimizer: Any, **kwargs: Any) -> GreedyLR:
+    r"""Build a `GreedyLR` with these arguments from an optimizer or the first rate; see `get_scheduler`.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.schedules import get_greedy_schedule
-            >>> schedule = get_greedy_schedule(5e-5, factor=0.5, patience=0, min_lr=1e-6, max_lr=1e-3)
-            >>> schedule.step(1.0)
-            >>> schedule()
-            0.0001
+        >>> from paddle_ldopt.schedules import get_greedy_schedule
+        >>> schedule = get_greedy_schedule(5e-5, factor=0.5, patience=0, min_lr=1e-6, max_lr=1e-3)
+        >>> schedule.step(1.0)
+        >>> schedule()
+        0.0001
     """
     return attach(GreedyLR(peak_of(optimizer), **kwargs), optimizer)

@@ -1,10 +1,8 @@
-"""Warm-up before any decay, and the optimizer of TensorFlow's BERT fine-tuning in one call.
-
-A port of `WarmUp` and `create_optimizer` of transformers 4.37 (`optimization_tf.py`), which transformers 5 has dropped.
-"""
+"""A warm-up before any other schedule: a port of `WarmUp` of transformers 4.37, which transformers 5 has dropped."""
 
 import inspect
 import math
+from typing import Any, Callable, Optional, Union
 
 from paddle.optimizer.lr import LRScheduler
 
@@ -13,7 +11,7 @@ from .ahead import copy_schedule
 
 
 class WarmUp(LRScheduler):
-    r"""A rise of the rate from 0 in front of any other schedule, when the one you want has no warm-up of its own.
+    r"""A rise of the rate from 0 before any other schedule that has no warm-up of its own.
 
     With k the step, from 0, and w the steps of the warm-up:
 
@@ -23,48 +21,44 @@ class WarmUp(LRScheduler):
     Args:
         initial_learning_rate (float): :math:`l_0`, the rate that the warm-up rises to, at least 0.
         decay_schedule_fn (callable|LRScheduler): the rate after the warm-up: a function of the steps since its end (an
-            int, from 0), or a Paddle scheduler, which is stepped to there (a copy of it: yours stays as it is).
-        warmup_steps (int): w, at least 0; 0 leaves the decay alone.
+            int, from 0), or a Paddle scheduler, of which a copy is stepped.
+        warmup_steps (int): w, at least 0.
         power (float, optional): above 0; 1 is linear.
         name (str, optional): a label, for messages and `get_config`.
         last_epoch (int, optional): k of the last step that was taken; -1 at the start.
         verbose (bool, optional): print the rate of every step.
 
     Raises:
-        TypeError: an argument of the wrong type; a scheduler whose `step` needs a metric, such as Paddle's
-            `ReduceOnPlateau`, `ReduceLROnPlateau` and `GreedyLR`.
-        ValueError: a value out of range, at any step a rate of the decay that is negative or not finite.
+        TypeError, ValueError: an argument of the wrong type or out of range; a scheduler whose `step` needs a metric;
+            at any step, a rate of the decay that is negative or not finite.
 
     Differs from transformers: it advances by its own `step()`, as all of Paddle's schedulers; the rate is float64;
-    `power` must be above 0, as there would be no warm-up. ``schedule(k)`` is the rate of step k, as there, and
-    ``schedule()`` the present one.
+    `power` must be above 0. ``schedule(k)`` is the rate of step k, as there, and ``schedule()`` the present rate.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt import WarmUp
-            >>> schedule = WarmUp(1e-3, paddle.optimizer.lr.CosineAnnealingDecay(1e-3, 100), warmup_steps=10)
-            >>> print(schedule(), schedule(5), schedule(10), round(schedule(60), 6))
-            0.0 0.0005 0.001 0.0005
-            >>> halved = WarmUp(1e-3, lambda step: 1e-3 * 0.5**step, warmup_steps=10)
-            >>> print(halved(11))
-            0.0005
+        >>> import paddle
+        >>> from paddle_ldopt import WarmUp
+        >>> schedule = WarmUp(1e-3, paddle.optimizer.lr.CosineAnnealingDecay(1e-3, 100), warmup_steps=10)
+        >>> print(schedule(), schedule(5), schedule(10), round(schedule(60), 6))
+        0.0 0.0005 0.001 0.0005
+        >>> halved = WarmUp(1e-3, lambda step: 1e-3 * 0.5**step, warmup_steps=10)
+        >>> print(halved(11))
+        0.0005
 
     Source: ``transformers.WarmUp`` of ``optimization_tf.py``.
     """
 
     def __init__(
         self,
-        initial_learning_rate,
-        decay_schedule_fn,
-        warmup_steps,
-        power=1.0,
-        name=None,
+        initial_learning_rate: float,
+        decay_schedule_fn: Union[Callable[[int], float], LRScheduler],
+        warmup_steps: int,
+        power: float = 1.0,
+        name: Optional[str] = None,
         *,
-        last_epoch=-1,
-        verbose=False,
-    ):
+        last_epoch: int = -1,
+        verbose: bool = False,
+    ) -> None:
         self.initial_learning_rate = checked_number(initial_learning_rate, "initial_learning_rate", 0.0, ends="[)")
         if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, type) or _needs_metric(decay_schedule_fn):
             raise TypeError(
@@ -83,101 +77,84 @@ class WarmUp(LRScheduler):
         self._decayed_rate(0, copy_schedule(self._decay))  # a function that cannot be used is refused now, not later
         super().__init__(self.initial_learning_rate, checked_steps(last_epoch, "last_epoch", -1), verbose)
 
-    def __call__(self, step=None):
-        """Return the rate of step `step`, or the present one.
+    def __call__(self, step: Optional[int] = None) -> float:
+        """Return the rate of step `step`, at least 0, or the present one.
 
-        Args:
-            step (int, optional): k, at least 0. A scheduler inside that computes its rate from its last one, without a
-                `_get_closed_form_lr`, gives it for the present step only.
+        A scheduler inside that computes its rate from its last one knows its present rate only.
         """
         if step is None:
             return self.last_lr
         return self._rate(checked_steps(step, "step", 0), copy_schedule(self._decay))
 
-    def get_lr(self):
+    def get_lr(self) -> float:
         """Return the rate of step `last_epoch`."""
         return self._rate(self.last_epoch, self._decay)
 
-    def _rate(self, step, decay):
+    def _rate(self, step: int, decay: Optional[LRScheduler]) -> float:
         if step < self.warmup_steps:
             return self.initial_learning_rate * (step / self.warmup_steps) ** self.power
         return self._decayed_rate(step - self.warmup_steps, decay)
 
-    def _decayed_rate(self, step, decay):
+    def _decayed_rate(self, step: int, decay: Optional[LRScheduler]) -> float:
         """Return the checked rate `step` steps after the warm-up; `decay` is the scheduler to step, if there is one."""
         if decay is not None:
             decay.step(step)
-            rate = decay()
+            given = decay()
         else:
-            rate = self.decay_schedule_fn(step)
+            given = self.decay_schedule_fn(step)
         try:
-            rate = float(rate)
+            rate = float(given)
         except (TypeError, ValueError):
-            raise TypeError(
-                f"`decay_schedule_fn` of {self.name or 'WarmUp'} must give a number. "
-                f"Received: decay_schedule_fn({step})={shown(rate)}"
-            ) from None
+            raise TypeError(self._refusal(step, given, "a number")) from None
         if not 0.0 <= rate < math.inf:
-            raise ValueError(
-                f"`decay_schedule_fn` of {self.name or 'WarmUp'} must give a finite rate of at least 0. "
-                f"Received: decay_schedule_fn({step})={shown(rate)}"
-            )
+            raise ValueError(self._refusal(step, given, "a finite rate of at least 0"))
         return rate
 
-    def state_dict(self):
+    def _refusal(self, step: int, given: Any, kind: str) -> str:
+        name = self.name or "WarmUp"
+        return f"`decay_schedule_fn` of {name} must give {kind}. Received: decay_schedule_fn({step})={shown(given)}"
+
+    def state_dict(self) -> dict[str, Any]:
         """Return the step, the rate and, under "decay", the state of the scheduler inside."""
-        state = super().state_dict()
-        if self._decay is not None:
-            state["decay"] = self._decay.state_dict()
-        return state
+        inside = {} if self._decay is None else {"decay": self._decay.state_dict()}
+        return {**super().state_dict(), **inside}
 
-    def set_state_dict(self, state_dict):
-        """Load what `state_dict` gave.
-
-        Args:
-            state_dict (dict): the state.
-
-        Raises:
-            ValueError: the state is of a `WarmUp` with another kind of decay. Nothing is changed by then.
-        """
-        checked_state(state_dict)
-        if ("decay" in state_dict) != (self._decay is not None):
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave; raise, and change nothing, if it is of a `WarmUp` with another kind of decay."""
+        own = dict(checked_state(state_dict))
+        if ("decay" in own) != (self._decay is not None):
             raise ValueError(
                 "The state must be of a WarmUp whose `decay_schedule_fn` is a scheduler too, or of one whose is a "
-                f"function too. Received: keys {shown(list(state_dict))}, "
-                f"decay_schedule_fn={shown(self.decay_schedule_fn)}"
+                f"function too. Received: keys {shown(list(own))}, decay_schedule_fn={shown(self.decay_schedule_fn)}"
             )
-        for schedule, state in ((self, state_dict), *([(self._decay, state_dict["decay"])] if self._decay else [])):
+        inside = own.pop("decay", None)
+        for schedule, state in ((self, own), (self._decay, inside)):
+            if schedule is None:
+                continue
             schedule.state_keys()
             if not isinstance(state, dict) or not all(key in state for key in schedule.keys):
                 raise ValueError(
                     f"The state of a {type(schedule).__name__} has {schedule.keys}. Received: {shown(state)}"
                 )
-        own = {key: value for key, value in state_dict.items() if key != "decay"}
         super().set_state_dict(own)
         if self._decay is not None:
-            self._decay.set_state_dict(state_dict["decay"])
+            self._decay.set_state_dict(inside)
 
     set_dict = set_state_dict
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Return the arguments, `decay_schedule_fn` as it was given, for `from_config`."""
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "decay_schedule_fn": self.decay_schedule_fn,
-            "warmup_steps": self.warmup_steps,
-            "power": self.power,
-            "name": self.name,
-        }
+        names = ("initial_learning_rate", "decay_schedule_fn", "warmup_steps", "power", "name")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> "WarmUp":
         """Build a schedule, at its start, from what `get_config` gave."""
         return cls(**config)
 
 
-def _needs_metric(schedule):
-    """Say whether a scheduler's `step` has an argument that must be given."""
+def _needs_metric(schedule: Any) -> bool:
+    """Return whether a scheduler's `step` has a required argument."""
     if not isinstance(schedule, LRScheduler):
         return False
     taken = inspect.signature(schedule.step).parameters.values()

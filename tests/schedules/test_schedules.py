@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from paddle_ldopt import schedules
 from paddle_ldopt.schedules import MetricSchedule, RuleSchedule, SchedulerType, get_scheduler
-from paddle_ldopt.schedules.factory import FUNCTIONS
+from paddle_ldopt.schedules.factory import FUNCTIONS, kwargs_problems
 
 # kind -> arguments of its function that make a schedule of 100 steps at a peak of 0.1
 KINDS = {
@@ -603,6 +603,18 @@ def test_illegal_values_are_refused(kind, bad):
     assert optimizer._learning_rate == 0.1, "nothing was attached"
 
 
+def test_each_wrong_argument_is_told_at_once():
+    wrong = {"min_lr_ratio": 3, "decay_type": "x", "power": 2, "num_stable_steps": None, "num_warmup_steps": 1}
+    told = sorted(kwargs_problems("warmup_stable_decay", wrong))
+    want = ["SchedulerType.WARMUP_STABLE_DECAY requires `num_decay_steps`, .*Received: num_decay_steps=None"]
+    want += ["`decay_type` must be one of .*Received: decay_type='x'", r"`min_lr_ratio` must be in \[0, 1\]. Rec.*=3"]
+    want += [f"get_wsd_schedule.. got an unexpected keyword argument '{key}'" for key in ("num_warmup_steps", "power")]
+    assert len(told) == len(want) and all(re.match(pattern, text) for pattern, text in zip(want, told)), told
+    for kind, arguments in KINDS.items():
+        specific = {k: v for k, v in arguments.items() if k not in ("num_warmup_steps", "num_training_steps")}
+        assert not [*kwargs_problems(kind, specific)]
+
+
 @every_kind
 def test_wrong_types_are_refused(kind):
     parameters = list(
@@ -650,8 +662,8 @@ def test_a_training_that_ends_within_the_warmup_is_warned_of(kind, specific, wan
         schedule = get_scheduler(kind, 1.0, 8, 2, specific)
     assert caught[0].filename.endswith("factory.py"), "the caller of the kind's function"
     np.testing.assert_allclose(rates(schedule, 10)[2:], want, atol=1e-12)
-    rule = schedule.rule
-    assert max(map(rule, range(10))) == max(rule(step) for step in rule.turns())
+    curve = schedule.rule
+    assert max(map(curve, range(10))) == max(curve(step) for step in curve.turns())
 
 
 def test_a_greedy_state_without_some_keys_keeps_what_was_there():
@@ -666,7 +678,7 @@ def test_a_greedy_state_without_some_keys_keeps_what_was_there():
     assert schedule.state_dict() == want
 
 
-def test_a_rule_must_be_callable():
+def test_a_curve_must_be_callable():
     with pytest.raises(TypeError, match="`rule` must be callable. Received: rule=0.5"):
         RuleSchedule(0.1, 0.5)
 
@@ -699,20 +711,20 @@ def test_a_wave_begins_anew_after_each_third():
 
 
 @pytest.mark.parametrize(
-    "rule",
+    "curve",
     [
         schedules.curves.StableDecay(4, 7, 20, "linear", "cosine", 0.1, 1.6),
         schedules.curves.CoolDown(4, 7, 20, 5, 0.2, 0.3, 0.9, 1.6),
         schedules.curves.Cosine(4, 20, 1.6),
         schedules.curves.CosineRestarts(4, 20, 2.6),
     ],
-    ids=lambda rule: type(rule).__name__,
+    ids=lambda curve: type(curve).__name__,
 )
-def test_the_greatest_factor_ahead_is_at_a_turn(rule):
-    turns = [step for step in rule.turns(59) if step < 60]
-    factors = [rule(step) for step in range(60)]
+def test_the_greatest_factor_ahead_is_at_a_turn(curve):
+    turns = [step for step in curve.turns(59) if step < 60]
+    factors = [curve(step) for step in range(60)]
     for step, factor in enumerate(factors):
-        assert max([factor, *(rule(turn) for turn in turns if turn >= step)]) == max(factors[step:])
+        assert max([factor, *(curve(turn) for turn in turns if turn >= step)]) == max(factors[step:])
 
 
 def test_a_cool_down_starts_at_0_unless_told():

@@ -1,0 +1,83 @@
+"""The sums of several processes become one: all tell what they have, so that all raise if they do not fit."""
+
+import dataclasses
+from typing import Any, Optional
+
+import paddle.distributed as dist
+
+Slot = Optional[tuple[list[int], str]]  # shape and dtype, None where there was no gradient yet
+
+
+@dataclasses.dataclass
+class Share:
+    """A process's part of a cycle, without the sums: a process that saw no call has no slots."""
+
+    reduction: str
+    names: Optional[list[str]]  # of a model's parameters, None for a list of gradients
+    own_names: Optional[list[str]]  # Paddle's names of these parameters
+    slots: list[Slot]
+    received: list[bool]
+    count: int
+    weight: float
+
+
+def gathered(mine: Share, group: Any) -> list[Share]:
+    """Return the shares of all processes of a group, that of this process alone if it is the only one."""
+    if dist.get_world_size(group) == 1:
+        return [mine]
+    if not dist.is_initialized():
+        raise ValueError(
+            "Processes must be connected: call `paddle.distributed.init_parallel_env` first. "
+            f"Received: {dist.get_world_size()} processes, not initialized"
+        )
+    shares: list[Share] = []
+    dist.all_gather_object(shares, mine, group=group)
+    return shares
+
+
+def agreed_slots(shares: list[Share]) -> tuple[list[Slot], Optional[list[str]]]:
+    """Return the slots of all processes, None where no process has one, and their names; raise if processes differ."""
+    if not any(share.count for share in shares):
+        raise ValueError(
+            "The accumulator should be called first. Received: no call since the last reset on any process"
+        )
+    called = [rank for rank, share in enumerate(shares) if share.slots or share.count]
+    first = shares[called[0]]
+    for rank, share in enumerate(shares):
+        if rank in called and share.names != first.names:
+            raise ValueError(
+                "All processes must accumulate the same parameters: freeze a parameter in all of them or in none. "
+                f"Received: {_difference(share.names, rank, first.names, called[0])} of the group"
+            )
+        needs = [("the same reduction", repr(share.reduction), repr(first.reduction))]
+        needs += [("as many gradients", str(len(share.slots)), str(len(first.slots)))] if rank in called else []
+        for need, value, other in needs:
+            if value != other:
+                raise ValueError(
+                    f"All processes must have {need}. Received: {value} of process {rank} of the group, "
+                    f"{other} of process {called[0]}"
+                )
+    columns = zip(*(shares[rank].slots for rank in called))
+    return [_agreed(slots, place, first.names) for place, slots in enumerate(columns)], first.names
+
+
+def _agreed(slots: tuple[Slot, ...], place: int, names: Optional[list[str]]) -> Slot:
+    """Return the slot of one place in all processes; in a list, all of them have a gradient there or none."""
+    present = [slot for slot in slots if slot is not None]
+    if any(slot != present[0] for slot in present) or (names is None and present and len(present) < len(slots)):
+        raise ValueError(
+            f"All processes must have gradients of the same shape and type. Received: {list(slots)} at {place}"
+        )
+    return present[0] if present else None
+
+
+def _difference(names: Optional[list[str]], rank: int, others: Optional[list[str]], other: int) -> str:
+    """Describe where the names of two processes differ; they are None if the gradients came as a list."""
+    if names is None or others is None:
+        listed, modeled = (rank, other) if names is None else (other, rank)
+        return f"a list of gradients in process {listed}, a model in process {modeled}"
+    only = sorted(set(names) ^ set(others))
+    if not only:
+        return f"another order in process {rank} than in process {other}"
+    has, lacks = (rank, other) if only[0] in names else (other, rank)
+    return f"'{only[0]}' in process {has} and not in process {lacks}"

@@ -1,0 +1,48 @@
+"""The checks of an accumulator's state before it is loaded."""
+
+from typing import Any
+
+from .._checks import checked_bool, checked_number, checked_state, checked_steps, shown
+
+_KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "synchronized", "gradients"}
+
+
+def check_state(state: Any, reduction: str) -> None:
+    """Raise unless the entries of a state have the right types, fit each other and are of that reduction."""
+    missing = sorted(_KEYS - set(checked_state(state)))
+    if missing:
+        raise ValueError(
+            f"The state must be a GradientAccumulator's, and lacks {missing}. Received: keys {shown(list(state))}"
+        )
+    if state["reduction"] != reduction:
+        raise ValueError(
+            "The state must be of an accumulator with the same `reduction`. "
+            f"Received: reduction={shown(state['reduction'])} for reduction={shown(reduction)}"
+        )
+    slots, step = checked_steps(state["slots"], "slots"), checked_steps(state["step"], "step")
+    count = checked_steps(state["count"], "count", least=step)
+    checked_number(state["weight"], "weight")
+    synchronized = checked_bool(state["synchronized"], "synchronized")
+    names, received, sums = state["names"], state["received"], state["gradients"]
+    if count > step and not synchronized:
+        raise ValueError(f"`count` must be `step` before `synchronize`. Received: count={count}, step={step}")
+    for key, listed in (("received", received), ("names", received if names is None else names)):
+        if not isinstance(listed, (list, tuple)) or len(listed) != slots:
+            size = len(listed) if isinstance(listed, (list, tuple)) else type(listed).__name__
+            raise ValueError(f"`{key}` must be a list with an entry for each slot. Received: {key} of {size}, {slots=}")
+    if any(received) and not count:
+        raise ValueError("`count` must be at least 1 where gradients were received. Received: count=0")
+    places = {str(place): flag for place, flag in enumerate(received)}
+    if not isinstance(sums, dict) or not {place for place, flag in places.items() if flag} <= set(sums) <= set(places):
+        keys = sorted(map(str, sums))[:8] if isinstance(sums, dict) else type(sums).__name__
+        raise ValueError(
+            "`gradients` must be a dict with the sum of each slot that received a gradient, under the slot's number. "
+            f"Received: gradients of {keys}, {slots=}"
+        )
+    for place, total in sums.items():
+        dtype = getattr(total, "dtype", None)
+        if str(dtype).rpartition(".")[2] not in ("float32", "float64"):
+            raise ValueError(
+                "`gradients` must be Tensors or arrays of float32 or float64. "
+                f"Received: {type(total).__name__} of {dtype=!s} at {place}"
+            )
