@@ -1,29 +1,29 @@
-"""TODO."""
+"""Layer-wise learning rates for an optimizer that the user has built, of any Paddle class."""
 
+import functools
 from typing import Any, Union
 
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._paddle import asks_for_rates, parameters_of, unwrap
+from .._paddle import asks_for_rates, grad_of, may_have_cut, parameters_of, unwrap
 from ..layers.decay import LayerDecay
 from ._base.layerwise import LayerwiseMixin, ratio_fn
 
+__all__ = ["apply_layerwise_decay", "reset_layerwise_decay"]
+
 
 def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Any:
-    """Give any Paddle optimizer layer-wise learning rates, in place.
+    """Give any Paddle optimizer layer-wise learning rates, in place, and return it.
 
-    The ratio multiplies what `Optimizer._create_param_lr` returns, for this optimizer alone: nothing is written into
-    the parameters, so applying it twice replaces the first, and other optimizers over them see none of it.
+    The ratio multiplies the result of `Optimizer._create_param_lr` for this optimizer alone. Nothing is written into
+    the parameters, so a second call replaces the first, and other optimizers over the parameters are not affected.
 
     Args:
         optimizer (paddle.optimizer.Optimizer): Momentum, Adam, NAdam, Lamb...; with a scheduler and parameter groups or
             without. Call it before the optimizer is wrapped by `fleet`; the optimizer inside LookAhead is found.
         layers (LayerMap): the layers of the model whose parameters it trains.
-        layerwise_decay (float|LayerDecay): ratio of the rates of neighbouring layers, in (0, 1], or a whole rule.
-
-    Returns:
-        Optimizer: the same object.
+        layerwise_decay (float|LayerDecay): ratio of the rates of neighbouring layers, in (0, 1], or a whole decay.
 
     Raises:
         TypeError: not a Paddle optimizer; one whose step does not ask for a rate per parameter, such as LBFGS, Rprop,
@@ -57,19 +57,16 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
     ratio_of = ratio_fn(layers, layerwise_decay)
     for param in parameters_of(inner):
         ratio_of(param)
-    inner.__class__ = _layerwise_class(plain)
+    inner.__class__ = _layerwise_class(plain)  # on purpose: wrappers and schedules already hold this very object
     inner._ratio_of, inner._checked = ratio_of, False
     return optimizer
 
 
 def reset_layerwise_decay(optimizer: Any) -> Any:
-    """Undo `apply_layerwise_decay`: the optimizer is of its own class again, with the same rate for every layer.
+    """Undo `apply_layerwise_decay` and return the optimizer: all layers have the same rate again.
 
     Args:
-        optimizer (paddle.optimizer.Optimizer): one that `apply_layerwise_decay` was applied to; others stay.
-
-    Returns:
-        Optimizer: the same object.
+        optimizer (paddle.optimizer.Optimizer): any; one that `apply_layerwise_decay` was not applied to stays as it is.
 
     Examples:
         .. code-block:: python
@@ -93,9 +90,8 @@ def reset_layerwise_decay(optimizer: Any) -> Any:
 
 def _inside(optimizer: Any) -> Any:
     """Return the optimizer that a layer-wise decay can be applied to: inside LookAhead, but no wrapper of `fleet`."""
-    cut = hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim")  # may have cut the parameters up
     inner = unwrap(optimizer)
-    if cut or not isinstance(inner, Optimizer):
+    if may_have_cut(optimizer) or not isinstance(inner, Optimizer):
         raise TypeError(
             "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it. "
             f"Received: optimizer={type(optimizer).__name__}"
@@ -112,7 +108,7 @@ class _Applied(LayerwiseMixin):
     def step(self) -> Any:
         if self._checked or not paddle.in_dynamic_mode():
             return super().step()
-        params = [p for p in parameters_of(self) if not p.stop_gradient and p._grad_ivar() is not None]
+        params = [p for p in parameters_of(self) if not p.stop_gradient and grad_of(p) is not None]
         scaled = {p.name for p in params if self.layerwise_ratio(p) not in (0.0, 1.0)}
         self._unasked = set(scaled)
         done, unasked = super().step(), self._unasked
@@ -132,8 +128,7 @@ class _Applied(LayerwiseMixin):
         return super()._create_param_lr(param_and_grad)
 
 
-def _layerwise_class(plain: Any, _known: dict[type, type] = {}) -> type:  # noqa: B006 - one class per optimizer class is the point of the dict
+@functools.cache  # one class for each optimizer class
+def _layerwise_class(plain: Any) -> type:
     # Paddle chooses its multi-tensor path by the class's name: keep it
-    if plain not in _known:
-        _known[plain] = type(plain.__name__, (_Applied, plain), {"_plain": plain, "__doc__": plain.__doc__})
-    return _known[plain]
+    return type(plain.__name__, (_Applied, plain), {"_plain": plain, "__doc__": plain.__doc__})
