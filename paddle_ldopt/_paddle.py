@@ -116,33 +116,27 @@ SHARDS_ITSELF = "_need_shard_auto"  # in the `__dict__` of a parameter that Padd
 
 # the mixins of an optimizer: modes, and what creates and finds its state
 in_to_static_mode = _part("paddle.base.dygraph.base", "in_to_static_mode", _FUSED)
-_core_flags = _part("paddle.base.core", "globals", _FUSED)
+flags = functools.lru_cache(None)(_part("paddle.base.core", "globals", _FUSED))  # `paddle.get_flags` takes 7 us
 _layer_helper = _lazy("paddle.base.layer_helper.LayerHelper", "Every optimizer")
 _sharding_optimizer = _lazy(
     "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer.DygraphShardingOptimizer",
     "Sharding version 1",
 )
-_create_accumulators = _attribute(OPTIMIZER, "_create_accumulators", "Every optimizer")
+create_accumulators = _attribute(OPTIMIZER, "_create_accumulators", "Every optimizer")
 state_getter = _attribute(OPTIMIZER, "_get_accumulator_master", "Every optimizer")  # (state name, param) -> Tensor
-_auxiliary = _attribute(OPTIMIZER, "_get_auxiliary_var", "Every optimizer")
-_is_low_precision = _attribute(OPTIMIZER, "_is_dtype_fp16_or_bf16", "Every optimizer")
-_keeps_masters = _attribute("paddle.optimizer.AdamW", "_multi_precision", "Every optimizer")
+auxiliary = _attribute(OPTIMIZER, "_get_auxiliary_var", "Every optimizer")  # ("found_inf"): the step is skipped
+is_low_precision = _attribute(OPTIMIZER, "_is_dtype_fp16_or_bf16", "Every optimizer")
+keeps_masters = _attribute("paddle.optimizer.AdamW", "_multi_precision", "Every optimizer")
 decay_fun = _attribute("paddle.optimizer.AdamW", "_apply_decay_param_fun", "Every optimizer")
-_create_rate = _attribute(OPTIMIZER, "_create_global_learning_rate", _FUSED)
-_rate = _attribute(OPTIMIZER, "_global_learning_rate", _FUSED)
-
-
-@functools.lru_cache(None)
-def flags() -> Any:
-    """Return Paddle's flags as they are at any time; `paddle.get_flags` takes 7 us for one."""
-    return _core_flags()
+create_rate = _attribute(OPTIMIZER, "_create_global_learning_rate", _FUSED)
+rate_tensor = _attribute(OPTIMIZER, "_global_learning_rate", _FUSED)  # () -> Tensor
 
 
 def create_state(optimizer: Any, params: list[Any]) -> None:
     """Create the state that the first step would create, so that there is something to load or to step into."""
     with paddle.no_grad():
         optimizer.helper = _layer_helper()(type(optimizer).__name__)
-        _create_accumulators(optimizer)(paddle.static.default_main_program().global_block(), params)
+        create_accumulators(optimizer)(paddle.static.default_main_program().global_block(), params)
 
 
 @contextlib.contextmanager
@@ -158,22 +152,6 @@ def waiting_state_as(optimizer: Any, held: dict[str, Any]) -> Iterator[None]:
 def stored_prefix(optimizer: Any) -> str:
     """Return what the names of all states of an optimizer begin with."""
     return f"{state_prefix(optimizer)}_" if state_prefix(optimizer) else ""
-
-
-def found_inf(optimizer: Any) -> Any:
-    """Return the flag by which a gradient scaler has the running step skipped, None if there is none."""
-    return _auxiliary(optimizer)("found_inf")
-
-
-def has_master(optimizer: Any, param: Any) -> bool:
-    """Return whether a parameter is to have a float32 master."""
-    return bool(_keeps_masters(optimizer) and _is_low_precision(optimizer)(param.dtype))
-
-
-def rate_tensor(optimizer: Any) -> Any:
-    """Return the optimizer's rate as the Tensor that Paddle's step uses."""
-    _create_rate(optimizer)()
-    return _rate(optimizer)()
 
 
 def decay_fun_is_replaced(optimizer: Any) -> bool:

@@ -23,11 +23,7 @@ _FOLDER = pathlib.Path(__file__).absolute().parent
 
 
 def load(path: str) -> ctypes.CDLL:
-    """Return the C library in the file `path`.
-
-    Raises:
-        OSError: it cannot be loaded, or was built from other sources than those of this package.
-    """
+    """Return the C library in a file; raise OSError if it was not built from the sources of this package."""
     library = ctypes.CDLL(path)
     library.ldopt_layout.restype = library.ldopt_sources.restype = ctypes.c_int64
     library.ldopt_step.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
@@ -69,16 +65,12 @@ def why_not() -> Optional[str]:
 
 
 def step(tensors: NDArray[Any], most_threads: int = 0, using: Optional[ctypes.CDLL] = None) -> None:
-    """Update all tensors in place.
+    """Update all tensors in place; raise MemoryError, or ValueError if a shape exceeds its memory, with none changed.
 
     Args:
         tensors (ndarray): of dtype `TENSOR`, contiguous; the memory they point to must live until this returns.
         most_threads (int): limit of the threads; 0 is that of OpenMP (OMP_NUM_THREADS).
         using (CDLL, optional): another library than the package's own.
-
-    Raises:
-        MemoryError: there is no memory for the sums of rows and columns. Nothing is changed by then.
-        ValueError: a tensor's shape needs more memory than is allocated for it. Nothing is changed by then.
     """
     failed = (using or library()).ldopt_step(tensors.ctypes.data, len(tensors), most_threads)
     if failed == 1:
@@ -98,10 +90,7 @@ def norm(tensors: NDArray[Any], most_threads: int = 0, using: Optional[ctypes.CD
 
 
 def outside(tensors: NDArray[Any], using: Optional[ctypes.CDLL] = None) -> Optional[int]:
-    """Return the index of the first tensor whose shape needs more memory than is allocated for it, None if none does.
-
-    Addresses that are 0 are skipped; arguments as in `step`.
-    """
+    """Return the index of the first tensor whose shape needs more memory than is allocated, None if none does."""
     index = int((using or library()).ldopt_outside(tensors.ctypes.data, len(tensors)))
     return None if index < 0 else index
 
@@ -117,7 +106,7 @@ def _refuse_outside(tensors: NDArray[Any], using: Optional[ctypes.CDLL]) -> None
 
 
 def largest_step(tensors: NDArray[Any]) -> float:
-    """Return the largest step counter of the tensors, which are as in `step`; 0 if there are none."""
+    """Return the largest step counter of the tensors, 0 if there are none."""
     return float(library().ldopt_largest_step(tensors.ctypes.data, len(tensors)))
 
 

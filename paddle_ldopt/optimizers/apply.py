@@ -33,13 +33,12 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
     Examples:
         .. code-block:: python
 
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
+            >>> import paddle, paddle_ldopt as ldopt
             >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
             >>> momentum = paddle.optimizer.Momentum(0.1, parameters=encoder.parameters())
             >>> layers = ldopt.LayerMap.from_model(encoder)
-            >>> ldopt.apply_layerwise_decay(momentum, layers, layerwise_decay=0.5).layerwise_ratio(
-            ...     encoder.layers[0].linear1.weight)
+            >>> opt = ldopt.apply_layerwise_decay(momentum, layers, layerwise_decay=0.5)
+            >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
             0.125
     """
     inner = _inside(optimizer)
@@ -71,13 +70,11 @@ def reset_layerwise_decay(optimizer: Any) -> Any:
     Examples:
         .. code-block:: python
 
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
+            >>> import paddle, paddle_ldopt as ldopt
             >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
             >>> sgd = paddle.optimizer.SGD(0.1, parameters=encoder.parameters())
-            >>> ldopt.apply_layerwise_decay(sgd, ldopt.LayerMap.from_model(encoder), layerwise_decay=0.5) is sgd
-            True
-            >>> type(ldopt.reset_layerwise_decay(sgd)) is paddle.optimizer.SGD
+            >>> decayed = ldopt.apply_layerwise_decay(sgd, ldopt.LayerMap.from_model(encoder), layerwise_decay=0.5)
+            >>> type(ldopt.reset_layerwise_decay(decayed)) is paddle.optimizer.SGD
             True
     """
     inner = _inside(optimizer)

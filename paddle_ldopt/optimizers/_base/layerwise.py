@@ -38,13 +38,12 @@ def ratio_fn(layers: Any, layerwise_decay: Any) -> Ratio:
 class LayerwiseMixin(_Base):
     """Multiply the rate of each parameter of the Paddle optimizer that follows in the bases by a ratio.
 
-    A subclass calls `_init_layerwise` before it lets Paddle's constructor change anything. Every ratio of a step is
-    asked for and checked before the step changes anything. A ratio of 0 freezes: neither the parameter nor its state is
-    touched.
+    A subclass calls `_init_layerwise` before Paddle's constructor. Every ratio of a step is asked for and checked
+    before the step changes anything. A ratio of 0 freezes: neither the parameter nor its state is touched.
     """
 
     _ratio_of: Optional[Ratio] = None  # None: every ratio is 1
-    _ratios_to_check: Optional[Callable[[list[Any]], None]] = None  # static graph: once the parameters are known
+    _documented = False  # whether the ratios are those of PaddleNLP's documented rule
     _built_with: Optional[list[Any]] = None  # the parameters, before anything wraps them; None without `_ratio_of`
     _by_name: dict[str, Any] = {}  # the same
     _step_ratios: Optional[dict[str, Any]] = None  # the ratios of the running step, by parameter name
@@ -76,21 +75,16 @@ class LayerwiseMixin(_Base):
         _refuse_names_before_sharding(params or [], self._structured, apply_decay_param_fun)
         self.n_layers = checked_int(n_layers, "n_layers")
         choose = _ratios_of_hook if layers is None else functools.partial(_ratios_of_layers, layers)
-        ratio_of = self._ratio_of = choose(layerwise_decay, self.n_layers, set_param_lr_fun, name_dict)
-        if ratio_of is None:
-            return
-        documented = layers is None and set_param_lr_fun is layerwise_lr_decay
-
-        def check(params: list[Any]) -> None:
-            ratios = {p.name: ratio_of(p) for p in params if not p.stop_gradient}
-            if documented:
-                _check_documented_rule([self._structured[name] for name in ratios])
-
-        if params is None:
-            self._ratios_to_check = check
-        else:
-            check(params)
+        self._ratio_of = choose(layerwise_decay, self.n_layers, set_param_lr_fun, name_dict)
+        self._documented = layers is None and set_param_lr_fun is layerwise_lr_decay
+        if params is not None and self._ratio_of is not None:
+            self._check_ratios([param for param in params if not param.stop_gradient])
             self._built_with = params
+
+    def _check_ratios(self, params: list[Any]) -> None:
+        with self._with_ratios(params):
+            if self._documented:
+                _check_documented_rule([self._structured[param.name] for param in params])
 
     def layerwise_ratio(self, param: Any) -> Any:
         """Return the ratio of `param`'s learning rate to the optimizer's that holds now, groups and ParamAttr aside."""
@@ -117,8 +111,7 @@ class LayerwiseMixin(_Base):
                 raise unknown_parameter(param)
         return self._by_name[param.name]
 
-    def _known_names(self) -> Iterable[str]:
-        """Return the names of the only parameters that there can be, none if any can be added."""
+    def _known_names(self) -> Iterable[str]:  # of the only parameters that there can be; none if any can be added
         return {param.name for param in self._built_with or ()}
 
     def _add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -154,8 +147,8 @@ class LayerwiseMixin(_Base):
         if self._ratio_of is None or self._step_ratios is not None:
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
         params = [p for p, _ in (params_grads["params"] if isinstance(params_grads, dict) else params_grads)]
-        if self._ratios_to_check is not None:
-            self._ratios_to_check(params)
+        if self._built_with is None and self._documented:  # a static graph: they are known by now
+            self._check_ratios(params)
         with self._with_ratios(params):
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
 
@@ -228,10 +221,8 @@ def _refuse_names_before_sharding(params: list[Any], names: Any, is_decayed: Any
         except LookupError:
             return None
 
-    for param in params:
+    for param in [param for param in params if param.name.endswith(".dist")]:
         before = param.name.removesuffix(".dist")
-        if before == param.name:
-            continue
         stale = ["`name_dict` or `layers`"] if before in names and param.name not in names else []
         if is_decayed is not None and answer(param.name) == answer("no parameter's name") != answer(before):
             stale.append("`apply_decay_param_fun`")

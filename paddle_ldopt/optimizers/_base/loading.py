@@ -14,11 +14,7 @@ __all__ = ["loadable"]
 
 
 def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
-    """Return a state under the names that Paddle's `set_state_dict` looks for.
-
-    Raises:
-        TypeError, ValueError: Paddle would fail over the state, or break off within it.
-    """
+    """Return a state under the names that Paddle's `set_state_dict` looks for; raise if Paddle would fail over it."""
     if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
         raise TypeError(
             f"`state_dict` must be a dict with names as keys. Received: state_dict of type {type(state_dict).__name__}"

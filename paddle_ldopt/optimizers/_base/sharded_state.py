@@ -9,17 +9,8 @@ from typing import Any, Optional
 
 import paddle
 
-from ..._paddle import (
-    accumulators,
-    create_state,
-    is_allocated,
-    masters,
-    parameters_of,
-    slice_of,
-    stored_prefix,
-    waiting_state,
-    waiting_state_as,
-)
+from ... import _paddle
+from ..._paddle import create_state, stored_prefix
 
 __all__ = ["COUNTER", "COUNTERS", "ShardedStateMixin", "create_state"]
 
@@ -29,13 +20,15 @@ COUNTERS = (COUNTER, "beta2_pow_acc", "global_step")  # what some have beside it
 
 
 class ShardedStateMixin(_Base):
-    """What checkpoints ask of an optimizer: its state by name, with shapes, kinds and places."""
+    """The state of an optimizer by name, with shapes, kinds and places, as checkpoints need it.
+
+    A subclass has `state_layout(param)`: state name -> (dtype, shape), as stored; and `state_kinds(param)`: state name
+    -> "element" (shaped like the parameter), "row", "column" (means of those) or "scalar".
+    """
 
     counts_steps = True  # whether the state under `COUNTER` is a number of steps
 
-    def sharded_state_dict(
-        self, model_sharded_state_dict: dict[str, Any], pieces: Optional[dict[str, tuple[int, int]]] = None
-    ) -> dict[str, Any]:
+    def sharded_state_dict(self, model_sharded_state_dict: dict[str, Any], pieces: Any = None) -> dict[str, Any]:
         """Return key -> ShardedWeight of all state and masters; what is not there yet is created, to be loaded into.
 
         `paddle_ldopt.parallel.save_checkpoint` and `load_checkpoint` do the rest, under every layout.
@@ -51,7 +44,7 @@ class ShardedStateMixin(_Base):
         keys: dict[str, str] = {}
         for key in sorted(model_sharded_state_dict):  # of tied parameters the first name, as Paddle's AdamW
             keys.setdefault(model_sharded_state_dict[key].local_tensor.name, key)
-        params = [p for p in parameters_of(self) if not p.stop_gradient and is_allocated(p)]
+        params = [p for p in _paddle.parameters_of(self) if not p.stop_gradient and _paddle.is_allocated(p)]
         unknown = [param.name for param in params if param.name not in keys]
         if unknown:
             raise ValueError(
@@ -73,27 +66,22 @@ class ShardedStateMixin(_Base):
     def _state_of(self, param: Any) -> dict[str, tuple[Any, str]]:
         """Return state name -> (value, kind) of a parameter, with its master as "w"."""
         kinds, prefix = {**self.state_kinds(param), COUNTER: "scalar"}, stored_prefix(self)
-        owner = masters(self).get(param.name, param)
-        held = {
-            name[len(prefix) :]: values[owner.name]
-            for name, values in accumulators(self).items()
-            if owner.name in values
-        }
-        state = {name: (value, kinds[name]) for name, value in held.items()}
+        owner = _paddle.masters(self).get(param.name, param)
+        held = {name[len(prefix) :]: values.get(owner.name) for name, values in _paddle.accumulators(self).items()}
+        state = {name: (value, kinds[name]) for name, value in held.items() if value is not None}
         return state if owner is param else {**state, "w": (owner, "element")}
 
     def _add_accumulator(self, name: str, param: Any, *args: Any, **kwargs: Any) -> Any:
-        held = waiting_state(self)
+        held = _paddle.waiting_state(self)
         if not held or not paddle.in_dynamic_mode():
             return super()._add_accumulator(name, param, *args, **kwargs)
         if f"{param.name}_{stored_prefix(self)}{name}_0" not in held:
             held = {}  # the parameter had no gradient before the state was saved: it begins anew
-        with waiting_state_as(self, held), paddle.utils.unique_name.guard():  # the names that the first optimizer had
+        with (
+            _paddle.waiting_state_as(self, held),
+            paddle.utils.unique_name.guard(),
+        ):  # the names that the first optimizer had
             return super()._add_accumulator(name, param, *args, **kwargs)
-
-    def state_layout(self, param: Any) -> dict[str, tuple[Any, list[int]]]:
-        """Return state name -> (dtype, shape) in which a parameter's state is stored."""
-        raise NotImplementedError
 
     def initial_state(self, param: Any, name: str) -> float:
         """Return the number that a state is full of before the first update."""
@@ -102,10 +90,6 @@ class ShardedStateMixin(_Base):
     def fixed_options(self) -> dict[str, Any]:
         """Return the arguments that change the rule, or what it stores, and that no parameter group overrides."""
         return {}
-
-    def state_kinds(self, param: Any) -> dict[str, str]:
-        """Return state name -> "element" (shaped like the parameter), "row", "column" (means of those) or "scalar"."""
-        raise NotImplementedError
 
 
 def _placed(key: str, value: Any, kind: str, weight: Any, piece: Optional[tuple[int, int]]) -> Any:
@@ -118,7 +102,7 @@ def _placed(key: str, value: Any, kind: str, weight: Any, piece: Optional[tuple[
     if kind == "element" and piece is not None:
         begin, end = piece
         if value.shape[0] > end - begin:
-            value = slice_of(value, 0, end - begin)  # without the padding; it shares memory, to be loaded into
+            value = _paddle.slice_of(value, 0, end - begin)  # without the padding; it shares memory, to be loaded into
         _check_size(value, key, end - begin)
         return ShardedWeight(key, value, *places, is_flattened=True, flattened_range=slice(begin, end))
     if kind != "element":  # of the whole parameter, in every process

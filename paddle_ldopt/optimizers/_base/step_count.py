@@ -6,23 +6,16 @@ __all__ = ["StepCount"]
 
 
 class StepCount:
-    """For optimizers that keep their count of steps in the state: adds the steps that it misses.
+    """Under sharding a process's state misses the steps in which other processes alone had updates: they are added."""
 
-    Under sharding a process counts no step in which other processes alone had something to update.
-    """
-
+    _largest_count: Any  # () -> the largest count in this process's state
     _elsewhere: tuple[Any, Any] = (-1, 0)  # after such a step: the largest count in this process, the steps taken
-
-    def _largest_count(self) -> Any:
-        """Return the largest count in this process's state."""
-        raise NotImplementedError
 
     def _with_elsewhere(self, largest: Any) -> Any:
         """Return how many steps were taken, given the largest count in this process's state."""
         return self._elsewhere[1] if self._elsewhere[0] == largest else largest
 
     def _steps_taken(self) -> Any:
-        """Return how many steps were taken."""
         return self._with_elsewhere(self._largest_count())
 
     def _step_elsewhere(self) -> None:

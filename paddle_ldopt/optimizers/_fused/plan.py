@@ -88,12 +88,7 @@ class Seen(NamedTuple):
 
 
 class Plan:
-    """The parameters of an optimizer as the C library takes them, and what shows whether they still are that.
-
-    Args:
-        optimizer (FusedMixin): the optimizer.
-        params (list[Tensor]): those to be updated; others that have state by now are included.
-    """
+    """The parameters of an optimizer as the C library takes them: those to be updated, and others that have state."""
 
     def __init__(self, optimizer: Any, params: list[Any]) -> None:
         self.optimizer, self.parameter_list = optimizer, _paddle.parameter_list(optimizer)
@@ -113,15 +108,18 @@ class Plan:
                 continue
             record = np.zeros(1, kernels.TENSOR)
             why = self._fill(record[0], param, name in updated)
-            if why is None:
-                self.index[name] = len(self.params)
-                self.params.append(param)
-                records.append(record)
-            else:
+            if why is not None:
                 self.refused[name] = why
+                continue
+            self.index[name] = len(self.params)
+            self.params.append(param)
+            records.append(record)
         self.records = np.concatenate(records) if records else np.zeros(0, kernels.TENSOR)
-        # views, unlike `detach`, keep the shape, and the memory, which nothing else can be given while they are there
-        self._kept, self._as_planned = ([_view(tensor) for tensor in held] for held in (self._states, self.params))
+        with paddle.no_grad():  # views, unlike `detach`, keep the shape, and the memory from being given to others
+            self._kept, self._as_planned = (
+                [_paddle.view_of(tensor.detach(), list(tensor.shape)) for tensor in tensors]
+                for tensors in (self._states, self.params)
+            )
         self._sizes = list(map(_Tensor.element_size, self.params))
         self._addresses = [_addresses(tensors) for tensors in (self.params, self._masters, self._states)]
         self._versions = _versions(self._masters), _versions(self._states)
@@ -133,8 +131,6 @@ class Plan:
         self._types: list[Any] = []  # of these parameters
         self._codes: Any = None  # the same as the library has them
 
-    # ---- whether it still holds
-
     def holds(self, params: list[Any]) -> bool:
         """Return whether the plan covers all of these parameters and no buffer has moved."""
         for param in params:
@@ -144,13 +140,10 @@ class Plan:
         return self.parameter_list is _paddle.parameter_list(self.optimizer) and self.is_current()
 
     def is_current(self, seen: Optional[Seen] = None) -> bool:
-        """Return whether no parameter or state has moved, was replaced or changed its shape, strides or type.
+        """Return whether no parameter (with `seen`: of `rows`) or state has moved, been replaced or changed its form.
 
         Of a large model's states each step checks some for moves, and all for replacement. Until a move is seen, the
         library writes into memory that `_kept` holds on to.
-
-        Args:
-            seen (Seen, optional): what was read of the parameters of `rows`; the others are not checked then.
         """
         params, masters, states = self._addresses
         if seen is None:
@@ -161,26 +154,25 @@ class Plan:
             held = seen.weights == addresses and seen.sizes == sizes and _same_shapes(seen.params, shapes)
         part = slice(self._checked, self._checked + _CHECKED)
         self._checked = part.stop if part.stop < len(self._states) else 0
-        some, versions = self._states[part], self._versions
+        some, versions, now_held = self._states[part], self._versions, _held(self.optimizer)
         return (
             held
-            and _same_objects(self._held, _held(self.optimizer))
+            and len(now_held) == len(self._held)
+            and all(map(operator.is_, now_held, self._held))
             and (_addresses(self._masters), _addresses(some)) == (masters, states[part])
             and (_versions(self._masters), _versions(some)) == (versions[0], versions[1][part])
         )
 
     def follow(self, seen: Seen) -> bool:
         """Take the parameters that were seen for those of the next plain steps; return whether it knows all of them."""
-        if any(param.name not in self.index for param in seen.params):
+        rows: Any = [self.index.get(param.name) for param in seen.params]
+        if None in rows:
             return False
-        rows = [self.index[param.name] for param in seen.params]
         self.live, self.rows = seen.live, np.array(rows)
         self._live = [[given[row] for row in rows] for given in (self._addresses[0], self._sizes, self._as_planned)]
         self._types = [param.dtype for param in seen.params]
         self._codes = np.array([TYPES[kind] for kind in self._types])
         return True
-
-    # ---- what stays from step to step
 
     def _fill(self, record: Any, param: Any, updated: bool) -> Optional[str]:
         """Fill in the record of a parameter, or return why it cannot be updated; raise if it is to be and must not."""
@@ -203,7 +195,6 @@ class Plan:
                 why = f"its state is of type {tensor.dtype}"
             if why is not None:
                 return why
-        for place, tensor in tensors.items():
             if isinstance(place, int):
                 record["state"][place] = tensor.data_ptr()
             else:
@@ -249,8 +240,6 @@ class Plan:
         for field, value in {"grad_scale": 1.0, **rule.fields}.items():
             record[field] = value
 
-    # ---- what a plain step needs
-
     def refresh(self, options: dict[str, Any]) -> None:
         """Fill in the numbers of the rule, which are the same for all parameters, if they have changed."""
         rule = self.optimizer.fused_rule(options)
@@ -273,11 +262,6 @@ class Plan:
         return None if None in types else types
 
 
-def _view(tensor: Any) -> Any:
-    with paddle.no_grad():
-        return _paddle.view_of(tensor.detach(), list(tensor.shape))
-
-
 def _addresses(tensors: Iterable[Any]) -> list[int]:
     return list(map(_Tensor.data_ptr, tensors))  # None of a cleared one
 
@@ -291,15 +275,12 @@ def _same_shapes(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
     return all(map(_Tensor.is_same_shape, tensors, others))
 
 
-def _held(optimizer: Any) -> list[list[Any]]:
+def _held(optimizer: Any) -> list[Any]:
     """Return the tensors of all states and masters."""
-    return [list(held.values()) for held in (*_paddle.accumulators(optimizer).values(), _paddle.masters(optimizer))]
-
-
-def _same_objects(one: list[list[Any]], other: list[list[Any]]) -> bool:
-    """Return whether two lists of lists hold the same objects."""
-    same = [len(held) for held in one] == [len(held) for held in other]
-    return same and all(all(map(operator.is_, *pair)) for pair in zip(one, other))
+    tensors: list[Any] = []
+    for held in (*_paddle.accumulators(optimizer).values(), _paddle.masters(optimizer)):
+        tensors += held.values()
+    return tensors
 
 
 def held_bytes(tensor: Any) -> int:

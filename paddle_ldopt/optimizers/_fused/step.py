@@ -8,6 +8,7 @@ first step as in all others.
 """
 
 import collections
+import functools
 import math
 import warnings
 from typing import Any, Optional, Union
@@ -28,7 +29,6 @@ _Base: Any = object
 _FLOATS = {*TYPES, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
 _SMALLEST = float(np.finfo("float32").tiny)
-_warned: set[str] = set()
 
 
 def check_fused(fused: Optional[bool]) -> Optional[bool]:
@@ -49,7 +49,9 @@ def _not_possible(why: str) -> ValueError:
 class FusedMixin(_Base):
     """Lets the C library do the updates that it can do; put before the other bases of an optimizer.
 
-    A subclass has `fused_rule`, `fused_options`, `state_kinds`, `check_shape` and `_update`.
+    A subclass has `fused_rule`; `fused_options(param=None)`, the options of a parameter's group as they are now, or
+    those without a group; `check_shape(param)`, which raises if a parameter is not what its state was made for; and
+    `_update(tasks)`, which does what it has collected.
     """
 
     _fused: Optional[bool] = None
@@ -82,19 +84,8 @@ class FusedMixin(_Base):
         """Return the decay of this step that is in the options."""
         return options["weight_decay"]
 
-    def fused_options(self, param: Any = None) -> dict[str, Any]:
-        """Return the options of a parameter's group as they are now, or those of a parameter without a group."""
-        raise NotImplementedError
-
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`.
-
-        Args:
-            state_dict (dict): state by name.
-
-        Raises:
-            TypeError, ValueError: it is no state of this optimizer. Nothing is changed by then.
-        """
+        """Load the result of `state_dict`; if it is of another optimizer, raise before anything is changed."""
         state_dict = loadable(self, state_dict)
         self._plan = None
         super().set_state_dict(state_dict)
@@ -102,24 +93,13 @@ class FusedMixin(_Base):
     load_state_dict = set_state_dict
 
     def set_lr(self, value: float) -> None:
-        """Set the rate; not where it is a scheduler's.
-
-        Args:
-            value (float): the new rate, at least 0.
-        """
+        """Set the rate, at least 0; a scheduler's cannot be set."""
         super().set_lr(checked_number(value, "value"))
 
     # ---- updates that were collected
 
     def update_fused(self, updates: list[Any]) -> list[Any]:
-        """Do the updates that the C library can do, return the others.
-
-        Args:
-            updates (list[Task]): of parameters of which this process has all.
-
-        Raises:
-            ValueError: one of them cannot be done and `fused` is True. Nothing is changed by then.
-        """
+        """Do the updates of whole parameters that the C library can do, return the others; raise if it must do all."""
         if not updates or self._fused is False:
             return updates
         why = _why_not_here()
@@ -179,9 +159,8 @@ class FusedMixin(_Base):
         """Update all parameters that have a gradient once."""
         if self._may_be_plain() and self._plain_step():
             return
-        params = _paddle.parameter_list(self)
-        grouped = paddle.in_dynamic_mode() and params and isinstance(params[0], dict)
-        self._waiting, self._groups_left = ([], len(_paddle.param_groups(self))) if grouped else (None, 0)
+        if paddle.in_dynamic_mode() and isinstance((_paddle.parameter_list(self) or [None])[0], dict):
+            self._waiting, self._groups_left = [], len(_paddle.param_groups(self))
         try:
             super().step()
         finally:
@@ -193,7 +172,7 @@ class FusedMixin(_Base):
         for param, grad in params_grads["params"] if isinstance(params_grads, dict) else params_grads:
             self._check_gradient(param, grad)
         done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-        if not params_grads and self._missing.are_elsewhere() and not _paddle.found_inf(self):
+        if not params_grads and self._missing.are_elsewhere() and not _paddle.auxiliary(self)("found_inf"):
             self._step_elsewhere()
         if self._waiting is not None:
             self._groups_left -= 1
@@ -209,36 +188,24 @@ class FusedMixin(_Base):
         else:
             self._waiting += tasks
 
-    def _update(self, tasks: list[Any]) -> None:
-        """Do what was collected, in the form in which a subclass collects it."""
-        raise NotImplementedError
-
     # ---- checks of a parameter
 
     def _check_gradient(self, param: Any, grad: Any) -> None:
         """Raise TypeError if a parameter is no floating-point tensor, or its gradient complex or sparse."""
         if getattr(grad, "is_selected_rows", lambda: False)() and not self._takes_sparse(param):
-            raise TypeError(
-                f"{type(self).__name__} needs dense gradients: build the embedding with sparse=False. "
-                f"Received: a sparse gradient of '{param.name}'"
-            )
+            needs = f"{type(self).__name__} needs dense gradients: build the embedding with sparse=False."
+            raise TypeError(f"{needs} Received: a sparse gradient of '{param.name}'")
         if paddle.in_dynamic_mode() and (param.dtype not in _FLOATS or grad.dtype in _COMPLEX):
             raise TypeError(
-                "Parameters must be floating-point tensors with real gradients: freeze other parameters, and split "
-                f"complex ones into real and imaginary parts. Received: '{param.name}' of type {param.dtype} with a "
-                f"gradient of type {grad.dtype}"
+                "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones into "
+                f"two. Received: '{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
             )
-
-    def check_shape(self, param: Any) -> None:
-        """Raise if a parameter is not what the optimizer or its state was made for; every subclass has its own."""
-        raise NotImplementedError
 
     def check_type(self, param: Any) -> None:
         """Raise if a parameter was cast since its state was made, so that its state has or lacks a float32 master."""
-        if not paddle.in_dynamic_mode() or param.name not in _paddle.with_state(self):
-            return
         has = param.name in _paddle.masters(self)
-        if has != self._has_master(param):
+        known = paddle.in_dynamic_mode() and param.name in _paddle.with_state(self)
+        if known and has != self._has_master(param):
             raise ValueError(
                 f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
                 "build a new optimizer for it. "
@@ -246,7 +213,7 @@ class FusedMixin(_Base):
             )
 
     def _has_master(self, param: Any) -> bool:
-        return _paddle.has_master(self, param)
+        return bool(_paddle.keeps_masters(self) and _paddle.is_low_precision(self)(param.dtype))
 
     def _takes_sparse(self, param: Any) -> bool:
         """Return whether there is a rule for a sparse gradient of the parameter."""
@@ -271,7 +238,7 @@ class FusedMixin(_Base):
             and not paddle.distributed.is_initialized()
             and (clip is None or (by_norm and not (clip.auto_skip_clip or self._clips_values())))
             and self.regularization is None
-            and not _paddle.found_inf(self)
+            and not _paddle.auxiliary(self)("found_inf")
         )
 
     def _clips_values(self) -> bool:
@@ -296,14 +263,19 @@ class FusedMixin(_Base):
         self._count_steps(plan)
         plan.refresh(options)
         records, params = plan.records.take(plan.rows), seen.params  # by an index it takes ten times as long
-        records["lr"] = layer_rates(_paddle.rate_tensor(self), seen.factors, ratios)
+        _paddle.create_rate(self)()
+        records["lr"] = layer_rates(_paddle.rate_tensor(self)(), seen.factors, ratios)
         records["weight_decay"] = self.decay_now(options) * plan.decayed()[plan.rows]
         records["grad"], records["grad_type"] = seen.addresses, types
         records["held"][:, kernels.PLACES["grad"]] = seen.held
         clip = _paddle.grad_clip(self)
         if clip is not None:
             clipped = np.array([getattr(param, "need_clip", True) is not False for param in params])
-            records["grad_scale"][clipped] *= _clip_scale(records[clipped], clip.clip_norm)
+            norm, most = (
+                np.float32(kernels.norm(records[clipped]) if clipped.any() else 0.0),
+                np.float32(clip.clip_norm),
+            )
+            records["grad_scale"][clipped] *= most / np.maximum(norm, most)  # as ClipGradByGlobalNorm; of NaN NaN
         if not moving.all():
             records, params = records[moving], [param for param, moves in zip(params, moving) if moves]
         self._call(records, params)
@@ -335,21 +307,9 @@ class FusedMixin(_Base):
 
 
 def layer_rates(rate: Any, factors: Any, ratios: Any) -> NDArray[Any]:
-    """Return each parameter's rate as `LayerwiseMixin._create_param_lr` makes it, which rounds after each product.
-
-    Args:
-        rate (Tensor): the optimizer's.
-        factors (list[float]): of each parameter, its own `optimize_attr`.
-        ratios (list[float]|ndarray): of each parameter, its layer's.
-    """
+    """Return rate * factor * ratio of each parameter, rounded as in `LayerwiseMixin._create_param_lr`: after each."""
     kind = "f4" if rate.dtype == paddle.float32 else "f8"
     return np.array(float(rate), kind) * np.array(factors, kind) * np.array(ratios, kind)
-
-
-def _clip_scale(records: NDArray[Any], clip_norm: float) -> Any:
-    """Return the number that `paddle.nn.ClipGradByGlobalNorm` multiplies gradients by."""
-    norm = np.float32(kernels.norm(records)) if len(records) else np.float32(0.0)
-    return np.float32(clip_norm) / np.maximum(norm, np.float32(clip_norm))  # of NaN NaN
 
 
 def _why_not_here() -> Optional[str]:
@@ -375,7 +335,6 @@ def _readable(grad: Any, param: Any) -> tuple[Any, Optional[str]]:
     return (grad, None) if why is None else (None, f"of the gradient: {why}")
 
 
+@functools.cache
 def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, stacklevel=6)
+    warnings.warn(message, stacklevel=6)

@@ -1,6 +1,8 @@
 """Which piece of each parameter a process has, found out once `fleet` has wrapped the optimizer."""
 
 import copy
+import dataclasses
+import itertools
 import math
 from typing import Any, Optional
 
@@ -11,13 +13,11 @@ from .piece import Piece
 
 __all__ = ["PieceFinder", "refuse_sharded_groups", "unknown_parameter"]
 
+_INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding of stage 1"
+
 
 class PieceFinder:
-    """The parameters that an optimizer was built with, and the pieces of them that this process has.
-
-    Args:
-        params (list[Tensor]): the parameters, before anything wraps them.
-    """
+    """The parameters that an optimizer was built with, before a wrapper, and the pieces that this process has."""
 
     def __init__(self, params: list[Any]) -> None:
         self.params = {param.name: param for param in params}
@@ -45,17 +45,14 @@ class PieceFinder:
         if shape != built_with if param is known else len(shape) != 1:
             raise ValueError(
                 f"'{param.name}' had another shape when the optimizer was built, and it is no slice of sharding stage "
-                "1. Build the optimizer after the model is complete, and instead of group sharding of level 'p_g_os' "
-                f"use 'os_g', or sharding of stage 1. Received: shape={shape}, built with {built_with}"
+                f"1. Build the optimizer after the model is complete; {_INSTEAD}. "
+                f"Received: shape={shape}, built with {built_with}"
             )
 
     def find(self, parameter_list: Any) -> dict[str, Piece]:
-        """Return name -> `Piece` of the parameters that this process has to work on in a step.
+        """Return name -> `Piece` of the parameters of a step, given the optimizer's list, which may be of slices.
 
-        Every process of a group must come here in the same step: the first time they tell each other their slices.
-
-        Args:
-            parameter_list (list[Tensor]): the optimizer's as it is, wrapped or not.
+        Every process of a group must call this in the same step: the first time they tell each other their slices.
         """
         if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
             if self.is_sliced(parameter_list):
@@ -71,10 +68,11 @@ class PieceFinder:
         name = getattr(parameter_list[0], "name", None) if parameter_list else None  # a group has none
         return name in self.params and parameter_list[0] is not self.params[name]
 
-    def _unsliced(self, param: Any) -> Optional[Piece]:
+    def _unsliced(self, param: Any, slice_size: Optional[int] = None) -> Piece:
+        """Return the piece of a parameter that is whole, or split by tensor parallelism alone."""
         split = self._split(param)
         groups = () if split is None else (topology().get_model_parallel_group(),)
-        return Piece(self.shape(param), split, groups=groups)
+        return Piece(self.shape(param), split, groups=groups, slice_size=slice_size)
 
     def _split(self, param: Any) -> Optional[tuple[int, int, int]]:
         """Return (axis, index, parts) of a tensor-parallel parameter, None of another."""
@@ -96,9 +94,7 @@ class PieceFinder:
         dist.all_gather_object(all_held, held, group=topology().get_sharding_parallel_group())
         slices = {}
         for name, shape in self._shapes.items():
-            size, ends = math.prod(shape), [0]
-            for held in all_held:
-                ends.append(ends[-1] + held.get(name, 0))
+            size, ends = math.prod(shape), [0, *itertools.accumulate(held.get(name, 0) for held in all_held)]
             if 0 < ends[-1] < size:
                 raise ValueError(
                     f"The slices of '{name}' in the sharding group do not make up the parameter. "
@@ -110,22 +106,23 @@ class PieceFinder:
 
     def _sliced(self, name: str, spans: list[tuple[int, int]]) -> Optional[Piece]:
         """Return this process's `Piece` of a sliced parameter, None if another holds all of it."""
-        hcg, param = topology(), self.params[name]
-        split, shape = self._split(param), self.shape(param)
-        groups = () if split is None else (hcg.get_model_parallel_group(),)
-        begin, end = spans[hcg.get_sharding_parallel_rank()]
+        begin, end = spans[topology().get_sharding_parallel_rank()]
+        piece = self._unsliced(self.params[name], slice_size=end - begin)
         if (0, math.prod(self._shapes[name])) in spans:
-            return None if begin == end else Piece(shape, split, groups=groups, slice_size=end)
-        span = (begin, end) if begin < end else (0, 0)
-        return Piece(shape, split, span, (hcg.get_sharding_parallel_group(), *groups), slice_size=end - begin)
+            return None if begin == end else piece
+        span, groups = (
+            (begin, end) if begin < end else (0, 0),
+            (topology().get_sharding_parallel_group(), *piece.groups),
+        )
+        return dataclasses.replace(piece, span=span, groups=groups)
 
 
 def unknown_parameter(param: Any) -> ValueError:
     """Return the error for a parameter that an optimizer was not built with."""
     return ValueError(
         f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut them up. "
-        "Set sharding_configs.tensor_fusion=False; instead of group sharding of level 'p_g_os' use 'os_g', or sharding "
-        f"of stage 1. Received: '{param.name}' of shape {list(param.shape)}"
+        f"Set sharding_configs.tensor_fusion=False; {_INSTEAD}. "
+        f"Received: '{param.name}' of shape {list(param.shape)}"
     )
 
 
@@ -135,8 +132,7 @@ def refuse_sharded_groups(parameters: Any) -> None:
     hcg = topology()
     if groups and hcg is not None and hcg.get_sharding_parallel_world_size() > 1:
         raise ValueError(
-            "Paddle's sharding takes a plain list of parameters: give rates by layer with `layers` or "
-            "`set_param_lr_fun`, leave parameters out of the decay with `apply_decay_param_fun`, or shard nothing "
-            "(sharding_degree=1). "
+            "Paddle's sharding takes a plain list of parameters: use `layers` or `set_param_lr_fun` for rates, "
+            "`apply_decay_param_fun` for the decay, or sharding_degree=1. "
             f"Received: {len(groups)} groups, sharding_degree={hcg.get_sharding_parallel_world_size()}"
         )

@@ -12,11 +12,7 @@ __all__ = ["MissingGradients"]
 
 
 class MissingGradients:
-    """Parameters without a gradient so far in any process: sharding gives them zeros, which would decay them.
-
-    Args:
-        params (list[Tensor]): the optimizer's, before anything wraps them.
-    """
+    """Parameters without a gradient so far in any process: sharding gives them zeros, which would decay them."""
 
     def __init__(self, params: list[Any]) -> None:
         hcg = topology()
@@ -37,22 +33,17 @@ class MissingGradients:
         self._here.add(name)
 
     def drop_from(self, params_grads: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Return updates without those of parameters that had no gradient yet; all processes must call this.
+        """Return updates without those of parameters that never had a gradient; raise if processes freeze others.
 
-        A parameter counts as having a gradient from its first on, as after `clear_grad()`, which leaves zeros.
-
-        Raises:
-            ValueError: processes have frozen different parameters. Nothing is changed by then.
+        All processes must call this.
         """
         if not self.names:
             return params_grads
-        given = {
-            param.name
-            for param, grad in params_grads
-            if grad is not None and param.name not in self._here and bool(grad.any())
+        self._here |= {
+            p.name for p, grad in params_grads if p.name not in self._here and grad is not None and grad.any()
         }
         frozen = [param.stop_gradient for param in self._params]
-        seen = [param.name in self._here | given for param in self._params]
+        seen = [param.name in self._here for param in self._params]
         flags = paddle.to_tensor([seen, frozen, [not idle for idle in frozen]], "int32")
         for group in (topology().get_sharding_parallel_group(), topology().get_data_parallel_group()):
             if group.nranks > 1:

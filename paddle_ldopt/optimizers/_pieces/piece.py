@@ -6,6 +6,7 @@ convolution) have the size of the whole tensor's in every piece, with zeros wher
 pieces' sums are simply added up.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -17,35 +18,20 @@ from ..._paddle import slice_of
 __all__ = ["Piece"]
 
 
+@dataclasses.dataclass(eq=False)
 class Piece:
-    """A part of a tensor: all of it, a tensor-parallel part, some of the flattened elements of either.
+    """A part of a tensor: all of it, a tensor-parallel part, some of the flattened elements of either."""
 
-    Args:
-        shape (list[int]): of the whole tensor.
-        split (tuple[int, int, int], optional): (axis, index, parts): tensor parallel, part `index` of equal `parts`.
-        span (tuple[int, int], optional): the flattened elements from the first to before the second, of the part if
-            there is a `split`. The rule's tensors are then of one dimension.
-        groups (tuple[Group]): groups of processes; the sums of the pieces are added up over one after the other.
-        slice_size (int, optional): of a flat slice with padding behind it, the number of elements that are the
-            parameter's. They are what the rule sees: flat with a `span`, in the parameter's shape if they are all.
-    """
+    shape: list[int]  # of the whole tensor
+    split: Optional[tuple[int, int, int]] = None  # (axis, index, parts): tensor parallel, `index` of equal `parts`
+    span: Optional[tuple[int, int]] = None  # range of the flattened part; the rule's tensors then have one dimension
+    groups: tuple[Any, ...] = ()  # of processes: over one after the other the sums of the pieces are added up
+    slice_size: Optional[int] = None  # of a flat slice with padding behind it: the elements that are the parameter's
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        split: Optional[tuple[int, int, int]] = None,
-        span: Optional[tuple[int, int]] = None,
-        groups: Sequence[Any] = (),
-        slice_size: Optional[int] = None,
-    ) -> None:
-        self.shape, self.split, self.span, self.groups = list(shape), split, span, tuple(groups)
-        self.part_shape = list(shape)  # of the part that `span` is a range of
-        if split is not None:
-            self.part_shape[split[0]] //= split[2]
-        self.slice_size = slice_size
-        self._begin, self._end = span or (0, 0)
-
-    # ---- a stored tensor, and what the rule sees of it
+    def __post_init__(self) -> None:
+        axis, _, parts = self.split or (None, 0, 1)
+        self.part_shape = [n // parts if i == axis else n for i, n in enumerate(self.shape)]
+        self._begin, self._end = self.span or (0, 0)
 
     def view(self, stored: Any) -> Any:
         """Return what the rule sees of a tensor of the size of the parameter; it may share memory."""
@@ -54,10 +40,8 @@ class Piece:
         return self.stored(stored) if self.span else self.stored(stored).reshape(self.part_shape)
 
     def stored(self, tensor: Any) -> Any:
-        """Return the part of a stored tensor that a new value, flattened, is written to; it shares memory."""
+        """Return the part of a stored tensor that a new value, flattened, is written to."""
         return slice_of(tensor, 0, self.slice_size)
-
-    # ---- sums over the piece
 
     def row_sums(self, x: Any) -> Any:
         """Return the sums of the rows of the last two dimensions, [..., R] of a tensor [..., R, C]."""
@@ -89,8 +73,6 @@ class Piece:
             first, block = self._padded(x, math.prod(self.part_shape[dims:]))
             sums = _placed(block.sum(axis=-1), first, math.prod(kept)).reshape(kept)
         return self._in_whole(sums, range(dims))
-
-    # ---- and back to its elements
 
     def spread_rows(self, values: Any) -> Any:
         """Return, to be multiplied with the piece, the value of each element's row."""
@@ -126,8 +108,6 @@ class Piece:
         first, last = self._covered(width)
         return self._cut(values.flatten()[first:last].unsqueeze(-1).expand([last - first, width]), width)
 
-    # ---- the span as whole rows
-
     def _covered(self, width: int) -> tuple[int, int]:
         """Return the first row of this width that the span touches, and the one behind the last."""
         return self._begin // width, -(-self._end // width)
@@ -141,8 +121,6 @@ class Piece:
         """Return the elements of the span out of whole rows."""
         offset = self._covered(width)[0] * width
         return block.flatten()[self._begin - offset : self._end - offset]
-
-    # ---- the tensor-parallel part in the whole
 
     def _but_rows(self) -> list[int]:
         """Return the dimensions that sums of columns keep."""

@@ -24,12 +24,7 @@ def answer_locally(rule: Rule) -> Any:
 
 
 def answer_together(rules: list[tuple[Piece, Rule]]) -> list[Any]:
-    """Run rules side by side and return what each returns; one `all_reduce` a group and round adds their sums up.
-
-    Args:
-        rules (list[tuple[Piece, Generator]]): the same pieces' rules, in the same order, in all processes of their
-            groups.
-    """
+    """Run rules side by side, the same in all processes; one `all_reduce` a group and round adds their sums up."""
     results: list[Any] = [None] * len(rules)
     answers: dict[int, Any] = dict.fromkeys(range(len(rules)))
     while answers:
