@@ -124,12 +124,12 @@ _sharding_optimizer = _lazy(
 )
 create_accumulators = _attribute(OPTIMIZER, "_create_accumulators", "Every optimizer")
 state_getter = _attribute(OPTIMIZER, "_get_accumulator_master", "Every optimizer")  # (state name, param) -> Tensor
-auxiliary = _attribute(OPTIMIZER, "_get_auxiliary_var", "Every optimizer")  # ("found_inf"): the step is skipped
+_auxiliary = _attribute(OPTIMIZER, "_get_auxiliary_var", "Every optimizer")
 is_low_precision = _attribute(OPTIMIZER, "_is_dtype_fp16_or_bf16", "Every optimizer")
 keeps_masters = _attribute("paddle.optimizer.AdamW", "_multi_precision", "Every optimizer")
 decay_fun = _attribute("paddle.optimizer.AdamW", "_apply_decay_param_fun", "Every optimizer")
 create_rate = _attribute(OPTIMIZER, "_create_global_learning_rate", _FUSED)
-rate_tensor = _attribute(OPTIMIZER, "_global_learning_rate", _FUSED)  # () -> Tensor
+global_rate = _attribute(OPTIMIZER, "_global_learning_rate", _FUSED)  # () -> Tensor
 
 
 def create_state(optimizer: Any, params: list[Any]) -> None:
@@ -149,9 +149,14 @@ def waiting_state_as(optimizer: Any, held: dict[str, Any]) -> Iterator[None]:
         optimizer._accumulators_holder = before
 
 
-def stored_prefix(optimizer: Any) -> str:
-    """Return what the names of all states of an optimizer begin with."""
-    return f"{state_prefix(optimizer)}_" if state_prefix(optimizer) else ""
+def prefixed(optimizer: Any, state: str = "") -> str:
+    """Return the key in `accumulators` of a state: its name after the prefix that the optimizer may have."""
+    return f"{state_prefix(optimizer)}_{state}" if state_prefix(optimizer) else state
+
+
+def found_inf(optimizer: Any) -> Any:
+    """Return the flag by which a gradient scaler has the running step skipped, None if there is none."""
+    return _auxiliary(optimizer)("found_inf")
 
 
 def decay_fun_is_replaced(optimizer: Any) -> bool:

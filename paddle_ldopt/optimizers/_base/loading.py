@@ -7,7 +7,7 @@ import paddle
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from ..._checks import shown
-from ..._paddle import accumulators, parameters_of, rate_source, stored_prefix, with_state
+from ..._paddle import accumulators, parameters_of, prefixed, rate_source, with_state
 from .sharded_state import COUNTERS
 
 __all__ = ["loadable"]
@@ -25,7 +25,7 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     _check_schedule(rate_source(optimizer), state_dict.get("LR_Scheduler"))
     if not paddle.in_dynamic_mode():
         return state_dict
-    masters, prefix, waiting = state_dict.get("master_weights", {}), stored_prefix(optimizer), []
+    masters, prefix, waiting = state_dict.get("master_weights", {}), prefixed(optimizer), []
     for param in parameters_of(optimizer):
         if param.name not in with_state(optimizer):
             master = masters.get(param.name) if optimizer._has_master(param) else param

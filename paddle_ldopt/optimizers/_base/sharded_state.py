@@ -10,7 +10,7 @@ from typing import Any, Optional
 import paddle
 
 from ... import _paddle
-from ..._paddle import create_state, stored_prefix
+from ..._paddle import create_state, prefixed
 
 __all__ = ["COUNTER", "COUNTERS", "ShardedStateMixin", "create_state"]
 
@@ -65,7 +65,7 @@ class ShardedStateMixin(_Base):
 
     def _state_of(self, param: Any) -> dict[str, tuple[Any, str]]:
         """Return state name -> (value, kind) of a parameter, with its master as "w"."""
-        kinds, prefix = {**self.state_kinds(param), COUNTER: "scalar"}, stored_prefix(self)
+        kinds, prefix = {**self.state_kinds(param), COUNTER: "scalar"}, prefixed(self)
         owner = _paddle.masters(self).get(param.name, param)
         held = {name[len(prefix) :]: values.get(owner.name) for name, values in _paddle.accumulators(self).items()}
         state = {name: (value, kinds[name]) for name, value in held.items() if value is not None}
@@ -75,7 +75,7 @@ class ShardedStateMixin(_Base):
         held = _paddle.waiting_state(self)
         if not held or not paddle.in_dynamic_mode():
             return super()._add_accumulator(name, param, *args, **kwargs)
-        if f"{param.name}_{stored_prefix(self)}{name}_0" not in held:
+        if f"{param.name}_{prefixed(self)}{name}_0" not in held:
             held = {}  # the parameter had no gradient before the state was saved: it begins anew
         with (
             _paddle.waiting_state_as(self, held),
@@ -94,8 +94,7 @@ class ShardedStateMixin(_Base):
 
 def _placed(key: str, value: Any, kind: str, weight: Any, piece: Optional[tuple[int, int]]) -> Any:
     """Return the ShardedWeight of a state of the parameter that `weight` describes."""
-    from paddle.distributed.flex_checkpoint.dcp.sharded_weight import ShardedWeight
-
+    ShardedWeight = type(weight)
     places = [tuple(place) for place in (weight.local_shape, weight.global_shape, weight.global_offset)]
     if kind == "scalar" or not places[0]:
         return ShardedWeight(key, value, tuple(value.shape), tuple(value.shape), (0,) * len(value.shape))

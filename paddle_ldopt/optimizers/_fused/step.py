@@ -172,7 +172,7 @@ class FusedMixin(_Base):
         for param, grad in params_grads["params"] if isinstance(params_grads, dict) else params_grads:
             self._check_gradient(param, grad)
         done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-        if not params_grads and self._missing.are_elsewhere() and not _paddle.auxiliary(self)("found_inf"):
+        if not params_grads and self._missing.are_elsewhere() and not _paddle.found_inf(self):
             self._step_elsewhere()
         if self._waiting is not None:
             self._groups_left -= 1
@@ -238,7 +238,7 @@ class FusedMixin(_Base):
             and not paddle.distributed.is_initialized()
             and (clip is None or (by_norm and not (clip.auto_skip_clip or self._clips_values())))
             and self.regularization is None
-            and not _paddle.auxiliary(self)("found_inf")
+            and not _paddle.found_inf(self)
         )
 
     def _clips_values(self) -> bool:
@@ -264,7 +264,7 @@ class FusedMixin(_Base):
         plan.refresh(options)
         records, params = plan.records.take(plan.rows), seen.params  # by an index it takes ten times as long
         _paddle.create_rate(self)()
-        records["lr"] = layer_rates(_paddle.rate_tensor(self)(), seen.factors, ratios)
+        records["lr"] = layer_rates(_paddle.global_rate(self)(), seen.factors, ratios)
         records["weight_decay"] = self.decay_now(options) * plan.decayed()[plan.rows]
         records["grad"], records["grad_type"] = seen.addresses, types
         records["held"][:, kernels.PLACES["grad"]] = seen.held
