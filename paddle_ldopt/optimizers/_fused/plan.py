@@ -133,11 +133,12 @@ class Plan:
 
     def holds(self, params: list[Any]) -> bool:
         """Return whether the plan covers all of these parameters and no buffer has moved."""
-        for param in params:
-            row = self.index.get(param.name)
-            if self.params[row] is not param if row is not None else param.name not in self.refused:
-                return False
-        return self.parameter_list is _paddle.parameter_list(self.optimizer) and self.is_current()
+        rows = [self.index.get(param.name) for param in params]
+        return (
+            all(p.name in self.refused if row is None else self.params[row] is p for p, row in zip(params, rows))
+            and self.parameter_list is _paddle.parameter_list(self.optimizer)
+            and self.is_current()
+        )
 
     def is_current(self, seen: Optional[Seen] = None) -> bool:
         """Return whether no parameter (with `seen`: of `rows`) or state has moved, been replaced or changed its form.
@@ -195,10 +196,8 @@ class Plan:
                 why = f"its state is of type {tensor.dtype}"
             if why is not None:
                 return why
-            if isinstance(place, int):
-                record["state"][place] = tensor.data_ptr()
-            else:
-                record[place] = tensor.data_ptr()
+            field, at = (record["state"], place) if isinstance(place, int) else (record, place)
+            field[at] = tensor.data_ptr()
             record["held"][kernels.PLACES[place]] = held_bytes(tensor)
         record["param_type"], record["copy_type"] = TYPES[tensors["param"].dtype], TYPES[param.dtype]
         record["moment_type"] = TYPES[tensors[2].dtype] if 2 in tensors else TYPES[paddle.float32]
