@@ -1,7 +1,7 @@
 """Layer-wise learning rates for an optimizer that the user has built, of any Paddle class."""
 
 import functools
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import paddle
 from paddle.optimizer import Optimizer
@@ -57,7 +57,7 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
     for param in parameters_of(inner):
         ratio_of(param)
     inner.__class__ = _layerwise_class(plain)  # on purpose: wrappers and schedules already hold this very object
-    inner._ratio_of, inner._checked = ratio_of, False
+    inner._ratio_of, inner._asked = ratio_of, set()
     return optimizer
 
 
@@ -80,7 +80,7 @@ def reset_layerwise_decay(optimizer: Any) -> Any:
     inner = _inside(optimizer)
     if "_plain" in vars(type(inner)):
         inner.__class__ = type(inner)._plain
-        for name in ("_ratio_of", "_checked", "_unasked"):
+        for name in ("_ratio_of", "_asked"):
             vars(inner).pop(name, None)
     return optimizer
 
@@ -99,18 +99,18 @@ def _inside(optimizer: Any) -> Any:
 class _Applied(LayerwiseMixin):
     """The mixin for any Paddle optimizer: raises if the first step did not ask for every rate that the decay scales."""
 
-    _checked = False
-    _unasked: Any = ()  # names of the parameters whose rate the running step has yet to ask for
+    _asked: Optional[set[str]] = None  # names of the parameters whose rate the first step asks for; None after it
 
     def step(self) -> Any:
-        if self._checked or not paddle.in_dynamic_mode():
+        if self._asked is None or not paddle.in_dynamic_mode():
             return super().step()
         params = [p for p in parameters_of(self) if not p.stop_gradient and grad_of(p) is not None]
         scaled = {p.name for p in params if self.layerwise_ratio(p) not in (0.0, 1.0)}
-        self._unasked = set(scaled)
-        done, unasked = super().step(), self._unasked
-        self._unasked, self._checked = (), bool(scaled) and not unasked
-        if unasked and unasked != scaled:  # all of them: an overflow has skipped the step
+        self._asked = set()
+        done, unasked = super().step(), scaled - self._asked
+        if scaled and not unasked:
+            self._asked = None
+        elif unasked != scaled:  # all of them: an overflow has skipped the step
             name = type(self).__name__
             raise RuntimeError(
                 f"The step of {name} asked `_create_param_lr` for the rates of some parameters only, and has updated "
@@ -120,8 +120,8 @@ class _Applied(LayerwiseMixin):
         return done
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
-        if self._unasked:
-            self._unasked.discard(param_and_grad[0].name)
+        if self._asked is not None:
+            self._asked.add(param_and_grad[0].name)
         return super()._create_param_lr(param_and_grad)
 
 
