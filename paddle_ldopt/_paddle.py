@@ -6,11 +6,13 @@ Paddle 3.1, 3.2 and 3.3. Methods that a subclass of Paddle's classes overrides, 
 subclass.
 """
 
+import contextlib
 import functools
 import importlib
 import inspect
 import os
 import types
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import paddle
@@ -101,6 +103,13 @@ state_prefix = _attribute(OPTIMIZER, "_name", "Every optimizer")  # None or the 
 grad_of = _part(TENSOR, "_grad_ivar", "Every optimizer")  # None where there is no gradient
 slice_of = _part(TENSOR, "_slice", "Sharding version 2")  # (tensor, begin, end), a view
 is_allocated = _part(TENSOR, "_is_initialized", "Every optimizer")
+_FUSED = "The fused step (`fused=False` does without it)"
+bytes_behind = _part(TENSOR, "_holder_size", _FUSED)  # of the allocation that a tensor is in
+bytes_before = _part(TENSOR, "_offset", _FUSED)  # those of them before its first element
+version_of = _part(TENSOR, "_inplace_version", _FUSED)  # how often it was changed in place; the public property is slow
+bump_version = _part(TENSOR, "_bump_inplace_version", _FUSED)
+view_of = _part("paddle._C_ops", "view_shape", _FUSED)  # (tensor, shape), which `detach` would not keep
+SHARDS_ITSELF = "_need_shard_auto"  # in the `__dict__` of a parameter that Paddle's step shards
 
 
 # ---- arithmetic, flags, modes
@@ -117,6 +126,62 @@ def start_without_step(schedule: Any) -> None:
 def set_rate_source(optimizer: Any, source: Any) -> None:
     """Give an optimizer another schedule, and no variable of the one before; no code of its class is called."""
     vars(optimizer).update(_learning_rate=source, _learning_rate_map={})
+
+
+# the mixins of an optimizer: modes, and what creates and finds its state
+in_to_static_mode = _part("paddle.base.dygraph.base", "in_to_static_mode", _FUSED)
+flags = functools.lru_cache(None)(_part("paddle.base.core", "globals", _FUSED))  # `paddle.get_flags` takes 7 us
+_layer_helper = _lazy("paddle.base.layer_helper.LayerHelper", "Every optimizer")
+_sharding_optimizer = _lazy(
+    "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer.DygraphShardingOptimizer",
+    "Sharding version 1",
+)
+create_accumulators = _attribute(OPTIMIZER, "_create_accumulators", "Every optimizer")
+state_getter = _attribute(OPTIMIZER, "_get_accumulator_master", "Every optimizer")  # (state name, param) -> Tensor
+_auxiliary = _attribute(OPTIMIZER, "_get_auxiliary_var", "Every optimizer")
+is_low_precision = _attribute(OPTIMIZER, "_is_dtype_fp16_or_bf16", "Every optimizer")
+keeps_masters = _attribute("paddle.optimizer.AdamW", "_multi_precision", "Every optimizer")
+decay_fun = _attribute("paddle.optimizer.AdamW", "_apply_decay_param_fun", "Every optimizer")
+create_rate = _attribute(OPTIMIZER, "_create_global_learning_rate", _FUSED)
+global_rate = _attribute(OPTIMIZER, "_global_learning_rate", _FUSED)  # () -> Tensor
+
+
+def create_state(optimizer: Any, params: list[Any]) -> None:
+    """Create the state that the first step would create, so that there is something to load or to step into."""
+    with paddle.no_grad():
+        optimizer.helper = _layer_helper()(type(optimizer).__name__)
+        create_accumulators(optimizer)(paddle.static.default_main_program().global_block(), params)
+
+
+@contextlib.contextmanager
+def waiting_state_as(optimizer: Any, held: dict[str, Any]) -> Iterator[None]:
+    """Let `held` be the state that was loaded for parameters without a step yet."""
+    before, optimizer._accumulators_holder = optimizer._accumulators_holder, held
+    try:
+        yield
+    finally:
+        optimizer._accumulators_holder = before
+
+
+def prefixed(optimizer: Any, state: str = "") -> str:
+    """Return the key in `accumulators` of a state: its name after the prefix that the optimizer may have."""
+    return f"{state_prefix(optimizer)}_{state}" if state_prefix(optimizer) else state
+
+
+def found_inf(optimizer: Any) -> Any:
+    """Return the flag by which a gradient scaler has the running step skipped, None if there is none."""
+    return _auxiliary(optimizer)("found_inf")
+
+
+def decay_fun_is_replaced(optimizer: Any) -> bool:
+    """Return whether sharding version 1 has put a function for its buffers in place of `apply_decay_param_fun`."""
+    module = getattr(getattr(optimizer, "_apply_decay_param_fun", None), "__module__", None)
+    return topology() is not None and module == _sharding_optimizer().__module__
+
+
+def may_have_cut(optimizer: Any) -> bool:
+    """Return whether an optimizer is a wrapper of `fleet` or group sharding, which may have cut the parameters up."""
+    return hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim")
 
 
 # ---- fleet and its engines

@@ -1,8 +1,8 @@
 """The fused step on CPU: a C library that updates all tensors of an optimizer in one call.
 
-This package knows addresses, shapes and numbers; how they come out of a Paddle optimizer is `optimizers._fused`'s part.
-It imports nothing but NumPy. The library is optional: `library()` is None where the package was installed without a
-compiler, and `why_not()` says so.
+This package knows addresses, shapes and numbers; `optimizers._fused` takes them from a Paddle optimizer. It imports
+nothing but NumPy. The library is optional: `library()` is None where the package was installed without a compiler, and
+`why_not()` gives the reason.
 """
 
 import ctypes
@@ -10,34 +10,20 @@ import functools
 import math
 import pathlib
 import zlib
+from typing import Any, Optional
+
+from numpy.typing import NDArray
 
 from .layout import FLAGS, PLACES, RULES, TENSOR, TYPES
 
-__all__ = [
-    "FLAGS",
-    "PLACES",
-    "RULES",
-    "TENSOR",
-    "TYPES",
-    "largest_step",
-    "library",
-    "load",
-    "norm",
-    "outside",
-    "step",
-    "threads",
-    "why_not",
-]
+__all__ = ["FLAGS", "PLACES", "RULES", "TENSOR", "TYPES", "largest_step", "library", "load", "norm", "outside", "step"]
+__all__ += ["threads", "why_not"]
 
 _FOLDER = pathlib.Path(__file__).absolute().parent
 
 
-def load(path):
-    """Return the C library in the file `path`.
-
-    Raises:
-        OSError: it cannot be loaded, or was built from other sources than those of this package.
-    """
+def load(path: str) -> ctypes.CDLL:
+    """Return the C library in a file; raise OSError if it was not built from the sources of this package."""
     library = ctypes.CDLL(path)
     library.ldopt_layout.restype = library.ldopt_sources.restype = ctypes.c_int64
     library.ldopt_step.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
@@ -50,16 +36,15 @@ def load(path):
     return library
 
 
-def _fits(checksum):
-    """Say whether a library was built from the sources beside this file, if that can be known."""
-    paths = sorted(_FOLDER.glob("csrc/*.[ch]"))
-    sources = b"".join(path.read_bytes() for path in paths)  # none of an installed wheel
+def _fits(checksum: int) -> bool:
+    """Return whether a library was built from the sources beside this file; an installed wheel has none."""
+    sources = b"".join(path.read_bytes() for path in sorted(_FOLDER.glob("csrc/*.[ch]")))
     return not sources or checksum in (0, zlib.crc32(sources))
 
 
 @functools.cache
-def _found():
-    """Return (library, None) or (None, why there is none)."""
+def _found() -> tuple[Optional[ctypes.CDLL], Optional[str]]:
+    """Return (library, None) or (None, the reason why there is none)."""
     paths = sorted(_FOLDER.glob("libstep*.so"))
     if not paths:
         return None, "the C library was not built: install a C compiler, then paddle_ldopt again"
@@ -69,27 +54,23 @@ def _found():
         return None, f"the C library cannot be loaded: {error}"
 
 
-def library():
+def library() -> Any:
     """Return the C library of this package, or None."""
     return _found()[0]
 
 
-def why_not():
-    """Return why there is no library, or None if there is one."""
+def why_not() -> Optional[str]:
+    """Return why there is no library, None if there is one."""
     return _found()[1]
 
 
-def step(tensors, most_threads=0, using=None):
-    """Update all tensors, in place.
+def step(tensors: NDArray[Any], most_threads: int = 0, using: Optional[ctypes.CDLL] = None) -> None:
+    """Update all tensors in place; raise MemoryError, or ValueError if a shape exceeds its memory, with none changed.
 
     Args:
-        tensors (ndarray): of dtype `TENSOR`, contiguous; whatever they point to must live until this returns.
-        most_threads (int): at most so many threads; 0: as many as OpenMP has (OMP_NUM_THREADS).
-        using (CDLL, optional): the library, if not the package's own.
-
-    Raises:
-        MemoryError: there is no memory for the sums of rows and columns. Nothing is changed by then.
-        ValueError: a tensor's shape needs more memory than is allocated for it. Nothing is changed by then.
+        tensors (ndarray): of dtype `TENSOR`, contiguous; the memory they point to must live until this returns.
+        most_threads (int): limit of the threads; 0 is that of OpenMP (OMP_NUM_THREADS).
+        using (CDLL, optional): another library than the package's own.
     """
     failed = (using or library()).ldopt_step(tensors.ctypes.data, len(tensors), most_threads)
     if failed == 1:
@@ -98,18 +79,8 @@ def step(tensors, most_threads=0, using=None):
         _refuse_outside(tensors, using)
 
 
-def norm(tensors, most_threads=0, using=None):
-    """Return the norm of all gradients together.
-
-    Args:
-        tensors (ndarray): as in `step`.
-        most_threads (int): as in `step`.
-        using (CDLL, optional): as in `step`.
-
-    Raises:
-        MemoryError: there is no memory for the partial sums.
-        ValueError: as in `step`.
-    """
+def norm(tensors: NDArray[Any], most_threads: int = 0, using: Optional[ctypes.CDLL] = None) -> float:
+    """Return the norm of all gradients together; arguments and errors as in `step`."""
     squares = (using or library()).ldopt_square_sum(tensors.ctypes.data, len(tensors), most_threads)
     if squares == -1:
         raise MemoryError("The norm of the gradients cannot be computed")
@@ -118,36 +89,27 @@ def norm(tensors, most_threads=0, using=None):
     return math.sqrt(squares)
 
 
-def outside(tensors, using=None):
-    """Return the index of the first tensor whose shape needs more memory than is allocated for it, None if none does.
-
-    Args:
-        tensors (ndarray): as in `step`; addresses that are 0 are passed over.
-        using (CDLL, optional): as in `step`.
-    """
-    index = (using or library()).ldopt_outside(tensors.ctypes.data, len(tensors))
+def outside(tensors: NDArray[Any], using: Optional[ctypes.CDLL] = None) -> Optional[int]:
+    """Return the index of the first tensor whose shape needs more memory than is allocated, None if none does."""
+    index = int((using or library()).ldopt_outside(tensors.ctypes.data, len(tensors)))
     return None if index < 0 else index
 
 
-def _refuse_outside(tensors, using):
+def _refuse_outside(tensors: NDArray[Any], using: Optional[ctypes.CDLL]) -> None:
     index = outside(tensors, using)
-    shape, held = (tensors[index][name].tolist() for name in ("batch", "rows", "cols")), tensors[index]["held"]
+    shape = [tensors[index][name].item() for name in ("batch", "rows", "cols")]
     raise ValueError(
         "A tensor's shape needs more memory than is allocated for it, as that of a parameter of which this process has "
         "a part: nothing was updated. "
-        f"Received: tensor {index} of shape {list(shape)}, bytes allocated={held.tolist()}"
+        f"Received: tensor {index} of shape {shape}, bytes allocated={tensors[index]['held'].tolist()}"
     )
 
 
-def largest_step(tensors):
-    """Return the largest of the tensors' step counters, 0 if there are none.
-
-    Args:
-        tensors (ndarray): as in `step`.
-    """
-    return library().ldopt_largest_step(tensors.ctypes.data, len(tensors))
+def largest_step(tensors: NDArray[Any]) -> float:
+    """Return the largest step counter of the tensors, 0 if there are none."""
+    return float(library().ldopt_largest_step(tensors.ctypes.data, len(tensors)))
 
 
-def threads():
+def threads() -> int:
     """Return how many threads a step uses at most."""
-    return library().ldopt_threads()
+    return int(library().ldopt_threads())

@@ -4,38 +4,20 @@ import numpy as np
 
 __all__ = ["FLAGS", "PLACES", "RULES", "TENSOR", "TYPES"]
 
+_FLAGS = ["factored", "momentum", "scale_parameter", "relative_step", "warmup_init", "constant_beta2", "amsgrad"]
+_FLAGS += ["clip_norm", "clip_value", "centralize"]
+
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 RULES = {name: i for i, name in enumerate(("adamw", "adam_weight_decay", "lamb", "adafactor", "came"))}
-FLAGS = {
-    name: 1 << i
-    for i, name in enumerate(
-        (
-            "factored",
-            "momentum",
-            "scale_parameter",
-            "relative_step",
-            "warmup_init",
-            "constant_beta2",
-            "amsgrad",
-            "clip_norm",
-            "clip_value",
-            "centralize",
-        )
-    )
-}
+FLAGS = {name: 1 << i for i, name in enumerate(_FLAGS)}
 PLACES = {name: i for i, name in enumerate(("param", "copy", "grad", 0, 1, 2, 3, 4, "step", "aux"))}  # in "held"
 TENSOR = np.dtype(
     [
-        ("param", "u8"),
-        ("copy", "u8"),
-        ("grad", "u8"),
+        *((name, "u8") for name in ("param", "copy", "grad")),
         ("state", "u8", 5),
-        ("step", "u8"),
-        ("aux", "u8"),
+        *((name, "u8") for name in ("step", "aux")),
         ("held", "i8", len(PLACES)),
-        ("batch", "i8"),
-        ("rows", "i8"),
-        ("cols", "i8"),
+        *((name, "i8") for name in ("batch", "rows", "cols")),
         *((name, "f8") for name in ("lr", "weight_decay", "beta1", "beta2", "beta3")),
         ("eps", "f8", 3),
         *((name, "f8") for name in ("clip", "clip_value", "decay_rate", "count", "grad_scale")),

@@ -29,7 +29,7 @@ from ._base.factored import (
 from ._base.groups import is_listed
 from ._base.rule_optimizer import STEP, RuleOptimizer, checked_decay
 from ._fused.plan import FusedRule
-from ._pieces.pieces import Piece
+from ._pieces import Piece
 
 __all__ = ["Adafactor", "AdafactorSchedule", "adafactor_update"]
 

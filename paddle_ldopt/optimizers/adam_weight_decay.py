@@ -23,6 +23,7 @@ from ._base.declaration import ELEMENT, SCALAR, State, register
 from ._base.factored import square_sum
 from ._base.groups import is_listed
 from ._base.rule_optimizer import STEP, RuleOptimizer, checked_decay
+from ._base.step_count import StepCount
 from ._fused.plan import FusedRule
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
@@ -76,7 +77,7 @@ def _one_minus_power(beta, t):
     own_exclusion=("include_in_weight_decay", "exclude_from_weight_decay"),
     trainer={"beta_1": "adam_beta1", "beta_2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
-class AdamWeightDecay(RuleOptimizer):
+class AdamWeightDecay(StepCount, RuleOptimizer):
     r"""Adam whose weight decay is switched on and off by regular expressions: to reproduce TensorFlow fine-tuning.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate / (1 + decay \, (t - 1))`, and t the

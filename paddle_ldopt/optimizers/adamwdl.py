@@ -21,7 +21,7 @@ from ._base.rule_optimizer import Task, checked_decay, checked_rate
 from ._base.sharded_state import ShardedStateMixin
 from ._fused.plan import FusedRule
 from ._fused.step import FusedMixin, check_fused, layer_rates
-from ._pieces.pieces import MissingGradients, refuse_sharded_groups
+from ._pieces import MissingGradients, refuse_sharded_groups
 
 __all__ = ["AdamWDL"]
 

@@ -1,29 +1,29 @@
-"""TODO."""
+"""Layer-wise learning rates for an optimizer that the user has built, of any Paddle class."""
 
-from typing import Any, Union
+import functools
+from typing import Any, Optional, Union
 
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._paddle import asks_for_rates, parameters_of, unwrap
+from .._paddle import asks_for_rates, grad_of, may_have_cut, parameters_of, unwrap
 from ..layers.decay import LayerDecay
 from ._base.layerwise import LayerwiseMixin, ratio_fn
 
+__all__ = ["apply_layerwise_decay", "reset_layerwise_decay"]
+
 
 def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Any:
-    """Give any Paddle optimizer layer-wise learning rates, in place.
+    """Give any Paddle optimizer layer-wise learning rates, in place, and return it.
 
-    The ratio multiplies what `Optimizer._create_param_lr` returns, for this optimizer alone: nothing is written into
-    the parameters, so applying it twice replaces the first, and other optimizers over them see none of it.
+    The ratio multiplies the result of `Optimizer._create_param_lr` for this optimizer alone. Nothing is written into
+    the parameters, so a second call replaces the first, and other optimizers over the parameters are not affected.
 
     Args:
         optimizer (paddle.optimizer.Optimizer): Momentum, Adam, NAdam, Lamb...; with a scheduler and parameter groups or
             without. Call it before the optimizer is wrapped by `fleet`; the optimizer inside LookAhead is found.
         layers (LayerMap): the layers of the model whose parameters it trains.
-        layerwise_decay (float|LayerDecay): ratio of the rates of neighbouring layers, in (0, 1], or a whole rule.
-
-    Returns:
-        Optimizer: the same object.
+        layerwise_decay (float|LayerDecay): ratio of the rates of neighbouring layers, in (0, 1], or a whole decay.
 
     Raises:
         TypeError: not a Paddle optimizer; one whose step does not ask for a rate per parameter, such as LBFGS, Rprop,
@@ -33,13 +33,12 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
     Examples:
         .. code-block:: python
 
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
+            >>> import paddle, paddle_ldopt as ldopt
             >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
             >>> momentum = paddle.optimizer.Momentum(0.1, parameters=encoder.parameters())
             >>> layers = ldopt.LayerMap.from_model(encoder)
-            >>> ldopt.apply_layerwise_decay(momentum, layers, layerwise_decay=0.5).layerwise_ratio(
-            ...     encoder.layers[0].linear1.weight)
+            >>> opt = ldopt.apply_layerwise_decay(momentum, layers, layerwise_decay=0.5)
+            >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
             0.125
     """
     inner = _inside(optimizer)
@@ -57,45 +56,39 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
     ratio_of = ratio_fn(layers, layerwise_decay)
     for param in parameters_of(inner):
         ratio_of(param)
-    inner.__class__ = _layerwise_class(plain)
-    inner._ratio_of, inner._checked = ratio_of, False
+    inner.__class__ = _layerwise_class(plain)  # on purpose: wrappers and schedules already hold this very object
+    inner._ratio_of, inner._asked = ratio_of, set()
     return optimizer
 
 
 def reset_layerwise_decay(optimizer: Any) -> Any:
-    """Undo `apply_layerwise_decay`: the optimizer is of its own class again, with the same rate for every layer.
+    """Undo `apply_layerwise_decay` and return the optimizer: all layers have the same rate again.
 
     Args:
-        optimizer (paddle.optimizer.Optimizer): one that `apply_layerwise_decay` was applied to; others stay.
-
-    Returns:
-        Optimizer: the same object.
+        optimizer (paddle.optimizer.Optimizer): any; one that `apply_layerwise_decay` was not applied to stays as it is.
 
     Examples:
         .. code-block:: python
 
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
+            >>> import paddle, paddle_ldopt as ldopt
             >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
             >>> sgd = paddle.optimizer.SGD(0.1, parameters=encoder.parameters())
-            >>> ldopt.apply_layerwise_decay(sgd, ldopt.LayerMap.from_model(encoder), layerwise_decay=0.5) is sgd
-            True
-            >>> type(ldopt.reset_layerwise_decay(sgd)) is paddle.optimizer.SGD
+            >>> decayed = ldopt.apply_layerwise_decay(sgd, ldopt.LayerMap.from_model(encoder), layerwise_decay=0.5)
+            >>> type(ldopt.reset_layerwise_decay(decayed)) is paddle.optimizer.SGD
             True
     """
     inner = _inside(optimizer)
     if "_plain" in vars(type(inner)):
         inner.__class__ = type(inner)._plain
-        for name in ("_ratio_of", "_checked", "_unasked"):
+        for name in ("_ratio_of", "_asked"):
             vars(inner).pop(name, None)
     return optimizer
 
 
 def _inside(optimizer: Any) -> Any:
     """Return the optimizer that a layer-wise decay can be applied to: inside LookAhead, but no wrapper of `fleet`."""
-    cut = hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim")  # may have cut the parameters up
     inner = unwrap(optimizer)
-    if cut or not isinstance(inner, Optimizer):
+    if may_have_cut(optimizer) or not isinstance(inner, Optimizer):
         raise TypeError(
             "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it. "
             f"Received: optimizer={type(optimizer).__name__}"
@@ -106,18 +99,18 @@ def _inside(optimizer: Any) -> Any:
 class _Applied(LayerwiseMixin):
     """The mixin for any Paddle optimizer: raises if the first step did not ask for every rate that the decay scales."""
 
-    _checked = False
-    _unasked: Any = ()  # names of the parameters whose rate the running step has yet to ask for
+    _asked: Optional[set[str]] = None  # names of the parameters whose rate the first step asks for; None after it
 
     def step(self) -> Any:
-        if self._checked or not paddle.in_dynamic_mode():
+        if self._asked is None or not paddle.in_dynamic_mode():
             return super().step()
-        params = [p for p in parameters_of(self) if not p.stop_gradient and p._grad_ivar() is not None]
+        params = [p for p in parameters_of(self) if not p.stop_gradient and grad_of(p) is not None]
         scaled = {p.name for p in params if self.layerwise_ratio(p) not in (0.0, 1.0)}
-        self._unasked = set(scaled)
-        done, unasked = super().step(), self._unasked
-        self._unasked, self._checked = (), bool(scaled) and not unasked
-        if unasked and unasked != scaled:  # all of them: an overflow has skipped the step
+        self._asked = set()
+        done, unasked = super().step(), scaled - self._asked
+        if scaled and not unasked:
+            self._asked = None
+        elif unasked != scaled:  # all of them: an overflow has skipped the step
             name = type(self).__name__
             raise RuntimeError(
                 f"The step of {name} asked `_create_param_lr` for the rates of some parameters only, and has updated "
@@ -127,13 +120,12 @@ class _Applied(LayerwiseMixin):
         return done
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
-        if self._unasked:
-            self._unasked.discard(param_and_grad[0].name)
+        if self._asked is not None:
+            self._asked.add(param_and_grad[0].name)
         return super()._create_param_lr(param_and_grad)
 
 
-def _layerwise_class(plain: Any, _known: dict[type, type] = {}) -> type:  # noqa: B006 - one class per optimizer class is the point of the dict
+@functools.cache  # one class for each optimizer class
+def _layerwise_class(plain: Any) -> type:
     # Paddle chooses its multi-tensor path by the class's name: keep it
-    if plain not in _known:
-        _known[plain] = type(plain.__name__, (_Applied, plain), {"_plain": plain, "__doc__": plain.__doc__})
-    return _known[plain]
+    return type(plain.__name__, (_Applied, plain), {"_plain": plain, "__doc__": plain.__doc__})

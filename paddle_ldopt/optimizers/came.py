@@ -28,7 +28,7 @@ from ._base.groups import is_listed
 from ._base.mindspore import read_order
 from ._base.rule_optimizer import STEP, RuleOptimizer, checked_decay
 from ._fused.plan import FusedRule
-from ._pieces.pieces import Piece
+from ._pieces import Piece
 
 __all__ = ["Came", "came_update"]
 

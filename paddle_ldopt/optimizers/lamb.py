@@ -19,8 +19,9 @@ from ._base.declaration import ELEMENT, SCALAR, State, register
 from ._base.factored import square_sum
 from ._base.mindspore import Schedule, as_list, decay_or_schedule, is_convolution, rate_or_schedule, read_groups
 from ._base.rule_optimizer import STEP, RuleOptimizer
+from ._base.step_count import StepCount
 from ._fused.plan import FusedRule
-from ._pieces.pieces import Piece
+from ._pieces import Piece
 
 __all__ = ["Lamb", "lamb_update"]
 
@@ -75,7 +76,7 @@ def one_minus_power(beta, t):
 
 
 @register("batches of thousands; 8 bytes", trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"})
-class Lamb(RuleOptimizer):
+class Lamb(StepCount, RuleOptimizer):
     r"""Adam whose step is as long, in each parameter, as its weights: the choice for very large batches.
 
     With l the rate times the ratio of the parameter's layer, t the updates the parameter has had, this one included:

@@ -377,7 +377,7 @@ def test_without_the_library(monkeypatch):
     arrays, grads = bert_like(steps=2)
     want, _ = run("came", arrays, grads, fused=False)
     monkeypatch.setattr(kernels, "_found", lambda: (None, "it was not built"))
-    monkeypatch.setattr(_fused, "_warned", set())
+    _fused._warn_once.cache_clear()
     with pytest.raises(ValueError, match="it was not built. Received: fused=True"):
         run("came", arrays, grads, fused=True)
     with pytest.warns(UserWarning, match="it was not built") as warned:

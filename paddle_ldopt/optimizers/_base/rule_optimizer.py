@@ -26,7 +26,7 @@ from ..._checks import checked_number, shown
 from ..._paddle import flatten_groups
 from ...layers.paddlenlp_hook import layerwise_lr_decay
 from .._fused.step import FusedMixin, check_fused
-from .._pieces.pieces import (
+from .._pieces import (
     MissingGradients,
     Piece,
     PieceFinder,

@@ -1,20 +1,22 @@
-"""What the C library is told of an optimizer's parameters, and what shows whether it still holds."""
+"""The plan of the fused step: the records that the C library is given, and what shows whether they still hold."""
 
 import math
 import operator
-from typing import Any, NamedTuple, Optional
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import paddle
+from numpy.typing import NDArray
 
-from ... import kernels
-from ..._paddle import flatten_groups
+from ... import _paddle, kernels
 
 __all__ = ["TYPES", "FusedRule", "Plan", "Seen", "held_bytes", "why_not"]
 
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
-_Tensor = paddle.base.core.eager.Tensor
+_Tensor = paddle.Tensor
 _frozen, _dtype = _Tensor.stop_gradient.__get__, _Tensor.dtype.__get__
+_SHARDS_ITSELF = _paddle.SHARDS_ITSELF
 _BLOCK = 64  # parameters of which a plain step reads all before it goes on to the next ones
 _CHECKED = 2048  # states whose address is checked in one step: all of a model with some 500 parameters
 
@@ -23,9 +25,9 @@ class FusedRule(NamedTuple):
     """An update rule as the C library knows it; see `struct tensor` in kernels/csrc/step.h."""
 
     name: str  # in `kernels.RULES`
-    states: tuple  # names of the states in their order there, a tuple of names where they exclude each other
-    fields: dict  # field of the struct -> number
-    flags: tuple = ()  # names in `kernels.FLAGS`
+    states: tuple[Any, ...]  # names of the states in their order there, a tuple of names where they exclude each other
+    fields: dict[str, Any]  # field of the struct -> number
+    flags: tuple[str, ...] = ()  # names in `kernels.FLAGS`
     aux: Optional[str] = None  # name of the state of one number, beside the counter
     counter: str = "beta1_pow_acc"  # name of the counter
 
@@ -33,19 +35,19 @@ class FusedRule(NamedTuple):
 class Seen(NamedTuple):
     """What a plain step reads of parameters and gradients; the gradients' memory must live until it is done."""
 
-    frozen: list  # of all parameters, whether they are
-    live: list  # numbers of those that have a gradient and are not frozen; the lists below are of these
-    params: list
-    grads: list
-    addresses: list  # of the gradients
-    held: list  # bytes that are allocated for each of the gradients
-    weights: list  # addresses of the parameters
-    factors: list  # of the parameters' own `optimize_attr`
-    sizes: list  # bytes of an element of each parameter
-    types: list  # of the gradients
+    frozen: list[bool]  # of all parameters, whether they are
+    live: list[int]  # numbers of those that have a gradient and are not frozen; the lists below are of these
+    params: list[Any]
+    grads: list[Any]
+    addresses: list[int]  # of the gradients
+    held: list[int]  # bytes that are allocated for each of the gradients
+    weights: list[int]  # addresses of the parameters
+    factors: list[Any]  # of the parameters' own `optimize_attr`
+    sizes: list[int]  # bytes of an element of each parameter
+    types: list[Any]  # of the gradients
 
     @classmethod
-    def of(cls, every):
+    def of(cls, every: list[Any]) -> "Optional[Seen]":
         """Return it; None if there is nothing to do, or a parameter or gradient that only Paddle's step can serve.
 
         It goes through the parameters by blocks that the cache holds: of 10,000 tensors this is most of a step's time.
@@ -54,7 +56,7 @@ class Seen(NamedTuple):
         try:
             for begin in range(0, len(every), _BLOCK):
                 block = every[begin : begin + _BLOCK]
-                frozen, found = list(map(_frozen, block)), list(map(_Tensor._grad_ivar, block))
+                frozen, found = list(map(_frozen, block)), list(map(_paddle.grad_of, block))
                 live = [i for i, grad in enumerate(found) if grad is not None and not frozen[i]]
                 addresses = _addresses([found[i] for i in live])
                 if 0 in addresses:  # empty gradients
@@ -71,13 +73,13 @@ class Seen(NamedTuple):
                 settings = [param.__dict__ for param in params]
                 for own in settings:
                     get = own.get
-                    if not (get("regularizer") is get("main_grad") is get("_need_shard_auto") is None):
-                        return None  # only Paddle's step can serve it
+                    if not (get("regularizer") is get("main_grad") is get(_SHARDS_ITSELF) is None):
+                        return None
                 factors = [own["optimize_attr"]["learning_rate"] for own in settings]
                 sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
                 numbers = [begin + i for i in live]
-                held = map(operator.sub, map(_Tensor._holder_size, grads), map(_Tensor._offset, grads))
-                new: tuple = frozen, numbers, params, grads, addresses, held, weights, factors, sizes, types
+                held = map(operator.sub, map(_paddle.bytes_behind, grads), map(_paddle.bytes_before, grads))
+                new: Any = frozen, numbers, params, grads, addresses, held, weights, factors, sizes, types
                 for all_seen, of_block in zip(seen, new):
                     all_seen += of_block
         except (AttributeError, KeyError, TypeError):  # no parameters of Paddle's layers
@@ -86,24 +88,18 @@ class Seen(NamedTuple):
 
 
 class Plan:
-    """The parameters of an optimizer as the C library takes them, and what shows whether they still are that.
+    """The parameters of an optimizer as the C library takes them: those to be updated, and others that have state."""
 
-    Args:
-        optimizer (FusedMixin): the optimizer.
-        params (list[Tensor]): those to be updated; others that have state by now are taken in too.
-    """
-
-    def __init__(self, optimizer, params):
-        self.optimizer, self.parameter_list = optimizer, optimizer._parameter_list
-        self.params: list = []
-        self.index: dict = {}  # parameter name -> its row in `records`
-        self.refused: dict = {}  # parameter name -> why the C library cannot update it
-        every = flatten_groups(self.parameter_list or params)
-        known = {param.name: param for param in [*every, *params]}
+    def __init__(self, optimizer: Any, params: list[Any]) -> None:
+        self.optimizer, self.parameter_list = optimizer, _paddle.parameter_list(optimizer)
+        self.params: list[Any] = []
+        self.index: dict[str, int] = {}  # parameter name -> its row in `records`
+        self.refused: dict[str, str] = {}  # parameter name -> why the C library cannot update it
+        known = {param.name: param for param in [*_paddle.flatten_groups(self.parameter_list or params), *params]}
         updated = {param.name for param in params}
-        wanted = updated | optimizer._already_create_accumulator
-        self._masters: list = []  # all tensors that are pointed to, gradients and the parameters themselves aside
-        self._states: list = []
+        wanted = updated | _paddle.with_state(optimizer)
+        self._masters: list[Any] = []
+        self._states: list[Any] = []
         self._held = _held(optimizer)
         self._checked = 0  # the first of the states to be checked next
         records = []
@@ -112,44 +108,43 @@ class Plan:
                 continue
             record = np.zeros(1, kernels.TENSOR)
             why = self._fill(record[0], param, name in updated)
-            if why is None:
-                self.index[name] = len(self.params)
-                self.params.append(param)
-                records.append(record)
-            else:
+            if why is not None:
                 self.refused[name] = why
+                continue
+            self.index[name] = len(self.params)
+            self.params.append(param)
+            records.append(record)
         self.records = np.concatenate(records) if records else np.zeros(0, kernels.TENSOR)
-        # views, unlike `detach`, keep the shape, and the memory, which nothing else can be given while they are there
-        self._kept, self._as_planned = ([_view(tensor) for tensor in held] for held in (self._states, self.params))
+        with paddle.no_grad():  # views, unlike `detach`, keep the shape, and the memory from being given to others
+            self._kept, self._as_planned = (
+                [_paddle.view_of(tensor.detach(), list(tensor.shape)) for tensor in tensors]
+                for tensors in (self._states, self.params)
+            )
         self._sizes = list(map(_Tensor.element_size, self.params))
         self._addresses = [_addresses(tensors) for tensors in (self.params, self._masters, self._states)]
         self._versions = _versions(self._masters), _versions(self._states)
-        self._rule = None
-        self._decayed = None
-        self.live: Any = None  # which parameters had a gradient in the last plain step, by number
+        self._rule: Optional[FusedRule] = None
+        self._decayed: Any = None
+        self.live: Optional[list[int]] = None  # which parameters had a gradient in the last plain step, by number
         self.rows: Any = None  # their rows in `records`
-        self._live: Any = None  # what they had when the plan was made: addresses, element sizes, tensors of the shapes
-        self._types: list = []  # of these parameters
+        self._live: Any = None  # their addresses, element sizes and shapes (as tensors) when the plan was made
+        self._types: list[Any] = []  # of these parameters
         self._codes: Any = None  # the same as the library has them
 
-    # ---- whether it still holds
+    def holds(self, params: list[Any]) -> bool:
+        """Return whether the plan covers all of these parameters and no buffer has moved."""
+        rows = [self.index.get(param.name) for param in params]
+        return (
+            all(p.name in self.refused if row is None else self.params[row] is p for p, row in zip(params, rows))
+            and self.parameter_list is _paddle.parameter_list(self.optimizer)
+            and self.is_current()
+        )
 
-    def holds(self, params):
-        """Say whether it knows all of these, and all memory is where it was."""
-        for param in params:
-            row = self.index.get(param.name)
-            if self.params[row] is not param if row is not None else param.name not in self.refused:
-                return False
-        return self.parameter_list is self.optimizer._parameter_list and self.is_current()
+    def is_current(self, seen: Optional[Seen] = None) -> bool:
+        """Return whether no parameter (with `seen`: of `rows`) or state has moved, been replaced or changed its form.
 
-    def is_current(self, seen=None):
-        """Return whether no parameter or state has moved, was replaced or changed its shape, strides or type.
-
-        Of a large model's states some are looked at in each step, the others in the next ones, except for whether they
-        were replaced. Until a move is seen, the library writes into memory that `_kept` holds on to.
-
-        Args:
-            seen (Seen, optional): what was read of the parameters of `rows`; the others are not asked for then.
+        Of a large model's states each step checks some for moves, and all for replacement. Until a move is seen, the
+        library writes into memory that `_kept` holds on to.
         """
         params, masters, states = self._addresses
         if seen is None:
@@ -160,52 +155,39 @@ class Plan:
             held = seen.weights == addresses and seen.sizes == sizes and _same_shapes(seen.params, shapes)
         part = slice(self._checked, self._checked + _CHECKED)
         self._checked = part.stop if part.stop < len(self._states) else 0
-        some, versions = self._states[part], self._versions
+        some, versions, now_held = self._states[part], self._versions, _held(self.optimizer)
         return (
             held
-            and _same_objects(self._held, _held(self.optimizer))
+            and len(now_held) == len(self._held)
+            and all(map(operator.is_, now_held, self._held))
             and (_addresses(self._masters), _addresses(some)) == (masters, states[part])
             and (_versions(self._masters), _versions(some)) == (versions[0], versions[1][part])
         )
 
-    def follow(self, seen):
-        """Take the parameters that were seen for those of the plain steps to come; say whether it knows all of them."""
-        if any(param.name not in self.index for param in seen.params):
+    def follow(self, seen: Seen) -> bool:
+        """Take the parameters that were seen for those of the next plain steps; return whether it knows all of them."""
+        rows: Any = [self.index.get(param.name) for param in seen.params]
+        if None in rows:
             return False
-        rows = [self.index[param.name] for param in seen.params]
         self.live, self.rows = seen.live, np.array(rows)
         self._live = [[given[row] for row in rows] for given in (self._addresses[0], self._sizes, self._as_planned)]
         self._types = [param.dtype for param in seen.params]
         self._codes = np.array([TYPES[kind] for kind in self._types])
         return True
 
-    # ---- what stays from step to step
-
-    def _fill(self, record, param, updated):
+    def _fill(self, record: Any, param: Any, updated: bool) -> Optional[str]:
         """Fill in the record of a parameter, or return why it cannot be updated; raise if it is to be and must not."""
-        optimizer = self.optimizer
         try:
-            optimizer.check_shape(param)
+            self.optimizer.check_shape(param)
         except ValueError as error:
             if updated:
                 raise
             return str(error)
-        options = optimizer.fused_options(param)
-        rule = optimizer.library_rule(options)
+        options = self.optimizer.fused_options(param)
+        rule = self.optimizer.library_rule(options)
         if isinstance(rule, str):
             return rule
-        kinds = optimizer.state_kinds(param)
-        master = optimizer._master_weights[param.name] if optimizer._has_master(param) else None
-        state = {name: optimizer._get_accumulator_master(name, param) for name in {*kinds, rule.counter}}
-        tensors: dict = {"param": param if master is None else master, "step": state[rule.counter]}
-        if master is not None:
-            tensors["copy"] = param
-        if rule.aux in state:
-            tensors["aux"] = state[rule.aux]
-        for i, names in enumerate(rule.states):
-            known = [name for name in (names if isinstance(names, tuple) else (names,)) if name in state]
-            if known:
-                tensors[i] = state[known[0]]
+        tensors = self._tensors(param, rule)
         for place, tensor in tensors.items():
             why = why_not(tensor)
             if why is None and tensor is not param and not tensor.is_contiguous():
@@ -214,27 +196,39 @@ class Plan:
                 why = f"its state is of type {tensor.dtype}"
             if why is not None:
                 return why
-        for place, tensor in tensors.items():
-            if isinstance(place, int):
-                record["state"][place] = tensor.data_ptr()
-            else:
-                record[place] = tensor.data_ptr()
+            field, at = (record["state"], place) if isinstance(place, int) else (record, place)
+            field[at] = tensor.data_ptr()
             record["held"][kernels.PLACES[place]] = held_bytes(tensor)
         record["param_type"], record["copy_type"] = TYPES[tensors["param"].dtype], TYPES[param.dtype]
         record["moment_type"] = TYPES[tensors[2].dtype] if 2 in tensors else TYPES[paddle.float32]
         self.fill_rule(record, list(param.shape), options)
         if kernels.outside(record[None]) is not None:
             return f"its memory or that of its state is too small for its shape {list(param.shape)}"
-        if master is not None:
-            self._masters.append(master)
+        if "copy" in tensors:
+            self._masters.append(tensors["param"])
         self._states += [tensor for place, tensor in tensors.items() if place not in ("param", "copy")]
         return None
 
-    def fill_rule(self, record, shape, options):
+    def _tensors(self, param: Any, rule: FusedRule) -> dict[Union[str, int], Any]:
+        """Return place in the record -> tensor, of a parameter, its master and its state."""
+        kinds, get = self.optimizer.state_kinds(param), _paddle.state_getter(self.optimizer)
+        state = {name: get(name, param) for name in {*kinds, rule.counter}}
+        tensors: dict[Union[str, int], Any] = {"param": param, "step": state[rule.counter]}
+        if self.optimizer._has_master(param):
+            tensors = {**tensors, "param": _paddle.masters(self.optimizer)[param.name], "copy": param}
+        if rule.aux in state:
+            tensors["aux"] = state[rule.aux]
+        for i, names in enumerate(rule.states):
+            known = [name for name in (names if isinstance(names, tuple) else (names,)) if name in state]
+            if known:
+                tensors[i] = state[known[0]]
+        return tensors
+
+    def fill_rule(self, record: Any, shape: list[int], options: dict[str, Any]) -> None:
         """Fill in the numbers of a rule and how it sees a parameter of this shape."""
         rule = self.optimizer.fused_rule(options)
         flags = {*rule.flags, *self.optimizer.fused_flags(shape, options)}
-        sizes = (1, 1, math.prod(shape))
+        sizes: Any = (1, 1, math.prod(shape))
         if "factored" in flags:
             sizes = (math.prod(shape[:-2]), *shape[-2:])
         elif "centralize" in flags:
@@ -245,9 +239,7 @@ class Plan:
         for field, value in {"grad_scale": 1.0, **rule.fields}.items():
             record[field] = value
 
-    # ---- what a plain step needs
-
-    def refresh(self, options):
+    def refresh(self, options: dict[str, Any]) -> None:
         """Fill in the numbers of the rule, which are the same for all parameters, if they have changed."""
         rule = self.optimizer.fused_rule(options)
         if rule != self._rule:
@@ -255,55 +247,47 @@ class Plan:
             for field, value in rule.fields.items():
                 self.records[field] = value
 
-    def decayed(self):
+    def decayed(self) -> NDArray[Any]:
         """Return for each parameter 1.0 if it is decayed, 0.0 otherwise."""
-        if self._decayed is None or self.optimizer._apply_decay_param_fun is not None:
+        if self._decayed is None or _paddle.decay_fun(self.optimizer) is not None:
             self._decayed = np.array(list(map(self.optimizer.is_decayed, self.params)), "f8")
         return self._decayed
 
-    def grad_types(self, seen):
-        """Return the type of each gradient, None if one cannot be read."""
+    def grad_types(self, seen: Seen) -> Any:
+        """Return the type of each gradient as the library has it, None if one cannot be read."""
         if seen.types == self._types:  # compared by identity first: to look one up takes ten times as long
             return self._codes
         types = list(map(TYPES.get, seen.types))
         return None if None in types else types
 
 
-def _view(tensor):
-    with paddle.no_grad():
-        return paddle._C_ops.view_shape(tensor.detach(), list(tensor.shape))
-
-
-def _addresses(tensors):
+def _addresses(tensors: Iterable[Any]) -> list[int]:
     return list(map(_Tensor.data_ptr, tensors))  # None of a cleared one
 
 
-def _versions(tensors):
+def _versions(tensors: Iterable[Any]) -> list[int]:
     """Return how often Paddle has changed each tensor in place: its values, or its shape, strides or type."""
-    return list(map(_Tensor._inplace_version, tensors))
+    return list(map(_paddle.version_of, tensors))
 
 
-def _same_shapes(tensors, others):
+def _same_shapes(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
     return all(map(_Tensor.is_same_shape, tensors, others))
 
 
-def _held(optimizer):
+def _held(optimizer: Any) -> list[Any]:
     """Return the tensors of all states and masters."""
-    return [list(held.values()) for held in (*optimizer._accumulators.values(), optimizer._master_weights)]
+    tensors: list[Any] = []
+    for held in (*_paddle.accumulators(optimizer).values(), _paddle.masters(optimizer)):
+        tensors += held.values()
+    return tensors
 
 
-def _same_objects(one, other):
-    """Return whether two lists of lists hold the same objects."""
-    same = [len(held) for held in one] == [len(held) for held in other]
-    return same and all(all(map(operator.is_, *pair)) for pair in zip(one, other))
-
-
-def held_bytes(tensor):
+def held_bytes(tensor: Any) -> int:
     """Return how many bytes are allocated for a tensor, from its first element on; 0 of a DistTensor."""
-    return tensor._holder_size() - tensor._offset()
+    return _paddle.bytes_behind(tensor) - _paddle.bytes_before(tensor)
 
 
-def why_not(tensor):
+def why_not(tensor: Any) -> Optional[str]:
     """Return why the C library cannot work on a tensor even if it is contiguous, None if it can."""
     if tensor.is_dist():
         return "it is a DistTensor"  # of a global shape, of which this process may have a part

@@ -1,69 +1,73 @@
-"""When a step is done by the C library of `kernels`, and how what a Paddle optimizer holds gets there.
+"""When a step is done by the C library of `kernels`, and how the tensors of a Paddle optimizer get there.
 
 In dygraph on a CPU one call updates all parameters in place, on Paddle's own tensors: the optimizer's state is the same
 with and without, and so are checkpoints. A step comes here in one of two ways. If Paddle has to clip or to regularize
 gradients, or if there are parameter groups, it collects the updates and gives them to `FusedMixin.update_fused`, which
-does those that it can. Otherwise `FusedMixin.step` passes by all that Paddle does for each parameter in Python, in the
+does those that it can. Otherwise `FusedMixin.step` skips all that Paddle does for each parameter in Python, in the
 first step as in all others.
 """
 
 import collections
+import functools
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import paddle
-from paddle.base.layer_helper import LayerHelper
+from numpy.typing import NDArray
 
-from ... import kernels
+from ... import _paddle, kernels
 from ..._checks import checked_number, shown
-from .._base.sharded_state import loadable
+from .._base.loading import loadable
+from .._pieces import MissingGradients
 from .plan import TYPES, FusedRule, Plan, Seen, held_bytes, why_not
 
 __all__ = ["FusedMixin", "FusedRule", "check_fused", "layer_rates"]
 
-_Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
-_Tensor = paddle.base.core.eager.Tensor
-_flags = paddle.base.core.globals()  # `paddle.get_flags` takes 7 us for one
+_Base: Any = object
 _FLOATS = {*TYPES, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
 _SMALLEST = float(np.finfo("float32").tiny)
-_warned: set = set()
 
 
-def check_fused(fused):
+def check_fused(fused: Optional[bool]) -> Optional[bool]:
     """Return `fused` if it is None, True or False, and True only where the C library is there and of use."""
     if fused is not None and not isinstance(fused, bool):
         raise TypeError(f"`fused` must be None, True or False. Received: fused={shown(fused)}")
     if fused and kernels.library() is None:
-        raise ValueError(f"`fused=True` is not possible: {kernels.why_not()}. Received: fused=True")
+        raise _not_possible(f": {kernels.why_not()}.")
     if fused and not paddle.in_dynamic_mode():
-        raise ValueError("`fused=True` is not possible in a static graph: use None or False. Received: fused=True")
+        raise _not_possible(" in a static graph: use None or False.")
     return fused
+
+
+def _not_possible(why: str) -> ValueError:
+    return ValueError(f"`fused=True` is not possible{why} Received: fused=True")
 
 
 class FusedMixin(_Base):
     """Lets the C library do the updates that it can do; put before the other bases of an optimizer.
 
-    A subclass has `fused_rule` and `state_kinds`.
+    A subclass has `fused_rule`; `fused_options(param=None)`, the options of a parameter's group as they are now, or
+    those without a group; `check_shape(param)`, which raises if a parameter is not what its state was made for; and
+    `_update(tasks)`, which does what it has collected.
     """
 
     _fused: Optional[bool] = None
-    _plan: Any = None  # the `Plan` of the last step that was fused
-    _waiting: Optional[list] = None  # within a step of parameter groups: the updates of those that Paddle is done with
-    _groups_left = 0  # how many of them it is not done with
+    _missing: MissingGradients
+    _plan: Optional[Plan] = None  # of the last step that was fused
+    _waiting: Optional[list[Any]] = None  # within a step of parameter groups: the updates of those that Paddle has done
+    _groups_left = 0  # the number of the others
     _kept_ratios: Any = None  # function, parameters, which of them were frozen, ratios: of the last plain step
-    _missing: Any = None  # `MissingGradients` of the parameters
-    _elsewhere = (-1, 0)  # largest count in this process and steps taken, after a step of other processes alone
     _bumps_version = True  # whether an update by Paddle's ops shows in `Tensor.inplace_version`, as it then does here
 
-    def fused_rule(self, options):
-        """Return the `FusedRule` for the options of a group, or a string that says why there is none."""
+    def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
+        """Return the `FusedRule` for the options of a group, or the reason why there is none."""
         return f"the C library has no rule of {type(self).__name__}"
 
-    def library_rule(self, options):
-        """Return what `fused_rule` returns, or why it does not hold: a subclass has another `rule`."""
+    def library_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
+        """Return the result of `fused_rule`, or the reason why it does not hold: a subclass has another `rule`."""
         owner = next(cls for cls in type(self).__mro__ if "fused_rule" in vars(cls))
         if getattr(type(self), "rule", None) is not getattr(owner, "rule", None):
             return f"{type(self).__name__} has a `rule` of its own and no `fused_rule` for it"
@@ -72,58 +76,36 @@ class FusedMixin(_Base):
             return f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"
         return rule
 
-    def fused_flags(self, shape, options):
+    def fused_flags(self, shape: list[int], options: dict[str, Any]) -> tuple[str, ...]:
         """Return the names of flags that depend on a parameter's shape."""
         return ()
 
-    def decay_now(self, options):
+    def decay_now(self, options: dict[str, Any]) -> Any:
         """Return the decay of this step that is in the options."""
         return options["weight_decay"]
 
-    def fused_options(self, param=None):
-        """Return the options of a parameter's group as they are now, or those of a parameter without a group."""
-        raise NotImplementedError
-
-    def set_state_dict(self, state_dict):
-        """Load what `state_dict` gave.
-
-        Args:
-            state_dict (dict): state by name.
-
-        Raises:
-            TypeError, ValueError: it is no state of this optimizer. Nothing is changed by then.
-        """
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the result of `state_dict`; if it is of another optimizer, raise before anything is changed."""
         state_dict = loadable(self, state_dict)
         self._plan = None
         super().set_state_dict(state_dict)
 
     load_state_dict = set_state_dict
 
-    def set_lr(self, value):
-        """Set the rate; not where it is a scheduler's.
-
-        Args:
-            value (float): the new rate, at least 0.
-        """
+    def set_lr(self, value: float) -> None:
+        """Set the rate, at least 0; a scheduler's cannot be set."""
         super().set_lr(checked_number(value, "value"))
 
     # ---- updates that were collected
 
-    def update_fused(self, updates):
-        """Do the updates that the C library can do, return the others.
-
-        Args:
-            updates (list[Task]): of parameters of which this process has all.
-
-        Raises:
-            ValueError: one of them cannot be done and `fused` is True. Nothing is changed by then.
-        """
+    def update_fused(self, updates: list[Any]) -> list[Any]:
+        """Do the updates of whole parameters that the C library can do, return the others; raise if it must do all."""
         if not updates or self._fused is False:
             return updates
         why = _why_not_here()
         if why is not None:
             if self._fused:
-                raise ValueError(f"`fused=True` is not possible: {why}. Use None or False. Received: fused=True")
+                raise _not_possible(f": {why}. Use None or False.")
             if paddle.in_dynamic_mode() and updates[0].param.place.is_cpu_place():
                 _warn_once(f"Optimizers use Paddle's operations, which are slower: {why}.")
             return updates
@@ -138,18 +120,16 @@ class FusedMixin(_Base):
             if why is None:
                 chosen.append(update._replace(grad=grad))
             elif self._fused:
-                raise ValueError(
-                    f"`fused=True` is not possible for parameter '{update.param.name}': {why}. Use None, which leaves "
-                    "such parameters to Paddle's operations, or False. Received: fused=True"
-                )
+                advice = "Use None, which leaves such parameters to Paddle's operations, or False."
+                raise _not_possible(f" for parameter '{update.param.name}': {why}. {advice}")
             else:
                 rest.append(update)
         if chosen:
-            self._update_collected(chosen)
+            self._update_collected(self._plan, chosen)
         return rest
 
-    def _update_collected(self, updates):
-        plan, rates = self._plan, {}
+    def _update_collected(self, plan: Plan, updates: list[Any]) -> None:
+        rates: dict[int, float] = {}
         records = plan.records[[plan.index[update.param.name] for update in updates]]
         for record, update in zip(records, updates):
             if id(update.lr) not in rates:
@@ -162,43 +142,38 @@ class FusedMixin(_Base):
         records["held"][:, kernels.PLACES["grad"]] = [held_bytes(update.grad) for update in updates]
         self._call(records, [update.param for update in updates])
 
-    def _count_steps(self, plan):
+    def _count_steps(self, plan: Plan) -> None:
         """Count this step, of which the plan holds, if the optimizer counts for all parameters together."""
 
-    def _call(self, records, params):
+    def _step_elsewhere(self) -> None:
+        """Count a step in which other processes alone have updates, if the optimizer counts for all parameters."""
+
+    def _call(self, records: NDArray[Any], params: list[Any]) -> None:
         kernels.step(records)
         if self._bumps_version:
-            collections.deque(map(_Tensor._bump_inplace_version, params), maxlen=0)
+            collections.deque(map(_paddle.bump_version, params), maxlen=0)
 
-    # ---- a step in which there is nothing else to do
+    # ---- Paddle's step
 
-    def step(self):
+    def step(self) -> Any:
         """Update all parameters that have a gradient once."""
         if self._may_be_plain() and self._plain_step():
             return
-        grouped = paddle.in_dynamic_mode() and self._parameter_list and isinstance(self._parameter_list[0], dict)
-        self._waiting, self._groups_left = ([], len(self._param_groups)) if grouped else (None, 0)
+        if paddle.in_dynamic_mode() and isinstance((_paddle.parameter_list(self) or [None])[0], dict):
+            self._waiting, self._groups_left = [], len(_paddle.param_groups(self))
         try:
             super().step()
         finally:
             self._waiting = None
 
-    def _apply_optimize(self, loss, startup_program, params_grads, *args, **kwargs):
-        if self._missing is not None and not isinstance(params_grads, dict):
+    def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(params_grads, dict):
             params_grads = self._missing.drop_from(params_grads)
         for param, grad in params_grads["params"] if isinstance(params_grads, dict) else params_grads:
-            if getattr(grad, "is_selected_rows", lambda: False)() and not self._takes_sparse(param):
-                raise TypeError(
-                    f"{type(self).__name__} needs dense gradients: build the embedding with sparse=False. "
-                    f"Received: a sparse gradient of '{param.name}'"
-                )
-            if paddle.in_dynamic_mode():
-                _check_real(param, grad)
+            self._check_gradient(param, grad)
         done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-        idle = not params_grads and self._missing is not None and self._missing.are_elsewhere()
-        if idle and not self._get_auxiliary_var("found_inf"):
-            largest = self._largest_count()
-            self._elsewhere = largest, self._with_elsewhere(largest) + 1
+        if not params_grads and self._missing.are_elsewhere() and not _paddle.found_inf(self):
+            self._step_elsewhere()
         if self._waiting is not None:
             self._groups_left -= 1
             if self._groups_left == 0:
@@ -206,87 +181,80 @@ class FusedMixin(_Base):
                 self._update(waiting)
         return done
 
-    def _largest_count(self):
-        """Return the largest count of steps in this process's state; for optimizers with one count for all."""
-        return 0
-
-    def _with_elsewhere(self, largest):
-        """Return how many steps there were, given the largest count of this process, which may have had no updates."""
-        return self._elsewhere[1] if self._elsewhere[0] == largest else largest
-
-    def _steps_taken(self):
-        return self._with_elsewhere(self._largest_count())
-
-    def check_shape(self, param):
-        """Raise if a parameter is not what the optimizer or its state was made for; every subclass has its own."""
-        raise NotImplementedError
-
-    def check_type(self, param):
-        """Raise if a parameter was cast since its state was made, so that its state has or lacks a float32 master."""
-        if not paddle.in_dynamic_mode() or param.name not in self._already_create_accumulator:
-            return
-        has = param.name in self._master_weights
-        if has != self._has_master(param):
-            raise ValueError(
-                f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
-                "build a new optimizer for it. "
-                f"Received: dtype {str(param.dtype).rpartition('.')[2]}, {'a' if has else 'no'} float32 master weight"
-            )
-
-    def _has_master(self, param):
-        """Say whether the parameter is to have a float32 master."""
-        return self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
-
-    def _takes_sparse(self, param):
-        """Say whether there is a rule for a sparse gradient of the parameter."""
-        return False
-
-    def _update_or_wait(self, tasks):
+    def _update_or_wait(self, tasks: list[Any]) -> None:
         """Do updates, but those of a group when all groups are there: an error comes before anything is changed."""
         if self._waiting is None:
             self._update(tasks)
         else:
             self._waiting += tasks
 
-    def _update(self, tasks):
-        """Do what was collected, in the form in which a subclass collects it."""
-        raise NotImplementedError
+    # ---- checks of a parameter
 
-    def _may_be_plain(self):
-        """Say whether nothing is asked of a step but updates, as far as that shows without looking at parameters.
+    def _check_gradient(self, param: Any, grad: Any) -> None:
+        """Raise TypeError if a parameter is no floating-point tensor, or its gradient complex or sparse."""
+        if getattr(grad, "is_selected_rows", lambda: False)() and not self._takes_sparse(param):
+            needs = f"{type(self).__name__} needs dense gradients: build the embedding with sparse=False."
+            raise TypeError(f"{needs} Received: a sparse gradient of '{param.name}'")
+        if paddle.in_dynamic_mode() and (param.dtype not in _FLOATS or grad.dtype in _COMPLEX):
+            raise TypeError(
+                "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones into "
+                f"two. Received: '{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
+            )
+
+    def check_type(self, param: Any) -> None:
+        """Raise if a parameter was cast since its state was made, so that its state has or lacks a float32 master."""
+        has = param.name in _paddle.masters(self)
+        known = paddle.in_dynamic_mode() and param.name in _paddle.with_state(self)
+        if known and has != self._has_master(param):
+            raise ValueError(
+                f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
+                "build a new optimizer for it. "
+                f"Received: dtype {str(param.dtype).rpartition('.')[2]}, {'a' if has else 'no'} float32 master weight"
+            )
+
+    def _has_master(self, param: Any) -> bool:
+        return bool(_paddle.keeps_masters(self) and _paddle.is_low_precision(self)(param.dtype))
+
+    def _takes_sparse(self, param: Any) -> bool:
+        """Return whether there is a rule for a sparse gradient of the parameter."""
+        return False
+
+    # ---- a step in which there is nothing else to do
+
+    def _may_be_plain(self) -> bool:
+        """Return whether a step needs nothing but updates, as far as that shows without looking at parameters.
 
         The answer depends on nothing that a resume does not restore: the library takes the norm for clipping, which is
         rounded in another way than Paddle's, and a run must have the same bits whether it was interrupted or not.
         """
-        clip, by_norm = self._grad_clip, paddle.nn.ClipGradByGlobalNorm
+        clip, params = _paddle.grad_clip(self), _paddle.parameter_list(self)
+        by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm
         return (
             self._fused is not False
             and _why_not_here() is None
-            and bool(self._parameter_list)
-            and not isinstance(self._parameter_list[0], dict)
-            and not paddle.base.dygraph.base.in_to_static_mode()
+            and bool(params)
+            and not isinstance(params[0], dict)
+            and not _paddle.in_to_static_mode()
             and not paddle.distributed.is_initialized()
-            and (clip is None or (type(clip) is by_norm and not (clip.auto_skip_clip or self._clips_values())))
+            and (clip is None or (by_norm and not (clip.auto_skip_clip or self._clips_values())))
             and self.regularization is None
-            and not self._get_auxiliary_var("found_inf")
+            and not _paddle.found_inf(self)
         )
 
-    def _clips_values(self):
-        """Say whether the rule has a nonlinear use of the gradient before all others, which clipping must precede."""
+    def _clips_values(self) -> bool:
+        """Return whether the rule uses the gradient in a nonlinear way first, which clipping must precede."""
         return False
 
-    def _plain_step(self):
+    def _plain_step(self) -> bool:
         """Take a step; or return False, with nothing changed, if it needs more than it seemed."""
-        every = self._parameter_list
+        every = _paddle.parameter_list(self)
         seen = Seen.of(every)
         if seen is None:
             return False
         ratios = np.array(self._ratios_now(every, seen.frozen))[seen.live]
-        plan = self._plan_for(seen)
-        if plan is None:
-            return False
-        types = plan.grad_types(seen)
-        if types is None:
+        plan = self._plan_for(seen, every)
+        types = None if plan is None else plan.grad_types(seen)
+        if plan is None or types is None:
             return False
         moving = ratios != 0.0
         if not moving.any():
@@ -294,34 +262,37 @@ class FusedMixin(_Base):
         options = self.fused_options()
         self._count_steps(plan)
         plan.refresh(options)
-        self._create_global_learning_rate()
         records, params = plan.records.take(plan.rows), seen.params  # by an index it takes ten times as long
-        records["lr"] = layer_rates(self._global_learning_rate(), seen.factors, ratios)
+        _paddle.create_rate(self)()
+        records["lr"] = layer_rates(_paddle.global_rate(self)(), seen.factors, ratios)
         records["weight_decay"] = self.decay_now(options) * plan.decayed()[plan.rows]
         records["grad"], records["grad_type"] = seen.addresses, types
         records["held"][:, kernels.PLACES["grad"]] = seen.held
-        if self._grad_clip is not None:
+        clip = _paddle.grad_clip(self)
+        if clip is not None:
             clipped = np.array([getattr(param, "need_clip", True) is not False for param in params])
-            records["grad_scale"][clipped] *= _clip_scale(records[clipped], self._grad_clip.clip_norm)
+            norm, most = (
+                np.float32(kernels.norm(records[clipped]) if clipped.any() else 0.0),
+                np.float32(clip.clip_norm),
+            )
+            records["grad_scale"][clipped] *= most / np.maximum(norm, most)  # as ClipGradByGlobalNorm; of NaN NaN
         if not moving.all():
             records, params = records[moving], [param for param, moves in zip(params, moving) if moves]
         self._call(records, params)
         return True
 
-    def _plan_for(self, seen):
+    def _plan_for(self, seen: Seen, every: list[Any]) -> Optional[Plan]:
         """Return the plan that follows the parameters seen, a new one if the last is not it; None if it lacks some."""
-        plan, every = self._plan, self._parameter_list
+        plan = self._plan
         if plan is not None and plan.live == seen.live and plan.parameter_list is every and plan.is_current(seen):
             return plan
         if plan is None or not plan.holds(seen.params):
-            self.helper = LayerHelper(type(self).__name__)
-            given = [p for p in every if not p.stop_gradient and p._grad_ivar() is not None]
-            with paddle.no_grad():  # state for empty ones too, as Paddle's step makes it
-                self._create_accumulators(paddle.static.default_main_program().global_block(), given)
+            given = [p for p in every if not p.stop_gradient and _paddle.grad_of(p) is not None]
+            _paddle.create_state(self, given)  # for empty ones too, as Paddle's step does
             plan = self._plan = Plan(self, seen.params)
         return plan if plan.follow(seen) else None
 
-    def _ratios_now(self, params, frozen):
+    def _ratios_now(self, params: list[Any], frozen: list[bool]) -> list[float]:
         """Return the parameters' ratios, each asked for and checked unless it is frozen."""
         ratio_of = self._ratio_of
         if ratio_of is None:
@@ -335,34 +306,22 @@ class FusedMixin(_Base):
         return ratios
 
 
-def layer_rates(rate, factors, ratios):
-    """Return each parameter's rate as `LayerwiseMixin._create_param_lr` makes it, which rounds after each product.
-
-    Args:
-        rate (Tensor): the optimizer's.
-        factors (list[float]): of each parameter, its own `optimize_attr`.
-        ratios (list[float]|ndarray): of each parameter, its layer's.
-    """
+def layer_rates(rate: Any, factors: Any, ratios: Any) -> NDArray[Any]:
+    """Return rate * factor * ratio of each parameter, rounded as in `LayerwiseMixin._create_param_lr`: after each."""
     kind = "f4" if rate.dtype == paddle.float32 else "f8"
     return np.array(float(rate), kind) * np.array(factors, kind) * np.array(ratios, kind)
 
 
-def _clip_scale(records, clip_norm):
-    """Return what `paddle.nn.ClipGradByGlobalNorm` multiplies gradients by."""
-    norm = np.float32(kernels.norm(records)) if len(records) else np.float32(0.0)
-    return np.float32(clip_norm) / np.maximum(norm, np.float32(clip_norm))  # of NaN NaN
-
-
-def _why_not_here():
+def _why_not_here() -> Optional[str]:
     """Return why no step can be fused at the moment, None if one can."""
     if not paddle.in_dynamic_mode():
         return "a static graph, or `to_static`, is made of Paddle's operations"
-    if _flags["FLAGS_check_nan_inf"]:
+    if _paddle.flags()["FLAGS_check_nan_inf"]:
         return "FLAGS_check_nan_inf has Paddle check what its operations return"
     return kernels.why_not()
 
 
-def _readable(grad, param):
+def _readable(grad: Any, param: Any) -> tuple[Any, Optional[str]]:
     """Return a gradient as the C library can read it and None, or None and why there is none."""
     if grad.is_selected_rows():
         return None, "the gradient is sparse"
@@ -376,17 +335,6 @@ def _readable(grad, param):
     return (grad, None) if why is None else (None, f"of the gradient: {why}")
 
 
-def _check_real(param, grad):
-    """Raise TypeError if a parameter is no floating-point tensor, or its gradient complex."""
-    if param.dtype not in _FLOATS or grad.dtype in _COMPLEX:
-        raise TypeError(
-            "Parameters must be floating-point tensors with real gradients: freeze other parameters, and split complex "
-            f"ones into real and imaginary parts. Received: '{param.name}' of type {param.dtype} with a gradient of "
-            f"type {grad.dtype}"
-        )
-
-
-def _warn_once(message):
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, stacklevel=6)
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=6)

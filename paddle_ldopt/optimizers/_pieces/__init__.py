@@ -1,1 +1,9 @@
-"""A parameter in pieces: sharding version 2, tensor parallel."""
+"""A parameter in pieces, as tensor parallelism and sharding version 2 leave it: their geometry, sums, and finding."""
+
+from .finder import PieceFinder, refuse_sharded_groups, unknown_parameter
+from .missing import MissingGradients
+from .piece import Piece
+from .sums import answer_locally, answer_together
+
+__all__ = ["MissingGradients", "Piece", "PieceFinder", "answer_locally", "answer_together", "refuse_sharded_groups"]
+__all__ += ["unknown_parameter"]

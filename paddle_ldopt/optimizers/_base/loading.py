@@ -1,0 +1,114 @@
+"""The check of a state before Paddle's `set_state_dict` loads it: Paddle would break off within a bad one."""
+
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.optimizer.lr import LambdaDecay, LRScheduler
+
+from ..._checks import shown
+from ..._paddle import accumulators, parameters_of, prefixed, rate_source, with_state
+from .sharded_state import COUNTERS
+
+__all__ = ["loadable"]
+
+
+def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
+    """Return a state under the names that Paddle's `set_state_dict` looks for; raise if Paddle would fail over it."""
+    if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
+        raise TypeError(
+            f"`state_dict` must be a dict with names as keys. Received: state_dict of type {type(state_dict).__name__}"
+        )
+    for key in ("master_weights", "LR_Scheduler"):
+        if not isinstance(state_dict.get(key, {}), dict):
+            raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {shown(state_dict[key])}")
+    _check_schedule(rate_source(optimizer), state_dict.get("LR_Scheduler"))
+    if not paddle.in_dynamic_mode():
+        return state_dict
+    masters, prefix, waiting = state_dict.get("master_weights", {}), prefixed(optimizer), []
+    for param in parameters_of(optimizer):
+        if param.name not in with_state(optimizer):
+            master = masters.get(param.name) if optimizer._has_master(param) else param
+            owner = getattr(master, "name", f"{param.name}_fp32_master_0")
+            layout = optimizer.state_layout(param).items()
+            waiting.append((param, master, {f"{owner}_{prefix}{name}_0": (name, form) for name, form in layout}))
+    live = {
+        value.name: (name[len(prefix) :], (value.dtype, value.shape))
+        for name, values in accumulators(optimizer).items()
+        for value in values.values()
+    }
+    state_dict = _renumbered(state_dict, {*live, *(key for _, _, layout in waiting for key in layout)})
+    for key, (name, form) in live.items():
+        if key not in state_dict:
+            raise ValueError(f"`state_dict` lacks what the optimizer has. Received: no '{key}'")
+        _check_state(key, state_dict[key], form, name in COUNTERS)
+    _check_waiting(optimizer, state_dict, waiting, set(live))
+    return state_dict
+
+
+def _check_schedule(schedule: Any, given: Any) -> None:
+    """Raise ValueError if the state lacks a part of the schedule's."""
+    if isinstance(schedule, LRScheduler) and (given or not isinstance(schedule, LambdaDecay)):
+        schedule.state_keys()
+        missing = [key for key in schedule.keys if key not in (given or {})]
+        if missing:
+            raise ValueError(
+                f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'. "
+                f"Received: a state without {missing}"
+            )
+
+
+def _renumbered(state_dict: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return a state under `names`, which may end in other numbers: Paddle counts a process's optimizers of a model."""
+    alike: dict[str, list[str]] = {}
+    for key in state_dict.keys() - names:
+        alike.setdefault(key.rstrip("0123456789"), []).append(key)
+    found = {name: alike.get(name.rstrip("0123456789"), ()) for name in names - state_dict.keys()}
+    new = {keys[0]: name for name, keys in found.items() if len(keys) == 1}
+    return {new.get(key, key): value for key, value in state_dict.items()}
+
+
+def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, known: set[str]) -> None:
+    """Raise if what waits for a parameter's first update is incomplete, malformed, or of other parameters."""
+    left, missing = set(state_dict) - {"master_weights", "LR_Scheduler"}, []
+    for param, master, layout in waiting:
+        given = layout.keys() & left
+        for key in given:
+            name, form = layout[key]
+            _check_state(key, state_dict[key], form, name in COUNTERS)
+        lacking = sorted(layout.keys() - given) + [f"master_weights of {param.name}"] * (master is None)
+        if given and lacking:
+            raise ValueError(
+                "`state_dict` must have all state of a parameter or none: build the optimizer with the options of the "
+                f"saved one. Received: no {lacking} beside '{min(given)}'"
+            )
+        if not given and not param.stop_gradient:
+            missing.append(param.name)
+        known |= given
+    names = tuple(f"{name}_" for name in optimizer._structured)  # parameters of the model that are not trained here
+    unknown = sorted(key for key in left - known if not (names and key.startswith(names)))
+    if unknown and (missing or not left & known):
+        raise ValueError(
+            "`state_dict` is of other parameters: rebuild the model under `paddle.utils.unique_name.guard()`, which "
+            "gives its parameters the saved names, and the optimizer with the same `name`; or take the entries of "
+            f"parameters that are gone out of it. Received: {len(unknown)} unknown entries such as {unknown[:2]}, and "
+            f"nothing for {len(missing)} trainable parameters such as {missing[:2]}"
+        )
+
+
+def _check_state(key: str, found: Any, form: tuple[Any, Any], counts: bool) -> None:
+    """Raise TypeError or ValueError if a state has another form, or is a counter of less than no steps."""
+    if not isinstance(found, (paddle.Tensor, np.ndarray)):
+        raise TypeError(f"`state_dict` must hold Tensors. Received: {shown(found)} as '{key}'")
+    expected, received = _form(*form), _form(found.dtype, found.shape)
+    if received != expected:
+        raise ValueError(
+            f"`state_dict` is of another optimizer or model: '{key}' must be {expected}. Received: {received}"
+        )
+    count = np.asarray(found if counts else 0.0, "float64")
+    if not np.all(np.isfinite(count) & (count >= 0.0)):
+        raise ValueError(f"'{key}' of `state_dict` must be a finite number from 0 on. Received: {count.tolist()}")
+
+
+def _form(dtype: Any, shape: Any) -> str:
+    return f"{str(dtype).rpartition('.')[2]} of shape {list(shape)}"

@@ -1,0 +1,138 @@
+"""Which piece of each parameter a process has, found out once `fleet` has wrapped the optimizer."""
+
+import copy
+import dataclasses
+import itertools
+import math
+from typing import Any, Optional
+
+import paddle.distributed as dist
+
+from ..._paddle import is_allocated, topology
+from .piece import Piece
+
+__all__ = ["PieceFinder", "refuse_sharded_groups", "unknown_parameter"]
+
+_INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding of stage 1"
+
+
+class PieceFinder:
+    """The parameters that an optimizer was built with, before a wrapper, and the pieces that this process has."""
+
+    def __init__(self, params: list[Any]) -> None:
+        self.params = {param.name: param for param in params}
+        self._shapes = {name: list(param.shape) for name, param in self.params.items()}
+        self._found: dict[str, Piece] = {}
+        self._found_for: tuple[Any, Any] = (None, None)  # the parameter list and the topology that `_found` is of
+
+    def __deepcopy__(self, memo: Any) -> "PieceFinder":
+        return PieceFinder(copy.deepcopy(list(self.params.values()), memo))  # the copies have other names
+
+    def shape(self, param: Any) -> list[int]:
+        """Return the shape of the whole tensor that a parameter is, or is a piece of."""
+        shape = self._shapes.get(param.name)
+        if shape is None:
+            return list(param.shape)
+        split = self._split(self.params[param.name])
+        return shape if split is None else [n * split[2] if i == split[0] else n for i, n in enumerate(shape)]
+
+    def check(self, param: Any) -> None:
+        """Raise if a parameter is neither one that the optimizer was built with nor a flat slice of one."""
+        known = self.params.get(param.name)
+        if known is None:
+            raise unknown_parameter(param)
+        shape, built_with = list(param.shape), self._shapes[param.name]
+        if shape != built_with if param is known else len(shape) != 1:
+            raise ValueError(
+                f"'{param.name}' had another shape when the optimizer was built, and it is no slice of sharding stage "
+                f"1. Build the optimizer after the model is complete; {_INSTEAD}. "
+                f"Received: shape={shape}, built with {built_with}"
+            )
+
+    def find(self, parameter_list: Any) -> dict[str, Piece]:
+        """Return name -> `Piece` of the parameters of a step, given the optimizer's list, which may be of slices.
+
+        Every process of a group must call this in the same step: the first time they tell each other their slices.
+        """
+        if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
+            if self.is_sliced(parameter_list):
+                found = {name: self._sliced(name, spans) for name, spans in self._gather(parameter_list).items()}
+            else:
+                found = {name: self._unsliced(param) for name, param in self.params.items()}
+            self._found = {name: piece for name, piece in found.items() if piece is not None}
+            self._found_for = parameter_list, topology()
+        return self._found
+
+    def is_sliced(self, parameter_list: Any) -> bool:
+        """Return whether sharding with `split_param` has put slices in the place of the parameters."""
+        name = getattr(parameter_list[0], "name", None) if parameter_list else None  # a group has none
+        return name in self.params and parameter_list[0] is not self.params[name]
+
+    def _unsliced(self, param: Any, slice_size: Optional[int] = None) -> Piece:
+        """Return the piece of a parameter that is whole, or split by tensor parallelism alone."""
+        split = self._split(param)
+        groups = () if split is None else (topology().get_model_parallel_group(),)
+        return Piece(self.shape(param), split, groups=groups, slice_size=slice_size)
+
+    def _split(self, param: Any) -> Optional[tuple[int, int, int]]:
+        """Return (axis, index, parts) of a tensor-parallel parameter, None of another."""
+        hcg = topology()
+        if hcg is None or hcg.get_model_parallel_world_size() == 1 or not getattr(param, "is_distributed", False):
+            return None
+        axis = getattr(param, "split_axis", None)
+        if axis is None:
+            raise ValueError(
+                "A tensor-parallel parameter must say which axis it is split along, as those of Paddle's layers do: "
+                f"set `split_axis`. Received: '{param.name}' with is_distributed=True and no split_axis"
+            )
+        return axis, hcg.get_model_parallel_rank(), hcg.get_model_parallel_world_size()
+
+    def _gather(self, parameter_list: Any) -> dict[str, list[tuple[int, int]]]:
+        """Return name -> [(begin, end) of the flattened parameter that each process of the sharding group holds]."""
+        held = {param.name: param.shape[0] for param in parameter_list if is_allocated(param)}
+        all_held: list[dict[str, int]] = []
+        dist.all_gather_object(all_held, held, group=topology().get_sharding_parallel_group())
+        slices = {}
+        for name, shape in self._shapes.items():
+            size, ends = math.prod(shape), [0, *itertools.accumulate(held.get(name, 0) for held in all_held)]
+            if 0 < ends[-1] < size:
+                raise ValueError(
+                    f"The slices of '{name}' in the sharding group do not make up the parameter. "
+                    f"Received: slices of {ends[-1]} elements, shape={shape}"
+                )
+            if ends[-1]:  # padding lies behind the last element
+                slices[name] = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]
+        return slices
+
+    def _sliced(self, name: str, spans: list[tuple[int, int]]) -> Optional[Piece]:
+        """Return this process's `Piece` of a sliced parameter, None if another holds all of it."""
+        begin, end = spans[topology().get_sharding_parallel_rank()]
+        piece = self._unsliced(self.params[name], slice_size=end - begin)
+        if (0, math.prod(self._shapes[name])) in spans:
+            return None if begin == end else piece
+        span, groups = (
+            (begin, end) if begin < end else (0, 0),
+            (topology().get_sharding_parallel_group(), *piece.groups),
+        )
+        return dataclasses.replace(piece, span=span, groups=groups)
+
+
+def unknown_parameter(param: Any) -> ValueError:
+    """Return the error for a parameter that an optimizer was not built with."""
+    return ValueError(
+        f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut them up. "
+        f"Set sharding_configs.tensor_fusion=False; {_INSTEAD}. "
+        f"Received: '{param.name}' of shape {list(param.shape)}"
+    )
+
+
+def refuse_sharded_groups(parameters: Any) -> None:
+    """Raise if an optimizer that `fleet` will shard is given parameter groups, which Paddle cannot shard."""
+    groups = [item for item in parameters or [] if isinstance(item, dict)]
+    hcg = topology()
+    if groups and hcg is not None and hcg.get_sharding_parallel_world_size() > 1:
+        raise ValueError(
+            "Paddle's sharding takes a plain list of parameters: use `layers` or `set_param_lr_fun` for rates, "
+            "`apply_decay_param_fun` for the decay, or sharding_degree=1. "
+            f"Received: {len(groups)} groups, sharding_degree={hcg.get_sharding_parallel_world_size()}"
+        )

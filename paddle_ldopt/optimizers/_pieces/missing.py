@@ -1,0 +1,63 @@
+"""The agreement of processes under sharding: which parameters are frozen, and which had a gradient so far."""
+
+import functools
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+
+from ..._paddle import topology
+
+__all__ = ["MissingGradients"]
+
+
+class MissingGradients:
+    """Parameters without a gradient so far in any process: sharding gives them zeros, which would decay them."""
+
+    def __init__(self, params: list[Any]) -> None:
+        hcg = topology()
+        sharded = hcg is not None and hcg.get_sharding_parallel_world_size() > 1
+        self._params = params if sharded else []
+        self._here: set[str] = set()  # names of those that had a gradient in this process
+        self.names = [param.name for param in self._params]  # those without one when `drop_from` was last called
+        for param in self._params:
+            if param.stop_gradient:  # if it is unfrozen later, it counts as having one
+                self._here.add(param.name)
+            else:
+                param.register_hook(functools.partial(self._note, param.name))
+
+    def __deepcopy__(self, memo: Any) -> "MissingGradients":
+        return MissingGradients([])
+
+    def _note(self, name: str, grad: Any) -> None:
+        self._here.add(name)
+
+    def drop_from(self, params_grads: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Return updates without those of parameters that never had a gradient; raise if processes freeze others.
+
+        All processes must call this.
+        """
+        if not self.names:
+            return params_grads
+        self._here |= {
+            p.name for p, grad in params_grads if p.name not in self._here and grad is not None and grad.any()
+        }
+        frozen = [param.stop_gradient for param in self._params]
+        seen = [param.name in self._here for param in self._params]
+        flags = paddle.to_tensor([seen, frozen, [not idle for idle in frozen]], "int32")
+        for group in (topology().get_sharding_parallel_group(), topology().get_data_parallel_group()):
+            if group.nranks > 1:
+                dist.all_reduce(flags, dist.ReduceOp.MAX, group)
+        seen, frozen, trained = flags.numpy()
+        for param, differs in zip(self._params, frozen & trained):
+            if differs:
+                raise ValueError(
+                    "Processes that share parameters must freeze the same ones: set `stop_gradient` alike on all. "
+                    f"Received: '{param.name}' with stop_gradient={param.stop_gradient} here, the opposite elsewhere"
+                )
+        self.names = [param.name for param, has in zip(self._params, seen) if not has]
+        return [(param, grad) for param, grad in params_grads if param.name not in self.names]
+
+    def are_elsewhere(self) -> bool:
+        """Return whether some parameters lack a gradient, so that a process may have no updates, and some have one."""
+        return 0 < len(self.names) < len(self._params)
