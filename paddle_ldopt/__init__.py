@@ -1,5 +1,9 @@
 """Layer-wise learning-rate decay for fine-tuning with PaddlePaddle."""
 
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 try:
     import paddle as _paddle  # noqa: F401
 except ImportError as error:
@@ -18,7 +22,6 @@ from .layers.weight_decay import decayed_parameter_names
 from .optimizers import Adafactor, AdafactorSchedule, AdamWDL, AdamWeightDecay, Came, Lamb
 from .optimizers.apply import apply_layerwise_decay, reset_layerwise_decay
 from .optimizers.registry import OptimizerInfo, list_optimizers, optimizer_class
-from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
 from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
 from .schedules import (
     GreedyLR,
@@ -44,6 +47,9 @@ from .schedules import (
 from .schedules.warmup import WarmUp
 from .tensorflow_recipe import create_optimizer
 from .version import __version__
+
+if _TYPE_CHECKING:
+    from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
 
 __all__ = [
     "Adafactor",
@@ -96,3 +102,17 @@ __all__ = [
     "reset_layerwise_decay",
     "save_optimizer",
 ]
+
+_OF_PARALLEL = {"AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "PipelineWithLossScale"}
+
+
+def __getattr__(name: str) -> _Any:
+    """Import `parallel`, and with it Paddle's engines, when it is first used."""
+    if name == "parallel" or name in _OF_PARALLEL:
+        module = _importlib.import_module(".parallel", __name__)
+        return module if name == "parallel" else getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "parallel"})

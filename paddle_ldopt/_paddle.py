@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import math
 import os
 import types
 from collections.abc import Iterator
@@ -185,6 +186,127 @@ def may_have_cut(optimizer: Any) -> bool:
 
 
 # ---- fleet and its engines
+
+_META, _DYGRAPH = "paddle.distributed.fleet.meta_parallel", "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer"
+_FUSION, _UTILS = "paddle.distributed.fleet.utils.tensor_fusion_helper", "paddle.distributed.fleet.utils"
+_STEP, _CHECKPOINT = "The pipeline training step", "Saving for another layout"
+_ENGINE, _HYBRID = f"{_META}.PipelineParallel", f"{_DYGRAPH}.HybridParallelOptimizer"
+_V2 = f"{_DYGRAPH}.dygraph_sharding_optimizer.DygraphShardingOptimizerV2"
+
+pipeline_engine = _lazy(_ENGINE, _STEP)
+pipeline_layer = _lazy(f"{_META}.PipelineLayer", _STEP)
+sharding_engine = _lazy(f"{_META}.ShardingParallel", _STEP)
+tensor_engine = _lazy(f"{_META}.TensorParallel", _STEP)
+hybrid_optimizer = _lazy(_HYBRID, _STEP)
+sharding_v1 = _lazy(f"{_DYGRAPH}.dygraph_sharding_optimizer.DygraphShardingOptimizer", _CHECKPOINT)
+sharding_v2 = _lazy(_V2, _CHECKPOINT)
+all_reduce_gradients = _lazy(f"{_UTILS}.hybrid_parallel_util.fused_allreduce_gradients_with_group", _STEP)
+hybrid_parameters = _lazy(f"{_UTILS}.hybrid_parallel_util.obtain_optimizer_parameters_list", _STEP)
+
+hybrid_group = _attribute(f"{_META}.meta_parallel_base.MetaParallelBase", "_hcg", _STEP)
+engine_layers = _attribute(f"{_META}.meta_parallel_base.MetaParallelBase", "_layers", _STEP)
+loss_functions = _attribute(f"{_META}.PipelineLayer", "_loss_fn", _STEP)
+has_dynamic_shape = _attribute(_ENGINE, "_dynamic_shape", _STEP)
+delays_scale = _attribute(_ENGINE, "_delay_scale_loss", _STEP)  # losses are not divided by the micro-batches' number
+prepare_training = _attribute(_ENGINE, "_prepare_training", _STEP)
+_backward_step = _attribute(_ENGINE, "_backward_step", _STEP)
+sharded_optimizer = _attribute(_HYBRID, "_inner_opt", _STEP)
+reduced_step = _attribute(_HYBRID, "_step", _STEP)  # the step with gradients that are reduced already
+slices = _attribute(_V2, "_slice_params", _CHECKPOINT)  # param.name -> the piece that is in this process
+collect_buffers = _attribute(_V2, "_collect_comm_buffers", _CHECKPOINT)
+assign_slice_gradients = _attribute(_V2, "_assign_slice_grad", _STEP)
+_buffers = _attribute(_V2, "_comm_buffer_list", _CHECKPOINT)
+_views = _attribute(f"{_FUSION}.FusedCommBuffer", "_sharding_param_grad_view", _CHECKPOINT)
+_VIEW = f"{_FUSION}.ShardingGradView"
+_view_begin = _attribute(_VIEW, "_param_begin", _CHECKPOINT)  # both in the buffer, like the index of the parameter
+_view_end = _attribute(_VIEW, "_param_end", _CHECKPOINT)
+_view_index = _attribute(_VIEW, "_index", _CHECKPOINT)
+_view_param = _attribute(_VIEW, "_param", _CHECKPOINT)
+local_shape = _attribute(TENSOR, "_local_shape", _CHECKPOINT)  # of a DistTensor
+_found_overflow = _attribute("paddle.amp.AmpScaler", "_cache_found_inf", _STEP)
+
+
+def overlaps(network: Any) -> list[str]:
+    """Return the settings that are on by which an engine reduces gradients while it computes others."""
+    names = ("dp_comm_overlap", "sharding_comm_overlap", "release_gradients")
+    return [name for name in names if getattr(network, f"_{name}", False)]
+
+
+def is_pipeline_engine(network: Any) -> bool:
+    """Return whether `fleet` made an engine of a PipelineLayer: of stages or, since Paddle 3.3, for one process."""
+    alone = any(cls.__name__ == "NoPipelineParallel" for cls in type(network).__mro__)
+    return alone or isinstance(network, pipeline_engine())
+
+
+def engine_with(engine: Any, loss: Any, forward: Any, guarded: Any) -> Any:
+    """Return an engine that shares everything with `engine`, with its own loss function and calls.
+
+    The engine has hooks around its calls, and none that replaces a result. So that nothing is patched on the user's
+    engine, the parts are replaced in subclasses whose instances share its attributes.
+
+    Args:
+        engine: a pipeline engine.
+        loss: called with the output and the labels.
+        forward: called for the forward of the stage.
+        guarded: given the backward step of a micro-batch, returns the one to call.
+    """
+    layers = _sharing(engine_layers(engine), _loss_fn=[loss], forward=forward)
+    return _sharing(engine, _layers=layers, _backward_step=guarded(_backward_step(engine)))
+
+
+def _sharing(layer: Any, **own: Any) -> Any:
+    """Return a Layer of a subclass that shares all attributes of `layer` except its own."""
+
+    def fixed(value: Any) -> property:
+        return property(lambda self: value)
+
+    cls = type(type(layer).__name__, (type(layer),), {name: fixed(value) for name, value in own.items()})
+    other: Any = object.__new__(cls)
+    object.__setattr__(other, "__dict__", vars(layer))
+    return other
+
+
+def is_group_sharded(optimizer: Any) -> bool:
+    """Return whether `group_sharded_parallel` (stages 2 and 3) has wrapped an optimizer."""
+    return any(hasattr(wrapper, "_optim") for wrapper in wrappers(optimizer))
+
+
+def slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
+    """Return ``param.name`` -> range of the flattened parameter in this process, and fill the slices.
+
+    Sharding version 2 would fill them in its first step.
+    """
+    collect_buffers(optimizer)()
+    ranges = {}
+    for buffer in _buffers(optimizer):
+        for name, view in _views(buffer).items():
+            begin, end, index = _view_begin(view), _view_end(view), _view_index(view)
+            if begin < end:
+                view.fill_slice_param(slices(optimizer)[name])
+                ranges[name] = (begin - index, min(end - index, math.prod(_view_param(view).shape)))
+    return {name: (begin, end) for name, (begin, end) in ranges.items() if begin < end}
+
+
+def drop_waiting_state(optimizer: Any) -> None:
+    """Forget the state that was loaded and not yet assigned to its parameters."""
+    optimizer._accumulators_holder = {}
+
+
+def report_overflow(scaler: Any, overflow: bool) -> None:
+    """Tell Paddle's GradScaler of an overflow in any process: its `unscale_` looks for one in this process only."""
+    _found_overflow(scaler)
+    scaler._cache_found_inf = overflow
+
+
+def inner_clip(clip: Any) -> Any:
+    """Return the gradient clip inside the one of `fleet`."""
+    return getattr(clip, "_clip", clip)
+
+
+def forget_checkpoint(folder: str) -> None:
+    """Have `paddle.distributed.load_state_dict` list the files of a folder anew: another checkpoint may be there."""
+    module = importlib.import_module(paddle.distributed.load_state_dict.__module__)
+    getattr(module, "PATH_TO_CHECKPOINT_FILES", {}).pop(folder, None)
 
 
 # ---- PaddleNLP's and PaddleFormers' Trainer

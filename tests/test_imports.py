@@ -106,12 +106,22 @@ def test_importing_the_package_is_cheap():
     code = (
         "import sys, time; start = time.perf_counter(); import paddle; before = set(sys.modules);"
         "middle = time.perf_counter(); import paddle_ldopt; end = time.perf_counter(); new = set(sys.modules) - before;"
-        "print((end - middle) / (middle - start), *{'paddlenlp', 'paddleformers', 'matplotlib', 'rich'} & new)"
+        "heavy = {'paddlenlp', 'paddleformers', 'matplotlib', 'rich', 'paddle_ldopt.parallel'};"
+        "print((end - middle) / (middle - start), *heavy & new)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ratio, *heavy = run.stdout.split()
     assert not heavy
     assert float(ratio) < 0.5, "of the time that importing Paddle takes"
+
+
+def test_parallel_is_imported_when_it_is_used():
+    code = (
+        "import sys, paddle_ldopt as ldopt; lazy = {'PipelineWithLossScale', 'DynamicLossScaler', 'parallel'};"
+        "assert lazy <= set(dir(ldopt)) and 'paddle_ldopt.parallel' not in sys.modules; ldopt.DynamicLossScaler();"
+        "assert not hasattr(ldopt, 'nothing'); from paddle_ldopt import *; PipelineWithLossScale, ldopt.parallel"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_missing_paddle_is_a_clear_error():

@@ -1,8 +1,8 @@
 """Training on more than one process, on Paddle's own engine (`paddle.distributed.fleet`)."""
 
-from .checkpoints import load_checkpoint, save_checkpoint
 from .pipeline import PipelineWithLossScale
 from .scalers import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, LossScaler
+from .sharded_checkpoint import load_checkpoint, save_checkpoint
 
 __all__ = [
     "AdaptiveLossScaler",

@@ -1,31 +1,23 @@
-"""The gradients of a step, from what backward leaves to what an optimizer takes: unscale, check, reduce, clip."""
+"""The gradients of a step, from backward's to the optimizer's: unscale, check, reduce, clip."""
+
+from typing import Any, Optional
 
 import paddle
 import paddle.distributed as dist
-from paddle.distributed.fleet.utils.hybrid_parallel_util import (
-    fused_allreduce_gradients_with_group,
-    obtain_optimizer_parameters_list,
-)
 
-from .._paddle import unwrap_model
+from .. import _paddle
+from .ranks import Ranks
 
 __all__ = ["Gradients"]
 
 
 class Gradients:
-    """Those of all parameters that an optimizer trains.
+    """The gradients of all parameters that an optimizer trains, the same ones in all processes."""
 
-    Args:
-        layout (Layout): the processes, the network and its optimizer.
-
-    Raises:
-        ValueError: the optimizer has a parameter that the network has not; processes that train other parameters.
-    """
-
-    def __init__(self, layout):
-        self._layout = layout
-        self._trained = None  # structured name -> whether it is trained, as agreed with all processes
-        known = {id(param) for param in layout.network.parameters()}
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._trained: Optional[dict[str, bool]] = None  # structured name -> is trained, as agreed with all processes
+        known = {id(param) for param in ranks.network.parameters()}
         strange = [param.name for param in self._listed() if id(param) not in known]
         if strange:
             raise ValueError(
@@ -34,17 +26,18 @@ class Gradients:
             )
         self.check_trained()
 
-    def check_trained(self):
+    def check_trained(self) -> None:
         """Raise, in all processes, if a parameter is trained in one process and frozen or left out in another."""
         mine = {id(param) for param in self.parameters()}
-        trained = {name: id(param) in mine for name, param in unwrap_model(self._layout.network).named_parameters()}
-        if not self._layout.agree(trained != self._trained):
+        named = _paddle.unwrap_model(self._ranks.network).named_parameters()
+        trained = {name: id(param) in mine for name, param in named}
+        if not self._ranks.agree(trained != self._trained):
             return
         everyone = [trained]
-        if self._layout.processes > 1:
+        if self._ranks.processes > 1:
             everyone = []
             dist.all_gather_object(everyone, trained)
-        first: dict = {}  # tied weights have one name in all stages, others are in one stage only
+        first: dict[str, tuple[int, bool]] = {}  # tied weights have one name in all stages, others are in one only
         for rank, one in enumerate(everyone):
             for name, is_trained in one.items():
                 other, expected = first.setdefault(name, (rank, is_trained))
@@ -57,16 +50,16 @@ class Gradients:
                     )
         self._trained = trained
 
-    def _listed(self):
-        optimizer = self._layout.optimizer
-        return obtain_optimizer_parameters_list(optimizer._inner_opt if self._layout.hybrid else optimizer)
+    def _listed(self) -> list[Any]:
+        optimizer = self._ranks.optimizer
+        return _paddle.hybrid_parameters()(_paddle.sharded_optimizer(optimizer) if self._ranks.hybrid else optimizer)
 
-    def parameters(self):
+    def parameters(self) -> list[Any]:
         """Return the parameters that are trained at present, in the optimizer's order."""
         return [param for param in self._listed() if not param.stop_gradient]
 
-    def unscale(self, factor):
-        """Multiply all by a factor, in place; return whether they are finite in this process."""
+    def unscale(self, factor: float) -> bool:
+        """Multiply all gradients by a factor, in place; return whether they are finite in this process."""
         finite = []
         for gradient in map(_gradient_of, self.parameters()):
             if gradient is not None:
@@ -74,65 +67,64 @@ class Gradients:
                 finite.append(paddle.isfinite(gradient).all())
         return not finite or bool(paddle.stack(finite).all())
 
-    def local_norms(self):
+    def local_norms(self) -> tuple[Any, Any]:
         """Return the norm of each parameter's gradient and the number of its elements, as two Tensors."""
         params = self.parameters()
-        squares = [_square(gradient) for gradient in map(_gradient_of, params)]
-        sizes = [param.size for param in params]
-        return paddle.concat(squares).sqrt(), paddle.to_tensor(sizes, dtype="int64")
+        squares = [_square(_gradient_of(param)) for param in params]
+        return paddle.concat(squares).sqrt(), paddle.to_tensor([param.size for param in params], dtype="int64")
 
-    def reduce(self):
+    def reduce(self) -> None:
         """Average over the processes that have data of their own."""
-        layout, params, group = self._layout, self.parameters(), self._layout.data_group
-        if not layout.sliced:  # slices have buffers, which are never missing
-            params = _fill_missing(params, layout.data_groups)
-        if layout.shards is not None:
-            layout.shards.reduce_gradients(params, layout.hcg)
-            if layout.sliced:  # or the slices of the first step are in no group's list
-                layout.shards._collect_comm_buffers()
-                layout.shards._assign_slice_grad()
-            params = layout.shards.filter_parameters(params, layout.hcg)
-        if group is not None:  # Paddle leaves this to a reducer, which NoPipelineParallel lacks
-            fused_allreduce_gradients_with_group(params, group, scale=1.0 / group.nranks)
+        ranks, params, group = self._ranks, self.parameters(), self._ranks.data_group
+        if not ranks.sliced:  # slices have buffers, which are never missing
+            params = _fill_missing(params, ranks.data_groups)
+        if ranks.shards is not None:
+            ranks.shards.reduce_gradients(params, ranks.hcg)
+            if ranks.sliced:  # or the slices of the first step are in no group's list
+                _paddle.collect_buffers(ranks.shards)()
+                _paddle.assign_slice_gradients(ranks.shards)()
+            params = ranks.shards.filter_parameters(params, ranks.hcg)
+        if group is not None:  # Paddle leaves this to a reducer, which its engine for one process lacks
+            _paddle.all_reduce_gradients()(params, group, scale=1.0 / group.nranks)
 
-    def _counted(self):
+    def _counted(self) -> list[Any]:
         """Return the parameters whose reduced gradients are in this process, and in the norm."""
         params = self.parameters()
-        if self._layout.shards is not None:
-            params = self._layout.shards.filter_parameters(params, self._layout.hcg)
+        if self._ranks.shards is not None:
+            params = self._ranks.shards.filter_parameters(params, self._ranks.hcg)
         return [param for param in params if getattr(param, "need_clip", True) and _gradient_of(param) is not None]
 
-    def global_norm(self):
-        """Return the norm of all reduced gradients of all processes, each parameter counted once, as a float."""
-        repeated = self._layout.repeated()
-        split: list = []  # those that tensor parallelism has cut
-        whole: list = []
+    def global_norm(self) -> float:
+        """Return the norm of all reduced gradients of all processes, with each parameter counted once."""
+        repeated = self._ranks.repeated()
+        split: list[Any] = []  # of parameters that tensor parallelism has cut
+        whole: list[Any] = []
         for param in self._counted():
             if id(param) not in repeated:
                 (split if param.is_distributed else whole).append(_square(_gradient_of(param)))
         sums = [paddle.add_n(squares) if squares else paddle.zeros([1]) for squares in (split, whole)]
-        return self._layout.sum_of_squares(*sums).sqrt().item()
+        return self._ranks.sum_of_squares(*sums).sqrt().item()
 
-    def clip(self, norm, max_norm):
-        """Scale the reduced gradients, of the norm that is given, down to `max_norm`."""
+    def clip(self, norm: float, max_norm: float) -> None:
+        """Scale the reduced gradients, whose norm is given, down to `max_norm`."""
         if norm > max_norm:
             for param in self._counted():
                 _gradient_of(param).scale_(max_norm / norm)
 
-    def apply(self):
-        """Have the optimizer make its step, with gradients that are reduced already."""
-        if self._layout.hybrid:
-            self._layout.optimizer._step(self.parameters())
+    def apply(self) -> None:
+        """Take the optimizer's step, with gradients that are reduced already."""
+        if self._ranks.hybrid:
+            _paddle.reduced_step(self._ranks.optimizer)(self.parameters())
         else:
-            self._layout.optimizer.step()
+            self._ranks.optimizer.step()
 
 
-def _gradient_of(param):
+def _gradient_of(param: Any) -> Any:
     main = getattr(param, "main_grad", None)  # float32, of a float16 or bfloat16 parameter
     return param.grad if main is None else main
 
 
-def _square(gradient):
+def _square(gradient: Any) -> Any:
     """Return the sum of the squares, float32 of shape [1], 0 for None."""
     if gradient is None:
         return paddle.zeros([1])
@@ -140,7 +132,7 @@ def _square(gradient):
     return gradient.astype(dtype).square().sum().astype("float32").reshape([1])
 
 
-def _fill_missing(params, groups):
+def _fill_missing(params: list[Any], groups: list[Any]) -> list[Any]:
     """Return the parameters that have a gradient in any process, with zeros for a gradient that is missing here."""
     present = [_gradient_of(param) is not None for param in params]
     anywhere = paddle.to_tensor(present, dtype="int32")

@@ -1,18 +1,18 @@
-"""One training step over micro-batches, with a loss scale, whatever the processes share (a port of MindFormers')."""
+"""One training step over micro-batches, with a loss scale, in any parallel mode (a port of MindFormers')."""
 
 import math
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import paddle
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .._checks import checked_bool, checked_number, checked_steps, shown
-from .._paddle import unwrap
+from .._paddle import grad_clip, param_groups, rate_source, unwrap
 from ..schedules import MetricSchedule
 from .gradients import Gradients
-from .layout import Layout
 from .micro_batches import MicroBatches
-from .scalers import as_scaler
+from .ranks import Ranks
+from .scalers import LossScaler, as_scaler
 
 __all__ = ["PipelineWithLossScale", "StepOutput", "StepOutputWithLocalNorm"]
 
@@ -20,14 +20,14 @@ _SKIP = {"global_norm_spike_threshold": 1.0, "use_skip_data_by_global_norm": Fal
 
 
 class StepOutput(NamedTuple):
-    """What a step gives; all but `local_norm` and `size` are the same in all processes.
+    """The results of a step, the same in all processes.
 
     Args:
-        loss (Tensor): mean over micro-batches and data-parallel processes, or over tokens; float32 of shape [].
-        overflow (Tensor): whether a gradient was not finite; bool of shape [].
-        loss_scale (Tensor): the scale of this step; float32 of shape [].
-        learning_rate (Tensor): the optimizer's rate in this step; float32 of shape [].
-        global_norm (Tensor|None): the norm before clipping, inf after an overflow; None if nothing is clipped.
+        loss: mean over micro-batches and data-parallel processes, or over tokens; float32 of shape [].
+        overflow: whether a gradient was not finite; bool of shape [].
+        loss_scale: the scale of this step; float32 of shape [].
+        learning_rate: the optimizer's rate in this step; float32 of shape [].
+        global_norm: the norm before clipping, inf after an overflow; None without clipping.
     """
 
     loss: paddle.Tensor
@@ -38,17 +38,13 @@ class StepOutput(NamedTuple):
 
 
 class StepOutputWithLocalNorm(NamedTuple):
-    """`StepOutput` and this process's own part.
+    """The results of `StepOutput`, and the norms of this process's gradients.
 
     Args:
-        loss (Tensor): as there.
-        overflow (Tensor): as there.
-        loss_scale (Tensor): as there.
-        learning_rate (Tensor): as there.
-        global_norm (Tensor|None): as there.
-        local_norm (Tensor): norm of the gradient of each parameter of this process, in the optimizer's order, unscaled
-            and before any reduction over data; float32 of shape [n].
-        size (Tensor): elements of each; int64 of shape [n].
+        loss, overflow, loss_scale, learning_rate, global_norm: as there.
+        local_norm: norm of the gradient of each parameter of this process, in the optimizer's order, unscaled and
+            before any reduction over data; float32 of shape [n].
+        size: elements of each gradient; int64 of shape [n].
     """
 
     loss: paddle.Tensor
@@ -69,24 +65,20 @@ class PipelineWithLossScale:
         g = \frac{1}{s} \operatorname{mean} \frac{1}{m} \sum_i \nabla (s\, l_i) \qquad
         g \leftarrow g \min(1, c / \lVert g \rVert)
 
-    and with `calculate_per_token_loss`, for losses :math:`(n_i, d_i)` (the sum over tokens, how many there are), with
+    and with `calculate_per_token_loss`, for losses :math:`(n_i, d_i)` (sum over tokens, number of tokens), with
     sums over all micro-batches of all processes:
 
     .. math::
         l = \frac{\sum n_i}{\sum d_i} \qquad g = \frac{1}{s} \frac{\sum \nabla (s\, n_i)}{\sum d_i}
 
-    On Paddle's own engine: stages exchange activations by its 1F1B schedule. Without a pipeline (data parallel,
-    sharding stage 1, one process) the numbers are the same. It is called with the inputs of a step, this process's
-    part, whose first dimension is cut into micro-batches: ``step(inputs, labels)`` for a `PipelineLayer`, which has its
-    loss function, and ``step(*inputs)`` for any other network, which returns its loss.
+    Stages exchange activations by the 1F1B schedule of Paddle's engine; without a pipeline (data parallel, sharding
+    stage 1, one process) the numbers are the same. Call it with this process's inputs of a step, whose first dimension
+    is cut into micro-batches: ``step(inputs, labels)`` for a `PipelineLayer`, which has its loss function, and
+    ``step(*inputs)`` for any other network, which returns its loss.
 
-    An error in one process (in the loss function, in the data of a micro-batch) is raised in all before anything has
-    changed, and the next step starts from clean gradients. If a process never comes to the step, the others raise when
-    their communication times out.
-
-    After an overflow in any process nothing has changed but the scale: no weight, no state, no counter, no rate. A
-    schedule of the optimizer's learning rate **is advanced here**, by each update that is made: don't call its `step`.
-    One that takes a metric (`MetricSchedule`, Paddle's ReduceOnPlateau) is left to the caller.
+    An error in one process is raised in all before anything has changed. After an overflow in any process only the
+    scale has changed. The step **advances the schedule** of the optimizer's learning rate with each update: don't call
+    its `step`. A schedule that takes a metric (`MetricSchedule`, Paddle's ReduceOnPlateau) is left to the caller.
 
     Args:
         network (paddle.nn.Layer): from `fleet.distributed_model` or `paddle.DataParallel`; plain in one process.
@@ -94,26 +86,23 @@ class PipelineWithLossScale:
             Without `grad_clip`.
         use_clip_grad (bool, optional): clip by the global norm.
         max_grad_norm (float, optional): c, above 0.
-        scale_sense (float|Tensor|LossScaler|paddle.amp.GradScaler, optional): s: fixed, if it is a number or a Tensor
-            of shape [] or [1]; else what adapts it.
+        scale_sense (float|Tensor|LossScaler|paddle.amp.GradScaler, optional): s: a fixed number (a Tensor of shape []
+            or [1]), or a scaler that adapts it.
         micro_batch_num (int, optional): m, at least 1; with fleet's pipeline, its `accumulate_steps`.
-        local_norm (bool, optional): give the norm of each parameter's gradient, too.
+        local_norm (bool, optional): also return the norm of each parameter's gradient.
         calculate_per_token_loss (bool, optional): weight micro-batches and processes by their tokens.
         **kwargs: `use_skip_data_by_global_norm` (bool): make no update if the global norm is
             `global_norm_spike_threshold` (float, above 0) or more; the scale adapts as after any step.
 
     Raises:
-        TypeError: a `scale_sense`, a loss, an input or another argument of a wrong type; an unknown argument.
-        ValueError: a `scale_sense` of another shape than [] or [1]; a parallel mode or setting that is not served; a
-            number of micro-batches that is not the engine's or does not divide the batch; an optimizer that clips by
-            itself; parameters that are frozen in some processes only; an argument out of range or without effect; a
-            step without any token; a schedule that was advanced elsewhere.
-        RuntimeError: an error in another process, or one that does not answer.
+        TypeError, ValueError: an argument, loss or input of a wrong type, out of range or without effect; a parallel
+            mode that is not supported; an optimizer that clips by itself; parameters frozen in some processes only; no
+            token; a schedule that was advanced elsewhere.
+        RuntimeError: an error in another process, or a process that does not answer until communication times out.
 
     Differs from MindFormers: without `calculate_per_token_loss` the loss is the mean over micro-batches (there their
     sum); `local_norm` is a norm of unscaled gradients (there a sum of squares of scaled ones); a gradient that
-    overflows in the reduction, or whose norm does, is an overflow; `parallel_config` is an error: fleet's strategy has
-    it.
+    overflows in the reduction, or whose norm does, is an overflow; fleet's strategy replaces `parallel_config`.
 
     Examples:
         .. code-block:: python
@@ -141,17 +130,17 @@ class PipelineWithLossScale:
 
     def __init__(
         self,
-        network,
-        optimizer,
-        use_clip_grad=True,
-        max_grad_norm=1.0,
-        scale_sense=1.0,
-        micro_batch_num=1,
-        local_norm=False,
-        calculate_per_token_loss=False,
-        **kwargs,
-    ):
-        self.scaler = as_scaler(scale_sense)
+        network: Any,
+        optimizer: Any,
+        use_clip_grad: bool = True,
+        max_grad_norm: float = 1.0,
+        scale_sense: Any = 1.0,
+        micro_batch_num: int = 1,
+        local_norm: bool = False,
+        calculate_per_token_loss: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.scaler: LossScaler = as_scaler(scale_sense)
         self._clips = checked_bool(use_clip_grad, "use_clip_grad")
         self._max_norm = checked_number(max_grad_norm, "max_grad_norm", ends="(]")
         if not use_clip_grad and max_grad_norm != 1.0:
@@ -163,24 +152,17 @@ class PipelineWithLossScale:
         self._per_token = checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
         self._spike = _spike_threshold(use_clip_grad, **kwargs)
         count = checked_steps(micro_batch_num, "micro_batch_num", least=1)
-        self._layout = Layout(network, optimizer)
+        self._ranks = Ranks(network, optimizer)
         _check_own_clip(optimizer)
-        self._micro_batches = MicroBatches(self._layout, count, self._per_token)
+        self._micro_batches = MicroBatches(self._ranks, count, self._per_token)
         self._count = count
-        self._gradients = Gradients(self._layout)
+        self._gradients = Gradients(self._ranks)
         self._optimizer = optimizer
-        self._epoch = None  # of the schedule after the last step
+        self._epoch: Optional[int] = None  # of the schedule after the last step
 
-    def __call__(self, *inputs):
-        """Train one step.
-
-        Args:
-            *inputs (Tensor|tuple[Tensor]|None): this process's part of the batch; a stage that needs none takes None.
-
-        Returns:
-            StepOutput|StepOutputWithLocalNorm: what happened.
-        """
-        with self._layout.together():
+    def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
+        """Train one step on this process's part of the batch; a stage takes None for inputs it does not need."""
+        with self._ranks.together():
             schedule = self._checked_schedule()
             parts = self._micro_batches.split(inputs)
         self._gradients.check_trained()
@@ -192,9 +174,9 @@ class PipelineWithLossScale:
         self._epoch = getattr(schedule, "last_epoch", None)
         return output
 
-    def _train(self, parts, schedule):
+    def _train(self, parts: tuple[Any, ...], schedule: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
         scale, rate = self.scaler.get_loss_scale(), self._optimizer.get_lr()
-        with self._layout.together():
+        with self._ranks.together():
             loss = self._micro_batches.run(parts, self.scaler)
         with paddle.no_grad():
             loss, weight = self._mean(loss, self._micro_batches.tokens() if self._per_token else None)
@@ -202,10 +184,10 @@ class PipelineWithLossScale:
             finite = gradients.unscale(weight / (scale * self._micro_batches.share))
             local = gradients.local_norms() if self._gives_local_norm else ()
             norm = math.inf
-            if not self._layout.agree(not finite):
+            if not self._ranks.agree(not finite):
                 gradients.reduce()
                 norm = gradients.global_norm()
-            overflow = bool(self._layout.agree(not math.isfinite(norm)))  # the reduction can overflow, too
+            overflow = bool(self._ranks.agree(not math.isfinite(norm)))  # the reduction can overflow, too
             if not overflow and (self._spike is None or norm < self._spike):
                 self._update(norm, schedule)
         self._optimizer.clear_grad()
@@ -214,27 +196,27 @@ class PipelineWithLossScale:
         scalars = loss, paddle.to_tensor(overflow), scale, rate, norm if self._clips else None
         return StepOutputWithLocalNorm(*scalars, *local) if local else StepOutput(*scalars)
 
-    def _mean(self, loss, tokens):
-        """Return the loss of all processes, and by what the sum of the gradients of this one is multiplied."""
-        layout = self._layout
+    def _mean(self, loss: Any, tokens: Any) -> tuple[Any, float]:
+        """Return the loss of all processes, and the factor of the sum of this process's gradients."""
+        ranks = self._ranks
         if tokens is None:
-            return (layout.sum_over_data(loss) / layout.data_ranks).reshape([]), 1.0 / self._count
-        both = layout.sum_over_data(paddle.concat([loss * self._count, tokens]))
+            return (ranks.sum_over_data(loss) / ranks.data_ranks).reshape([]), 1.0 / self._count
+        both = ranks.sum_over_data(paddle.concat([loss * self._count, tokens]))
         total = both[1].item()
         if not total > 0:
             raise ValueError(f"A step must have a token that counts. Received: {total:g} tokens in all micro-batches")
-        return both[0] / total, layout.data_ranks / total
+        return both[0] / total, ranks.data_ranks / total
 
-    def _update(self, norm, schedule):
+    def _update(self, norm: float, schedule: Any) -> None:
         if self._clips:
             self._gradients.clip(norm, self._max_norm)
         self._gradients.apply()
         if schedule is not None:
             schedule.step()
 
-    def _checked_schedule(self):
+    def _checked_schedule(self) -> Any:
         """Return the schedule to advance, None if there is none."""
-        schedule = unwrap(self._optimizer)._learning_rate
+        schedule = rate_source(unwrap(self._optimizer))
         if not isinstance(schedule, LRScheduler) or isinstance(schedule, (MetricSchedule, ReduceOnPlateau)):
             return None
         if self._epoch not in (None, schedule.last_epoch):
@@ -245,19 +227,12 @@ class PipelineWithLossScale:
             )
         return schedule
 
-    def state_dict(self):
-        """Return what a resume needs besides the network's and the optimizer's states: that of the scaler."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scaler's state: a resume needs it besides the network's and the optimizer's states."""
         return {"scaler": self.scaler.state_dict()}
 
-    def set_state_dict(self, state_dict):
-        """Load what `state_dict` gave, after the states of the network and the optimizer.
-
-        Args:
-            state_dict (dict): state of a step with a scaler of the same class.
-
-        Raises:
-            ValueError: it is not. Nothing is changed by then.
-        """
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the `state_dict` of a step with a scaler of the same class, after the network's and the optimizer's."""
         if not isinstance(state_dict, dict) or set(state_dict) != {"scaler"}:
             raise ValueError(f"`state_dict` must be a dict with the key 'scaler' alone. Received: {shown(state_dict)}")
         self.scaler.set_state_dict(state_dict["scaler"])
@@ -266,13 +241,13 @@ class PipelineWithLossScale:
     load_state_dict = set_state_dict
 
 
-def _spike_threshold(use_clip_grad, **kwargs):
-    """Return the norm from which on no update is made, None if there is none."""
-    unknown = sorted(set(kwargs) - set(_SKIP))
+def _spike_threshold(use_clip_grad: bool, **kwargs: Any) -> Optional[float]:
+    """Return the least norm that is skipped, None if none is."""
+    unknown = [f"{name}={shown(value)}" for name, value in sorted(kwargs.items()) if name not in _SKIP]
     if unknown:
         raise TypeError(
-            f"Besides its own arguments it takes {', '.join(_SKIP)}; how processes share the work is said in fleet's "
-            f"strategy. Received: {', '.join(f'{name}={shown(kwargs[name])}' for name in unknown)}"
+            f"The other arguments are {', '.join(_SKIP)}; fleet's strategy says how processes share the work. "
+            f"Received: {', '.join(unknown)}"
         )
     options = {**_SKIP, **kwargs}
     skips = checked_bool(options["use_skip_data_by_global_norm"], "use_skip_data_by_global_norm")
@@ -290,10 +265,10 @@ def _spike_threshold(use_clip_grad, **kwargs):
     return threshold if skips else None
 
 
-def _check_own_clip(optimizer):
+def _check_own_clip(optimizer: Any) -> None:
     inner = unwrap(optimizer)
-    groups = [group for group in inner._param_groups or [] if isinstance(group, dict)]
-    clips = [clip for clip in (inner._grad_clip, *(group.get("grad_clip") for group in groups)) if clip is not None]
+    groups = [group for group in param_groups(inner) or [] if isinstance(group, dict)]
+    clips = [clip for clip in (grad_clip(inner), *(group.get("grad_clip") for group in groups)) if clip is not None]
     if clips:
         raise ValueError(
             "The step clips by the norm over all processes: build the optimizer with grad_clip=None and set "

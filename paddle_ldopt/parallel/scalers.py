@@ -1,92 +1,72 @@
-"""By what a loss is multiplied, so that the gradients of float16 neither vanish nor overflow.
+"""Loss scales, so that float16 gradients neither vanish nor overflow.
 
-They are pure arithmetic on Python numbers and run on every device: `paddle.amp.GradScaler` switches itself off on a CPU
-(grad_scaler.py of 3.3.1, line 134) and, if it is dynamic, wherever the autocast type is not float16 (line 226).
+They are plain arithmetic and run on every device: `paddle.amp.GradScaler` switches itself off on a CPU (grad_scaler.py
+of 3.3.1, line 134) and, if it is dynamic, wherever the autocast type is not float16 (line 226).
 """
+
+from typing import Any, Optional
 
 import numpy as np
 import paddle
 from paddle.amp import AmpScaler
 
 from .._checks import checked_number, checked_state, checked_steps, shown
+from .._paddle import report_overflow
 
 __all__ = ["AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "LossScaler", "as_scaler"]
 
-_GREATEST = float(np.finfo(np.float32).max)  # a scale above it would be inf to the loss, and stay so
+_GREATEST = float(np.finfo(np.float32).max)  # a greater scale would make the loss inf from then on
 _COUNT_TO_CHANGE = 3  # increases, or decreases, of the scale that change an adaptive window
 
 
 class LossScaler:
-    """Base of the loss scalers; a subclass has its numbers in `_state` and says in `update` how they change."""
+    """Base of the loss scalers; a subclass keeps its numbers in `_state` and changes them in `update`."""
 
     _least = 0.0  # a scale is at least that, and above 0
 
-    def __init__(self, loss_scale_value):
-        self._state = {"loss_scale": self._checked_scale(loss_scale_value, "loss_scale_value")}
+    def __init__(self, loss_scale_value: Any) -> None:
+        self._state: dict[str, Any] = {"loss_scale": self._checked_scale(loss_scale_value, "loss_scale_value")}
 
-    def _checked_scale(self, value, argument):
+    def _checked_scale(self, value: Any, argument: str) -> float:
         return checked_number(value, argument, self._least, ends="[]" if self._least else "(]")
 
-    def _checked_state(self, key, value):
-        if key == "loss_scale":
-            return self._checked_scale(value, key)
-        return checked_steps(value, key, least=-1 if key == "window_index" else 0)
+    def _checked_state(self, key: str, value: Any) -> float:
+        return self._checked_scale(value, key) if key == "loss_scale" else checked_steps(value, key)
 
-    def get_loss_scale(self):
-        """Return the scale of the next step, a float."""
+    def get_loss_scale(self) -> float:
+        """Return the scale of the next step."""
         return self._state["loss_scale"]
 
-    def scale(self, loss):
+    def scale(self, loss: Any) -> Any:
         """Return the loss times the scale."""
         return loss * self.get_loss_scale()
 
-    def update(self, overflow):
-        """Adapt the scale after a step.
-
-        Args:
-            overflow (bool): whether a gradient of the step was not finite; the same in all processes.
-        """
+    def update(self, overflow: bool) -> None:
+        """Adapt the scale after a step in which a gradient of any process was not finite (`overflow`), or none was."""
         raise NotImplementedError
 
-    def state_dict(self):
-        """Return what a resume needs, plain numbers."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers that a resume needs."""
         return dict(self._state)
 
-    def set_state_dict(self, state_dict):
-        """Load what `state_dict` gave.
-
-        Args:
-            state_dict (dict): state of a scaler of the same class.
-
-        Raises:
-            ValueError: it is of another class, or out of range. Nothing is changed by then.
-        """
-        checked_state(state_dict)
-        keys = list(state_dict)
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the `state_dict` of a scaler of the same class; raise ValueError, with nothing changed, for another."""
+        keys = list(checked_state(state_dict))
         if set(keys) != set(self._state):
             raise ValueError(
                 f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}. "
                 f"Received: keys={shown(keys)}"
             )
-        loaded = {key: self._checked_state(key, value) for key, value in state_dict.items()}
-        self._check_loaded(loaded)
-        self._state = loaded
+        self._state = {key: self._checked_state(key, value) for key, value in state_dict.items()}
 
     load_state_dict = set_state_dict
 
-    def _check_loaded(self, state):
-        """Raise ValueError if a state is not possible for this scaler."""
-
 
 class FixedLossScaler(LossScaler):
-    """Multiply the loss by the same number in every step: for bfloat16 and float32, where 1 will do.
+    """Multiply the loss by the same number in every step: for bfloat16 and float32, where 1 is enough.
 
     Args:
         loss_scale_value (float): the scale, finite and above 0.
-
-    Raises:
-        TypeError: no number.
-        ValueError: not finite, or not above 0.
 
     Examples:
         .. code-block:: python
@@ -100,8 +80,8 @@ class FixedLossScaler(LossScaler):
     Source: ``mindspore.nn.FixedLossScaleUpdateCell``.
     """
 
-    def update(self, overflow):
-        """Leave the scale as it is: the step that overflowed is left out all the same."""
+    def update(self, overflow: bool) -> None:
+        """Keep the scale; the step that overflowed is skipped all the same."""
 
 
 class DynamicLossScaler(LossScaler):
@@ -116,12 +96,8 @@ class DynamicLossScaler(LossScaler):
         scale_factor (float, optional): f, above 1.
         scale_window (int, optional): w, steps, at least 1.
 
-    Raises:
-        TypeError: an argument that is no number, or a window that is no int.
-        ValueError: an argument out of range.
-
-    Differs from MindSpore: the arguments have defaults, those of Paddle's GradScaler; the scale is kept in double
-    precision, and within the range of float32; a first scale below 1 is an error (an overflow would raise it to 1).
+    Differs from MindSpore: the arguments have the defaults of Paddle's GradScaler; the scale has double precision, and
+    stays within the range of float32; a first scale below 1 is an error (an overflow would raise it to 1).
 
     Examples:
         .. code-block:: python
@@ -141,41 +117,34 @@ class DynamicLossScaler(LossScaler):
 
     _least = 1.0
 
-    def __init__(self, loss_scale_value=2.0**15, scale_factor=2.0, scale_window=1000):
+    def __init__(self, loss_scale_value: float = 2.0**15, scale_factor: float = 2.0, scale_window: int = 1000) -> None:
         super().__init__(loss_scale_value)
         self._factor = checked_number(scale_factor, "scale_factor", 1.0, ends="(]")
         self._first_window = checked_steps(scale_window, "scale_window", least=1)
         self._state["good_steps"] = 0
 
     @property
-    def scale_window(self):
-        """Steps without an overflow after which the scale is raised, an int."""
+    def scale_window(self) -> int:
+        """Steps without an overflow after which the scale is raised."""
         return self._first_window
 
-    def update(self, overflow):
-        """Adapt the scale after a step.
-
-        Args:
-            overflow (bool): whether a gradient of the step was not finite; the same in all processes.
-        """
+    def update(self, overflow: bool) -> None:
+        """Lower the scale after an overflow, raise it after `scale_window` steps without one."""
         state = self._state
         if overflow:
             state["loss_scale"] = max(state["loss_scale"] / self._factor, 1.0)
             state["good_steps"] = 0
-            self._lowered()
+            self._adapt(raised=False)
             return
         state["good_steps"] += 1
         if state["good_steps"] >= self.scale_window:
             state["good_steps"] = 0
             if state["loss_scale"] * self._factor <= _GREATEST:
                 state["loss_scale"] *= self._factor
-                self._raised()
+                self._adapt(raised=True)
 
-    def _lowered(self):
-        """Take note that the scale was lowered."""
-
-    def _raised(self):
-        """Take note that the scale was raised."""
+    def _adapt(self, raised: bool) -> None:
+        """Adapt the window after the scale was raised or lowered."""
 
 
 class AdaptiveLossScaler(DynamicLossScaler):
@@ -187,19 +156,14 @@ class AdaptiveLossScaler(DynamicLossScaler):
 
     Args:
         loss_scale_value (float, optional): the first scale, at least 1.
-        scale_factor (float, optional): by what the scale is multiplied or divided, above 1.
+        scale_factor (float, optional): factor of an increase, divisor of a decrease; above 1.
         scale_window (int, optional): the first window, steps; one of `windows`. By default `min_scale_window`.
         max_scale_window (int, optional): the last window of the list.
         min_scale_window (int, optional): the first window of the list, at least 1.
 
-    Raises:
-        TypeError: an argument that is no number, or a window that is no int.
-        ValueError: an argument out of range; `max_scale_window` not above `min_scale_window`; a `scale_window` that is
-            not in the list.
-
-    Differs from MindFormers: a `scale_window` that is not in the list is an error, not a warning and another window;
-    no window of the list is below `min_scale_window`, as documented there (its code has 0 in the list of 20 to 150);
-    defaults and precision as in `DynamicLossScaler`.
+    Differs from MindFormers: a `scale_window` that is not in the list is an error, not a warning; no window of the list
+    is below `min_scale_window`, as documented there (its code has 0 in the list of 20 to 150); defaults and precision
+    as in `DynamicLossScaler`.
 
     Examples:
         .. code-block:: python
@@ -222,12 +186,12 @@ class AdaptiveLossScaler(DynamicLossScaler):
 
     def __init__(
         self,
-        loss_scale_value=2.0**15,
-        scale_factor=2.0,
-        scale_window=None,
-        max_scale_window=1000,
-        min_scale_window=20,
-    ):
+        loss_scale_value: float = 2.0**15,
+        scale_factor: float = 2.0,
+        scale_window: Optional[int] = None,
+        max_scale_window: int = 1000,
+        min_scale_window: int = 20,
+    ) -> None:
         low = checked_steps(min_scale_window, "min_scale_window", least=1)
         high = checked_steps(max_scale_window, "max_scale_window", least=1)
         if high <= low:
@@ -243,33 +207,34 @@ class AdaptiveLossScaler(DynamicLossScaler):
         self._state.update(window_index=self.windows.index(first), increases=0, decreases=0)
 
     @property
-    def scale_window(self):
-        """Steps without an overflow after which the scale is raised, an int."""
+    def scale_window(self) -> int:
+        """Steps without an overflow after which the scale is raised."""
         index = self._state["window_index"]
         return 1 if index < 0 else self.windows[index]
 
-    def _raised(self):
+    def _adapt(self, raised: bool) -> None:
         state = self._state
-        state["increases"] += 1
-        state["decreases"] = 0
-        if state["increases"] >= _COUNT_TO_CHANGE and state["window_index"] < len(self.windows) - 1:
-            state.update(window_index=state["window_index"] + 1, increases=0)
-
-    def _lowered(self):
-        state = self._state
-        state["decreases"] += 1
-        if state["decreases"] >= _COUNT_TO_CHANGE and state["window_index"] > 0:
+        state["increases" if raised else "decreases"] += 1
+        if raised:
+            state["decreases"] = 0
+            if state["increases"] >= _COUNT_TO_CHANGE and state["window_index"] < len(self.windows) - 1:
+                state.update(window_index=state["window_index"] + 1, increases=0)
+        elif state["decreases"] >= _COUNT_TO_CHANGE and state["window_index"] > 0:
             state.update(window_index=-1, increases=0, decreases=0)
 
-    def _check_loaded(self, state):
-        if state["window_index"] >= len(self.windows):
+    def _checked_state(self, key: str, value: Any) -> float:
+        if key != "window_index":
+            return super()._checked_state(key, value)
+        index = checked_steps(value, key, least=-1)
+        if index >= len(self.windows):
             raise ValueError(
                 "The state must be that of a scaler with the same windows. "
-                f"Received: window_index={state['window_index']} for {len(self.windows)} windows"
+                f"Received: window_index={index} for {len(self.windows)} windows"
             )
+        return index
 
 
-def _windows(low, high):
+def _windows(low: int, high: int) -> list[int]:
     """Return MindFormers' list: halves down to 100 in hundreds, then 50, then down by half of `low`."""
     windows = [float(high)]
     while windows[-1] > low:
@@ -287,7 +252,7 @@ def _windows(low, high):
 class _PaddleLossScaler(LossScaler):
     """Paddle's own GradScaler, told of an overflow instead of looking for one."""
 
-    def __init__(self, scaler):
+    def __init__(self, scaler: Any) -> None:
         if not scaler.is_enable():
             raise ValueError(
                 "`scale_sense` must be an enabled GradScaler; Paddle switches it off on a CPU: use DynamicLossScaler "
@@ -295,31 +260,22 @@ class _PaddleLossScaler(LossScaler):
             )
         self._scaler = scaler
 
-    def get_loss_scale(self):
+    def get_loss_scale(self) -> float:
         return float(self._scaler.state_dict()["scale"].item())
 
-    def update(self, overflow):
-        self._scaler._cache_found_inf = bool(overflow)  # what `_unscale` would have found in this process alone
+    def update(self, overflow: bool) -> None:
+        report_overflow(self._scaler, bool(overflow))
         self._scaler.update()
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return self._scaler.state_dict()
 
-    def set_state_dict(self, state_dict):
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._scaler.load_state_dict(state_dict)
 
 
-def as_scaler(scale_sense):
-    """Return the scaler that a `scale_sense` stands for.
-
-    Args:
-        scale_sense (float|Tensor|LossScaler|paddle.amp.GradScaler): a number, or a Tensor of shape [] or [1], is a
-            fixed scale.
-
-    Raises:
-        TypeError: any other type.
-        ValueError: a Tensor of another shape; a scale that is not finite or not above 0; a GradScaler that is off.
-    """
+def as_scaler(scale_sense: Any) -> LossScaler:
+    """Return a loss scaler or GradScaler as a loss scaler; a number, or a Tensor of shape [] or [1], is fixed."""
     if isinstance(scale_sense, LossScaler):
         return scale_sense
     if isinstance(scale_sense, AmpScaler):

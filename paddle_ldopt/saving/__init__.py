@@ -1,7 +1,7 @@
-"""Files of an optimizer's state that no code hides in; `docs/checkpoints.md` describes them byte by byte."""
+"""Files of an optimizer's state that run no code; `docs/checkpoints.md` describes them byte by byte."""
 
-from .optimizer import load_optimizer, save_optimizer
-from .state import LoadReport
+from .report import LoadReport
+from .save_load import load_optimizer, save_optimizer
 from .torch_state import convert_torch_optimizer
 
 __all__ = ["LoadReport", "convert_torch_optimizer", "load_optimizer", "save_optimizer"]

@@ -1,6 +1,6 @@
 """The file: safetensors with a record of ours in its metadata and a checksum over all of it.
 
-Nothing that is read here is trusted before it was checked, and nothing is ever unpickled.
+Everything that is read here is checked before it is used, and nothing is ever unpickled.
 """
 
 import contextlib
@@ -13,55 +13,36 @@ import secrets
 import stat
 import struct
 import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Optional
 
 import numpy as np
 import safetensors
 
 from .._checks import shown
 
-__all__ = [
-    "FORMAT",
-    "VERSION",
-    "checked_path",
-    "damage",
-    "digest",
-    "read_file",
-    "read_record",
-    "read_tensors",
-    "strict_json",
-    "write_file",
-]
-
+Arrays = dict[str, tuple[str, Any]]  # name -> (dtype, values); those of "bfloat16" are its bits as uint16
 FORMAT, VERSION = "paddle_ldopt.optimizer", 1
 MAX_HEADER = 100_000_000  # bytes, the limit of safetensors itself: some 170,000 parameters with state
 _UNSUMMED = b'"sha256":"' + b"0" * 64 + b'"'
 _SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within a string, the quotes would have backslashes
-CODES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "BOOL": "bool",
-}
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+CODES = {**_FLOATS, "I64": "int64", "I32": "int32", "BOOL": "bool"}
 _NAMES = {name: code for code, name in CODES.items()}
 
 
-def write_file(path, arrays, record):
-    """Write a file: whole and on the disk when this returns, or not at all.
+def refused(path: Any, problem: str, *received: str) -> ValueError:
+    """Return the error to raise for a file."""
+    return ValueError(f"{problem} Received: {', '.join([f'path={os.fspath(path)!r}', *received])}")
 
-    Args:
-        path (str): where to. What is there is replaced when all is written.
-        arrays (dict[str, tuple[str, ndarray]]): name -> (dtype, values); those of "bfloat16" are its bits as uint16.
-        record (dict): what goes into the metadata, as JSON.
 
-    Raises:
-        ValueError: names and record are more than any reader takes. Nothing is written by then.
-    """
+def write_file(path: Any, arrays: Arrays, record: dict[str, Any]) -> None:
+    """Write a file: completely and to the disk, or not at all."""
     path = _checked_target(path)
     metadata = {"format": FORMAT, "version": str(VERSION), "sha256": "0" * 64, "record": _dumps(record)}
-    header, values, end = {"__metadata__": metadata}, [], 0
+    header: dict[str, Any] = {"__metadata__": metadata}
+    values: list[Any] = []
+    end = 0
     for name in sorted(arrays, key=lambda name: (-arrays[name][1].itemsize, name)):  # the widest first: all aligned
         dtype, array = arrays[name]
         begin, end = end, end + array.nbytes
@@ -70,23 +51,24 @@ def write_file(path, arrays, record):
     head = _dumps(header).encode()
     head += b" " * (-len(head) % 8)
     if len(head) > MAX_HEADER:
-        raise ValueError(
+        raise refused(
+            path,
             f"The names and shapes of so many tensors are more than the {MAX_HEADER} bytes that safetensors reads: "
-            "`paddle.save(optimizer.state_dict(), 'name.pdopt')` has no such limit, and `load_optimizer` reads it too. "
-            f"Received: path={shown(path)}, {len(arrays)} tensors, {len(head)} bytes"
+            "`paddle.save(optimizer.state_dict(), 'name.pdopt')` has no such limit, and `load_optimizer` reads it too.",
+            f"{len(arrays)} tensors, {len(head)} bytes",
         )
     length, digest = struct.pack("<Q", len(head)), hashlib.sha256()
-    for part in (length, head, *values):
+    for part in [length, head, *values]:
         digest.update(part)
     head = head.replace(_UNSUMMED, _UNSUMMED.replace(b"0" * 64, digest.hexdigest().encode()))
     _write_whole(path, (length, head, *values))
 
 
-def _dumps(value):
+def _dumps(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def checked_path(path):
+def checked_path(path: Any) -> str:
     """Return a path as a str, raise TypeError if it is none."""
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str):
@@ -94,23 +76,21 @@ def checked_path(path):
     return name
 
 
-def _checked_target(path):
+def _checked_target(path: Any) -> str:
     path = checked_path(path)
     if os.path.islink(path):
-        raise ValueError(
-            "A link would be replaced by the file: give the path it leads to. "
-            f"Received: path={shown(path)}, which leads to {os.path.realpath(path)!r}"
-        )
+        target = f"which leads to {os.path.realpath(path)!r}"
+        raise refused(path, "A link would be replaced by the file: give the path it leads to.", target)
     if os.path.exists(path) and not os.path.isfile(path):
         kind = "a folder" if os.path.isdir(path) else "a device, a pipe or a socket, which the file would replace"
-        raise ValueError(f"`path` must be that of a regular file. Received: path={path!r}, {kind}")
+        raise refused(path, "`path` must be that of a regular file.", kind)
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "There is no such folder to write into", folder)
     return path
 
 
-def _write_whole(path, parts):
+def _write_whole(path: str, parts: Iterable[Any]) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     unfinished = os.path.join(folder, f".ldopt-{secrets.token_hex(8)}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
@@ -125,7 +105,7 @@ def _write_whole(path, parts):
         with contextlib.suppress(OSError):
             os.unlink(unfinished)
         raise
-    with contextlib.suppress(OSError):  # there are file systems, and Windows, that cannot
+    with contextlib.suppress(OSError):  # some file systems, and Windows, cannot
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -133,92 +113,68 @@ def _write_whole(path, parts):
             os.close(descriptor)
 
 
-def read_file(path):
-    """Return the bytes of a regular file.
-
-    Raises:
-        ValueError: a link, a folder, a device, a pipe.
-        OSError: a file that cannot be read.
-    """
+def read_file(path: Any) -> bytes:
+    """Return the bytes of a regular file; raise ValueError for a link, a folder, a device or a pipe."""
     with _opened(path) as file:
         return file.read()
 
 
 @contextlib.contextmanager
-def _opened(path):
+def _opened(path: Any) -> Iterator[Any]:
     path = checked_path(path)
     if os.path.islink(path):
-        raise ValueError(
-            f"`path` must be that of a file, not of a link to one. Received: path={shown(path)}, which leads to "
-            f"{os.path.realpath(path)!r}"
-        )
+        target = f"which leads to {os.path.realpath(path)!r}"
+        raise refused(path, "`path` must be that of a file, not of a link to one.", target)
     flags = (getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))  # a pipe: no wait
     descriptor = os.open(path, os.O_RDONLY | sum(flags))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError(f"`path` must be that of a file. Received: path={shown(path)}, a folder or a device")
+        raise refused(path, "`path` must be that of a file.", "a folder or a device")
     with os.fdopen(descriptor, "rb") as file:
         yield file
 
 
-def read_record(path):
-    """Return the record and the tensors of a file that `write_file` wrote.
-
-    Args:
-        path (str): the file.
-
-    Returns:
-        tuple[dict, dict[str, tuple[str, ndarray]]]: the record; name -> (dtype, values), as `write_file` takes them.
-
-    Raises:
-        ValueError: anything but such a file, unchanged since.
-        OSError: a file that cannot be read.
-    """
+def read_record(path: Any) -> tuple[dict[str, Any], Arrays]:
+    """Return the record and the tensors of a file of `write_file`; raise ValueError if it is not, or was changed."""
     metadata, data = _read(path)
-    found = {key: metadata.get(key) for key in ("format", "version")}
-    if found["format"] != FORMAT:
-        raise ValueError(
-            f"The file was not written by `save_optimizer`. For PyTorch's there is `convert_torch_optimizer`. "
-            f"Received: path={os.fspath(path)!r}, format={shown(found['format'])}"
+    if metadata.get("format") != FORMAT:
+        raise refused(
+            path,
+            "The file was not written by `save_optimizer`: use `convert_torch_optimizer` for a file of PyTorch.",
+            f"format={shown(metadata.get('format'))}",
         )
-    if found["version"] != str(VERSION):
-        raise ValueError(
-            f"The file has a format that this version of paddle_ldopt cannot read, which knows {VERSION}: use the one "
-            f"that wrote it, or a later one. Received: path={os.fspath(path)!r}, version={shown(found['version'])}"
-        )
+    if metadata.get("version") != str(VERSION):
+        found = f"version={shown(metadata.get('version'))}, not {VERSION}"
+        problem = "This paddle_ldopt cannot read the file's format: use the one that wrote it, or a later one."
+        raise refused(path, problem, found)
     begin = 8 + struct.unpack("<Q", data[:8])[0]
-    sums = _SUM.findall(data[8:begin])
-    head = _SUM.sub(_UNSUMMED, data[8:begin])
-    digest = hashlib.sha256(data[:8] + head)
+    head = data[8:begin]
+    digest = hashlib.sha256(data[:8] + _SUM.sub(_UNSUMMED, head))
     digest.update(memoryview(data)[begin:])
-    if sums != [digest.hexdigest().encode()]:
-        raise ValueError(
-            f"The file is damaged: its checksum is another. Received: path={os.fspath(path)!r}, "
-            f"sha256={digest.hexdigest()!r}, not {shown(metadata.get('sha256'))}"
-        )
+    if _SUM.findall(head) != [digest.hexdigest().encode()]:
+        found = f"sha256={digest.hexdigest()!r}, not {shown(metadata.get('sha256'))}"
+        raise refused(path, "The file is damaged: its checksum is another.", found)
     try:
         record = strict_json(metadata["record"])
     except (KeyError, ValueError) as error:
-        raise ValueError(f"The file's record is unreadable: {error}. Received: path={os.fspath(path)!r}") from None
+        raise refused(path, f"The file's record is unreadable: {error}.") from None
     return record, _arrays(path, data)
 
 
-def read_tensors(path):
-    """Return name -> (dtype, values) of any safetensors file; raises as `read_record`."""
+def read_tensors(path: Any) -> Arrays:
+    """Return the tensors of any safetensors file; raises as `read_record`."""
     return _arrays(path, _read(path)[1])
 
 
-def _read(path):
+def _read(path: Any) -> tuple[dict[str, str], bytes]:
     """Return the metadata and all bytes of a safetensors file whose size is what its header says."""
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 2 <= length <= min(MAX_HEADER, size - 8):
-            raise ValueError(
-                "The file is no safetensors file, or is cut short. "
-                f"Received: path={os.fspath(path)!r}, {size} bytes, of which {length} would be the header"
-            )
+            found = f"{size} bytes, of which {length} would be the header"
+            raise refused(path, "The file is no safetensors file, or is cut short.", found)
         head = file.read(length)
         try:
             header = strict_json(head.decode("utf-8"))
@@ -227,29 +183,23 @@ def _read(path):
             if not all(isinstance(value, str) for value in metadata.values()):
                 raise ValueError("metadata that is no text")
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
-            raise ValueError(
-                f"The header of the file cannot be read: {type(error).__name__}: {str(error)[:200]}. "
-                f"Received: path={os.fspath(path)!r}"
-            ) from None
+            problem = f"{type(error).__name__}: {str(error)[:200]}"
+            raise refused(path, f"The header of the file cannot be read: {problem}.") from None
         if 8 + length + end != size:
-            raise ValueError(
-                "The file is cut short, or has more in it than its header says. "
-                f"Received: path={os.fspath(path)!r}, {size} bytes, not {8 + length + end}"
-            )
+            found = f"{size} bytes, not {8 + length + end}"
+            raise refused(path, "The file is cut short, or has more in it than its header says.", found)
         data = prefix + head + file.read()
         if len(data) != size:
-            raise ValueError(f"The file was changed while it was read. Received: path={os.fspath(path)!r}")
+            raise refused(path, "The file was changed while it was read.")
         return metadata, data
 
 
-def _arrays(path, data):
+def _arrays(path: Any, data: bytes) -> Arrays:
     try:
         tensors = safetensors.deserialize(data)
     except safetensors.SafetensorError as error:
-        raise ValueError(
-            f"The file is no valid safetensors file: {error}. Received: path={os.fspath(path)!r}"
-        ) from None
-    arrays = {}
+        raise refused(path, f"The file is no valid safetensors file: {error}.") from None
+    arrays: Arrays = {}
     for name, tensor in tensors:
         dtype = CODES.get(tensor["dtype"])
         if dtype is None:
@@ -261,32 +211,28 @@ def _arrays(path, data):
     return arrays
 
 
-def strict_json(text):
-    """Return what JSON says, of which no key may be there twice and no number may be NaN or infinite.
+def strict_json(text: str) -> Any:
+    """Return what JSON says, in which no key is there twice and no number is NaN or infinite; else raise ValueError."""
 
-    Raises:
-        ValueError: it is no such JSON, or nested too deeply.
-    """
-
-    def once(pairs):
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
             raise ValueError(f"a key is there twice among {sorted(key for key, _ in pairs)[:8]}")
         return dict(pairs)
 
-    def refused(name):
+    def unknown(name: str) -> Any:
         raise ValueError(f"{name} is no number of JSON's")
 
-    def finite(digits):
+    def finite(digits: str) -> float:
         number = float(digits)
-        return number if abs(number) < float("inf") else refused(digits)
+        return number if abs(number) < float("inf") else unknown(digits)
 
     try:
-        return json.loads(text, object_pairs_hook=once, parse_constant=refused, parse_float=finite)
+        return json.loads(text, object_pairs_hook=once, parse_constant=unknown, parse_float=finite)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def digest(path):
+def digest(path: str) -> list[int]:
     """Return [bytes, CRC-32] of a file."""
     size = checksum = 0
     with open(path, "rb") as file:
@@ -295,7 +241,7 @@ def digest(path):
     return [size, checksum]
 
 
-def damage(folder, name, written):
+def damage(folder: str, name: str, written: list[int]) -> Optional[str]:
     """Return in words how a file differs from the one whose `digest` was `written`, None if it does not."""
     path = os.path.join(folder, name)
     if not os.path.isfile(path):  # a device may have no end

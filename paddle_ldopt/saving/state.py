@@ -1,91 +1,44 @@
-"""An optimizer's state as arrays by the parameters' structured names, and back."""
+"""An optimizer's state as arrays by the parameters' names, and back."""
 
-import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Optional
 
 import numpy as np
 import paddle
 
+from .. import _paddle
 from .._checks import shown
-from .._paddle import check_wrapper_state, parameters_of, topology, unwrap, unwrap_model
+from .._paddle import masters, parameters_of
 from ..optimizers._base.sharded_state import COUNTER, COUNTERS, ShardedStateMixin, create_state
 from ..optimizers.lamb import GLOBAL_STEP
 from .record import some
 
-__all__ = [
-    "MASTER",
-    "LoadReport",
-    "check_state",
-    "checked_names",
-    "checked_optimizer",
-    "layout_of",
-    "set_state",
-    "state_of",
-    "steps_of",
-    "structured_names",
-]
-
 MASTER = "master"  # the float32 value of a parameter of lower precision
+States = dict[str, dict[str, tuple[str, Any]]]  # param.name -> {state name: (dtype, values)}
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadReport:
-    """What was loaded into an optimizer; printed, it is a table.
-
-    Args:
-        source (str): the file, or what else it came from.
-        step (int|None): the steps that were taken by then, if they are known.
-        matched (tuple[tuple[str, str], ...]): (name in the file, name in the model) of the parameters with state.
-        missing (tuple[str, ...]): parameters of the model that the file has no state for: they begin anew.
-        unexpected (tuple[str, ...]): what is in the file and was not used.
-        transposed (tuple[str, ...]): parameters of the model whose state was transposed.
-
-    Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt import LoadReport
-            >>> print(LoadReport("adamw.pt", 10, (("fc.weight", "linear.weight"),), transposed=("linear.weight",)))
-            adamw.pt: step 10, 1 matched, 0 missing, 0 unexpected
-            parameter      in the file
-            linear.weight  fc.weight    transposed
-    """
-
-    source: str
-    step: Optional[int]
-    matched: tuple
-    missing: tuple = ()
-    unexpected: tuple = ()
-    transposed: tuple = ()
-
-    def __str__(self):
-        rows = [("parameter", "in the file", "")]
-        rows += [(here, there, "transposed" * (here in self.transposed)) for there, here in self.matched]
-        rows += [(name, "-", "missing") for name in self.missing]
-        rows += [("-", name, "unexpected") for name in self.unexpected]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-        step = "step unknown" if self.step is None else f"step {self.step}"
-        counts = f"{len(self.matched)} matched, {len(self.missing)} missing, {len(self.unexpected)} unexpected"
-        return "\n".join([f"{self.source}: {step}, {counts}", *lines])
-
-
-def checked_optimizer(optimizer):
-    """Return the optimizer inside its wrappers; raise if its state is not all here, or it is none of ours."""
-    inner: Any = unwrap(optimizer)
+def one_of_ours(optimizer: Any) -> Any:
+    """Return the optimizer inside its wrappers; raise TypeError if it is none of ours, or a wrapper keeps state."""
+    inner = _paddle.unwrap(optimizer)
     if not isinstance(inner, ShardedStateMixin):
         raise TypeError(f"`optimizer` must be one of paddle_ldopt. Received: optimizer of type {type(inner).__name__}")
-    check_wrapper_state(optimizer)
-    if not paddle.in_dynamic_mode() or inner._parameter_list is None:
+    _paddle.check_wrapper_state(optimizer)
+    return inner
+
+
+def checked_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer inside its wrappers; raise if its state is not all here, or it is none of ours."""
+    inner = one_of_ours(optimizer)
+    if not paddle.in_dynamic_mode() or _paddle.parameter_list(inner) is None:
         raise ValueError(
             "In a static graph the state belongs to the program: use `paddle.static.save`. Received: an optimizer "
             f"{'in static graph mode' if not paddle.in_dynamic_mode() else 'without parameters'}"
         )
-    hcg, degrees = topology(), {}
+    hcg, degrees = _paddle.topology(), {}
     if hcg is not None:
         degrees["sharding"] = hcg.get_sharding_parallel_world_size()
         degrees["tensor parallel"] = hcg.get_model_parallel_world_size()
-    if hasattr(optimizer, "_optim"):
+    if _paddle.is_group_sharded(optimizer):
         degrees["group_sharded"] = paddle.distributed.get_world_size()
     cut = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
     if cut:
@@ -96,26 +49,17 @@ def checked_optimizer(optimizer):
     return inner
 
 
-def structured_names(optimizer, model=None):
-    """Return ``param.name`` -> the name that a file has for the parameter, and whether it is the model's.
+def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str], bool]:
+    """Return ``param.name`` -> name in a file, and whether these are the model's names.
 
-    Args:
-        optimizer (Optimizer): one of ours.
-        model (paddle.nn.Layer, optional): whose names are taken; else those the optimizer was built with, else
-            Paddle's.
-
-    Raises:
-        TypeError: `model` is no Layer.
-        ValueError: a parameter without a name; two with the same.
+    They are those of `model`, without one those that the optimizer was built with, otherwise Paddle's.
     """
-    if model is None:
-        known = optimizer._structured
-    else:
+    known = optimizer._structured
+    if model is not None:
         if not isinstance(model, paddle.nn.Layer):
             raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
-        known = {param.name: name for name, param in unwrap_model(model).named_parameters()}
-    params = parameters_of(optimizer)
-    names = {param.name: known.get(param.name) if known else param.name for param in params}
+        known = {param.name: name for name, param in _paddle.unwrap_model(model).named_parameters()}
+    names = {param.name: known.get(param.name) if known else param.name for param in parameters_of(optimizer)}
     unnamed = [name for name, structured in names.items() if not structured]
     if unnamed:
         raise ValueError(
@@ -127,15 +71,15 @@ def structured_names(optimizer, model=None):
     return names, bool(known)
 
 
-def layout_of(optimizer, param):
+def layout_of(optimizer: Any, param: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return state name -> (dtype, shape) of all that a parameter has once it was updated, its master included."""
     layout = {name: (_dtype(dtype), tuple(shape)) for name, (dtype, shape) in optimizer.state_layout(param).items()}
     return {**layout, MASTER: ("float32", tuple(param.shape))} if optimizer._has_master(param) else layout
 
 
-def state_of(optimizer):
-    """Return ``param.name`` -> {state name: (dtype, values)} of the parameters that have state."""
-    states = {}
+def state_of(optimizer: Any) -> States:
+    """Return the state of the parameters that have any."""
+    states: States = {}
     for param in parameters_of(optimizer):
         optimizer.check_type(param)
         held = _live(optimizer, param) or _waiting(optimizer, param)
@@ -144,33 +88,39 @@ def state_of(optimizer):
     return states
 
 
-def _owner(optimizer, param):
-    return optimizer._master_weights.get(param.name, param).name if optimizer._has_master(param) else param.name
+def prefix_of(optimizer: Any) -> str:
+    """Return the beginning of the names under which Paddle keeps an optimizer's states: its `name`, if it has one."""
+    name = _paddle.state_prefix(optimizer)
+    return f"{name}_" if name else ""
 
 
-def _live(optimizer, param):
-    """Return the tensors of a parameter's state, none if there are none yet."""
-    if param.name not in optimizer._already_create_accumulator:
+def _master(optimizer: Any, param: Any) -> dict[str, Any]:
+    """Return {MASTER: tensor}, {} for a parameter without a master."""
+    master = masters(optimizer).get(param.name) if optimizer._has_master(param) else None
+    return {} if master is None else {MASTER: master}
+
+
+def _live(optimizer: Any, param: Any) -> dict[str, Any]:
+    """Return the tensors of a parameter's state, {} before its first update."""
+    if param.name not in _paddle.with_state(optimizer):
         return {}
-    prefix, owner = f"{optimizer._name}_" if optimizer._name else "", _owner(optimizer, param)
-    found = {name: optimizer._accumulators[prefix + name][owner] for name in optimizer.state_layout(param)}
-    return {**found, MASTER: optimizer._master_weights[param.name]} if optimizer._has_master(param) else found
+    master, prefix, held = _master(optimizer, param), prefix_of(optimizer), _paddle.accumulators(optimizer)
+    owner = master.get(MASTER, param).name
+    return {**{name: held[prefix + name][owner] for name in optimizer.state_layout(param)}, **master}
 
 
-def _waiting(optimizer, param):
-    """Return what Paddle was given to load for a parameter and keeps until its first update."""
-    prefix, owner = f"{optimizer._name}_" if optimizer._name else "", _owner(optimizer, param)
-    keys = {name: f"{owner}_{prefix}{name}_0" for name in optimizer.state_layout(param)}
-    holder = optimizer._accumulators_holder
-    if not all(key in holder for key in keys.values()):
+def _waiting(optimizer: Any, param: Any) -> dict[str, Any]:
+    """Return the state that Paddle loaded and has not yet assigned to the parameter."""
+    master, holder = _master(optimizer, param), _paddle.waiting_state(optimizer)
+    start = f"{master.get(MASTER, param).name}_{prefix_of(optimizer)}"
+    held = {name: holder.get(f"{start}{name}_0") for name in optimizer.state_layout(param)}
+    if any(value is None for value in held.values()):
         return {}
-    held = {name: holder[key] for name, key in keys.items()}
     found = {name: x if isinstance(x, paddle.Tensor) else paddle.to_tensor(x) for name, x in held.items()}
-    master = optimizer._master_weights.get(param.name) if optimizer._has_master(param) else None
-    return found if master is None else {**found, MASTER: master}
+    return {**found, **master}
 
 
-def steps_of(optimizer, states):
+def steps_of(optimizer: Any, states: States) -> Optional[int]:
     """Return how many steps an optimizer has counted, None if it counts none (AdamWDL has powers of its betas)."""
     if not optimizer.counts_steps:
         return None
@@ -178,22 +128,14 @@ def steps_of(optimizer, states):
     return max((int(state[name][1].reshape(-1)[0]) for state in states.values()), default=0)
 
 
-def check_state(optimizer, states, names, optional=()):
-    """Raise ValueError unless every parameter's state is what its layout says.
-
-    Args:
-        optimizer (Optimizer): what it is for.
-        states (dict[str, dict[str, tuple[str, ndarray]]]): of ``param.name``, as `state_of` gives it.
-        names (dict[str, str]): ``param.name`` -> name to be shown.
-        optional (tuple[str, ...]): states that need not be there.
-    """
+def check_state(optimizer: Any, states: States, names: dict[str, str], optional: Collection[str] = ()) -> None:
+    """Raise ValueError unless each parameter's state fits its layout, in which states in `optional` may be missing."""
     for param in parameters_of(optimizer):
         state = states.get(param.name)
         if state is None:
             continue
         layout, name = layout_of(optimizer, param), names[param.name]
-        lacking, unknown = set(layout) - set(state) - set(optional), set(state) - set(layout)
-        if lacking or unknown:
+        if set(layout) - set(state) - set(optional) or set(state) - set(layout):
             raise ValueError(
                 f"The state of '{name}' must be {', '.join(sorted(layout))}: build the optimizer with the same "
                 f"options. Received: {', '.join(sorted(state)) or 'nothing'}"
@@ -210,16 +152,10 @@ def check_state(optimizer, states, names, optional=()):
                 )
 
 
-def set_state(optimizer, states):
-    """Put checked state into an optimizer; parameters that are not named begin anew.
-
-    Args:
-        optimizer (Optimizer): one of ours.
-        states (dict[str, dict[str, tuple[str, ndarray]]]): of ``param.name``. Without its master a parameter's is the
-            value that it has now.
-    """
+def set_state(optimizer: Any, states: States) -> None:
+    """Put checked state into an optimizer. Without a master, a parameter's master is its value; others start anew."""
     params = parameters_of(optimizer)
-    optimizer._accumulators_holder = {}
+    _paddle.drop_waiting_state(optimizer)
     with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints know names that end in "_0" alone
         create_state(optimizer, [param for param in params if param.name in states])
         for param in params:
@@ -233,14 +169,14 @@ def set_state(optimizer, states):
                     paddle.assign(paddle.full_like(tensor, optimizer.initial_state(param, name)), tensor)
 
 
-def _dtype(dtype):
+def _dtype(dtype: Any) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-def checked_names(names, argument):
+def checked_names(names: Any, argument: str) -> list[str]:
     """Return a list of the strings in `names`, raise TypeError if it holds anything else."""
     single = isinstance(names, (str, bytes, paddle.Tensor)) or getattr(names, "ndim", 1) == 0
-    listed = isinstance(names, Iterable) and not single and list(names)
-    if listed is False or not all(isinstance(name, str) for name in listed):
+    listed: list[Any] = list(names) if isinstance(names, Iterable) and not single else [None]
+    if not all(isinstance(name, str) for name in listed):
         raise TypeError(f"`{argument}` must be a list of names. Received: {argument}={shown(names)}")
     return listed

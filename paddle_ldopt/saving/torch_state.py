@@ -1,10 +1,10 @@
-"""The state of PyTorch's optimizers, taken over by parameter name."""
+"""The state of PyTorch's optimizers, loaded by parameter name."""
 
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 import paddle
@@ -13,11 +13,12 @@ from .._checks import checked_bool, checked_int, shown
 from .._paddle import parameters_of, unwrap_model
 from ..optimizers._base.sharded_state import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
-from .container import read_tensors
+from .container import read_tensors, refused
 from .record import some
+from .report import LoadReport
 from .state import (
     MASTER,
-    LoadReport,
+    States,
     check_state,
     checked_names,
     checked_optimizer,
@@ -28,66 +29,66 @@ from .state import (
 
 __all__ = ["convert_torch_optimizer"]
 
+Given = dict[str, Any]  # a parameter's states in the checkpoint, name -> array
 # our names of states that PyTorch's optimizers have under others
 _ADAM = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
-_NAMES: dict = {"AdamWDL": _ADAM, "Lamb": _ADAM, "Adafactor": {}, "Came": {}}
+_NAMES: dict[str, dict[str, str]] = {"AdamWDL": _ADAM, "Lamb": _ADAM, "Adafactor": {}, "Came": {}}
 # those of `torch.optim.Adafactor`, which keeps the dimension it took the mean over, as the others have them
-_KEPT: dict = {"row_var": ("exp_avg_sq_row", -1), "col_var": ("exp_avg_sq_col", -2), "variance": ("exp_avg_sq", None)}
-_UNUSED = (
-    "step",
-    "RMS",
-    "weight_norm",
-    "adam_norm",
-    "trust_ratio",
-)  # the first is read apart; no rule reads the others
+_KEPT: dict[str, tuple[str, Optional[int]]] = {
+    "row_var": ("exp_avg_sq_row", -1),
+    "col_var": ("exp_avg_sq_col", -2),
+    "variance": ("exp_avg_sq", None),
+}
+_UNUSED = ("step", "RMS", "weight_norm", "adam_norm", "trust_ratio")  # step is read apart; no rule reads the others
 _SWAPPED = {"_row": "_col", "_col": "_row"}
 _FLOAT16_MAX = 65504.0
 _LEAST_TORCH = (2, 6)  # before, `weights_only` could be made to run code (CVE-2025-32434)
 
 
 def convert_torch_optimizer(
-    source, optimizer, model, names=None, *, rename=None, transpose=None, step=None, strict=True
-):
-    r"""Take over the state of a PyTorch optimizer: AdamW's for `AdamWDL`, Adafactor's, CAME's and LAMB's.
+    source: Any,
+    optimizer: Any,
+    model: Any,
+    names: Optional[Iterable[str]] = None,
+    *,
+    rename: Union[Mapping[str, str], Callable[[str], Optional[str]], None] = None,
+    transpose: Optional[Iterable[str]] = None,
+    step: Optional[int] = None,
+    strict: bool = True,
+) -> LoadReport:
+    r"""Load the state of a PyTorch optimizer: AdamW's into `AdamWDL`, Adafactor's, CAME's and LAMB's.
 
-    Of Adafactor that of transformers and of `torch.optim`, of CAME the authors' and of LAMB timm's go on as they were,
-    to rounding, if the options are the same: those are the optimizer's own, as is its rate. (LAMB of pytorch_optimizer
-    has the same state, but another rule: it does not correct the bias of the second moment.) `save_optimizer` keeps
-    the result. Load the model's parameters first: float32 masters are made of them.
-
-    PyTorch numbers parameters; their names come from `names`, from the checkpoint (an optimizer that was built with
-    ``model.named_parameters()`` in PyTorch 2.6 or later has them in it), or are its keys. The weight of a
-    `paddle.nn.Linear` is stored the other way round than in PyTorch: its state is transposed, and where the means of
-    rows and columns are kept these change places.
+    Adafactor of transformers and of `torch.optim`, the authors' CAME and timm's LAMB go on as they were, to rounding,
+    if this optimizer has the same options and rate. (LAMB of pytorch_optimizer has the same state and another rule: it
+    does not correct the bias of the second moment.) Load the model's parameters first: float32 masters are made of
+    them. PyTorch stores the weight of a linear layer the other way round: its state is transposed.
 
     Args:
         source (str|os.PathLike|dict): the checkpoint. A dict is what ``optimizer.state_dict()`` gives, of Tensors or
             arrays. A ".safetensors" file has tensors called ``<parameter>.<state>``, the parameter a name or a number,
-            "state." before it or not; "step" is a state. Any other file is read by PyTorch's weights-only loader, which
-            PyTorch 2.6 or later must be there for; the optimizer's state may be in it as "optimizer" or
-            "optimizer_state_dict".
+            "state." before it or not; "step" is a state. PyTorch 2.6 or later reads any other file by its weights-only
+            loader; the optimizer's state may be in it as "optimizer" or "optimizer_state_dict".
         optimizer (Optimizer): an `AdamWDL`, `Adafactor`, `Came` or `Lamb`.
         model (paddle.nn.Layer): the model it trains; may be wrapped by `paddle.DataParallel`.
         names (Iterable[str], optional): PyTorch's names of its parameters in the order of their numbers:
-            ``[name for name, _ in torch_model.named_parameters()]``, or group by group if there are groups.
-        rename (dict[str, str]|callable, optional): PyTorch's name of a parameter -> the model's. What a dict does not
-            name keeps its name; None from a callable leaves the parameter out.
+            ``[name for name, _ in torch_model.named_parameters()]``, or group by group. Not needed if the checkpoint
+            has names (of ``model.named_parameters()`` in PyTorch 2.6 or later).
+        rename (dict[str, str]|callable, optional): PyTorch's name of a parameter -> the model's. Names not in a dict
+            stay; None from a callable skips the parameter.
         transpose (Iterable[str], optional): the model's names of the matrices that are stored the other way round.
             None: the weights of its `paddle.nn.Linear` layers.
-        step (int, optional): the steps taken, at least 0, of parameters of which the checkpoint does not say.
+        step (int, optional): the steps taken, at least 0, by parameters for which the checkpoint has none.
         strict (bool): raise if a trainable parameter gets no state, or a state or a name in `rename` is not used.
-            Otherwise the former begin anew, as the report says.
+            Otherwise such parameters start from the beginning, as the report says.
 
     Returns:
         LoadReport: what was matched, missing, unexpected and transposed. Printed, it is a table.
 
     Raises:
-        TypeError: an argument of the wrong type; an optimizer that has no counterpart.
-        ValueError: a file or a dict that is none of these; numbers without names, or two with one; a shape that is
-            another; no step, one that is no number, or a `step` where the checkpoint has all; with `strict` what is
-            missing or unexpected. Nothing is changed by then.
+        TypeError, ValueError: an optimizer without a counterpart; an unknown or unsafe file; missing or repeated names;
+            another shape; no step, or an invalid one; with `strict` an unmatched state. Nothing is changed by then.
         ImportError: a file that only PyTorch can read, and no PyTorch.
-        OSError: a file that cannot be read.
+        OSError: the file cannot be read.
 
     Examples:
         .. code-block:: python
@@ -114,7 +115,9 @@ def convert_torch_optimizer(
         )
     step = None if step is None else checked_int(step, "step")
     strict = checked_bool(strict, "strict")
-    ours, _ = structured_names(inner, _checked_model(model))
+    if not isinstance(model, paddle.nn.Layer):
+        raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
+    ours, _ = structured_names(inner, model)
     turned = _turned(model, transpose)
     found = _renamed(_named(_read(source), names), rename, strict)
     counted = ["step" in given for _, given in found.values() if given]
@@ -123,10 +126,11 @@ def convert_torch_optimizer(
             "The checkpoint says how many steps were taken, so `step` would be ignored: leave it out. "
             f"Received: step={shown(step)}"
         )
-    states, matched, missing, unexpected, steps = {}, [], [], [], set()
+    states: States = {}
+    matched, missing, unexpected, steps = [], [], [], set()
     for param in parameters_of(inner):
         name = ours[param.name]
-        there, given = found.pop(name, (None, {}))
+        there, given = found.pop(name, ("", {}))
         if not given:
             missing += [name] * (not param.stop_gradient and inner.layerwise_ratio(param) != 0.0)
             continue
@@ -138,10 +142,9 @@ def convert_torch_optimizer(
     unexpected += [there for there, given in found.values() if given]
     if strict and (missing or unexpected):
         raise ValueError(
-            "The checkpoint and the optimizer do not have the same parameters and states: give `rename`, or "
-            "strict=False. "
-            f"Received: no state for {some(missing) or 'nothing'} ({len(missing)}), no use for "
-            f"{some(unexpected) or 'nothing'} ({len(unexpected)}), {len(matched)} matched"
+            "The checkpoint and the optimizer have other parameters or states: give `rename`, or strict=False. "
+            f"Received: no state for {some(missing)} ({len(missing)}), no use for "
+            f"{some(unexpected)} ({len(unexpected)}), {len(matched)} matched"
         )
     if not matched:
         raise ValueError(
@@ -158,30 +161,24 @@ def convert_torch_optimizer(
     return LoadReport(label, max(steps), tuple(matched), tuple(missing), tuple(unexpected), done)
 
 
-def _checked_model(model):
-    if not isinstance(model, paddle.nn.Layer):
-        raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
-    return model
-
-
-def _turned(model, transpose):
+def _turned(model: Any, transpose: Optional[Iterable[str]]) -> set[str]:
     """Return the names of the matrices that PyTorch has the other way round."""
     plain = unwrap_model(model)
     named = dict(plain.named_parameters())
     if transpose is None:
         weights = {layer.weight.name for layer in plain.sublayers(True) if isinstance(layer, paddle.nn.Linear)}
         return {name for name, param in named.items() if param.name in weights}
-    transpose = set(checked_names(transpose, "transpose"))
-    wrong = sorted(name for name in transpose if name not in named or len(named[name].shape) != 2)
+    turned = set(checked_names(transpose, "transpose"))
+    wrong = sorted(name for name in turned if name not in named or len(named[name].shape) != 2)
     if wrong:
         raise ValueError(f"`transpose` must name matrices of the model. Received: {some(wrong)}")
-    return transpose
+    return turned
 
 
-# ---- what a checkpoint says, as {number or name: {state: array}}
+# ---- the checkpoint as {number or name: {state: array}}
 
 
-def _read(source):
+def _read(source: Any) -> tuple[dict[Any, Given], Any]:
     """Return (parameter's number or name -> {state: array}, names by number or None)."""
     if isinstance(source, Mapping):
         return _from_dict(source)
@@ -190,7 +187,7 @@ def _read(source):
     path = os.fspath(source)
     if not path.endswith(".safetensors"):
         return _from_dict(_by_torch(path))
-    found: dict = {}
+    found: dict[Any, Given] = {}
     for key, (dtype, values) in read_tensors(path).items():
         owner, _, state = re.sub(r"^state\.", "", key).rpartition(".")
         if dtype == "bfloat16":
@@ -199,7 +196,7 @@ def _read(source):
     return found, None
 
 
-def _by_torch(path):
+def _by_torch(path: str) -> Any:
     try:
         import torch
     except ImportError:
@@ -214,26 +211,21 @@ def _by_torch(path):
     except OSError:
         raise
     except Exception as error:
-        raise ValueError(
-            f"PyTorch's weights-only loader refuses the file: {str(error).splitlines()[0][:200]}. "
-            f"Received: path={shown(path)}"
-        ) from None
+        reason = str(error).splitlines()[0][:200]
+        raise refused(path, f"PyTorch's weights-only loader refuses the file: {reason}.") from None
     for key in ("optimizer", "optimizer_state_dict"):
         if isinstance(found, Mapping) and "state" not in found and isinstance(found.get(key), Mapping):
             return found[key]
     return found
 
 
-def _from_dict(checkpoint):
-    if not isinstance(checkpoint, Mapping) or not all(
-        isinstance(checkpoint.get(key), kind) for key, kind in (("state", Mapping), ("param_groups", (list, tuple)))
-    ):
+def _from_dict(checkpoint: Any) -> tuple[dict[Any, Given], Any]:
+    whole = isinstance(checkpoint, Mapping) and isinstance(checkpoint.get("state"), Mapping)
+    if not whole or not isinstance(checkpoint.get("param_groups"), (list, tuple)):
         has = sorted(map(str, checkpoint)) if isinstance(checkpoint, Mapping) else type(checkpoint).__name__
-        raise ValueError(
-            f"A checkpoint of PyTorch's optimizers is a dict with 'state' and 'param_groups'. Received: {has}"
-        )
-    found: dict = {}
-    named: dict = {}
+        raise ValueError(f"A checkpoint of PyTorch must be a dict with 'state' and 'param_groups'. Received: {has}")
+    found: dict[Any, Given] = {}
+    named: dict[Any, str] = {}
     for key, state in checkpoint["state"].items():
         if not isinstance(state, Mapping) or not _are(str, list(state)):
             raise ValueError(f"A parameter's state must be a dict by names. Received: {_short(state)} of {shown(key)}")
@@ -253,16 +245,16 @@ def _from_dict(checkpoint):
     return found, named or None
 
 
-def _are(kind, values):
+def _are(kind: Any, values: Any) -> bool:
     return isinstance(values, (list, tuple)) and all(isinstance(value, kind) for value in values)
 
 
-def _short(value):
+def _short(value: Any) -> str:
     return f"{type(value).__name__} {str(value)[:200]}"
 
 
-def _array(value):
-    """Return a Tensor of PyTorch's, or what NumPy takes, as an array."""
+def _array(value: Any) -> Any:
+    """Return a Tensor of PyTorch, or anything that NumPy takes, as an array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
@@ -272,29 +264,29 @@ def _array(value):
         raise ValueError(f"A state must be an array: {error}. Received: {_short(value)}") from None
 
 
-def _is_numeric(array):
+def _is_numeric(array: Any) -> bool:
     return array.dtype.kind in "iuf"
 
 
-def _named(read, names):
+def _named(read: tuple[dict[Any, Given], Any], names: Any) -> dict[str, Given]:
     """Return PyTorch's name -> {state: array}."""
     found, known = read
     if names is not None:
         known = dict(enumerate(checked_names(names, "names")))
-    twice = sorted(name for name, times in Counter((known or {}).values()).items() if times > 1)
+    known = known or {}
+    twice = sorted(name for name, times in Counter(known.values()).items() if times > 1)
     if twice:
         raise ValueError(f"Two parameters must not have the same name. Received: {some(twice)} twice in `names`")
-    numbers = [key for key in found if isinstance(key, int)]
-    unnamed = sorted(key for key in numbers if key not in (known or {}))
+    unnamed = sorted(key for key in found if isinstance(key, int) and key not in known)
     if unnamed:
         raise ValueError(
             "PyTorch numbers its parameters: give `names`, the names of all in the order of their numbers. "
-            f"Received: no name for {some(unnamed)}, {len(known or {})} names"
+            f"Received: no name for {some(unnamed)}, {len(known)} names"
         )
     return {known[key] if isinstance(key, int) else key: state for key, state in found.items()}
 
 
-def _renamed(found, rename, strict):
+def _renamed(found: dict[str, Given], rename: Any, strict: bool) -> dict[str, tuple[str, Given]]:
     """Return the model's name -> (PyTorch's name, {state: array})."""
     if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
         raise TypeError(f"`rename` must be a dict or callable. Received: rename={shown(rename)}")
@@ -304,13 +296,12 @@ def _renamed(found, rename, strict):
             "`rename` must name parameters of the checkpoint: correct it, or give strict=False. "
             f"Received: {some(unknown)}, which it has not"
         )
-    out: dict = {}
+    out: dict[str, tuple[str, Given]] = {}
     for there, state in found.items():
         name = rename(there) if callable(rename) else (rename or {}).get(there, there)
         if name in out:
-            raise ValueError(
-                f"`rename` must give each parameter another name. Received: {shown(name)} for {shown(there)} too"
-            )
+            twice = f"{shown(name)} for {shown(there)} too"
+            raise ValueError(f"`rename` must give each parameter another name. Received: {twice}")
         if name is not None:
             out[name] = there, state
     return out
@@ -319,7 +310,7 @@ def _renamed(found, rename, strict):
 # ---- one parameter
 
 
-def _step_of(given, step, name):
+def _step_of(given: Given, step: Optional[int], name: str) -> int:
     """Return the number of updates that a parameter has had."""
     if "step" not in given and step is None:
         raise ValueError(f"The checkpoint does not say how many steps were taken: give `step`. Received: '{name}'")
@@ -330,10 +321,9 @@ def _step_of(given, step, name):
     return int(number)
 
 
-def _state(optimizer, param, given, step, turned, there):
-    """Return a parameter's state as ours, and the names of what is left of `given`."""
-    given = {key: value for key, value in given.items() if key not in _UNUSED}
-    given = dict(_as_others(key, value) for key, value in given.items())
+def _state(optimizer: Any, param: Any, given: Given, step: int, turned: bool, there: str) -> tuple[Any, list[str]]:
+    """Return a parameter's state as ours, and the names of the states in `given` that were not used."""
+    given = dict(_as_others(key, value) for key, value in given.items() if key not in _UNUSED)
     if turned:
         given = {key[:-4] + _SWAPPED.get(key[-4:], key[-4:]): value.T for key, value in given.items()}
     names, kinds, state = _NAMES[type(optimizer).__name__], optimizer.state_kinds(param), {}
@@ -351,8 +341,7 @@ def _state(optimizer, param, given, step, turned, there):
             )
         if not _is_numeric(values):
             raise ValueError(f"A state must be made of numbers. Received: {_short(values)} as {name} of '{there}'")
-        if values.shape == () and shape == (1,):  # as the state of a single number is kept here
-            values = values.reshape(shape)
+        values = values.reshape(shape) if (values.shape, shape) == ((), (1,)) else values  # a single number's
         if values.shape != shape:
             raise ValueError(
                 f"The state of '{there}' has another shape than its parameter here: give `transpose`, `rename` or "
@@ -364,13 +353,13 @@ def _state(optimizer, param, given, step, turned, there):
     return state, sorted(given)
 
 
-def _as_others(key, value):
+def _as_others(key: str, value: Any) -> tuple[str, Any]:
     """Return the name and the values of a state as transformers' Adafactor has them."""
     name, axis = _KEPT.get(key, (key, None))
     return name, value if axis is None or value.shape[axis:][:1] != (1,) else value.squeeze(axis)
 
 
-def _number(optimizer, param, name, step):
+def _number(optimizer: Any, param: Any, name: str, step: int) -> float:
     """Return what a state of one number is after some steps."""
     if name in (COUNTER, GLOBAL_STEP) and optimizer.counts_steps:
         return float(step)

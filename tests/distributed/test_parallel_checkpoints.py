@@ -14,7 +14,7 @@ from distributed_launch import launch
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
-from paddle_ldopt.parallel.checkpoints import RECORD
+from paddle_ldopt.parallel.sharded_checkpoint import RECORD
 from paddle_ldopt.tools.memory import Layout, OptimizerSpec, plan
 
 NAMES = ldopt.list_optimizers()

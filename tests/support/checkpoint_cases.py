@@ -12,7 +12,7 @@ from paddle.distributed import fleet
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._paddle import unwrap
-from paddle_ldopt.parallel import checkpoints
+from paddle_ldopt.parallel import sharded_checkpoint as checkpoints
 
 HALF, STEPS, ROWS = 3, 6, 8
 SIZES = [(8, 24), (24, 24), (24, 4)]  # the second is cut by two processes of sharding v2

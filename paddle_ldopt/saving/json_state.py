@@ -2,6 +2,7 @@
 
 import collections
 import math
+from typing import Any
 
 import numpy as np
 import paddle
@@ -9,22 +10,15 @@ from paddle.optimizer.lr import ReduceOnPlateau
 
 from .._checks import shown
 
-__all__ = ["check_like", "check_part", "pack", "set_parts", "unpack"]
+__all__ = ["check_like", "check_part", "from_json", "set_parts", "to_json"]
 
 _DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
 _NUMBERS = (int, float, np.integer, np.floating)
+_LISTS = (list, tuple, collections.deque)
 
 
-def pack(value, where):
-    """Return a value as JSON can hold it; `unpack` gives it back bit by bit.
-
-    Args:
-        value (object): None, a bool, a number, a string, an array; lists and dicts of these.
-        where (str): what it is, for messages.
-
-    Raises:
-        ValueError: it is something else.
-    """
+def to_json(value: Any, where: str) -> Any:
+    """Return a value as JSON can hold it, for `from_json`; raise ValueError, which names `where`, for an object."""
     if isinstance(value, paddle.Tensor):
         value = value.numpy()
     if isinstance(value, np.generic):
@@ -34,43 +28,36 @@ def pack(value, where):
     if isinstance(value, float):
         return value if math.isfinite(value) else {"__float__": repr(value)}
     if isinstance(value, np.ndarray) and str(value.dtype) in _DTYPES:
-        values = [pack(item, where) for item in value.reshape(-1).tolist()]
+        values = [to_json(item, where) for item in value.reshape(-1).tolist()]
         return {"__array__": str(value.dtype), "shape": list(value.shape), "values": values}
-    if isinstance(value, (list, tuple, collections.deque)):
-        return [pack(item, where) for item in value]
+    if isinstance(value, _LISTS):
+        return [to_json(item, where) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("__") for key in value):
-        return {key: pack(item, f"{where}[{shown(key)}]") for key, item in value.items()}
+        return {key: to_json(item, f"{where}[{shown(key)}]") for key, item in value.items()}
     raise ValueError(
         f"{where} must be numbers, text, arrays, or lists and dicts of these, to be saved. "
         f"Received: {type(value).__name__}"
     )
 
 
-def unpack(value):
-    """Return what `pack` was given, tuples as lists; raise TypeError or KeyError if it cannot have been."""
+def from_json(value: Any) -> Any:
+    """Return what `to_json` was given, tuples as lists; raise TypeError or KeyError if it cannot have been."""
     if isinstance(value, list):
-        return [unpack(item) for item in value]
+        return [from_json(item) for item in value]
     if not isinstance(value, dict):
         return value
     if "__float__" in value:
         return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[value["__float__"]]
     if "__array__" in value:
         try:
-            return np.array(unpack(value["values"]), _DTYPES[value["__array__"]]).reshape(value["shape"])
+            return np.array(from_json(value["values"]), _DTYPES[value["__array__"]]).reshape(value["shape"])
         except (ValueError, OverflowError) as error:
             raise TypeError(f"no array: {error}") from None
-    return {key: unpack(item) for key, item in value.items()}
+    return {key: from_json(item) for key, item in value.items()}
 
 
-def check_like(there, here, where, may_be_none=()):
-    """Raise ValueError unless a state that was read is of the same make as the one it is to replace.
-
-    Args:
-        there (object): what was read.
-        here (object): what there is; where it is None there may be a number.
-        where (str): what it is, for messages.
-        may_be_none (tuple[str, ...]): keys whose value there may be None whatever it is here.
-    """
+def check_like(there: Any, here: Any, where: str, may_be_none: tuple[str, ...] = ()) -> None:
+    """Raise ValueError unless a state that was read is made like the one here; for None there may be a number."""
     if isinstance(here, dict) and isinstance(there, dict):
         if set(there) != set(here):
             raise ValueError(f"{where} must have {sorted(here)}. Received: {shown(sorted(there))}")
@@ -86,21 +73,14 @@ def check_like(there, here, where, may_be_none=()):
             check_like(item, here[i] if i < len(here) else here[0] if here else 0.0, f"{where}[{i}]")
 
 
-def check_part(part, state, where):
+def check_part(part: Any, state: Any, where: str) -> None:
     """Raise ValueError unless a state is of the same make as that of the schedule or loss scaler `part`."""
     may_be_none = ("best",) if isinstance(part, ReduceOnPlateau) else ()  # before its first metric
     check_like(state, part.state_dict(), where, may_be_none)
 
 
-def set_parts(parts):
-    """Load the states of [(schedule or loss scaler, state)], all or none.
-
-    Returns:
-        list[tuple[object, dict]]: the same with the states they had.
-
-    Raises:
-        ValueError: one of them does not take its state.
-    """
+def set_parts(parts: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Load the states of [(schedule or loss scaler, state)], all or none; return the same with the previous states."""
     before = [(part, part.state_dict()) for part, _ in parts]
     try:
         for part, state in parts:
@@ -112,17 +92,17 @@ def set_parts(parts):
     return before
 
 
-def _set(part, state):
+def _set(part: Any, state: Any) -> None:
     if state:  # Paddle's GradScaler refuses the empty state of one that is switched off
         (getattr(part, "set_state_dict", None) or part.load_state_dict)(state)
 
 
-def _kind(value):
+def _kind(value: Any) -> str:
     if value is None:
         return "None"
     if isinstance(value, bool):
         return "a bool"
-    if isinstance(value, (list, tuple, collections.deque)):
+    if isinstance(value, _LISTS):
         return "a list"
     if isinstance(value, (np.ndarray, paddle.Tensor)):
         return "a number" if value.size == 1 else "an array"

@@ -1,4 +1,4 @@
-"""Checkpoints that go on in another layout: saved on any number of processes, resumed on any other.
+"""Checkpoints for any layout: saved on any number of processes, resumed on any other.
 
 `paddle.distributed.save_state_dict` does the work; this says where each tensor belongs, adds the schedule and a record
 of the optimizer, and refuses in all processes, before anything changes, a checkpoint that does not fit in one.
@@ -8,22 +8,20 @@ import contextlib
 import json
 import math
 import os
-import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable, Optional
 
 import paddle
 import paddle.distributed as dist
-from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
-    DygraphShardingOptimizer,
-    DygraphShardingOptimizerV2,
-)
 from paddle.optimizer.lr import LRScheduler
 
+from .. import _paddle
 from .._checks import shown
-from .._paddle import check_wrapper_state, parameters_of, unwrap, unwrap_model
+from .._paddle import rate_source, unwrap, unwrap_model, wrappers
 from ..saving.container import damage, digest, strict_json
+from ..saving.json_state import check_part, set_parts
 from ..saving.record import check_same, describe, merged, some
-from ..saving.state import checked_names
-from ..saving.values import check_part, set_parts
+from ..saving.state import checked_names, one_of_ours
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -33,23 +31,21 @@ FORMAT = 1
 _COMPLETE = "holds a checkpoint already"
 
 
-def save_checkpoint(folder, network, optimizer, rename=None):
-    """Save a network, its optimizer's state, masters and counters, and its schedule, for any layout to go on from.
+def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[Callable[[str], str]] = None) -> None:
+    """Save a network, its optimizer's state, masters and counters, and its schedule, to resume in any layout.
 
     All processes call it. The checkpoint is complete when its record is there, which is written last.
 
     Args:
-        folder (str): where to; seen by all processes. It must be empty, or not be there.
+        folder (str): a new or empty folder that all processes see.
         network (paddle.nn.Layer): as trained, wrapped or not.
         optimizer (Optimizer): one of ours, as trained, wrapped or not.
-        rename (callable, optional): structured name -> name in the checkpoint, where the same network is built of
-            other classes elsewhere (with pipeline stages, say).
+        rename (callable, optional): structured name -> name in the checkpoint, if the same network is built of other
+            classes elsewhere (with pipeline stages, say).
 
     Raises:
-        TypeError: an optimizer that is none of ours; a folder that is no path, a network that is none.
-        ValueError: a wrapper whose state no other layout could take up; a folder that holds a checkpoint, complete
-            or cut short; two parameters of one name; sharded DistTensors. Nothing is written by
-            then. If the processes write to different folders, the checkpoint stays without its record.
+        TypeError, ValueError: an argument of the wrong type; a wrapper whose state fits no other layout; a folder that
+            is not empty; two parameters of one name; sharded DistTensors. Nothing is written by then.
 
     Examples:
         .. code-block:: python
@@ -65,7 +61,7 @@ def save_checkpoint(folder, network, optimizer, rename=None):
             ...     load_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
     """
 
-    def prepare():
+    def prepare() -> tuple[Any, Any]:
         _check_arguments(folder, network, rename)
         weights = unwrap_model(network).sharded_state_dict()
         state = _sharded(weights, optimizer, _pieces(optimizer), rename)
@@ -78,19 +74,13 @@ def save_checkpoint(folder, network, optimizer, rename=None):
     state, records = _together(prepare)
     folder, rank, processes = os.fspath(folder), dist.get_rank(), dist.get_world_size()
 
-    def make():
-        os.makedirs(folder, exist_ok=True)
-        return None, None
-
-    _together(make)
-
-    def write():
+    def write() -> None:
         dist.save_state_dict(state, folder)
-        schedule = unwrap(optimizer)._learning_rate
+        schedule = rate_source(unwrap(optimizer))
         if rank == 0 and isinstance(schedule, LRScheduler):
             paddle.save(schedule.state_dict(), os.path.join(folder, SCHEDULE))
-        return None, None
 
+    _together(lambda: os.makedirs(folder, exist_ok=True))
     _together(write)
     names, listings = _together(lambda: (sorted(os.listdir(folder)),) * 2)
     if any(listed != listings[0] for listed in listings):
@@ -98,24 +88,30 @@ def save_checkpoint(folder, network, optimizer, rename=None):
             "All processes must save to the same folder, on a disk that all of them see: delete what was written. "
             f"Received: files {shown(listings)} of the processes"
         )
-    _, digests = _together(
-        lambda: (None, {name: digest(os.path.join(folder, name)) for name in names[rank::processes]})
-    )
+    own = names[rank::processes]
+    _, digests = _together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in own}))
 
-    def finish():
+    def finish() -> None:
         if rank == 0:
             files = {name: written for found in digests for name, written in found.items()}
             record = {"format": FORMAT, "processes": processes, **merged(records), "files": files}
-            with open(os.path.join(folder, f"{RECORD}.part"), "w", encoding="utf-8") as file:
+            path = os.path.join(folder, RECORD)
+            with open(f"{path}.part", "w", encoding="utf-8") as file:
                 json.dump(record, file)
-            os.replace(os.path.join(folder, f"{RECORD}.part"), os.path.join(folder, RECORD))
-        return None, None
+            os.replace(f"{path}.part", path)
 
     _together(finish)
 
 
-def load_checkpoint(folder, network, optimizer, rename=None, *, changed=()):
-    """Load what `save_checkpoint` saved, in this layout: network, state, masters, counters, schedule.
+def load_checkpoint(
+    folder: Any,
+    network: Any,
+    optimizer: Any,
+    rename: Optional[Callable[[str], str]] = None,
+    *,
+    changed: Iterable[str] = (),
+) -> None:
+    """Load a checkpoint of `save_checkpoint` into this layout: network, state, masters, counters, schedule.
 
     All processes call it. All of them check their part first: if one refuses, all raise its error.
 
@@ -124,30 +120,29 @@ def load_checkpoint(folder, network, optimizer, rename=None, *, changed=()):
         network (paddle.nn.Layer): as it is to be trained, wrapped or not.
         optimizer (Optimizer): of the same class as the saved one, with the same options; wrapped or not.
         rename (callable, optional): structured name here -> name in the checkpoint.
-        changed (Iterable[str]): options that may differ from the checkpoint's and keep the value they have here, as in
-            `load_optimizer`. Options that decide which state there is, or its type, cannot be changed.
+        changed (Iterable[str]): options that may differ from the checkpoint's and keep their value here, as in
+            `load_optimizer`. Options that decide which states there are, or their types, cannot be changed.
 
     Raises:
-        TypeError: an optimizer that is none of ours; a folder that is no path, a network that is none.
-        ValueError: no checkpoint, or one that was cut short or is damaged; another class, network, type or schedule;
-            other options, unless `changed` names them. Nothing is changed by then.
+        TypeError, ValueError: an incomplete or damaged checkpoint; another class, network, type or schedule; other
+            options, unless `changed` names them. Nothing is changed by then.
     """
 
-    def prepare():
+    def prepare() -> tuple[Any, Any]:
         _check_arguments(folder, network, rename)
         allowed = set(checked_names(changed, "changed"))
-        held = _held(folder)
+        held, path = _held(folder), os.fspath(folder)
         if held != _COMPLETE:
             raise ValueError(
                 f"There is no complete checkpoint, `folder` {held or 'is not there or empty'}: give one that "
-                f"`save_checkpoint` wrote to its end. Received: folder={os.fspath(folder)!r}"
+                f"`save_checkpoint` wrote to its end. Received: folder={path!r}"
             )
-        record = _read_record(os.fspath(folder))
+        record = _read_record(path)
         weights, pieces = unwrap_model(network).sharded_state_dict(), _pieces(optimizer)
         here = _described(weights, optimizer, rename)
-        _check_record(os.fspath(folder), record, here, allowed)
-        saved = _read_metadata(os.fspath(folder), record)
-        schedule = _read_schedule(os.fspath(folder), record, unwrap(optimizer)._learning_rate, allowed)
+        _check_record(path, record, here, allowed)
+        saved = _read_metadata(path, record)
+        schedule = _read_schedule(path, record, rate_source(unwrap(optimizer)), allowed)
         state = _sharded(weights, optimizer, pieces, rename)
         _check_tensors(saved, state)
         frozen = {name for name, param in here["parameters"].items() if param["ratio"] == 0.0}
@@ -167,34 +162,35 @@ def load_checkpoint(folder, network, optimizer, rename=None, *, changed=()):
             "frozen here: build the same network and optimizer, and freeze parameters after loading. "
             f"Received: nothing for {some(left)}"
         )
-    # Paddle remembers the files of a folder, which may hold another checkpoint by now
-    files = getattr(sys.modules[dist.load_state_dict.__module__], "PATH_TO_CHECKPOINT_FILES", {})
-    files.pop(os.fspath(folder), None)
+    _paddle.forget_checkpoint(os.fspath(folder))
     dist.load_state_dict(state, os.fspath(folder))
     if schedule is not None:
-        unwrap(optimizer)._learning_rate.set_state_dict(schedule)
+        rate_source(unwrap(optimizer)).set_state_dict(schedule)
 
 
-def _check_arguments(folder, network, rename):
+def _check_arguments(folder: Any, network: Any, rename: Any) -> None:
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"`folder` must be a path. Received: folder={shown(folder)}")
     try:
         os.fsencode(folder)
     except UnicodeEncodeError as error:
         raise ValueError(f"`folder` must be a path ({error.reason}). Received: folder={shown(folder)}") from error
-    if not hasattr(network, "sharded_state_dict"):
+    if not isinstance(network, paddle.nn.Layer):
         raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
+    if not hasattr(network, "sharded_state_dict"):
+        raise RuntimeError(f"Checkpoints for any layout need Paddle 3.2 or later. Received: {paddle.__version__}")
     for param in unwrap_model(network).parameters():
-        if param.is_dist() and list(param._local_shape) != list(param.shape):
+        here = list(_paddle.local_shape(param)) if param.is_dist() else param.shape
+        if here != list(param.shape):
             raise ValueError(
                 "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet. "
-                f"Received: DistTensor '{param.name}' of shape {list(param.shape)}, {list(param._local_shape)} here"
+                f"Received: DistTensor '{param.name}' of shape {list(param.shape)}, {here} here"
             )
     if rename is not None and not callable(rename):
         raise TypeError(f"`rename` must be callable. Received: rename={shown(rename)}")
 
 
-def _held(folder):
+def _held(folder: Any) -> Optional[str]:
     """Return in words what a folder holds, None if there is nothing: a checkpoint is complete if it has a record."""
     if not os.path.isdir(folder):
         return "is a file" if os.path.lexists(folder) else None
@@ -206,19 +202,11 @@ def _held(folder):
     return "holds other files" if names else None
 
 
-def _inner(optimizer):
-    inner = unwrap(optimizer)
-    if not hasattr(inner, "state_kinds"):
-        raise TypeError(f"`optimizer` must be one of paddle_ldopt. Received: optimizer of type {type(inner).__name__}")
-    check_wrapper_state(optimizer)
-    return inner
-
-
-def _described(weights, optimizer, rename):
+def _described(weights: Any, optimizer: Any, rename: Any) -> dict[str, Any]:
     """Return the record of the parameters that the network has here, each as a whole."""
-    inner = _inner(optimizer)
-    own = {param.name for param in parameters_of(optimizer) if not param.stop_gradient}
-    first: dict = {}  # of tied parameters the first name, as for their state
+    inner = one_of_ours(optimizer)
+    own = {param.name for param in _paddle.parameters_of(optimizer) if not param.stop_gradient}
+    first: dict[str, str] = {}  # of tied parameters the first name, as for their state
     for key in sorted(weights):
         if weights[key].local_tensor.name in own:
             first.setdefault(weights[key].local_tensor.name, key)
@@ -229,23 +217,17 @@ def _described(weights, optimizer, rename):
     return record
 
 
-def _sharded(weights, optimizer, pieces, rename):
-    """Return key -> ShardedWeight of all that is to be saved, or loaded into."""
-    state = {**weights, **_inner(optimizer).sharded_state_dict(weights, pieces)}
-    return state if rename is None else _renamed(state, weights, rename)
-
-
-def _new_name(rename, name):
+def _new_name(rename: Any, name: str) -> str:
     new = name if rename is None else rename(name)
     if not isinstance(new, str):
         raise TypeError(f"`rename` must return a string. Received: {shown(new)} for '{name}'")
     return new
 
 
-def _renamed(state, weights, rename):
-    """Return `state` with the name of the parameter that begins each key renamed."""
-    out = {}
-    for key, value in state.items():
+def _sharded(weights: Any, optimizer: Any, pieces: Any, rename: Any) -> dict[str, Any]:
+    """Return key -> ShardedWeight to save, or to load into; `rename` changes the parameter's name in each key."""
+    out: dict[str, Any] = {}
+    for key, value in {**weights, **one_of_ours(optimizer).sharded_state_dict(weights, pieces)}.items():
         name = key if key in weights else key.rpartition(".")[0]
         new = _new_name(rename, name) + key[len(name) :]
         if new in out:
@@ -255,53 +237,45 @@ def _renamed(state, weights, rename):
     return out
 
 
-def _pieces(optimizer):
+def _pieces(optimizer: Any) -> Optional[dict[str, tuple[int, int]]]:
     """Return ``param.name`` -> range of the flattened parameter that is here, None where parameters are whole."""
-    while hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim"):
-        if hasattr(optimizer, "_optim"):
+    if _paddle.is_group_sharded(optimizer):
+        raise ValueError(
+            "The state of group_sharded (stages 2 and 3) cannot be saved for another layout: use sharding stage 1 "
+            f"of `fleet.distributed_optimizer`. Received: {type(optimizer).__name__}"
+        )
+    for wrapper in wrappers(optimizer)[:-1]:
+        if type(wrapper) is _paddle.sharding_v2():
+            return _paddle.slice_ranges(wrapper)
+        fused = type(wrapper) is _paddle.sharding_v1() and [
+            name for name in ("tensor_fusion", "comm_overlap") if getattr(wrapper, name)
+        ]
+        if fused:
             raise ValueError(
-                "The state of group_sharded (stages 2 and 3) cannot be saved for another layout: use sharding stage 1 "
-                f"of `fleet.distributed_optimizer`. Received: {type(optimizer).__name__}"
+                f"With fused parameters the state belongs to no parameter: set {fused[0]}=False in the strategy's "
+                f"sharding_configs. Received: {fused[0]}=True"
             )
-        if type(optimizer) is DygraphShardingOptimizer:
-            fused = next((name for name in ("tensor_fusion", "comm_overlap") if getattr(optimizer, name)), None)
-            if fused:
-                raise ValueError(
-                    f"With fused parameters the state belongs to no parameter: set {fused}=False in the strategy's "
-                    f"sharding_configs. Received: {fused}=True"
-                )
-        if type(optimizer) is DygraphShardingOptimizerV2:
-            return _slices(optimizer)
-        optimizer = optimizer._inner_opt
     return None
 
 
-def _slices(optimizer):
-    """Return the ranges of sharding v2, which has its slices filled only in the first step: fill them here."""
-    optimizer._collect_comm_buffers()
-    ranges = {}
-    for buffer in optimizer._comm_buffer_list:
-        for name, view in buffer._sharding_param_grad_view.items():
-            if view._param_begin >= view._param_end:
-                continue
-            view.fill_slice_param(optimizer._slice_params[name])
-            begin = view._param_begin - view._index
-            end = min(view._param_end - view._index, math.prod(view._param.shape))
-            if begin < end:
-                ranges[name] = (begin, end)
-    return ranges
+# ---- the files of a checkpoint
+
+
+def _damaged(folder: str, problem: str) -> ValueError:
+    todo = "Load another one, or restore the file."
+    return ValueError(f"The checkpoint is damaged: {problem}. {todo} Received: folder={folder!r}")
 
 
 @contextlib.contextmanager
-def _readable(path):
-    """Raise ValueError if something within it fails over a file's contents."""
+def _readable(path: str) -> Iterator[None]:
+    """Raise ValueError if the block fails over a file's contents."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"The file is not one that `save_checkpoint` writes: {error!r}. Received: {path!r}") from error
 
 
-def _read_record(folder):
+def _read_record(folder: str) -> dict[str, Any]:
     path = os.path.join(folder, RECORD)
     with _readable(path), open(path, encoding="utf-8") as file:
         try:
@@ -316,7 +290,7 @@ def _read_record(folder):
     return record
 
 
-def _check_record(folder, record, here, allowed):
+def _check_record(folder: str, record: Any, here: Any, allowed: set[str]) -> None:
     """Raise unless the files are those that were saved, by an optimizer like the one here."""
     with _readable(os.path.join(folder, RECORD)):
         # a record of version 0.1 names the optimizer only
@@ -329,53 +303,45 @@ def _check_record(folder, record, here, allowed):
         listed = sorted(record.get("files", {}).items())[dist.get_rank() :: dist.get_world_size()]
         wrong = [words for name, written in listed if (words := damage(folder, name, written)) is not None]
     if wrong:
-        raise ValueError(
-            f"The checkpoint is damaged: {wrong[0]}. Load another one, or restore the file. Received: folder={folder!r}"
-        )
+        raise _damaged(folder, wrong[0])
 
 
-def _loaded(path):
+def _loaded(folder: str, name: str) -> Any:
     """Return what `paddle.save` wrote; raise ValueError if it cannot be read."""
     try:
-        return paddle.load(path)
+        return paddle.load(os.path.join(folder, name))
     except Exception as error:  # damaged pickles fail in every way
-        raise ValueError(
-            f"The checkpoint is damaged: '{os.path.basename(path)}' cannot be read ({type(error).__name__}: "
-            f"{str(error)[:200]}). Load another one, or restore the file. Received: folder={os.path.dirname(path)!r}"
-        ) from error
+        raise _damaged(folder, f"'{name}' cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
 
 
-def _read_metadata(folder, record):
-    """Return key -> (dtype, shape of the whole) of the tensors in a checkpoint; raise if a file lacks any of them."""
+def _read_metadata(folder: str, record: Any) -> dict[str, str]:
+    """Return key -> "dtype shape" of the tensors in a checkpoint; raise if a file lacks any of them."""
     names = [name for name in os.listdir(folder) if name.endswith(".metadata")]
     if len(names) != 1:
-        raise ValueError(
-            "The checkpoint is damaged: it must have one '.metadata' file. Load another one, or restore the file. "
-            f"Received: folder={folder!r} with {names}"
-        )
-    path = os.path.join(folder, names[0])
-    files: dict = {}
-    metadata = _loaded(path)
-    with _readable(path):
-        for index, name in metadata.storage_metadata.items():
-            begin, end = index.flattened_range or (0, math.prod(index.local_shape))
-            files.setdefault(name, {})[index.tensor_key] = end - begin
-        saved = {
-            key: (pieces[0].dtype, tuple(pieces[0].global_shape))
-            for key, pieces in metadata.state_dict_metadata.items()
-        }
-    for name in sorted(files)[dist.get_rank() :: dist.get_world_size()] if "files" not in record else ():
-        tensors = _loaded(os.path.join(folder, name))  # of version 0.1, which has no checksums
-        wrong = [key for key, size in files[name].items() if key not in tensors or tensors[key].size != size]
-        if wrong:
-            raise ValueError(
-                f"The checkpoint is damaged: '{name}' is not the file that was saved, it lacks {some(wrong)}. Load "
-                f"another one, or restore the file. Received: folder={folder!r}"
-            )
+        raise _damaged(folder, f"it must have one '.metadata' file, not {names}")
+    metadata = _loaded(folder, names[0])
+    with _readable(os.path.join(folder, names[0])):
+        found = metadata.state_dict_metadata.items()
+        saved = {key: f"{pieces[0].dtype} {list(map(int, pieces[0].global_shape))}" for key, pieces in found}
+        if "files" not in record:  # of version 0.1, which has no checksums
+            _check_sizes(folder, metadata)
     return saved
 
 
-def _read_schedule(folder, record, schedule, allowed):
+def _check_sizes(folder: str, metadata: Any) -> None:
+    """Raise unless the files of this process have the tensors that the metadata says."""
+    files: dict[str, dict[str, int]] = {}
+    for index, name in metadata.storage_metadata.items():
+        begin, end = index.flattened_range or (0, math.prod(index.local_shape))
+        files.setdefault(name, {})[index.tensor_key] = end - begin
+    for name in sorted(files)[dist.get_rank() :: dist.get_world_size()]:
+        tensors = _loaded(folder, name)
+        wrong = [key for key, size in files[name].items() if key not in tensors or tensors[key].size != size]
+        if wrong:
+            raise _damaged(folder, f"'{name}' is not the file that was saved, it lacks {some(wrong)}")
+
+
+def _read_schedule(folder: str, record: Any, schedule: Any, allowed: set[str]) -> Any:
     """Return the state that the schedule is to have, None if it keeps its own."""
     if not isinstance(schedule, LRScheduler):
         return None
@@ -388,39 +354,37 @@ def _read_schedule(folder, record, schedule, allowed):
             "The checkpoint has no schedule. If that is meant, give changed=['schedule']. "
             f"Received: {type(schedule).__name__} as the rate, no {path!r}"
         )
-    state = _loaded(path)
+    state = _loaded(folder, SCHEDULE)
     check_part(schedule, state, "The schedule's state")
     set_parts(set_parts([(schedule, state)]))  # whether it takes the state; then back: another process may refuse
     return state
 
 
-def _check_tensors(saved, state):
-    """Raise unless all that is to be loaded was saved, in the same type and shape."""
-    wanted = {key: (str(w.local_tensor.dtype).rpartition(".")[2], tuple(w.global_shape)) for key, w in state.items()}
-    wrong = [key for key in wanted if saved.get(key) != wanted[key]]
+def _check_tensors(saved: dict[str, str], state: dict[str, Any]) -> None:
+    """Raise unless all tensors to load were saved, in the same type and shape."""
+    wrong = []
+    for key, weight in state.items():
+        wanted = f"{str(weight.local_tensor.dtype).rpartition('.')[2]} {list(weight.global_shape)}"
+        if saved.get(key) != wanted:
+            wrong.append(f"{key} {wanted} (there: {saved.get(key)})")
     if wrong:
-        said = [f"{key} {_form(wanted[key])} (there: {_form(saved.get(key))})" for key in wrong[:3]]
         raise ValueError(
             "The checkpoint lacks tensors, or has them in another type or shape: build the same network, and the "
-            f"optimizer with the same options. Received: {', '.join(said)}{' ...' * (len(wrong) > 3)}"
+            f"optimizer with the same options. Received: {', '.join(wrong[:3])}{' ...' * (len(wrong) > 3)}"
         )
 
 
-def _form(form):
-    return form and f"{form[0]} {list(form[1])}"
-
-
-def _together(act):
-    """Return the first thing that `act()` returns, and a list of the second in all processes.
+def _together(act: Callable[[], Any]) -> tuple[Any, list[Any]]:
+    """Return the first result of `act()`, and a list of its second result in all processes; it may return None.
 
     All of them raise if one fails, the error of the first: the others must not wait for it.
     """
     problem, own, shared = None, None, None
     try:
-        own, shared = act()
+        own, shared = act() or (None, None)
     except Exception as error:
         problem = error
-    found = [(problem, shared)]
+    found: list[Any] = [(problem, shared)]
     if dist.get_world_size() > 1:
         found = []
         dist.all_gather_object(found, (problem, shared))

@@ -1,21 +1,23 @@
 """`save_optimizer` and `load_optimizer`."""
 
 import os
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from paddle.nn import Layer
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_int, shown
-from .._paddle import parameters_of
+from .._paddle import parameters_of, rate_source
 from ..optimizers._base.sharded_state import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
-from .container import checked_path, read_record, write_file
+from .container import Arrays, checked_path, read_record, refused, write_file
+from .json_state import check_part, from_json, set_parts, to_json
 from .pdopt import read_pdopt
 from .record import check_same, describe
+from .report import LoadReport
 from .state import (
-    LoadReport,
+    States,
     check_state,
     checked_names,
     checked_optimizer,
@@ -24,41 +26,35 @@ from .state import (
     steps_of,
     structured_names,
 )
-from .values import check_part, pack, set_parts, unpack
 
 __all__ = ["load_optimizer", "save_optimizer"]
 
-_PDOPT = ".pdopt"  # how the name of a file of Paddle's own ends
+_PDOPT = ".pdopt"  # the end of the name of a file of Paddle's own
 
 
-def save_optimizer(path, optimizer, model=None, *, scaler=None, step=None):
-    """Save all of an optimizer's state in a file that can be read without running any code: safetensors.
+def save_optimizer(
+    path: Any, optimizer: Any, model: Any = None, *, scaler: Any = None, step: Optional[int] = None
+) -> None:
+    """Save all of an optimizer's state in a safetensors file, which can be read without running any code.
 
-    State, float32 masters, the state of an `LRScheduler` and, if it is given, of a loss scaler; and what the optimizer
-    was built with, for `load_optimizer` to compare. The file is whole and on the disk when this returns, or as it was
-    before. The model's parameters are saved by the caller.
-
-    A parameter's state has the name of the parameter in `model`; without one the name in the `layers` or `name_dict`
-    that the optimizer was built with. Such a file can be loaded in any process. Where neither is there it has Paddle's
+    The file has the state, float32 masters, the states of an `LRScheduler` and a loss scaler, and the options, for
+    `load_optimizer` to compare. It is complete and on the disk when this returns, or as it was before. A parameter has
+    its name in `model`, or in the `layers` or `name_dict` that the optimizer was built with; without either Paddle's
     name (``linear_0.w_0``), which depends on what was built before in the process.
 
     Args:
         path (str|os.PathLike): the file, ".safetensors" by custom. Not a link.
-        optimizer (Optimizer): one of this package's, in dygraph, in any wrapper that leaves it whole: data parallel
-            (one process saves) and pipeline stages (each saves a file of its own).
+        optimizer (Optimizer): one of this package's, in any wrapper that leaves it whole: data parallel (one process
+            saves) and pipeline stages (each saves its own file).
         model (paddle.nn.Layer, optional): the model it trains; may be wrapped by `paddle.DataParallel`.
         scaler (object, optional): a loss scaler with ``state_dict()``: this package's, `paddle.amp.GradScaler`.
-        step (int, optional): the steps taken, at least 0, to be had back from `load_optimizer`. None: what the
-            optimizer counts; an `AdamWDL` counts none.
+        step (int, optional): the steps taken, for `load_optimizer` to return. None: those that the optimizer counts.
 
     Raises:
-        TypeError: an optimizer that is none of ours; a `model` that is no Layer; a `path` that is none; a `step` that
-            is no int.
-        ValueError: a parameter that the model does not name; a state that is spread over processes (sharding, tensor
-            parallel: `paddle_ldopt.parallel.save_checkpoint`); the state of a schedule or a scaler that is more than
-            numbers, text and arrays; a `path` that is a link, a folder, a device or a pipe, or ends in ".pdopt"; more
-            parameters than fit into the header of such a file, some 170,000. Nothing is written by then.
-        OSError: the file cannot be written. What was there is as before.
+        TypeError, ValueError: an argument of the wrong type; a parameter without a name; a state that is spread over
+            processes (use `paddle_ldopt.parallel.save_checkpoint`); a `path` that is not of a regular file, or ends in
+            ".pdopt"; more than some 170,000 parameters. Nothing is written by then.
+        OSError: the file cannot be written; the previous one is unchanged.
 
     Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, a checksum, the model's names, and a resume
     with other options is noticed.
@@ -79,9 +75,8 @@ def save_optimizer(path, optimizer, model=None, *, scaler=None, step=None):
     """
     inner = checked_optimizer(optimizer)
     if checked_path(path).endswith(_PDOPT):
-        raise ValueError(
-            "`load_optimizer` would take the file for Paddle's own, by its name: give it another, such as "
-            f"'.safetensors'. Received: path={os.fspath(path)!r}"
+        raise refused(
+            path, "`load_optimizer` would take the file for Paddle's own, by its name: end it in .safetensors."
         )
     step = None if step is None else checked_int(step, "step")
     _check_scaler(scaler)
@@ -91,44 +86,40 @@ def save_optimizer(path, optimizer, model=None, *, scaler=None, step=None):
     record["naming"] = "structured" if structured else "paddle"
     record["step"] = steps_of(inner, states) if step is None else int(step)
     record["with_state"] = [names[tensor] for tensor in states]
-    schedule = inner._learning_rate if isinstance(inner._learning_rate, LRScheduler) else None
-    record["schedule_state"] = None if schedule is None else pack(schedule.state_dict(), "The schedule's state")
-    record["scaler_state"] = None if scaler is None else pack(scaler.state_dict(), "The scaler's state")
+    schedule = rate_source(inner)
+    if not isinstance(schedule, LRScheduler):
+        schedule = None
+    for key, part in (("schedule", schedule), ("scaler", scaler)):
+        record[f"{key}_state"] = None if part is None else to_json(part.state_dict(), f"The {key}'s state")
     arrays = {f"{names[tensor]}.{name}": value for tensor, held in states.items() for name, value in held.items()}
     write_file(path, arrays, record)
 
 
-def load_optimizer(path, optimizer, model=None, *, scaler=None, changed=()):
-    """Load what `save_optimizer` saved, or Paddle's ``.pdopt``, into an optimizer: all of it or nothing.
+def load_optimizer(
+    path: Any, optimizer: Any, model: Any = None, *, scaler: Any = None, changed: Iterable[str] = ()
+) -> LoadReport:
+    """Load a file of `save_optimizer`, or Paddle's ``.pdopt``, into an optimizer: all of it or nothing.
 
     The run goes on bit for bit. Load the model's parameters first: masters that are not in the file are made of them.
-
-    Parameters are found by name, see `save_optimizer`: a file with the model's names needs `model`, or an optimizer
-    with `layers` or `name_dict`. A file whose name ends in ".pdopt" is taken for what
-    ``paddle.save(optimizer.state_dict(), path)`` wrote: parameters are found by Paddle's names, and there are no
-    options to compare. It is a pickle, and is read by an interpreter that knows arrays and plain containers alone: what
-    else a pickle can ask for, code included, is refused.
+    A file whose name ends in ".pdopt" must be one of ``paddle.save(optimizer.state_dict(), path)``: it has Paddle's
+    names and no options. The interpreter that reads this pickle knows arrays and plain containers only, no code.
 
     Args:
         path (str|os.PathLike): the file. Not a link.
         optimizer (Optimizer): of the same class, for the same parameters.
-        model (paddle.nn.Layer, optional): the model it trains, for the names.
-        scaler (object, optional): loss scaler to load the saved one's state into; if one was saved it must be given.
-        changed (Iterable[str]): what may be other than in the file, and is left as it is here: names of options
-            ("weight_decay", "beta1", ...), "learning_rate" (the number), "schedule" (its class and arguments; one of
-            the same class goes on from the step of the file, another starts where it stands), "layerwise_decay" (all
-            ratios, also those of a `set_param_lr_fun` that gives others from step to step),
-            "apply_decay_param_fun", "grad_clip".
+        model (paddle.nn.Layer, optional): the model it trains, for the names, as in `save_optimizer`.
+        scaler (object, optional): loss scaler to load the saved one's state into; required if one was saved.
+        changed (Iterable[str]): settings that may differ from the file's and keep their value here: names of options
+            ("weight_decay", "beta1", ...), "learning_rate" (the number), "schedule" (a schedule of the same class goes
+            on from the step of the file), "layerwise_decay" (all ratios), "apply_decay_param_fun", "grad_clip".
 
     Returns:
         LoadReport: the step, and the parameters that have state. Printed, it is a table.
 
     Raises:
-        TypeError: as `save_optimizer`.
-        ValueError: a file that is damaged, cut short, of a later format, or none of these; one of another model, class
-            or options (unless `changed` names them); an unknown name in `changed`; a `scaler` that was not saved, or
-            was and is not given. Optimizer, schedule and scaler are as before.
-        OSError: a file that cannot be read.
+        TypeError, ValueError: a damaged or unknown file; another model, class or options (unless `changed` names them);
+            an unknown name in `changed`; a `scaler` without a saved one, or none with it. Nothing is changed by then.
+        OSError: the file cannot be read.
 
     Examples:
         .. code-block:: python
@@ -153,56 +144,52 @@ def load_optimizer(path, optimizer, model=None, *, scaler=None, changed=()):
     changed = set(checked_names(changed, "changed"))
     if checked_path(path).endswith(_PDOPT):
         if scaler is not None or model is not None or changed - {"schedule"}:
-            raise ValueError(
-                "A .pdopt holds Paddle's names, no options and no scaler: leave out `model`, `scaler` and `changed`. "
-                f"Received: path={os.fspath(path)!r}"
-            )
+            problem = "A .pdopt holds Paddle's names, no options and no scaler"
+            raise refused(path, f"{problem}: leave out `model`, `scaler` and `changed`.")
         saved = _from_pdopt(path, inner, "schedule" in changed)
     else:
         record, arrays = read_record(path)
+        names, structured = structured_names(inner, model)
         try:
-            saved = _from_record(record, arrays, inner, model, changed)
+            saved = _from_record(record, arrays, inner, names, structured, changed)
         except (KeyError, TypeError, AttributeError, IndexError) as error:  # signed, but not written by us
-            if isinstance(error, TypeError) and not isinstance(model, (type(None), Layer)):
-                raise
-            raise ValueError(
-                f"The file's record is not what `save_optimizer` writes: {type(error).__name__}: {error}. "
-                f"Received: path={os.fspath(path)!r}"
-            ) from error
+            raise refused(path, f"The file's record is not what `save_optimizer` writes: {error!r}.") from error
     _fit_counts(inner, saved.states)
     check_state(inner, saved.states, saved.names)
     set_parts(_checked_parts(inner, saved, scaler))
     set_state(inner, saved.states)
-    with_state = [name for tensor, name in saved.names.items() if tensor in saved.states]
-    idle = [name for tensor, name in saved.names.items() if tensor not in saved.states]
     step = steps_of(inner, saved.states) if saved.step is None else saved.step
-    return LoadReport(os.fspath(path), step, tuple((name, name) for name in with_state), missing=tuple(idle))
+    matched = tuple((name, name) for tensor, name in saved.names.items() if tensor in saved.states)
+    missing = tuple(name for tensor, name in saved.names.items() if tensor not in saved.states)
+    return LoadReport(os.fspath(path), step, matched, missing)
 
 
 class _Saved(NamedTuple):
-    """What a file has for an optimizer."""
+    """The contents of a file for an optimizer."""
 
-    names: dict  # param.name -> name in the file
-    states: dict  # param.name -> {state name: (dtype, values)}
+    names: dict[str, str]  # param.name -> name in the file
+    states: States
     step: Optional[int] = None
     schedule: Any = None  # state of the schedule, None if it is not to be loaded
     scaler: Any = None  # state of the scaler, None if there is none
 
 
-def _from_pdopt(path, optimizer, other_schedule):
+def _from_pdopt(path: Any, optimizer: Any, other_schedule: bool) -> _Saved:
     states, schedule = read_pdopt(path, optimizer)
+    rate = rate_source(optimizer)
     if other_schedule:
         schedule = None
-    elif (schedule is None) != (_schedule_of(optimizer) is None):
+    elif (schedule is not None) != isinstance(rate, LRScheduler):
         raise ValueError(
             "The file is of an optimizer with a schedule, or this one has one and the file has not. If that is meant, "
-            f"give changed=['schedule']. Received: {_schedule_of(optimizer) or 'a number'} as the rate"
+            f"give changed=['schedule']. Received: {type(rate).__name__} as the rate"
         )
     return _Saved({param.name: param.name for param in parameters_of(optimizer)}, states, schedule=schedule)
 
 
-def _from_record(record, arrays, optimizer, model, changed):
-    names, structured = structured_names(optimizer, model)
+def _from_record(
+    record: Any, arrays: Arrays, optimizer: Any, names: dict[str, str], structured: bool, changed: set[str]
+) -> _Saved:
     if (record["naming"] == "structured") != structured:
         has = "the model's names: give `model`" if not structured else "Paddle's names: leave out `model` and `layers`"
         raise ValueError(
@@ -215,29 +202,24 @@ def _from_record(record, arrays, optimizer, model, changed):
         raise ValueError(f"The file's step must be a number from 0 on. Received: step={shown(step)}")
     there, ours = record["schedule"], here["schedule"]
     same = there is not None and ours is not None and there["class"] == ours["class"]
-    schedule = unpack(record["schedule_state"]) if same else None
+    schedule = from_json(record["schedule_state"]) if same else None
     if same and schedule is None:
         raise ValueError(f"The file lacks its schedule's state. Received: schedule_state={shown(schedule)}")
-    return _Saved(names, _by_parameter(record, arrays, names), step, schedule, unpack(record["scaler_state"]))
+    return _Saved(names, _by_parameter(record, arrays, names), step, schedule, from_json(record["scaler_state"]))
 
 
-def _check_scaler(scaler):
+def _check_scaler(scaler: Any) -> None:
     if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
         raise TypeError(f"`scaler` must be a loss scaler. Received: scaler={shown(scaler)}")
 
 
-def _schedule_of(optimizer):
-    rate = optimizer._learning_rate
-    return type(rate).__name__ if isinstance(rate, LRScheduler) else None
-
-
-def _by_parameter(record, arrays, names):
-    """Return ``param.name`` -> its state, raise unless the tensors are those that the record says."""
+def _by_parameter(record: Any, arrays: Arrays, names: dict[str, str]) -> States:
+    """Return the states; raise ValueError unless the tensors are those of the record."""
     with_state = record["with_state"]
     unknown = set(with_state) - set(names.values())
     if unknown or len(set(with_state)) < len(with_state):
         raise ValueError(f"The file's record names no such parameters. Received: with_state={shown(with_state[:8])}")
-    states: dict = {name: {} for name in with_state}
+    states: States = {name: {} for name in with_state}
     for key, value in arrays.items():
         owner, _, state = key.rpartition(".")
         if owner not in states:
@@ -246,8 +228,8 @@ def _by_parameter(record, arrays, names):
     return {tensor: states[name] for tensor, name in names.items() if name in states}
 
 
-def _fit_counts(optimizer, states):
-    """Give the state of a Lamb without schedules the count of one with, or take it away."""
+def _fit_counts(optimizer: Any, states: States) -> None:
+    """Add the step count that a Lamb with schedules has and one without lacks, or remove it."""
     for param in parameters_of(optimizer):
         state, wanted = states.get(param.name), GLOBAL_STEP in optimizer.state_layout(param)
         if state and wanted and GLOBAL_STEP not in state:
@@ -258,8 +240,8 @@ def _fit_counts(optimizer, states):
             state.pop(GLOBAL_STEP, None)
 
 
-def _checked_parts(optimizer, saved, scaler):
-    """Return [(schedule or scaler, its state)] of what is to be loaded."""
+def _checked_parts(optimizer: Any, saved: _Saved, scaler: Any) -> list[tuple[Any, Any]]:
+    """Return [(schedule or scaler, its state)] to load."""
     if (scaler is None) != (saved.scaler is None):
         raise ValueError(
             "`scaler` is to be given if one was saved, and only then. "
@@ -267,7 +249,7 @@ def _checked_parts(optimizer, saved, scaler):
         )
     parts = []
     for part, state, where in (
-        (optimizer._learning_rate, saved.schedule, "The schedule's state"),
+        (rate_source(optimizer), saved.schedule, "The schedule's state"),
         (scaler, saved.scaler, "The scaler's state"),
     ):
         if state is not None:

@@ -1,0 +1,162 @@
+"""The processes behind a network and its optimizer, found out from what `fleet` made of both."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import paddle
+import paddle.distributed as dist
+
+from .. import _paddle
+
+__all__ = ["Ranks"]
+
+_SERVED = "`fleet.distributed_model` (pipeline, data, tensor parallel, sharding stage 1) or `paddle.DataParallel`"
+_AXES = ("data", "sharding", "pipe", "model")
+
+
+class Ranks:
+    """The groups of processes that a step's sums go over; a mode or setting that is not supported is an error."""
+
+    def __init__(self, network: Any, optimizer: Any) -> None:
+        if not isinstance(network, paddle.nn.Layer):
+            raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
+        kind = type(optimizer).__name__
+        if not isinstance(_paddle.unwrap(optimizer), paddle.optimizer.Optimizer):
+            raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer of type {kind}")
+        self.processes = dist.get_world_size()
+        self.network, self.optimizer = network, optimizer
+        self.hcg = _communicate_group(network, self.processes)
+        self.hybrid = isinstance(optimizer, _paddle.hybrid_optimizer())
+        if self.hcg is not None and not self.hybrid:
+            raise ValueError(
+                "`optimizer` must come from `fleet.distributed_optimizer`, like the network from "
+                f"`fleet.distributed_model`. Received: optimizer of type {kind}"
+            )
+        self.shards = _paddle.sharded_optimizer(optimizer) if self.group("sharding") else None
+        self.sliced = isinstance(self.shards, _paddle.sharding_v2())  # version 2 cuts parameters into slices
+        for setting in ("tensor_fusion", "comm_overlap"):
+            if getattr(self.shards, setting, False):
+                raise ValueError(
+                    "Each parameter must keep its own gradient until the overflow check: "
+                    f"set {setting}=False in the strategy's sharding_configs. Received: {setting}=True"
+                )
+
+    def group(self, axis: str) -> Any:
+        """Return the group of an axis of the hybrid topology, None if this process is alone in it."""
+        if self.hcg is None:
+            return None
+        group = getattr(self.hcg, f"get_{axis}_parallel_group")()
+        return group if group.nranks > 1 else None
+
+    @property
+    def data_group(self) -> Any:
+        """The processes that have the same parameters, and average their gradients."""
+        if isinstance(self.network, paddle.DataParallel) and self.processes > 1:
+            return self.network.group or dist.get_group()
+        return self.group("data")
+
+    @property
+    def data_groups(self) -> list[Any]:
+        """The groups over which losses and tokens are summed, one after the other."""
+        return [group for group in (self.data_group, self.group("sharding")) if group is not None]
+
+    @property
+    def data_ranks(self) -> int:
+        """The number of processes that have data of their own."""
+        return math.prod(group.nranks for group in self.data_groups)
+
+    def agree(self, flag: int, error: Optional[BaseException] = None) -> int:
+        """Return the greatest `flag` of all processes; if one does not answer, raise RuntimeError with `error`."""
+        if self.processes == 1:
+            return int(flag)
+        greatest = paddle.to_tensor([int(flag)], dtype="int32")
+        try:
+            dist.all_reduce(greatest, op=dist.ReduceOp.MAX)
+        except Exception as lost:
+            error = error or lost
+            raise RuntimeError(
+                "The processes lost each other within a training step: one of them ended, failed or was too slow. End "
+                "all of them, look for the first error, and restart from the last checkpoint. "
+                f"Received: {type(error).__name__}: {str(error)[:200]}"
+            ) from error
+        return greatest.item()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Raise in all processes if the block raises in one, so that no process goes on to the next step alone."""
+        error = None
+        try:
+            yield
+        except Exception as raised:
+            error = raised
+        failed = self.agree(0 if error is None else dist.get_rank() + 1, error)
+        if error is not None:
+            raise error
+        if failed:
+            raise RuntimeError(
+                "The step failed in another process and was undone in all: see the error of that process. "
+                f"Received: an error in process {failed - 1}"
+            )
+
+    def sum_over_data(self, value: Any) -> Any:
+        """Return the sum of a float32 Tensor over all processes that have data of their own."""
+        return self._sum(value, *self.data_groups)
+
+    def sum_of_squares(self, split: Any, whole: Any) -> Any:
+        """Return the sum over all parameters, from this process's over split ones and over whole ones."""
+        both = paddle.concat([split, whole])
+        self._sum(both, self.group("sharding"), self.group("pipe"))
+        return self._sum(both[:1], self.group("model")) + both[1:]
+
+    def _sum(self, value: Any, *groups: Any) -> Any:
+        for group in groups:
+            if group is not None:
+                dist.all_reduce(value, group=group)
+        return value
+
+    def repeated(self) -> set[int]:
+        """Return the ids of parameters, and of their slices, that another stage counts: copies of tied weights."""
+        # Paddle means to mark them, but looks for names of attributes among names of parameters (pp_layers.py:759)
+        stage = _paddle.engine_layers(self.network) if self.group("pipe") is not None else None
+        copies = [
+            getattr(comm["layer"], name)
+            for comm in (getattr(stage, "shared_comm", None) or {}).values()
+            for name in comm["weight_attr"]
+            if dist.get_rank() != min(comm["ranks"])
+        ]
+        slices = _paddle.slices(self.shards) if self.sliced else {}
+        return {id(tensor) for copy in copies for tensor in (copy, slices.get(copy.name, copy))}
+
+
+def _communicate_group(network: Any, processes: int) -> Any:
+    """Return the hybrid communicate group of a network, None without one; raise if the way is not supported."""
+    received = f"Received: network of type {type(network).__name__} in {processes} process(es)"
+    on = _paddle.overlaps(network)
+    if on:
+        raise ValueError(
+            "Gradients must be reduced after the overflow check: switch this off in the strategy's pp_configs. "
+            f"Received: {', '.join(f'{name}=True' for name in on)}"
+        )
+    layers = _paddle.unwrap_model(network)
+    chunks = layers.get_num_virtual_stages() if isinstance(layers, _paddle.pipeline_layer()) else 1
+    staged = _paddle.pipeline_engine()
+    if chunks > 1 or isinstance(network, staged) and type(network) is not staged:
+        raise ValueError(
+            "A stage must be one piece, of the 1F1B schedule: leave out num_virtual_pipeline_stages and use_dualpipev. "
+            f"{received}"
+        )
+    others = _paddle.sharding_engine(), _paddle.tensor_engine()
+    if _paddle.is_pipeline_engine(network) or isinstance(network, others):
+        hcg = _paddle.hybrid_group(network)
+        degrees = {} if hcg is None else {axis: getattr(hcg, f"get_{axis}_parallel_world_size")() for axis in _AXES}
+        if hcg is not None and math.prod(degrees.values()) != processes:
+            raise ValueError(
+                "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination. "
+                f"Received: {degrees} in {processes} processes, so another one besides"
+            )
+        return hcg
+    if processes > 1 and not isinstance(network, paddle.DataParallel):
+        raise ValueError(f"With several processes `network` must be wrapped by {_SERVED}. {received}")
+    return None

@@ -1,0 +1,47 @@
+"""What was loaded, as a table."""
+
+import dataclasses
+from typing import Optional
+
+__all__ = ["LoadReport"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """The parameters that a file had state for; printed, it is a table.
+
+    Args:
+        source (str): the file, or another source.
+        step (int|None): the steps taken by then, if known.
+        matched (tuple[tuple[str, str], ...]): (name in the file, name in the model) of the parameters with state.
+        missing (tuple[str, ...]): parameters of the model without state in the file: they start from the beginning.
+        unexpected (tuple[str, ...]): names in the file that were not used.
+        transposed (tuple[str, ...]): parameters of the model whose state was transposed.
+
+    Examples:
+        .. code-block:: python
+
+            >>> from paddle_ldopt import LoadReport
+            >>> print(LoadReport("adamw.pt", 10, (("fc.weight", "linear.weight"),), transposed=("linear.weight",)))
+            adamw.pt: step 10, 1 matched, 0 missing, 0 unexpected
+            parameter      in the file
+            linear.weight  fc.weight    transposed
+    """
+
+    source: str
+    step: Optional[int]
+    matched: tuple[tuple[str, str], ...]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    transposed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        rows = [("parameter", "in the file", "")]
+        rows += [(here, there, "transposed" * (here in self.transposed)) for there, here in self.matched]
+        rows += [(name, "-", "missing") for name in self.missing]
+        rows += [("-", name, "unexpected") for name in self.unexpected]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        step = "step unknown" if self.step is None else f"step {self.step}"
+        counts = f"{len(self.matched)} matched, {len(self.missing)} missing, {len(self.unexpected)} unexpected"
+        return "\n".join([f"{self.source}: {step}, {counts}", *lines])
