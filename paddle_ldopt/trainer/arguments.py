@@ -1,24 +1,26 @@
 """The layer-wise arguments of a fine-tuning, mixed into the TrainingArguments of PaddleNLP or PaddleFormers."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Optional
 
 from .._checks import shown
+from .._paddle import NoticedArguments
 from ..config import BUILT_IN, RULE_FIELDS, json_object, option_problems, rule_problems, tell_all
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
-from ..trainer import schedules
-from .optimizers import OFF, name_of
+from . import lr_scheduler
+from .base import check_mixed_in_first, name_of
 
-__all__ = ["RULE_FIELDS", "LdoptArgumentsMixin", "OptimizerName", "SchedulerName", "check_mixed_in_first", "serve"]
+__all__ = ["LdoptArgumentsMixin", "OptimizerName", "SchedulerName"]
 
-_SERVED = "_ldopt_served"  # in the arguments' __dict__: a Trainer with our mixin has taken them
+OFF = LayerDecay(1.0)
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
 
 
 class _Name(str):
     @property
-    def value(self):
+    def value(self) -> str:
         """The name as a plain string."""
         return str(self)
 
@@ -31,18 +33,8 @@ class SchedulerName(_Name):
     """Name of a schedule that the Trainer's own enum does not have; like a member of it, it has a `value`."""
 
 
-def check_mixed_in_first(cls, mixin, method):
-    """Raise TypeError if `cls` takes `method` from a base that comes before `mixin` and knows nothing of it."""
-    owner = next(base for base in cls.__mro__ if method in vars(base))
-    if not issubclass(owner, mixin):
-        raise TypeError(
-            f"{mixin.__name__} must come first: class {cls.__name__}({mixin.__name__}, {owner.__name__}). "
-            f"Received: class {cls.__name__}({', '.join(base.__name__ for base in cls.__bases__)})"
-        )
-
-
 @dataclasses.dataclass
-class LdoptArgumentsMixin(_Arguments):
+class LdoptArgumentsMixin(NoticedArguments, _Arguments):
     """Give TrainingArguments the layer-wise arguments, and `optim` and `lr_scheduler_type` the names of ours.
 
     Args:
@@ -115,15 +107,15 @@ class LdoptArgumentsMixin(_Arguments):
         default=None, metadata={"help": "What else the schedule takes, as JSON: '{\"num_cycles\": 3}'."}
     )
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         check_mixed_in_first(cls, LdoptArgumentsMixin, "__post_init__")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         args: Any = self
         tell_all(_problems(args))
         optim, kind = name_of(args.optim), name_of(args.lr_scheduler_type)
-        ours = kind in schedules.SCHEDULERS and kind not in BUILT_IN
+        ours = kind in lr_scheduler.SCHEDULERS and kind not in BUILT_IN
         if optim in REGISTRY:
             args.optim = "adamw"  # the enum of the Trainer refuses names it does not have
         if ours:
@@ -137,71 +129,42 @@ class LdoptArgumentsMixin(_Arguments):
             args.optim = OptimizerName(optim)
         if ours:
             args.lr_scheduler_type = SchedulerName(kind)
-        schedules.check_evaluation(args)
+        lr_scheduler.check_evaluation(args)
+
+    def check_trainer(self) -> None:
+        """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
+        asked = {argument: getattr(self, argument) for argument in RULE_FIELDS}
+        asked = {argument: value for argument, value in asked.items() if value != getattr(OFF, RULE_FIELDS[argument])}
+        args: Any = self
+        if name_of(args.optim) in REGISTRY:
+            asked["optim"] = name_of(args.optim)
+        if lr_scheduler.is_ours(args):
+            asked["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
+        if asked and not self.served:
+            raise RuntimeError(
+                "The Trainer lacks LdoptTrainerMixin and would ignore what the arguments ask for: class MyTrainer("
+                "LdoptTrainerMixin, Trainer). Received: "
+                + ", ".join(f"{key}={shown(value)}" for key, value in asked.items())
+            )
 
     @property
-    def should_load_sharding_stage1_model(self):
-        """The Trainer's own. Its constructor reads this, so one that would ignore our arguments is found out here."""
-        _check_served(self)
-        return super().should_load_sharding_stage1_model
-
-    def print_config(self, *args, **kwargs):
-        """Print as the Trainer's own; it reads every property, as if it were a Trainer.
-
-        Args:
-            *args: for the Trainer's own `print_config`.
-            **kwargs: for the Trainer's own `print_config`.
-        """
-        served = vars(self).get(_SERVED, False)
-        self.__dict__[_SERVED] = True
-        try:
-            super().print_config(*args, **kwargs)
-        finally:
-            self.__dict__[_SERVED] = served
-
-    def __getstate__(self):
-        return {key: value for key, value in vars(self).items() if key != _SERVED}  # a copy is for another Trainer
-
-    @property
-    def layerwise_rule(self):
+    def layerwise_rule(self) -> LayerDecay:
         """The `LayerDecay` that the arguments make together."""
         return LayerDecay(**{field: getattr(self, argument) for argument, field in RULE_FIELDS.items()})
 
 
-def serve(args):
-    """Note that a Trainer with our mixin has taken the arguments, if they are ours."""
-    if isinstance(args, LdoptArgumentsMixin):
-        args.__dict__[_SERVED] = True
-
-
-def _check_served(args):
-    """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
-    asked = {argument: getattr(args, argument) for argument in RULE_FIELDS}
-    asked = {argument: value for argument, value in asked.items() if value != getattr(OFF, RULE_FIELDS[argument])}
-    if name_of(args.optim) in REGISTRY:
-        asked["optim"] = name_of(args.optim)
-    if schedules.is_ours(args):
-        asked["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
-    if asked and not vars(args).get(_SERVED):
-        raise RuntimeError(
-            "The Trainer lacks LdoptTrainerMixin and would ignore what the arguments ask for: class MyTrainer("
-            "LdoptTrainerMixin, Trainer). Received: "
-            + ", ".join(f"{key}={shown(value)}" for key, value in asked.items())
-        )
-
-
-def _tell_our_names(error, optim, kind):
+def _tell_our_names(error: ValueError, optim: str, kind: str) -> None:
     """Raise the Trainer's error about an unknown name with our names in it; return if it is about something else."""
     for enum, names, received in (
         ("OptimizerNames", REGISTRY, f"optim={shown(optim)}"),
-        ("SchedulerType", schedules.SCHEDULERS, f"lr_scheduler_type={shown(kind)}"),
+        ("SchedulerType", lr_scheduler.SCHEDULERS, f"lr_scheduler_type={shown(kind)}"),
     ):
         if enum in str(error):
             own = ", ".join(map(repr, names))
             raise ValueError(f"{error}, or of paddle_ldopt's own: {own}. Received: {received}") from error
 
 
-def _problems(args):
+def _problems(args: Any) -> Iterator[str]:
     """Yield all that is wrong with the arguments of ours."""
     yield from rule_problems(args)
     optim = name_of(args.optim)
@@ -214,12 +177,12 @@ def _problems(args):
         if name == "optim_kwargs" and found:
             yield from _option_problems(args, optim, found)
     try:
-        schedules.check_schedule(args)
+        lr_scheduler.check_schedule(args)
     except ValueError as error:
         yield str(error)
 
 
-def _option_problems(args, optim, options):
+def _option_problems(args: Any, optim: str, options: dict[str, Any]) -> Iterator[str]:
     if optim not in REGISTRY:
         yield (
             f"`optim_kwargs` are for {', '.join(map(repr, REGISTRY))}. "

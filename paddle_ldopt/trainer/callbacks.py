@@ -12,19 +12,11 @@ from ..optimizers._base.layerwise import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import follows_metric, schedule_rates
-from .optimizers import sets_own_rate
+from .base import Callback
+from .passed import sets_own_rate
 from .stages import map_layers
 
-__all__ = ["Callback", "GradualUnfreezeCallback", "LayerLRCallback", "ScheduleCallback", "all_open", "layers_of"]
-
-
-class Callback:
-    """A TrainerCallback in all but its base class, which is another in every package."""
-
-    def __getattr__(self, name):
-        if name.startswith("on_"):
-            return lambda *args, **kwargs: None
-        raise AttributeError(name)
+__all__ = ["GradualUnfreezeCallback", "LayerLRCallback", "ScheduleCallback"]
 
 
 class LayerLRCallback(Callback):
@@ -54,7 +46,9 @@ class LayerLRCallback(Callback):
         self.layers = layers
         self._step: Any = None  # the optimizer, and its rate in the last step
 
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
+    ) -> None:
         """Find the layers."""
         if not self.attached:
             raise TypeError(
@@ -64,7 +58,7 @@ class LayerLRCallback(Callback):
         layers = _find_layers(self.layers, optimizer, model)
         self._names = _layer_names(layers, [p.name for p in parameters_of(optimizer)])
 
-    def on_optimizer_begin(self, args, state, control, optimizer=None, **kwargs):
+    def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the rate of the step that comes; the schedule goes on before anything is logged."""
         self._step = optimizer, next_rate(optimizer)
 
@@ -100,7 +94,16 @@ class ScheduleCallback(Callback):
         check_picture(path)
         self.path, self.layers = os.fspath(path), layers
 
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **kwargs):
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+        **kwargs: Any,
+    ) -> None:
         """Print and write the schedule."""
         if follows_metric(lr_scheduler):
             raise ValueError(
@@ -171,7 +174,7 @@ class GradualUnfreezeCallback(Callback):
         self.every_k_steps, self.layers = checked_steps(every_k_steps, "every_k_steps", 1), layers
         self._ratio: Any = None  # the optimizer's, while it trains
 
-    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Put the opening of the layers before the optimizer's own ratios."""
         optimizer = unwrap(optimizer)
         if layers_of(optimizer) is None:
@@ -205,7 +208,7 @@ class GradualUnfreezeCallback(Callback):
                 stacklevel=2,
             )
 
-    def on_optimizer_begin(self, args, state, control, optimizer=None, **kwargs):
+    def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Open what is to be open in the step that comes, clear the gradients of the rest."""
         self._ratio.step = state.global_step
         for param in parameters_of(unwrap(optimizer)):
@@ -215,7 +218,7 @@ class GradualUnfreezeCallback(Callback):
                 if getattr(param, "main_grad", None) is not None:
                     param.main_grad.zero_()
 
-    def on_train_end(self, args, state, control, optimizer=None, **kwargs):
+    def on_train_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Leave the optimizer as it was."""
         self._restore(unwrap(optimizer))
 

@@ -16,7 +16,8 @@ from .._paddle import parameters_of
 from ..layers.rates import applied_rates, next_rate, used_rates
 from ..layers.table import LayerTable
 from ..plots import name_lines
-from .callbacks import Callback, all_open
+from .base import Callback
+from .callbacks import all_open
 from .folders import write_whole
 
 __all__ = ["RunReport"]
@@ -67,7 +68,7 @@ class RunReport(Callback):
         self._rates: list = []  # of the steps since something was logged
         self._history = os.path.join(folder, "history.jsonl")
 
-    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Take the layer table, drop what was logged after the checkpoint that is gone on from."""
         self._recording = state.is_world_process_zero
         ahead = max(state.max_steps - 1 - state.global_step, 0)
@@ -81,7 +82,7 @@ class RunReport(Callback):
             os.makedirs(self.folder, exist_ok=True)
             write_whole(self._history, "".join(json.dumps(line) + "\n" for line in kept))
 
-    def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the rate of the step if it is known by then, and before the first when each layer is opened."""
         if self._recording and self._starts is None:
             start_of = all_open(optimizer)[1]
@@ -89,7 +90,7 @@ class RunReport(Callback):
         if self._recording and used_rates(optimizer) is None:
             self._rates.append(next_rate(optimizer))
 
-    def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the greatest rate of each layer if the optimizer has set the rates itself in the step."""
         if self._recording and used_rates(optimizer) is not None:
             applied = applied_rates(optimizer)
@@ -100,13 +101,13 @@ class RunReport(Callback):
             rates = [of_layer.get((row.tower, row.index)) for row in self._table.rows]
             self._rates.append([rates and max(rates) for rates in rates])
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Keep losses and metrics; the summary at the end is no point of a curve."""
         found = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, numbers.Real)}
         if any(key == "loss" or key.startswith("eval_") for key in found):
             self._record(state.global_step, found)
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop recording: what is evaluated from now on may be another model, the best one."""
         if self._rates:
             self._record(state.global_step, {})

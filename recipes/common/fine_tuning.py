@@ -19,7 +19,7 @@ from paddlenlp.utils.log import logger
 from paddle_ldopt.config import read_yaml, tell_all, unknown
 from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import LayerLRCallback, LdoptArgumentsMixin, RunReport, ScheduleCallback
-from paddle_ldopt.trainer.optimizers import name_of
+from paddle_ldopt.trainer.base import name_of
 
 from .run_control import (
     EarlyStopping,

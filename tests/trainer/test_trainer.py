@@ -648,7 +648,7 @@ def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
     # the Trainer's enum has the name, and the Trainer no optimizer for it
     others = {name: info for name, info in REGISTRY.items() if name != "adafactor"}
     monkeypatch.setattr("paddle_ldopt.trainer.arguments.REGISTRY", others)
-    monkeypatch.setattr("paddle_ldopt.trainer.mixin.REGISTRY", others)
+    monkeypatch.setattr("paddle_ldopt.trainer.layerwise.REGISTRY", others)
 
     class Theirs(common.Trainer):
         def create_optimizer(self, lr_scheduler=None):

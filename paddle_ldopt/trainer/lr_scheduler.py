@@ -8,37 +8,26 @@ from typing import Any
 from .._checks import shown
 from ..config import BUILT_IN, json_object
 from ..schedules import ON_METRIC, MetricSchedule, SchedulerType, get_scheduler
-from .optimizers import name_of
-
-__all__ = [
-    "SCHEDULERS",
-    "build_scheduler",
-    "check_evaluation",
-    "check_schedule",
-    "is_ours",
-    "metric_of",
-    "parse_kwargs",
-    "step_on_metric",
-]
+from .base import name_of
 
 SCHEDULERS = [kind.value for kind in SchedulerType]
 _LONG = 10**9  # stands for a number of steps that is not known before the data are
 
 
-def parse_kwargs(text):
+def _kwargs_of(args: Any) -> dict[str, Any]:
     """Return `lr_scheduler_kwargs`, a JSON object or a dict, as a dict; raise ValueError if it is neither."""
-    return json_object(text, "lr_scheduler_kwargs")
+    return json_object(args.lr_scheduler_kwargs, "lr_scheduler_kwargs")
 
 
-def is_ours(args):
-    """Say whether we build the schedule: a kind that the Trainer does not have, or one with `lr_scheduler_kwargs`."""
+def is_ours(args: Any) -> bool:
+    """Return whether we build the schedule: of a kind that the Trainer lacks, or with `lr_scheduler_kwargs`."""
     kind = name_of(args.lr_scheduler_type)
-    return kind in SCHEDULERS and (kind not in BUILT_IN or bool(parse_kwargs(args.lr_scheduler_kwargs)))
+    return kind in SCHEDULERS and (kind not in BUILT_IN or bool(_kwargs_of(args)))
 
 
-def check_schedule(args):
+def check_schedule(args: Any) -> None:
     """Raise ValueError, before anything else happens, if `lr_scheduler_kwargs` and the rest make no schedule."""
-    kind, kwargs = name_of(args.lr_scheduler_type), parse_kwargs(args.lr_scheduler_kwargs)
+    kind, kwargs = name_of(args.lr_scheduler_type), _kwargs_of(args)
     if not kwargs and kind not in SCHEDULERS:
         return  # the Trainer says that there is no such kind
     received = f"Received: lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
@@ -74,28 +63,27 @@ def check_schedule(args):
             raise ValueError(f"{without}`lr_scheduler_kwargs`: {error}") from error
 
 
-def build_scheduler(args, num_training_steps):
-    """Return the schedule of a training.
+def build_scheduler(args: Any, num_training_steps: int) -> Any:
+    """Return the schedule of a training of so many optimizer steps.
 
-    Args:
-        args (TrainingArguments): the Trainer's, with the fields of our mixin. The warm-up is `warmup_steps`, or if that
-            is 0 the whole part of `warmup_ratio` of the steps; `decay_steps`, if the Trainer has it and it is above 0,
-            stands for the number of steps: all as the Trainer's own.
-        num_training_steps (int): optimizer steps.
+    As the Trainer's own, the warm-up is `warmup_steps`, or if that is 0 the whole part of `warmup_ratio` of the steps;
+    `decay_steps`, if the Trainer has it and it is above 0, stands for the number of steps.
     """
     schedule = _build(args, num_training_steps)
     if name_of(args.lr_scheduler_type) in ON_METRIC:
         plain: Any = type(schedule)
-        schedule.__class__ = _on_metric_class(plain)
+        waiting = object.__new__(_on_metric_class(plain))
+        vars(waiting).update(vars(schedule))
+        return waiting
     return schedule
 
 
-def _build(args, num_training_steps):
+def _build(args: Any, num_training_steps: int) -> Any:
     kind = name_of(args.lr_scheduler_type)
     kwargs = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
-    kwargs.update(parse_kwargs(args.lr_scheduler_kwargs))
+    kwargs.update(_kwargs_of(args))
     if kind in ON_METRIC:
-        kwargs["mode"] = metric_of(args)[1]
+        kwargs["mode"] = _metric_of(args)[1]
         return get_scheduler(kind, args.learning_rate, scheduler_specific_kwargs=kwargs)
     warmup = args.warmup_steps if args.warmup_steps > 0 else int(args.warmup_ratio * num_training_steps)
     decay_steps = getattr(args, "decay_steps", None)
@@ -109,11 +97,11 @@ def _build(args, num_training_steps):
     )
 
 
-def _default(args, field):
+def _default(args: Any, field: str) -> Any:
     return next(f.default for f in dataclasses.fields(args) if f.name == field)
 
 
-def metric_of(args):
+def _metric_of(args: Any) -> tuple[str, str]:
     """Return the key of the evaluation metric that a schedule follows, and "max" or "min".
 
     It is `metric_for_best_model`, the loss if that is None; with `greater_is_better` None, all but the loss shall rise.
@@ -125,7 +113,7 @@ def metric_of(args):
     return metric if metric.startswith("eval_") else f"eval_{metric}", "max" if greater else "min"
 
 
-def check_evaluation(args):
+def check_evaluation(args: Any) -> None:
     """Raise ValueError if the schedule follows a metric and the Trainer is not asked to evaluate."""
     kind = name_of(args.lr_scheduler_type)
     if kind in ON_METRIC and name_of(args.evaluation_strategy) == "no":
@@ -137,30 +125,21 @@ def check_evaluation(args):
 
 
 @functools.cache
-def _on_metric_class(plain):
+def _on_metric_class(plain: Any) -> Any:
     """Return `plain` as a class whose `step` without a metric, the Trainer's after every optimizer step, waits."""
 
-    def step(self, metrics=None, *args, **kwargs):
+    def step(self: Any, metrics: Any = None, *args: Any, **kwargs: Any) -> None:
         if metrics is not None:
             plain.step(self, metrics, *args, **kwargs)
 
     return type(plain.__name__, (plain,), {"step": step, "__doc__": plain.__doc__})
 
 
-def step_on_metric(schedule, args, metrics):
-    """Give an evaluation's metric to a schedule that follows one.
-
-    Args:
-        schedule (LRScheduler): any.
-        args (TrainingArguments): they say which metric.
-        metrics (dict[str, float]): what an evaluation found.
-
-    Returns:
-        bool: whether the metric was among them, or none is needed.
-    """
+def step_on_metric(schedule: Any, args: Any, metrics: dict[str, float]) -> bool:
+    """Have a schedule that follows a metric take its step; return False if the evaluation does not give the metric."""
     if not isinstance(schedule, MetricSchedule):
         return True
-    key = metric_of(args)[0]
+    key = _metric_of(args)[0]
     if key in metrics:
         schedule.step(float(metrics[key]))
     return key in metrics
