@@ -13,18 +13,15 @@ import time
 from typing import ClassVar, Optional, get_args, get_type_hints
 
 import paddle
-from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser, TrainingArguments
 from paddlenlp.utils.log import logger
 
 from paddle_ldopt.config import read_yaml, tell_all, unknown
 from paddle_ldopt.schedules import ON_METRIC
-from paddle_ldopt.trainer import LayerLRCallback, LdoptArgumentsMixin, RunReport, ScheduleCallback
-from paddle_ldopt.trainer.base import name_of
+from paddle_ldopt.trainer import LayerLRCallback, LdoptArgumentsMixin, RunReport, ScheduleCallback, StopOnSigterm
 
 from .run_control import (
-    EarlyStopping,
     NoteArguments,
-    StopOnSigterm,
     check_data,
     check_folder,
     take,
@@ -170,10 +167,11 @@ def add_callbacks(trainer, report, patience):
     args = trainer.args
     trainer.add_callback(report)
     trainer.add_callback(LayerLRCallback())
-    known_beforehand = trainer.optimizer is None and name_of(args.lr_scheduler_type) not in ON_METRIC
+    known_beforehand = trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC
     if known_beforehand:
         trainer.add_callback(ScheduleCallback(f"{args.output_dir}/schedule.png"))  # and schedule.csv
-    trainer.add_callback(EarlyStopping(patience, trainer))
+    if args.load_best_model_at_end:
+        trainer.add_callback(EarlyStoppingCallback(patience))
 
 
 def fine_tune(trainer, test, score, options, argv, parts, name):
@@ -206,7 +204,7 @@ def fine_tune(trainer, test, score, options, argv, parts, name):
             report.write({"stopped by": f"{type(error).__name__}: {error}"}, settings, parts.description)
             raise
     seconds = time.perf_counter() - began
-    trainer.remove_callback(EarlyStopping)  # it has no say in the test
+    trainer.remove_callback(EarlyStoppingCallback)  # it has no say in the test
     tested = trainer.evaluate(test, metric_key_prefix="test")
     more = {
         **({"test loss": tested["test_loss"]} if "test_loss" in tested else {}),

@@ -16,10 +16,11 @@ import paddle
 from tqdm import tqdm
 
 import paddle_ldopt as ldopt
+from paddle_ldopt.trainer import StopOnSigterm
 from paddle_ldopt.trainer.folders import check_files, list_files, set_aside
 
 from .fine_tuning import check_least, option
-from .run_control import StopOnSigterm, write_json
+from .run_control import write_json
 
 
 @dataclasses.dataclass

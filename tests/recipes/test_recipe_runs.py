@@ -14,7 +14,7 @@ from common import fine_tuning, plain_loop, run_control
 from paddlenlp.trainer import TrainerCallback
 
 from paddle_ldopt import LdoptConfig
-from paddle_ldopt.trainer import last_checkpoint
+from paddle_ldopt.trainer import StopOnSigterm, last_checkpoint
 
 OF_SEQ2SEQ = (seq2seq.Options, seq2seq.Arguments)
 
@@ -36,7 +36,7 @@ def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("SIGTERM"))
     try:
-        with pytest.raises(ValueError, match="diverged"), run_control.StopOnSigterm():
+        with pytest.raises(ValueError, match="diverged"), StopOnSigterm():
             signal.raise_signal(signal.SIGTERM)
             assert not heard, "not before the step is over"
             raise ValueError("diverged")

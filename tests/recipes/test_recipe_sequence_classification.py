@@ -21,10 +21,10 @@ import predict
 import pytest
 import sequence_classification as recipe
 from common import pretrained, text_data
-from common.run_control import StopOnSigterm, compare, with_arguments_of_run
+from common.run_control import compare, with_arguments_of_run
 from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser
 
-from paddle_ldopt.trainer import last_checkpoint, report
+from paddle_ldopt.trainer import StopOnSigterm, last_checkpoint, report
 from paddle_ldopt.trainer.folders import PARTIAL
 
 ROOT = pathlib.Path(recipe.__file__).parent.parent
