@@ -18,19 +18,20 @@ OFF = LayerDecay(1.0)
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
 
 
-class _Name(str):
-    @property
-    def value(self) -> str:
-        """The name as a plain string."""
-        return str(self)
+class OptimizerName(str):
+    """Name of an optimizer that the Trainer's own enum lacks; like a member of it, it has a `value`."""
+
+    value = property(str)
 
 
-class OptimizerName(_Name):
-    """Name of an optimizer that the Trainer's own enum does not have; like a member of it, it has a `value`."""
+class SchedulerName(str):
+    """Name of a schedule that the Trainer's own enum lacks; like a member of it, it has a `value`."""
+
+    value = property(str)
 
 
-class SchedulerName(_Name):
-    """Name of a schedule that the Trainer's own enum does not have; like a member of it, it has a `value`."""
+def _flag(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclasses.dataclass
@@ -79,33 +80,19 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
             args.layerwise_rule  # LayerDecay(layerwise_decay=0.8, convention='paddlenlp', ...)
     """
 
-    layerwise_lr_decay: float = dataclasses.field(
-        default=1.0, metadata={"help": "Ratio of the learning rates of neighbouring layers, in (0, 1]; 1.0 is off."}
+    layerwise_lr_decay: float = _flag(1.0, "Ratio of the learning rates of neighbouring layers, in (0, 1]; 1.0 is off.")
+    layerwise_convention: str = _flag(
+        "paddlenlp", "Which power of the decay each layer gets: paddlenlp, electra or xlnet."
     )
-    layerwise_convention: str = dataclasses.field(
-        default="paddlenlp", metadata={"help": "Which power of the decay each layer gets: paddlenlp, electra or xlnet."}
+    layerwise_min_ratio: float = _flag(0.0, "Floor of the layers' learning-rate ratios, in [0, 1].")
+    layerwise_head_ratio: float = _flag(1.0, "Learning-rate ratio of the head, above 0.")
+    layerwise_freeze_below: float = _flag(0.0, "Freeze the layers whose ratio is below this, in [0, 1].")
+    allow_layerwise_change: bool = _flag(False, "Resume even if the checkpoint has other layer-wise settings.")
+    optim_kwargs: Optional[str] = _flag(None, "What else the optimizer takes, as JSON: '{\"clip_threshold\": 2.0}'.")
+    layerwise_rules: Optional[str] = _flag(
+        None, 'Names of parameters and their layers, as JSON: \'{"adapter": "head"}\'.'
     )
-    layerwise_min_ratio: float = dataclasses.field(
-        default=0.0, metadata={"help": "Floor of the layers' learning-rate ratios, in [0, 1]."}
-    )
-    layerwise_head_ratio: float = dataclasses.field(
-        default=1.0, metadata={"help": "Learning-rate ratio of the head, above 0."}
-    )
-    layerwise_freeze_below: float = dataclasses.field(
-        default=0.0, metadata={"help": "Freeze the layers whose ratio is below this, in [0, 1]."}
-    )
-    allow_layerwise_change: bool = dataclasses.field(
-        default=False, metadata={"help": "Resume even if the checkpoint was trained with other layer-wise settings."}
-    )
-    optim_kwargs: Optional[str] = dataclasses.field(
-        default=None, metadata={"help": "What else the optimizer takes, as JSON: '{\"clip_threshold\": 2.0}'."}
-    )
-    layerwise_rules: Optional[str] = dataclasses.field(
-        default=None, metadata={"help": 'Which parameters are in which layer, as JSON: \'{"adapter": "head"}\'.'}
-    )
-    lr_scheduler_kwargs: Optional[str] = dataclasses.field(
-        default=None, metadata={"help": "What else the schedule takes, as JSON: '{\"num_cycles\": 3}'."}
-    )
+    lr_scheduler_kwargs: Optional[str] = _flag(None, "What else the schedule takes, as JSON: '{\"num_cycles\": 3}'.")
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)

@@ -113,11 +113,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int) -> Any:
-        """Return the Trainer's schedule; make it, if it is one of ours and there is none.
-
-        Args:
-            num_training_steps (int): optimizer steps.
-        """
+        """Return the Trainer's schedule; make it, if it is one of ours and there is none."""
         # PaddleFormers' `freeze_training` has a schedule of its own
         if self.lr_scheduler is None and sets_own_rate(self.optimizer):
             self.lr_scheduler = OwnRate(self.optimizer)
@@ -126,13 +122,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         return super().create_scheduler(num_training_steps)
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Log, with what callbacks such as `LayerLRCallback` add for all who listen.
-
-        Args:
-            logs (dict[str, float]): the Trainer's own.
-            *args: for the Trainer's own `log`.
-            **kwargs: for the Trainer's own `log`.
-        """
+        """Log, with what callbacks such as `LayerLRCallback` add for all who listen."""
         if "loss" in logs:  # of the training, no evaluation's and no summary
             for callback in self.callback_handler.callbacks:
                 if hasattr(callback, "extra_logs"):
@@ -149,12 +139,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         return merged
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate, as the Trainer's own `evaluate`; within the training, tell a schedule that follows a metric.
-
-        Args:
-            *args: for the Trainer's own `evaluate`.
-            **kwargs: for the Trainer's own `evaluate`.
-        """
+        """Evaluate, as the Trainer's own `evaluate`; within the training, tell a schedule that follows a metric."""
         metrics = super().evaluate(*args, **kwargs)
         if self._found is not None:
             self._found.update(metrics)
@@ -207,22 +192,21 @@ class LayerwiseRatesMixin(TrainerMixin):
         """Raise if the schedule of the arguments would be ignored, or follows a metric that nothing gives."""
         if not self._schedule_is_ours:
             return
-        received = f"lr_scheduler_type={shown(name_of(self.args.lr_scheduler_type))}"
+        kind = name_of(self.args.lr_scheduler_type)
         if sets_own_rate(self.optimizer):
-            raise ValueError(
-                "The optimizer sets its rate itself, so `lr_scheduler_type` would be ignored: leave it out. "
-                f"Received: optimizers=({type(unwrap(self.optimizer)).__name__}, ...), {received}"
+            problem = "The optimizer sets its rate itself, so `lr_scheduler_type` would be ignored: leave it out"
+            received = f"optimizers=({type(unwrap(self.optimizer)).__name__}, ...)"
+        elif self.lr_scheduler is not None and self.lr_scheduler is not self._own_scheduler:
+            problem = (
+                "`optimizers` has a scheduler already, so `lr_scheduler_type` would be ignored: leave one of them out"
             )
-        if self.lr_scheduler is not None and self.lr_scheduler is not self._own_scheduler:
-            raise ValueError(
-                "`optimizers` has a scheduler already, so `lr_scheduler_type` would be ignored: leave one of them out. "
-                f"Received: optimizers=(..., {type(self.lr_scheduler).__name__}), {received}"
-            )
-        if name_of(self.args.lr_scheduler_type) in ON_METRIC and self.eval_dataset is None:
-            raise ValueError(
-                "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`. "
-                f"Received: eval_dataset=None, {received}"
-            )
+            received = f"optimizers=(..., {type(self.lr_scheduler).__name__})"
+        elif kind in ON_METRIC and self.eval_dataset is None:
+            problem = "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`"
+            received = "eval_dataset=None"
+        else:
+            return
+        raise ValueError(f"{problem}. Received: {received}, lr_scheduler_type={shown(kind)}")
 
     @property
     def _record(self) -> dict[str, Any]:

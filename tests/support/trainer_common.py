@@ -13,16 +13,22 @@ from paddle import nn
 from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptTrainerMixin
 
 try:
-    from paddlenlp.trainer import PdArgumentParser, Trainer, TrainerCallback, TrainingArguments
+    from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser, Trainer, TrainerCallback, TrainingArguments
     from paddlenlp.transformers import BertConfig, BertForSequenceClassification
 
     FORMERS = False
 except ImportError:
-    from paddleformers.trainer import PdArgumentParser, Trainer, TrainerCallback, TrainingArguments
+    from paddleformers.trainer import (
+        EarlyStoppingCallback,
+        PdArgumentParser,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
 
     FORMERS = True
 
-__all__ = ["FORMERS", "PdArgumentParser", "Trainer", "TrainerCallback", "TrainingArguments"]
+__all__ = ["FORMERS", "EarlyStoppingCallback", "PdArgumentParser", "Trainer", "TrainerCallback", "TrainingArguments"]
 
 SAMPLES, BATCH = 24, 4  # six steps make an epoch
 
