@@ -11,6 +11,7 @@ import importlib
 import inspect
 import os
 import types
+import warnings
 from typing import Any, Callable
 
 import paddle
@@ -114,7 +115,9 @@ is_allocated = _part(TENSOR, "_is_initialized", "Every optimizer")
 _PIPELINE = "paddle.distributed.fleet.meta_parallel.PipelineLayer"
 _pipeline_class = _lazy(_PIPELINE, "Layer-wise rates in a pipeline")
 _number_of_stages = _attribute(_PIPELINE, "_num_stages", "Layer-wise rates in a pipeline")
-_reader_class = _lazy("paddle.io.dataloader.dataloader_iter._DataLoaderIterSingleProcess", "Reading data in a Trainer")
+_reader_class = _lazy(
+    "paddle.io.dataloader.dataloader_iter._DataLoaderIterSingleProcess", "Raising the errors of a data set"
+)
 PRIVATE += [  # methods that ResumeMixin overrides
     ("paddlenlp.trainer.Trainer", name, "Resuming a Trainer")
     for name in ("_inner_training_loop", "_load_rng_state", "_maybe_log_save_evaluate", "_rotate_checkpoints")
@@ -143,7 +146,11 @@ def telling(loader: Any) -> Any:
     cls: Any = type(loader)
     if getattr(cls, "__iter__", None) is not paddle.io.DataLoader.__iter__ or loader.num_workers:
         return loader
-    out = object.__new__(_telling_class(cls))
+    try:
+        out = object.__new__(_telling_class(cls))
+    except MovedError as error:
+        warnings.warn(str(error), stacklevel=2)
+        return loader
     vars(out).update(vars(loader))
     return out
 
@@ -178,7 +185,7 @@ class NoticedArguments:
     arguments. This property is what it reads in every version of PaddleNLP and PaddleFormers.
     """
 
-    served = False  # a Trainer with our mixin has taken them
+    ldopt_served = False  # a Trainer with our mixin has taken them
 
     @property
     def should_load_sharding_stage1_model(self) -> Any:
@@ -191,14 +198,16 @@ class NoticedArguments:
 
     def print_config(self, *args: Any, **kwargs: Any) -> None:
         """Print as the Trainer's own, which reads every property as if it were a Trainer."""
-        served, self.served = self.served, True
+        before, self.ldopt_served = self.ldopt_served, True
         try:
             super().print_config(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self.served = served
+            self.ldopt_served = before
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "served"}  # a copy is for another Trainer
+        return {
+            key: value for key, value in vars(self).items() if key != "ldopt_served"
+        }  # a copy is for another Trainer
 
 
 # ---- wrappers of optimizers and networks

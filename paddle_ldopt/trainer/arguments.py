@@ -39,29 +39,27 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
     """Give TrainingArguments the layer-wise arguments, and `optim` and `lr_scheduler_type` the names of ours.
 
     Args:
-        layerwise_lr_decay (float, optional): ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. 0.8 to
-            0.95 are usual.
-        layerwise_convention (str, optional): which power of it each layer gets: "paddlenlp", "electra" or "xlnet".
-        layerwise_min_ratio (float, optional): floor of the ratios, in [0, 1].
-        layerwise_head_ratio (float, optional): ratio of the head, above 0; has an effect without a decay, too.
-        layerwise_freeze_below (float, optional): layers with a ratio below it are frozen, in [0, 1].
-        allow_layerwise_change (bool, optional): resume even if the checkpoint has another rule or layer map.
-        optim (str, optional): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
-        optim_kwargs (str, optional): a JSON object with what else an optimizer of `list_optimizers` takes:
+        layerwise_lr_decay (float): ratio of the rates of neighbouring layers, in (0, 1]; 1 is off, 0.8 to 0.95 usual.
+        layerwise_convention (str): which power of it each layer gets: "paddlenlp", "electra" or "xlnet".
+        layerwise_min_ratio (float): floor of the ratios, in [0, 1].
+        layerwise_head_ratio (float): ratio of the head, above 0; has an effect without a decay, too.
+        layerwise_freeze_below (float): layers with a ratio below it are frozen, in [0, 1].
+        allow_layerwise_change (bool): resume even if the checkpoint has another rule or layer map.
+        optim (str): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
+        optim_kwargs (str): other options of an optimizer of `list_optimizers`, as a JSON object:
             ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's own arguments (`adam_beta1`...) stay.
-        layerwise_rules (str, optional): a JSON object, the `rules` of `LayerMap.from_model`.
-        lr_scheduler_type (str, optional): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup"
-            and "polynomial" stay the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless
-            `lr_scheduler_kwargs` are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, on
+        layerwise_rules (str): the `rules` of `LayerMap.from_model`, as a JSON object.
+        lr_scheduler_type (str): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup" and
+            "polynomial" stay the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless `lr_scheduler_kwargs`
+            are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, on
             `metric_for_best_model` (the loss if None); `greater_is_better` says which way is better.
-        lr_scheduler_kwargs (str, optional): a JSON object with what else the schedule takes, as
-            `scheduler_specific_kwargs` of `get_scheduler`: ``--lr_scheduler_kwargs '{"num_cycles": 3}'``.
+        lr_scheduler_kwargs (str): the `scheduler_specific_kwargs` of `get_scheduler`, as a JSON object.
 
     Raises:
         ValueError: a value out of range or of the wrong type; an option that would change nothing; an unknown
-            optimizer or schedule; a schedule that follows a metric and no `evaluation_strategy`. All are found before
-            anything else happens, and what is wrong with these arguments is told at once.
-        RuntimeError: from the constructor of a Trainer without `LdoptTrainerMixin`, which would ignore what is asked.
+            optimizer or schedule; a schedule that follows a metric and no `evaluation_strategy`. All problems are
+            told at once, before anything else happens.
+        RuntimeError: from the constructor of a Trainer without `LdoptTrainerMixin`, which would ignore the arguments.
         TypeError: at the definition of the class, if the mixin does not come first.
 
     Examples:
@@ -120,14 +118,14 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
 
     def check_trainer(self) -> None:
         """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
-        asked = {argument: getattr(self, argument) for argument in RULE_FIELDS}
-        asked = {argument: value for argument, value in asked.items() if value != getattr(OFF, RULE_FIELDS[argument])}
         args: Any = self
+        asked = {name: getattr(args, name) for name in RULE_FIELDS}
+        asked = {name: value for name, value in asked.items() if value != getattr(OFF, RULE_FIELDS[name])}
         if name_of(args.optim) in REGISTRY:
             asked["optim"] = name_of(args.optim)
         if lr_scheduler.is_ours(args):
             asked["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
-        if asked and not self.served:
+        if asked and not self.ldopt_served:
             raise RuntimeError(
                 "The Trainer lacks LdoptTrainerMixin and would ignore what the arguments ask for: class MyTrainer("
                 "LdoptTrainerMixin, Trainer). Received: "
@@ -154,19 +152,17 @@ def _tell_our_names(error: ValueError, optim: str, kind: str) -> None:
 def _problems(args: Any) -> Iterator[str]:
     """Yield all that is wrong with the arguments of ours."""
     yield from rule_problems(args)
-    optim = name_of(args.optim)
-    for name in ("layerwise_rules", "optim_kwargs"):
+    found = {}
+    for name in ("layerwise_rules", "optim_kwargs", "lr_scheduler_kwargs"):
         try:
-            found = json_object(getattr(args, name), name)
+            found[name] = json_object(getattr(args, name), name)
         except ValueError as error:
             yield str(error)
-            continue
-        if name == "optim_kwargs" and found:
-            yield from _option_problems(args, optim, found)
-    try:
-        lr_scheduler.check_schedule(args)
-    except ValueError as error:
-        yield str(error)
+    if found.get("optim_kwargs"):
+        yield from _option_problems(args, name_of(args.optim), found["optim_kwargs"])
+    problem = lr_scheduler.schedule_problem(args) if "lr_scheduler_kwargs" in found else None
+    if problem is not None:
+        yield problem
 
 
 def _option_problems(args: Any, optim: str, options: dict[str, Any]) -> Iterator[str]:

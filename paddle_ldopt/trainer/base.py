@@ -1,7 +1,7 @@
 """What the mixins and callbacks of a Trainer share: events, agreement of all processes, the logger, plain names."""
 
 import logging
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from paddle import distributed
 
@@ -38,7 +38,9 @@ class TrainerMixin(_Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train, as the Trainer's own `train`."""
-        events = _Events(self)
+        events: Any = Callback()
+        events.on_train_begin = lambda *args, **kwargs: self._begin_training()
+        events.on_epoch_begin = lambda *args, **kwargs: self._begin_epoch()
         self.callback_handler.callbacks.insert(0, events)  # who looks for the last callback finds the user's
         try:
             return super().train(*args, **kwargs)
@@ -55,14 +57,13 @@ class TrainerMixin(_Trainer):
         """Return in all processes what `ask()` gives in the main one, or raise what it raises there."""
         if self.args.world_size <= 1:
             return ask()
-        answer: list[Optional[tuple[Any, Optional[Exception]]]] = [None]
+        answer: list[Any] = [None]
         if self.is_world_process_zero():
             try:
                 answer = [(ask(), None)]
             except Exception as raised:  # the others would wait for this process
                 answer = [(None, raised)]
         distributed.broadcast_object_list(answer, src=0)
-        assert answer[0] is not None
         result, problem = answer[0]
         if problem is not None:
             raise problem
@@ -83,14 +84,3 @@ class TrainerMixin(_Trainer):
         else:
             logger = logging.getLogger(__name__)
         return logger
-
-
-class _Events(Callback):
-    def __init__(self, trainer: Any):
-        self._trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._begin_training()
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._begin_epoch()

@@ -126,17 +126,11 @@ class LayerwiseRatesMixin(TrainerMixin):
         if "loss" in logs:  # of the training, no evaluation's and no summary
             for callback in self.callback_handler.callbacks:
                 if hasattr(callback, "extra_logs"):
-                    logs.update(self._of_all_stages(callback.extra_logs()))
+                    more = callback.extra_logs()
+                    for stage in [more] if pipeline_of(self.model) is None else gathered(more):
+                        for name, rate in stage.items():  # of a layer in several stages the greatest
+                            logs[name] = max(rate, logs.get(name, 0.0))
         return super().log(logs, *args, **kwargs)
-
-    def _of_all_stages(self, rates: dict[str, float]) -> dict[str, float]:
-        """Return the rates that all stages of a pipeline give, of a layer in several of them the greatest."""
-        if pipeline_of(self.model) is None:
-            return rates
-        merged: dict[str, float] = {}
-        for stage in gathered(rates):
-            merged.update({name: max(rate, merged.get(name, 0.0)) for name, rate in stage.items()})
-        return merged
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, as the Trainer's own `evaluate`; within the training, tell a schedule that follows a metric."""
@@ -211,10 +205,11 @@ class LayerwiseRatesMixin(TrainerMixin):
     @property
     def _record(self) -> dict[str, Any]:
         """The layer-wise settings of the training, for its checkpoints."""
-        unfreezing = [c for c in self.callback_handler.callbacks if isinstance(c, GradualUnfreezeCallback)]
+        callbacks = self.callback_handler.callbacks
+        unfreezing = (c.every_k_steps for c in callbacks if isinstance(c, GradualUnfreezeCallback))
         return {
             **self._settings,
-            "unfreeze_every_k_steps": unfreezing[0].every_k_steps if unfreezing else None,
+            "unfreeze_every_k_steps": next(unfreezing, None),
             "layout": {name: max(getattr(self.args, field, 1), 1) for name, field in _DEGREES},
         }
 
@@ -268,7 +263,7 @@ class LayerwiseRatesMixin(TrainerMixin):
 def _serve(args: Any) -> None:
     """Note that a Trainer with our mixin has taken the arguments, if they are ours."""
     if isinstance(args, LdoptArgumentsMixin):
-        args.served = True
+        args.ldopt_served = True
 
 
 def _check_unified(args: Any, optimizer: Any, processes: int) -> None:

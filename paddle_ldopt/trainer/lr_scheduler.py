@@ -1,9 +1,8 @@
 """The schedules of `--lr_scheduler_type` as the Trainer builds them: names, arguments, warm-up, evaluation metric."""
 
-import dataclasses
 import functools
 import warnings
-from typing import Any
+from typing import Any, Optional
 
 from .._checks import shown
 from ..config import BUILT_IN, json_object
@@ -25,42 +24,40 @@ def is_ours(args: Any) -> bool:
     return kind in SCHEDULERS and (kind not in BUILT_IN or bool(_kwargs_of(args)))
 
 
-def check_schedule(args: Any) -> None:
-    """Raise ValueError, before anything else happens, if `lr_scheduler_kwargs` and the rest make no schedule."""
+def schedule_problem(args: Any) -> Optional[str]:
+    """Return why `lr_scheduler_kwargs` and the rest make no schedule, None if they do."""
     kind, kwargs = name_of(args.lr_scheduler_type), _kwargs_of(args)
     if not kwargs and kind not in SCHEDULERS:
-        return  # the Trainer says that there is no such kind
-    received = f"Received: lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
+        return None  # the Trainer says that there is no such kind
+    received = f"lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
     if kind not in SCHEDULERS:
-        raise ValueError(f"`lr_scheduler_kwargs` are for {', '.join(map(repr, SCHEDULERS))}. {received}")
+        return f"`lr_scheduler_kwargs` are for {', '.join(map(repr, SCHEDULERS))}. Received: {received}"
     if kwargs and kind in BUILT_IN and not BUILT_IN[kind]:
-        raise ValueError(f"The schedule {shown(kind)} takes no `lr_scheduler_kwargs`. {received}")
-    for field in BUILT_IN.get(kind, ()) if kwargs else ():
+        return f"The schedule {shown(kind)} takes no `lr_scheduler_kwargs`. Received: {received}"
+    for field in BUILT_IN.get(kind, ()):
         value = getattr(args, field)
-        if field in kwargs and value != _default(args, field):
-            raise ValueError(
+        if field in kwargs and value != getattr(type(args), field):
+            return (
                 f"`{field}` is an argument of its own and in `lr_scheduler_kwargs`: leave one out. "
-                f"Received: {field}={shown(value)}, lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
+                f"Received: {field}={shown(value)}, {received}"
             )
     if (kind in ON_METRIC or kind == "constant") and (args.warmup_steps or args.warmup_ratio):
         advice = ": use 'constant_with_warmup'" if kind == "constant" else ""
-        given = f"warmup_steps={shown(args.warmup_steps)}, warmup_ratio={shown(args.warmup_ratio)}"
-        raise ValueError(
+        return (
             f"The schedule {shown(kind)} has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored"
-            f"{advice}. Received: {given}"
+            f"{advice}. Received: warmup_steps={shown(args.warmup_steps)}, warmup_ratio={shown(args.warmup_ratio)}"
         )
     for key, source in (("mode", "from `greater_is_better`"), ("last_epoch", "from the checkpoint")):
         if key in kwargs:
-            raise ValueError(f"The `{key}` of a schedule comes {source}: leave it out. {received}")
-    if is_ours(args):
-        steps = args.max_steps if args.max_steps > 0 else _LONG
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about a number of steps that may be a stand-in; they come again
-                _build(args, steps)
-        except (TypeError, ValueError) as error:
-            without = "" if kwargs else f"`lr_scheduler_type` {shown(kind)} without "
-            raise ValueError(f"{without}`lr_scheduler_kwargs`: {error}") from error
+            return f"The `{key}` of a schedule comes {source}: leave it out. Received: {received}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a number of steps that may be a stand-in; they come again
+            if is_ours(args):
+                _build(args, args.max_steps if args.max_steps > 0 else _LONG)
+    except (TypeError, ValueError) as error:
+        return f"{'' if kwargs else f'`lr_scheduler_type` {shown(kind)} without '}`lr_scheduler_kwargs`: {error}"
+    return None
 
 
 def build_scheduler(args: Any, num_training_steps: int) -> Any:
@@ -88,17 +85,7 @@ def _build(args: Any, num_training_steps: int) -> Any:
     warmup = args.warmup_steps if args.warmup_steps > 0 else int(args.warmup_ratio * num_training_steps)
     decay_steps = getattr(args, "decay_steps", None)
     steps = decay_steps if decay_steps and decay_steps > 0 else num_training_steps
-    return get_scheduler(
-        kind,
-        args.learning_rate,
-        num_warmup_steps=warmup,
-        num_training_steps=steps,
-        scheduler_specific_kwargs=kwargs or None,
-    )
-
-
-def _default(args: Any, field: str) -> Any:
-    return next(f.default for f in dataclasses.fields(args) if f.name == field)
+    return get_scheduler(kind, args.learning_rate, warmup, steps, kwargs or None)
 
 
 def _metric_of(args: Any) -> tuple[str, str]:

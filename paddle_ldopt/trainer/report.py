@@ -252,18 +252,17 @@ def _draw_history(axes: list[Any], history: list[dict[str, Any]]) -> None:
 
 def _plots(alt: str, draw: Callable[..., None], *data: Any, panels: int = 1) -> str:
     """Return one <img> a panel, all filled by `draw(axes, *data)`: side by side where the window is wide enough."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figures, images = [Figure(figsize=(5, 3), layout="constrained") for _ in range(panels)], []
+    figures = [Figure(figsize=(5, 3), layout="constrained") for _ in range(panels)]
     draw([figure.subplots() for figure in figures], *data)
-    for figure in figures:
-        FigureCanvasAgg(figure)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=160)
-        encoded = base64.b64encode(buffer.getvalue()).decode()
-        images.append(f'<img alt="{alt}" src="data:image/png;base64,{encoded}">')
-    return f'<div class="plots">{"".join(images)}</div>'
+    return f'<div class="plots">{"".join(_image(alt, figure) for figure in figures)}</div>'
+
+
+def _image(alt: str, figure: Any) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=160)
+    return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
 def _section(title: str, content: str) -> str:

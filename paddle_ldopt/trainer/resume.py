@@ -17,29 +17,27 @@ __all__ = ["ResumeMixin"]
 class ResumeMixin(TrainerMixin):
     """Make a Trainer resume exactly, from complete checkpoints only; it needs no arguments of ours and no decay.
 
-    - **Exact**: in a training of one process, a resume ends with the same weights, bit for bit, as a run that never
-      stopped. The mixin restores the order of the batches in the second and later epochs, and dropout after a
-      checkpoint at the end of an epoch, which the Trainer does not. `gradient_accumulation_steps` must divide the
-      batches of an epoch, because the Trainer carries gradients over into the next one.
+    - **Exact**: in one process, a resume ends with the same weights, bit for bit, as a run that never stopped. The
+      mixin restores the order of the batches in the second and later epochs, and dropout after a checkpoint at an
+      epoch's end. `gradient_accumulation_steps` must divide the batches of an epoch, because the Trainer carries
+      gradients over into the next one.
     - **Complete**: a resume refuses a checkpoint that was cut short or has a damaged file.
       ``train(resume_from_checkpoint=True)`` takes the last sound one and warns of damaged ones. (With asynchronous
       saving, complete means that all files were begun; damage is not looked for.)
-    - **The run's end**: a resumed run that is over takes no further step. `EarlyStoppingCallback` of the Trainer's
-      package goes on counting where it was; another callback says that the run is over by `training_is_over`.
+    - **The run's end**: a resumed run that is over takes no further step. PaddleNLP's `EarlyStoppingCallback` counts on
+      where it was; another callback says that the run is over by `training_is_over`.
     - **Evaluation first**: a checkpoint asked for in an epoch's last step (by its number, or by a callback on SIGTERM)
-      is saved after the evaluation at the epoch's end, if there is one. It has the best model that comes of it.
+      is saved after the evaluation at the epoch's end, if there is one, and has the best model that comes of it.
     - **Earlier checkpoints**: a run that goes on from an earlier checkpoint than the last renames the later ones to
-      ``superseded-checkpoint-<step>`` with a warning, when it saves for the first time. They are never deleted, and no
-      automatic resume takes them.
+      ``superseded-checkpoint-<step>`` with a warning, when it first saves. No automatic resume takes or deletes them.
     - **Rotation**: ``save_total_limit`` goes by the steps, not by the clock, and works in one process, too.
     - **Moved runs**: the best model is looked for beside the checkpoint that the run goes on from.
-    - **Errors**: `train` finds a folder that cannot be written into before the first step. What a data set or a
-      collator raises, `train` and `evaluate` raise; the Trainer would wait for ever.
+    - **Errors**: a folder that cannot be written into ends `train` before the first step. `train` and `evaluate` raise
+      the errors of data sets and collators; the Trainer would wait for ever.
 
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
-        ValueError: from `train`, before anything is loaded: a checkpoint that is incomplete or damaged, or none to
-            resume from; an `output_dir` that cannot be written into.
+        ValueError: from `train`: a checkpoint that is incomplete or damaged, or none; an `output_dir` without rights.
 
     Examples:
         .. code-block:: python
@@ -66,14 +64,7 @@ class ResumeMixin(TrainerMixin):
         check_mixed_in_first(cls, ResumeMixin, "_rotate_checkpoints")
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, as the Trainer's own `train`, after all checks that are possible beforehand.
-
-        Args:
-            resume_from_checkpoint (str|bool, optional): a checkpoint's folder, or True for the last complete one in
-                `args.output_dir`.
-            *args: for the Trainer's own `train`.
-            **kwargs: for the Trainer's own `train`.
-        """
+        """Train, as the Trainer's own `train`, from a checkpoint's folder, or with True from the last sound one."""
         checkpoint = self._agree(lambda: self._checked(resume_from_checkpoint))
         if name_of(self.args.save_strategy) != "no":
             self._agree(lambda: folders.check_writable(self.args.output_dir))
@@ -172,18 +163,14 @@ class ResumeMixin(TrainerMixin):
         return stopped
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # a checkpoint is saved in here after the evaluation
-        waits = self.control.should_save and self._evaluation_is_ahead
-        self.control.should_save = self.control.should_save and not waits
+        # a checkpoint is saved in here; in an epoch's last step it waits for the evaluation at the epoch's end
+        control = self.control
+        last = control.should_training_stop or self.state.epoch == int(self.state.epoch)
+        ahead = name_of(self.args.evaluation_strategy) == "epoch" and last and not control.should_evaluate
+        waits = control.should_save and ahead
+        control.should_save = control.should_save and not waits
         super()._maybe_log_save_evaluate(*args, **kwargs)
         self.control.should_save = self.control.should_save or waits
-
-    @property
-    def _evaluation_is_ahead(self) -> bool:
-        """Whether this is an epoch's last step, and the evaluation at the epoch's end has not begun."""
-        if name_of(self.args.evaluation_strategy) != "epoch" or self.control.should_evaluate:
-            return False
-        return bool(self.control.should_training_stop or self.state.epoch == int(self.state.epoch))
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         folder = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
@@ -199,18 +186,15 @@ class ResumeMixin(TrainerMixin):
             super()._save_checkpoint(*args, **kwargs)
             self._wait_for_all()  # it is complete
             if self.args.should_save:
-                folders.finish_checkpoint(folder, not self._saves_in_background, folders.RECORD in files)
+                unified = getattr(self.args, "unified_checkpoint_config", None) or ()
+                in_background = getattr(self.args, "use_async_save", False) or "async_save" in unified
+                folders.finish_checkpoint(folder, not in_background, folders.RECORD in files)
             if not self._rotation and self.args.local_rank == -1:  # PaddleNLP does so where it is 0 only
                 self._rotation.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
         finally:
             rotation, self._rotation = self._rotation, None
         for positional, named in rotation:
             self._rotate_checkpoints(*positional, **named)
-
-    @property
-    def _saves_in_background(self) -> bool:
-        unified = getattr(self.args, "unified_checkpoint_config", None) or ()
-        return bool(getattr(self.args, "use_async_save", False)) or "async_save" in unified
 
     def _wait_for_all(self) -> None:
         if self.args.world_size > 1:
