@@ -130,3 +130,11 @@ def weights(model):
 def same(first, second):
     """Say whether two dicts of arrays are equal bit for bit."""
     return first.keys() == second.keys() and all(first[k].tobytes() == second[k].tobytes() for k in first)
+
+
+def messages(monkeypatch):
+    """Return a list that gets all that our Trainer logs."""
+    said = []
+    logger = type("Logger", (), {"info": staticmethod(said.append), "warning": staticmethod(said.append)})
+    monkeypatch.setattr(LdoptTrainer, "_logger", logger)
+    return said

@@ -92,16 +92,7 @@ def train_by_hand(batches, ratios, optimizer=paddle.optimizer.AdamW, steps=4, **
     return common.weights(model)
 
 
-@pytest.fixture
-def said(monkeypatch):
-    """What our Trainer logs."""
-    out = []
-
-    class Logger:
-        info = warning = staticmethod(out.append)
-
-    monkeypatch.setattr(common.LdoptTrainer, "_logger", Logger())
-    return out
+said = pytest.fixture(common.messages)
 
 
 # --- arguments ---

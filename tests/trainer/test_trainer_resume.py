@@ -1,5 +1,6 @@
 """Resume: exact where the settings are the same, refused where they are not."""
 
+import functools
 import json
 import os
 import pathlib
@@ -67,17 +68,6 @@ def state_of(trainer):
         str(np.random.get_state()),
         re.sub("0x[0-9a-f]+", "", str(paddle.framework.core.default_cpu_generator().get_state())),  # an address
     )
-
-
-def messages(monkeypatch, cls=common.LdoptTrainer):
-    """Return a list that gets all that our Trainer logs."""
-    out = []
-
-    class Logger:
-        info = warning = staticmethod(out.append)
-
-    monkeypatch.setattr(cls, "_logger", Logger())
-    return out
 
 
 # --- exact ---
@@ -225,14 +215,9 @@ def test_the_resume_mixin_alone_makes_the_plain_trainer_exact(tmp_path, form, st
 
     def run(folder, resume=None):
         settings = {"max_steps": 9, "save_steps": step, **trainer_run.checkpoint_format(form)}
-        with paddle.utils.unique_name.guard():
-            args = common.arguments(tmp_path / folder, common.TrainingArguments, **settings)
-            trainer = common.trainer(folder, common.tiny_model(dropout=0.1), cls=Plain, args=args)
-            trainer.train(resume_from_checkpoint=resume)
-        return trainer
+        args = common.arguments(tmp_path / folder, common.TrainingArguments, **settings)
+        return trainer_run.run(folder, form, resume=resume, cls=Plain, args=args)
 
-    if form == "flex":
-        trainer_run.init_fleet()
     expected, checkpoint = state_of(run("whole")), tmp_path / f"whole/checkpoint-{step}"
     assert last_checkpoint(tmp_path / "whole") == str(checkpoint) and not set(os.listdir(checkpoint)) & {RECORD, CONFIG}
     assert state_of(run("resumed", str(checkpoint))) == expected
@@ -266,17 +251,9 @@ def build_passed(model, decay=0.8, hook=False):
     return opt, scheduler
 
 
-def run_passed(output_dir, resume=None, decay=0.8, hook=False, **kwargs):
-    with paddle.utils.unique_name.guard():
-        model = common.tiny_model(dropout=0.1)
-        trainer = common.trainer(
-            output_dir,
-            model=model,
-            optimizers=build_passed(model, decay, hook),
-            **{"max_steps": 9, "save_steps": 2, **trainer_run.checkpoint_format("plain"), **kwargs},
-        )
-        trainer.train(resume_from_checkpoint=resume)
-    return trainer
+def run_passed(output_dir, resume=None, decay=0.8, hook=False):
+    build = functools.partial(build_passed, decay=decay, hook=hook)
+    return trainer_run.run(output_dir, resume=resume, passed=build, max_steps=9, save_steps=2)
 
 
 @pytest.mark.parametrize("hook", [False, True])
@@ -379,7 +356,7 @@ def test_parameters_that_come_and_go_are_named(saved):
 
 
 def test_a_change_can_be_allowed(saved, tmp_path, monkeypatch):
-    said = messages(monkeypatch)
+    said = common.messages(monkeypatch)
     trainer = resume(saved, tmp_path, layerwise_lr_decay=0.5, allow_layerwise_change=True)
     assert any("layerwise_lr_decay was 0.8 in the checkpoint and is 0.5 now" in line for line in said)
     assert trainer.state.global_step == 4
@@ -413,7 +390,7 @@ def test_a_checkpoint_without_a_record(checkpoint, tmp_path, monkeypatch):
         os.remove(checkpoint / name)
     with pytest.raises(ValueError, match="has no ldopt_layerwise.json.*`allow_layerwise_change`"):
         resume(checkpoint, tmp_path)
-    said = messages(monkeypatch)
+    said = common.messages(monkeypatch)
     assert resume(checkpoint, tmp_path, allow_layerwise_change=True).state.global_step == 4
     assert any("has no ldopt_layerwise.json" in line for line in said)
     said.clear()
@@ -615,23 +592,14 @@ def test_other_gradual_unfreezing_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["came", "lamb"])
 def test_resume_is_exact_with_an_optimizer_that_sets_its_rate_itself(tmp_path, kind):
+    def build(model):
+        how = {"layers": ldopt.LayerMap.from_model(model), "layerwise_decay": 0.8, "parameters": model.parameters()}
+        if kind == "came":
+            return ldopt.Came(relative_step=True, **how), None
+        return ldopt.Lamb(lambda step: 1e-2 / (step + 1), **how), None
+
     def run(output_dir, resume=None):
-        with paddle.utils.unique_name.guard():
-            model = common.tiny_model(dropout=0.1)
-            how = {"layers": ldopt.LayerMap.from_model(model), "layerwise_decay": 0.8}
-            how["parameters"] = model.parameters()
-            if kind == "came":
-                opt = ldopt.Came(relative_step=True, **how)
-            else:
-                opt = ldopt.Lamb(lambda step: 1e-2 / (step + 1), **how)
-            trainer = common.trainer(
-                output_dir,
-                model=model,
-                optimizers=(opt, None),
-                **{"max_steps": 7, "save_steps": 4, **trainer_run.checkpoint_format("plain")},
-            )
-            trainer.train(resume_from_checkpoint=resume)
-        return trainer
+        return trainer_run.run(output_dir, resume=resume, passed=build, max_steps=7)
 
     whole = run(tmp_path / "whole")
     assert whole.optimizer.get_lr() == pytest.approx(1e-2 if kind == "came" else 1e-2 / 8)
@@ -642,6 +610,6 @@ def test_the_order_of_batches_that_a_checkpoint_does_not_tell_is_warned_of(tmp_p
     trainer_run.run(tmp_path, max_steps=8, save_steps=8)
     for name in ("ldopt_epoch_rng.json", FILES):  # as version 0.1 left it
         os.remove(tmp_path / "checkpoint-8" / name)
-    said = messages(monkeypatch)
+    said = common.messages(monkeypatch)
     trainer_run.run(tmp_path / "resumed", max_steps=9, resume=str(tmp_path / "checkpoint-8"))
     assert any("does not say how its epoch was shuffled" in line for line in said)
