@@ -23,9 +23,8 @@ __all__ = ["GradualUnfreezeCallback", "LayerLRCallback", "ScheduleCallback"]
 class LayerLRCallback(Callback):
     """Log the rate that was really applied to each layer: one number a layer of each tower, beside the loss.
 
-    They are called "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3") and go wherever
-    the Trainer's logs go: VisualDL, TensorBoard, the console, the run report. Each is that of the last step, read back
-    from the optimizer, so the schedule, groups, hooks and freezing are in it: the greatest of the layer, 0 if frozen.
+    The names are "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3"). Each rate is the
+    greatest of the layer in the last step, read back from the optimizer with schedule, groups, hooks and freezing.
 
     Args:
         layers (LayerMap, optional): the layers; those of the optimizer's decay, or of the model, if None.
@@ -55,7 +54,13 @@ class LayerLRCallback(Callback):
                 "Trainer). Received: a Trainer without it"
             )
         layers = _find_layers(self.layers, optimizer, given.get("model"))
-        self._names = _layer_names(layers, [p.name for p in parameters_of(optimizer)])
+        placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
+        towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
+        short = short_names(towers)
+        self._names = {  # tensor name -> the name of its layer in the logs, from the embeddings to the head
+            tensor: f"lr/{short[layer.tower]}{layer.label.replace(' ', '_')}".replace(" ", "/")
+            for tensor, layer in sorted(placed.items(), key=lambda item: (towers.index(item[1].tower), item[1].index))
+        }
 
     def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the rate of the step that comes; the schedule goes on before anything is logged."""
@@ -76,12 +81,11 @@ class ScheduleCallback(Callback):
     """Show the whole schedule of every layer before the first step: print it, and write it as PNG and CSV.
 
     Layers that `GradualUnfreezeCallback` opens later (add it first) are at 0 until then. A resume shows the whole
-    schedule again, or what is left of it if the schedule cannot be wound back. In a distributed training the main
-    process alone prints and writes.
+    schedule again, or the rest of one that cannot be wound back. The main process alone prints and writes.
 
     Args:
-        path (str|os.PathLike): the picture (.png, .svg, .pdf); the CSV goes beside it. The CSV has a column a layer
-            and a row a step, or every k-th of more than 10,000.
+        path (str|os.PathLike): the picture (.png, .svg, .pdf). The CSV beside it has a column a layer and a row a step,
+            or every k-th of more than 10,000.
         layers (LayerMap, optional): the layers; those of the optimizer's decay, or of the model, if None.
 
     Raises:
@@ -138,21 +142,17 @@ class GradualUnfreezeCallback(Callback):
         \text{layer } i \text{ of } n \text{ blocks is trained from step } k (n + 1 - i)
 
     A closed layer has a rate of 0: neither its weights nor its optimizer state change, and its gradients do not count
-    in clipping. Which layers are open follows from the number of the step alone, and the optimizer has the state of all
-    of them from the first step, so a resume with the same callback is exact. In a model of several towers each opens
-    from its own top.
+    in clipping. A resume with the same callback is exact. In a model of several towers each opens from its own top.
 
     Args:
         every_k_steps (int): k, optimizer steps, at least 1; the steps of an epoch in ULMFiT.
         layers (LayerMap, optional): for an optimizer that has no layers of its own; all ratios stay 1 then.
 
     Raises:
-        TypeError, ValueError: `every_k_steps` is no whole number above 0. From the training: an optimizer without
-            layers.
+        TypeError, ValueError: `every_k_steps` is no whole number above 0; from the training: no layers.
 
-    Differs from ULMFiT: `stop_gradient` is left alone, for parameters that it opens after a resume have no optimizer
-    state in the checkpoint and Paddle refuses to make it. The backward pass goes through closed layers, so they save
-    no time.
+    Differs from ULMFiT: `stop_gradient` stays, because Paddle refuses to make the state of a parameter that is opened
+    after a resume. The backward pass goes through closed layers, so they save no time.
 
     Examples:
         .. code-block:: python
@@ -260,15 +260,3 @@ def layers_of(optimizer: Any) -> Optional[LayerMap]:
 
 def _find_layers(layers: Optional[LayerMap], optimizer: Any, model: Any) -> LayerMap:
     return layers or layers_of(unwrap(optimizer)) or map_layers(model)
-
-
-def _layer_names(layers: LayerMap, tensors: list[str]) -> dict[str, str]:
-    """Return tensor name -> the name of its layer in the logs, from the embeddings to the head."""
-    placed = {tensor: layers.layer_of(tensor) for tensor in tensors}
-    towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
-    short = short_names(towers)
-    order = sorted(placed, key=lambda tensor: (towers.index(placed[tensor].tower), placed[tensor].index))
-    return {
-        tensor: "lr/" + (short[placed[tensor].tower] + placed[tensor].label.replace(" ", "_")).replace(" ", "/")
-        for tensor in order
-    }

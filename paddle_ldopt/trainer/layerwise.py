@@ -109,7 +109,10 @@ class LayerwiseRatesMixin(TrainerMixin):
             if layers is not None:
                 apply_layerwise_decay(self.optimizer, layers, rule)
         self._own_optimizer = unwrap(self.optimizer)
-        _drop_frozen(self._own_optimizer)
+        # sharding version 2 refuses to split frozen parameters; it refuses groups itself
+        if sharding_setting("split_param") and not isinstance(param_groups(self._own_optimizer)[0], dict):
+            trained = [param for param in parameter_list(self._own_optimizer) if not param.stop_gradient]
+            keep_parameters(self._own_optimizer, trained)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int) -> Any:
@@ -277,12 +280,6 @@ def _check_unified(args: Any, optimizer: Any, processes: int) -> None:
             "matrices and vectors have different states: set unified_checkpoint=False. "
             f"Received: unified_checkpoint=True, {processes} processes"
         )
-
-
-def _drop_frozen(optimizer: Any) -> None:
-    """Take the frozen parameters out of an optimizer where sharding version 2 will split them: it refuses them."""
-    if sharding_setting("split_param") and not isinstance(param_groups(optimizer)[0], dict):  # it refuses groups itself
-        keep_parameters(optimizer, [param for param in parameter_list(optimizer) if not param.stop_gradient])
 
 
 def _hook_ratios(optimizer: Any, model: Any) -> Optional[dict[str, float]]:

@@ -15,11 +15,9 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
 
     - ``optim="adamwdl"`` trains with `AdamWDL`; any other optimizer of the Trainer gets the layer-wise rates by
       `apply_layerwise_decay`. Biases and the parameters of norms are not decayed (`decayed_parameter_names`); groups
-      given to `set_optimizer_grouped_parameters` say themselves what is, and their "learning_rate" multiplies the
-      layer's.
+      of `set_optimizer_grouped_parameters` say themselves what is, and their "learning_rate" multiplies the layer's.
     - ``lr_scheduler_type`` takes every `SchedulerType`, with ``lr_scheduler_kwargs``. Those that follow a metric take a
-      step after each evaluation that the Trainer makes in its training, before its checkpoint is saved; evaluations
-      made by hand do not count.
+      step after each evaluation within the training, before its checkpoint is saved.
     - ``layerwise_freeze_below`` sets `stop_gradient` on what it freezes, so backward passes end there. It stays set.
     - The Trainer logs the layer table before the first step, read back from the optimizer.
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the one that `opt` was built with, or None if `opt` sets
@@ -39,8 +37,8 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
         ValueError: from `train`, before anything is loaded or changed: `optimizers` that contradict the arguments or
-            each other, a checkpoint that does not fit, a schedule that follows a metric
-            and no `eval_dataset`. In the training: an evaluation without that metric.
+            each other, a checkpoint that does not fit, a schedule that follows a metric and no `eval_dataset`. In the
+            training: an evaluation without that metric.
 
     Examples:
         .. code-block:: python

@@ -41,11 +41,9 @@ img{filter:invert(.9) hue-rotate(180deg)}}"""
 class RunReport(Callback):
     """Collect what a Trainer logs and write it, with the layer table and the learning rates, to ``report.html``.
 
-    The page needs no network and no other file; it links to what lies beside it (checkpoints, the model, numbers).
-
-    Add it with ``trainer.add_callback(report)`` and call `write` when the run is over, or has failed. Losses, metrics
-    and the rates of all steps are kept in ``history.jsonl`` beside it, so that a run that was killed and resumed in its
-    folder shows the part before, too. In a distributed training the main process alone writes.
+    Add it with ``trainer.add_callback(report)`` and call `write` when the run is over, or has failed. The page needs no
+    network and no other file, and links to the files beside it. ``history.jsonl`` keeps losses, metrics and the rates
+    of all steps, so that the report of a resumed run shows the part before, too. The main process alone writes.
 
     Args:
         folder (str): where both files go, usually the Trainer's `output_dir`.
@@ -122,11 +120,10 @@ class RunReport(Callback):
             self._rates = []
 
     def history(self) -> list[dict[str, Any]]:
-        """Return what was logged: a list of dicts with "step" and "learning_rates", those of the steps up to it.
+        """Return the logged lines, with "step" and the "learning_rates" of the steps up to it.
 
-        The rate of a step is that of a layer whose ratio is 1; where the optimizer sets each one itself (`Adafactor`
-        with `relative_step`) it is a list of the greatest one of each layer, None for a layer of another pipeline
-        stage. A line that was cut short by a crash is left out.
+        The rate of a step is that of a layer whose ratio is 1; where the optimizer sets each rate itself, a list of the
+        greatest one of each layer (None in another pipeline stage). Lines cut short by a crash are left out.
         """
         if not os.path.exists(self._history):
             return []
@@ -134,15 +131,12 @@ class RunReport(Callback):
             return [json.loads(line) for line in file if line.endswith("\n")]
 
     def write(self, results: dict[str, Any], settings: dict[str, Any], description: str = "") -> Optional[str]:
-        """Write the report.
+        """Write the report; return its path, None before training has begun and in all but the main process.
 
         Args:
-            results (dict[str, float|str]): what came of it, shown first.
+            results (dict[str, float|str]): the results, shown first.
             settings (dict): every setting of the run.
-            description (str): what it was trained on.
-
-        Returns:
-            str|None: the path of ``report.html``; None before training has begun, and in all but the main process.
+            description (str): the data of the training.
         """
         if self._table is None:
             return None

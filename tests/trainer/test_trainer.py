@@ -26,6 +26,7 @@ from paddle_ldopt.trainer import (
     LdoptArgumentsMixin,
     LdoptTrainerMixin,
     OptimizerName,
+    ResumeMixin,
     ScheduleCallback,
 )
 
@@ -184,6 +185,9 @@ def test_mixins_come_first():
 
         class Late(common.Trainer, LdoptTrainerMixin):
             pass
+
+    with pytest.raises(TypeError, match=r"ResumeMixin must come first: class Late\(ResumeMixin, Trainer\)"):
+        type("Late", (common.Trainer, ResumeMixin), {})
 
     with pytest.raises(TypeError, match=r"first: class LateArguments\(LdoptArgumentsMixin, TrainingArguments\)"):
 
