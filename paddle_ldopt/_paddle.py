@@ -13,6 +13,7 @@ import inspect
 import math
 import os
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -310,6 +311,103 @@ def forget_checkpoint(folder: str) -> None:
 
 
 # ---- PaddleNLP's and PaddleFormers' Trainer
+
+_PIPELINE = "paddle.distributed.fleet.meta_parallel.PipelineLayer"
+_pipeline_class = _lazy(_PIPELINE, "Layer-wise rates in a pipeline")
+_number_of_stages = _attribute(_PIPELINE, "_num_stages", "Layer-wise rates in a pipeline")
+_reader_class = _lazy(
+    "paddle.io.dataloader.dataloader_iter._DataLoaderIterSingleProcess", "Raising the errors of a data set"
+)
+PRIVATE += [  # methods that ResumeMixin overrides
+    ("paddlenlp.trainer.Trainer", name, "Resuming a Trainer")
+    for name in ("_inner_training_loop", "_load_rng_state", "_maybe_log_save_evaluate", "_rotate_checkpoints")
+    + ("_save_checkpoint", "_sorted_checkpoints")
+]
+PRIVATE.append(("paddlenlp.trainer.TrainingArguments", "should_load_sharding_stage1_model", "LdoptArgumentsMixin"))
+
+
+def pipeline_of(model: Any) -> Any:
+    """Return the `PipelineLayer` of several stages that a model is or wraps, None if it has none."""
+    parts = [part for part in model.sublayers(include_self=True) if isinstance(part, _pipeline_class())]
+    return next((part for part in parts if _number_of_stages(part) > 1), None)
+
+
+def keep_parameters(optimizer: Any, parameters: list[Any]) -> None:
+    """Leave an optimizer without groups these parameters only, as Paddle does with the slices of sharding version 2."""
+    optimizer._parameter_list = optimizer._param_groups = parameters
+
+
+def telling(loader: Any) -> Any:
+    """Return a DataLoader that raises the errors of its data set and collator; Paddle's own waits for ever instead.
+
+    Without workers Paddle reads in a thread, and nothing tells who waits for a batch that this thread has ended by an
+    error. A loader that iterates in its own way is returned as it is.
+    """
+    cls: Any = type(loader)
+    if getattr(cls, "__iter__", None) is not paddle.io.DataLoader.__iter__ or loader.num_workers:
+        return loader
+    try:
+        out = object.__new__(_telling_class(cls))
+    except MovedError as error:
+        warnings.warn(str(error), stacklevel=2)
+        return loader
+    vars(out).update(vars(loader))
+    return out
+
+
+@functools.lru_cache(None)
+def _telling_class(cls: Any) -> Any:
+    base: Any = _reader_class()
+
+    class Reader(base):
+        error = None
+
+        def _thread_loop(self, *args: Any) -> None:
+            try:
+                super()._thread_loop(*args)
+            except BaseException as error:
+                self.error = error
+                self._exit_thread_unexpectedly()  # wakes who waits, by a SystemError
+
+        def __next__(self) -> Any:
+            try:
+                return super().__next__()
+            except SystemError as error:
+                raise (self.error or error) from None
+
+    return type(cls.__name__, (cls,), {"__iter__": lambda self: Reader(self)})
+
+
+class NoticedArguments:
+    """Arguments of a Trainer that notice its constructor, which calls `check_trainer` of theirs without knowing.
+
+    A Trainer without our mixin would ignore our arguments without a word, and its constructor calls no method of its
+    arguments. This property is what it reads in every version of PaddleNLP and PaddleFormers.
+    """
+
+    ldopt_served = False  # a Trainer with our mixin has taken them
+
+    @property
+    def should_load_sharding_stage1_model(self) -> Any:
+        """The Trainer's own."""
+        self.check_trainer()
+        return super().should_load_sharding_stage1_model  # type: ignore[misc]
+
+    def check_trainer(self) -> None:
+        """Raise if the Trainer that is being made would ignore the arguments."""
+
+    def print_config(self, *args: Any, **kwargs: Any) -> None:
+        """Print as the Trainer's own, which reads every property as if it were a Trainer."""
+        before, self.ldopt_served = self.ldopt_served, True
+        try:
+            super().print_config(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.ldopt_served = before
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            key: value for key, value in vars(self).items() if key != "ldopt_served"
+        }  # a copy is for another Trainer
 
 
 # ---- wrappers of optimizers and networks

@@ -20,10 +20,10 @@ import numpy as np
 import paddle
 from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import RecipeArguments, check_least, option, parse
+from common.fine_tuner import FineTuner
 from common.fine_tuning import Score, fine_tune, start
 from common.image_data import collate, digits, encode, few, load_images
 from common.pretrained import name_classes
-from common.run_control import FineTuner
 from common.text_sources import error
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import CLIPVisionConfig

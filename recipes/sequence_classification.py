@@ -21,9 +21,9 @@ import predict
 from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.comparison import compare
+from common.fine_tuner import FineTuner
 from common.fine_tuning import Score, fine_tune, start
 from common.pretrained import load_model, load_tokenizer
-from common.run_control import FineTuner
 from common.text_data import TextDataset, load_splits
 from common.text_sources import error
 from paddlenlp.data import DataCollatorWithPadding

@@ -18,11 +18,11 @@ from collections import Counter, defaultdict
 import numpy as np
 from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import RecipeArguments, check_least, option, parse
+from common.fine_tuner import FineTuner
 from common.fine_tuning import Score, fine_tune, start
 from common.library_data import tagged_docstrings
 from common.parts import load_parts
 from common.pretrained import load_model, load_tokenizer, name_classes
-from common.run_control import FineTuner
 from common.text_sources import error, label_names
 from paddle.io import Dataset
 from paddlenlp.data import DataCollatorForTokenClassification

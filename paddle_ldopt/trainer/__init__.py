@@ -1,6 +1,6 @@
 """Layer-wise learning-rate decay in the Trainer of PaddleNLP (2.8 and 3.0) and PaddleFormers, by mixins.
 
-Nothing here imports either of them: the mixins take the Trainer they are mixed into as it is.
+Importing it imports neither of them: the mixins take the Trainer they are mixed into as it is.
 """
 
 from .arguments import LdoptArgumentsMixin, OptimizerName, SchedulerName
@@ -8,6 +8,8 @@ from .callbacks import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallbac
 from .folders import last_checkpoint
 from .mixin import LdoptTrainerMixin
 from .report import RunReport
+from .resume import ResumeMixin
+from .stopping import StopOnSigterm
 
 __all__ = [
     "GradualUnfreezeCallback",
@@ -15,8 +17,10 @@ __all__ = [
     "LdoptArgumentsMixin",
     "LdoptTrainerMixin",
     "OptimizerName",
+    "ResumeMixin",
     "RunReport",
     "ScheduleCallback",
     "SchedulerName",
+    "StopOnSigterm",
     "last_checkpoint",
 ]

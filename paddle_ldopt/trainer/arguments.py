@@ -1,74 +1,65 @@
 """The layer-wise arguments of a fine-tuning, mixed into the TrainingArguments of PaddleNLP or PaddleFormers."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Optional
 
 from .._checks import shown
+from .._paddle import NoticedArguments
 from ..config import BUILT_IN, RULE_FIELDS, json_object, option_problems, rule_problems, tell_all
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
-from ..trainer import schedules
-from .optimizers import OFF, name_of
+from . import lr_scheduler
+from .base import check_mixed_in_first, name_of
 
-__all__ = ["RULE_FIELDS", "LdoptArgumentsMixin", "OptimizerName", "SchedulerName", "check_mixed_in_first", "serve"]
+__all__ = ["LdoptArgumentsMixin", "OptimizerName", "SchedulerName"]
 
-_SERVED = "_ldopt_served"  # in the arguments' __dict__: a Trainer with our mixin has taken them
+OFF = LayerDecay(1.0)
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
 
 
-class _Name(str):
-    @property
-    def value(self):
-        """The name as a plain string."""
-        return str(self)
+class OptimizerName(str):
+    """Name of an optimizer that the Trainer's own enum lacks; like a member of it, it has a `value`."""
+
+    value = property(str)
 
 
-class OptimizerName(_Name):
-    """Name of an optimizer that the Trainer's own enum does not have; like a member of it, it has a `value`."""
+class SchedulerName(str):
+    """Name of a schedule that the Trainer's own enum lacks; like a member of it, it has a `value`."""
+
+    value = property(str)
 
 
-class SchedulerName(_Name):
-    """Name of a schedule that the Trainer's own enum does not have; like a member of it, it has a `value`."""
-
-
-def check_mixed_in_first(cls, mixin, method):
-    """Raise TypeError if `cls` takes `method` from a base that comes before `mixin` and knows nothing of it."""
-    owner = next(base for base in cls.__mro__ if method in vars(base))
-    if not issubclass(owner, mixin):
-        raise TypeError(
-            f"{mixin.__name__} must come first: class {cls.__name__}({mixin.__name__}, {owner.__name__}). "
-            f"Received: class {cls.__name__}({', '.join(base.__name__ for base in cls.__bases__)})"
-        )
+def _flag(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclasses.dataclass
-class LdoptArgumentsMixin(_Arguments):
+class LdoptArgumentsMixin(NoticedArguments, _Arguments):
     """Give TrainingArguments the layer-wise arguments, and `optim` and `lr_scheduler_type` the names of ours.
 
     Args:
-        layerwise_lr_decay (float, optional): ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. 0.8 to
-            0.95 are usual.
-        layerwise_convention (str, optional): which power of it each layer gets: "paddlenlp", "electra" or "xlnet".
-        layerwise_min_ratio (float, optional): floor of the ratios, in [0, 1].
-        layerwise_head_ratio (float, optional): ratio of the head, above 0; has an effect without a decay, too.
-        layerwise_freeze_below (float, optional): layers with a ratio below it are frozen, in [0, 1].
-        allow_layerwise_change (bool, optional): resume even if the checkpoint has another rule or layer map.
-        optim (str, optional): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
-        optim_kwargs (str, optional): a JSON object with what else an optimizer of `list_optimizers` takes:
+        layerwise_lr_decay (float): ratio of the rates of neighbouring layers, in (0, 1]; 1 is off, 0.8 to 0.95 usual.
+        layerwise_convention (str): which power of it each layer gets: "paddlenlp", "electra" or "xlnet".
+        layerwise_min_ratio (float): floor of the ratios, in [0, 1].
+        layerwise_head_ratio (float): ratio of the head, above 0; has an effect without a decay, too.
+        layerwise_freeze_below (float): layers with a ratio below it are frozen, in [0, 1].
+        allow_layerwise_change (bool): resume even if the checkpoint has another rule or layer map.
+        optim (str): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
+        optim_kwargs (str): other options of an optimizer of `list_optimizers`, as a JSON object:
             ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's own arguments (`adam_beta1`...) stay.
-        layerwise_rules (str, optional): a JSON object, the `rules` of `LayerMap.from_model`.
-        lr_scheduler_type (str, optional): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup"
-            and "polynomial" stay the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless
-            `lr_scheduler_kwargs` are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, on
+        layerwise_rules (str): the `rules` of `LayerMap.from_model`, as a JSON object.
+        lr_scheduler_type (str): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup" and
+            "polynomial" stay the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless `lr_scheduler_kwargs`
+            are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, on
             `metric_for_best_model` (the loss if None); `greater_is_better` says which way is better.
-        lr_scheduler_kwargs (str, optional): a JSON object with what else the schedule takes, as
-            `scheduler_specific_kwargs` of `get_scheduler`: ``--lr_scheduler_kwargs '{"num_cycles": 3}'``.
+        lr_scheduler_kwargs (str): the `scheduler_specific_kwargs` of `get_scheduler`, as a JSON object.
 
     Raises:
         ValueError: a value out of range or of the wrong type; an option that would change nothing; an unknown
-            optimizer or schedule; a schedule that follows a metric and no `evaluation_strategy`. All are found before
-            anything else happens, and what is wrong with these arguments is told at once.
-        RuntimeError: from the constructor of a Trainer without `LdoptTrainerMixin`, which would ignore what is asked.
+            optimizer or schedule; a schedule that follows a metric and no `evaluation_strategy`. All problems are
+            told at once, before anything else happens.
+        RuntimeError: from the constructor of a Trainer without `LdoptTrainerMixin`, which would ignore the arguments.
         TypeError: at the definition of the class, if the mixin does not come first.
 
     Examples:
@@ -87,43 +78,29 @@ class LdoptArgumentsMixin(_Arguments):
             args.layerwise_rule  # LayerDecay(layerwise_decay=0.8, convention='paddlenlp', ...)
     """
 
-    layerwise_lr_decay: float = dataclasses.field(
-        default=1.0, metadata={"help": "Ratio of the learning rates of neighbouring layers, in (0, 1]; 1.0 is off."}
+    layerwise_lr_decay: float = _flag(1.0, "Ratio of the learning rates of neighbouring layers, in (0, 1]; 1.0 is off.")
+    layerwise_convention: str = _flag(
+        "paddlenlp", "Which power of the decay each layer gets: paddlenlp, electra or xlnet."
     )
-    layerwise_convention: str = dataclasses.field(
-        default="paddlenlp", metadata={"help": "Which power of the decay each layer gets: paddlenlp, electra or xlnet."}
+    layerwise_min_ratio: float = _flag(0.0, "Floor of the layers' learning-rate ratios, in [0, 1].")
+    layerwise_head_ratio: float = _flag(1.0, "Learning-rate ratio of the head, above 0.")
+    layerwise_freeze_below: float = _flag(0.0, "Freeze the layers whose ratio is below this, in [0, 1].")
+    allow_layerwise_change: bool = _flag(False, "Resume even if the checkpoint has other layer-wise settings.")
+    optim_kwargs: Optional[str] = _flag(None, "What else the optimizer takes, as JSON: '{\"clip_threshold\": 2.0}'.")
+    layerwise_rules: Optional[str] = _flag(
+        None, 'Names of parameters and their layers, as JSON: \'{"adapter": "head"}\'.'
     )
-    layerwise_min_ratio: float = dataclasses.field(
-        default=0.0, metadata={"help": "Floor of the layers' learning-rate ratios, in [0, 1]."}
-    )
-    layerwise_head_ratio: float = dataclasses.field(
-        default=1.0, metadata={"help": "Learning-rate ratio of the head, above 0."}
-    )
-    layerwise_freeze_below: float = dataclasses.field(
-        default=0.0, metadata={"help": "Freeze the layers whose ratio is below this, in [0, 1]."}
-    )
-    allow_layerwise_change: bool = dataclasses.field(
-        default=False, metadata={"help": "Resume even if the checkpoint was trained with other layer-wise settings."}
-    )
-    optim_kwargs: Optional[str] = dataclasses.field(
-        default=None, metadata={"help": "What else the optimizer takes, as JSON: '{\"clip_threshold\": 2.0}'."}
-    )
-    layerwise_rules: Optional[str] = dataclasses.field(
-        default=None, metadata={"help": 'Which parameters are in which layer, as JSON: \'{"adapter": "head"}\'.'}
-    )
-    lr_scheduler_kwargs: Optional[str] = dataclasses.field(
-        default=None, metadata={"help": "What else the schedule takes, as JSON: '{\"num_cycles\": 3}'."}
-    )
+    lr_scheduler_kwargs: Optional[str] = _flag(None, "What else the schedule takes, as JSON: '{\"num_cycles\": 3}'.")
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         check_mixed_in_first(cls, LdoptArgumentsMixin, "__post_init__")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         args: Any = self
         tell_all(_problems(args))
         optim, kind = name_of(args.optim), name_of(args.lr_scheduler_type)
-        ours = kind in schedules.SCHEDULERS and kind not in BUILT_IN
+        ours = kind in lr_scheduler.SCHEDULERS and kind not in BUILT_IN
         if optim in REGISTRY:
             args.optim = "adamw"  # the enum of the Trainer refuses names it does not have
         if ours:
@@ -137,89 +114,58 @@ class LdoptArgumentsMixin(_Arguments):
             args.optim = OptimizerName(optim)
         if ours:
             args.lr_scheduler_type = SchedulerName(kind)
-        schedules.check_evaluation(args)
+        lr_scheduler.check_evaluation(args)
+
+    def check_trainer(self) -> None:
+        """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
+        args: Any = self
+        asked = {name: getattr(args, name) for name in RULE_FIELDS}
+        asked = {name: value for name, value in asked.items() if value != getattr(OFF, RULE_FIELDS[name])}
+        if name_of(args.optim) in REGISTRY:
+            asked["optim"] = name_of(args.optim)
+        if lr_scheduler.is_ours(args):
+            asked["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
+        if asked and not self.ldopt_served:
+            raise RuntimeError(
+                "The Trainer lacks LdoptTrainerMixin and would ignore what the arguments ask for: class MyTrainer("
+                "LdoptTrainerMixin, Trainer). Received: "
+                + ", ".join(f"{key}={shown(value)}" for key, value in asked.items())
+            )
 
     @property
-    def should_load_sharding_stage1_model(self):
-        """The Trainer's own. Its constructor reads this, so one that would ignore our arguments is found out here."""
-        _check_served(self)
-        return super().should_load_sharding_stage1_model
-
-    def print_config(self, *args, **kwargs):
-        """Print as the Trainer's own; it reads every property, as if it were a Trainer.
-
-        Args:
-            *args: for the Trainer's own `print_config`.
-            **kwargs: for the Trainer's own `print_config`.
-        """
-        served = vars(self).get(_SERVED, False)
-        self.__dict__[_SERVED] = True
-        try:
-            super().print_config(*args, **kwargs)
-        finally:
-            self.__dict__[_SERVED] = served
-
-    def __getstate__(self):
-        return {key: value for key, value in vars(self).items() if key != _SERVED}  # a copy is for another Trainer
-
-    @property
-    def layerwise_rule(self):
+    def layerwise_rule(self) -> LayerDecay:
         """The `LayerDecay` that the arguments make together."""
         return LayerDecay(**{field: getattr(self, argument) for argument, field in RULE_FIELDS.items()})
 
 
-def serve(args):
-    """Note that a Trainer with our mixin has taken the arguments, if they are ours."""
-    if isinstance(args, LdoptArgumentsMixin):
-        args.__dict__[_SERVED] = True
-
-
-def _check_served(args):
-    """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
-    asked = {argument: getattr(args, argument) for argument in RULE_FIELDS}
-    asked = {argument: value for argument, value in asked.items() if value != getattr(OFF, RULE_FIELDS[argument])}
-    if name_of(args.optim) in REGISTRY:
-        asked["optim"] = name_of(args.optim)
-    if schedules.is_ours(args):
-        asked["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
-    if asked and not vars(args).get(_SERVED):
-        raise RuntimeError(
-            "The Trainer lacks LdoptTrainerMixin and would ignore what the arguments ask for: class MyTrainer("
-            "LdoptTrainerMixin, Trainer). Received: "
-            + ", ".join(f"{key}={shown(value)}" for key, value in asked.items())
-        )
-
-
-def _tell_our_names(error, optim, kind):
+def _tell_our_names(error: ValueError, optim: str, kind: str) -> None:
     """Raise the Trainer's error about an unknown name with our names in it; return if it is about something else."""
     for enum, names, received in (
         ("OptimizerNames", REGISTRY, f"optim={shown(optim)}"),
-        ("SchedulerType", schedules.SCHEDULERS, f"lr_scheduler_type={shown(kind)}"),
+        ("SchedulerType", lr_scheduler.SCHEDULERS, f"lr_scheduler_type={shown(kind)}"),
     ):
         if enum in str(error):
             own = ", ".join(map(repr, names))
             raise ValueError(f"{error}, or of paddle_ldopt's own: {own}. Received: {received}") from error
 
 
-def _problems(args):
+def _problems(args: Any) -> Iterator[str]:
     """Yield all that is wrong with the arguments of ours."""
     yield from rule_problems(args)
-    optim = name_of(args.optim)
-    for name in ("layerwise_rules", "optim_kwargs"):
+    found = {}
+    for name in ("layerwise_rules", "optim_kwargs", "lr_scheduler_kwargs"):
         try:
-            found = json_object(getattr(args, name), name)
+            found[name] = json_object(getattr(args, name), name)
         except ValueError as error:
             yield str(error)
-            continue
-        if name == "optim_kwargs" and found:
-            yield from _option_problems(args, optim, found)
-    try:
-        schedules.check_schedule(args)
-    except ValueError as error:
-        yield str(error)
+    if found.get("optim_kwargs"):
+        yield from _option_problems(args, name_of(args.optim), found["optim_kwargs"])
+    problem = lr_scheduler.schedule_problem(args) if "lr_scheduler_kwargs" in found else None
+    if problem is not None:
+        yield problem
 
 
-def _option_problems(args, optim, options):
+def _option_problems(args: Any, optim: str, options: dict[str, Any]) -> Iterator[str]:
     if optim not in REGISTRY:
         yield (
             f"`optim_kwargs` are for {', '.join(map(repr, REGISTRY))}. "

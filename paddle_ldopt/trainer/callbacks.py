@@ -2,37 +2,29 @@
 
 import os
 import warnings
-from typing import Any
+from typing import Any, Callable, Optional, Union
 
 from .._checks import checked_steps, shown
 from .._paddle import parameters_of, stand_in, unwrap
+from ..layers.map import Layer, LayerMap
 from ..layers.rates import applied_rates, next_rate, rate_divisor
 from ..layers.table import short_names
 from ..optimizers._base.layerwise import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import follows_metric, schedule_rates
-from .optimizers import sets_own_rate
+from .base import Callback
+from .passed import sets_own_rate
 from .stages import map_layers
 
-__all__ = ["Callback", "GradualUnfreezeCallback", "LayerLRCallback", "ScheduleCallback", "all_open", "layers_of"]
-
-
-class Callback:
-    """A TrainerCallback in all but its base class, which is another in every package."""
-
-    def __getattr__(self, name):
-        if name.startswith("on_"):
-            return lambda *args, **kwargs: None
-        raise AttributeError(name)
+__all__ = ["GradualUnfreezeCallback", "LayerLRCallback", "ScheduleCallback"]
 
 
 class LayerLRCallback(Callback):
     """Log the rate that was really applied to each layer: one number a layer of each tower, beside the loss.
 
-    They are called "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3") and go wherever
-    the Trainer's logs go: VisualDL, TensorBoard, the console, the run report. Each is that of the last step, read back
-    from the optimizer, so the schedule, groups, hooks and freezing are in it: the greatest of the layer, 0 if frozen.
+    The names are "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3"). Each rate is the
+    greatest of the layer in the last step, read back from the optimizer with schedule, groups, hooks and freezing.
 
     Args:
         layers (LayerMap, optional): the layers; those of the optimizer's decay, or of the model, if None.
@@ -50,30 +42,36 @@ class LayerLRCallback(Callback):
 
     attached = False  # the mixin of the Trainer sets it
 
-    def __init__(self, layers=None):
+    def __init__(self, layers: Optional[LayerMap] = None):
         self.layers = layers
         self._step: Any = None  # the optimizer, and its rate in the last step
 
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **given: Any) -> None:
         """Find the layers."""
         if not self.attached:
             raise TypeError(
                 "LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: class MyTrainer(LdoptTrainerMixin, "
                 "Trainer). Received: a Trainer without it"
             )
-        layers = _find_layers(self.layers, optimizer, model)
-        self._names = _layer_names(layers, [p.name for p in parameters_of(optimizer)])
+        layers = _find_layers(self.layers, optimizer, given.get("model"))
+        placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
+        towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
+        short = short_names(towers)
+        self._names = {  # tensor name -> the name of its layer in the logs, from the embeddings to the head
+            tensor: f"lr/{short[layer.tower]}{layer.label.replace(' ', '_')}".replace(" ", "/")
+            for tensor, layer in sorted(placed.items(), key=lambda item: (towers.index(item[1].tower), item[1].index))
+        }
 
-    def on_optimizer_begin(self, args, state, control, optimizer=None, **kwargs):
+    def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the rate of the step that comes; the schedule goes on before anything is logged."""
         self._step = optimizer, next_rate(optimizer)
 
-    def extra_logs(self):
+    def extra_logs(self) -> dict[str, float]:
         """Return the rates of the last step, by what they are called in the logs."""
         if self._step is None:
             return {}
         applied = applied_rates(*self._step)  # here, not in every step: it takes 0.2 ms a parameter
-        rates: dict = {}
+        rates: dict[str, float] = {}
         for tensor, name in self._names.items():
             rates[name] = max(rates.get(name, 0.0), applied[tensor])
         return {name: float(f"{rate:.6g}") for name, rate in rates.items()}
@@ -83,12 +81,11 @@ class ScheduleCallback(Callback):
     """Show the whole schedule of every layer before the first step: print it, and write it as PNG and CSV.
 
     Layers that `GradualUnfreezeCallback` opens later (add it first) are at 0 until then. A resume shows the whole
-    schedule again, or what is left of it if the schedule cannot be wound back. In a distributed training the main
-    process alone prints and writes.
+    schedule again, or the rest of one that cannot be wound back. The main process alone prints and writes.
 
     Args:
-        path (str|os.PathLike): the picture (.png, .svg, .pdf); the CSV goes beside it. The CSV has a column a layer
-            and a row a step, or every k-th of more than 10,000.
+        path (str|os.PathLike): the picture (.png, .svg, .pdf). The CSV beside it has a column a layer and a row a step,
+            or every k-th of more than 10,000.
         layers (LayerMap, optional): the layers; those of the optimizer's decay, or of the model, if None.
 
     Raises:
@@ -96,23 +93,25 @@ class ScheduleCallback(Callback):
             another reason; an optimizer that sets its rate itself.
     """
 
-    def __init__(self, path, layers=None):
+    def __init__(self, path: Union[str, os.PathLike[str]], layers: Optional[LayerMap] = None):
         check_picture(path)
         self.path, self.layers = os.fspath(path), layers
 
-    def on_train_begin(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **kwargs):
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **given: Any) -> None:
         """Print and write the schedule."""
+        lr_scheduler, unknown = given.get("lr_scheduler"), None
         if follows_metric(lr_scheduler):
+            unknown = "a schedule that follows an evaluation metric before the training"
+            received = f"lr_scheduler={type(lr_scheduler).__name__}"
+        elif sets_own_rate(optimizer):
+            unknown = "the schedule of an optimizer that sets its rate itself"
+            received = f"optimizer={type(unwrap(optimizer)).__name__}"
+        if unknown:
             raise ValueError(
-                "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training: leave "
-                f"it out; LayerLRCallback logs what comes of it. Received: lr_scheduler={type(lr_scheduler).__name__}"
+                f"ScheduleCallback cannot show {unknown}: leave it out; LayerLRCallback logs what comes of it. "
+                f"Received: {received}"
             )
-        if sets_own_rate(optimizer):
-            raise ValueError(
-                "ScheduleCallback cannot show the schedule of an optimizer that sets its rate itself: leave it out; "
-                f"LayerLRCallback logs what comes of it. Received: optimizer={type(unwrap(optimizer)).__name__}"
-            )
-        layers = _find_layers(self.layers, optimizer, model)
+        layers = _find_layers(self.layers, optimizer, given.get("model"))
         first, rates = schedule_rates(lr_scheduler, state.max_steps)
         rates = [rate / rate_divisor(optimizer, first + i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # a run that was over when it was resumed
@@ -143,21 +142,17 @@ class GradualUnfreezeCallback(Callback):
         \text{layer } i \text{ of } n \text{ blocks is trained from step } k (n + 1 - i)
 
     A closed layer has a rate of 0: neither its weights nor its optimizer state change, and its gradients do not count
-    in clipping. Which layers are open follows from the number of the step alone, and the optimizer has the state of all
-    of them from the first step, so a resume with the same callback is exact. In a model of several towers each opens
-    from its own top.
+    in clipping. A resume with the same callback is exact. In a model of several towers each opens from its own top.
 
     Args:
         every_k_steps (int): k, optimizer steps, at least 1; the steps of an epoch in ULMFiT.
         layers (LayerMap, optional): for an optimizer that has no layers of its own; all ratios stay 1 then.
 
     Raises:
-        TypeError, ValueError: `every_k_steps` is no whole number above 0. From the training: an optimizer without
-            layers.
+        TypeError, ValueError: `every_k_steps` is no whole number above 0; from the training: no layers.
 
-    Differs from ULMFiT: `stop_gradient` is left alone, for parameters that it opens after a resume have no optimizer
-    state in the checkpoint and Paddle refuses to make it. The backward pass goes through closed layers, so they save
-    no time.
+    Differs from ULMFiT: `stop_gradient` stays, because Paddle refuses to make the state of a parameter that is opened
+    after a resume. The backward pass goes through closed layers, so they save no time.
 
     Examples:
         .. code-block:: python
@@ -167,11 +162,11 @@ class GradualUnfreezeCallback(Callback):
     Source: Howard and Ruder 2018, "Universal Language Model Fine-tuning for Text Classification", section 3.3.
     """
 
-    def __init__(self, every_k_steps, layers=None):
+    def __init__(self, every_k_steps: int, layers: Optional[LayerMap] = None):
         self.every_k_steps, self.layers = checked_steps(every_k_steps, "every_k_steps", 1), layers
         self._ratio: Any = None  # the optimizer's, while it trains
 
-    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Put the opening of the layers before the optimizer's own ratios."""
         optimizer = unwrap(optimizer)
         if layers_of(optimizer) is None:
@@ -205,7 +200,7 @@ class GradualUnfreezeCallback(Callback):
                 stacklevel=2,
             )
 
-    def on_optimizer_begin(self, args, state, control, optimizer=None, **kwargs):
+    def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Open what is to be open in the step that comes, clear the gradients of the rest."""
         self._ratio.step = state.global_step
         for param in parameters_of(unwrap(optimizer)):
@@ -215,11 +210,11 @@ class GradualUnfreezeCallback(Callback):
                 if getattr(param, "main_grad", None) is not None:
                     param.main_grad.zero_()
 
-    def on_train_end(self, args, state, control, optimizer=None, **kwargs):
+    def on_train_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Leave the optimizer as it was."""
         self._restore(unwrap(optimizer))
 
-    def _restore(self, optimizer):
+    def _restore(self, optimizer: Any) -> None:
         if isinstance(optimizer._ratio_of, _Opening):
             optimizer._ratio_of = optimizer._ratio_of.ratio_of
 
@@ -227,29 +222,27 @@ class GradualUnfreezeCallback(Callback):
 class _Opening:
     """A function parameter -> ratio that is 0 for the layers that are closed at its `step`."""
 
-    def __init__(self, ratio_of, every_k_steps):
+    def __init__(self, ratio_of: Any, every_k_steps: int):
         self.ratio_of, self.every_k_steps = ratio_of, every_k_steps
         self.rule, self.layers = ratio_of.rule, ratio_of.layers
         self.layers_of_all = {self.layers.layer_of(name) for name in self.layers.names}
-        self.step = 0.0
+        self.step = 0
 
-    def start(self, layer):
+    def start(self, layer: Layer) -> int:
         """Return the step from which a layer is trained."""
         return self.every_k_steps * max(layer.depth + 1 - layer.index, 0)
 
-    def is_closed(self, param):
+    def is_closed(self, param: Any) -> bool:
         return self.step < self.start(self.layers.layer_of(param.name))
 
-    def __call__(self, param):
+    def __call__(self, param: Any) -> float:
         return 0.0 if self.is_closed(param) else self.ratio_of(param)
 
 
-def all_open(optimizer):
-    """Return an optimizer to read from, in which every layer is open, and when the layers are opened in `optimizer`.
+def all_open(optimizer: Any) -> tuple[Any, Callable[[str, int], int]]:
+    """Return the optimizer, or a stand-in in which every layer is open, to read from; and a function.
 
-    Returns:
-        tuple[Optimizer, callable]: `optimizer` or a stand-in for it; function (tower, layer id) -> the step from which
-            the layer is trained, 0 without gradual unfreezing.
+    It gives the step from which `optimizer` trains a layer, by tower and layer id: 0 without gradual unfreezing.
     """
     inner = unwrap(optimizer)
     opening = getattr(inner, "_ratio_of", None)
@@ -260,22 +253,10 @@ def all_open(optimizer):
     return opened, lambda tower, index: starts[tower, index]
 
 
-def layers_of(optimizer):
+def layers_of(optimizer: Any) -> Optional[LayerMap]:
     """Return the LayerMap that an optimizer has its ratios from, None if they come from elsewhere or it has none."""
     return getattr(getattr(optimizer, "_ratio_of", None), "layers", None)
 
 
-def _find_layers(layers, optimizer, model):
+def _find_layers(layers: Optional[LayerMap], optimizer: Any, model: Any) -> LayerMap:
     return layers or layers_of(unwrap(optimizer)) or map_layers(model)
-
-
-def _layer_names(layers, tensors):
-    """Return tensor name -> what its layer is called in the logs, from the embeddings to the head."""
-    placed = {tensor: layers.layer_of(tensor) for tensor in tensors}
-    towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
-    short = short_names(towers)
-    order = sorted(placed, key=lambda tensor: (towers.index(placed[tensor].tower), placed[tensor].index))
-    return {
-        tensor: "lr/" + (short[placed[tensor].tower] + placed[tensor].label.replace(" ", "_")).replace(" ", "/")
-        for tensor in order
-    }

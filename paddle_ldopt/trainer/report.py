@@ -8,15 +8,18 @@ import json
 import math
 import numbers
 import os
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, Optional, Union
 from urllib.parse import quote
 
 from .._checks import shown
 from .._paddle import parameters_of
+from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, next_rate, used_rates
 from ..layers.table import LayerTable
 from ..plots import name_lines
-from .callbacks import Callback, all_open
+from .base import Callback
+from .callbacks import all_open
 from .folders import write_whole
 
 __all__ = ["RunReport"]
@@ -38,11 +41,9 @@ img{filter:invert(.9) hue-rotate(180deg)}}"""
 class RunReport(Callback):
     """Collect what a Trainer logs and write it, with the layer table and the learning rates, to ``report.html``.
 
-    The page needs no network and no other file; it links to what lies beside it (checkpoints, the model, numbers).
-
-    Add it with ``trainer.add_callback(report)`` and call `write` when the run is over, or has failed. Losses, metrics
-    and the rates of all steps are kept in ``history.jsonl`` beside it, so that a run that was killed and resumed in its
-    folder shows the part before, too. In a distributed training the main process alone writes.
+    Add it with ``trainer.add_callback(report)`` and call `write` when the run is over, or has failed. The page needs no
+    network and no other file, and links to the files beside it. ``history.jsonl`` keeps losses, metrics and the rates
+    of all steps, so that the report of a resumed run shows the part before, too. The main process alone writes.
 
     Args:
         folder (str): where both files go, usually the Trainer's `output_dir`.
@@ -54,7 +55,7 @@ class RunReport(Callback):
             unless the Trainer was given an optimizer.
     """
 
-    def __init__(self, folder, title, layers):
+    def __init__(self, folder: Union[str, os.PathLike[str]], title: str, layers: LayerMap):
         if not isinstance(folder, (str, os.PathLike)):
             raise TypeError(f"`folder` must be a path. Received: folder={shown(folder)}")
         if not hasattr(layers, "table"):
@@ -64,10 +65,10 @@ class RunReport(Callback):
         self._table: Any = None  # until training begins
         self._recording = False
         self._starts: Any = None  # (tower, layer id) -> the step from which it is trained; None before the first step
-        self._rates: list = []  # of the steps since something was logged
+        self._rates: list[Any] = []  # of the steps since something was logged
         self._history = os.path.join(folder, "history.jsonl")
 
-    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Take the layer table, drop what was logged after the checkpoint that is gone on from."""
         self._recording = state.is_world_process_zero
         ahead = max(state.max_steps - 1 - state.global_step, 0)
@@ -81,7 +82,7 @@ class RunReport(Callback):
             os.makedirs(self.folder, exist_ok=True)
             write_whole(self._history, "".join(json.dumps(line) + "\n" for line in kept))
 
-    def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the rate of the step if it is known by then, and before the first when each layer is opened."""
         if self._recording and self._starts is None:
             start_of = all_open(optimizer)[1]
@@ -89,57 +90,53 @@ class RunReport(Callback):
         if self._recording and used_rates(optimizer) is None:
             self._rates.append(next_rate(optimizer))
 
-    def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+    def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the greatest rate of each layer if the optimizer has set the rates itself in the step."""
         if self._recording and used_rates(optimizer) is not None:
             applied = applied_rates(optimizer)
-            of_layer: dict[tuple, list] = {}
+            of_layer: dict[Any, list[float]] = {}
             for param in parameters_of(optimizer):
                 layer = self.layers.layer_of(param.name)
                 of_layer.setdefault((layer.tower, layer.index), []).append(applied[param.name])
             rates = [of_layer.get((row.tower, row.index)) for row in self._table.rows]
             self._rates.append([rates and max(rates) for rates in rates])
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Keep losses and metrics; the summary at the end is no point of a curve."""
         found = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, numbers.Real)}
         if any(key == "loss" or key.startswith("eval_") for key in found):
             self._record(state.global_step, found)
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop recording: what is evaluated from now on may be another model, the best one."""
         if self._rates:
             self._record(state.global_step, {})
         self._recording = False
 
-    def _record(self, step, found):
+    def _record(self, step: int, found: dict[str, float]) -> None:
         if self._recording:
             with open(self._history, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **found, "learning_rates": self._rates}) + "\n")
             self._rates = []
 
-    def history(self):
-        """Return what was logged: a list of dicts with "step" and "learning_rates", those of the steps up to it.
+    def history(self) -> list[dict[str, Any]]:
+        """Return the logged lines, with "step" and the "learning_rates" of the steps up to it.
 
-        The rate of a step is that of a layer whose ratio is 1; where the optimizer sets each one itself (`Adafactor`
-        with `relative_step`) it is a list of the greatest one of each layer, None for a layer of another pipeline
-        stage. A line that was cut short by a crash is left out.
+        The rate of a step is that of a layer whose ratio is 1; where the optimizer sets each rate itself, a list of the
+        greatest one of each layer (None in another pipeline stage). Lines cut short by a crash are left out.
         """
         if not os.path.exists(self._history):
             return []
         with open(self._history, encoding="utf-8") as file:
             return [json.loads(line) for line in file if line.endswith("\n")]
 
-    def write(self, results, settings, description=""):
-        """Write the report.
+    def write(self, results: dict[str, Any], settings: dict[str, Any], description: str = "") -> Optional[str]:
+        """Write the report; return its path, None before training has begun and in all but the main process.
 
         Args:
-            results (dict[str, float|str]): what came of it, shown first.
+            results (dict[str, float|str]): the results, shown first.
             settings (dict): every setting of the run.
-            description (str): what it was trained on.
-
-        Returns:
-            str|None: the path of ``report.html``; None before training has begun, and in all but the main process.
+            description (str): the data of the training.
         """
         if self._table is None:
             return None
@@ -153,15 +150,16 @@ class RunReport(Callback):
         head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         parts = [
             f"<h1>{html.escape(self.title)}</h1><p>{html.escape(description)}</p>",
-            _row(
-                _section("Results", _pairs(results)),
-                _section("Loss and metrics", _plots("loss and metrics by step", _draw_history, history, panels=2)),
-            ),
-            _row(
-                _section("Layers", _table(*_with_peaks(self._table, curves).cells())),
-                _section("Learning rates", self._rate_plots(curves, list(rates))),
-            ),
-            _row(config, _section("Files", _links(self.folder))),
+            '<div class="row">',
+            _section("Results", _pairs(results)),
+            _section("Loss and metrics", _plots("loss and metrics by step", _draw_history, history, panels=2)),
+            '</div><div class="row">',
+            _section("Layers", _table(*_with_peaks(self._table, curves).cells())),
+            _section("Learning rates", self._rate_plots(curves, list(rates))),
+            '</div><div class="row">',
+            config,
+            _section("Files", _links(os.fspath(self.folder))),
+            "</div>",
             f"<details><summary>Settings</summary>{_pairs(settings)}</details>",
         ]
         page = (
@@ -172,21 +170,21 @@ class RunReport(Callback):
         write_whole(path, page)
         return path
 
-    def _rate_plots(self, curves, steps):
+    def _rate_plots(self, curves: list[Any], steps: list[int]) -> str:
         """Return one panel a tower, in which what several towers share is drawn too."""
-        towers: dict[str, list] = {tower: [] for tower in self.layers.towers or [""]}
+        towers: dict[str, list[Any]] = {tower: [] for tower in self.layers.towers or [""]}
         for row, heights in zip(self._table.rows, curves):
             for tower in [row.tower] if row.tower in towers else towers:
                 towers[tower].append((row, heights))
         return _plots("learning rate of each layer by step", _draw_rates, towers, steps, panels=len(towers))
 
 
-def _curves(rows, rates, starts):
+def _curves(rows: Iterable[Any], rates: dict[int, Any], starts: dict[Any, int]) -> list[Any]:
     """Return of each row its greatest rate by step, and the least and the greatest one at the peak.
 
     None stands for a row that the optimizer of this process does not train and knows nothing of.
     """
-    curves: list = []
+    curves: list[Any] = []
     for i, row in enumerate(rows):
         each = any(isinstance(rate, list) for rate in rates.values())
         own = [rate[i] if each else rate for rate in rates.values()]
@@ -201,7 +199,7 @@ def _curves(rows, rates, starts):
     return curves
 
 
-def _with_peaks(table, curves):
+def _with_peaks(table: LayerTable, curves: list[Any]) -> LayerTable:
     """Return the table with the highest rates that were used, in place of those at the moment training began."""
     if not any(curve and curve[0] for curve in curves):
         return table
@@ -210,7 +208,7 @@ def _with_peaks(table, curves):
     return LayerTable([dataclasses.replace(row, learning_rate=None, peak_learning_rate=peak) for row, peak in rows])
 
 
-def _draw_rates(axes, towers, steps):
+def _draw_rates(axes: list[Any], towers: dict[str, list[Any]], steps: list[int]) -> None:
     """Draw the rate of every layer, from the embeddings (light) to the head (dark)."""
     top = max((max(curve[0], default=0.0) for rows in towers.values() for _, curve in rows if curve), default=0.0)
     for axis, (tower, rows) in zip(axes, towers.items()):
@@ -228,7 +226,7 @@ def _draw_rates(axes, towers, steps):
         name_lines(axis)
 
 
-def _draw_history(axes, history):
+def _draw_history(axes: list[Any], history: list[dict[str, Any]]) -> None:
     """Draw the losses on the left, all other metrics on the right; gaps where a value is not finite."""
     speed = ("_runtime", "_per_second")
     keys = dict.fromkeys(key for line in history for key in line if key == "loss" or key.startswith("eval_"))
@@ -246,7 +244,7 @@ def _draw_history(axes, history):
             name_lines(axis)
 
 
-def _plots(alt, draw, *data, panels=1):
+def _plots(alt: str, draw: Callable[..., None], *data: Any, panels: int = 1) -> str:
     """Return one <img> a panel, all filled by `draw(axes, *data)`: side by side where the window is wide enough."""
     from matplotlib.figure import Figure
 
@@ -255,35 +253,28 @@ def _plots(alt, draw, *data, panels=1):
     return f'<div class="plots">{"".join(_image(alt, figure) for figure in figures)}</div>'
 
 
-def _image(alt, figure):
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(figure)
+def _image(alt: str, figure: Any) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160)
     return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
-def _row(*sections):
-    return f'<div class="row">{"".join(sections)}</div>'
-
-
-def _section(title, content):
+def _section(title: str, content: str) -> str:
     return f"<section><h2>{title}</h2>{content}</section>"
 
 
-def _links(folder):
+def _links(folder: str) -> str:
     """Return links to what a run has left beside its report."""
     names = sorted(name for name in os.listdir(folder) if name != "report.html" and not name.endswith(".part"))
     items = [f'<li><a href="./{quote(os.fsencode(name))}">{html.escape(name)}</a></li>' for name in names]
     return f"<ul>{''.join(items)}</ul>"
 
 
-def _pairs(values):
+def _pairs(values: dict[str, Any]) -> str:
     return _table((), [(name, f"{v:.4g}" if isinstance(v, float) else v) for name, v in values.items()])
 
 
-def _table(header, rows):
+def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     head = "".join(f"<th>{html.escape(str(cell))}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>' if head else f"<table>{body}</table>"

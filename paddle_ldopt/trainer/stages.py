@@ -1,24 +1,19 @@
 """The layers of a model whose stages are in several processes: each has its part, and numbers it as in the whole."""
 
 import dataclasses
+from typing import Any
 
 from paddle import distributed
 from paddle.distributed import fleet
-from paddle.distributed.fleet.meta_parallel import PipelineLayer
 
+from .._paddle import pipeline_of
 from ..layers.map import LayerMap
 from ..layers.table import LayerTable
 
-__all__ = ["gathered", "map_layers", "pipeline_of"]
+__all__ = ["gathered", "map_layers"]
 
 
-def pipeline_of(model):
-    """Return the `PipelineLayer` of several stages that a model is or wraps, None if it has none."""
-    parts = [part for part in model.sublayers(include_self=True) if isinstance(part, PipelineLayer)]
-    return next((part for part in parts if part._num_stages > 1), None)
-
-
-def map_layers(model, rules=None):
+def map_layers(model: Any, rules: Any = None) -> LayerMap:
     """Return the `LayerMap` of a model; of one stage of a pipeline, which all stages must ask for at once.
 
     Args:
@@ -28,9 +23,9 @@ def map_layers(model, rules=None):
     return (LayerMap if pipeline_of(model) is None else StageLayers).from_model(model, rules)
 
 
-def gathered(value):
+def gathered(value: Any) -> list[Any]:
     """Return what the stages of this pipeline gave as `value`, from the first to the last; all must call it at once."""
-    values: list = []
+    values: list[Any] = []
     distributed.all_gather_object(values, value, group=fleet.get_hybrid_communicate_group().get_pipe_parallel_group())
     return values
 
@@ -43,19 +38,8 @@ class StageLayers(LayerMap):
     """
 
     @classmethod
-    def from_model(cls, model, rules=None):
-        """Map the parameters of a stage; all stages must call it at once.
-
-        Args:
-            model (paddle.nn.Layer): this process's stage.
-            rules (dict[str, int|str]|callable, optional): as in `LayerMap`.
-
-        Returns:
-            StageLayers: with the names of the whole model, and the `name_dict` of this stage.
-
-        Raises:
-            ValueError: as in `LayerMap.from_names`.
-        """
+    def from_model(cls, model: Any, rules: Any = None) -> "StageLayers":
+        """Map the parameters of a stage, by the names of the whole model; all stages must call it at once."""
         trained = {param.name: param for param in model.parameters()}
         own = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}
         shared = {key: own[tensor] for key, tensor in _shared(pipeline_of(model)).items()}
@@ -68,14 +52,9 @@ class StageLayers(LayerMap):
             layers.update(dict.fromkeys(names, lowest))
         return cls(layers, whole.towers, own, {name: trained[tensor] for tensor, name in own.items()})
 
-    def table(self, *args, **kwargs):
-        """Show the layers of all stages, as `LayerMap.table`; all must call it at once.
-
-        Args:
-            *args: as in `LayerMap.table`.
-            **kwargs: as in `LayerMap.table`.
-        """
-        merged: dict = {}
+    def table(self, *args: Any, **kwargs: Any) -> LayerTable:
+        """Show the layers of all stages, as `LayerMap.table`; all must call it at once."""
+        merged: dict[tuple[str, int], Any] = {}
         for rows in gathered(super().table(*args, **kwargs).rows):
             for row in rows:
                 place = row.tower, row.index
@@ -84,8 +63,8 @@ class StageLayers(LayerMap):
         return LayerTable([merged[place] for place in sorted(merged, key=lambda p: (towers.index(p[0]), p[1]))])
 
 
-def _shared(pipeline):
-    """Return what a shared weight is called in all stages -> its `param.name` in this one."""
+def _shared(pipeline: Any) -> dict[str, str]:
+    """Return the name of a shared weight in all stages -> its `param.name` in this one."""
     return {
         f"{key}.{attribute}": getattr(shared["layer"], attribute).name
         for key, shared in pipeline.shared_comm.items()
@@ -93,7 +72,7 @@ def _shared(pipeline):
     }
 
 
-def _added(first, second):
+def _added(first: Any, second: Any) -> Any:
     """Return the row of a layer of which two stages hold a part."""
     ends = {}
     for field in ("ratio", "learning_rate", "peak_learning_rate"):

@@ -8,12 +8,12 @@ import dataclasses
 import sys
 import time
 
+from paddlenlp.trainer import EarlyStoppingCallback
 from paddlenlp.utils.log import logger
 
 from paddle_ldopt.schedules import ON_METRIC
-from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback
+from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback, StopOnSigterm
 
-from .run_control import EarlyStopping, StopOnSigterm
 from .run_folder import NoteArguments, check_data, write_json
 
 
@@ -34,7 +34,8 @@ def add_callbacks(trainer, report, patience):
     known_beforehand = trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC
     if known_beforehand:
         trainer.add_callback(ScheduleCallback(f"{args.output_dir}/schedule.png"))  # and schedule.csv
-    trainer.add_callback(EarlyStopping(patience, trainer))
+    if args.load_best_model_at_end:
+        trainer.add_callback(EarlyStoppingCallback(patience))
 
 
 def fine_tune(trainer, test, score, options, argv, parts, name):
@@ -67,7 +68,7 @@ def fine_tune(trainer, test, score, options, argv, parts, name):
             report.write({"stopped by": f"{type(error).__name__}: {error}"}, settings, parts.description)
             raise
     seconds = time.perf_counter() - began
-    trainer.remove_callback(EarlyStopping)  # it has no say in the test
+    trainer.remove_callback(EarlyStoppingCallback)  # it has no say in the test
     tested = trainer.evaluate(test, metric_key_prefix="test")
     more = {
         **({"test loss": tested["test_loss"]} if "test_loss" in tested else {}),

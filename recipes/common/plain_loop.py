@@ -16,10 +16,10 @@ import paddle
 from tqdm import tqdm
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.trainer.folders import check_files, list_files, set_aside
+from paddle_ldopt.trainer import StopOnSigterm
+from paddle_ldopt.trainer.folders import check_complete, list_files, set_aside
 
 from .arguments import check_least, option
-from .run_control import StopOnSigterm
 from .run_folder import write_json
 
 
@@ -86,7 +86,7 @@ class PlainLoop:
 
     def load(self, folder):
         """Go on from a checkpoint; raise ValueError if it is damaged."""
-        check_files(folder)
+        check_complete(folder)
         for name, part in self.states().items():
             if isinstance(part, paddle.optimizer.Optimizer):
                 ldopt.load_optimizer(os.path.join(folder, name), part, self.model)

@@ -8,7 +8,7 @@ import re
 import string
 from collections import Counter
 
-from .run_control import FineTuner
+from .fine_tuner import FineTuner
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 

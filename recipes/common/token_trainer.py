@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 from paddle.nn.functional import cross_entropy
 
-from .run_control import FineTuner
+from .fine_tuner import FineTuner
 
 
 def token_scores(prediction):

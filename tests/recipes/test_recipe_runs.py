@@ -1,4 +1,4 @@
-"""recipes/common/: run_control, run_folder, plain_loop and arguments: stops, resumes, whole files."""
+"""recipes/common/: run_folder, plain_loop and arguments: stops, resumes, whole files."""
 
 import json
 import os
@@ -10,11 +10,11 @@ import paddle
 import pytest
 import seq2seq
 import sweep
-from common import arguments, plain_loop, run_control, run_folder
+from common import arguments, plain_loop, run_folder
 from paddlenlp.trainer import TrainerCallback
 
 from paddle_ldopt import LdoptConfig
-from paddle_ldopt.trainer import last_checkpoint
+from paddle_ldopt.trainer import StopOnSigterm, last_checkpoint
 
 OF_SEQ2SEQ = (seq2seq.Options, seq2seq.Arguments)
 
@@ -36,7 +36,7 @@ def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("SIGTERM"))
     try:
-        with pytest.raises(ValueError, match="diverged"), run_control.StopOnSigterm():
+        with pytest.raises(ValueError, match="diverged"), StopOnSigterm():
             signal.raise_signal(signal.SIGTERM)
             assert not heard, "not before the step is over"
             raise ValueError("diverged")

@@ -22,11 +22,10 @@ import pytest
 import sequence_classification as recipe
 from common import pretrained, text_data
 from common.comparison import compare
-from common.run_control import StopOnSigterm
 from common.run_folder import with_arguments_of_run
 from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser
 
-from paddle_ldopt.trainer import last_checkpoint, report
+from paddle_ldopt.trainer import StopOnSigterm, last_checkpoint, report
 from paddle_ldopt.trainer.folders import PARTIAL
 
 ROOT = pathlib.Path(recipe.__file__).parent.parent

@@ -19,12 +19,12 @@ import pytest
 import question_answering
 import seq2seq
 import token_classification
-from common import arguments, library_data, parts, pretrained, run_control, text_data, text_scores, text_sources
+from common import arguments, library_data, parts, pretrained, text_data, text_scores, text_sources
 from paddlenlp.trainer import PdArgumentParser
 
 from paddle_ldopt import LdoptConfig
 from paddle_ldopt.config import read_yaml
-from paddle_ldopt.trainer import report
+from paddle_ldopt.trainer import StopOnSigterm, report
 
 # an untrained model is enough here; that a recipe says so is for test_recipe_pretrained.py
 pytestmark = pytest.mark.filterwarnings("ignore:.* is RANDOMLY INITIALISED:UserWarning")
@@ -201,7 +201,7 @@ def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monke
     few = ["--save_steps", "100"] + ([] if name == "matching" else ["--no_load_best_model_at_end"])
     start(name, *two_steps(name, tmp_path / "whole"), *few)
     event = "__enter__" if name == "matching" else "on_step_end"  # a loop looks after its step, a Trainer within
-    before = getattr(run_control.StopOnSigterm, event)
+    before = getattr(StopOnSigterm, event)
 
     def signalled(*args, **kwargs):
         before(*args, **kwargs)
@@ -209,7 +209,7 @@ def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monke
         return args[0] if event == "__enter__" else before(*args, **kwargs)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
-        patch.setattr(run_control.StopOnSigterm, event, signalled)
+        patch.setattr(StopOnSigterm, event, signalled)
         start(name, *two_steps(name, tmp_path / "cut"), *few)
     assert ended.value.code == 128 + signal.SIGTERM
     assert [p.name for p in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-1"]

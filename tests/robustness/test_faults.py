@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import subprocess
-import threading
 import time
 import types
 import warnings
@@ -18,7 +17,6 @@ import trainer_common as common
 import trainer_run
 
 from paddle_ldopt.trainer import folders, last_checkpoint
-from paddle_ldopt.trainer.reading import errors_of_readers
 
 FILES = "ldopt_files.json"
 EVALUATE = {"evaluation_strategy": "steps", "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
@@ -148,7 +146,7 @@ def test_if_all_are_damaged_there_is_none(copied):
 
 
 def test_files_that_are_written_in_the_background_are_not_listed(copied):
-    folders.begin_checkpoint(str(copied / "checkpoint-6"), {"optimizer": "AdamWDL"}, None)
+    folders.begin_checkpoint(str(copied / "checkpoint-6"), {folders.RECORD: {"optimizer": "AdamWDL"}})
     folders.finish_checkpoint(str(copied / "checkpoint-6"), all_written=False)
     assert not (copied / "checkpoint-6" / FILES).exists() and last_checkpoint(copied) == str(copied / "checkpoint-6")
     trainer = common.trainer(copied)
@@ -403,18 +401,5 @@ def test_what_a_data_set_raises_is_raised_and_not_waited_for(tmp_path, does):
         trainer.data_collator = collate
     else:
         trainer.train_dataset = trainer.eval_dataset = Broken()
-    before = threading.excepthook
     with pytest.raises(KeyError, match="the last row"):
         trainer.evaluate() if does == "evaluate" else trainer.train()
-    assert threading.excepthook is before
-
-
-def test_other_errors_stay_what_they_are(monkeypatch):
-    seen = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_value))
-    with pytest.raises(SystemError, match="mine"), errors_of_readers():
-        thread = threading.Thread(target=lambda: 1 / 0)
-        thread.start()
-        thread.join()
-        raise SystemError("mine")
-    assert [type(error) for error in seen] == [ZeroDivisionError]

@@ -13,16 +13,22 @@ from paddle import nn
 from paddle_ldopt.trainer import LdoptArgumentsMixin, LdoptTrainerMixin
 
 try:
-    from paddlenlp.trainer import PdArgumentParser, Trainer, TrainerCallback, TrainingArguments
+    from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser, Trainer, TrainerCallback, TrainingArguments
     from paddlenlp.transformers import BertConfig, BertForSequenceClassification
 
     FORMERS = False
 except ImportError:
-    from paddleformers.trainer import PdArgumentParser, Trainer, TrainerCallback, TrainingArguments
+    from paddleformers.trainer import (
+        EarlyStoppingCallback,
+        PdArgumentParser,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
 
     FORMERS = True
 
-__all__ = ["FORMERS", "PdArgumentParser", "Trainer", "TrainerCallback", "TrainingArguments"]
+__all__ = ["FORMERS", "EarlyStoppingCallback", "PdArgumentParser", "Trainer", "TrainerCallback", "TrainingArguments"]
 
 SAMPLES, BATCH = 24, 4  # six steps make an epoch
 
@@ -124,3 +130,11 @@ def weights(model):
 def same(first, second):
     """Say whether two dicts of arrays are equal bit for bit."""
     return first.keys() == second.keys() and all(first[k].tobytes() == second[k].tobytes() for k in first)
+
+
+def messages(monkeypatch):
+    """Return a list that gets all that our Trainer logs."""
+    said = []
+    logger = type("Logger", (), {"info": staticmethod(said.append), "warning": staticmethod(said.append)})
+    monkeypatch.setattr(LdoptTrainer, "_logger", logger)
+    return said

@@ -66,17 +66,21 @@ def init_fleet():
     fleet.init(is_collective=True, strategy=strategy)
 
 
-def run(output_dir, form="plain", callbacks=None, resume=None, **kwargs):
-    """Train with dropout and a warm-up over several epochs, named as in a fresh process; return the Trainer."""
+def run(output_dir, form="plain", callbacks=None, resume=None, passed=None, **kwargs):
+    """Train with dropout and a warm-up over several epochs, named as in a fresh process; return the Trainer.
+
+    The optimizer is AdamWDL with a decay, or `passed(model)` makes (optimizer, scheduler).
+    """
     if form == "flex":
         init_fleet()
-    settings = {"max_steps": STEPS, "save_steps": 4, "warmup_steps": 5, "optim": "adamwdl", "layerwise_lr_decay": 0.8}
+    settings = {"max_steps": STEPS, "save_steps": 4, **checkpoint_format(form)}
+    if passed is None and "args" not in kwargs:
+        settings.update(warmup_steps=5, optim="adamwdl", layerwise_lr_decay=0.8)
     with paddle.utils.unique_name.guard():
+        model = common.tiny_model(dropout=0.1)
+        optimizers = (None, None) if passed is None else passed(model)
         trainer = common.trainer(
-            output_dir,
-            model=common.tiny_model(dropout=0.1),
-            callbacks=callbacks,
-            **{**settings, **checkpoint_format(form), **kwargs},
+            output_dir, model=model, optimizers=optimizers, callbacks=callbacks, **{**settings, **kwargs}
         )
         trainer.train(resume_from_checkpoint=resume)
     return trainer

@@ -26,6 +26,7 @@ from paddle_ldopt.trainer import (
     LdoptArgumentsMixin,
     LdoptTrainerMixin,
     OptimizerName,
+    ResumeMixin,
     ScheduleCallback,
 )
 
@@ -92,16 +93,7 @@ def train_by_hand(batches, ratios, optimizer=paddle.optimizer.AdamW, steps=4, **
     return common.weights(model)
 
 
-@pytest.fixture
-def said(monkeypatch):
-    """What our Trainer logs."""
-    out = []
-
-    class Logger:
-        info = warning = staticmethod(out.append)
-
-    monkeypatch.setattr(common.LdoptTrainer, "_logger", Logger())
-    return out
+said = pytest.fixture(common.messages)
 
 
 # --- arguments ---
@@ -193,6 +185,9 @@ def test_mixins_come_first():
 
         class Late(common.Trainer, LdoptTrainerMixin):
             pass
+
+    with pytest.raises(TypeError, match=r"ResumeMixin must come first: class Late\(ResumeMixin, Trainer\)"):
+        type("Late", (common.Trainer, ResumeMixin), {})
 
     with pytest.raises(TypeError, match=r"first: class LateArguments\(LdoptArgumentsMixin, TrainingArguments\)"):
 
@@ -648,7 +643,7 @@ def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
     # the Trainer's enum has the name, and the Trainer no optimizer for it
     others = {name: info for name, info in REGISTRY.items() if name != "adafactor"}
     monkeypatch.setattr("paddle_ldopt.trainer.arguments.REGISTRY", others)
-    monkeypatch.setattr("paddle_ldopt.trainer.mixin.REGISTRY", others)
+    monkeypatch.setattr("paddle_ldopt.trainer.layerwise.REGISTRY", others)
 
     class Theirs(common.Trainer):
         def create_optimizer(self, lr_scheduler=None):

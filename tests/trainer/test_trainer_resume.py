@@ -1,7 +1,9 @@
 """Resume: exact where the settings are the same, refused where they are not."""
 
+import functools
 import json
 import os
+import pathlib
 import random
 import re
 import shutil
@@ -17,12 +19,22 @@ import trainer_run
 from processes import search_path
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.trainer import GradualUnfreezeCallback, LdoptTrainerMixin, checkpoints, folders, last_checkpoint
+from paddle_ldopt.trainer import (
+    GradualUnfreezeCallback,
+    LdoptTrainerMixin,
+    ResumeMixin,
+    StopOnSigterm,
+    folders,
+    last_checkpoint,
+    record,
+)
 
 FORMATS = ["plain", "flex"] if common.FORMERS else ["plain", "unified"]
 RECORD = "ldopt_layerwise.json"
 EPOCH_RNG = "ldopt_epoch_rng.json"
 FILES = "ldopt_files.json"
+CONFIG = "ldopt_config.json"
+OLD = pathlib.Path(__file__).parents[1] / "support" / "old_trainer_checkpoint"
 DATA = common.Data
 EVALUATE = {"evaluation_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
 
@@ -56,17 +68,6 @@ def state_of(trainer):
         str(np.random.get_state()),
         re.sub("0x[0-9a-f]+", "", str(paddle.framework.core.default_cpu_generator().get_state())),  # an address
     )
-
-
-def messages(monkeypatch, cls=common.LdoptTrainer):
-    """Return a list that gets all that our Trainer logs."""
-    out = []
-
-    class Logger:
-        info = warning = staticmethod(out.append)
-
-    monkeypatch.setattr(cls, "_logger", Logger())
-    return out
 
 
 # --- exact ---
@@ -124,27 +125,32 @@ def test_resume_is_exact_with_other_ways_to_train(tmp_path, settings, step):
 
 
 class Stops(common.TrainerCallback):
-    """Has a checkpoint saved after a step and ends, as on SIGTERM; notes the evaluations."""
+    """Has a checkpoint saved after a step and ends, or has SIGTERM come in it; notes the evaluations."""
 
-    def __init__(self, step, evaluations):
-        self.step, self.evaluations = step, evaluations
+    def __init__(self, step, evaluations, signalled=False):
+        self.step, self.evaluations, self.signalled = step, evaluations, signalled
 
     def on_step_end(self, args, state, control, **kwargs):
-        control.should_save = state.global_step == self.step
+        if self.signalled and state.global_step == self.step:
+            signal.raise_signal(signal.SIGTERM)
+        control.should_save = not self.signalled and state.global_step == self.step
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         self.evaluations.append((state.global_step, metrics["eval_loss"]))
 
     def on_save(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
+        if state.global_step == self.step and not self.signalled:
             raise SystemExit
 
 
+@pytest.mark.parametrize("signalled", [False, True])
 @pytest.mark.parametrize("step", [6, 9, 12, 14])
-def test_a_run_that_is_stopped_in_any_step_has_the_same_evaluations_and_best_model(tmp_path, step):
+def test_a_run_that_is_stopped_in_any_step_has_the_same_evaluations_and_best_model(tmp_path, step, signalled):
     def run(folder, step, evaluations, resume=None):
         settings = {"save_strategy": "epoch", "max_steps": 14, **EVALUATE}
-        return trainer_run.run(tmp_path / folder, callbacks=[Stops(step, evaluations)], resume=resume, **settings)
+        with StopOnSigterm() as stop:
+            callbacks = [Stops(step, evaluations, signalled), stop]
+            return trainer_run.run(tmp_path / folder, callbacks=callbacks, resume=resume, **settings)
 
     expected, found = [], []
     whole = run("whole", None, expected)
@@ -156,6 +162,23 @@ def test_a_run_that_is_stopped_in_any_step_has_the_same_evaluations_and_best_mod
     best = [os.path.basename(trainer.state.best_model_checkpoint) for trainer in (whole, resumed)]
     assert best[0] == best[1] and resumed.state.best_metric == whole.state.best_metric
     assert state_of(resumed)[:2] == state_of(whole)[:2]
+
+
+def test_early_stopping_counts_on_after_a_resume(tmp_path):
+    def run(folder, resume=None):
+        settings = {
+            "save_strategy": "epoch",
+            "num_train_epochs": 6,
+            "max_steps": -1,
+            "learning_rate": 1e-30,
+            **EVALUATE,
+        }
+        early = common.EarlyStoppingCallback(early_stopping_patience=2)
+        return trainer_run.run(tmp_path / folder, callbacks=[early], resume=resume, **settings).state.global_step
+
+    assert run("whole") == 18, "the first epoch is the best, then two"
+    assert run("resumed", str(tmp_path / "whole/checkpoint-12")) == 18
+    assert run("over", str(tmp_path / "whole/checkpoint-18")) == 18 and not os.listdir(tmp_path / "over")
 
 
 class Stream(paddle.io.IterableDataset):
@@ -173,6 +196,34 @@ def test_resume_is_exact_with_data_of_unknown_length(tmp_path, monkeypatch, step
     expected = state_of(trainer_run.run(tmp_path / "whole", max_steps=9, save_steps=2))
     folder = str(tmp_path / f"whole/checkpoint-{step}")
     assert state_of(trainer_run.run(tmp_path / "resumed", max_steps=9, resume=folder)) == expected
+
+
+def test_resume_from_a_checkpoint_of_version_0_1(tmp_path):
+    if common.FORMERS or not hasattr(common.trainer(tmp_path).state, "consumed_samples"):
+        pytest.skip("PaddleNLP 3.0 wrote it")
+    settings = {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": '{"num_cycles": 1.5}', "warmup_steps": 3}
+    resumed = trainer_run.run(tmp_path, max_steps=14, resume=str(OLD / "checkpoint-10"), **settings)
+    with np.load(OLD / "final.npz") as final:
+        assert common.same(common.weights(resumed.model), dict(final)), "another processor may round in another way"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("step", [6, 8])
+def test_the_resume_mixin_alone_makes_the_plain_trainer_exact(tmp_path, form, step):
+    class Plain(ResumeMixin, common.Trainer):
+        pass
+
+    def run(folder, resume=None):
+        settings = {"max_steps": 9, "save_steps": step, **trainer_run.checkpoint_format(form)}
+        args = common.arguments(tmp_path / folder, common.TrainingArguments, **settings)
+        return trainer_run.run(folder, form, resume=resume, cls=Plain, args=args)
+
+    expected, checkpoint = state_of(run("whole")), tmp_path / f"whole/checkpoint-{step}"
+    assert last_checkpoint(tmp_path / "whole") == str(checkpoint) and not set(os.listdir(checkpoint)) & {RECORD, CONFIG}
+    assert state_of(run("resumed", str(checkpoint))) == expected
+    os.truncate(next(checkpoint.glob("trainer_state*")), 10)
+    with pytest.raises(ValueError, match="damaged: .trainer_state.*of which there is none"):
+        run("resumed", str(checkpoint))
 
 
 def test_resume_twice_is_exact(tmp_path):
@@ -200,17 +251,9 @@ def build_passed(model, decay=0.8, hook=False):
     return opt, scheduler
 
 
-def run_passed(output_dir, resume=None, decay=0.8, hook=False, **kwargs):
-    with paddle.utils.unique_name.guard():
-        model = common.tiny_model(dropout=0.1)
-        trainer = common.trainer(
-            output_dir,
-            model=model,
-            optimizers=build_passed(model, decay, hook),
-            **{"max_steps": 9, "save_steps": 2, **trainer_run.checkpoint_format("plain"), **kwargs},
-        )
-        trainer.train(resume_from_checkpoint=resume)
-    return trainer
+def run_passed(output_dir, resume=None, decay=0.8, hook=False):
+    build = functools.partial(build_passed, decay=decay, hook=hook)
+    return trainer_run.run(output_dir, resume=resume, passed=build, max_steps=9, save_steps=2)
 
 
 @pytest.mark.parametrize("hook", [False, True])
@@ -305,15 +348,15 @@ def test_parameters_that_come_and_go_are_named(saved):
     names = list(was["layers"])
     for name in names[:5]:
         del now["layers"][name]
-    assert checkpoints.differences(was, now) == [
+    assert record.differences(was, now) == [
         *(f"'{name}' is in the checkpoint only" for name in names[:3]),
         "and 2 more",
     ]
-    assert checkpoints.differences(now, was)[0] == f"'{names[0]}' is not in the checkpoint"
+    assert record.differences(now, was)[0] == f"'{names[0]}' is not in the checkpoint"
 
 
 def test_a_change_can_be_allowed(saved, tmp_path, monkeypatch):
-    said = messages(monkeypatch)
+    said = common.messages(monkeypatch)
     trainer = resume(saved, tmp_path, layerwise_lr_decay=0.5, allow_layerwise_change=True)
     assert any("layerwise_lr_decay was 0.8 in the checkpoint and is 0.5 now" in line for line in said)
     assert trainer.state.global_step == 4
@@ -347,7 +390,7 @@ def test_a_checkpoint_without_a_record(checkpoint, tmp_path, monkeypatch):
         os.remove(checkpoint / name)
     with pytest.raises(ValueError, match="has no ldopt_layerwise.json.*`allow_layerwise_change`"):
         resume(checkpoint, tmp_path)
-    said = messages(monkeypatch)
+    said = common.messages(monkeypatch)
     assert resume(checkpoint, tmp_path, allow_layerwise_change=True).state.global_step == 4
     assert any("has no ldopt_layerwise.json" in line for line in said)
     said.clear()
@@ -386,9 +429,8 @@ def test_a_checkpoint_that_was_cut_short(checkpoint, tmp_path):
 def test_resume_from_the_last_complete_checkpoint(checkpoint, tmp_path):
     trainer = trainer_run.run(tmp_path, max_steps=4, save_steps=100, resume=True)
     assert trainer.state.global_step == 4
-    assert trainer._resolve(True) == str(checkpoint)
     shutil.rmtree(checkpoint)
-    with pytest.raises(ValueError, match="No valid checkpoint found in output directory .*Received: resume_from"):
+    with pytest.raises(ValueError, match="No valid checkpoint found in output directory: .*=True, output_dir="):
         trainer_run.run(tmp_path, resume=True)
 
 
@@ -447,7 +489,7 @@ def test_the_record_says_what_was_trained(saved):
 
 
 def test_a_checkpoint_that_is_written_anew_is_not_complete_meanwhile(checkpoint):
-    folders.begin_checkpoint(str(checkpoint), {"optimizer": "AdamWDL"}, None)
+    folders.begin_checkpoint(str(checkpoint), {RECORD: {"optimizer": "AdamWDL"}})
     assert not (checkpoint / RECORD).exists()
     assert last_checkpoint(checkpoint.parent) is None
     folders.finish_checkpoint(str(checkpoint))
@@ -550,23 +592,14 @@ def test_other_gradual_unfreezing_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["came", "lamb"])
 def test_resume_is_exact_with_an_optimizer_that_sets_its_rate_itself(tmp_path, kind):
+    def build(model):
+        how = {"layers": ldopt.LayerMap.from_model(model), "layerwise_decay": 0.8, "parameters": model.parameters()}
+        if kind == "came":
+            return ldopt.Came(relative_step=True, **how), None
+        return ldopt.Lamb(lambda step: 1e-2 / (step + 1), **how), None
+
     def run(output_dir, resume=None):
-        with paddle.utils.unique_name.guard():
-            model = common.tiny_model(dropout=0.1)
-            how = {"layers": ldopt.LayerMap.from_model(model), "layerwise_decay": 0.8}
-            how["parameters"] = model.parameters()
-            if kind == "came":
-                opt = ldopt.Came(relative_step=True, **how)
-            else:
-                opt = ldopt.Lamb(lambda step: 1e-2 / (step + 1), **how)
-            trainer = common.trainer(
-                output_dir,
-                model=model,
-                optimizers=(opt, None),
-                **{"max_steps": 7, "save_steps": 4, **trainer_run.checkpoint_format("plain")},
-            )
-            trainer.train(resume_from_checkpoint=resume)
-        return trainer
+        return trainer_run.run(output_dir, resume=resume, passed=build, max_steps=7)
 
     whole = run(tmp_path / "whole")
     assert whole.optimizer.get_lr() == pytest.approx(1e-2 if kind == "came" else 1e-2 / 8)
@@ -577,6 +610,6 @@ def test_the_order_of_batches_that_a_checkpoint_does_not_tell_is_warned_of(tmp_p
     trainer_run.run(tmp_path, max_steps=8, save_steps=8)
     for name in ("ldopt_epoch_rng.json", FILES):  # as version 0.1 left it
         os.remove(tmp_path / "checkpoint-8" / name)
-    said = messages(monkeypatch)
+    said = common.messages(monkeypatch)
     trainer_run.run(tmp_path / "resumed", max_steps=9, resume=str(tmp_path / "checkpoint-8"))
     assert any("does not say how its epoch was shuffled" in line for line in said)

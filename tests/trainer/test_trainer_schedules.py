@@ -11,7 +11,7 @@ from trainer_run import checkpoint_format
 
 from paddle_ldopt.schedules import SchedulerType, get_scheduler
 from paddle_ldopt.trainer.arguments import SchedulerName
-from paddle_ldopt.trainer.schedules import BUILT_IN, ON_METRIC
+from paddle_ldopt.trainer.lr_scheduler import BUILT_IN, ON_METRIC
 
 STEPS = 10
 EXTRA = {  # what a kind cannot do without

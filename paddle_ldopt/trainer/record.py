@@ -1,32 +1,20 @@
-"""What a checkpoint says of the layer-wise settings it was trained with, and what else a resume needs of it.
+"""The record of the layer-wise settings in a checkpoint.
 
 Neither the rule nor the layers are in an optimizer's state, so a resume with others would go on without a word.
 """
 
 import json
 import os
-import random
-
-import numpy as np
+from typing import Any
 
 from .._checks import shown
-from .._paddle import parameters_of
+from ..config import RULE_FIELDS
 from ..layers.decay import LayerDecay
 from ..layers.map import Layer
 from ..saving import record as records
-from .arguments import RULE_FIELDS
-from .folders import EPOCH_RNG, FORMAT, PARTIAL, RECORD, check_files, last_checkpoint
+from .folders import FORMAT, RECORD
 
-__all__ = [
-    "check_checkpoint",
-    "check_thawed",
-    "check_unified",
-    "differences",
-    "load_epoch_rng",
-    "set_epoch_rng",
-    "take_epoch_rng",
-]
-
+_OFF = LayerDecay(1.0)
 _SAME_STATE = {"AdamW", "AdamWDL"}  # one can go on with what the other saved
 _SHOWN = 3
 _SAID = {
@@ -38,54 +26,11 @@ _SAID = {
 }
 
 
-def check_unified(args, optimizer, processes):
-    """Raise if PaddleNLP's unified checkpoints of this training could be saved and not be resumed from.
-
-    Args:
-        args (TrainingArguments): the Trainer's.
-        optimizer (Optimizer): one of ours.
-        processes (int): of the training.
-
-    Raises:
-        ValueError: more than one process, and parameters with different states: PaddleNLP looks for each in all.
-    """
-    if processes == 1 or not getattr(args, "unified_checkpoint", False):
-        return
-    params = [param for param in parameters_of(optimizer) if not param.stop_gradient]
-    if len({frozenset(optimizer.state_kinds(param)) for param in params}) > 1:
-        raise ValueError(
-            f"PaddleNLP cannot resume unified checkpoints of {type(optimizer).__name__} in more than one process, for "
-            "matrices and vectors have different states: set unified_checkpoint=False. "
-            f"Received: unified_checkpoint=True, {processes} processes"
-        )
-
-
-def check_checkpoint(folder, record, active, allowed):
-    """Raise if training must not go on from a checkpoint with the settings of `record`.
-
-    Args:
-        folder (str): the checkpoint's.
-        record (dict): the settings of now.
-        active (bool): whether they give any layer another rate than the others.
-        allowed (bool): go on in spite of a difference.
-
-    Returns:
-        list[str]: the differences that were allowed.
-
-    Raises:
-        ValueError: the checkpoint was cut short or is damaged; its settings are unknown or differ; its files are parts
-            of another layout.
-    """
+def check_record(folder: str, record: dict[str, Any], allowed: bool) -> list[str]:
+    """Return the allowed differences between the record in a checkpoint and that of now; raise if they are refused."""
     received = f"Received: resume_from_checkpoint={shown(folder)}"
-    if os.path.exists(os.path.join(folder, PARTIAL)):
-        complete = last_checkpoint(os.path.dirname(os.path.abspath(folder)))
-        raise ValueError(
-            "The checkpoint was cut short while it was being saved (killed, or no space left): resume from the last "
-            f"complete one, {complete or 'of which there is none'}. {received}"
-        )
-    check_files(folder)
-    load_epoch_rng(folder)  # raises if it is damaged: where files are written in the background none are listed
     if not os.path.exists(os.path.join(folder, RECORD)):
+        active = _is_active(record)
         if active and not allowed:
             raise ValueError(
                 f"The checkpoint has no {RECORD}, so it is unknown which layer-wise decay it was trained with (a "
@@ -110,7 +55,17 @@ def check_checkpoint(folder, record, active, allowed):
     return found
 
 
-def _check_layout(folder, was, record):
+def _is_active(record: dict[str, Any]) -> bool:
+    """Return whether the settings give any layer another rate than the others."""
+    rule, ratios = record["rule"], record["ratios"] or {}
+    return (
+        any(value != getattr(_OFF, RULE_FIELDS[argument]) for argument, value in rule.items())
+        or any(ratio != 1.0 for ratio in ratios.values())
+        or record["unfreeze_every_k_steps"] is not None
+    )
+
+
+def _check_layout(folder: str, was: dict[str, Any], record: dict[str, Any]) -> None:
     """Raise if a checkpoint's files are parts of another layout: the Trainer would miss some, or take wrong ones.
 
     Data parallelism has no part in the layout: its processes all have the same.
@@ -127,16 +82,8 @@ def _check_layout(folder, was, record):
         )
 
 
-def check_thawed(folder, record):
-    """Raise if layers that were frozen in a checkpoint are to be trained: Paddle would miss their optimizer state.
-
-    Args:
-        folder (str): the checkpoint's.
-        record (dict): the settings of now.
-
-    Raises:
-        ValueError: there are such layers.
-    """
+def check_thawed(folder: str, record: dict[str, Any]) -> None:
+    """Raise if layers that were frozen in a checkpoint are to be trained: Paddle would miss their optimizer state."""
     if not os.path.exists(os.path.join(folder, RECORD)):
         return
     thawed = _frozen(_read_record(folder)) - _frozen(record)
@@ -149,18 +96,18 @@ def check_thawed(folder, record):
         )
 
 
-def _frozen(record):
+def _frozen(record: dict[str, Any]) -> set[str]:
     """Return the names of the parameters that the rule of a record freezes."""
     rule = LayerDecay(**{field: record["rule"][argument] for argument, field in RULE_FIELDS.items()})
     layers = record["layers"] or {}
     return {name for name, (_, index, depth) in layers.items() if rule.ratio(index, depth) == 0}
 
 
-def _read_record(folder):
+def _read_record(folder: str) -> dict[str, Any]:
     path = os.path.join(folder, RECORD)
     try:
         with open(path, encoding="utf-8") as file:
-            record = json.load(file)
+            record: dict[str, Any] = json.load(file)
         form = record["format"]
         if form == FORMAT:
             differences(record, record)
@@ -174,15 +121,12 @@ def _read_record(folder):
     return record
 
 
-def differences(was, now):
-    """Return in words what differs between the record of a checkpoint and the one of now.
+def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return in words the differences between the record of a checkpoint and the one of now.
 
-    Args:
-        was (dict): the first, with "optimizer" (name of its class), "rule" (argument -> value), "towers" and "layers"
-            (`LayerMap.fingerprint`; None if the rates do not depend on layers), "ratios" (structured name -> ratio,
-            if they come from a hook of the user's own) and "unfreeze_every_k_steps" (`GradualUnfreezeCallback`'s; None
-            without it).
-        now (dict): the second, alike.
+    Each has "optimizer" (name of its class), "rule" (argument -> value), "towers" and "layers" (`LayerMap.fingerprint`;
+    None if the rates do not depend on layers), "ratios" (structured name -> ratio, from a hook of the user's own) and
+    "unfreeze_every_k_steps" (`GradualUnfreezeCallback`'s; None without it).
     """
     with_layers = was["layers"] is not None and now["layers"] is not None
     found = records.differences(*(_settings(record, now, with_layers) for record in (was, now)))
@@ -196,7 +140,7 @@ def differences(was, now):
     return out
 
 
-def _settings(record, now, with_layers):
+def _settings(record: dict[str, Any], now: dict[str, Any], with_layers: bool) -> dict[str, dict[str, Any]]:
     """Return what is compared of a record, as `saving.record.differences` takes it."""
     unfrozen = record.get("unfreeze_every_k_steps", now.get("unfreeze_every_k_steps"))  # not in those of version 0.1
     return {
@@ -211,7 +155,7 @@ def _settings(record, now, with_layers):
     }
 
 
-def _said(setting, where, was, now):
+def _said(setting: str, where: str, was: Any, now: Any) -> str:
     if setting == "towers":
         was, now = (0 if blocks is records.ABSENT else blocks for blocks in (was, now))
     elif now is records.ABSENT:
@@ -221,36 +165,3 @@ def _said(setting, where, was, now):
     elif setting == "layers":
         was, now = (Layer(*layer).label for layer in (was, now))
     return _SAID[setting].format(where=where, was=was, now=now)
-
-
-def take_epoch_rng():
-    """Return the states of the generators that samplers shuffle with, NumPy's and Python's, as JSON can hold them."""
-    kind, keys, *rest = np.random.get_state()
-    version, state, gauss = random.getstate()
-    return {"numpy": [kind, np.asarray(keys).tolist(), *rest], "python": [version, list(state), gauss]}
-
-
-def load_epoch_rng(folder):
-    """Return what `take_epoch_rng` gave at the beginning of the epoch of a checkpoint, None if it has none.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    path = os.path.join(folder, EPOCH_RNG)
-    if not os.path.exists(path):
-        return None
-    try:
-        with open(path, encoding="utf-8") as file:
-            epoch_rng = json.load(file)
-        set_epoch_rng(epoch_rng, np.random.RandomState(), random.Random())
-    except (ValueError, LookupError, TypeError, OverflowError) as error:
-        raise ValueError(f"The states of the generators cannot be read ({error}). Received: {path!r}") from error
-    return epoch_rng
-
-
-def set_epoch_rng(epoch_rng, of_numpy=np.random, of_python=random):
-    """Put the generators into the states that `take_epoch_rng` gave."""
-    kind, keys, *rest = epoch_rng["numpy"]
-    of_numpy.set_state((kind, np.array(keys, dtype="uint32"), *rest))
-    version, state, gauss = epoch_rng["python"]
-    of_python.setstate((version, tuple(state), gauss))

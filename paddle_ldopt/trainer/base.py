@@ -1,0 +1,86 @@
+"""What the mixins and callbacks of a Trainer share: events, agreement of all processes, the logger, plain names."""
+
+import logging
+from typing import Any, Callable
+
+from paddle import distributed
+
+_Trainer: Any = object  # for type checkers: the Trainer that follows in the bases
+
+
+def name_of(choice: Any) -> str:
+    """Return the name of an optimizer, a schedule or a strategy: of a member of the Trainer's enum, or of a string."""
+    return str(getattr(choice, "value", choice))
+
+
+def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
+    """Raise TypeError if `cls` takes `method` from a base that comes before `mixin` and knows nothing of it."""
+    owner = next(base for base in cls.__mro__ if method in vars(base))
+    if not issubclass(owner, mixin):
+        name = next(base.__name__ for base in cls.__mro__[1:] if issubclass(base, mixin))
+        raise TypeError(
+            f"{name} must come first: class {cls.__name__}({name}, {owner.__name__}). "
+            f"Received: class {cls.__name__}({', '.join(base.__name__ for base in cls.__bases__)})"
+        )
+
+
+class Callback:
+    """A TrainerCallback in all but its base class, which is another in every package."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("on_"):
+            return lambda *args, **kwargs: None
+        raise AttributeError(name)
+
+
+class TrainerMixin(_Trainer):
+    """The base of both mixins; it trains as the Trainer does."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train, as the Trainer's own `train`."""
+        events: Any = Callback()
+        events.on_train_begin = lambda *args, **kwargs: self._begin_training()
+        events.on_epoch_begin = lambda *args, **kwargs: self._begin_epoch()
+        self.callback_handler.callbacks.insert(0, events)  # who looks for the last callback finds the user's
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self.callback_handler.pop_callback(events)
+
+    def _begin_training(self) -> None:
+        """Called when the state of the training is loaded, before its first step."""
+
+    def _begin_epoch(self) -> None:
+        """Called before the first batch of an epoch is read."""
+
+    def _agree(self, ask: Callable[[], Any]) -> Any:
+        """Return in all processes what `ask()` gives in the main one, or raise what it raises there."""
+        if self.args.world_size <= 1:
+            return ask()
+        answer: list[Any] = [None]
+        if self.is_world_process_zero():
+            try:
+                answer = [(ask(), None)]
+            except Exception as raised:  # the others would wait for this process
+                answer = [(None, raised)]
+        distributed.broadcast_object_list(answer, src=0)
+        result, problem = answer[0]
+        if problem is not None:
+            raise problem
+        return result
+
+    def _tell(self, line: str) -> None:
+        if self.is_world_process_zero():
+            self._logger.info(line)
+
+    @property
+    def _logger(self) -> Any:
+        """The logger of the Trainer's package."""
+        packages = {cls.__module__.partition(".")[0] for cls in type(self).__mro__}
+        if "paddlenlp" in packages:
+            from paddlenlp.utils.log import logger
+        elif "paddleformers" in packages:
+            from paddleformers.utils.log import logger
+        else:
+            logger = logging.getLogger(__name__)
+        return logger

@@ -1,0 +1,292 @@
+"""Layer-wise learning rates in a Trainer: from its arguments to layers, optimizer, schedule and table."""
+
+import functools
+from typing import Any, Optional
+
+import paddle
+from paddle import distributed
+
+from .._checks import shown
+from .._paddle import (
+    flatten_groups,
+    keep_parameters,
+    param_groups,
+    parameter_list,
+    parameters_of,
+    pipeline_of,
+    sharding_setting,
+    unwrap,
+)
+from ..config import OPTIMIZERS, RULE_FIELDS, LdoptConfig, json_object
+from ..layers.decay import LayerDecay
+from ..layers.map import LayerMap
+from ..optimizers.apply import apply_layerwise_decay
+from ..optimizers.registry import REGISTRY
+from ..schedules import ON_METRIC
+from . import lr_scheduler
+from .arguments import OFF, LdoptArgumentsMixin
+from .base import TrainerMixin, check_mixed_in_first, name_of
+from .building import build_optimizer
+from .callbacks import GradualUnfreezeCallback, all_open, layers_of
+from .passed import OwnRate, check_passed_optimizer, check_passed_settings, sets_own_rate
+from .stages import gathered, map_layers
+
+_DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor", "pipeline")]  # of the arguments
+
+
+class LayerwiseRatesMixin(TrainerMixin):
+    """The part of `LdoptTrainerMixin` that knows rates, and nothing of checkpoints."""
+
+    layer_rules: Any = None
+    optimizer: Any  # the Trainer's
+    lr_scheduler: Any
+
+    _own_optimizer: Any = None  # the one that we made, without a wrapper
+    _own_scheduler: Any = None  # the schedule that we made
+    _found: Any = None  # the metrics of the training's running evaluation, as long as the schedule's is not among them
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        check_mixed_in_first(cls, LayerwiseRatesMixin, "create_optimizer")
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        for given in (*args, *kwargs.values()):
+            _serve(given)
+        super().__init__(*args, **kwargs)
+
+    @functools.cached_property
+    def layer_map(self) -> LayerMap:
+        """The layers of the model."""
+        rules = json_object(getattr(self.args, "layerwise_rules", None), "layerwise_rules")
+        if rules and self.layer_rules is not None:
+            raise ValueError(
+                "The Trainer has `layer_rules` and its arguments `layerwise_rules`: leave one of them out. "
+                f"Received: layerwise_rules={shown(rules)}"
+            )
+        return map_layers(self.model, rules or self.layer_rules)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train, as the Trainer's own `train`, after all checks that are possible beforehand."""
+        _serve(self.args)  # they may be others than at the beginning
+        self._check_optimizer()
+        self._check_scheduler()
+        config, _ = self._config, self._settings  # in all processes, and both before there is an optimizer
+        for callback in self.callback_handler.callbacks:
+            if hasattr(callback, "extra_logs"):
+                callback.attached = True
+            if hasattr(callback, "config") and config is not None:
+                callback.config = config
+        return super().train(*args, **kwargs)
+
+    def create_optimizer(self, lr_scheduler: Any = None) -> Any:
+        """Return the Trainer's optimizer; make it, with the layer-wise rates, if there is none."""
+        if self.optimizer is not None:
+            self._check_optimizer()
+            return super().create_optimizer(lr_scheduler)
+        rule, args = self._rule, self.args
+        layers = None if rule == OFF else self.layer_map
+        if layers is not None and rule.freeze_below:
+            self._freeze(layers)
+        info = REGISTRY.get(name_of(args.optim))
+        if info is not None:
+            options = {name: getattr(args, field) for name, field in info.trainer.items()}
+            self.optimizer = build_optimizer(
+                info,
+                self.model,
+                rule=rule,
+                layers=layers,
+                groups=self.optimizer_grouped_parameters,
+                learning_rate=self.lr_scheduler if lr_scheduler is None else lr_scheduler,
+                grad_clip=paddle.nn.ClipGradByGlobalNorm(args.max_grad_norm) if args.max_grad_norm > 0 else None,
+                multi_precision=args.fp16_opt_level == "O2",
+                **{**options, info.weight_decay: args.weight_decay},
+                **json_object(getattr(args, "optim_kwargs", None), "optim_kwargs"),
+            )
+            processes = distributed.get_world_size()
+            self._agree(lambda: _check_unified(args, self.optimizer, processes))
+        else:
+            super().create_optimizer(lr_scheduler)
+            if layers is not None:
+                apply_layerwise_decay(self.optimizer, layers, rule)
+        self._own_optimizer = unwrap(self.optimizer)
+        # sharding version 2 refuses to split frozen parameters; it refuses groups itself
+        if sharding_setting("split_param") and not isinstance(param_groups(self._own_optimizer)[0], dict):
+            trained = [param for param in parameter_list(self._own_optimizer) if not param.stop_gradient]
+            keep_parameters(self._own_optimizer, trained)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int) -> Any:
+        """Return the Trainer's schedule; make it, if it is one of ours and there is none."""
+        # PaddleFormers' `freeze_training` has a schedule of its own
+        if self.lr_scheduler is None and sets_own_rate(self.optimizer):
+            self.lr_scheduler = OwnRate(self.optimizer)
+        elif self.lr_scheduler is None and self._schedule_is_ours and not getattr(self.args, "freeze_training", False):
+            self.lr_scheduler = self._own_scheduler = lr_scheduler.build_scheduler(self.args, num_training_steps)
+        return super().create_scheduler(num_training_steps)
+
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Log, with what callbacks such as `LayerLRCallback` add for all who listen."""
+        if "loss" in logs:  # of the training, no evaluation's and no summary
+            for callback in self.callback_handler.callbacks:
+                if hasattr(callback, "extra_logs"):
+                    more = callback.extra_logs()
+                    for stage in [more] if pipeline_of(self.model) is None else gathered(more):
+                        for name, rate in stage.items():  # of a layer in several stages the greatest
+                            logs[name] = max(rate, logs.get(name, 0.0))
+        return super().log(logs, *args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, as the Trainer's own `evaluate`; within the training, tell a schedule that follows a metric."""
+        metrics = super().evaluate(*args, **kwargs)
+        if self._found is not None:
+            self._found.update(metrics)
+            if lr_scheduler.step_on_metric(self.lr_scheduler, self.args, metrics):
+                self._found = None  # other data sets of the same evaluation have other metrics
+        return metrics
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        # a checkpoint is saved in here after the evaluation: the schedule must have taken its step by then
+        self._found = {}
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+            missed = self._found
+        finally:
+            self._found = None
+        if missed:
+            raise ValueError(
+                "The evaluation does not give the metric that the schedule follows: set `metric_for_best_model` to "
+                f"one of {', '.join(sorted(missed))}. Received: metric_for_best_model="
+                f"{shown(self.args.metric_for_best_model)}, "
+                f"lr_scheduler_type={shown(name_of(self.args.lr_scheduler_type))}"
+            )
+
+    def _begin_training(self) -> None:
+        super()._begin_training()
+        layers = layers_of(unwrap(self.optimizer))
+        if layers is not None:
+            ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
+            table = layers.table(optimizer=all_open(self.optimizer)[0], num_steps=ahead)
+            self._tell(f"Learning rates by layer:\n{table}")
+
+    @property
+    def _rule(self) -> LayerDecay:
+        return getattr(self.args, "layerwise_rule", OFF)
+
+    @property
+    def _schedule_is_ours(self) -> bool:
+        return hasattr(self.args, "lr_scheduler_kwargs") and lr_scheduler.is_ours(self.args)
+
+    def _check_optimizer(self) -> None:
+        """Raise if there is an optimizer that would not do what the arguments say."""
+        if self.optimizer is None:
+            return
+        check_passed_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._rule)
+        if unwrap(self.optimizer) is not self._own_optimizer:
+            layers = self.layer_map if getattr(self.args, "layerwise_rules", None) else None
+            check_passed_settings(self.optimizer, self.args, layers)
+
+    def _check_scheduler(self) -> None:
+        """Raise if the schedule of the arguments would be ignored, or follows a metric that nothing gives."""
+        if not self._schedule_is_ours:
+            return
+        kind = name_of(self.args.lr_scheduler_type)
+        if sets_own_rate(self.optimizer):
+            problem = "The optimizer sets its rate itself, so `lr_scheduler_type` would be ignored: leave it out"
+            received = f"optimizers=({type(unwrap(self.optimizer)).__name__}, ...)"
+        elif self.lr_scheduler is not None and self.lr_scheduler is not self._own_scheduler:
+            problem = (
+                "`optimizers` has a scheduler already, so `lr_scheduler_type` would be ignored: leave one of them out"
+            )
+            received = f"optimizers=(..., {type(self.lr_scheduler).__name__})"
+        elif kind in ON_METRIC and self.eval_dataset is None:
+            problem = "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`"
+            received = "eval_dataset=None"
+        else:
+            return
+        raise ValueError(f"{problem}. Received: {received}, lr_scheduler_type={shown(kind)}")
+
+    @property
+    def _record(self) -> dict[str, Any]:
+        """The layer-wise settings of the training, for its checkpoints."""
+        callbacks = self.callback_handler.callbacks
+        unfreezing = (c.every_k_steps for c in callbacks if isinstance(c, GradualUnfreezeCallback))
+        return {
+            **self._settings,
+            "unfreeze_every_k_steps": next(unfreezing, None),
+            "layout": {name: max(getattr(self.args, field, 1), 1) for name, field in _DEGREES},
+        }
+
+    @functools.cached_property
+    def _settings(self) -> dict[str, Any]:
+        """The part of the record that stays: taken before an optimizer is made, or from the one that was given."""
+        if self.optimizer is None:
+            name, rule, ratios = self._optimizer_name(), self._rule, None
+            layers = None if rule == OFF else self.layer_map
+        else:
+            optimizer = unwrap(self.optimizer)
+            name, rule = type(optimizer).__name__, getattr(getattr(optimizer, "_ratio_of", None), "rule", OFF)
+            ratios = _hook_ratios(optimizer, self.model)
+            layers = None if rule == OFF else layers_of(optimizer)
+        fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
+        fields = {argument: getattr(rule, field) for argument, field in RULE_FIELDS.items()}
+        return {"optimizer": name, "rule": fields, "ratios": ratios, **fingerprint}
+
+    @functools.cached_property
+    def _config(self) -> Optional[LdoptConfig]:
+        """The arguments as an `LdoptConfig`; None if the optimizer was given, or is one that the Trainer alone has."""
+        if self.optimizer is not None or not hasattr(self.args, "layerwise_rules"):
+            return None
+        return LdoptConfig.from_arguments(self.args) if name_of(self.args.optim) in OPTIMIZERS else None
+
+    def _optimizer_name(self) -> str:
+        """Return the name of the class of the optimizer that is to be made."""
+        optim = name_of(self.args.optim)
+        if optim in REGISTRY:
+            return REGISTRY[optim].cls.__name__
+        try:
+            return self.get_optimizer_cls_and_kwargs(self.args)[0].__name__
+        except ValueError:  # one that only the create_optimizer of a subclass knows
+            return optim
+
+    def _freeze(self, layers: LayerMap) -> None:
+        """Set `stop_gradient` on the parameters whose ratio is 0."""
+        named, ratio_of = list(self.model.named_parameters()), layers.ratio_fn(self._rule)
+        frozen = [(name, param) for name, param in named if not param.stop_gradient and ratio_of(param) == 0]
+        for _, param in frozen:
+            param.stop_gradient = True
+        of = sorted(
+            {(layer.tower, layer.index, layer.label) for layer in (layers.layer_of(name) for name, _ in frozen)}
+        )
+        self._tell(
+            f"layerwise_freeze_below={self._rule.freeze_below} freezes {len(frozen)} of {len(named)} parameters: "
+            f"{', '.join(label for _, _, label in of) or 'no layer has a ratio below it'}"
+        )
+
+
+def _serve(args: Any) -> None:
+    """Note that a Trainer with our mixin has taken the arguments, if they are ours."""
+    if isinstance(args, LdoptArgumentsMixin):
+        args.ldopt_served = True
+
+
+def _check_unified(args: Any, optimizer: Any, processes: int) -> None:
+    """Raise if PaddleNLP could save unified checkpoints of an optimizer of ours and not resume from them."""
+    if processes == 1 or not getattr(args, "unified_checkpoint", False):
+        return
+    params = [param for param in parameters_of(optimizer) if not param.stop_gradient]
+    if len({frozenset(optimizer.state_kinds(param)) for param in params}) > 1:
+        raise ValueError(
+            f"PaddleNLP cannot resume unified checkpoints of {type(optimizer).__name__} in more than one process, for "
+            "matrices and vectors have different states: set unified_checkpoint=False. "
+            f"Received: unified_checkpoint=True, {processes} processes"
+        )
+
+
+def _hook_ratios(optimizer: Any, model: Any) -> Optional[dict[str, float]]:
+    """Return structured name -> ratio if the optimizer's ratios come from a hook of the user's, None if not."""
+    ratio_of = getattr(optimizer, "_ratio_of", None)
+    if ratio_of is None or hasattr(ratio_of, "rule"):
+        return None
+    names = {param.name: name for name, param in model.named_parameters()}
+    trained = [param for param in flatten_groups(parameter_list(optimizer)) if not param.stop_gradient]
+    return {names.get(param.name, param.name): float(optimizer.layerwise_ratio(param)) for param in trained}

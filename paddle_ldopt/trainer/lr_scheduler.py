@@ -1,0 +1,132 @@
+"""The schedules of `--lr_scheduler_type` as the Trainer builds them: names, arguments, warm-up, evaluation metric."""
+
+import functools
+import warnings
+from typing import Any, Optional
+
+from .._checks import shown
+from ..config import BUILT_IN, json_object
+from ..schedules import ON_METRIC, MetricSchedule, SchedulerType, get_scheduler
+from .base import name_of
+
+SCHEDULERS = [kind.value for kind in SchedulerType]
+_LONG = 10**9  # stands for a number of steps that is not known before the data are
+
+
+def _kwargs_of(args: Any) -> dict[str, Any]:
+    """Return `lr_scheduler_kwargs`, a JSON object or a dict, as a dict; raise ValueError if it is neither."""
+    return json_object(args.lr_scheduler_kwargs, "lr_scheduler_kwargs")
+
+
+def is_ours(args: Any) -> bool:
+    """Return whether we build the schedule: of a kind that the Trainer lacks, or with `lr_scheduler_kwargs`."""
+    kind = name_of(args.lr_scheduler_type)
+    return kind in SCHEDULERS and (kind not in BUILT_IN or bool(_kwargs_of(args)))
+
+
+def schedule_problem(args: Any) -> Optional[str]:
+    """Return why `lr_scheduler_kwargs` and the rest make no schedule, None if they do."""
+    kind, kwargs = name_of(args.lr_scheduler_type), _kwargs_of(args)
+    if not kwargs and kind not in SCHEDULERS:
+        return None  # the Trainer says that there is no such kind
+    received = f"lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
+    if kind not in SCHEDULERS:
+        return f"`lr_scheduler_kwargs` are for {', '.join(map(repr, SCHEDULERS))}. Received: {received}"
+    if kwargs and kind in BUILT_IN and not BUILT_IN[kind]:
+        return f"The schedule {shown(kind)} takes no `lr_scheduler_kwargs`. Received: {received}"
+    for field in BUILT_IN.get(kind, ()):
+        value = getattr(args, field)
+        if field in kwargs and value != getattr(type(args), field):
+            return (
+                f"`{field}` is an argument of its own and in `lr_scheduler_kwargs`: leave one out. "
+                f"Received: {field}={shown(value)}, {received}"
+            )
+    if (kind in ON_METRIC or kind == "constant") and (args.warmup_steps or args.warmup_ratio):
+        advice = ": use 'constant_with_warmup'" if kind == "constant" else ""
+        return (
+            f"The schedule {shown(kind)} has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored"
+            f"{advice}. Received: warmup_steps={shown(args.warmup_steps)}, warmup_ratio={shown(args.warmup_ratio)}"
+        )
+    for key, source in (("mode", "from `greater_is_better`"), ("last_epoch", "from the checkpoint")):
+        if key in kwargs:
+            return f"The `{key}` of a schedule comes {source}: leave it out. Received: {received}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a number of steps that may be a stand-in; they come again
+            if is_ours(args):
+                _build(args, args.max_steps if args.max_steps > 0 else _LONG)
+    except (TypeError, ValueError) as error:
+        return f"{'' if kwargs else f'`lr_scheduler_type` {shown(kind)} without '}`lr_scheduler_kwargs`: {error}"
+    return None
+
+
+def build_scheduler(args: Any, num_training_steps: int) -> Any:
+    """Return the schedule of a training of so many optimizer steps.
+
+    As the Trainer's own, the warm-up is `warmup_steps`, or if that is 0 the whole part of `warmup_ratio` of the steps;
+    `decay_steps`, if the Trainer has it and it is above 0, stands for the number of steps.
+    """
+    schedule = _build(args, num_training_steps)
+    if name_of(args.lr_scheduler_type) in ON_METRIC:
+        plain: Any = type(schedule)
+        waiting = object.__new__(_on_metric_class(plain))
+        vars(waiting).update(vars(schedule))
+        return waiting
+    return schedule
+
+
+def _build(args: Any, num_training_steps: int) -> Any:
+    kind = name_of(args.lr_scheduler_type)
+    kwargs = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
+    kwargs.update(_kwargs_of(args))
+    if kind in ON_METRIC:
+        kwargs["mode"] = _metric_of(args)[1]
+        return get_scheduler(kind, args.learning_rate, scheduler_specific_kwargs=kwargs)
+    warmup = args.warmup_steps if args.warmup_steps > 0 else int(args.warmup_ratio * num_training_steps)
+    decay_steps = getattr(args, "decay_steps", None)
+    steps = decay_steps if decay_steps and decay_steps > 0 else num_training_steps
+    return get_scheduler(kind, args.learning_rate, warmup, steps, kwargs or None)
+
+
+def _metric_of(args: Any) -> tuple[str, str]:
+    """Return the key of the evaluation metric that a schedule follows, and "max" or "min".
+
+    It is `metric_for_best_model`, the loss if that is None; with `greater_is_better` None, all but the loss shall rise.
+    """
+    metric = args.metric_for_best_model or "loss"
+    greater = args.greater_is_better
+    if greater is None:
+        greater = metric not in ("loss", "eval_loss")
+    return metric if metric.startswith("eval_") else f"eval_{metric}", "max" if greater else "min"
+
+
+def check_evaluation(args: Any) -> None:
+    """Raise ValueError if the schedule follows a metric and the Trainer is not asked to evaluate."""
+    kind = name_of(args.lr_scheduler_type)
+    if kind in ON_METRIC and name_of(args.evaluation_strategy) == "no":
+        raise ValueError(
+            f"The schedule {shown(kind)} follows an evaluation metric and would never change without one: give "
+            "`evaluation_strategy` 'steps' or 'epoch'. "
+            f"Received: evaluation_strategy='no', lr_scheduler_type={shown(kind)}"
+        )
+
+
+@functools.cache
+def _on_metric_class(plain: Any) -> Any:
+    """Return `plain` as a class whose `step` without a metric, the Trainer's after every optimizer step, waits."""
+
+    def step(self: Any, metrics: Any = None, *args: Any, **kwargs: Any) -> None:
+        if metrics is not None:
+            plain.step(self, metrics, *args, **kwargs)
+
+    return type(plain.__name__, (plain,), {"step": step, "__doc__": plain.__doc__})
+
+
+def step_on_metric(schedule: Any, args: Any, metrics: dict[str, float]) -> bool:
+    """Have a schedule that follows a metric take its step; return False if the evaluation does not give the metric."""
+    if not isinstance(schedule, MetricSchedule):
+        return True
+    key = _metric_of(args)[0]
+    if key in metrics:
+        schedule.step(float(metrics[key]))
+    return key in metrics

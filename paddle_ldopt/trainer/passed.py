@@ -1,0 +1,111 @@
+"""Optimizers that users pass to the Trainer: whether they do what its arguments say."""
+
+from typing import Any, Optional
+
+from paddle.optimizer.lr import LRScheduler
+
+from .._checks import shown
+from .._paddle import check_wrapper_state, parameters_of, rate_source, unwrap
+from ..config import json_object
+from ..layers.decay import LayerDecay
+from ..layers.map import LayerMap
+from ..optimizers.registry import REGISTRY
+
+
+class OwnRate(LRScheduler):
+    """Stand, in a Trainer, for the schedule of an optimizer that sets its rate itself: it sets nothing and reports it.
+
+    Args:
+        optimizer (Optimizer): the optimizer.
+    """
+
+    def __init__(self, optimizer: Any):
+        self.optimizer = unwrap(optimizer)
+        super().__init__(float(self.optimizer.get_lr()))
+
+    def get_lr(self) -> float:
+        """Return the rate that the optimizer reports."""
+        return float(self.optimizer.get_lr())
+
+
+def sets_own_rate(optimizer: Any) -> bool:
+    """Return whether an optimizer takes its rate from its own steps, so that a scheduler beside it has no effect."""
+    optimizer = unwrap(optimizer)
+    # Came and Adafactor; Lamb with a sequence or a callable
+    return bool(getattr(optimizer, "_relative_step", False)) or getattr(optimizer, "_schedule", None) is not None
+
+
+def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, rule: LayerDecay) -> None:
+    """Raise if the Trainer, given `optimizers=(optimizer, scheduler)`, would not do what its arguments say."""
+    check_wrapper_state(optimizer)
+    optimizer = unwrap(optimizer)
+    name = type(optimizer).__name__
+    _check_scheduler(optimizer, scheduler)
+    chosen = REGISTRY.get(optim)
+    if chosen is not None and not isinstance(optimizer, chosen.cls):
+        raise _ignored("`optim`", "leave one of them out", f"optim={shown(optim)}, optimizers=({name}, ...)")
+    own = getattr(getattr(optimizer, "_ratio_of", None), "rule", None)
+    if rule not in (own, LayerDecay(1.0)):
+        raise _ignored(
+            "the arguments' layer-wise decay",
+            "leave `layerwise_lr_decay` and its kin at their defaults, or build the optimizer with the same rule "
+            "(`layers` and `layerwise_decay`, or apply_layerwise_decay)",
+            f"layerwise_rule={rule}, and {name} with {own or 'no LayerDecay'}",
+        )
+
+
+def check_passed_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) -> None:
+    """Raise if an optimizer has other options than `optim_kwargs`, or other layers than `layerwise_rules` make."""
+    optimizer = unwrap(optimizer)
+    name = type(optimizer).__name__
+    options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
+    for param in parameters_of(optimizer):
+        has = {"fused": optimizer._fused, **optimizer.fixed_options(), **optimizer.options_of(param)} if options else {}
+        for option, value in options.items():
+            own = has.get(option, "unknown")
+            if (list(own) if isinstance(own, tuple) else own) != value:  # JSON has lists only
+                raise _ignored(
+                    "`optim_kwargs`",
+                    "leave them out, or build the optimizer with the same",
+                    f"optim_kwargs={shown(args.optim_kwargs)}, and {name} with {option}={shown(own)}",
+                )
+        if layers is None:
+            continue
+        own = optimizer._ratio_of.layers.layer_of(param.name)
+        if layers.layer_of(param.name) != own:
+            raise _ignored(
+                "`layerwise_rules`",
+                "leave them out, or build the optimizer with layers=LayerMap.from_model(model, rules)",
+                f"layerwise_rules={shown(args.layerwise_rules)}, and {name} with '{param.name}' in {own.label}",
+            )
+
+
+def _ignored(argument: str, remedy: str, received: str) -> ValueError:
+    return ValueError(
+        f"`optimizers` has an optimizer already, so {argument} would be ignored: {remedy}. Received: {received}"
+    )
+
+
+def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
+    name = type(optimizer).__name__
+    own = rate_source(optimizer)
+    reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it tells what rate was used
+    if scheduler is own or (reports and not isinstance(own, LRScheduler)):
+        return
+    rate = type(own).__name__ if isinstance(own, LRScheduler) else own
+    if sets_own_rate(optimizer):
+        if scheduler is None:
+            return
+        remedy, rate = "it sets its rate itself, so give optimizers=(opt, None)", "its own"
+    elif isinstance(own, LRScheduler):
+        remedy = "give optimizers=(opt, opt._learning_rate), the scheduler it was built with"
+    else:
+        remedy = (
+            "build it with a scheduler and give both; scheduler = paddle.optimizer.lr.LambdaDecay(lr, lambda step: 1) "
+            "keeps the rate constant"
+        )
+    passed = "None" if scheduler is None else type(scheduler).__name__
+    raise ValueError(
+        "The Trainer would step a scheduler that the optimizer does not take its rate from, without any effect: "
+        f"{remedy}. Received: optimizers=({name}, {passed}), where the learning_rate of {name} is {rate}"
+    )

@@ -1,0 +1,236 @@
+"""Repairs of the Trainer's resume and of its checkpoints, for any Trainer of the PaddleNLP family."""
+
+import inspect
+import os
+from typing import Any, Optional
+
+from paddle import distributed
+
+from .._checks import shown
+from .._paddle import telling
+from . import folders, shuffling
+from .base import TrainerMixin, check_mixed_in_first, name_of
+
+__all__ = ["ResumeMixin"]
+
+
+class ResumeMixin(TrainerMixin):
+    """Make a Trainer resume exactly, from complete checkpoints only; it needs no arguments of ours and no decay.
+
+    - **Exact**: in one process, a resume ends with the same weights, bit for bit, as a run that never stopped. The
+      mixin restores the order of the batches in the second and later epochs, and dropout after a checkpoint at an
+      epoch's end. `gradient_accumulation_steps` must divide the batches of an epoch, because the Trainer carries
+      gradients over into the next one.
+    - **Complete**: a resume refuses a checkpoint that was cut short or has a damaged file.
+      ``train(resume_from_checkpoint=True)`` takes the last sound one and warns of damaged ones. (With asynchronous
+      saving, complete means that all files were begun; damage is not looked for.)
+    - **The run's end**: a resumed run that is over takes no further step. PaddleNLP's `EarlyStoppingCallback` counts on
+      where it was; another callback says that the run is over by `training_is_over`.
+    - **Evaluation first**: a checkpoint asked for in an epoch's last step (by its number, or by a callback on SIGTERM)
+      is saved after the evaluation at the epoch's end, if there is one, and has the best model that comes of it.
+    - **Earlier checkpoints**: a run that goes on from an earlier checkpoint than the last renames the later ones to
+      ``superseded-checkpoint-<step>`` with a warning, when it first saves. No automatic resume takes or deletes them.
+    - **Rotation**: ``save_total_limit`` goes by the steps, not by the clock, and works in one process, too.
+    - **Moved runs**: the best model is looked for beside the checkpoint that the run goes on from.
+    - **Errors**: a folder that cannot be written into ends `train` before the first step. `train` and `evaluate` raise
+      the errors of data sets and collators; the Trainer would wait for ever.
+
+    Raises:
+        TypeError: at the definition of the class, if the mixin does not come first.
+        ValueError: from `train`: a checkpoint that is incomplete or damaged, or none; an `output_dir` without rights.
+
+    Examples:
+        .. code-block:: python
+
+            from paddlenlp.trainer import Trainer
+            from paddle_ldopt.trainer import ResumeMixin
+
+            class MyTrainer(ResumeMixin, Trainer):
+                pass
+
+            trainer = MyTrainer(model=model, args=args, train_dataset=train)  # args: TrainingArguments
+            trainer.train(resume_from_checkpoint=True if resume else None)
+    """
+
+    _rotation: Optional[list[Any]] = None  # while a checkpoint is saved: calls of `_rotate_checkpoints` that wait
+    _went_on_from: Optional[int] = None  # the step that a resume began with, until the first checkpoint is saved
+    _resumed_from: Optional[str] = None  # the checkpoint whose RNG state the first epoch begins with
+    _rng_restored = False
+    _epoch_rng: Any = None  # what samplers shuffled this epoch with
+    _steps_of_an_epoch = 1
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        check_mixed_in_first(cls, ResumeMixin, "_rotate_checkpoints")
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, as the Trainer's own `train`, from a checkpoint's folder, or with True from the last sound one."""
+        checkpoint = self._agree(lambda: self._checked(resume_from_checkpoint))
+        if name_of(self.args.save_strategy) != "no":
+            self._agree(lambda: folders.check_writable(self.args.output_dir))
+        self._resumed_from, self._rng_restored = checkpoint, False
+        return super().train(checkpoint, *args, **kwargs)
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, as the Trainer's own `evaluation_loop`."""
+        return super().evaluation_loop(telling(dataloader), *args, **kwargs)
+
+    def _checked(self, checkpoint: Any) -> Optional[str]:
+        """Return the folder to resume from, None without a resume; raise if the training must not go on from it."""
+        if checkpoint is True:
+            checkpoint = folders.last_checkpoint(self.args.output_dir)
+            if checkpoint is None:
+                raise ValueError(
+                    "No valid checkpoint found in output directory: leave `resume_from_checkpoint` out to begin a new "
+                    "training, or give the folder of a complete checkpoint. "
+                    f"Received: resume_from_checkpoint=True, output_dir={shown(self.args.output_dir)}"
+                )
+        if checkpoint and os.path.isdir(checkpoint):  # the Trainer says what is wrong with a missing folder
+            self._check_checkpoint(checkpoint)
+        return checkpoint or None
+
+    def _check_checkpoint(self, folder: str) -> None:
+        """Raise if the training must not go on from a checkpoint."""
+        folders.check_complete(folder)
+        shuffling.load_epoch_rng(folder)  # files written in the background are not listed, so damage shows only here
+
+    def _files(self) -> dict[str, Any]:
+        """Return the content of the files that are ours in a checkpoint, by their names."""
+        return {} if self._epoch_rng is None else {folders.EPOCH_RNG: self._epoch_rng}
+
+    def _begin_training(self) -> None:
+        super()._begin_training()
+        best, checkpoint = self.state.best_model_checkpoint, self._resumed_from
+        if best is not None and checkpoint is not None:
+            # of the same run as the checkpoint, which may have been moved or copied since
+            self.state.best_model_checkpoint = folders.beside(checkpoint, best, self.args.output_dir)
+
+    def _begin_epoch(self) -> None:
+        super()._begin_epoch()
+        checkpoint, self._resumed_from = self._resumed_from, None
+        skips = not (self.args.ignore_data_skip or getattr(self.args, "ignore_load_lr_and_optim", False))
+        if checkpoint is not None and skips and self.state.global_step > 0:
+            self._restore_rng(checkpoint)
+        self._epoch_rng = shuffling.take_epoch_rng()
+
+    def _restore_rng(self, checkpoint: str) -> None:
+        """Restore what the first epoch after a resume begins with; the Trainer does so after the batches it skips."""
+        if self.state.global_step % self._steps_of_an_epoch == 0:
+            self._load_rng_state(checkpoint)
+        elif self.args.world_size <= 1:  # else the samplers shuffle with the epoch's number
+            epoch_rng = shuffling.load_epoch_rng(checkpoint)
+            if epoch_rng is not None:
+                shuffling.set_epoch_rng(epoch_rng)
+            elif self.state.global_step > self._steps_of_an_epoch:
+                self._logger.warning(
+                    f"{checkpoint} does not say how its epoch was shuffled: the batches that follow are not those that "
+                    "would have followed without the interruption"
+                )
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        # some samplers make the Trainer call this in every epoch after a resume
+        if checkpoint is not None and not self._rng_restored:
+            self._rng_restored = True
+            super()._load_rng_state(checkpoint)
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        call = inspect.signature(super()._inner_training_loop).bind(*args, **kwargs)
+        given = call.arguments
+        given["train_dataloader"] = telling(given["train_dataloader"])
+        self._steps_of_an_epoch = given["num_update_steps_per_epoch"]  # all steps, if the length is unknown
+        counts_from_0 = getattr(self.args, "ignore_load_lr_and_optim", False)
+        state = None if counts_from_0 else folders.state_of(self._resumed_from, type(self.state))
+        taken = 0 if state is None else state.global_step
+        self._went_on_from = None if self._resumed_from is None else taken
+        # the Trainer takes a step before it looks whether the run was over
+        if self._was_stopped(state) or taken >= given["max_steps"]:
+            given["num_train_epochs"] = 0
+        return super()._inner_training_loop(*call.args, **call.kwargs)
+
+    def _was_stopped(self, state: Any) -> bool:
+        """Return whether a callback had stopped the training; have early stopping count on from its state."""
+        callbacks = self.callback_handler.callbacks
+        stopped = any(getattr(callback, "training_is_over", False) for callback in callbacks)
+        if state is None or not state.best_model_checkpoint:
+            return stopped
+        since_best = state.global_step - int(state.best_model_checkpoint.rpartition("-")[2])
+        by_steps = name_of(self.args.evaluation_strategy) == "steps"
+        for callback in callbacks:
+            if hasattr(callback, "early_stopping_patience_counter"):
+                evaluations = since_best // (self.args.eval_steps if by_steps else self._steps_of_an_epoch)
+                callback.early_stopping_patience_counter = evaluations
+                stopped = stopped or evaluations >= callback.early_stopping_patience
+        return stopped
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        # a checkpoint is saved in here; in an epoch's last step it waits for the evaluation at the epoch's end
+        control = self.control
+        last = control.should_training_stop or self.state.epoch == int(self.state.epoch)
+        ahead = name_of(self.args.evaluation_strategy) == "epoch" and last and not control.should_evaluate
+        waits = control.should_save and ahead
+        control.should_save = control.should_save and not waits
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self.control.should_save = self.control.should_save or waits
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        folder = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        files = self._files()
+        if self._went_on_from is not None:
+            self._agree(self._set_aside)
+            self._went_on_from = None
+        if self.args.should_save:
+            folders.begin_checkpoint(folder, files)
+        self._wait_for_all()  # no process writes into the checkpoint before it is marked, none deletes another before
+        self._rotation = []
+        try:
+            super()._save_checkpoint(*args, **kwargs)
+            self._wait_for_all()  # it is complete
+            if self.args.should_save:
+                folders.finish_checkpoint(folder, not self._saves_in_background, folders.RECORD in files)
+            if not self._rotation and self.args.local_rank == -1:  # PaddleNLP does so where it is 0 only
+                self._rotation.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
+        finally:
+            rotation, self._rotation = self._rotation, None
+        for positional, named in rotation:
+            self._rotate_checkpoints(*positional, **named)
+
+    @property
+    def _saves_in_background(self) -> bool:
+        unified = getattr(self.args, "unified_checkpoint_config", None) or ()
+        return bool(getattr(self.args, "use_async_save", False)) or "async_save" in unified
+
+    def _wait_for_all(self) -> None:
+        if self.args.world_size > 1:
+            distributed.barrier()
+
+    def _set_aside(self) -> None:
+        """Rename the checkpoints that were saved when these steps were taken before."""
+        assert self._went_on_from is not None
+        for was, now in folders.set_aside(self.args.output_dir, self._went_on_from):
+            self._logger.warning(
+                f"{was} is called {now} from now on: this run has gone on from step {self._went_on_from}, before it, "
+                "and a resume is to take what is saved since. Delete it if nobody wants it."
+            )
+
+    def _rotate_checkpoints(self, *args: Any, **kwargs: Any) -> None:
+        if self._rotation is not None:
+            self._rotation.append((args, kwargs))
+            return
+        # the Trainer takes for granted that the best checkpoint is among those it may delete
+        best = self.state.best_model_checkpoint
+        folder = inspect.signature(super()._rotate_checkpoints).bind(*args, **kwargs).arguments.get("output_dir")
+        if best is not None and folder is not None:
+            inside = os.path.isdir(best) and os.path.realpath(os.path.dirname(best)) == os.path.realpath(folder)
+            self.state.best_model_checkpoint = os.path.join(folder, os.path.basename(best)) if inside else None
+        try:
+            super()._rotate_checkpoints(*args, **kwargs)
+        finally:
+            self.state.best_model_checkpoint = best
+
+    def _sorted_checkpoints(self, *args: Any, **kwargs: Any) -> list[str]:
+        # the Trainer goes by the time of the files: after a clock was put back the newest would be deleted
+        call = inspect.signature(super()._sorted_checkpoints).bind(*args, **kwargs)
+        call.arguments["use_mtime"] = False
+        saved = super()._sorted_checkpoints(*call.args, **call.kwargs)
+        best = self.state.best_model_checkpoint
+        return folders.oldest_first(saved, self.state.global_step, best and os.path.normpath(best))

@@ -1,0 +1,70 @@
+"""A callback that ends a run on SIGTERM with a checkpoint to go on from."""
+
+import os
+import signal
+import sys
+from typing import Any
+
+from .base import Callback
+
+__all__ = ["StopOnSigterm"]
+
+
+class StopOnSigterm(Callback):
+    """On SIGTERM, as schedulers send it before they kill, save a checkpoint after the running step, and end.
+
+    In an epoch's last step the epoch's evaluation comes first: a resume begins with the next epoch. The process ends
+    by ``SystemExit(143)``, the code that a shell gives for the signal; a second signal kills at once. The callback
+    listens within ``with stop:``, in the main thread.
+
+    Attributes:
+        asked (bool): the signal has come.
+
+    Examples:
+        .. code-block:: python
+
+            stop = StopOnSigterm()
+            trainer.add_callback(stop)
+            with stop:
+                trainer.train(resume_from_checkpoint=True if resume else None)
+    """
+
+    asked = False
+    _waits = False  # for the end of the epoch
+
+    def __enter__(self) -> "StopOnSigterm":
+        """Take the signal over."""
+        self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        """Give the signal back, also after an error, and heed one that nothing has ended for."""
+        signal.signal(signal.SIGTERM, self._before)
+        if self.asked and kind is not SystemExit:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _note(self, *_: Any) -> None:
+        self.asked = True
+        signal.signal(signal.SIGTERM, self._before)  # a second one is not made to wait for a step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+        """Ask for a checkpoint, unless the epoch is over."""
+        try:
+            steps = max(len(train_dataloader) // args.gradient_accumulation_steps, 1)
+        except (TypeError, ValueError):  # of unknown length: all steps make one epoch
+            steps = state.max_steps
+        self._waits = state.global_step % steps == 0 or control.should_training_stop
+        if self.asked and not self._waits:
+            control.should_save = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for a checkpoint, which comes after the epoch's evaluation."""
+        self._waits = False
+        if self.asked:
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End."""
+        if self.asked and not self._waits:
+            print(f"SIGTERM: go on with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
+            raise SystemExit(128 + signal.SIGTERM)
