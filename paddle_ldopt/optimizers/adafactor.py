@@ -14,7 +14,7 @@ from .._checks import Option, checked_bool, checked_number, shown
 from .._paddle import parameters_of, unwrap
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ._base.arithmetic import over_, plus_, times_
-from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, State, numbers, register
+from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, State, numbers, plain_decay, register
 from ._base.factored import (
     factored_kinds,
     inverse_sqrt_factored,
@@ -172,12 +172,12 @@ class Adafactor(RuleOptimizer):
     """
 
     OPTIONS = {
-        "lr": Option(None, "the group's own rate", optional=True, group=True),
+        "lr": Option(None, "the group's own rate", optional=True, group=True, group_only=True),
         "eps": Option((1e-30, 1e-3), "added to the squares; least RMS", check=numbers("()", "[)"), group=True),
         "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
         "decay_rate": Option(-0.8, "exponent of the second moment's decay", -math.inf, 0.0, "(]", group=True),
         "beta1": Option(None, "decay of the momentum", high=1.0, ends="[)", optional=True, group=True),
-        "weight_decay": Option(0.0, "decoupled decay of the weights", group=True),
+        "weight_decay": Option(0.0, "decoupled decay of the weights", group=True, read=plain_decay),
         "scale_parameter": Option(True, "scale the rate by the parameter's RMS", check=checked_bool, group=True),
         "relative_step": Option(True, "set the rate from the step", check=checked_bool),
         "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool, group=True),

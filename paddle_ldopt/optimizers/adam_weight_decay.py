@@ -19,7 +19,7 @@ from .._checks import Option, checked_bool, checked_number, plain_number, shown
 from .._paddle import flatten_groups
 from ..layers.paddlenlp_hook import check_decay, layerwise_lr_decay
 from ._base.arithmetic import over_, plus_, root, times_
-from ._base.declaration import ELEMENT, SCALAR, State, register
+from ._base.declaration import ELEMENT, SCALAR, State, plain_decay, register
 from ._base.factored import square_sum
 from ._base.groups import is_listed
 from ._base.rule_optimizer import STEP, RuleOptimizer, checked_decay
@@ -168,7 +168,9 @@ class AdamWeightDecay(RuleOptimizer):
         "beta_1": Option(0.9, "decay of the first moment", high=1.0, ends="[)", group=True),
         "beta_2": Option(0.999, "decay of the second moment", high=1.0, ends="[)", group=True),
         "epsilon": Option(1e-7, "added to the root of the second moment", group=True),
-        "weight_decay": Option(0.0, "decoupled decay; `weight_decay_rate` of the optimizer", group=True),
+        "weight_decay": Option(
+            0.0, "decoupled decay of the weights", argument="weight_decay_rate", group=True, read=plain_decay
+        ),
         "clipnorm": Option(None, "scale each gradient down to this norm", ends="()", optional=True, group=True),
         "clipvalue": Option(None, "cut each element of the gradients", ends="()", optional=True, group=True),
         "amsgrad": Option(False, "divide by the greatest second moment so far", check=checked_bool),

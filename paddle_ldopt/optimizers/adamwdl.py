@@ -14,7 +14,7 @@ from .._checks import Option, checked_bool, checked_number, shown
 from .._paddle import flatten_groups
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ._base.arithmetic import root
-from ._base.declaration import ELEMENT, SCALAR, State, register
+from ._base.declaration import ELEMENT, SCALAR, State, plain_decay, register
 from ._base.groups import checked_parameters
 from ._base.layerwise import LayerwiseMixin
 from ._base.rule_optimizer import Task, checked_decay, checked_rate
@@ -108,10 +108,10 @@ class AdamWDL(FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
     _weight_decay: float
 
     OPTIONS = {
-        "weight_decay": Option(0.01, "decoupled decay of the weights, scaled by the layer's rate", group=True),
-        "beta1": Option(0.9, "decay of the first moment", high=1.0, ends="[)", group=True),
-        "beta2": Option(0.999, "decay of the second moment", high=1.0, ends="[)", group=True),
-        "epsilon": Option(1e-8, "added to the root of the second moment", ends="[)", group=True),
+        "weight_decay": Option(0.01, "decoupled decay, scaled by the layer's rate", group=True, read=plain_decay),
+        "beta1": Option(0.9, "decay of the first moment", high=1.0, ends="[)", group=True, tensor=True),
+        "beta2": Option(0.999, "decay of the second moment", high=1.0, ends="[)", group=True, tensor=True),
+        "epsilon": Option(1e-8, "added to the root of the second moment", group=True, tensor=True),
         "lazy_mode": Option(False, "update the rows of a sparse gradient alone", check=checked_bool, group=True),
     }
 

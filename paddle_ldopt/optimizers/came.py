@@ -12,7 +12,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import Option, checked_bool, checked_int, checked_number, shown
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ._base.arithmetic import over_, plus_, square_, times_
-from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, State, numbers, register
+from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, State, numbers, plain_decay, register
 from ._base.factored import (
     factored_kinds,
     inverse_sqrt_factored,
@@ -199,14 +199,14 @@ class Came(RuleOptimizer):
     """
 
     OPTIONS = {
-        "lr": Option(None, "the group's own rate", optional=True, group=True),
+        "lr": Option(None, "the group's own rate", optional=True, group=True, group_only=True),
         "eps": Option((1e-30, 1e-3, 1e-16), "three small numbers above 0", check=numbers("()", "()", "()"), group=True),
         "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
         "decay_rate": Option(_DECAY_RATE, "exponent of the second moment's decay", high=1.0, group=True),
         "beta1": Option(0.9, "decay of the momentum; 0: none", high=1.0, ends="[)", optional=True, group=True),
         "beta2": Option(None, "a constant decay of V", high=1.0, ends="[)", optional=True, group=True),
         "beta3": Option(0.99, "decay of the instability", high=1.0, ends="[)", group=True),
-        "weight_decay": Option(0.0, "decoupled decay of the weights", high=1.0, group=True),
+        "weight_decay": Option(0.0, "decoupled decay of the weights", high=1.0, group=True, read=plain_decay),
         "scale_parameter": Option(False, "scale the rate by the parameter's RMS", check=checked_bool, group=True),
         "relative_step": Option(False, "set the rate from the step", check=checked_bool),
         "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool),

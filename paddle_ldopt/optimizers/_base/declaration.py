@@ -15,9 +15,22 @@ from there.
 import dataclasses
 from typing import Any, Callable, NamedTuple, Optional
 
+from paddle.regularizer import WeightDecayRegularizer
+
 from ..._checks import Option, checked_number, shown
 
-__all__ = ["COLUMN", "ELEMENT", "REGISTRY", "ROW", "SCALAR", "OptimizerInfo", "State", "numbers", "register"]
+__all__ = [
+    "COLUMN",
+    "ELEMENT",
+    "REGISTRY",
+    "ROW",
+    "SCALAR",
+    "OptimizerInfo",
+    "State",
+    "numbers",
+    "plain_decay",
+    "register",
+]
 
 # The kinds of state: like the parameter, of its rows, of its columns (of the last two axes), and one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
@@ -84,7 +97,19 @@ def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:
 
     def check(value: Any, name: str) -> tuple[float, ...]:
         if not isinstance(value, (list, tuple)) or len(value) != len(ends):
-            raise TypeError(f"`{name}` must be a tuple of {len(ends)} numbers. Received: {name}={shown(value)}")
+            wrong = ValueError if isinstance(value, (list, tuple)) else TypeError
+            raise wrong(f"`{name}` must be a tuple of {len(ends)} numbers. Received: {name}={shown(value)}")
         return tuple(checked_number(v, f"{name}[{i}]", ends=e) for i, (v, e) in enumerate(zip(value, ends)))
 
     return check
+
+
+def plain_decay(value: Any, name: str) -> Any:
+    """Return 0 for a weight decay of None, any other value but a regularizer of Paddle's as it is."""
+    if isinstance(value, WeightDecayRegularizer):
+        penalty = type(value).__name__
+        raise TypeError(
+            f"`{name}` must be a number such as 0.01, which decays the weights themselves. {penalty} adds a penalty to "
+            f"the gradient, which only Paddle's own optimizers offer. Received: {name}={penalty}"
+        )
+    return 0.0 if value is None else value
