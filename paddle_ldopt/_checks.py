@@ -208,12 +208,12 @@ class Option:
         ends (str): the brackets; a square one includes the limit.
         optional (bool): None is allowed.
         group (bool): a parameter group may override it.
-        group_only (bool): it is no argument of the constructor.
-        argument (str): the constructor's name of it, if groups and states call it otherwise.
+        called (str): what the constructor calls it, if groups call it otherwise.
         tensor (bool): a Tensor of one element stays one, and a variable of a static graph is not checked.
         read (callable, optional): (value, name) -> the number to check, such as 0 for None.
         check (callable, optional): (value, name) -> the checked value, of what is no number in a range.
         kind (str): what it is, for the docs, if it is no number in a range.
+        argument (bool): the constructor takes it; False if only a group can have it.
     """
 
     default: Any
@@ -223,16 +223,16 @@ class Option:
     ends: str = "[]"
     optional: bool = False
     group: bool = False
-    group_only: bool = False
-    argument: str = ""
+    called: str = ""
     tensor: bool = False
     read: Optional[Callable[[Any, str], Any]] = None
     check: Optional[Callable[[Any, str], Any]] = None
     kind: str = ""
+    argument: bool = True
 
     def checked(self, value: Any, name: str) -> Any:
         """Return the value as it is kept, such as a float of an int; raise TypeError or ValueError if it cannot be."""
-        name = self.argument or name
+        name = self.called or name
         if value is None and self.optional:
             return None
         if self.check is not None:

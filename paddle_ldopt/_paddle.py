@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import os
+import sys
 import types
 from typing import Any, Callable
 
@@ -94,6 +95,40 @@ param_groups = _attribute(OPTIMIZER, "_param_groups", "Every optimizer")
 grad_clip = _attribute(OPTIMIZER, "_grad_clip", "Gradient clipping")
 rate_source = _attribute(OPTIMIZER, "_learning_rate", "Every optimizer")  # a float or the LRScheduler
 state_prefix = _attribute(OPTIMIZER, "_name", "Every optimizer")  # None or the argument `name`
+rate_factor = _attribute(OPTIMIZER, "_create_param_lr", "Every optimizer")  # ((param, grad)) -> the rate, a Tensor
+global_rate = _attribute(OPTIMIZER, "_global_learning_rate", "Every optimizer")  # () -> Tensor
+new_state = _attribute(OPTIMIZER, "_add_accumulator", "Every optimizer")  # (state name, param, fill_value=, ...)
+new_master = _attribute(OPTIMIZER, "_create_master_weight", "Every optimizer")  # (param) -> Tensor
+state_getter = _attribute(OPTIMIZER, "_get_accumulator_master", "Every optimizer")  # (state name, param) -> Tensor
+_auxiliary = _attribute(OPTIMIZER, "_get_auxiliary_var", "Every optimizer")
+decay_fun = _attribute("paddle.optimizer.AdamW", "_apply_decay_param_fun", "Every optimizer")
+keeps_masters = _attribute("paddle.optimizer.AdamW", "_multi_precision", "Every optimizer")
+ratio_in_kernel = _attribute("paddle.optimizer.AdamW", "_lr_ratio", "AdamWDL")  # None, or parameter -> ratio
+
+
+def found_inf(optimizer: Any) -> Any:
+    """Return the flag by which a gradient scaler has the running step skipped, None if there is none."""
+    return _auxiliary(optimizer)("found_inf")
+
+
+def set_attributes(optimizer: Any, **values: Any) -> None:
+    """Set what Paddle's code reads of an optimizer, and its own classes set in their constructors."""
+    for name, value in values.items():
+        setattr(optimizer, f"_{name}", value)
+
+
+def prefixed(optimizer: Any, state: str = "") -> str:
+    """Return the key in `accumulators` of a state: its name after the prefix that the optimizer may have."""
+    return f"{state_prefix(optimizer)}_{state}" if state_prefix(optimizer) else state
+
+
+def is_called_by(name: str) -> bool:
+    """Return whether the function that asks was called by one of this name.
+
+    DygraphShardingOptimizerV2.sharded_state_dict gets its state from `state_dict` like everybody else, and places rows
+    and columns wrongly: nothing but its name tells that it is the one who asks.
+    """
+    return sys._getframe(2).f_code.co_name == name
 
 
 # ---- tensors
@@ -104,6 +139,27 @@ is_allocated = _part(TENSOR, "_is_initialized", "Every optimizer")
 
 
 # ---- arithmetic, flags, modes
+
+assign_out = _part("paddle._C_ops", "assign_out_", "Every optimizer")  # `paddle.assign` without its checks
+_squared_norm = _part("paddle._C_ops", "squared_l2_norm", "Every optimizer")
+_data_type = _lazy("paddle.base.core.DataType", "Static graphs")
+_graph_dtype = _lazy("paddle.pir.core.convert_np_dtype_to_dtype_", "Static graphs")
+_in_pir_mode = _lazy("paddle.framework.in_pir_mode", "Static graphs")
+
+
+def square_sum(tensor: Any) -> Any:
+    """Return the sum of the squares of a tensor, shape []; in dygraph without a tensor of squares."""
+    return _squared_norm(tensor).reshape([]) if paddle.in_dynamic_mode() else (tensor * tensor).sum()
+
+
+def is_float64(tensor: Any) -> bool:
+    """Return whether a tensor, or a variable of a graph, is of type float64."""
+    return bool(tensor.dtype == paddle.float64 or tensor.dtype == _data_type().FLOAT64)
+
+
+def state_dtype(dtype: Any) -> Any:
+    """Return a dtype in the spelling that `new_state` takes in the mode that is on."""
+    return _graph_dtype()(str(dtype).rpartition(".")[2]) if _in_pir_mode()() else dtype
 
 
 # ---- fleet and its engines

@@ -10,6 +10,7 @@ from reference import adamw, bert_like, llrd_ratio, make_params, take_steps
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, LayerMap, layerwise_lr_decay
+from paddle_ldopt.optimizers._base.declared import LAYERWISE
 
 N = 3  # blocks of bert_like()
 
@@ -43,6 +44,7 @@ def test_signature_is_the_documented_one():
         ("name", None),
     ]
     assert issubclass(AdamWDL, paddle.optimizer.AdamW)
+    assert {name: parameters[name].default for name in LAYERWISE} == LAYERWISE
 
 
 @pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("float64", 1e-12)])

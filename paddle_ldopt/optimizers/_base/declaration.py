@@ -25,6 +25,7 @@ __all__ = [
     "REGISTRY",
     "ROW",
     "SCALAR",
+    "STEP",
     "OptimizerInfo",
     "State",
     "numbers",
@@ -34,6 +35,11 @@ __all__ = [
 
 # The kinds of state: like the parameter, of its rows, of its columns (of the last two axes), and one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
+
+# The name of the step counter in checkpoints, a scalar that every optimizer keeps. PaddleFormers' flex format creates
+# an optimizer's state before it loads it only if it finds this name among the saved ones; otherwise it resumes with
+# wrong state, silently.
+STEP = "beta1_pow_acc"
 
 
 class State(NamedTuple):
