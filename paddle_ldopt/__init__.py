@@ -8,6 +8,7 @@ except ImportError as error:
         f"your CUDA version. Received: {error}"
     ) from error
 
+from . import optimizers as _optimizers
 from .accumulation import GradientAccumulator
 from .build import create
 from .config import LdoptConfig
@@ -15,9 +16,7 @@ from .layers.decay import LayerDecay
 from .layers.map import Layer, LayerMap
 from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
-from .optimizers import Adafactor, AdafactorSchedule, AdamWDL, AdamWeightDecay, Came, Lamb
-from .optimizers.apply import apply_layerwise_decay, reset_layerwise_decay
-from .optimizers.registry import OptimizerInfo, list_optimizers, optimizer_class
+from .optimizers import *  # noqa: F403
 from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
 from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
 from .schedules import (
@@ -46,31 +45,23 @@ from .tensorflow_recipe import create_optimizer
 from .version import __version__
 
 __all__ = [
-    "Adafactor",
-    "AdafactorSchedule",
-    "AdamWDL",
-    "AdamWeightDecay",
     "AdaptiveLossScaler",
-    "Came",
     "DynamicLossScaler",
     "FixedLossScaler",
     "GradientAccumulator",
     "GreedyLR",
-    "Lamb",
     "Layer",
     "LayerDecay",
     "LayerMap",
     "LdoptConfig",
     "LoadReport",
     "MetricSchedule",
-    "OptimizerInfo",
     "PipelineWithLossScale",
     "ReduceLROnPlateau",
     "RuleSchedule",
     "SchedulerType",
     "WarmUp",
     "__version__",
-    "apply_layerwise_decay",
     "convert_torch_optimizer",
     "create",
     "create_optimizer",
@@ -90,9 +81,7 @@ __all__ = [
     "get_scheduler",
     "get_wsd_schedule",
     "layerwise_lr_decay",
-    "list_optimizers",
     "load_optimizer",
-    "optimizer_class",
-    "reset_layerwise_decay",
     "save_optimizer",
 ]
+__all__ += _optimizers.__all__

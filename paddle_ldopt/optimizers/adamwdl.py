@@ -15,9 +15,9 @@ from .._paddle import global_rate, masters, rate_factor, ratio_in_kernel, set_at
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ._base.arithmetic import root
 from ._base.declaration import ELEMENT, SCALAR, State, plain_decay, register
-from ._base.declared import DeclaredMixin
+from ._base.declared import DeclaredMixin, Task
 from ._base.layerwise import LayerwiseMixin
-from ._base.rule_optimizer import Task, checked_rate
+from ._base.rule_optimizer import checked_rate
 from ._base.sharded_state import ShardedStateMixin
 from ._fused.plan import FusedRule
 from ._fused.step import FusedMixin, layer_rates
@@ -197,7 +197,6 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         if self._ratio_of is not None:
             set_attributes(self, lr_ratio=self._ratio_for_kernel)
 
-    _collected: Optional[list[Task]] = None  # while a dygraph step is collected
     counts_steps = False
 
     def initial_state(self, param: Any, name: str) -> float:
@@ -205,6 +204,9 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         return float(self.options_of(param)[_BETA_OF[name]]) if name in _BETA_OF else 0.0
 
     # ---- the fused step
+
+    def _collects(self) -> bool:
+        return self._fused is not False
 
     _bumps_version = False  # as Paddle's kernel
 
@@ -233,18 +235,6 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
     def _takes_sparse(self, param: Any) -> bool:
         return not param.place.is_cpu_place()  # Paddle's kernel for them breaks off there
 
-    def _create_optimization_pass(self, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        if not paddle.in_dynamic_mode() or self._fused is False:
-            return super()._create_optimization_pass(params_grads, *args, **kwargs)
-        self._collected = []
-        try:
-            done = super()._create_optimization_pass(params_grads, *args, **kwargs)  # found_inf: collects nothing
-            collected = self._collected
-        finally:
-            self._collected = None
-        self._update_or_wait(collected)
-        return done
-
     def _update(self, tasks: list[Task]) -> None:
         block = paddle.static.default_main_program().global_block()  # Paddle asks for one in dygraph too
         for task in self.update_fused(tasks):
@@ -259,7 +249,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         param, dygraph = param_and_grad[0], paddle.in_dynamic_mode()
         if ratio_in_kernel(self) is not None and dygraph and param.place.is_gpu_place():
-            return AdamW._create_param_lr(self, param_and_grad)
+            return super(LayerwiseMixin, self)._create_param_lr(param_and_grad)  # Paddle's
         lr = super()._create_param_lr(param_and_grad)
         if dygraph and paddle.float64 in (lr.dtype, param.dtype) and param.dtype not in _LOW_PRECISION:
             return lr.astype(

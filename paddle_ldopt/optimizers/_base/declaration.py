@@ -19,20 +19,6 @@ from paddle.regularizer import WeightDecayRegularizer
 
 from ..._checks import Option, checked_number, shown
 
-__all__ = [
-    "COLUMN",
-    "ELEMENT",
-    "REGISTRY",
-    "ROW",
-    "SCALAR",
-    "STEP",
-    "OptimizerInfo",
-    "State",
-    "numbers",
-    "plain_decay",
-    "register",
-]
-
 # The kinds of state: like the parameter, of its rows, of its columns (of the last two axes), and one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
 

@@ -1,19 +1,19 @@
 """What follows from an optimizer's declaration: its arguments checked, the options of each parameter, its states."""
 
 import types
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, NamedTuple, Optional
 
 import paddle
 
 from ..._checks import Option, nearest, shown
-from ..._paddle import decay_fun, flatten_groups, is_float64
+from ..._paddle import decay_fun, flatten_groups, found_inf, is_float64
 from ...layers.paddlenlp_hook import layerwise_lr_decay
 from .._fused.step import check_fused
 from .._pieces.pieces import MissingGradients, refuse_sharded_groups
 from .declaration import COLUMN, ELEMENT, ROW, SCALAR, State
 from .groups import checked_parameters
 
-__all__ = ["LAYERWISE", "DeclaredMixin"]
+__all__ = ["LAYERWISE", "DeclaredMixin", "Task", "compute_dtype"]
 
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
@@ -28,12 +28,24 @@ LAYERWISE = types.MappingProxyType(  # the layer-wise arguments that all optimiz
 )
 
 
+class Task(NamedTuple):
+    """One update of one parameter, collected and not yet done."""
+
+    param: Any  # the parameter, or the flat slice of it that `fleet` gives
+    grad: Any  # its gradient, as it comes
+    options: dict[str, Any]  # all of them; "weight_decay" is 0 where it is not to be decayed
+    lr: Any  # the layer's ratio is in it; of a rule a Tensor of shape [] in the type of its arithmetic
+    piece: Any = None  # the `Piece` of the parameter that this process has; known once it is to be done
+
+
 class DeclaredMixin(_Base):
     """Reads the options, states and sums that the class declares; see `declaration`."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
     _defaults: dict[str, Any]  # the optimizer's own value of each option that a group may override
     _fixed: dict[str, Any]  # the other options
+    _collected: Optional[list[Task]] = None  # while a step is collected: its tasks
+    _rates: dict[Any, Any] = {}  # of what is collected: what makes a rate -> its Tensor
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
@@ -154,6 +166,25 @@ class DeclaredMixin(_Base):
         types = {name: getattr(paddle, state.dtype) if state.dtype else dtype for name, state in states.items()}
         # not []: PaddleNLP's unified checkpoints cannot be read with that
         return {name: (types[name], shape or [1]) for name, shape in self.state_shapes(param).items()}
+
+    # ---- the step
+
+    def _collects(self) -> bool:
+        """Return whether a dygraph step is collected before it is done."""
+        return True
+
+    def _create_optimization_pass(self, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
+        if not paddle.in_dynamic_mode() or not self._collects():
+            return super()._create_optimization_pass(params_grads, *args, **kwargs)
+        self._collected, self._rates = [], {}
+        try:
+            done = super()._create_optimization_pass(params_grads, *args, **kwargs)  # found_inf: collects nothing
+            tasks, overflow = self._collected, bool(found_inf(self))
+        finally:
+            self._collected, self._rates = None, {}
+        if not overflow:
+            self._update_or_wait(tasks)
+        return done
 
 
 def compute_dtype(param: Any) -> Any:

@@ -19,17 +19,6 @@ from ..._checks import shown
 from .declaration import COLUMN, ROW
 from .rule_optimizer import RuleOptimizer, checked_rate
 
-__all__ = [
-    "FactoredOptimizer",
-    "factored_kinds",
-    "inverse_sqrt_factored",
-    "is_factored",
-    "relative_rate",
-    "rms",
-    "row_col_means",
-    "row_col_sums",
-]
-
 
 def is_factored(shape: Any) -> bool:
     """Return whether a parameter of this shape has a factored second moment: with a rank of 2 or more."""

@@ -15,7 +15,7 @@ process has all of one after the other, those in pieces side by side. In a graph
 
 import math
 from collections.abc import Generator
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 import paddle
@@ -44,7 +44,7 @@ from ..._paddle import (
 from .._fused.step import FusedMixin
 from .._pieces.pieces import Piece, PieceFinder, answer_locally, answer_together
 from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP
-from .declared import DeclaredMixin, compute_dtype
+from .declared import DeclaredMixin, Task, compute_dtype
 from .layerwise import LayerwiseMixin
 from .sharded_state import ShardedStateMixin
 
@@ -54,32 +54,10 @@ _INFIX = "_fp32_master_0_"  # the only spelling of state names that PaddleNLP's 
 Update = Generator[list[Any], list[Any], tuple[Any, dict[str, Any]]]  # a running rule
 
 
-class Task(NamedTuple):
-    """One update of one parameter, collected and not yet done."""
-
-    param: Any  # the parameter, or the flat slice of it that `fleet` gives
-    grad: Any  # its gradient, as it comes
-    options: dict[str, Any]  # all of them; "weight_decay" is 0 where it is not to be decayed
-    lr: Any  # Tensor of shape [] in the type that the rule computes in, the layer's ratio in it; tasks may share it
-    piece: Any = None  # the `Piece` of the parameter that this process has; known once it is to be done
-
-
 class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
     """Base of the optimizers whose update is a pure function: a subclass declares itself and has a `rule`.
 
-    Args:
-        learning_rate (float|LRScheduler, optional): rate of a layer whose ratio is 1.
-        parameters (list[Tensor]|list[dict], optional): what to train; required in dygraph. Groups may have
-            "learning_rate" (a multiplier of the rate), "grad_clip" and the options that the class declares for groups.
-        grad_clip (GradientClipBase, optional): as in `AdamWDL`, like the next four.
-        apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed.
-        multi_precision (bool, optional): keep float32 master weights of float16 and bfloat16 parameters.
-        name (str, optional): prefix of the names of the state.
-        fused (bool, optional): whether the C library does the step.
-        **arguments: the options that the class declares, and the layer-wise arguments of `AdamWDL`.
-
-    Raises:
-        TypeError, ValueError: as in `AdamWDL`. Nothing is changed by then.
+    It takes the arguments that all optimizers take (see `AdamWDL`) and the options that the class declares.
     """
 
     def __init__(
@@ -97,8 +75,6 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         rate = self._read_rate(learning_rate)
         parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, fused)
         self._finder = PieceFinder(flatten_groups(parameters or []))
-        self._collected: Optional[list[Task]] = None  # in dygraph, while a step is being collected: its tasks
-        self._rates: dict[Any, Any] = {}  # of what is being collected: what makes a rate -> its Tensor
         set_attributes(
             self, param_groups=None, multi_precision=multi_precision, apply_decay_param_fun=apply_decay_param_fun
         )
@@ -257,19 +233,6 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         return largest([*self._held(state).values(), *self._loaded(state)])
 
     # ---- the step
-
-    def _create_optimization_pass(self, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        if not paddle.in_dynamic_mode():
-            return super()._create_optimization_pass(params_grads, *args, **kwargs)
-        self._collected, self._rates = [], {}
-        try:
-            done = super()._create_optimization_pass(params_grads, *args, **kwargs)  # found_inf: collects nothing
-            tasks, overflow = self._collected, bool(found_inf(self))
-        finally:
-            self._collected, self._rates = None, {}
-        if not overflow:
-            self._update_or_wait(tasks)
-        return done
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
         param, grad = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
