@@ -62,7 +62,7 @@ def used_rates(optimizer):
         optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
     """
     optimizer = unwrap(optimizer)
-    own = getattr(optimizer, "_relative_step", False) and hasattr(optimizer, "used_lr")
+    own = getattr(optimizer, "sets_own_rate", False) and hasattr(optimizer, "used_lr")
     return optimizer.used_lr() if own else None
 
 
