@@ -243,7 +243,7 @@ def asks_for_rates(cls):
         seen.add((name, owners[0]))
         held = vars(cls.__mro__[owners[0]])[name]
         mentioned = _names_in(getattr(held, "__func__", held))
-        if "_create_param_lr" in mentioned:
+        if mentioned & {"_create_param_lr", "rate_factor"}:
             return True
         ahead += [(other, owners[0] + 1 if other == name else 0) for other in mentioned]
     return False

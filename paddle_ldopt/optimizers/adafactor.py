@@ -117,9 +117,9 @@ class Adafactor(FactoredOptimizer):
     clipping gradients as well.
 
     Args:
-        parameters (list[Tensor]|list[dict], optional): groups may have "lr" (a rate of their own, a number), "eps",
-            "clip_threshold", "decay_rate", "beta1", "weight_decay", "scale_parameter" and "warmup_init".
-        lr (float|LRScheduler, optional): at least 0; the rate of a layer whose ratio is 1. None with `relative_step`.
+        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (a rate of their own),
+            "eps", "clip_threshold", "decay_rate", "beta1", "weight_decay", "scale_parameter" and "warmup_init".
+        lr (float|LRScheduler, optional): at least 0; also `learning_rate`. None with `relative_step`.
         eps (tuple[float, float], optional): :math:`\epsilon_1` above 0, added to the squared gradient, and
             :math:`\epsilon_2`, at least 0, below which `scale_parameter` does not go.
         clip_threshold (float, optional): above 0, the most that RMS(u) can be.
@@ -129,14 +129,10 @@ class Adafactor(FactoredOptimizer):
         scale_parameter (bool, optional): multiply the rate by the parameter's own RMS.
         relative_step (bool, optional): set the rate from the step, without `lr`.
         warmup_init (bool, optional): with `relative_step`: :math:`10^{-6} t` instead of :math:`10^{-2}`.
-        params (list, optional): another name for `parameters`.
-        learning_rate (float|LRScheduler, optional): another name for `lr`.
         **common: the arguments that all optimizers take; see `AdamWDL`. A layer's ratio multiplies a relative rate too.
 
     Raises:
-        TypeError: as `AdamWDL`.
-        ValueError: as `AdamWDL`; both `lr` and `relative_step`, or neither; `warmup_init` without `relative_step`; two
-            names for one argument.
+        TypeError, ValueError: as `AdamWDL`; `lr` and `relative_step`, or neither; `warmup_init` alone.
 
     Differs from the paper: its algorithms 4 and 5 have neither momentum nor weight decay. Differs from transformers:
     low-precision parameters can have master weights; `relative_step` is not a group's to choose; arguments are checked.

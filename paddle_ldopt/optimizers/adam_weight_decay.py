@@ -15,7 +15,7 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from .. import kernels
-from .._checks import Option, checked_bool, checked_number, one_of_two, shown
+from .._checks import Option, checked_bool, one_of_two, shown
 from .._paddle import flatten_groups, keeps_masters, parameter_list, rate_source, square_sum
 from ..layers.paddlenlp_hook import check_decay, layerwise_lr_decay
 from ._base.arithmetic import one_minus_power, over_, plus_, root, times_
@@ -65,7 +65,7 @@ def adam_weight_decay_update(
     return plus_(over_(-step_size * m, plus_(root(v), epsilon)), param), new_state
 
 
-def _patterns(value: Any, name: str) -> list[Any]:
+def _compiled(value: Any, name: str) -> list[Any]:
     """Return the regular expressions of a list, raise if it is none."""
     if not isinstance(value, (list, tuple)) or not all(isinstance(pattern, str) for pattern in value):
         raise TypeError(f"`{name}` must be a list of strings or None. Received: {name}={shown(value)}")
@@ -103,17 +103,15 @@ class AdamWeightDecay(RuleOptimizer):
     layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__`` of `paddle_ldopt`.
 
     Args:
-        learning_rate (float|LRScheduler, optional): rate of a layer whose ratio is 1, at least 0.
-        beta_1 (float, optional): decay of the first moment, in [0, 1).
-        beta_2 (float, optional): decay of the second moment, in [0, 1).
+        learning_rate (float|LRScheduler, optional): rate of a layer whose ratio is 1, at least 0; also `lr`.
+        beta_1, beta_2 (float, optional): decays of the first and of the second moment, in [0, 1).
         epsilon (float, optional): at least 0, added to the root of the uncorrected second moment.
         amsgrad (bool, optional): divide by the largest second moment so far.
-        weight_decay_rate (float, optional): decoupled decay :math:`\lambda`, at least 0; 0 decays nothing.
+        weight_decay_rate (float, optional): decoupled decay :math:`\lambda`, at least 0; also `weight_decay`.
         include_in_weight_decay (list[str], optional): patterns that win over `exclude_from_weight_decay`. It is no list
             of all that is decayed.
         exclude_from_weight_decay (list[str], optional): patterns of what is not decayed.
         name (str, optional): prefix of the names of the optimizer's state, if it is not the default.
-        lr (float|LRScheduler, optional): another name for `learning_rate`.
         decay (float, optional): at least 0; divides the rate by 1 + decay * (steps before this one). `get_lr` does not
             show it.
         clipnorm (float, optional): above 0; scales each gradient down to this norm, after `clipvalue`.
@@ -121,17 +119,12 @@ class AdamWeightDecay(RuleOptimizer):
         global_clipnorm (float, optional): above 0; another way to write ``grad_clip=ClipGradByGlobalNorm(...)``.
         parameters (list[Tensor]|list[dict], optional): groups may have "weight_decay_rate" (or "weight_decay"),
             "beta_1", "beta_2", "epsilon", "clipnorm" and "clipvalue".
-        weight_decay (float, optional): another name for `weight_decay_rate`, Paddle's.
         **common: the arguments that all optimizers take; see `AdamWDL`. `grad_clip` comes before `clipvalue` and
             `clipnorm`; `apply_decay_param_fun` and the patterns must both let a parameter be decayed.
 
     Raises:
-        TypeError: as `AdamWDL`.
-        ValueError: as `AdamWDL`; a pattern that is no regular expression; two names for one thing; `clipnorm` or
-            `clipvalue` with `global_clipnorm`.
-
-    Warns:
-        UserWarning: a pattern finds no parameter.
+        TypeError, ValueError: as `AdamWDL`; a pattern that is no regular expression; `clipnorm` or `clipvalue` with
+            `global_clipnorm`. A pattern that finds no parameter is a UserWarning.
 
     Differs from transformers 4.37: `get_config` keeps both lists and all else that JSON can hold; a pattern without
     effect warns; sparse gradients raise; the numbers that TensorFlow rounds to float32 are not rounded here.
@@ -173,10 +166,10 @@ class AdamWeightDecay(RuleOptimizer):
         "decay": Option(0.0, "of the rate by time: lr / (1 + decay t)"),
         "global_clipnorm": Option(None, "scale all gradients down to this norm together", ends="()", optional=True),
         "include_in_weight_decay": Option(
-            None, "names that are decayed in any case", optional=True, check=_patterns, kind="regular expressions"
+            None, "names that are decayed in any case", optional=True, check=_compiled, kind="regular expressions"
         ),
         "exclude_from_weight_decay": Option(
-            None, "names that are not decayed", optional=True, check=_patterns, kind="regular expressions"
+            None, "names that are not decayed", optional=True, check=_compiled, kind="regular expressions"
         ),
     }
 
@@ -218,6 +211,9 @@ class AdamWeightDecay(RuleOptimizer):
         if name is not None and not isinstance(name, str):
             raise TypeError(f"`name` must be a string or None. Received: name={shown(name)}")
         self._name_given, self._clip_given, self._common = name, grad_clip, common
+        if global_clipnorm is not None:
+            global_clipnorm = self.OPTIONS["global_clipnorm"].checked(global_clipnorm, "global_clipnorm")
+            grad_clip = paddle.nn.ClipGradByGlobalNorm(global_clipnorm)
         super().__init__(
             one_of_two("learning_rate", learning_rate, "lr", lr, 0.001),
             _paddles_groups(parameters),
@@ -232,12 +228,15 @@ class AdamWeightDecay(RuleOptimizer):
             global_clipnorm=global_clipnorm,
             include_in_weight_decay=include_in_weight_decay,
             exclude_from_weight_decay=exclude_from_weight_decay,
-            grad_clip=grad_clip if global_clipnorm is None else _global_clip(global_clipnorm),
+            grad_clip=grad_clip,
             multi_precision=multi_precision,
             name=None if name == "AdamWeightDecay" else name,
             fused=fused,
             **common,
         )
+        self._patterns = {
+            name: self._fixed[name] or [] for name in ("include_in_weight_decay", "exclude_from_weight_decay")
+        }
         self._warn_of_idle_patterns(flatten_groups(parameter_list(self) or []))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
@@ -290,13 +289,8 @@ class AdamWeightDecay(RuleOptimizer):
         if not super().is_decayed(param):
             return False
         name = self._searched_name(param)
-        include, exclude = self._searched().values()
+        include, exclude = self._patterns.values()
         return any(p.search(name) for p in include) or not any(p.search(name) for p in exclude)
-
-    def _searched(self) -> dict[str, list[Any]]:
-        """Return the arguments that hold patterns, each with its patterns."""
-        names = ("include_in_weight_decay", "exclude_from_weight_decay")
-        return {name: self._fixed[name] or [] for name in names}
 
     def _searched_name(self, param: Any) -> str:
         return f"{self.structured_name(param)}:0"
@@ -305,7 +299,7 @@ class AdamWeightDecay(RuleOptimizer):
         names = [self._searched_name(param) for param in params]
         idle = {
             argument: [p.pattern for p in patterns if not any(p.search(name) for name in names)]
-            for argument, patterns in self._searched().items()
+            for argument, patterns in self._patterns.items()
         }
         if names and any(idle.values()):
             remedy = "" if self._structured else " Give `name_dict` or `layers` to have structured names searched."
@@ -366,11 +360,7 @@ class AdamWeightDecay(RuleOptimizer):
         return self._largest_of(STEP)
 
     def rate_divisor(self, ahead: int = 0) -> float:
-        """Return what `decay` divides the rate by.
-
-        Args:
-            ahead (int): steps between now and the step that is asked about; 0 is the next one.
-        """
+        """Return what `decay` divides the rate by in the next step, or in one that is `ahead` of it."""
         decay: float = self._fixed["decay"]
         return 1.0 + decay * (self._steps_taken() + ahead) if decay else 1.0
 
@@ -393,7 +383,7 @@ class AdamWeightDecay(RuleOptimizer):
         config = {
             "name": self._name_given,
             **{self.OPTIONS[name].called or name: value for name, value in {**self._defaults, **self._fixed}.items()},
-            **{name: [p.pattern for p in patterns] or None for name, patterns in self._searched().items()},
+            **{name: [p.pattern for p in patterns] or None for name, patterns in self._patterns.items()},
             "multi_precision": keeps_masters(self),
             **plain,
             "fused": self._fused,
@@ -420,10 +410,6 @@ class AdamWeightDecay(RuleOptimizer):
                 f"Received: {', '.join(arguments) or 'nothing'}"
             )
         return cls(**{**config, **arguments})
-
-
-def _global_clip(clip_norm: Any) -> Any:
-    return paddle.nn.ClipGradByGlobalNorm(checked_number(clip_norm, "global_clipnorm", ends="()"))
 
 
 def _paddles_groups(parameters: Any) -> Any:

@@ -70,8 +70,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
     kernel does the arithmetic, otherwise to float32 rounding.
 
     Args:
-        beta1 (float|Tensor, optional): decay of the first moment, in [0, 1).
-        beta2 (float|Tensor, optional): decay of the second moment, in [0, 1).
+        beta1, beta2 (float|Tensor, optional): decays of the first and of the second moment, in [0, 1).
         epsilon (float|Tensor, optional): at least 0, added to the root of the second moment.
         weight_decay (float|Tensor, optional): decoupled decay :math:`\lambda`, scaled by the layer's own rate. None is
             0; a regularizer of Paddle's (`L2Decay`) is an error.

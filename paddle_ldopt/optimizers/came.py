@@ -144,20 +144,17 @@ class Came(FactoredOptimizer):
         compression (bool): store m, but no average of squares, as float16. The error of m is at most
             :math:`(2^{-11} \max |m| + 2^{-25}) / (1 - \beta_1)`: 0.5% of its largest value with the default.
         loss_scale (int): above 0; gradients are divided by it (after `grad_clip`).
-        parameters (list[Tensor]|list[dict], optional): groups may have "lr" (their own rate, a float), "weight_decay",
-            "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A group's "beta2"
-            takes the place of the optimizer's `decay_rate`; None that of its `beta2`. MindFormers'
+        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate, a float),
+            "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A
+            group's "beta2" takes the place of the optimizer's `decay_rate`; None that of its `beta2`. MindFormers'
             ``{"order_params": [...]}`` is checked, and changes nothing.
-        params (list, optional): another name for `parameters`.
         beta2 (float, optional): a constant decay of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code is
             ``beta2=0.999, beta3=0.9999``.
         **layerwise: the layer-wise arguments; see `AdamWDL` for them and all others that every optimizer takes.
 
     Raises:
-        TypeError: as `AdamWDL`.
-        ValueError: as `AdamWDL`; `learning_rate` or a group's "lr" with `relative_step`, or neither; `warmup_init`
-            without `relative_step`; two names for one argument; `beta2` and `decay_rate`, of a group too; an
-            "order_params" that does not list all parameters once.
+        TypeError, ValueError: as `AdamWDL`; `learning_rate` or a group's "lr" with `relative_step`, or neither;
+            `warmup_init` without `relative_step`; `beta2` and `decay_rate`; an incomplete "order_params".
 
     Differs from MindFormers: `relative_step`, `warmup_init`, `compression`, `loss_scale`, the groups' own rate and
     decay, and `beta1=0` work; updates are counted for each parameter; 1 is no value for `beta1` (nothing would move)

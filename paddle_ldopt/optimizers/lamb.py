@@ -89,13 +89,12 @@ class Lamb(RuleOptimizer):
         learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): at least 0. A number or a 0-D Tensor stays. Of a
             1-D Tensor or a (finite) iterable step i takes element i, from 0; the step after the last raises. A callable
             is given the number of steps taken so far, an int, and returns the rate.
-        beta1 (float, optional): decay of the first moment, in (0, 1).
-        beta2 (float, optional): decay of the second moment, in (0, 1).
+        beta1, beta2 (float, optional): decays of the first and of the second moment, in (0, 1).
         eps (float, optional): above 0, added to the root of the second moment.
         weight_decay (float|int|callable, optional): :math:`\lambda`, at least 0; or a callable of the number of steps
             taken so far that returns it, a `paddle.nn.Layer` included.
-        parameters (list[Tensor]|list[dict], optional): groups may have "lr" (their absolute rate: all that
-            `learning_rate` may be; the caller steps and saves an `LRScheduler` here), "weight_decay", "beta1", "beta2",
+        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their absolute rate: all
+            that `learning_rate` may be; the caller steps and saves a scheduler), "weight_decay", "beta1", "beta2",
             "eps" and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5,
             its mean over all axes but the first). One more dict ``{"order_params": [...]}`` lists the parameters of all
             groups in the order in which they are to be updated.
@@ -103,14 +102,11 @@ class Lamb(RuleOptimizer):
             groups all but those with "beta" or "gamma" in their tensor name, or in their structured name if `name_dict`
             or `layers` tells it; with groups all. Paddle calls the weights of its norms otherwise: leave out norms and
             biases with ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
-        params (list, optional): another name for `parameters`, as in MindSpore.
         **layerwise: the layer-wise arguments; see `AdamWDL` for them and all others that every optimizer takes.
 
     Raises:
-        TypeError: as `AdamWDL`; a schedule gives something that is not a number.
-        ValueError: as `AdamWDL`; a Tensor of more than one dimension or an empty schedule; a schedule that has run out;
-            a group with both "lr" and "learning_rate"; an `order_params` that does not list all parameters of the
-            groups once; a schedule that advances with the steps in a static graph.
+        TypeError, ValueError: as `AdamWDL`; a schedule that is empty, has run out or gives no number, or advances with
+            the steps in a static graph; a group with "lr" and "learning_rate"; an incomplete "order_params".
 
     Differs from the paper: the bounds on the norm of the weights are left out, as in all implementations. From
     `mindspore.nn.Lamb`: t counts the updates of the parameter, not of the optimizer, and gradients are centralized for
@@ -284,11 +280,7 @@ class Lamb(RuleOptimizer):
         self._schedule = None
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave, that of a run without schedules included.
-
-        Args:
-            state_dict (dict): state by name, with "master_weights" and "LR_Scheduler" if there are any.
-        """
+        """Load what `state_dict` gave, that of a run without schedules included."""
         if not isinstance(state_dict, dict):
             return super().set_state_dict(state_dict)  # which says that it must be one
         own = {key: largest([state_dict[key]]) for key in state_dict if str(key).endswith(f"_{STEP}_0")}

@@ -8,6 +8,11 @@
         def states(options, shape):
             return {"momentum": State(ELEMENT)}
 
+        def rule(self, param, grad, state, lr, options, piece=None):
+            yield []  # no sum over the whole parameter
+            momentum = options["beta"] * state["momentum"] + grad
+            return param - lr * momentum, {"momentum": momentum}
+
 Argument checks, parameter groups, `LdoptConfig`, the Trainer, the memory calculator and the tables of the docs read it
 from there.
 """

@@ -1,6 +1,5 @@
 """What follows from an optimizer's declaration: its arguments checked, the options of each parameter, its states."""
 
-import types
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, NamedTuple, Optional
 
 import paddle
@@ -17,15 +16,9 @@ __all__ = ["LAYERWISE", "DeclaredMixin", "Task", "compute_dtype"]
 
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
-LAYERWISE = types.MappingProxyType(  # the layer-wise arguments that all optimizers take, documented in `AdamWDL`
-    {
-        "layerwise_decay": 1.0,
-        "n_layers": 12,
-        "set_param_lr_fun": layerwise_lr_decay,
-        "name_dict": None,
-        "layers": None,
-    }
-)
+# The layer-wise arguments that all optimizers take, with their defaults; `AdamWDL` documents them.
+LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": 12, "set_param_lr_fun": layerwise_lr_decay}
+LAYERWISE.update(name_dict=None, layers=None)
 
 
 class Task(NamedTuple):
@@ -45,7 +38,7 @@ class DeclaredMixin(_Base):
     _defaults: dict[str, Any]  # the optimizer's own value of each option that a group may override
     _fixed: dict[str, Any]  # the other options
     _collected: Optional[list[Task]] = None  # while a step is collected: its tasks
-    _rates: dict[Any, Any] = {}  # of what is collected: what makes a rate -> its Tensor
+    _rates: dict[Any, Any]  # of what is collected: what makes a rate -> its Tensor
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
@@ -111,7 +104,7 @@ class DeclaredMixin(_Base):
         self._fixed = {name: value for name, value in options.items() if not self.OPTIONS[name].group}
         layerwise = {name: arguments.get(name, default) for name, default in LAYERWISE.items()}
         self._init_layerwise(groups, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
-        self._missing = MissingGradients(flatten_groups(groups or []))
+        self._missing, self._rates = MissingGradients(flatten_groups(groups or [])), {}
         return groups
 
     # ---- options
@@ -161,11 +154,12 @@ class DeclaredMixin(_Base):
         return {name: shapes[kind] for name, kind in self.state_kinds(param).items()}
 
     def state_layout(self, param: Any) -> dict[str, Any]:
-        """Return state name -> (dtype, shape) in which a parameter's state is stored; [] as [1]."""
-        dtype, states = compute_dtype(param), self._states_of(param)
-        types = {name: getattr(paddle, state.dtype) if state.dtype else dtype for name, state in states.items()}
-        # not []: PaddleNLP's unified checkpoints cannot be read with that
-        return {name: (types[name], shape or [1]) for name, shape in self.state_shapes(param).items()}
+        """Return state name -> (dtype, shape) in which a parameter's state is stored; of one number [1]."""
+        dtype, shapes, layout = compute_dtype(param), self.state_shapes(param), {}
+        for name, state in self._states_of(param).items():
+            stored = [1] if state.kind == SCALAR else shapes[name]
+            layout[name] = (getattr(paddle, state.dtype) if state.dtype else dtype, stored)
+        return layout
 
     # ---- the step
 

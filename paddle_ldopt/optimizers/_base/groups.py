@@ -35,14 +35,10 @@ def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
 
     Args:
         parameters (Iterable|None): parameters, or dicts with "params"; None in a static graph.
-        options (Iterable[str]): keys allowed in a group beside Paddle's "learning_rate" and "grad_clip". The labels
-            "group", "lr_scale", "name" and "dygraph_key_name" are accepted and change nothing.
+        options (Iterable[str]): keys allowed in a group beside Paddle's own and the labels.
 
     Raises:
-        TypeError: no parameters or groups; both; a set, which has no order; a group's rate that is no number; None in
-            dygraph.
-        ValueError: a group without "params", with an unknown key, with both "lr" and "learning_rate", or with an
-            "lr_scale" other than 1 and no rate of its own; a rate out of range; a parameter or a name twice.
+        TypeError, ValueError: as documented in `AdamWDL`.
     """
     if parameters is None and not paddle.in_dynamic_mode():
         return None

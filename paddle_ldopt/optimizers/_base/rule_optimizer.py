@@ -107,11 +107,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
     def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return (rate of the next step, greatest rate ahead) of a parameter, each None if it is not known beforehand.
 
-        A subclass whose rate does not come from `learning_rate` alone has one of its own; None leaves it to that.
-
-        Args:
-            param (Tensor): the parameter.
-            factor (float): what its layer and group make of the optimizer's rate.
+        None if the rate is `learning_rate` times `factor`, the parameter's layer and group.
         """
         return None
 
@@ -155,7 +151,9 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
 
     def state_layout(self, param: Any) -> dict[str, Any]:
         """Return state name -> (dtype, shape) in which a parameter's state is stored, the count of its updates too."""
-        return {**super().state_layout(param), STEP: (compute_dtype(param), [1])}
+        # not []: PaddleNLP's unified checkpoints cannot be read with that
+        layout = {name: (dtype, shape or [1]) for name, (dtype, shape) in super().state_layout(param).items()}
+        return {**layout, STEP: (compute_dtype(param), [1])}
 
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
         for param in parameters["params"] if isinstance(parameters, dict) else parameters:
@@ -195,11 +193,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         return {_unified_name(key, names): value for key, value in state.items()}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave.
-
-        Args:
-            state_dict (dict): state by name, with "master_weights" and "LR_Scheduler" if there are any.
-        """
+        """Load what `state_dict` gave, with "master_weights" and "LR_Scheduler" if there are any."""
         if not isinstance(state_dict, dict):
             return super().set_state_dict(state_dict)  # which says that it must be one
         weights = state_dict.get("master_weights")  # what is no dict is refused below
