@@ -271,12 +271,8 @@ class AdafactorSchedule(LRScheduler):
     It goes to a Trainer beside an optimizer that sets its rate itself: ``optimizers=(opt, AdafactorSchedule(opt))``.
 
     Args:
-        optimizer (Adafactor): the optimizer; may be wrapped.
-        initial_lr (float, optional): at least 0, what is reported of a group before its first update.
-
-    Raises:
-        TypeError: an `optimizer` that is no `Adafactor`; an `initial_lr` that is no number.
-        ValueError: a negative `initial_lr`.
+        optimizer (Adafactor): the optimizer; may be wrapped. Any other is a TypeError.
+        initial_lr (float, optional): at least 0, the rate that is reported of a group before its first update.
 
     Differs from transformers: a group whose first parameter has no gradient is reported like all others, and nothing is
     ever written into the optimizer (there an `lr` of its own compounds with the parameter's scale from step to step).
@@ -319,11 +315,7 @@ class AdafactorSchedule(LRScheduler):
         return [next((used[p.name] for p in group if p.name in used), self.base_lr) for group in groups]
 
     def step(self, epoch: Optional[int] = None) -> None:
-        """Take over the rates of the optimizer's last step. `last_lr` and a call give the first group's, a float.
-
-        Args:
-            epoch (int, optional): the number to count on from.
-        """
+        """Take over the rates of the optimizer's last step. `last_lr` and a call give the first group's, a float."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self.last_lrs = self.get_lr()
         self.last_lr = self.last_lrs[0]

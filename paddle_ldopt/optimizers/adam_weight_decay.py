@@ -393,14 +393,9 @@ class AdamWeightDecay(RuleOptimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], **arguments: Any) -> "AdamWeightDecay":
-        """Build an optimizer from what `get_config` gave.
+        """Build an optimizer from the `get_config` of this class or of transformers'.
 
-        Args:
-            config (dict): of `get_config`, or of transformers' class.
-            **arguments: `parameters`, all that "not_in_config" names (None does without it), and whatever is to differ.
-
-        Raises:
-            ValueError: an argument that "not_in_config" names was not given.
+        `arguments` are the parameters, all that "not_in_config" names (or None for it), and whatever is to differ.
         """
         config = dict(config)
         lacking = [argument for argument in config.pop("not_in_config", ()) if argument not in arguments]

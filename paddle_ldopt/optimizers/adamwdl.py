@@ -10,7 +10,7 @@ from typing import Any, Callable, ClassVar, Optional, Union
 import paddle
 from paddle.optimizer import AdamW
 
-from .._checks import Option, checked_bool, shown
+from .._checks import Option, checked_bool, one_of_two
 from .._paddle import global_rate, masters, rate_factor, ratio_in_kernel, set_attributes, state_getter
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ._base.arithmetic import root
@@ -164,13 +164,6 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        if lr_ratio is not None:
-            if set_param_lr_fun is not layerwise_lr_decay:
-                raise ValueError(
-                    "`lr_ratio` is another name for `set_param_lr_fun`: give one of them. "
-                    f"Received: lr_ratio={shown(lr_ratio)}, set_param_lr_fun={shown(set_param_lr_fun)}"
-                )
-            set_param_lr_fun = lr_ratio
         arguments = {
             "weight_decay": weight_decay,
             "beta1": beta1,
@@ -179,7 +172,9 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
             "lazy_mode": lazy_mode,
             "layerwise_decay": layerwise_decay,
             "n_layers": n_layers,
-            "set_param_lr_fun": set_param_lr_fun,
+            "set_param_lr_fun": one_of_two(
+                "set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay
+            ),
             "name_dict": name_dict,
             "layers": layers,
         }

@@ -641,7 +641,7 @@ BAD = [
     (TypeError, {"parameters": "text as decay"}, "Received: weight_decay='1'"),
     (TypeError, {"parameters": "centralization"}, "must be a bool. Received: grad_centralization=1"),
     (TypeError, {"parameters": "order is one"}, "'order_params' must be a list of parameters. Received:"),
-    (TypeError, {"parameters": "order of names"}, "must hold parameters. Received: an element of type str"),
+    (TypeError, {"parameters": "order of names"}, "must be a list of parameters. Received: order_params="),
     (TypeError, {"parameters": "one dict"}, "must be a list of parameters or of parameter groups. Received: "),
     (TypeError, {"parameters": "one parameter"}, "must be a list of parameters or of parameter groups. Received: "),
     # its ValueErrors

@@ -99,13 +99,10 @@ def _read_order(orders: list[Any], groups: list[Any]) -> Optional[list[Any]]:
     if len(orders) > 1 or len(orders[0]) > 1:
         keys = [key for order in orders for key in order]
         raise ValueError(f"'order_params' goes into one dict of its own. Received: keys {shown(keys)}")
-    order = orders[0]["order_params"]
-    if not isinstance(order, Iterable) or isinstance(order, (paddle.Tensor, str, dict)):
-        raise TypeError(f"'order_params' must be a list of parameters. Received: {type(order).__name__}")
-    order = list(order)
-    wrong = [type(item).__name__ for item in order if not isinstance(item, paddle.Tensor)]
-    if wrong:
-        raise TypeError(f"'order_params' must hold parameters. Received: an element of type {wrong[0]}")
+    given = orders[0]["order_params"]
+    order = list(given) if is_listed(given) else [given]
+    if not is_listed(given) or not all(isinstance(item, paddle.Tensor) for item in order):
+        raise TypeError(f"'order_params' must be a list of parameters. Received: order_params={shown(given)}")
     names = [param.name for param in order]
     known = [param.name for group in groups if isinstance(group, dict) for param in as_list(group.get("params", []))]
     for fault, found in (
