@@ -115,8 +115,8 @@ class DeclaredMixin(_Base):
 
     def options_of(self, param: Any) -> dict[str, Any]:
         """Return the options of the group of `param`."""
-        group = self.group_of(param)
-        return {name: group.get(name, default) for name, default in self._defaults.items()}
+        group, defaults = self.group_of(param), self._defaults
+        return {name: group.get(name, default) for name, default in defaults.items()} if group else dict(defaults)
 
     def fused_options(self, param: Any = None) -> dict[str, Any]:
         """Return all options of a parameter, or of one without a group; "weight_decay" is 0 where it is not decayed."""
