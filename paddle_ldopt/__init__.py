@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 try:
-    import paddle as _paddle  # noqa: F401
+    _importlib.import_module("paddle")
 except ImportError as error:
     raise ImportError(
         "paddle_ldopt needs PaddlePaddle 3: `pip install paddlepaddle` for CPU, or the `paddlepaddle-gpu` wheel for "
         f"your CUDA version. Received: {error}"
     ) from error
 
+from . import optimizers as _optimizers
 from .accumulation import GradientAccumulator
 from .build import create
 from .config import LdoptConfig
@@ -19,9 +20,7 @@ from .layers.decay import LayerDecay
 from .layers.map import Layer, LayerMap
 from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
-from .optimizers import Adafactor, AdafactorSchedule, AdamWDL, AdamWeightDecay, Came, Lamb
-from .optimizers.apply import apply_layerwise_decay, reset_layerwise_decay
-from .optimizers.registry import OptimizerInfo, list_optimizers, optimizer_class
+from .optimizers import *  # noqa: F403
 from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
 from .schedules import (
     GreedyLR,
@@ -52,31 +51,23 @@ if _TYPE_CHECKING:
     from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
 
 __all__ = [
-    "Adafactor",
-    "AdafactorSchedule",
-    "AdamWDL",
-    "AdamWeightDecay",
     "AdaptiveLossScaler",
-    "Came",
     "DynamicLossScaler",
     "FixedLossScaler",
     "GradientAccumulator",
     "GreedyLR",
-    "Lamb",
     "Layer",
     "LayerDecay",
     "LayerMap",
     "LdoptConfig",
     "LoadReport",
     "MetricSchedule",
-    "OptimizerInfo",
     "PipelineWithLossScale",
     "ReduceLROnPlateau",
     "RuleSchedule",
     "SchedulerType",
     "WarmUp",
     "__version__",
-    "apply_layerwise_decay",
     "convert_torch_optimizer",
     "create",
     "create_optimizer",
@@ -96,12 +87,10 @@ __all__ = [
     "get_scheduler",
     "get_wsd_schedule",
     "layerwise_lr_decay",
-    "list_optimizers",
     "load_optimizer",
-    "optimizer_class",
-    "reset_layerwise_decay",
     "save_optimizer",
 ]
+__all__ += _optimizers.__all__
 
 _OF_PARALLEL = {"AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "PipelineWithLossScale"}
 

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import math
 import os
+import sys
 import types
 import warnings
 from collections.abc import Iterator
@@ -98,6 +99,40 @@ param_groups = _attribute(OPTIMIZER, "_param_groups", "Every optimizer")
 grad_clip = _attribute(OPTIMIZER, "_grad_clip", "Gradient clipping")
 rate_source = _attribute(OPTIMIZER, "_learning_rate", "Every optimizer")  # a float or the LRScheduler
 state_prefix = _attribute(OPTIMIZER, "_name", "Every optimizer")  # None or the argument `name`
+rate_factor = _attribute(OPTIMIZER, "_create_param_lr", "Every optimizer")  # ((param, grad)) -> the rate, a Tensor
+global_rate = _attribute(OPTIMIZER, "_global_learning_rate", "Every optimizer")  # () -> Tensor
+new_state = _attribute(OPTIMIZER, "_add_accumulator", "Every optimizer")  # (state name, param, fill_value=, ...)
+new_master = _attribute(OPTIMIZER, "_create_master_weight", "Every optimizer")  # (param) -> Tensor
+state_getter = _attribute(OPTIMIZER, "_get_accumulator_master", "Every optimizer")  # (state name, param) -> Tensor
+_auxiliary = _attribute(OPTIMIZER, "_get_auxiliary_var", "Every optimizer")
+decay_fun = _attribute("paddle.optimizer.AdamW", "_apply_decay_param_fun", "Every optimizer")
+keeps_masters = _attribute("paddle.optimizer.AdamW", "_multi_precision", "Every optimizer")
+ratio_in_kernel = _attribute("paddle.optimizer.AdamW", "_lr_ratio", "AdamWDL")  # None, or parameter -> ratio
+
+
+def found_inf(optimizer: Any) -> Any:
+    """Return the flag by which a gradient scaler has the running step skipped, None if there is none."""
+    return _auxiliary(optimizer)("found_inf")
+
+
+def set_attributes(optimizer: Any, **values: Any) -> None:
+    """Set what Paddle's code reads of an optimizer, and its own classes set in their constructors."""
+    for name, value in values.items():
+        setattr(optimizer, f"_{name}", value)
+
+
+def prefixed(optimizer: Any, state: str = "") -> str:
+    """Return the key in `accumulators` of a state: its name after the prefix that the optimizer may have."""
+    return f"{state_prefix(optimizer)}_{state}" if state_prefix(optimizer) else state
+
+
+def is_called_by(name: str) -> bool:
+    """Return whether the function that asks was called by one of this name.
+
+    DygraphShardingOptimizerV2.sharded_state_dict gets its state from `state_dict` like everybody else, and places rows
+    and columns wrongly: nothing but its name tells that it is the one who asks.
+    """
+    return sys._getframe(2).f_code.co_name == name
 
 
 # ---- tensors
@@ -139,13 +174,8 @@ _sharding_optimizer = _lazy(
     "Sharding version 1",
 )
 create_accumulators = _attribute(OPTIMIZER, "_create_accumulators", "Every optimizer")
-state_getter = _attribute(OPTIMIZER, "_get_accumulator_master", "Every optimizer")  # (state name, param) -> Tensor
-_auxiliary = _attribute(OPTIMIZER, "_get_auxiliary_var", "Every optimizer")
 is_low_precision = _attribute(OPTIMIZER, "_is_dtype_fp16_or_bf16", "Every optimizer")
-keeps_masters = _attribute("paddle.optimizer.AdamW", "_multi_precision", "Every optimizer")
-decay_fun = _attribute("paddle.optimizer.AdamW", "_apply_decay_param_fun", "Every optimizer")
 create_rate = _attribute(OPTIMIZER, "_create_global_learning_rate", _FUSED)
-global_rate = _attribute(OPTIMIZER, "_global_learning_rate", _FUSED)  # () -> Tensor
 
 
 def create_state(optimizer: Any, params: list[Any]) -> None:
@@ -165,16 +195,6 @@ def waiting_state_as(optimizer: Any, held: dict[str, Any]) -> Iterator[None]:
         optimizer._accumulators_holder = before
 
 
-def prefixed(optimizer: Any, state: str = "") -> str:
-    """Return the key in `accumulators` of a state: its name after the prefix that the optimizer may have."""
-    return f"{state_prefix(optimizer)}_{state}" if state_prefix(optimizer) else state
-
-
-def found_inf(optimizer: Any) -> Any:
-    """Return the flag by which a gradient scaler has the running step skipped, None if there is none."""
-    return _auxiliary(optimizer)("found_inf")
-
-
 def decay_fun_is_replaced(optimizer: Any) -> bool:
     """Return whether sharding version 1 has put a function for its buffers in place of `apply_decay_param_fun`."""
     module = getattr(getattr(optimizer, "_apply_decay_param_fun", None), "__module__", None)
@@ -184,6 +204,28 @@ def decay_fun_is_replaced(optimizer: Any) -> bool:
 def may_have_cut(optimizer: Any) -> bool:
     """Return whether an optimizer is a wrapper of `fleet` or group sharding, which may have cut the parameters up."""
     return hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim")
+
+
+assign_out = _part("paddle._C_ops", "assign_out_", "Every optimizer")  # `paddle.assign` without its checks
+_squared_norm = _part("paddle._C_ops", "squared_l2_norm", "Every optimizer")
+_data_type = _lazy("paddle.base.core.DataType", "Static graphs")
+_graph_dtype = _lazy("paddle.pir.core.convert_np_dtype_to_dtype_", "Static graphs")
+_in_pir_mode = _lazy("paddle.framework.in_pir_mode", "Static graphs")
+
+
+def square_sum(tensor: Any) -> Any:
+    """Return the sum of the squares of a tensor, shape []; in dygraph without a tensor of squares."""
+    return _squared_norm(tensor).reshape([]) if paddle.in_dynamic_mode() else (tensor * tensor).sum()
+
+
+def is_float64(tensor: Any) -> bool:
+    """Return whether a tensor, or a variable of a graph, is of type float64."""
+    return bool(tensor.dtype == paddle.float64 or tensor.dtype == _data_type().FLOAT64)
+
+
+def state_dtype(dtype: Any) -> Any:
+    """Return a dtype in the spelling that `new_state` takes in the mode that is on."""
+    return _graph_dtype()(str(dtype).rpartition(".")[2]) if _in_pir_mode()() else dtype
 
 
 # ---- fleet and its engines
@@ -548,7 +590,7 @@ def asks_for_rates(cls: Any) -> bool:
         seen.add((name, owners[0]))
         held = vars(cls.__mro__[owners[0]])[name]
         mentioned = _names_in(getattr(held, "__func__", held))
-        if asks in mentioned:
+        if mentioned & {asks, "rate_factor"}:  # ours has the door's name for it
             return True
         ahead += [(other, owners[0] + 1 if other == name else 0) for other in mentioned]
     return False

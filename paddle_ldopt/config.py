@@ -63,7 +63,7 @@ OPTIMIZERS.update(REGISTRY)
 # What other settings say, and what is no number, word or list.
 _NO_OPTIONS = {"self", "parameters", "params", "learning_rate", "lr", "weight_decay", "weight_decay_rate", "name"}
 _NO_OPTIONS |= {"apply_decay_param_fun", "grad_clip", "layers", "layerwise_decay", "n_layers", "name_dict"}
-_NO_OPTIONS |= {"set_param_lr_fun", "lr_ratio"}
+_NO_OPTIONS |= {"set_param_lr_fun", "lr_ratio", "layerwise", "common"}
 _OFF = LayerDecay(1.0)
 _ARGUMENT_OF = {field: argument for argument, field in RULE_FIELDS.items()}
 _FIELD = re.compile(r"(?<=`)({0})(?=`)|(?<=Received: )({0})(?==)".format("|".join(_ARGUMENT_OF)))

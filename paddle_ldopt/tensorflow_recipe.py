@@ -14,7 +14,6 @@ from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers._base.groups import checked_parameters, parameters_to_train
-from .optimizers._base.rule_optimizer import checked_decay
 from .schedules.warmup import WarmUp
 
 
@@ -113,7 +112,7 @@ def create_optimizer(
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """
-    weight_decay_rate = checked_decay(weight_decay_rate, "weight_decay_rate")
+    weight_decay_rate = AdamWeightDecay.OPTIONS["weight_decay"].checked(weight_decay_rate, "weight_decay_rate")
     beta_1 = checked_number(adam_beta1, "adam_beta1", 0.0, 1.0, "[)")
     beta_2 = checked_number(adam_beta2, "adam_beta2", 0.0, 1.0, "[)")
     epsilon = checked_number(adam_epsilon, "adam_epsilon", 0.0, ends="[)")

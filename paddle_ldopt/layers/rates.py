@@ -51,7 +51,7 @@ def used_rates(optimizer: Any) -> Optional[dict[str, float]]:
     `Adafactor` with `relative_step` does, from the step and the parameter's size: the layer's ratio is in it.
     """
     optimizer = unwrap(optimizer)
-    own = getattr(optimizer, "_relative_step", False) and hasattr(optimizer, "used_lr")
+    own = getattr(optimizer, "sets_own_rate", False) and hasattr(optimizer, "used_lr")
     return optimizer.used_lr() if own else None
 
 

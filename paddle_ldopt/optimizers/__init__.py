@@ -1,15 +1,18 @@
-"""The optimizers, one file each; their order here is that of `list_optimizers`."""
+"""The optimizers, one file each. `list_optimizers` has their order.
+
+A new one is one line more here, and its name in `__all__`.
+"""
 
 # isort: off
-from .adamwdl import AdamWDL as AdamWDL
-from .came import Came as Came
-from .lamb import Lamb as Lamb
-from .adafactor import Adafactor as Adafactor, AdafactorSchedule as AdafactorSchedule
-from .adam_weight_decay import AdamWeightDecay as AdamWeightDecay
+from .adamwdl import AdamWDL
+from .came import Came
+from .lamb import Lamb
+from .adafactor import Adafactor, AdafactorSchedule
+from .adam_weight_decay import AdamWeightDecay
 # isort: on
 
-from .apply import apply_layerwise_decay as apply_layerwise_decay
-from .apply import reset_layerwise_decay as reset_layerwise_decay
-from .registry import OptimizerInfo as OptimizerInfo
-from .registry import list_optimizers as list_optimizers
-from .registry import optimizer_class as optimizer_class
+from .apply import apply_layerwise_decay, reset_layerwise_decay
+from .registry import OptimizerInfo, list_optimizers, optimizer_class
+
+__all__ = ["AdamWDL", "AdamWeightDecay", "Adafactor", "AdafactorSchedule", "Came", "Lamb"]
+__all__ += ["OptimizerInfo", "apply_layerwise_decay", "list_optimizers", "optimizer_class", "reset_layerwise_decay"]

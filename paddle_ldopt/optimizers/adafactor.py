@@ -6,28 +6,26 @@ Paper: Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, Shazeer & 
 """
 
 import math
+from typing import Any, ClassVar, Optional
 
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import Option, checked_bool, checked_number, shown
-from .._paddle import parameters_of, unwrap
-from ..layers.paddlenlp_hook import layerwise_lr_decay
+from .._checks import Option, checked_bool, checked_number, one_of_two
+from .._paddle import masters, param_groups, parameters_of, square_sum, unwrap
 from ._base.arithmetic import over_, plus_, times_
-from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, State, numbers, register
+from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_decay, register
 from ._base.factored import (
+    FactoredOptimizer,
     factored_kinds,
     inverse_sqrt_factored,
     is_factored,
-    refuse_relative_step,
     relative_rate,
     rms,
     row_col_means,
     row_col_sums,
-    square_sum,
 )
-from ._base.groups import is_listed
-from ._base.rule_optimizer import STEP, RuleOptimizer, checked_decay
+from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 
@@ -37,21 +35,21 @@ _USED_LR = "used_lr"  # the state that `used_lr` and AdafactorSchedule report
 
 
 def adafactor_update(
-    param,
-    grad,
-    state,
-    lr,
+    param: Any,
+    grad: Any,
+    state: dict[str, Any],
+    lr: Any,
     *,
-    piece,
-    eps,
-    clip_threshold,
-    decay_rate,
-    beta1,
-    weight_decay,
-    scale_parameter,
-    relative_step,
-    warmup_init,
-):
+    piece: Piece,
+    eps: tuple[float, float],
+    clip_threshold: float,
+    decay_rate: float,
+    beta1: Optional[float],
+    weight_decay: float,
+    scale_parameter: bool,
+    relative_step: bool,
+    warmup_init: bool,
+) -> Update:
     """Return (new parameter, new state) of Algorithm 4 or 5, as a rule of `RuleOptimizer`.
 
     `piece` is what the tensors are of the parameter; all other arguments are `Adafactor`'s. State: "exp_avg_sq_row"
@@ -93,7 +91,7 @@ def adafactor_update(
     "T5 and its kin, almost without memory; below 0.02 bytes",
     external_rate={"relative_step": False, "scale_parameter": False},
 )
-class Adafactor(RuleOptimizer):
+class Adafactor(FactoredOptimizer):
     r"""Adam with a second moment of rows and columns only: the choice if an optimizer's memory is what is short.
 
     Its state is about R + C numbers for a weight of R x C, and nothing else without `beta1`. With :math:`l` the
@@ -119,39 +117,22 @@ class Adafactor(RuleOptimizer):
     clipping gradients as well.
 
     Args:
-        parameters (list[Tensor]|list[dict], optional): what to train; required in dygraph. Dicts are groups with
-            "params" and any of "lr" (a rate of its own, a number) or "learning_rate" (a multiplier of the rate),
-            "eps", "clip_threshold", "decay_rate", "beta1", "weight_decay", "scale_parameter", "warmup_init",
-            "grad_clip".
-        lr (float|LRScheduler, optional): at least 0; the rate of a layer whose ratio is 1. None with `relative_step`.
+        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (a rate of their own),
+            "eps", "clip_threshold", "decay_rate", "beta1", "weight_decay", "scale_parameter" and "warmup_init".
+        lr (float|LRScheduler, optional): at least 0; also `learning_rate`. None with `relative_step`.
         eps (tuple[float, float], optional): :math:`\epsilon_1` above 0, added to the squared gradient, and
             :math:`\epsilon_2`, at least 0, below which `scale_parameter` does not go.
         clip_threshold (float, optional): above 0, the most that RMS(u) can be.
         decay_rate (float, optional): exponent of the second moment's decay, at most 0.
         beta1 (float, optional): decay of the momentum, in [0, 1). None: no momentum, no memory for it.
         weight_decay (float, optional): decoupled decay :math:`\lambda`, at least 0, scaled by the rate :math:`\alpha`.
-            None is 0.
         scale_parameter (bool, optional): multiply the rate by the parameter's own RMS.
         relative_step (bool, optional): set the rate from the step, without `lr`.
         warmup_init (bool, optional): with `relative_step`: :math:`10^{-6} t` instead of :math:`10^{-2}`.
-        params (list, optional): another name for `parameters`.
-        learning_rate (float|LRScheduler, optional): another name for `lr`.
-        grad_clip (GradientClipBase, optional): gradient clipping before the step.
-        apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed. None: all are.
-        multi_precision (bool, optional): keep float32 master weights of float16 and bfloat16 parameters.
-        name (str, optional): prefix of the names of the optimizer's state.
-        layerwise_decay (float|LayerDecay, optional): with the rest as in `AdamWDL`. The ratio multiplies the rate,
-            the relative one too.
-        n_layers (int, optional): see `AdamWDL`.
-        set_param_lr_fun (callable, optional): see `AdamWDL`.
-        name_dict (dict[str, str], optional): see `AdamWDL`.
-        layers (LayerMap, optional): see `AdamWDL`.
-        fused (bool, optional): see `AdamWDL`.
+        **common: the arguments that all optimizers take; see `AdamWDL`. A layer's ratio multiplies a relative rate too.
 
     Raises:
-        TypeError: an argument of the wrong type.
-        ValueError: a value out of range; both `lr` and `relative_step`, or neither; `warmup_init` without
-            `relative_step`; two names for one argument; a group with an unknown option.
+        TypeError, ValueError: as `AdamWDL`; `lr` and `relative_step`, or neither; `warmup_init` alone.
 
     Differs from the paper: its algorithms 4 and 5 have neither momentum nor weight decay. Differs from transformers:
     low-precision parameters can have master weights; `relative_step` is not a group's to choose; arguments are checked.
@@ -171,146 +152,82 @@ class Adafactor(RuleOptimizer):
     Source: ``transformers.Adafactor``, 4.37.
     """
 
-    OPTIONS = {
-        "lr": Option(None, "the group's own rate", optional=True, group=True),
+    OPTIONS: ClassVar[dict[str, Option]] = {
+        "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option((1e-30, 1e-3), "added to the squares; least RMS", check=numbers("()", "[)"), group=True),
         "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
         "decay_rate": Option(-0.8, "exponent of the second moment's decay", -math.inf, 0.0, "(]", group=True),
         "beta1": Option(None, "decay of the momentum", high=1.0, ends="[)", optional=True, group=True),
-        "weight_decay": Option(0.0, "decoupled decay of the weights", group=True),
+        "weight_decay": Option(0.0, "decoupled decay of the weights", group=True, read=plain_decay),
         "scale_parameter": Option(True, "scale the rate by the parameter's RMS", check=checked_bool, group=True),
         "relative_step": Option(True, "set the rate from the step", check=checked_bool),
         "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool, group=True),
     }
 
     @staticmethod
-    def states(options, shape):
+    def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
         """Return state name -> its kind and type."""
         kinds = factored_kinds("exp_avg_sq") if is_factored(shape) else {"exp_avg_sq": ELEMENT}
         kinds = {_USED_LR: SCALAR, **kinds, **({} if options["beta1"] is None else {"exp_avg": ELEMENT})}
         return {name: State(kind) for name, kind in kinds.items()}
 
     @staticmethod
-    def sums(options, shape):
+    def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
         """Return the rounds of sums."""
         return [[SCALAR, *([ROW, COLUMN] if is_factored(shape) else [])], [SCALAR]]
 
     def __init__(
         self,
-        parameters=None,
-        lr=None,
-        eps=(1e-30, 1e-3),
-        clip_threshold=1.0,
-        decay_rate=-0.8,
-        beta1=None,
-        weight_decay=0.0,
-        scale_parameter=True,
-        relative_step=True,
-        warmup_init=False,
+        parameters: Any = None,
+        lr: Any = None,
+        eps: Any = (1e-30, 1e-3),
+        clip_threshold: float = 1.0,
+        decay_rate: float = -0.8,
+        beta1: Optional[float] = None,
+        weight_decay: Optional[float] = 0.0,
+        scale_parameter: bool = True,
+        relative_step: bool = True,
+        warmup_init: bool = False,
         *,
-        params=None,
-        learning_rate=None,
-        grad_clip=None,
-        apply_decay_param_fun=None,
-        multi_precision=False,
-        name=None,
-        layerwise_decay=1.0,
-        n_layers=12,
-        set_param_lr_fun=layerwise_lr_decay,
-        name_dict=None,
-        layers=None,
-        fused=None,
-    ):
-        parameters = _one_of("parameters", parameters, "params", params)
-        lr = _one_of("lr", lr, "learning_rate", learning_rate)
-        if is_listed(parameters):  # the base refuses these two
-            parameters = list(parameters)
-        self._relative_step = checked_bool(relative_step, "relative_step")
-        options = {
-            "lr": None,
-            "eps": eps,
-            "clip_threshold": clip_threshold,
-            "decay_rate": decay_rate,
-            "beta1": beta1,
-            "weight_decay": weight_decay,
-            "scale_parameter": scale_parameter,
-            "warmup_init": warmup_init,
-        }
-        options = self.check_options(options)
-        if lr is not None or relative_step or not _all_have_lr(parameters):
-            lr = self._checked_lr(lr)
+        params: Any = None,
+        learning_rate: Any = None,
+        fused: Optional[bool] = None,
+        multi_precision: bool = False,
+        **common: Any,
+    ) -> None:
         super().__init__(
-            1.0 if lr is None else lr,
-            parameters,
-            options,
-            grad_clip=grad_clip,
-            apply_decay_param_fun=apply_decay_param_fun,
-            multi_precision=multi_precision,
-            name=name,
+            one_of_two("lr", lr, "learning_rate", learning_rate),
+            one_of_two("parameters", parameters, "params", params),
+            eps=eps,
+            clip_threshold=clip_threshold,
+            decay_rate=decay_rate,
+            beta1=beta1,
+            weight_decay=weight_decay,
+            scale_parameter=scale_parameter,
+            relative_step=relative_step,
+            warmup_init=warmup_init,
             fused=fused,
-            layerwise={
-                "layerwise_decay": layerwise_decay,
-                "n_layers": n_layers,
-                "set_param_lr_fun": set_param_lr_fun,
-                "name_dict": name_dict,
-                "layers": layers,
-            },
+            multi_precision=multi_precision,
+            **common,
         )
 
-    def check_options(self, options):
-        """Return the options, numbers as floats; raise if one is out of range, or of the wrong type."""
-        eps = options["eps"]
-        if not isinstance(eps, (tuple, list)) or len(eps) != 2:
-            raise TypeError(f"`eps` must be two numbers. Received: eps={shown(eps)}")
-        numbers = {
-            "eps": tuple(checked_number(v, f"eps[{i}]", ends="[)" if i else "()") for i, v in enumerate(eps)),
-            "clip_threshold": checked_number(options["clip_threshold"], "clip_threshold", ends="()"),
-            "decay_rate": checked_number(options["decay_rate"], "decay_rate", -math.inf, 0.0, "(]"),
-            "weight_decay": checked_decay(options["weight_decay"]),
-        }
-        if options["lr"] is not None:
-            numbers["lr"] = checked_number(self._checked_lr(options["lr"]), "lr")
-        if options["beta1"] is not None:
-            numbers["beta1"] = checked_number(options["beta1"], "beta1", 0.0, 1.0, "[)")
-        checked_bool(options["scale_parameter"], "scale_parameter")
-        if checked_bool(options["warmup_init"], "warmup_init") and not self._relative_step:
-            raise ValueError("`warmup_init=True` requires `relative_step=True`. Received: relative_step=False")
-        return {**options, **numbers}
+    _rate_argument = "lr"
 
-    def _checked_lr(self, lr):
-        """Return the rate as the base takes it, None with `relative_step`."""
-        if self._relative_step:
-            if lr is not None:
-                raise ValueError(
-                    "Cannot combine manual `lr` and `relative_step=True` options: leave out `lr`, or give "
-                    f"relative_step=False. Received: lr={shown(lr)}, relative_step=True"
-                )
-            return None
-        if lr is None:
-            raise ValueError("`lr` must be given with `relative_step=False`. Received: lr=None, relative_step=False")
-        return lr if isinstance(lr, LRScheduler) else checked_number(lr, "lr", 0.0, math.inf, "[)")
+    def _first_rate(self, rate: Any, parameters: Any) -> Any:
+        rates = [group.get("lr") if isinstance(group, dict) else None for group in parameters or [None]]
+        if rate is None and None not in rates:  # every group has its own
+            return 1.0
+        return super()._first_rate(rate, parameters)
 
-    def shown_rate(self, param, factor):
-        """Return the rate of the last step if the rate comes from the step and the parameter's size."""
-        return (self._used_lr(param), None) if self._relative_step else None
-
-    def state_kinds(self, param):
-        """Return the kinds of the second moment, factored or not, of the momentum, if any, and of the rate used."""
-        kinds = {_USED_LR: SCALAR}
-        kinds.update(factored_kinds("exp_avg_sq") if is_factored(self.whole_shape(param)) else {"exp_avg_sq": ELEMENT})
-        return kinds if self.options_of(param)["beta1"] is None else {**kinds, "exp_avg": ELEMENT}
-
-    def fixed_options(self):
-        """Return the arguments that change the rule and that no parameter group overrides."""
-        return {"relative_step": self._relative_step}
-
-    def rule(self, param, grad, state, lr, options, piece=None):
+    def rule(
+        self, param: Any, grad: Any, state: dict[str, Any], lr: Any, options: dict[str, Any], piece: Any = None
+    ) -> Update:
         """Return the generator of a parameter's update."""
-        options = {key: value for key, value in options.items() if key != "lr"}  # it is in the argument by now
-        piece = piece or Piece(param.shape)
-        return adafactor_update(param, grad, state, lr, piece=piece, relative_step=self._relative_step, **options)
+        options = {**self._fixed, **options}
+        del options["lr"]  # it is in the argument by now
+        return adafactor_update(param, grad, state, lr, piece=piece or Piece(param.shape), **options)
 
-    def fused_rule(self, options):
+    def fused_rule(self, options: dict[str, Any]) -> FusedRule:
         """Return the rule as the C library knows it."""
         fields = {
             "beta1": options["beta1"] or 0.0,
@@ -320,18 +237,12 @@ class Adafactor(RuleOptimizer):
         }
         flags = {
             "momentum": options["beta1"] is not None,
-            "scale_parameter": options["scale_parameter"],
-            "relative_step": self._relative_step,
-            "warmup_init": options["warmup_init"],
+            **{name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")},
         }
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")
         return FusedRule("adafactor", states, fields, tuple(flag for flag in flags if flags[flag]), aux=_USED_LR)
 
-    def fused_flags(self, shape, options):
-        """Return the flag that depends on a parameter's shape."""
-        return ("factored",) if is_factored(shape) else ()
-
-    def used_lr(self):
+    def used_lr(self) -> dict[str, float]:
         r"""Return ``param.name`` -> the rate :math:`\alpha` of the parameter's last update; dygraph and `to_static`.
 
         It has all in it: step, scale, layer and group. Parameters that were not updated yet are left out.
@@ -339,26 +250,19 @@ class Adafactor(RuleOptimizer):
         rates = {param.name: self._used_lr(param) for param in parameters_of(self)}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
-    def _used_lr(self, param):
-        prefix = f"{self._name}_" if self._name else ""
-        used, steps = (self._accumulators.get(prefix + state, {}) for state in (_USED_LR, STEP))
-        owner = self._master_weights.get(param.name, param).name
+    def _used_lr(self, param: Any) -> Optional[float]:
+        used, steps = self._held(_USED_LR), self._held(STEP)
+        owner = masters(self).get(param.name, param).name
         known = isinstance(used.get(owner), paddle.Tensor) and steps[owner].item() > 0
-        return used[owner].item() if known else None
+        return float(used[owner].item()) if known else None
 
-    def get_lr(self):
+    def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+        """Return the rate of the last step if the rate comes from the step and the parameter's size."""
+        return (self._used_lr(param), None) if self.sets_own_rate else None
+
+    def get_lr(self) -> float:
         """Return the rate `lr`, or, with `relative_step`, the one that the first parameter was updated with, or 0.0."""
-        return next(iter(self.used_lr().values()), 0.0) if self._relative_step else super().get_lr()
-
-    def set_lr(self, value):
-        """Set the rate, as in Paddle's optimizers; a RuntimeError with `relative_step`."""
-        refuse_relative_step(self, value=value)
-        super().set_lr(value)
-
-    def set_lr_scheduler(self, scheduler):
-        """Set the scheduler of the rate, as in Paddle's optimizers; a RuntimeError with `relative_step`."""
-        refuse_relative_step(self, scheduler=scheduler)
-        super().set_lr_scheduler(scheduler)
+        return next(iter(self.used_lr().values()), 0.0) if self.sets_own_rate else float(super().get_lr())
 
 
 class AdafactorSchedule(LRScheduler):
@@ -367,12 +271,8 @@ class AdafactorSchedule(LRScheduler):
     It goes to a Trainer beside an optimizer that sets its rate itself: ``optimizers=(opt, AdafactorSchedule(opt))``.
 
     Args:
-        optimizer (Adafactor): the optimizer; may be wrapped.
-        initial_lr (float, optional): at least 0, what is reported of a group before its first update.
-
-    Raises:
-        TypeError: an `optimizer` that is no `Adafactor`; an `initial_lr` that is no number.
-        ValueError: a negative `initial_lr`.
+        optimizer (Adafactor): the optimizer; may be wrapped. Any other is a TypeError.
+        initial_lr (float, optional): at least 0, the rate that is reported of a group before its first update.
 
     Differs from transformers: a group whose first parameter has no gradient is reported like all others, and nothing is
     ever written into the optimizer (there an `lr` of its own compounds with the parameter's scale from step to step).
@@ -398,50 +298,32 @@ class AdafactorSchedule(LRScheduler):
 
     last_epoch: int
 
-    def __init__(self, optimizer, initial_lr=0.0):
+    def __init__(self, optimizer: Any, initial_lr: float = 0.0) -> None:
         self.optimizer = unwrap(optimizer)
         if not isinstance(self.optimizer, Adafactor):
             raise TypeError(f"`optimizer` must be an Adafactor. Received: optimizer={type(self.optimizer).__name__}")
-        super().__init__(checked_number(initial_lr, "initial_lr", 0.0, math.inf, "[)"))
+        super().__init__(checked_number(initial_lr, "initial_lr"))
 
-    def get_lr(self):
+    def get_lr(self) -> list[float]:
         """Return the rate really used by each group's first updated parameter, in the order of the groups.
 
         The parameters of a group differ if their scales or layers do: `Adafactor.used_lr` has every one.
         """
         used = self.optimizer.used_lr()
-        groups = self.optimizer._param_groups or []
+        groups = param_groups(self.optimizer) or []
         groups = [g["params"] for g in groups] if groups and isinstance(groups[0], dict) else [groups]
         return [next((used[p.name] for p in group if p.name in used), self.base_lr) for group in groups]
 
-    def step(self, epoch=None):
-        """Take over the rates of the optimizer's last step. `last_lr` and a call give the first group's, a float.
-
-        Args:
-            epoch (int, optional): the number to count on from.
-        """
+    def step(self, epoch: Optional[int] = None) -> None:
+        """Take over the rates of the optimizer's last step. `last_lr` and a call give the first group's, a float."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self.last_lrs = self.get_lr()
         self.last_lr = self.last_lrs[0]
 
-    def get_last_lr(self):
+    def get_last_lr(self) -> list[float]:
         """Return the rate of each group at the last `step` of this scheduler."""
         return self.last_lrs
 
-    def state_keys(self):
+    def state_keys(self) -> None:
         """Name what `state_dict` has."""
         self.keys = ["last_epoch", "last_lr", "last_lrs"]
-
-
-def _one_of(argument, value, other, other_value):
-    """Return what an argument with two names was given."""
-    if value is not None and other_value is not None:
-        raise ValueError(
-            f"`{other}` is another name for `{argument}`: give one of them. "
-            f"Received: {argument} of type {type(value).__name__}, {other} of type {type(other_value).__name__}"
-        )
-    return other_value if value is None else value
-
-
-def _all_have_lr(groups):
-    return bool(groups) and all(isinstance(group, dict) and group.get("lr") is not None for group in groups)

@@ -6,19 +6,19 @@ https://arxiv.org/abs/1904.00962 (Algorithm 2, with the identity as its scaling 
 
 import contextlib
 import math
-import re
+import warnings
+from collections.abc import Iterator
+from typing import Any, Callable, ClassVar, Optional
 
-import numpy as np
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import Option, checked_bool, checked_number, shown
-from ..layers.paddlenlp_hook import layerwise_lr_decay
-from ._base.arithmetic import over_, plus_, root_, times_
-from ._base.declaration import ELEMENT, SCALAR, State, register
-from ._base.factored import square_sum
-from ._base.mindspore import Schedule, as_list, decay_or_schedule, is_convolution, rate_or_schedule, read_groups
-from ._base.rule_optimizer import STEP, RuleOptimizer
+from .._checks import Option, checked_bool, one_of_two, shown
+from .._paddle import decay_fun, square_sum
+from ._base.arithmetic import one_minus_power, over_, plus_, root_, times_
+from ._base.declaration import ELEMENT, SCALAR, STEP, State, register
+from ._base.mindspore import StepFunction, as_list, decay_or_function, is_convolution, rate_or_function, without_order
+from ._base.rule_optimizer import RuleOptimizer, Task, Update, largest
 from ._base.step_count import StepCount
 from ._fused.plan import FusedRule
 from ._pieces import Piece
@@ -28,29 +28,25 @@ __all__ = ["Lamb", "lamb_update"]
 # The optimizer's own count of steps, kept with every parameter: `STEP` counts those of one parameter alone, which is
 # another number where a parameter had no gradient. There only if something is scheduled by it.
 GLOBAL_STEP = "global_step"
-_GLOBAL_STEP_KEY = re.compile(rf"_{GLOBAL_STEP}_\d+$")
 
 
-def lamb_update(param, grad, state, lr, *, beta1, beta2, eps, weight_decay, grad_centralization=False, piece=None):
-    """Algorithm 2 of arXiv 1904.00962.
+def lamb_update(
+    param: Any,
+    grad: Any,
+    state: dict[str, Any],
+    lr: Any,
+    *,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    grad_centralization: bool = False,
+    piece: Optional[Piece] = None,
+) -> Update:
+    """Return (new x, new moments): Algorithm 2 of arXiv 1904.00962, as a rule of `RuleOptimizer`.
 
-    Args:
-        param (Tensor): x, or a piece of it.
-        grad (Tensor): g, of the same shape.
-        state (dict[str, Tensor]): `moment1` and `moment2` of that shape, and the number t of this update.
-        lr (Tensor): the rate, shape [].
-        beta1 (float): decay of the first moment.
-        beta2 (float): decay of the second moment.
-        eps (float): added to the root of the second moment.
-        weight_decay (float): lambda.
-        grad_centralization (bool): subtract from each output channel's gradient its mean, if x is a convolution's.
-        piece (Piece, optional): what the tensors are of x. None: all of it.
-
-    Yields:
-        list[Tensor]: sums over the piece, to be answered with those over the whole tensor.
-
-    Returns:
-        tuple[Tensor, dict[str, Tensor]]: the new x and the new moments.
+    `piece` is what the tensors are of the parameter; all other arguments are `Lamb`'s. With `grad_centralization` the
+    gradient of each output channel of a convolution loses its mean. State: `moment1` and `moment2` like the parameter.
     """
     t, piece = state[STEP], piece or Piece(param.shape)
     if grad_centralization and is_convolution(piece.shape):
@@ -68,11 +64,6 @@ def lamb_update(param, grad, state, lr, *, beta1, beta2, eps, weight_decay, grad
     adapted = paddle.logical_and(x_norm > 0, u_norm > 0)
     ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
     return plus_(times_(u, -lr * ratio), param), {"moment1": m, "moment2": v}
-
-
-def one_minus_power(beta, t):
-    """Return 1 - beta^t without the cancellation that would cost float32 a relative 1e-5 at beta = 0.999."""
-    return -paddle.expm1(t * math.log(beta))
 
 
 @register("batches of thousands; 8 bytes", trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"})
@@ -96,46 +87,27 @@ class Lamb(StepCount, RuleOptimizer):
     gradient, does not count. `get_lr` gives the rate of the next step.
 
     Args:
-        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): rate of a layer whose ratio is 1, at least 0.
-            A number or a 0-D Tensor stays. Of a 1-D Tensor or a (finite) iterable step i takes element i, from 0; the
-            step after the last raises. A callable is given the number of steps taken so far, an int, 0 in the first
-            step, and returns the rate.
-        beta1 (float, optional): decay of the first moment, in (0, 1).
-        beta2 (float, optional): decay of the second moment, in (0, 1).
+        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): at least 0. A number or a 0-D Tensor stays. Of a
+            1-D Tensor or a (finite) iterable step i takes element i, from 0; the step after the last raises. A callable
+            is given the number of steps taken so far, an int, and returns the rate.
+        beta1, beta2 (float, optional): decays of the first and of the second moment, in (0, 1).
         eps (float, optional): above 0, added to the root of the second moment.
         weight_decay (float|int|callable, optional): :math:`\lambda`, at least 0; or a callable of the number of steps
             taken so far that returns it, a `paddle.nn.Layer` included.
-        parameters (list[Tensor]|list[dict], optional): what to train; required in dygraph. Dicts are groups with
-            "params" and any of "lr" (the group's absolute rate: all that `learning_rate` may be; an `LRScheduler` here
-            is stepped and saved by the caller), "learning_rate" (Paddle's multiplier of the optimizer's rate, instead
-            of "lr"), "weight_decay", "grad_centralization" (bool: subtract from the gradient its mean over all axes but
-            the first, the output channels; for convolutions, weights of rank 4 or 5, and without effect on others),
-            "beta1", "beta2", "eps", "grad_clip". One more dict ``{"order_params": [...]}`` lists the parameters of all
+        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their absolute rate: all
+            that `learning_rate` may be; the caller steps and saves a scheduler), "weight_decay", "beta1", "beta2",
+            "eps" and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5,
+            its mean over all axes but the first). One more dict ``{"order_params": [...]}`` lists the parameters of all
             groups in the order in which they are to be updated.
-        grad_clip (GradientClipBase, optional): gradient clipping before the step.
         apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed. None: without
             groups all but those with "beta" or "gamma" in their tensor name, or in their structured name if `name_dict`
             or `layers` tells it; with groups all. Paddle calls the weights of its norms otherwise: leave out norms and
             biases with ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
-        multi_precision (bool, optional): keep float32 master weights of float16 and bfloat16 parameters.
-        name (str, optional): prefix of the names of the optimizer's state.
-        layerwise_decay (float|LayerDecay, optional): as in `AdamWDL`, and so the next four.
-        n_layers (int, optional): blocks of the model, for `set_param_lr_fun`.
-        set_param_lr_fun (callable, optional): ratio of each parameter's rate.
-        name_dict (dict[str, str], optional): ``param.name`` -> structured name.
-        layers (LayerMap, optional): the layers of the model, instead of the last three.
-        fused (bool, optional): see `AdamWDL`.
-        params (list[Tensor]|list[dict], optional): another name for `parameters`, as in MindSpore.
+        **layerwise: the layer-wise arguments; see `AdamWDL` for them and all others that every optimizer takes.
 
     Raises:
-        TypeError: `learning_rate` is none of the above; `beta1`, `beta2` or `eps` is no number; `weight_decay` is
-            neither a number nor a function of the step, such as a regularizer of Paddle's; an element of `parameters`
-            is neither a parameter nor, in all of them, a dict; a schedule gives something that is not a number.
-        ValueError: `beta1` or `beta2` not in (0, 1), `eps` not above 0, a rate or a decay below 0 or not finite; a
-            Tensor of more than one dimension or an empty schedule; a schedule that has run out; a group with both "lr"
-            and "learning_rate", or with an unknown key; an `order_params` that does not list all parameters of the
-            groups once; a schedule that advances with the steps in a static graph. Further as in `AdamWDL`. Nothing is
-            changed by then.
+        TypeError, ValueError: as `AdamWDL`; a schedule that is empty, has run out or gives no number, or advances with
+            the steps in a static graph; a group with "lr" and "learning_rate"; an incomplete "order_params".
 
     Differs from the paper: the bounds on the norm of the weights are left out, as in all implementations. From
     `mindspore.nn.Lamb`: t counts the updates of the parameter, not of the optimizer, and gradients are centralized for
@@ -160,159 +132,141 @@ class Lamb(StepCount, RuleOptimizer):
     Source: ``mindspore.nn.Lamb``, of whose formula :math:`|r + \lambda w|` is the denominator that was meant.
     """
 
-    OPTIONS = {
+    OPTIONS: ClassVar[dict[str, Option]] = {
         "beta1": Option(0.9, "decay of the first moment", high=1.0, ends="()", group=True),
         "beta2": Option(0.999, "decay of the second moment", high=1.0, ends="()", group=True),
         "eps": Option(1e-6, "added to the root of the second moment", ends="()", group=True),
-        "weight_decay": Option(0.0, "decoupled decay, or a function of the step", check=decay_or_schedule, group=True),
-        "lr": Option(None, "the group's own rate, or its schedule", check=rate_or_schedule, optional=True, group=True),
-        "grad_centralization": Option(False, "centralize a convolution's gradient", check=checked_bool, group=True),
+        "weight_decay": Option(
+            0.0, "decoupled decay", group=True, check=decay_or_function, kind="[0, inf) or a function of the step"
+        ),
+        "lr": Option(
+            None,
+            "the group's own rate",
+            optional=True,
+            group=True,
+            check=rate_or_function,
+            kind="[0, inf) or a schedule",
+            argument=False,
+        ),
+        "grad_centralization": Option(
+            False, "centralize a convolution's gradient", group=True, check=checked_bool, argument=False
+        ),
     }
 
     @staticmethod
-    def states(options, shape):
-        """Return state name -> its kind and type; what is scheduled by its own steps needs `GLOBAL_STEP` too."""
+    def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
+        """Return state name -> its kind and type; what is scheduled by its own steps has `GLOBAL_STEP` too."""
         return dict.fromkeys(("moment1", "moment2"), State(ELEMENT))
 
     @staticmethod
-    def sums(options, shape):
+    def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
         """Return the rounds of sums: the two norms."""
         return [[SCALAR, SCALAR]]
 
     def __init__(
         self,
-        learning_rate,
-        beta1=0.9,
-        beta2=0.999,
-        eps=1e-6,
-        weight_decay=0.0,
-        parameters=None,
-        grad_clip=None,
-        apply_decay_param_fun=None,
-        multi_precision=False,
-        name=None,
+        learning_rate: Any,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-6,
+        weight_decay: Any = 0.0,
+        parameters: Any = None,
+        grad_clip: Any = None,
+        apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
+        multi_precision: bool = False,
+        name: Optional[str] = None,
         *,
-        layerwise_decay=1.0,
-        n_layers=12,
-        set_param_lr_fun=layerwise_lr_decay,
-        name_dict=None,
-        layers=None,
-        fused=None,
-        params=None,
-    ):
-        if params is not None:
-            if parameters is not None:
-                raise ValueError("`params` is another name for `parameters`: give one of them. Received: both")
-            parameters = params
-        rate = rate_or_schedule(learning_rate, "learning_rate")
-        options = {
-            "beta1": beta1,
-            "beta2": beta2,
-            "eps": eps,
-            "weight_decay": decay_or_schedule(weight_decay),
-            "lr": None,
-            "grad_centralization": False,
-        }
-        options = self.check_options(options)
-        parameters, order = read_groups(parameters)
-        groups = [g for g in parameters if isinstance(g, dict)] if isinstance(parameters, list) else []
-        self._grouped = bool(groups)
-        self._order = order  # parameters in the order of their updates, or None
-        self._schedule = rate if isinstance(rate, Schedule) else None
-        found = (rate, options["weight_decay"], *(g.get(key) for g in groups for key in ("lr", "weight_decay")))
-        self._schedules = [value for value in found if isinstance(value, Schedule)]
-        self._counts_steps = bool(self._schedules)
-        self._scheduled: dict = {}  # in a running step: schedule -> its value, GLOBAL_STEP -> the step's number
-        self._refuse_schedules_in_a_graph()
-        values = {schedule: schedule(0) for schedule in self._schedules}
+        params: Any = None,
+        fused: Optional[bool] = None,
+        **layerwise: Any,
+    ) -> None:
+        parameters, self._order = without_order(one_of_two("parameters", parameters, "params", params))
         super().__init__(
-            rate if self._schedule is None else values[rate],
+            learning_rate,
             parameters,
-            options,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
             grad_clip=grad_clip,
             apply_decay_param_fun=apply_decay_param_fun,
             multi_precision=multi_precision,
             name=name,
             fused=fused,
-            layerwise={
-                "layerwise_decay": layerwise_decay,
-                "n_layers": n_layers,
-                "set_param_lr_fun": set_param_lr_fun,
-                "name_dict": name_dict,
-                "layers": layers,
-            },
+            **layerwise,
         )
-        self._group_rates = {p.name: g["lr"] for g in groups if g.get("lr") is not None for p in as_list(g["params"])}
+
+    def _read_rate(self, learning_rate: Any) -> Any:
+        return rate_or_function(learning_rate, "learning_rate")
+
+    def _first_rate(self, rate: Any, parameters: Any) -> Any:
+        groups = [group for group in parameters or [] if isinstance(group, dict)]
+        self._grouped = bool(groups)
+        self._schedule = rate if isinstance(rate, StepFunction) else None
+        values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
+        self._step_functions = [value for value in values if isinstance(value, StepFunction)]
+        self._counts_steps = bool(self._step_functions)
+        self._scheduled: dict[Any, float] = {}  # in a running step: function -> its value, GLOBAL_STEP -> the step
+        self._refuse_functions_in_a_graph()
+        first = {function: function(0) for function in self._step_functions}
+        for group in groups:
+            if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in as_list(group["params"])):
+                warnings.warn(
+                    "'grad_centralization' has no effect on a group without a convolution's weight", stacklevel=4
+                )
+        return rate if self._schedule is None else first[rate]
 
     # ---- the rule
 
-    def state_kinds(self, param):
-        """Return the two moments' kinds, and that of the optimizer's count of steps if a schedule needs it."""
-        kinds = {"moment1": ELEMENT, "moment2": ELEMENT}
-        return {**kinds, GLOBAL_STEP: SCALAR} if self._counts_steps else kinds
+    def _states_of(self, param: Any) -> dict[str, State]:
+        # float32 also beside float64 parameters, so that the counts of all can be compared
+        counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._counts_steps else {}
+        return {**super()._states_of(param), **counted}
 
-    def state_dtype(self, state_name, dtype):
-        """Return float32 for the optimizer's count of steps, so that all parameters' can be compared."""
-        return paddle.float32 if state_name == GLOBAL_STEP else dtype
-
-    def rule(self, param, grad, state, lr, options, piece=None):
+    def rule(
+        self, param: Any, grad: Any, state: dict[str, Any], lr: Any, options: dict[str, Any], piece: Any = None
+    ) -> Update:
         """Return `lamb_update`, and the optimizer's count of steps beside it if a schedule needs it."""
         options = {**options, "weight_decay": self._now(options["weight_decay"])}
-        del options["lr"]
+        del options["lr"]  # it is in the argument by now
+        new_param, new_state = yield from lamb_update(param, grad, state, lr, piece=piece, **options)
         counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._counts_steps else {}
+        return new_param, {**new_state, **counted}
 
-        def update():
-            new_param, new_state = yield from lamb_update(param, grad, state, lr, piece=piece, **options)
-            return new_param, {**new_state, **counted}
-
-        return update()
-
-    def fused_rule(self, options):
+    def fused_rule(self, options: dict[str, Any]) -> FusedRule:
         """Return the rule as the C library knows it."""
         count = self._scheduled[GLOBAL_STEP] if self._counts_steps else 0.0
         fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["eps"], 0, 0), "count": count}
         return FusedRule("lamb", ("moment1", "moment2"), fields, aux=GLOBAL_STEP)
 
-    def fused_flags(self, shape, options):
+    def fused_flags(self, shape: Any, options: dict[str, Any]) -> tuple[str, ...]:
         """Return the flag that depends on a parameter's shape."""
         return ("centralize",) if options["grad_centralization"] and is_convolution(shape) else ()
 
-    def decay_now(self, options):
+    def decay_now(self, options: dict[str, Any]) -> float:
         """Return the decay of this step."""
         return self._now(options["weight_decay"])
 
-    def is_decayed(self, param):
-        """Say whether the parameter is decayed: see `apply_decay_param_fun`."""
-        if self._grouped or self._apply_decay_param_fun is not None:
+    def is_decayed(self, param: Any) -> bool:
+        """Return whether the parameter is decayed: see `apply_decay_param_fun`."""
+        if self._grouped or decay_fun(self) is not None:
             return super().is_decayed(param)
         names = (param.name, self.structured_name(param))
         return not any(part in known for known in names for part in ("beta", "gamma"))
 
-    # ---- options
+    # ---- rates and decays that are functions of the step
 
-    def check_options(self, options):
-        """Return the options, numbers as floats; raise if one is out of range. Rates and decays were read before."""
-        checked_bool(options["grad_centralization"], "grad_centralization")
-        ranges = (("beta1", 1.0), ("beta2", 1.0), ("eps", math.inf))
-        numbers = {name: checked_number(options[name], name, 0.0, high, "()") for name, high in ranges}
-        return {**options, **numbers}
+    @property
+    def sets_own_rate(self) -> bool:
+        """Whether the rate is a function of the optimizer's steps."""
+        return self._schedule is not None
 
-    # ---- schedules
-
-    def get_lr(self):
+    def get_lr(self) -> float:
         """Return the rate of the next step, for a layer whose ratio is 1; of a schedule that has run out, its last."""
-        if self._schedule is None:
-            return super().get_lr()
-        if self._scheduled:
-            return self._scheduled[self._schedule]
-        return self._schedule.reported(self._steps_taken())
+        return float(super().get_lr()) if self._schedule is None else self._now(self._schedule)
 
-    def set_lr(self, value):
-        """Set the rate; not where it is a schedule.
-
-        Args:
-            value (float): the new rate.
-        """
+    def set_lr(self, value: float) -> None:
+        """Set the rate; a RuntimeError where it is a schedule."""
         if self._schedule is not None:
             raise RuntimeError(
                 "The rate follows the schedule given as `learning_rate`; build the optimizer with a number to set it. "
@@ -320,68 +274,56 @@ class Lamb(StepCount, RuleOptimizer):
             )
         super().set_lr(value)
 
-    def set_lr_scheduler(self, scheduler):
-        """Take the rate from a Paddle scheduler from now on.
-
-        Args:
-            scheduler (LRScheduler): stepped by the caller.
-        """
+    def set_lr_scheduler(self, scheduler: Any) -> None:
+        """Take the rate from a Paddle scheduler from now on, which the caller steps."""
         super().set_lr_scheduler(scheduler)
-        self._schedules = [schedule for schedule in self._schedules if schedule is not self._schedule]
+        self._step_functions = [function for function in self._step_functions if function is not self._schedule]
         self._schedule = None
 
-    def set_state_dict(self, state_dict):
-        """Load what `state_dict` gave, that of a run without schedules included.
-
-        Args:
-            state_dict (dict): state by name, with "master_weights" and "LR_Scheduler" if there are any.
-        """
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave, that of a run without schedules included."""
         if not isinstance(state_dict, dict):
             return super().set_state_dict(state_dict)  # which says that it must be one
-        own = {key: _largest([state_dict[key]]) for key in state_dict if str(key).endswith(f"_{STEP}_0")}
+        own = {key: largest([state_dict[key]]) for key in state_dict if str(key).endswith(f"_{STEP}_0")}
         counts = {}
         for key in own if self._counts_steps else ():
             count = f"{key[: -len(f'{STEP}_0')]}{GLOBAL_STEP}_0"
-            known = _largest([state_dict[count]] if count in state_dict else [])
             # always a copy: what was given may belong to an optimizer that goes on
-            counts[count] = paddle.full([], max(known, *own.values()), "float32")
+            counts[count] = paddle.full([], max(largest([state_dict.get(count)]), *own.values()), "float32")
         super().set_state_dict({**state_dict, **counts})
 
     load_state_dict = set_state_dict
 
-    def _now(self, value):
-        """Return the number that an option stands for in this step."""
+    def _now(self, value: Any) -> float:
+        """Return the number that a rate or a decay is in this step."""
         if isinstance(value, LRScheduler):
-            return value()
-        if not isinstance(value, Schedule):
-            return value
+            return float(value())
+        if not isinstance(value, StepFunction):
+            return float(value)
         return self._scheduled[value] if self._scheduled else value.reported(self._steps_taken())
 
-    def _largest_count(self):
+    def _largest_count(self) -> int:
         """Return how many steps the optimizer has taken, those before a resume included."""
-        prefix = f"{self._name}_" if self._name else ""
-        counts = list(self._accumulators.get(prefix + GLOBAL_STEP, {}).values())
-        loaded = [value for key, value in self._accumulators_holder.items() if _GLOBAL_STEP_KEY.search(key)]
-        return int(max(_largest(loaded), _largest([paddle.stack(counts)] if counts else [])))
+        return int(self._largest_of(GLOBAL_STEP))
 
-    def _refuse_schedules_in_a_graph(self):
-        if self._schedules and not paddle.in_dynamic_mode():
+    def _refuse_functions_in_a_graph(self) -> None:
+        if self._step_functions and not paddle.in_dynamic_mode():
+            first = self._step_functions[0]
             raise ValueError(
-                f"`{self._schedules[0].argument}` advances with the optimizer's steps, which a static graph does not "
-                "see. Give a number, or as the rate a scheduler that is stepped after each run, such as "
-                "paddle.optimizer.lr.LambdaDecay(1.0, function). "
-                f"Received: {self._schedules[0].argument}={shown(self._schedules[0])}"
+                f"`{first.argument}` advances with the optimizer's steps, which a static graph does not see. Give a "
+                "number, or as the rate a scheduler that is stepped after each run, such as "
+                f"paddle.optimizer.lr.LambdaDecay(1.0, function). Received: {first.argument}={shown(first)}"
             )
 
     @contextlib.contextmanager
-    def _on_schedule(self):
+    def _on_schedule(self) -> Iterator[None]:
         """Hold all scheduled values of one step, asked for and checked before the step changes anything."""
-        self._refuse_schedules_in_a_graph()
+        self._refuse_functions_in_a_graph()
         if self._scheduled or not self._counts_steps:
             yield
             return
         taken = self._steps_taken()
-        self._scheduled = {GLOBAL_STEP: taken + 1.0, **{schedule: schedule(taken) for schedule in self._schedules}}
+        self._scheduled = {GLOBAL_STEP: taken + 1.0, **{value: value(taken) for value in self._step_functions}}
         try:
             if self._schedule is not None:
                 super().set_lr(self._scheduled[self._schedule])
@@ -391,36 +333,30 @@ class Lamb(StepCount, RuleOptimizer):
 
     # ---- the step
 
-    def step(self):
+    def step(self) -> None:
         """Update all parameters once, after all schedules were asked for their values."""
         with self._on_schedule():
-            return super().step()
+            super().step()
 
-    def _apply_optimize(self, *args, **kwargs):
+    def _apply_optimize(self, *args: Any, **kwargs: Any) -> Any:
         with self._on_schedule():
             return super()._apply_optimize(*args, **kwargs)
 
-    def _update(self, tasks):
+    def _update(self, tasks: list[Task]) -> None:
         place = {param.name: i for i, param in enumerate(self._order or [])}
         super()._update(sorted(tasks, key=lambda task: place.get(task.param.name, 0)))
 
-    def shown_rate(self, param, factor):
-        """Return the rate of a schedule now and at its peak; of a callable the peak is not known."""
-        own = self._group_rates.get(param.name)
-        rate = self._schedule if own is None else own
-        factor = factor if own is None else self.layerwise_ratio(param)
-        if isinstance(rate, LRScheduler) or not isinstance(rate, Schedule):
-            return None
-        now = factor * rate.reported(self._steps_taken())
-        return now, None if callable(rate.source) else factor * max(rate.source)
-
-    def own_rate(self, param):
+    def own_rate(self, param: Any) -> Optional[float]:
         """Return the rate of the parameter's group in this step, None if it has none of its own."""
-        rate = self._group_rates.get(param.name)
+        rate = super().own_rate(param)
         return None if rate is None else self._now(rate)
 
-
-def _largest(values):
-    """Return the largest number in what of some values is a Tensor or an array, 0 if there are none."""
-    numbers = (np.asarray(value) for value in values if isinstance(value, (paddle.Tensor, np.ndarray)))
-    return max((float(np.max(value, initial=0.0)) for value in numbers), default=0.0)
+    def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+        """Return the rate of a schedule now and at its peak; of a callable the peak is not known."""
+        own = super().own_rate(param)
+        rate: Any = self._schedule if own is None else own
+        if not isinstance(rate, StepFunction):
+            return None
+        factor = factor if own is None else self.layerwise_ratio(param)
+        now = factor * rate.reported(self._steps_taken())
+        return now, None if callable(rate.source) else factor * max(rate.source)

@@ -6,7 +6,7 @@ from ._base.declaration import REGISTRY, OptimizerInfo
 __all__ = ["REGISTRY", "OptimizerInfo", "list_optimizers", "optimizer_class"]
 
 
-def list_optimizers():
+def list_optimizers() -> list[str]:
     """Return the names that `create` and the Trainer's ``--optim`` know.
 
     Examples:
@@ -19,8 +19,8 @@ def list_optimizers():
     return list(REGISTRY)
 
 
-def optimizer_class(name):
-    """Return the class of an optimizer of ours by its name; raise ValueError if none has it."""
+def optimizer_class(name: str) -> type:
+    """Return the class of an optimizer by its name in `list_optimizers`; raise ValueError if none has it."""
     if not isinstance(name, str) or name not in REGISTRY:
         known = ", ".join(map(repr, REGISTRY)) + nearest(name, REGISTRY)
         raise ValueError(f"`name` must be one of {known}. Received: name={shown(name)}")

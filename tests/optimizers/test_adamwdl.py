@@ -10,6 +10,7 @@ from reference import adamw, bert_like, llrd_ratio, make_params, take_steps
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, LayerMap, layerwise_lr_decay
+from paddle_ldopt.optimizers._base.declared import LAYERWISE
 
 N = 3  # blocks of bert_like()
 
@@ -43,6 +44,7 @@ def test_signature_is_the_documented_one():
         ("name", None),
     ]
     assert issubclass(AdamWDL, paddle.optimizer.AdamW)
+    assert {name: parameters[name].default for name in LAYERWISE} == LAYERWISE
 
 
 @pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("float64", 1e-12)])
@@ -265,7 +267,7 @@ def test_lr_ratio_works_on_cpu_as_in_ernie_doc():
     rule = functools.partial(layerwise_lr_decay, 0.8, name_dict, N)
     got = take_steps(AdamWDL(0.01, parameters=list(params.values()), lr_ratio=rule), params, grads)
     close(got, adamw(arrays, grads, {n: llrd_ratio(n, 0.8, N) for n in arrays}, lr=0.01), arrays)
-    with pytest.raises(ValueError, match="give one of them. Received: lr_ratio"):
+    with pytest.raises(ValueError, match="give one of them. Received: set_param_lr_fun=.*lr_ratio="):
         AdamWDL(0.01, parameters=list(params.values()), lr_ratio=rule, set_param_lr_fun=half)
 
 

@@ -11,7 +11,7 @@ from golden_cases import cases, follow, needs_golden
 from reference import make_params, take_steps
 from reference_came import came
 
-from paddle_ldopt import get_scheduler, layerwise_lr_decay
+from paddle_ldopt import get_scheduler
 from paddle_ldopt.optimizers._base.rule_optimizer import STEP, answer_locally
 from paddle_ldopt.optimizers._pieces import Piece
 from paddle_ldopt.optimizers.came import Came, came_update
@@ -80,11 +80,6 @@ def test_signature_is_the_documented_one():
     assert {p.name: p.default for p in arguments if p.kind is p.KEYWORD_ONLY} == {
         "params": None,
         "beta2": None,
-        "layerwise_decay": 1.0,
-        "n_layers": 12,
-        "set_param_lr_fun": layerwise_lr_decay,
-        "name_dict": None,
-        "layers": None,
         "fused": None,
     }
     assert issubclass(Came, paddle.optimizer.Optimizer)
@@ -456,7 +451,7 @@ def test_a_groups_beta2_takes_the_place_of_the_optimizers_decay_rate_and_none_th
 )
 def test_a_groups_decay_rate_beside_a_beta2_is_refused(options, group, received):
     groups = [{"params": [paddle.create_parameter([3, 4], "float32")], **group}]
-    with pytest.raises(ValueError, match=f"takes the place of a group's 'decay_rate'.* Received: {received}$"):
+    with pytest.raises(ValueError, match=f"takes the place of `decay_rate`.* Received: {received}$"):
         Came(1e-3, parameters=groups, **options)
 
 
@@ -502,13 +497,11 @@ BAD = [
     wrong(TypeError, r"`learning_rate` must be a number or an LRScheduler.*=True", learning_rate=True),
     wrong(ValueError, r"`learning_rate` must be in \[0, inf\). Received: learning_rate=-0.1", learning_rate=-0.1),
     wrong(ValueError, r"`learning_rate` must be in .* Received: learning_rate=nan", learning_rate=NAN),
-    wrong(ValueError, r"`learning_rate` must be given unless.* Received: learning_rate=None", learning_rate=None),
-    wrong(ValueError, r"must be None with `relative_step`.*learning_rate=0.1, relative_step=True", relative_step=True),
-    wrong(ValueError, r"requires `relative_step=True`. Received: warmup_init=True", warmup_init=True),
-    wrong(TypeError, r"`eps` must be a list or a tuple. Received: eps=1e-30", eps=1e-30),
-    wrong(
-        ValueError, r"`eps` must have 3 values: \(eps1, eps2, eps3\). Received: eps=\(1e-30, 0.001\)", eps=(1e-30, 1e-3)
-    ),
+    wrong(ValueError, r"`learning_rate` must be given with.* Received: learning_rate=None", learning_rate=None),
+    wrong(ValueError, r"Cannot combine .*learning_rate=0.1, relative_step=True", relative_step=True),
+    wrong(ValueError, r"requires `relative_step=True`. Received: .*warmup_init=True", warmup_init=True),
+    wrong(TypeError, r"`eps` must be a tuple of 3 numbers. Received: eps=1e-30", eps=1e-30),
+    wrong(ValueError, r"`eps` must be a tuple of 3 numbers. Received: eps=\(1e-30, 0.001\)", eps=(1e-30, 1e-3)),
     wrong(TypeError, r"`eps\[1\]` must be a number. Received: eps\[1\]='1'", eps=(1e-30, "1", 1e-16)),
     wrong(ValueError, r"`eps\[0\]` must be in \(0, inf\). Received: eps\[0\]=0.0", eps=(0.0, 1e-3, 1e-16)),
     wrong(ValueError, r"`eps\[2\]` must be in \(0, inf\). Received: eps\[2\]=-1e-16", eps=[1e-30, 1e-3, -1e-16]),
@@ -526,7 +519,7 @@ BAD = [
     wrong(TypeError, r"`beta3` must be a number. Received: beta3=None", beta3=None),
     wrong(ValueError, r"`beta3` must be in \[0, 1\). Received: beta3=1.0", beta3=1.0),
     wrong(ValueError, r"`beta3` must be in \[0, 1\). Received: beta3=nan", beta3=NAN),
-    wrong(ValueError, r"give one of them. Received: beta2=0.9, decay_rate=0.7", beta2=0.9, decay_rate=0.7),
+    wrong(ValueError, r"give one of them.* Received: beta2=0.9, decay_rate=0.7", beta2=0.9, decay_rate=0.7),
     wrong(TypeError, r"`beta2` must be a number. Received: beta2='0.9'", beta2="0.9"),
     wrong(ValueError, r"`beta2` must be in \[0, 1\). Received: beta2=1.0", beta2=1.0),
     wrong(TypeError, r"`scale_parameter` must be a bool. Received: scale_parameter=1", scale_parameter=1),
@@ -536,7 +529,7 @@ BAD = [
     wrong(TypeError, r"`loss_scale` must be an integer. Received: loss_scale=1.0", loss_scale=1.0),
     wrong(TypeError, r"`loss_scale` must be an integer. Received: loss_scale=True", loss_scale=True),
     wrong(ValueError, r"`loss_scale` must be at least 1. Received: loss_scale=0", loss_scale=0),
-    wrong(ValueError, r"give one of them. Received: parameters of type list, params of type list", params=[]),
+    wrong(ValueError, r"give one of them. Received: parameters=\[Parameter(?s:.*)params=\[\]", params=[]),
     wrong(TypeError, r"`apply_decay_param_fun` must be callable", apply_decay_param_fun=["bias"]),
 ]
 
@@ -578,7 +571,7 @@ def test_bad_groups_are_refused(error, match, group):
 
 def test_a_groups_rate_does_not_go_with_relative_step():
     params, _ = make_params({"w": np.ones((2, 2))})
-    with pytest.raises(ValueError, match="cannot be combined with `relative_step`. Received: lr=0.1"):
+    with pytest.raises(ValueError, match="Cannot combine manual `lr` and .*. Received: lr=0.1"):
         Came(relative_step=True, parameters=[{"params": list(params.values()), "lr": 0.1}])
 
 

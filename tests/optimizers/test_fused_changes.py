@@ -445,7 +445,7 @@ def test_a_rule_of_a_subclass_is_the_one_that_is_used():
     np.testing.assert_array_equal(param.numpy(), [42.0] * 3)
     with pytest.raises(ValueError, match="a `rule` of its own"):
         Constant(0.1, parameters=[param], fused=True).step()
-    Descent(1.0, [param], {"weight_decay": 0.0}).step()
+    Descent(1.0, [param]).step()
     np.testing.assert_allclose(param.numpy(), [41.9] * 3)
 
 

@@ -16,6 +16,7 @@ from project import public_names
 import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.paddlenlp_hook import adapt_hook, check_decay, check_ratio
+from paddle_ldopt.optimizers._base.declared import LAYERWISE
 from paddle_ldopt.tools import memory
 
 NAN, INF = float("nan"), float("inf")
@@ -669,16 +670,14 @@ for _path, _prefix in (
 
 def arguments_of(function, valid):
     """Return the names of all arguments of a function."""
-    named = [
-        name
-        for name, p in inspect.signature(function).parameters.items()
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
-    return list(dict.fromkeys([*named, *valid]))
+    taken = inspect.signature(function).parameters
+    named = [name for name, p in taken.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    passed_on = LAYERWISE if {"layerwise", "common"} & taken.keys() else {}
+    return list(dict.fromkeys([*named, *valid, *passed_on]))
 
 
 def takes_a_number(row, name, function, valid):
     """Say whether an argument's valid value, or default, is a number."""
     default = inspect.signature(function).parameters.get(name)
-    usual = valid.get(name, default.default if default else None)
+    usual = valid.get(name, default.default if default else LAYERWISE.get(name))
     return name in row.numbers or (isinstance(usual, (int, float)) and not isinstance(usual, bool))

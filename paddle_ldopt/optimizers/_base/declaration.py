@@ -8,6 +8,11 @@
         def states(options, shape):
             return {"momentum": State(ELEMENT)}
 
+        def rule(self, param, grad, state, lr, options, piece=None):
+            yield []  # no sum over the whole parameter
+            momentum = options["beta"] * state["momentum"] + grad
+            return param - lr * momentum, {"momentum": momentum}
+
 Argument checks, parameter groups, `LdoptConfig`, the Trainer, the memory calculator and the tables of the docs read it
 from there.
 """
@@ -15,12 +20,17 @@ from there.
 import dataclasses
 from typing import Any, Callable, NamedTuple, Optional
 
-from ..._checks import Option, checked_number, shown
+from paddle.regularizer import WeightDecayRegularizer
 
-__all__ = ["COLUMN", "ELEMENT", "REGISTRY", "ROW", "SCALAR", "OptimizerInfo", "State", "numbers", "register"]
+from ..._checks import Option, checked_number, shown
 
 # The kinds of state: like the parameter, of its rows, of its columns (of the last two axes), and one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
+
+# The name of the step counter in checkpoints, a scalar that every optimizer keeps. PaddleFormers' flex format creates
+# an optimizer's state before it loads it only if it finds this name among the saved ones; otherwise it resumes with
+# wrong state, silently.
+STEP = "beta1_pow_acc"
 
 
 class State(NamedTuple):
@@ -84,7 +94,19 @@ def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:
 
     def check(value: Any, name: str) -> tuple[float, ...]:
         if not isinstance(value, (list, tuple)) or len(value) != len(ends):
-            raise TypeError(f"`{name}` must be a tuple of {len(ends)} numbers. Received: {name}={shown(value)}")
+            wrong = ValueError if isinstance(value, (list, tuple)) else TypeError
+            raise wrong(f"`{name}` must be a tuple of {len(ends)} numbers. Received: {name}={shown(value)}")
         return tuple(checked_number(v, f"{name}[{i}]", ends=e) for i, (v, e) in enumerate(zip(value, ends)))
 
     return check
+
+
+def plain_decay(value: Any, name: str) -> Any:
+    """Return 0 for a weight decay of None, any other value but a regularizer of Paddle's as it is."""
+    if isinstance(value, WeightDecayRegularizer):
+        penalty = type(value).__name__
+        raise TypeError(
+            f"`{name}` must be a number such as 0.01, which decays the weights themselves. {penalty} adds a penalty to "
+            f"the gradient, which only Paddle's own optimizers offer. Received: {name}={penalty}"
+        )
+    return 0.0 if value is None else value

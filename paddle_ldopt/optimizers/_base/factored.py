@@ -3,55 +3,45 @@
 Paper: Adafactor, Shazeer & Stern, https://arxiv.org/abs/1804.04235 (section 3, Algorithm 1). The last two dimensions
 are the matrix, those before them a batch of matrices; a parameter of fewer dimensions is not factored.
 
-Everything is pure. What needs a whole tensor is a sum that a rule yields (see `base`) and then divides by a count taken
-from the whole parameter's shape, which its `Piece` knows:
+The functions are pure. What needs a whole tensor is a sum that a rule yields (see `rule_optimizer`) and then divides by
+a count taken from the whole parameter's shape, which its `Piece` knows:
 
     sums = yield row_col_sums(grad * grad + eps, piece)
     row, col = row_col_means(sums, piece.shape)
 """
 
 import math
+from typing import Any
 
 import paddle
 
 from ..._checks import shown
 from .declaration import COLUMN, ROW
-
-__all__ = [
-    "factored_kinds",
-    "inverse_sqrt_factored",
-    "is_factored",
-    "refuse_relative_step",
-    "relative_rate",
-    "rms",
-    "row_col_means",
-    "row_col_sums",
-    "square_sum",
-]
+from .rule_optimizer import RuleOptimizer, checked_rate
 
 
-def is_factored(shape):
-    """Say whether a parameter of this shape has a factored second moment: it has if its rank is 2 or more."""
+def is_factored(shape: Any) -> bool:
+    """Return whether a parameter of this shape has a factored second moment: with a rank of 2 or more."""
     return len(shape) >= 2
 
 
-def factored_kinds(name):
-    """Return the names and kinds of the states that hold the row and the column means of what is called `name`."""
+def factored_kinds(name: str) -> dict[str, str]:
+    """Return the names and kinds of the states that hold the row and the column means of the average `name`."""
     return {f"{name}_row": ROW, f"{name}_col": COLUMN}
 
 
-def row_col_sums(matrix, piece):
+def row_col_sums(matrix: Any, piece: Any) -> list[Any]:
     """Return [sums over the columns, sums over the rows] of [..., R, C]: what a rule yields."""
     return [piece.row_sums(matrix), piece.col_sums(matrix)]
 
 
-def row_col_means(sums, shape):
+def row_col_means(sums: Any, shape: Any) -> tuple[Any, Any]:
     """Return the row means [..., R] and the column means [..., C], given the whole tensor's `row_col_sums`."""
     row_sums, col_sums = sums
     return row_sums / shape[-1], col_sums / shape[-2]
 
 
-def inverse_sqrt_factored(row, col, piece):
+def inverse_sqrt_factored(row: Any, col: Any, piece: Any) -> Any:
     r"""Return :math:`1 / \sqrt{V}` of [..., R, C] for :math:`V_{ij} = row_i \, col_j / \overline{row}` (Algorithm 4).
 
     Args:
@@ -64,26 +54,12 @@ def inverse_sqrt_factored(row, col, piece):
     return piece.spread_product(row, col.rsqrt())
 
 
-def square_sum(tensor):
-    """Return the sum of the squares, shape []: what a rule yields before it asks for `rms`."""
-    if paddle.in_dynamic_mode():  # an operation without a tensor of squares
-        return paddle._C_ops.squared_l2_norm(tensor).reshape([])
-    return (tensor * tensor).sum()
-
-
-def rms(square_sum, shape):
+def rms(square_sum: Any, shape: Any) -> Any:
     """Return the root of the mean square, given the whole tensor's `square_sum`."""
     return (square_sum / math.prod(shape)).sqrt()
 
 
-def refuse_relative_step(optimizer, **received):
-    """Raise RuntimeError, as Paddle does for a rate that a scheduler sets, if the optimizer sets its rate itself."""
-    if optimizer._relative_step:
-        ((name, value),) = received.items()
-        raise RuntimeError(f"`relative_step` sets the rate from the step. Received: {name}={shown(value)}")
-
-
-def relative_rate(t, warmup_init):
+def relative_rate(t: Any, warmup_init: bool) -> Any:
     r"""Return the rate :math:`\min(10^{-2}, 1 / \sqrt t)` of step t (Adafactor's section 8).
 
     Args:
@@ -91,3 +67,65 @@ def relative_rate(t, warmup_init):
         warmup_init (bool): start from :math:`10^{-6} t` instead of :math:`10^{-2}`.
     """
     return paddle.minimum(1e-6 * t if warmup_init else paddle.full_like(t, 1e-2), t.rsqrt())
+
+
+class FactoredOptimizer(RuleOptimizer):
+    """An optimizer with a factored second moment and the option `relative_step`, which sets the rate from the step."""
+
+    _rate_argument = "learning_rate"
+
+    @property
+    def sets_own_rate(self) -> bool:
+        """Whether `relative_step` sets the rate."""
+        return bool(self._fixed["relative_step"])
+
+    _relative_step = sets_own_rate  # the name by which layers/rates.py and trainer/ ask for it
+
+    def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
+        """Raise ValueError if `relative_step` goes with a rate of the group's, or `warmup_init` without it."""
+        if options["relative_step"]:
+            self._refuse_rate("lr", options["lr"])
+        elif options["warmup_init"]:
+            raise ValueError(
+                "`warmup_init=True` requires `relative_step=True`. Received: relative_step=False, warmup_init=True"
+            )
+
+    def _read_rate(self, learning_rate: Any) -> Any:
+        return None if learning_rate is None else checked_rate(learning_rate, self._rate_argument)
+
+    def _first_rate(self, rate: Any, parameters: Any) -> Any:
+        argument = self._rate_argument
+        if self.sets_own_rate:
+            self._refuse_rate(argument, rate)
+            return 1.0
+        if rate is None:
+            raise ValueError(
+                f"`{argument}` must be given with `relative_step=False`. Received: {argument}=None, relative_step=False"
+            )
+        return rate
+
+    def _refuse_rate(self, argument: str, rate: Any) -> None:
+        if rate is not None:
+            raise ValueError(
+                f"Cannot combine manual `{argument}` and `relative_step=True` options: leave out `{argument}`, or give "
+                f"relative_step=False. Received: {argument}={shown(rate)}, relative_step=True"
+            )
+
+    def set_lr(self, value: float) -> None:
+        """Set the rate, as in Paddle's optimizers; a RuntimeError with `relative_step`."""
+        self._refuse_new_rate(value=value)
+        super().set_lr(value)
+
+    def set_lr_scheduler(self, scheduler: Any) -> None:
+        """Set the scheduler of the rate, as in Paddle's optimizers; a RuntimeError with `relative_step`."""
+        self._refuse_new_rate(scheduler=scheduler)
+        super().set_lr_scheduler(scheduler)
+
+    def _refuse_new_rate(self, **received: Any) -> None:
+        if self.sets_own_rate:  # as Paddle does where a scheduler sets the rate
+            ((name, value),) = received.items()
+            raise RuntimeError(f"`relative_step` sets the rate from the step. Received: {name}={shown(value)}")
+
+    def fused_flags(self, shape: Any, options: dict[str, Any]) -> tuple[str, ...]:
+        """Return the flag that depends on a parameter's shape."""
+        return ("factored",) if is_factored(shape) else ()

@@ -1,4 +1,7 @@
-"""TODO."""
+"""Checks of the parameters and parameter groups that an optimizer is given."""
+
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import paddle
@@ -6,13 +9,13 @@ import paddle
 from ..._checks import checked_number, shown
 from ..._paddle import flatten_groups, topology
 
+__all__ = ["checked_parameters", "is_listed", "parameters_to_train"]
+
 _GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
-
-
 _LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # ernie-m's, PaddleMIX's, timm's: they change nothing
 
 
-def parameters_to_train(model):
+def parameters_to_train(model: Any) -> list[Any]:
     """Return a model's parameters: frozen ones too, which may be unfrozen in mid-run, but under sharding.
 
     Paddle's sharding of version 2 raises if it is given one.
@@ -22,24 +25,20 @@ def parameters_to_train(model):
     return [param for param in model.parameters() if not (sharded and param.stop_gradient)]
 
 
-def is_listed(parameters):
-    """Say whether `parameters` can be those of an optimizer: an iterable, but not a Tensor, an array or a dict."""
+def is_listed(parameters: Any) -> bool:
+    """Return whether `parameters` can be those of an optimizer: an iterable, but not a Tensor, an array or a dict."""
     return hasattr(parameters, "__iter__") and not isinstance(parameters, (paddle.Tensor, np.ndarray, dict, str))
 
 
-def checked_parameters(parameters, options):
+def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
     """Return an optimizer's `parameters` as a list, the "params" of its groups too: an iterator is read only once.
 
     Args:
         parameters (Iterable|None): parameters, or dicts with "params"; None in a static graph.
-        options (Iterable[str]): keys allowed in a group beside Paddle's "learning_rate" and "grad_clip". The labels
-            "group", "lr_scale", "name" and "dygraph_key_name" are accepted and change nothing.
+        options (Iterable[str]): keys allowed in a group beside Paddle's own and the labels.
 
     Raises:
-        TypeError: no parameters or groups; both; a set, which has no order; a group's rate that is no number; None in
-            dygraph.
-        ValueError: a group without "params" or with an unknown key; a rate out of range; a group with an "lr_scale"
-            other than 1 and no rate of its own; a parameter or a name twice.
+        TypeError, ValueError: as documented in `AdamWDL`.
     """
     if parameters is None and not paddle.in_dynamic_mode():
         return None
@@ -52,7 +51,7 @@ def checked_parameters(parameters, options):
     groups = [_checked_group(item, options) for item in items if isinstance(item, dict)]
     if groups and len(groups) < len(items):
         raise TypeError("`parameters` must hold parameters or parameter groups. Received: both")
-    known: dict = {}
+    known: dict[str, Any] = {}
     for param in flatten_groups(groups) if groups else items:
         if not hasattr(param, "stop_gradient"):
             raise TypeError(
@@ -69,7 +68,7 @@ def checked_parameters(parameters, options):
     return groups or items
 
 
-def _checked_group(group, options):
+def _checked_group(group: dict[str, Any], options: Iterable[str]) -> dict[str, Any]:
     if "params" not in group:
         raise ValueError(f"A parameter group must have 'params'. Received: keys {shown(list(group))}")
     unknown = group.keys() - _GROUP_KEYS - _LABELS - set(options)
@@ -78,6 +77,11 @@ def _checked_group(group, options):
         received = ", ".join(sorted(str(key)[:50] for key in unknown)[:8])
         raise ValueError(f"A parameter group has one of the keys {known}. Received: {received}")
     params, rate = group["params"], group.get("learning_rate", 1.0)
+    if "lr" in options and group.get("lr") is not None and "learning_rate" in group:
+        raise ValueError(
+            "A parameter group has either 'lr', its absolute rate, or 'learning_rate', a multiplier of the "
+            f"optimizer's: give one. Received: lr={shown(group['lr'])}, learning_rate={shown(rate)}"
+        )
     if isinstance(params, (set, str)):
         raise TypeError(f"A group's 'params' must be an ordered collection. Received: {type(params).__name__}")
     if not isinstance(rate, paddle.Tensor):  # a Tensor is Paddle's way to give an absolute rate

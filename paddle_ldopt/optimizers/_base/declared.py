@@ -1,0 +1,186 @@
+"""What follows from an optimizer's declaration: its arguments checked, the options of each parameter, its states."""
+
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, NamedTuple, Optional
+
+import paddle
+
+from ..._checks import Option, nearest, shown
+from ..._paddle import decay_fun, flatten_groups, found_inf, is_float64
+from ...layers.paddlenlp_hook import layerwise_lr_decay
+from .._fused.step import check_fused
+from .._pieces import MissingGradients, refuse_sharded_groups
+from .declaration import COLUMN, ELEMENT, ROW, SCALAR, State
+from .groups import checked_parameters
+
+__all__ = ["LAYERWISE", "DeclaredMixin", "Task", "compute_dtype"]
+
+_Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
+
+# The layer-wise arguments that all optimizers take, with their defaults; `AdamWDL` documents them.
+LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": 12, "set_param_lr_fun": layerwise_lr_decay}
+LAYERWISE.update(name_dict=None, layers=None)
+
+
+class Task(NamedTuple):
+    """One update of one parameter, collected and not yet done."""
+
+    param: Any  # the parameter, or the flat slice of it that `fleet` gives
+    grad: Any  # its gradient, as it comes
+    options: dict[str, Any]  # all of them; "weight_decay" is 0 where it is not to be decayed
+    lr: Any  # the layer's ratio is in it; of a rule a Tensor of shape [] in the type of its arithmetic
+    piece: Any = None  # the `Piece` of the parameter that this process has; known once it is to be done
+
+
+class DeclaredMixin(_Base):
+    """Reads the options, states and sums that the class declares; see `declaration`."""
+
+    OPTIONS: ClassVar[dict[str, Option]] = {}
+    _defaults: dict[str, Any]  # the optimizer's own value of each option that a group may override
+    _fixed: dict[str, Any]  # the other options
+    _collected: Optional[list[Task]] = None  # while a step is collected: its tasks
+    _rates: dict[Any, Any]  # of what is collected: what makes a rate -> its Tensor
+
+    @staticmethod
+    def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
+        """Return state name -> its kind and type, for a parameter of this shape."""
+        return {}
+
+    @staticmethod
+    def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
+        """Return the kinds of the sums over a whole parameter that an update asks for, round by round."""
+        return []
+
+    # ---- arguments
+
+    def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
+        """Raise ValueError if options, each of which is in its range, exclude each other.
+
+        Args:
+            options (dict): all options, of the optimizer or of a group.
+            group (dict): those that the group has given, {} of the optimizer.
+        """
+
+    def _read_arguments(
+        self,
+        parameters: Any,
+        arguments: dict[str, Any],
+        apply_decay_param_fun: Optional[Callable[..., Any]],
+        fused: Any,
+    ) -> Any:
+        """Check what a constructor was given, before anything is changed; return the parameters or groups as a list.
+
+        Args:
+            parameters (list[Tensor]|list[dict]|None): what to train.
+            arguments (dict): options, and layer-wise arguments.
+            apply_decay_param_fun (callable, optional): as in `AdamWDL`.
+            fused (bool, optional): as in `AdamWDL`.
+        """
+        known = LAYERWISE.keys() | {name for name, option in self.OPTIONS.items() if option.argument}
+        for name in arguments.keys() - known:
+            raise TypeError(
+                f"{type(self).__name__} has no argument `{name}`{nearest(name, known)}. "
+                f"Received: {name}={shown(arguments[name])}"
+            )
+        self._fused = check_fused(fused)
+        if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
+            raise TypeError(
+                "`apply_decay_param_fun` must be callable. "
+                f"Received: apply_decay_param_fun={shown(apply_decay_param_fun)}"
+            )
+        groups = checked_parameters(parameters, [name for name, option in self.OPTIONS.items() if option.group])
+        refuse_sharded_groups(groups)
+        options = {
+            name: option.checked(arguments.get(name, option.default), name) for name, option in self.OPTIONS.items()
+        }
+        self.check_together(options, {})
+        for group in groups or []:
+            if isinstance(group, dict):
+                own = {
+                    name: option.checked(group[name], name) for name, option in self.OPTIONS.items() if name in group
+                }
+                self.check_together({**options, **own}, own)
+                group.update(own)
+        self._defaults = {name: value for name, value in options.items() if self.OPTIONS[name].group}
+        self._fixed = {name: value for name, value in options.items() if not self.OPTIONS[name].group}
+        layerwise = {name: arguments.get(name, default) for name, default in LAYERWISE.items()}
+        self._init_layerwise(groups, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
+        self._missing, self._rates = MissingGradients(flatten_groups(groups or [])), {}
+        return groups
+
+    # ---- options
+
+    def fixed_options(self) -> dict[str, Any]:
+        """Return the options that no parameter group overrides."""
+        return dict(self._fixed)
+
+    def options_of(self, param: Any) -> dict[str, Any]:
+        """Return the options of the group of `param`."""
+        group, defaults = self.group_of(param), self._defaults
+        return {name: group.get(name, default) for name, default in defaults.items()} if group else dict(defaults)
+
+    def fused_options(self, param: Any = None) -> dict[str, Any]:
+        """Return all options of a parameter, or of one without a group; "weight_decay" is 0 where it is not decayed."""
+        options = {**self._fixed, **(self._defaults if param is None else self.options_of(param))}
+        if param is not None and not self.is_decayed(param):
+            options["weight_decay"] = 0.0
+        return options
+
+    def is_decayed(self, param: Any) -> bool:
+        """Return whether `apply_decay_param_fun` lets the parameter be decayed."""
+        chosen = decay_fun(self)
+        return chosen is None or bool(chosen(param.name))
+
+    def structured_name(self, param: Any) -> str:
+        """Return the parameter's name in the model, or ``param.name`` if it was not told."""
+        return self._structured.get(param.name, param.name)
+
+    # ---- states
+
+    def whole_shape(self, param: Any) -> list[int]:
+        """Return the shape of the whole tensor that a parameter is, or that it is a piece of."""
+        return list(param.shape)
+
+    def _states_of(self, param: Any) -> dict[str, State]:
+        return self.states({**self._fixed, **self.options_of(param)}, self.whole_shape(param))
+
+    def state_kinds(self, param: Any) -> dict[str, str]:
+        """Return state name -> kind, for a parameter; the count of its updates has none."""
+        return {name: state.kind for name, state in self._states_of(param).items()}
+
+    def state_shapes(self, param: Any) -> dict[str, list[int]]:
+        """Return state name -> shape, for a parameter; rows and columns are the whole tensor's."""
+        whole = self.whole_shape(param)
+        shapes = {ELEMENT: list(param.shape), ROW: whole[:-1], COLUMN: whole[:-2] + whole[-1:], SCALAR: []}
+        return {name: shapes[kind] for name, kind in self.state_kinds(param).items()}
+
+    def state_layout(self, param: Any) -> dict[str, Any]:
+        """Return state name -> (dtype, shape) in which a parameter's state is stored; of one number [1]."""
+        dtype, shapes, layout = compute_dtype(param), self.state_shapes(param), {}
+        for name, state in self._states_of(param).items():
+            stored = [1] if state.kind == SCALAR else shapes[name]
+            layout[name] = (getattr(paddle, state.dtype) if state.dtype else dtype, stored)
+        return layout
+
+    # ---- the step
+
+    def _collects(self) -> bool:
+        """Return whether a dygraph step is collected before it is done."""
+        return True
+
+    def _create_optimization_pass(self, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
+        if not paddle.in_dynamic_mode() or not self._collects():
+            return super()._create_optimization_pass(params_grads, *args, **kwargs)
+        self._collected, self._rates = [], {}
+        try:
+            done = super()._create_optimization_pass(params_grads, *args, **kwargs)  # found_inf: collects nothing
+            tasks, overflow = self._collected, bool(found_inf(self))
+        finally:
+            self._collected, self._rates = None, {}
+        if not overflow:
+            self._update_or_wait(tasks)
+        return done
+
+
+def compute_dtype(param: Any) -> Any:
+    """Return the type that the update of a parameter computes in."""
+    return paddle.float64 if is_float64(param) else paddle.float32
