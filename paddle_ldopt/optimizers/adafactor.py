@@ -173,7 +173,13 @@ class Adafactor(RuleOptimizer):
 
     OPTIONS = {
         "lr": Option(None, "the group's own rate", optional=True, group=True),
-        "eps": Option((1e-30, 1e-3), "added to the squares; least RMS", check=numbers("()", "[)"), group=True),
+        "eps": Option(
+            (1e-30, 1e-3),
+            "added to the squares; least RMS",
+            check=numbers("()", "[)"),
+            group=True,
+            kind="(0, inf) and [0, inf)",
+        ),
         "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
         "decay_rate": Option(-0.8, "exponent of the second moment's decay", -math.inf, 0.0, "(]", group=True),
         "beta1": Option(None, "decay of the momentum", high=1.0, ends="[)", optional=True, group=True),

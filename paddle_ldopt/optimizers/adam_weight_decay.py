@@ -173,6 +173,21 @@ class AdamWeightDecay(RuleOptimizer):
         "clipvalue": Option(None, "cut each element of the gradients", ends="()", optional=True, group=True),
         "amsgrad": Option(False, "divide by the greatest second moment so far", check=checked_bool),
         "decay": Option(0.0, "of the rate by time: lr / (1 + decay t)", ends="[)"),
+        "global_clipnorm": Option(None, "scale all gradients down to this norm together", ends="()", optional=True),
+        "include_in_weight_decay": Option(
+            None,
+            "names that are decayed in any case",
+            optional=True,
+            check=lambda value, name: _compiled(value, name),
+            kind="regular expressions",
+        ),
+        "exclude_from_weight_decay": Option(
+            None,
+            "names that are not decayed",
+            optional=True,
+            check=lambda value, name: _compiled(value, name),
+            kind="regular expressions",
+        ),
     }
 
     @staticmethod

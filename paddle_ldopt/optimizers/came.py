@@ -200,7 +200,13 @@ class Came(RuleOptimizer):
 
     OPTIONS = {
         "lr": Option(None, "the group's own rate", optional=True, group=True),
-        "eps": Option((1e-30, 1e-3, 1e-16), "three small numbers above 0", check=numbers("()", "()", "()"), group=True),
+        "eps": Option(
+            (1e-30, 1e-3, 1e-16),
+            "for squares, RMS, instability",
+            check=numbers("()", "()", "()"),
+            group=True,
+            kind="three of (0, inf)",
+        ),
         "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
         "decay_rate": Option(_DECAY_RATE, "exponent of the second moment's decay", high=1.0, group=True),
         "beta1": Option(0.9, "decay of the momentum; 0: none", high=1.0, ends="[)", optional=True, group=True),
@@ -211,7 +217,9 @@ class Came(RuleOptimizer):
         "relative_step": Option(False, "set the rate from the step", check=checked_bool),
         "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool),
         "compression": Option(False, "store the momentum as float16", check=checked_bool),
-        "loss_scale": Option(1, "gradients are divided by it", check=lambda value, name: checked_int(value, name, 1)),
+        "loss_scale": Option(
+            1, "gradients are divided by it", check=lambda v, name: checked_int(v, name, 1), kind="an int from 1"
+        ),
     }
 
     @staticmethod

@@ -163,9 +163,20 @@ class Lamb(RuleOptimizer):
         "beta1": Option(0.9, "decay of the first moment", high=1.0, ends="()", group=True),
         "beta2": Option(0.999, "decay of the second moment", high=1.0, ends="()", group=True),
         "eps": Option(1e-6, "added to the root of the second moment", ends="()", group=True),
-        "weight_decay": Option(0.0, "decoupled decay, or a function of the step", check=decay_or_schedule, group=True),
-        "lr": Option(None, "the group's own rate, or its schedule", check=rate_or_schedule, optional=True, group=True),
-        "grad_centralization": Option(False, "centralize a convolution's gradient", check=checked_bool, group=True),
+        "weight_decay": Option(
+            0.0, "decoupled decay", check=decay_or_schedule, group=True, kind="[0, inf) or a function of the step"
+        ),
+        "lr": Option(
+            None,
+            "the group's own rate",
+            check=rate_or_schedule,
+            optional=True,
+            group=True,
+            kind="[0, inf) or a schedule",
+        ),
+        "grad_centralization": Option(
+            False, "centralize a convolution's gradient", group=True, check=checked_bool, argument=False
+        ),
     }
 
     @staticmethod

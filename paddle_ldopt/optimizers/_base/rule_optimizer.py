@@ -34,7 +34,7 @@ from .._pieces.pieces import (
     answer_together,
     refuse_sharded_groups,
 )
-from .declaration import COLUMN, ELEMENT, ROW, SCALAR
+from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP
 from .groups import checked_parameters
 from .layerwise import LayerwiseMixin
 from .sharded_state import ShardedStateMixin
@@ -46,10 +46,6 @@ __all__ = [
     "checked_decay",
     "checked_rate",
 ]
-
-# The name of the step counter in checkpoints. PaddleFormers' flex format creates an optimizer's state before it loads
-# it only if it finds this name among the saved ones; otherwise it resumes with wrong state, silently.
-STEP = "beta1_pow_acc"
 
 _INFIX = "_fp32_master_0_"  # the only spelling of state names that PaddleNLP's unified checkpoint splits generically
 
