@@ -69,7 +69,7 @@ def memory_table(params):
 
 def sent_table(params):
     """Return the table of one size: GiB that a device sends, for each layout."""
-    asking = [i for i, optimizer in enumerate(OPTIMIZERS) if optimizer.sums(2) and not str(optimizer).count(",")]
+    asking = [i for i, optimizer in enumerate(OPTIMIZERS) if optimizer.sums((1, 1)) and not str(optimizer).count(",")]
     rows = []
     for layout, answers in plans(Transformer.of_size(params)).items():
         first = answers[0]
