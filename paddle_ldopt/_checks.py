@@ -21,6 +21,7 @@ __all__ = [
     "checked_state",
     "checked_steps",
     "nearest",
+    "one_of_two",
     "plain_number",
     "shown",
 ]
@@ -100,6 +101,19 @@ def checked_choice(value: str, argument: str, choices: Collection[str]) -> str:
     return value
 
 
+def one_of_two(argument: str, value: Any, alias: str, other: Any, default: Any = None) -> Any:
+    """Return the value of an argument that has two names, raise ValueError if both were given."""
+    if other is None:
+        return value
+    number = plain_number(value)
+    if number is not default and not (isinstance(number, numbers.Real) and number == default):
+        raise ValueError(
+            f"`{alias}` is another name for `{argument}`: give one of them. "
+            f"Received: {argument}={shown(value)}, {alias}={shown(other)}"
+        )
+    return other
+
+
 def checked_state(state_dict: Any) -> dict[str, Any]:
     """Return `state_dict` if it is a dict, raise TypeError otherwise."""
     if not isinstance(state_dict, dict):
@@ -119,6 +133,9 @@ class Option:
         ends (str): the brackets; a square one includes the limit.
         optional (bool): None is allowed.
         group (bool): a parameter group may override it.
+        called (str): what the constructor calls it, if groups call it otherwise.
+        tensor (bool): a Tensor of one element stays one, and a variable of a static graph is not checked.
+        read (callable, optional): (value, name) -> the number to check, such as 0 for None.
         check (callable, optional): (value, name) -> the checked value; None: a number in the range.
         kind (str): its values in words, for the docs, if it has a `check` other than `checked_bool`.
         argument (bool): the constructor takes it; False if only a group can have it.
@@ -131,17 +148,25 @@ class Option:
     ends: str = "[]"
     optional: bool = False
     group: bool = False
+    called: str = ""
+    tensor: bool = False
+    read: Optional[Callable[[Any, str], Any]] = None
     check: Optional[Callable[[Any, str], Any]] = None
     kind: str = ""
     argument: bool = True
 
     def checked(self, value: Any, name: str) -> Any:
         """Return the value as it is kept, such as a float of an int; raise TypeError or ValueError if it cannot be."""
+        name = self.called or name
         if value is None and self.optional:
             return None
         if self.check is not None:
             return self.check(value, name)
-        return checked_number(value, name, self.low, self.high, self.ends)
+        if self.tensor and hasattr(value, "stop_gradient") and not hasattr(value, "__array__"):
+            return value
+        read = value if self.read is None else self.read(value, name)
+        number = checked_number(read, name, self.low, self.high, self.ends)
+        return value if self.tensor and hasattr(value, "stop_gradient") else number
 
     @property
     def span(self) -> str:

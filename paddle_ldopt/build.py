@@ -8,7 +8,7 @@ import paddle
 
 from ._checks import Option, checked_bool, shown
 from .layers.decay import LayerDecay
-from .layers.map import LayerMap, as_rule
+from .layers.map import LayerMap
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWDL, apply_layerwise_decay
 from .optimizers._base.groups import parameters_to_train
@@ -69,7 +69,8 @@ def build_optimizer(
         arguments = {**info.external_rate, **arguments}
     if "weight_decay" in arguments:
         arguments[info.weight_decay] = arguments.pop("weight_decay")
-    decays, hooked = as_rule(rule) != OFF, any(name in arguments for name in ("name_dict", "set_param_lr_fun"))
+    decays = (rule if isinstance(rule, LayerDecay) else LayerDecay(rule)) != OFF
+    hooked = any(name in arguments for name in ("name_dict", "set_param_lr_fun"))
     if rules is not None and (not decays or layers is not None or hooked):
         raise ValueError(
             f"`rules` have no effect without a layer-wise decay, or beside `layers`. Received: rules={shown(rules)}"

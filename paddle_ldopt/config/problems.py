@@ -7,11 +7,10 @@ from typing import Any, Callable, Optional
 
 import paddle
 
-from .._checks import checked_choice, checked_number, checked_steps, shown
+from .._checks import checked_number, checked_steps, shown
 from .._messages import unknown
 from ..build import OFF, OPTIMIZERS, build_optimizer
-from ..layers.decay import CONVENTIONS, LayerDecay
-from ..layers.paddlenlp_hook import check_decay
+from ..layers.decay import OPTIONS, LayerDecay
 from ..schedules import ON_METRIC, SchedulerType, factory, get_scheduler
 
 __all__ = ["RULE_FIELDS", "build_schedule", "config_problems", "option_problems", "rule_problems"]
@@ -24,14 +23,6 @@ RULE_FIELDS = {  # our setting -> field of LayerDecay
     "layerwise_freeze_below": "freeze_below",
 }
 _Check = Callable[[Any, str], Any]
-_part: _Check = functools.partial(checked_number, high=1.0)
-_LAYERWISE: dict[str, _Check] = {
-    "layerwise_decay": check_decay,
-    "convention": functools.partial(checked_choice, choices=CONVENTIONS),
-    "min_ratio": _part,
-    "head_ratio": functools.partial(checked_number, ends="()"),
-    "freeze_below": _part,
-}
 # TODO(merge): `from ..schedules.factory import kwargs_problems` once it is there
 _kwargs_problems = getattr(factory, "kwargs_problems", lambda kind, kwargs: ())
 _LONG = 10**9  # stands for a number of steps that is not known yet
@@ -40,7 +31,7 @@ _LONG = 10**9  # stands for a number of steps that is not known yet
 def rule_problems(settings: Any) -> Iterator[str]:
     """Yield the problems of the layer-wise settings of an object with the attributes of `RULE_FIELDS`."""
     given = {argument: getattr(settings, argument) for argument in RULE_FIELDS}
-    found = list(_refused({name: (_LAYERWISE[field], given[name]) for name, field in RULE_FIELDS.items()}))
+    found = list(_refused({name: (OPTIONS[field].checked, given[name]) for name, field in RULE_FIELDS.items()}))
     yield from found
     if found:
         return
@@ -141,7 +132,7 @@ _CHECKS: dict[str, _Check] = {
     "learning_rate": functools.partial(checked_number, kind="a number or None"),
     "weight_decay": checked_number,
     "max_grad_norm": checked_number,
-    "warmup_ratio": _part,
+    "warmup_ratio": functools.partial(checked_number, high=1.0),
     "warmup_steps": checked_steps,
     "optim_kwargs": _checked_names,
     "lr_scheduler_kwargs": _checked_names,

@@ -1,10 +1,9 @@
-"""Layer id -> learning-rate ratio: the conventions of the field by name, and a decay for any Paddle optimizer."""
+"""LayerDecay: layer id -> ratio of the layer's learning rate, by the conventions of the field."""
 
 import dataclasses
-import math
-from typing import Callable
+from typing import Callable, Union
 
-from .._checks import checked_number, shown
+from .._checks import Option, checked_choice
 from .paddlenlp_hook import check_decay
 
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: the exponent of the decay for all ids but the head's,
@@ -19,9 +18,24 @@ CONVENTIONS: dict[str, Callable[[int, int], int]] = {
 }
 
 
+# the fields of `LayerDecay`
+OPTIONS = {
+    "layerwise_decay": Option(1.0, "ratio of the rates of neighbouring layers", 0.0, 1.0, "(]", check=check_decay),
+    "convention": Option(
+        "paddlenlp",
+        "power of the decay in each layer",
+        check=lambda value, name: checked_choice(value, name, CONVENTIONS),
+        kind=" or ".join(CONVENTIONS),
+    ),
+    "min_ratio": Option(0.0, "floor of the ratios", 0.0, 1.0),
+    "head_ratio": Option(1.0, "ratio of the head", ends="()"),
+    "freeze_below": Option(0.0, "layers whose ratio is below it are frozen", 0.0, 1.0),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class LayerDecay:
-    r"""Say how the learning rate falls from layer to layer; goes wherever `layerwise_decay` is taken beside `layers`.
+    r"""The fall of the learning rate from layer to layer; goes wherever `layerwise_decay` is taken beside `layers`.
 
     .. math::
         r_i = \max(d^{e(i)}, \text{min\_ratio}), \qquad e(i) = n + 1 - i \text{ (paddlenlp)}, \qquad
@@ -50,19 +64,14 @@ class LayerDecay:
     """
 
     layerwise_decay: float
-    convention: str = "paddlenlp"
-    min_ratio: float = 0.0
-    head_ratio: float = 1.0
-    freeze_below: float = 0.0
+    convention: str = OPTIONS["convention"].default
+    min_ratio: float = OPTIONS["min_ratio"].default
+    head_ratio: float = OPTIONS["head_ratio"].default
+    freeze_below: float = OPTIONS["freeze_below"].default
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layerwise_decay", check_decay(self.layerwise_decay))
-        if not isinstance(self.convention, str) or self.convention not in CONVENTIONS:
-            known = ", ".join(map(repr, CONVENTIONS))
-            raise ValueError(f"`convention` must be one of {known}. Received: convention={shown(self.convention)}")
-        for field in ("min_ratio", "head_ratio", "freeze_below"):
-            high, ends = (math.inf, "()") if field == "head_ratio" else (1.0, "[]")
-            object.__setattr__(self, field, checked_number(getattr(self, field), field, 0.0, high, ends))
+        for name, option in OPTIONS.items():
+            object.__setattr__(self, name, option.checked(getattr(self, name), name))
 
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""
@@ -71,3 +80,8 @@ class LayerDecay:
         power = self.layerwise_decay ** CONVENTIONS[self.convention](layer_id, n_layers)
         ratio = max(power, self.min_ratio)
         return 0.0 if ratio < self.freeze_below else ratio
+
+
+def as_decay(layerwise_decay: Union[float, LayerDecay]) -> LayerDecay:
+    """Return a number as the `LayerDecay` with that decay, a `LayerDecay` as it is."""
+    return layerwise_decay if isinstance(layerwise_decay, LayerDecay) else LayerDecay(layerwise_decay)

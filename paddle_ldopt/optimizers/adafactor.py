@@ -172,7 +172,7 @@ class Adafactor(RuleOptimizer):
     """
 
     OPTIONS = {
-        "lr": Option(None, "the group's own rate", optional=True, group=True),
+        "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option(
             (1e-30, 1e-3),
             "added to the squares; least RMS",

@@ -199,7 +199,7 @@ class Came(RuleOptimizer):
     """
 
     OPTIONS = {
-        "lr": Option(None, "the group's own rate", optional=True, group=True),
+        "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option(
             (1e-30, 1e-3, 1e-16),
             "for squares, RMS, instability",

@@ -169,10 +169,11 @@ class Lamb(RuleOptimizer):
         "lr": Option(
             None,
             "the group's own rate",
-            check=rate_or_schedule,
             optional=True,
             group=True,
+            check=rate_or_schedule,
             kind="[0, inf) or a schedule",
+            argument=False,
         ),
         "grad_centralization": Option(
             False, "centralize a convolution's gradient", group=True, check=checked_bool, argument=False

@@ -1,13 +1,13 @@
 """`memory`: its formulas against the bytes that the optimizers and Paddle's wrappers really hold and send."""
 
-import importlib.util
 import json
-import pathlib
+import re
 import types
 
 import numpy as np
 import paddle
 import pytest
+import tables
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
     DygraphShardingOptimizer,
 )
@@ -380,11 +380,12 @@ def test_errors_of_the_command(options, says, capsys):
     assert shown.err.startswith("error: ") and says in shown.err and not shown.out
 
 
-def test_the_tables_of_the_page_are_the_calculators():
-    path = pathlib.Path(__file__).parents[2] / "docs" / "scaling.py"
-    spec = importlib.util.spec_from_file_location("scaling", path)
-    scaling = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(scaling)
-    page = scaling.PAGE.read_text(encoding="utf-8")
-    assert scaling.filled(page) == page, "run docs/scaling.py"
-    assert page.count("<!-- table: ") == len(scaling.tables()) == 10
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_the_tables_of_a_page_are_those_of_the_declarations(page):
+    text = page.read_text(encoding="utf-8")
+    assert tables.filled(text) == text, "run docs/tables.py"
+
+
+def test_every_table_has_a_place_in_a_page():
+    text = "".join(page.read_text(encoding="utf-8") for page in tables.PAGES)
+    assert sorted(re.findall("<!-- table: (.+?) -->", text)) == sorted(tables.tables())

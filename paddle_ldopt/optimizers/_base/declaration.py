@@ -17,7 +17,19 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from ..._checks import Option, checked_bool, checked_number, shown
 
-__all__ = ["COLUMN", "ELEMENT", "REGISTRY", "ROW", "SCALAR", "STEP", "OptimizerInfo", "State", "numbers", "register"]
+__all__ = [
+    "COLUMN",
+    "COMMON",
+    "ELEMENT",
+    "REGISTRY",
+    "ROW",
+    "SCALAR",
+    "STEP",
+    "OptimizerInfo",
+    "State",
+    "numbers",
+    "register",
+]
 
 # The kinds of state: like the parameter, of its rows, of its columns (of the last two axes), and one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
@@ -65,9 +77,9 @@ class OptimizerInfo:
 
     @property
     def arguments(self) -> dict[str, Option]:
-        """The options that its constructor takes, but for the rate and the weight decay."""
-        said = ("lr", "weight_decay", self.weight_decay)
-        return {name: option for name, option in self.options.items() if option.argument and name not in said}
+        """The options that its constructor takes, except for the weight decay."""
+        decay = ("weight_decay", self.weight_decay)
+        return {name: option for name, option in self.options.items() if option.argument and name not in decay}
 
     def states(self, options: dict[str, Any], shape: tuple[int, ...]) -> dict[str, State]:
         """Return state name -> its kind and type, for a parameter of that shape and options beside the defaults."""
