@@ -10,7 +10,7 @@ from ._checks import Option, checked_bool, shown
 from .layers.decay import LayerDecay
 from .layers.map import LayerMap
 from .layers.weight_decay import decayed_parameter_names
-from .optimizers import AdamWDL, apply_layerwise_decay
+from .optimizers import apply_layerwise_decay
 from .optimizers._base.groups import parameters_to_train
 from .optimizers._base.layerwise import LayerwiseMixin
 from .optimizers.registry import REGISTRY, OptimizerInfo, optimizer_class
@@ -18,14 +18,10 @@ from .optimizers.registry import REGISTRY, OptimizerInfo, optimizer_class
 __all__ = ["OFF", "OPTIMIZERS", "build_optimizer", "create"]
 
 OFF = LayerDecay(1.0)
-_ADAMW = {
-    **AdamWDL.OPTIONS,
-    "multi_precision": REGISTRY["adamwdl"].options["multi_precision"],
-    "amsgrad": Option(False, "divide by the greatest second moment so far", check=checked_bool),
-}
-_PADDLES = {
-    "adamw": OptimizerInfo(paddle.optimizer.AdamW, "Paddle's", trainer=REGISTRY["adamwdl"].trainer, options=_ADAMW)
-}
+_OURS = REGISTRY["adamwdl"]
+_ADAMW = {name: option for name, option in _OURS.options.items() if name != "fused"}
+_ADAMW["amsgrad"] = Option(False, "divide by the greatest second moment so far", check=checked_bool)
+_PADDLES = {"adamw": OptimizerInfo(paddle.optimizer.AdamW, "Paddle's", trainer=_OURS.trainer, options=_ADAMW)}
 OPTIMIZERS: Mapping[str, OptimizerInfo] = collections.ChainMap(_PADDLES, REGISTRY)  # ours and Paddle's own AdamW
 
 

@@ -98,15 +98,8 @@ def create_optimizer(
             >>> from paddle_ldopt import create_optimizer
             >>> model = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.LayerNorm(4))
             >>> optimizer, schedule = create_optimizer(2e-5, 100, 10, weight_decay_rate=0.01, model=model)
-            >>> for _ in range(2):
-            ...     model(paddle.rand([2, 4])).square().mean().backward()
-            ...     optimizer.step()
-            ...     optimizer.clear_grad()
-            ...     schedule.step()
-            >>> print(schedule())
-            4.000000000000001e-06
-            >>> print([optimizer.is_decayed(p) for p in model.parameters()])
-            [True, False, False, False]
+            >>> print(schedule(10), [optimizer.is_decayed(p) for p in model.parameters()])
+            2e-05 [True, False, False, False]
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """

@@ -45,10 +45,10 @@ class LdoptConfig:
         weight_decay (float, optional): at least 0.
         max_grad_norm (float, optional): at least 0, the norm that all gradients together are clipped to; 0 is off.
         layerwise_lr_decay (float, optional): ratio of the rates of neighbouring layers, in (0, 1]; 1 is off.
-        layerwise_convention (str, optional): which power each layer gets: "paddlenlp", "electra" or "xlnet".
-        layerwise_min_ratio (float, optional): floor of the ratios, in [0, 1].
-        layerwise_head_ratio (float, optional): ratio of the head, above 0.
-        layerwise_freeze_below (float, optional): layers with a ratio below it are frozen, in [0, 1].
+        layerwise_convention (str, optional): as in `LayerDecay`, and so the next three.
+        layerwise_min_ratio (float, optional): floor of the ratios.
+        layerwise_head_ratio (float, optional): ratio of the head.
+        layerwise_freeze_below (float, optional): layers with a ratio below it are frozen.
         layerwise_rules (dict, optional): the `rules` of `LayerMap.from_model`.
         lr_scheduler_type (str, optional): any `SchedulerType`.
         lr_scheduler_kwargs (dict, optional): the `scheduler_specific_kwargs` of `get_scheduler`.
@@ -96,16 +96,8 @@ class LdoptConfig:
     def build(self, model: Any, num_training_steps: Optional[int] = None) -> tuple[Any, Any]:
         """Return the optimizer of a model's parameters and its schedule, for a loop without a Trainer.
 
-        Args:
-            model (paddle.nn.Layer): the model.
-            num_training_steps (int, optional): optimizer steps; for the schedules that need it.
-
-        Returns:
-            tuple[Optimizer, LRScheduler|None]: the schedule is the one the optimizer takes its rate from; with a
-            relative step an `AdafactorSchedule`, or None for Came.
-
-        Raises:
-            ValueError: the schedule needs `num_training_steps`; the model's layers are not found.
+        The optimizer takes its rate from the schedule; with a relative step it is an `AdafactorSchedule`, or None for
+        Came. Schedules that need `num_training_steps` raise ValueError without it.
         """
         schedule = None if self.learning_rate is None else self._schedule(num_training_steps)
         opt = build_optimizer(
@@ -171,13 +163,9 @@ class LdoptConfig:
 
     @classmethod
     def from_arguments(cls, args: Any) -> "LdoptConfig":
-        """Return the object that says what a Trainer does with its arguments.
+        """Return the settings of a Trainer's arguments, with `LdoptArgumentsMixin` or without.
 
-        Args:
-            args (TrainingArguments): of PaddleNLP or PaddleFormers, with `LdoptArgumentsMixin` or without.
-
-        Raises:
-            ValueError: an optimizer of the Trainer's own other than "adamw"; as the class.
+        Raises ValueError for an optimizer of the Trainer's own other than "adamw".
         """
         optim, kind = _plain(args.optim), _plain(args.lr_scheduler_type)
         options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
@@ -211,8 +199,7 @@ class LdoptConfig:
     def to_arguments(self) -> dict[str, Any]:
         """Return the settings as keyword arguments of a Trainer's arguments with `LdoptArgumentsMixin`.
 
-        Raises:
-            ValueError: a relative step, which the Trainer takes as ``optimizers=config.build(model)`` only.
+        Raises ValueError for a relative step, which the Trainer takes as ``optimizers=config.build(model)`` only.
         """
         if self.learning_rate is None:
             raise ValueError(

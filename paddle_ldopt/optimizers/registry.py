@@ -6,7 +6,7 @@ from ._base.declaration import REGISTRY, OptimizerInfo
 __all__ = ["REGISTRY", "OptimizerInfo", "list_optimizers", "optimizer_class"]
 
 
-def list_optimizers():
+def list_optimizers() -> list[str]:
     """Return the names that `create` and the Trainer's ``--optim`` know.
 
     Examples:
@@ -19,7 +19,7 @@ def list_optimizers():
     return list(REGISTRY)
 
 
-def optimizer_class(name):
+def optimizer_class(name: str) -> type:
     """Return the class of an optimizer of ours by its name; raise ValueError if none has it."""
     if not isinstance(name, str) or name not in REGISTRY:
         known = ", ".join(map(repr, REGISTRY)) + nearest(name, REGISTRY)

@@ -190,10 +190,7 @@ def _schedule(options: argparse.Namespace) -> Any:
     """Return the schedule that the options of ``schedule`` ask for."""
     kind = checked_choice(options.type, "type", [kind.value for kind in SchedulerType])
     if kind in ON_METRIC:
-        raise ValueError(
-            f"`--type` must be known from the step alone; this one follows an evaluation metric. "
-            f"Received: type={shown(kind)}"
-        )
+        raise ValueError(f"`--type` must be a schedule that follows no evaluation metric. Received: type={shown(kind)}")
     checked_int(options.steps, "steps", 1)
     if kind == "constant" and options.warmup:
         raise ValueError(

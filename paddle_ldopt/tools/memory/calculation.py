@@ -27,30 +27,19 @@ _WHOLE_UP_TO = 2**20  # elements up to which stage 3 does not cut a parameter: P
 class MemoryUse:
     """The bytes that the device with the most of them keeps, and that it sends in a step, as its stage's mean.
 
-    Args:
-        optimizer (OptimizerSpec): the optimizer.
-        layout (Layout): the layout.
-        parameters (int): of parameters.
-        gradients (int): of gradients.
-        masters (int): of float32 masters.
-        state (int): of the optimizer's state.
-        sent_gradients (int): sent to sum gradients over replicas, and over the devices that share the state.
-        sent_parameters (int): sent to give every device the new parameters.
-        sent_sums (int): sent for the update's sums over parameters in pieces.
-        sent_activations (int|None): sent by the busiest pipeline stage to its neighbours; None if the tokens of a
-            step are not known. What tensor parallel sends within the blocks is not counted.
+    What tensor parallel sends within the blocks is not counted.
     """
 
     optimizer: OptimizerSpec
     layout: Layout
     parameters: int
     gradients: int
-    masters: int
-    state: int
-    sent_gradients: int
-    sent_parameters: int
-    sent_sums: int
-    sent_activations: Optional[int]
+    masters: int  #: float32 masters
+    state: int  #: of the optimizer
+    sent_gradients: int  #: to sum gradients over replicas, and over the devices that share the state
+    sent_parameters: int  #: to give every device the new parameters
+    sent_sums: int  #: for the update's sums over parameters in pieces
+    sent_activations: Optional[int]  #: by the busiest pipeline stage to its neighbours; None: tokens are not known
 
     @property
     def total(self) -> int:

@@ -160,20 +160,21 @@ class Layout:
 
     def __post_init__(self) -> None:
         _check_counts(self, "dp", "sharding", "stage", "mp", "pp")
-        if self.stage > 3:
-            raise ValueError(f"`stage` must be 1, 2 or 3. Received: stage={self.stage}")
         checked_bool(self.split_param, "split_param")
-        if self.sharding == 1 and (self.stage != 1 or self.split_param):
-            raise ValueError(
-                "`stage` and `split_param` have no effect without `sharding`. "
-                f"Received: sharding=1, stage={self.stage}, split_param={self.split_param}"
-            )
-        if self.stage != 1 and self.split_param:
-            raise ValueError(f"`split_param` belongs to stage 1. Received: stage={self.stage}, split_param=True")
-        if self.stage != 1 and self.pp > 1:
-            raise ValueError(
-                f"Pipeline stages go with sharding stage 1 only. Received: stage={self.stage}, pp={self.pp}"
-            )
+        stage, split = self.stage, self.split_param
+        if stage > 3:
+            raise ValueError(f"`stage` must be 1, 2 or 3. Received: stage={stage}")
+        for wrong, message in (
+            (
+                self.sharding == 1 and (stage != 1 or split),
+                "`stage` and `split_param` have no effect without `sharding`",
+            ),
+            (stage != 1 and split, "`split_param` belongs to stage 1"),
+            (stage != 1 and self.pp > 1, "Pipeline stages go with sharding stage 1 only"),
+        ):
+            if wrong:
+                received = f"sharding={self.sharding}, stage={stage}, split_param={split}, pp={self.pp}"
+                raise ValueError(f"{message}. Received: {received}")
 
     @property
     def devices(self) -> int:
