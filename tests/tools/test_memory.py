@@ -275,7 +275,7 @@ def test_stage_3_cuts_large_parameters():
         (lambda: SMALL.weights(mp=3), "Received: mp=3, vocab=100"),
         (lambda: SMALL.weights(pp=3), "Received: pp=3, layers=4"),
         (lambda: Layout(dp=0), "Received: dp=0"),
-        (lambda: Layout(sharding=2, stage=4), "Received: stage=4"),
+        (lambda: Layout(sharding=2, stage=4), "stage=4"),
         (lambda: Layout(stage=2), "Received: sharding=1, stage=2, split_param=False"),
         (lambda: Layout(split_param=True), "Received: sharding=1, stage=1, split_param=True"),
         (lambda: Layout(sharding=2, stage=2, split_param=True), "stage=2, split_param=True"),

@@ -77,10 +77,9 @@ def plan(
             >>> print(f"{answer.total / 2**30:.1f} GiB, of it {answer.state / 2**30:.1f} of state")
             31.4 GiB, of it 3.2 of state
     """
-    given: dict[str, Any] = {"model": model, "optimizer": optimizer, "layout": layout}
-    wanted: dict[str, Any] = {"model": (Transformer, dict), "optimizer": OptimizerSpec, "layout": Layout}
-    for name, value in given.items():
-        if not isinstance(value, wanted[name]):
+    wanted: list[tuple[str, Any, Any]] = [("model", model, (Transformer, dict)), ("layout", layout, Layout)]
+    for name, value, kinds in [*wanted, ("optimizer", optimizer, OptimizerSpec)]:
+        if not isinstance(value, kinds):
             raise TypeError(f"`{name}` is of the wrong type. Received: {name} of type {type(value).__name__}")
     if tokens is not None:
         tokens = checked_int(tokens, "tokens", 1)

@@ -162,19 +162,15 @@ class Layout:
         _check_counts(self, "dp", "sharding", "stage", "mp", "pp")
         checked_bool(self.split_param, "split_param")
         stage, split = self.stage, self.split_param
+        received = f"Received: sharding={self.sharding}, stage={stage}, split_param={split}, pp={self.pp}"
         if stage > 3:
-            raise ValueError(f"`stage` must be 1, 2 or 3. Received: stage={stage}")
-        for wrong, message in (
-            (
-                self.sharding == 1 and (stage != 1 or split),
-                "`stage` and `split_param` have no effect without `sharding`",
-            ),
-            (stage != 1 and split, "`split_param` belongs to stage 1"),
-            (stage != 1 and self.pp > 1, "Pipeline stages go with sharding stage 1 only"),
-        ):
-            if wrong:
-                received = f"sharding={self.sharding}, stage={stage}, split_param={split}, pp={self.pp}"
-                raise ValueError(f"{message}. Received: {received}")
+            raise ValueError(f"`stage` must be 1, 2 or 3. {received}")
+        if self.sharding == 1 and (stage != 1 or split):
+            raise ValueError(f"`stage` and `split_param` have no effect without `sharding`. {received}")
+        if stage != 1 and split:
+            raise ValueError(f"`split_param` belongs to stage 1. {received}")
+        if stage != 1 and self.pp > 1:
+            raise ValueError(f"Pipeline stages go with sharding stage 1 only. {received}")
 
     @property
     def devices(self) -> int:
