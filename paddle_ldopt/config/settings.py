@@ -7,7 +7,7 @@ import json
 import types
 from typing import Any, Optional
 
-from .._checks import plain_number, shown
+from .._checks import checked_steps, plain_number, shown
 from .._messages import tell_all, unknown
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.decay import LayerDecay
@@ -113,11 +113,13 @@ class LdoptConfig:
         return opt, AdafactorSchedule(opt) if schedule is None and isinstance(opt, Adafactor) else schedule
 
     def _schedule(self, steps: Optional[int]) -> Any:
-        if self.warmup_ratio and steps is None:
+        if not self.warmup_ratio:
+            return build_schedule(self, self.warmup_steps, steps)
+        if steps is None:
             raise ValueError(
                 "`warmup_ratio` is a part of all steps: give their number. Received: num_training_steps=None"
             )
-        return build_schedule(self, int(self.warmup_ratio * (steps or 0)) or self.warmup_steps, steps)
+        return build_schedule(self, int(self.warmup_ratio * checked_steps(steps, "num_training_steps")), steps)
 
     @property
     def layerwise_rule(self) -> LayerDecay:
