@@ -1,16 +1,15 @@
-"""What an argument has to be: checks that name it, end with what was received, and return it; options in one line.
+"""Checks of arguments: each returns its value or raises with the argument's name. `Option` declares an argument once.
 
 A leaf of the import graph, without Paddle. Checks that know more than a type and a range stand where they are used.
 """
 
-import collections
 import dataclasses
-import difflib
-import functools
 import math
 import numbers
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection
 from typing import Any, Callable, Optional
+
+from ._messages import nearest, shown
 
 __all__ = [
     "Option",
@@ -28,76 +27,6 @@ __all__ = [
 ]
 
 _MOST_STEPS = 2**53  # beyond it a float does not count, and beyond 2^63 nothing else does
-_MOST_SHOWN = 400  # characters of a value in a message
-_DEEPEST_SHOWN = 20
-_BRACKETS: dict[type, tuple[str, str]] = {
-    list: ("[", "]"),
-    tuple: ("(", ")"),
-    set: ("{", "}"),
-    frozenset: ("frozenset({", "})"),
-    collections.deque: ("deque([", "])"),
-}
-
-
-def shown(value: Any) -> str:
-    """Return the `repr` of a value for a message, cut to a bounded length; of a container only that part is built.
-
-    Args:
-        value: anything. An array or a Tensor of many elements is shown by its shape, an object whose `repr` fails by
-            its type.
-    """
-    text = ""
-    try:
-        for part in _parts(value, 0):
-            text += part
-            if len(text) > _MOST_SHOWN:
-                return f"{text[:_MOST_SHOWN]}..."
-    except Exception:  # of the object's own code
-        return f"{text}<{type(value).__name__} object>"
-    return text
-
-
-def _parts(value: Any, depth: int) -> Iterator[str]:
-    """Yield the `repr` of a value piece by piece, so that the caller can stop."""
-    opened = _opened(value)
-    if opened is not None:
-        left, items, right = opened
-        yield left
-        for i, (label, item) in enumerate(items if depth < _DEEPEST_SHOWN else [("", ...)]):
-            yield f"{', ' if i else ''}{label}"
-            yield from _parts(item, depth + 1)
-        yield right
-    elif isinstance(value, (str, bytes)):
-        yield repr(value) if len(value) <= _MOST_SHOWN else repr(value[: _MOST_SHOWN + 1])
-    elif isinstance(value, int) and value.bit_length() > 4 * _MOST_SHOWN:
-        yield f"an int of {value.bit_length()} bits"
-    elif hasattr(value, "__array__") and not isinstance(value, type) and math.prod(getattr(value, "shape", ())) > 8:
-        yield f"{type(value).__name__} of shape {list(value.shape)}"
-    else:
-        yield repr(value)
-
-
-def _opened(value: Any) -> Optional[tuple[str, Iterable[tuple[str, Any]], str]]:
-    """Return (left bracket, labels and items, right bracket) of something that holds others, None of anything else."""
-    if isinstance(value, Mapping):
-        return "{", ((f"{shown(key)}: ", item) for key, item in value.items()), "}"
-    if type(value) in _BRACKETS and (value or not isinstance(value, (set, frozenset))):
-        left, right = _BRACKETS[type(value)]
-        return left, (("", item) for item in value), f",{right}" if type(value) is tuple and len(value) == 1 else right
-    if isinstance(value, functools.partial):
-        given = [("", value.func), *(("", item) for item in value.args)]
-        return "partial(", [*given, *((f"{key}=", item) for key, item in value.keywords.items())], ")"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = ((f"{field.name}=", getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr)
-        return f"{type(value).__name__}(", fields, ")"
-    return None
-
-
-def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return "; the nearest is 'x'" with the most similar of `names`, ignoring case; "" if none is similar."""
-    known = {known.lower(): known for known in names}
-    found = difflib.get_close_matches(name[:100].lower(), known, 1, cutoff) if isinstance(name, str) else []
-    return "".join(f"; the nearest is {known[near]!r}" for near in found)
 
 
 def as_float(number: Any) -> float:
@@ -124,19 +53,10 @@ def checked_bool(value: Any, argument: str) -> bool:
 def checked_number(
     value: Any, argument: str, low: Any = 0.0, high: Any = math.inf, ends: str = "[]", kind: str = "a number"
 ) -> float:
-    """Return `value` as a float between `low` and `high`; a square bracket includes the limit.
+    """Return a finite number between `low` and `high` as a float; a square bracket in `ends` includes the limit.
 
-    Args:
-        value: an int, a float, a NumPy number, or an array or Tensor of one element; finite.
-        argument (str): its name.
-        low (float): the lower end of the range.
-        high (float): the upper end.
-        ends (str): the brackets.
-        kind (str): the phrase after "must be" in the message of the TypeError.
-
-    Raises:
-        TypeError: the value is not a number; a bool is not.
-        ValueError: the value is out of range or not finite.
+    A NumPy number and an array or Tensor of one element are numbers; a bool is none. `kind` follows "must be" in the
+    TypeError.
     """
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
@@ -145,9 +65,14 @@ def checked_number(
     above = number >= low if ends[0] == "[" else number > low
     below = number <= high if ends[1] == "]" else number < high
     if not (above and below and math.isfinite(number)):
-        span = f"{ends[0]}{low:g}, {high:g}{ends[1] if math.isfinite(high) else ')'}"
-        raise ValueError(f"`{argument}` must be in {span}. Received: {argument}={shown(value)}")
+        raise ValueError(f"`{argument}` must be in {_span(low, high, ends)}. Received: {argument}={shown(value)}")
     return number
+
+
+def _span(low: float, high: float, ends: str) -> str:
+    """Return a range in brackets; infinity is never included."""
+    left, right = ends[0] if math.isfinite(low) else "(", ends[1] if math.isfinite(high) else ")"
+    return f"{left}{low:g}, {high:g}{right}"
 
 
 def checked_int(value: Any, argument: str, least: int = 0, kind: str = "an integer") -> int:
@@ -211,8 +136,8 @@ class Option:
         called (str): what the constructor calls it, if groups call it otherwise.
         tensor (bool): a Tensor of one element stays one, and a variable of a static graph is not checked.
         read (callable, optional): (value, name) -> the number to check, such as 0 for None.
-        check (callable, optional): (value, name) -> the checked value, of what is no number in a range.
-        kind (str): what it is, for the docs, if it is no number in a range.
+        check (callable, optional): (value, name) -> the checked value; None: a number in the range.
+        kind (str): its values in words, for the docs, if it has a `check` other than `checked_bool`.
         argument (bool): the constructor takes it; False if only a group can have it.
     """
 
@@ -245,7 +170,6 @@ class Option:
 
     @property
     def span(self) -> str:
-        """What it may be, in a few characters: "[0, 1)", "a bool"."""
-        right = self.ends[1] if math.isfinite(self.high) else ")"
-        text = self.kind or f"{self.ends[0]}{self.low:g}, {self.high:g}{right}"
+        """Its values in a few characters: "[0, 1)", "a bool"."""
+        text = self.kind or ("a bool" if self.check is checked_bool else _span(self.low, self.high, self.ends))
         return f"{text} or None" if self.optional else text

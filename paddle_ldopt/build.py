@@ -1,18 +1,95 @@
-"""TODO."""
+"""The one way from settings to an optimizer: `create`, `LdoptConfig`, the Trainer and `create_optimizer` call it."""
 
-from ._checks import shown
-from .layers.decay import LayerDecay, as_decay
+import collections
+from collections.abc import Mapping
+from typing import Any, Optional, Union
+
+import paddle
+
+from ._checks import Option, checked_bool, shown
+from .layers.decay import LayerDecay
 from .layers.map import LayerMap
 from .layers.weight_decay import decayed_parameter_names
+from .optimizers import apply_layerwise_decay
 from .optimizers._base.groups import parameters_to_train
-from .optimizers.registry import REGISTRY, optimizer_class
+from .optimizers._base.layerwise import LayerwiseMixin
+from .optimizers.registry import REGISTRY, OptimizerInfo, optimizer_class
+
+__all__ = ["OFF", "OPTIMIZERS", "build_optimizer", "create"]
+
+OFF = LayerDecay(1.0)
+_OURS = REGISTRY["adamwdl"]
+_ADAMW = {name: option for name, option in _OURS.options.items() if name != "fused"}
+_ADAMW["amsgrad"] = Option(False, "divide by the greatest second moment so far", check=checked_bool)
+_PADDLES = {"adamw": OptimizerInfo(paddle.optimizer.AdamW, "Paddle's", trainer=_OURS.trainer, options=_ADAMW)}
+OPTIMIZERS: Mapping[str, OptimizerInfo] = collections.ChainMap(_PADDLES, REGISTRY)  # ours and Paddle's own AdamW
 
 
-def create(name, model, layerwise_decay=1.0, rules=None, **arguments):
+def build_optimizer(
+    chosen: Union[str, OptimizerInfo],
+    model: Any,
+    *,
+    rule: Union[float, LayerDecay] = OFF,
+    layers: Optional[LayerMap] = None,
+    rules: Any = None,
+    groups: Any = None,
+    max_grad_norm: float = 0.0,
+    **arguments: Any,
+) -> Any:
+    """Return an optimizer that trains a model, each layer at its rate.
+
+    Args:
+        chosen (str|OptimizerInfo): a name of `OPTIMIZERS`, or the row of a class; `apply_layerwise_decay` serves
+            classes without layer-wise arguments.
+        model (paddle.nn.Layer|None): the model; None only if `arguments` say all that is taken from it.
+        rule (float|LayerDecay, optional): the decay.
+        layers (LayerMap, optional): the layers; those of the model by default if there is a decay and neither
+            `name_dict` nor `set_param_lr_fun`.
+        rules (dict|callable, optional): the `rules` of `LayerMap.from_model`.
+        groups (list[Tensor]|list[dict], optional): instead of all parameters. Dicts say themselves what is decayed.
+        max_grad_norm (float, optional): the norm that all gradients together are clipped to; 0 is off.
+        **arguments: for the class; `weight_decay` whatever the class calls it.
+    """
+    info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
+    own_parameters = any(name in arguments for name in ("parameters", "params"))
+    if not hasattr(model, "named_sublayers") and not (model is None and own_parameters):
+        raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
+    if not own_parameters:
+        arguments["parameters"] = parameters_to_train(model) if groups is None else list(groups)
+    grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
+    if model is not None and not grouped and not any(arguments.get(name) for name in info.own_exclusion):
+        arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
+    if max_grad_norm > 0:
+        arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
+    if "learning_rate" in arguments or "lr" in arguments:
+        arguments = {**info.external_rate, **arguments}
+    if "weight_decay" in arguments:
+        arguments[info.weight_decay] = arguments.pop("weight_decay")
+    decays = (rule if isinstance(rule, LayerDecay) else LayerDecay(rule)) != OFF
+    hooked = any(name in arguments for name in ("name_dict", "set_param_lr_fun"))
+    if rules is not None and (not decays or layers is not None or hooked):
+        raise ValueError(
+            f"`rules` have no effect without a layer-wise decay, or beside `layers`. Received: rules={shown(rules)}"
+        )
+    if decays and layers is None and not hooked and model is not None:
+        layers = LayerMap.from_model(model, rules)  # before there is an optimizer that could be left half done
+    if not issubclass(info.cls, LayerwiseMixin):
+        opt = info.cls(**arguments)
+        return apply_layerwise_decay(opt, layers, rule) if decays else opt
+    if layers is not None:
+        arguments["layers"] = layers
+    elif not decays and not hooked and model is not None:
+        arguments["name_dict"] = {param.name: name for name, param in model.named_parameters()}
+    return info.cls(layerwise_decay=rule, **arguments) if decays else info.cls(**arguments)
+
+
+def create(
+    name: str, model: Any, layerwise_decay: Union[float, LayerDecay] = 1.0, rules: Any = None, **arguments: Any
+) -> Any:
     """Build an optimizer of ours for a model: all its parameters, each layer at its rate.
 
-    Those that are frozen, now or later, stay as they are for as long as they are frozen. Under sharding, which takes
-    trainable ones alone, those that are frozen now are left out.
+    Frozen parameters are not updated; they can be unfrozen at any time. Sharding takes trainable ones alone: there the
+    optimizer has no parameter that is frozen now.
 
     Args:
         name (str): one of `list_optimizers`.
@@ -39,24 +116,5 @@ def create(name, model, layerwise_decay=1.0, rules=None, **arguments):
             >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
             0.125
     """
-    cls, info = optimizer_class(name), REGISTRY[name]
-    if not hasattr(model, "named_sublayers"):
-        raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
-    if "params" not in arguments:
-        arguments.setdefault("parameters", parameters_to_train(model))
-    if not any(arguments.get(argument) for argument in info.own_exclusion):
-        arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
-    if "learning_rate" in arguments or "lr" in arguments:
-        arguments = {**info.external_rate, **arguments}
-    decays = as_decay(layerwise_decay) != LayerDecay(1.0)
-    if rules is not None and (not decays or "layers" in arguments):
-        raise ValueError(
-            f"`rules` have no effect without a layer-wise decay, or beside `layers`. Received: rules={shown(rules)}"
-        )
-    if decays:
-        if "layers" not in arguments:  # a stage of a pipeline alone would not tell how many layers there are
-            arguments["layers"] = LayerMap.from_model(model, rules)
-        return cls(layerwise_decay=layerwise_decay, **arguments)
-    if "layers" not in arguments and "set_param_lr_fun" not in arguments:
-        arguments.setdefault("name_dict", {param.name: name for name, param in model.named_parameters()})
-    return cls(**arguments)
+    optimizer_class(name)  # raises for a name that is not ours
+    return build_optimizer(name, model, rule=layerwise_decay, rules=rules, **arguments)

@@ -188,7 +188,7 @@ WRONG = {
     "option's value": ({"optim": "came", "optim_kwargs": {"beta1": 2.0}}, "`beta1` must be in"),
     "said elsewhere": ({"optim_kwargs": {"learning_rate": 0.9}}, "'learning_rate' is no option"),
     "options": ({"optim_kwargs": [1]}, "`optim_kwargs` must be a dict. Received: optim_kwargs=[1]"),
-    "paddle's assertion": ({"optim": "adamw", "optim_kwargs": {"beta1": None}}, "Received: {'beta1': None}"),
+    "paddle's own option": ({"optim": "adamw", "optim_kwargs": {"beta1": None}}, "Received: beta1=None"),
     "rate": ({"learning_rate": -1.0}, "`learning_rate` must be in [0, inf). Received: learning_rate=-1.0"),
     "rate in words": ({"learning_rate": "fast"}, "`learning_rate` must be a number or None"),
     "no rate": ({"learning_rate": None}, "`learning_rate` must be None with `relative_step`"),

@@ -1,11 +1,20 @@
 """The table of optimizers, and `create`."""
 
+import json
+
 import numpy as np
 import paddle
 import pytest
+import tables
+import trainer_common as common
 
 import paddle_ldopt as ldopt
+from paddle_ldopt._checks import Option, checked_bool
+from paddle_ldopt.optimizers._base.declaration import ELEMENT, State, register
+from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
 from paddle_ldopt.optimizers.registry import REGISTRY
+from paddle_ldopt.tools.cli import main
+from paddle_ldopt.tools.memory import Layout, OptimizerSpec, plan
 
 
 class Net(paddle.nn.Layer):
@@ -125,3 +134,59 @@ def test_create_with_a_rate_or_without_and_with_layers_or_params_of_its_own():
     layers = ldopt.LayerMap.from_model(model)
     opt = ldopt.create("came", model, 0.5, learning_rate=1e-3, layers=layers, params=model.head.parameters())
     assert opt.layerwise_ratio(model.head.weight) == 1.0 and len(opt._parameter_list) == 2
+
+
+# --- a new optimizer ---
+
+
+@pytest.fixture
+def momentum():
+    @register("an example; 4 bytes")
+    class Momentum(RuleOptimizer):
+        """Gradient descent with a momentum."""
+
+        OPTIONS = {"mass": Option(0.9, "decay of the momentum", high=1.0, ends="[)"), "weight_decay": Option(0.0, "-")}
+
+        @staticmethod
+        def states(options, shape):
+            return {"moment": State(ELEMENT)} if options["mass"] else {}
+
+        def rule(self, param, grad, state, lr, options, piece=None):
+            moment = options["mass"] * state["moment"] + grad
+            return param - lr * moment, {"moment": moment}
+            yield  # no sums over the parameter
+
+    yield Momentum
+    del REGISTRY["momentum"]
+
+
+def moved(opt, model):
+    before = model.weight.numpy()
+    model(paddle.ones([1, 2])).sum().backward()
+    opt.step()
+    return np.abs(model.weight.numpy() - before).max() > 0
+
+
+def test_an_optimizer_of_ten_lines_is_known_everywhere(momentum, tmp_path, capsys):
+    model = paddle.nn.Linear(2, 2)
+    assert moved(ldopt.create("momentum", model, learning_rate=0.1, mass=0.5), model)
+    config = ldopt.LdoptConfig("momentum", {"mass": 0.5}, lr_scheduler_type="constant")
+    assert type(config.build(model)[0]) is momentum and moved(config.build(model)[0], model)
+    with pytest.raises(ValueError, match=r"`mass` must be in \[0, 1\)"):
+        ldopt.LdoptConfig("momentum", {"mass": 1})
+    trainer = common.trainer(tmp_path, optim="momentum", optim_kwargs='{"mass": 0.5}', max_steps=1)
+    trainer.train()
+    assert type(trainer.optimizer) is momentum
+    assert plan({"w": [2, 2]}, OptimizerSpec("momentum"), Layout()).state == 4 * 4 + 4
+    capsys.readouterr()
+    assert main(["memory", "--params", "1e9", "--optimizer", "momentum", "momentum,mass=0", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["plans"]) == 2
+    assert "| `momentum` | `mass` | `0.9` | [0, 1) | argument | decay of the momentum |" in tables.options_table()
+    assert "| momentum | `moment`, `beta1_pow_acc` | 4 R C + 4 | 4 n + 4 |" in tables.states_table()
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_every_option_says_what_it_may_be_and_has_a_valid_default(name):
+    for option, declared in REGISTRY[name].options.items():
+        assert declared.check in (None, checked_bool) or declared.kind, option
+        declared.checked(declared.default, option)

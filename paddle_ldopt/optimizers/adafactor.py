@@ -154,7 +154,13 @@ class Adafactor(FactoredOptimizer):
 
     OPTIONS: ClassVar[dict[str, Option]] = {
         "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
-        "eps": Option((1e-30, 1e-3), "added to the squares; least RMS", check=numbers("()", "[)"), group=True),
+        "eps": Option(
+            (1e-30, 1e-3),
+            "added to the squares; least RMS",
+            check=numbers("()", "[)"),
+            kind="(0, inf) and [0, inf)",
+            group=True,
+        ),
         "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
         "decay_rate": Option(-0.8, "exponent of the second moment's decay", -math.inf, 0.0, "(]", group=True),
         "beta1": Option(None, "decay of the momentum", high=1.0, ends="[)", optional=True, group=True),

@@ -4,6 +4,7 @@ Paper: CAME, Luo et al., https://arxiv.org/abs/2307.02047 (Algorithm 2). `beta2=
 code, https://github.com/yangluo7/CAME.
 """
 
+import functools
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
@@ -178,7 +179,13 @@ class Came(FactoredOptimizer):
 
     OPTIONS: ClassVar[dict[str, Option]] = {
         "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
-        "eps": Option((1e-30, 1e-3, 1e-16), "three small numbers above 0", check=numbers("()", "()", "()"), group=True),
+        "eps": Option(
+            (1e-30, 1e-3, 1e-16),
+            "three small numbers above 0",
+            check=numbers("()", "()", "()"),
+            kind="three of (0, inf)",
+            group=True,
+        ),
         "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
         "decay_rate": Option(_DECAY_RATE, "exponent of the second moment's decay", high=1.0, group=True),
         "beta1": Option(0.9, "decay of the momentum; 0: none", high=1.0, ends="[)", optional=True, group=True),
@@ -189,7 +196,9 @@ class Came(FactoredOptimizer):
         "relative_step": Option(False, "set the rate from the step", check=checked_bool),
         "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool),
         "compression": Option(False, "store the momentum as float16", check=checked_bool),
-        "loss_scale": Option(1, "gradients are divided by it", check=lambda value, name: checked_int(value, name, 1)),
+        "loss_scale": Option(
+            1, "divides the gradients", kind="an int from 1", check=functools.partial(checked_int, least=1)
+        ),
     }
 
     @staticmethod

@@ -3,7 +3,6 @@
 import functools
 from typing import Any, Optional
 
-import paddle
 from paddle import distributed
 
 from .._checks import shown
@@ -17,6 +16,7 @@ from .._paddle import (
     sharding_setting,
     unwrap,
 )
+from ..build import build_optimizer
 from ..config import OPTIMIZERS, RULE_FIELDS, LdoptConfig, json_object
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
@@ -26,7 +26,6 @@ from ..schedules import ON_METRIC
 from . import lr_scheduler
 from .arguments import OFF, LdoptArgumentsMixin
 from .base import TrainerMixin, check_mixed_in_first, name_of
-from .building import build_optimizer
 from .callbacks import GradualUnfreezeCallback, all_open, layers_of
 from .passed import OwnRate, check_passed_optimizer, check_passed_settings, sets_own_rate
 from .stages import gathered, map_layers
@@ -90,16 +89,18 @@ class LayerwiseRatesMixin(TrainerMixin):
         info = REGISTRY.get(name_of(args.optim))
         if info is not None:
             options = {name: getattr(args, field) for name, field in info.trainer.items()}
+            groups = self.optimizer_grouped_parameters
             self.optimizer = build_optimizer(
                 info,
                 self.model,
                 rule=rule,
                 layers=layers,
-                groups=self.optimizer_grouped_parameters,
+                groups=self.model.parameters() if groups is None else groups,
+                max_grad_norm=args.max_grad_norm,
                 learning_rate=self.lr_scheduler if lr_scheduler is None else lr_scheduler,
-                grad_clip=paddle.nn.ClipGradByGlobalNorm(args.max_grad_norm) if args.max_grad_norm > 0 else None,
+                weight_decay=args.weight_decay,
                 multi_precision=args.fp16_opt_level == "O2",
-                **{**options, info.weight_decay: args.weight_decay},
+                **options,
                 **json_object(getattr(args, "optim_kwargs", None), "optim_kwargs"),
             )
             processes = distributed.get_world_size()

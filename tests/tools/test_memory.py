@@ -1,14 +1,13 @@
 """`memory`: its formulas against the bytes that the optimizers and Paddle's wrappers really hold and send."""
 
-import importlib.util
-import inspect
 import json
-import pathlib
+import re
 import types
 
 import numpy as np
 import paddle
 import pytest
+import tables
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
     DygraphShardingOptimizer,
 )
@@ -18,9 +17,8 @@ from paddlenlp.transformers import BertConfig, BertForSequenceClassification, Ll
 from state_bytes import ROWS, bytes_of
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.tools import memory
 from paddle_ldopt.tools.cli import main
-from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, Weight, plan
+from paddle_ldopt.tools.memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, Weight, calculation, plan
 
 SMALL = Transformer(hidden=64, layers=4, vocab=100, intermediate=96, heads=4, kv_heads=2)
 
@@ -91,10 +89,10 @@ def test_state_and_masters_are_what_the_optimizers_hold(name, build, dtype):
     assert (answer.sent_gradients, answer.sent_parameters, answer.sent_sums, answer.sent_activations) == (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("arguments, words", [({"beta1": 0.0}, {"beta1": 0.0}), ({"beta1": None}, {"beta1": 0})])
-def test_came_without_momentum(arguments, words):
+@pytest.mark.parametrize("arguments", [{"beta1": 0.0}, {"beta1": None}])
+def test_came_without_momentum(arguments):
     shapes = llama()
-    answer = plan(shapes, OptimizerSpec("came", dtype="float32", **words), Layout())
+    answer = plan(shapes, OptimizerSpec("came", dtype="float32", **arguments), Layout())
     optimizer = optimizer_of("came", {"learning_rate": 1e-3, **arguments}, shapes)
     optimizer.step()
     assert answer.state == bytes_of(optimizer)
@@ -134,7 +132,7 @@ def test_sums_are_what_the_rules_ask_for(name, shape):
     except StopIteration:
         pass
     weight = Weight("weight", tuple(shape))
-    assert [[weight.count(kind) for kind in kinds] for kinds in OptimizerSpec(name).sums(len(shape))] == asked
+    assert [[weight.count(kind) for kind in kinds] for kinds in OptimizerSpec(name).sums(tuple(shape))] == asked
 
 
 # ---- several devices
@@ -169,7 +167,7 @@ def test_whole_parameters_are_dealt_out_as_paddle_does(stage, ranks):
         wrapper._GroupShardedOptimizerStage2__segment_params = []
         dealt = GroupShardedOptimizerStage2._segment_params(wrapper)
     names = {param.name: weight.name for param, weight in zip(params, weights)}
-    owned = memory._owned(tuple(weights), Layout(sharding=ranks, stage=stage), 4)
+    owned = calculation._owned(tuple(weights), Layout(sharding=ranks, stage=stage), 4)
     assert [[held.weight.name for held in share] for share in owned] == [
         [names[p.name] for p in share] for share in dealt
     ]
@@ -178,7 +176,7 @@ def test_whole_parameters_are_dealt_out_as_paddle_does(stage, ranks):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_slices_are_those_of_paddles_buffers(ranks, dtype, monkeypatch):
-    monkeypatch.setattr(memory, "_BUFFER", 30_000)
+    monkeypatch.setattr(calculation, "_BUFFER", 30_000)
     monkeypatch.setitem(tensor_fusion_helper.alignment, "cpu", 256)
     monkeypatch.setattr(tensor_fusion_helper, "__current_device_type__", "cpu")
     weights = SMALL.weights()
@@ -186,7 +184,7 @@ def test_slices_are_those_of_paddles_buffers(ranks, dtype, monkeypatch):
     names = {param.name: weight.name for param, weight in zip(params, weights)}
     groups = tensor_fusion_helper.assign_group_by_size(params, 30_000).values()
     assert len(groups) > 3
-    for rank, share in enumerate(memory._slices(weights, ranks, memory.ITEMSIZE[dtype])):
+    for rank, share in enumerate(calculation._slices(weights, ranks, ITEMSIZE[dtype])):
         expected = []
         for group in groups:
             views = tensor_fusion_helper.build_reduce_scatter_buffer(group, ranks, rank)[0]
@@ -277,11 +275,11 @@ def test_stage_3_cuts_large_parameters():
         (lambda: SMALL.weights(mp=3), "Received: mp=3, vocab=100"),
         (lambda: SMALL.weights(pp=3), "Received: pp=3, layers=4"),
         (lambda: Layout(dp=0), "Received: dp=0"),
-        (lambda: Layout(sharding=2, stage=4), "Received: stage=4"),
+        (lambda: Layout(sharding=2, stage=4), "stage=4"),
         (lambda: Layout(stage=2), "Received: sharding=1, stage=2, split_param=False"),
         (lambda: Layout(split_param=True), "Received: sharding=1, stage=1, split_param=True"),
-        (lambda: Layout(sharding=2, stage=2, split_param=True), "Received: stage=2, split_param=True"),
-        (lambda: Layout(sharding=2, stage=2, pp=2), "Received: stage=2, pp=2"),
+        (lambda: Layout(sharding=2, stage=2, split_param=True), "stage=2, split_param=True"),
+        (lambda: Layout(sharding=2, stage=2, pp=2), "stage=2, split_param=False, pp=2"),
         (lambda: OptimizerSpec("adam"), "Received: name='adam'"),
         (lambda: OptimizerSpec("lamb", beta1=0.9), "Received: beta1=0.9, name='lamb'"),
         (lambda: OptimizerSpec("lamb", compression=True), "Received: compression=True, name='lamb'"),
@@ -305,10 +303,6 @@ def test_a_count_is_an_integer(field, value):
     with pytest.raises(TypeError, match=f"`{field}` must be an integer. Received: {field}={value!r}"):
         Layout(**{field: value})
     assert Layout(**{field: np.int64(2)}) == Layout(**{field: 2})
-
-
-def test_names_are_those_of_the_registry():
-    assert sorted(memory.NAMES) == sorted(ldopt.list_optimizers())
 
 
 # ---- the command
@@ -343,7 +337,7 @@ def test_json_and_markdown(capsys):
     expected = [
         plan(
             Transformer(64, 4, heads=4),
-            OptimizerSpec(name, beta1, grad_dtype="float32", multi_precision=False),
+            OptimizerSpec(name, beta1=beta1, grad_dtype="float32", multi_precision=False),
             layout,
             tokens=1000,
         ).to_dict()
@@ -373,7 +367,7 @@ def test_a_model_by_its_name(capsys):
         (["--params", "7e9", "--optimizer", "came,name=lamb"], "Received: 'came,name=lamb'"),
         (
             ["--params", "7e9", "--optimizer", "came,dtype=3"],
-            "one of beta1=NUMBER, compression, amsgrad. Received: 'came,dtype=3'",
+            "one of beta1=NUMBER, compression. Received: 'came,dtype=3'",
         ),
         (["--params", "7e9", "--no-masters", "--optimizer", "came,multi_precision=0"], "Received: 'came,multi_preci"),
         (["--params", "7e9", "--optimizer", "adam"], "Received: name='adam'"),
@@ -386,15 +380,12 @@ def test_errors_of_the_command(options, says, capsys):
     assert shown.err.startswith("error: ") and says in shown.err and not shown.out
 
 
-def test_the_tables_of_the_page_are_the_calculators():
-    path = pathlib.Path(__file__).parents[2] / "docs" / "scaling.py"
-    spec = importlib.util.spec_from_file_location("scaling", path)
-    scaling = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(scaling)
-    page = scaling.PAGE.read_text(encoding="utf-8")
-    assert scaling.filled(page) == page, "run docs/scaling.py"
-    assert page.count("<!-- table: ") == len(scaling.tables()) == 10
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_the_tables_of_a_page_are_those_of_the_declarations(page):
+    text = page.read_text(encoding="utf-8")
+    assert tables.filled(text) == text, "run docs/tables.py"
 
 
-def test_paddle_is_not_imported():
-    assert "import paddle" not in inspect.getsource(memory)
+def test_every_table_has_a_place_in_a_page():
+    text = "".join(page.read_text(encoding="utf-8") for page in tables.PAGES)
+    assert sorted(re.findall("<!-- table: (.+?) -->", text)) == sorted(tables.tables())

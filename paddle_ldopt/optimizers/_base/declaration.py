@@ -22,7 +22,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from paddle.regularizer import WeightDecayRegularizer
 
-from ..._checks import Option, checked_number, shown
+from ..._checks import Option, checked_bool, checked_number, shown
 
 # The kinds of state: like the parameter, of its rows, of its columns (of the last two axes), and one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
@@ -31,6 +31,12 @@ ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
 # an optimizer's state before it loads it only if it finds this name among the saved ones; otherwise it resumes with
 # wrong state, silently.
 STEP = "beta1_pow_acc"
+
+# What every optimizer of ours takes beside its own options.
+COMMON = {
+    "multi_precision": Option(False, "keep float32 masters of float16 and bfloat16 parameters", check=checked_bool),
+    "fused": Option(None, "step in the C library; None: where it can", check=checked_bool, optional=True),
+}
 
 
 class State(NamedTuple):
@@ -51,6 +57,7 @@ class OptimizerInfo:
         trainer (dict[str, str]): argument of the class -> field of a Trainer's arguments that it is taken from.
         external_rate (dict): arguments it needs to take its rate from outside.
         own_exclusion (tuple[str]): arguments by which it says itself what is decayed.
+        options (dict[str, Option]): the options that it declares.
     """
 
     cls: type
@@ -59,21 +66,25 @@ class OptimizerInfo:
     trainer: dict[str, str] = dataclasses.field(default_factory=dict)
     external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)
     own_exclusion: tuple[str, ...] = ()
+    options: dict[str, Option] = dataclasses.field(default_factory=dict)
 
     @property
-    def options(self) -> dict[str, Option]:
-        """The options that the class declares."""
-        return self.cls.OPTIONS  # type: ignore[attr-defined]
+    def arguments(self) -> dict[str, Option]:
+        """The options that its constructor takes, except for the weight decay."""
+        decay = ("weight_decay", self.weight_decay)
+        return {name: option for name, option in self.options.items() if option.argument and name not in decay}
 
     def states(self, options: dict[str, Any], shape: tuple[int, ...]) -> dict[str, State]:
         """Return state name -> its kind and type, for a parameter of that shape and options beside the defaults."""
-        defaults = {name: option.default for name, option in self.options.items()}
-        return self.cls.states({**defaults, **options}, shape)  # type: ignore[attr-defined]
+        declared = self.cls.states(self._all(options), shape)  # type: ignore[attr-defined]
+        return {**declared, STEP: State(SCALAR)}
 
     def sums(self, options: dict[str, Any], shape: tuple[int, ...]) -> list[list[str]]:
         """Return the kinds of the sums over a whole parameter that an update asks for, round by round."""
-        defaults = {name: option.default for name, option in self.options.items()}
-        return self.cls.sums({**defaults, **options}, shape)  # type: ignore[attr-defined]
+        return self.cls.sums(self._all(options), shape)  # type: ignore[attr-defined]
+
+    def _all(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {**{name: option.default for name, option in self.options.items()}, **options}
 
 
 REGISTRY: dict[str, OptimizerInfo] = {}
@@ -83,7 +94,8 @@ def register(summary: str, **fields: Any) -> Callable[[type], type]:
     """Return a decorator that puts a class into the table, under its name in lower case; see `OptimizerInfo`."""
 
     def add(cls: type) -> type:
-        REGISTRY[cls.__name__.lower()] = OptimizerInfo(cls, summary, **fields)
+        options = {**cls.OPTIONS, **COMMON}  # type: ignore[attr-defined]
+        REGISTRY[cls.__name__.lower()] = OptimizerInfo(cls, summary, options=options, **fields)
         return cls
 
     return add

@@ -1,4 +1,4 @@
-"""Write the tables of scaling.md: ``python docs/scaling.py``; with ``--check`` only say whether they differ."""
+"""Write the tables of options.md and scaling.md: ``python docs/tables.py``. With ``--check`` only compare them."""
 
 import argparse
 import functools
@@ -8,9 +8,11 @@ import re
 import sys
 
 from paddle_ldopt.layers.table import markdown
+from paddle_ldopt.optimizers._base.declaration import COMMON
+from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, gib, plan
 
-PAGE = pathlib.Path(__file__).parent / "scaling.md"
+PAGES = [pathlib.Path(__file__).parent / name for name in ("options.md", "scaling.md")]
 SIZES = {"7 B": 7e9, "70 B": 70e9, "400 B": 400e9, "1 T": 1e12}
 TOKENS = 2**20  # that each pipeline works through in a step
 OPTIMIZERS = [
@@ -48,6 +50,40 @@ def _plan(model, optimizer, layout):
         return None
 
 
+def options_table():
+    """Return the table of the options that each optimizer declares."""
+    rows = []
+    for name, options in {**{f"`{name}`": info.options for name, info in REGISTRY.items()}, "all": COMMON}.items():
+        for option, declared in options.items():
+            if name == "all" or option not in COMMON:
+                ways = ["argument"] * declared.argument + ["group"] * declared.group
+                default = f"`{declared.default}`"
+                rows.append([name, f"`{option}`", default, declared.span, ", ".join(ways), declared.doc])
+    return _text_table(["optimizer", "option", "default", "range", "given as", "meaning"], rows)
+
+
+def states_table():
+    """Return the table of the states that each optimizer declares, with their bytes."""
+    variants = [OptimizerSpec(name) for name in REGISTRY]
+    variants += [spec for spec in [*OPTIMIZERS, OptimizerSpec("came", beta1=0.0)] if spec.options]
+    rows = []
+    for spec in sorted(variants, key=lambda spec: list(REGISTRY).index(spec.name)):
+        names = ", ".join(f"`{state}`" for state in spec.state((2, 2)))
+        rows.append([str(spec), names, _bytes(spec.state((2, 2)), "R C"), _bytes(spec.state((2,)), "n")])
+    return _text_table(["optimizer", "states of a matrix", "bytes of a matrix of R x C", "of a vector of n"], rows)
+
+
+def _text_table(header, rows):
+    return markdown(header, rows).replace("--:", "---")
+
+
+def _bytes(state, size):
+    """Return the bytes of a state as a sum: of its elements, its rows, its columns and its numbers."""
+    labels = {"element": f" {size}", "row": " R", "column": " C", "scalar": ""}
+    sums = {kind: sum(n for of, n in state.values() if of == kind) for kind in labels}
+    return " + ".join(f"{total}{labels[kind]}" for kind, total in sums.items() if total)
+
+
 def models_table():
     """Return the table of the models that stand for the sizes."""
     rows = []
@@ -69,7 +105,7 @@ def memory_table(params):
 
 def sent_table(params):
     """Return the table of one size: GiB that a device sends, for each layout."""
-    asking = [i for i, optimizer in enumerate(OPTIMIZERS) if optimizer.sums(2) and not str(optimizer).count(",")]
+    asking = [i for i, optimizer in enumerate(OPTIMIZERS) if optimizer.sums((1, 1)) and not str(optimizer).count(",")]
     rows = []
     for layout, answers in plans(Transformer.of_size(params)).items():
         first = answers[0]
@@ -82,7 +118,7 @@ def sent_table(params):
 
 def combinations_table():
     """Return the table of `tests/distributed/combinations.py`: how many of each layout match one process."""
-    results = json.loads((PAGE.parent / "combinations.json").read_text(encoding="utf-8"))
+    results = json.loads((PAGES[0].parent / "combinations.json").read_text(encoding="utf-8"))
     notes: list = []
 
     def shown(cell):
@@ -104,7 +140,8 @@ def combinations_table():
 
 def tables():
     """Return name -> table, as between the marks of the page."""
-    answer = {"models": models_table(), "combinations": combinations_table()}
+    answer = {"options": options_table(), "states": states_table()}
+    answer.update(models=models_table(), combinations=combinations_table())
     for size, params in SIZES.items():
         answer[f"memory {size}"] = memory_table(params)
         answer[f"sent {size}"] = sent_table(params)
@@ -123,14 +160,14 @@ def filled(page):
 
 
 def main():
-    """Write the page, or say whether it is up to date."""
+    """Write the pages, or say whether they are up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if the tables differ")
     check = parser.parse_args().check
-    page = PAGE.read_text(encoding="utf-8")
-    if not check:
-        PAGE.write_text(filled(page), encoding="utf-8")
-    return int(check and filled(page) != page)
+    stale = [page for page in PAGES if filled(page.read_text(encoding="utf-8")) != page.read_text(encoding="utf-8")]
+    for page in [] if check else stale:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,104 @@
+"""The parts of a message: a value in one bounded line, the nearest name, all problems at once. Without Paddle."""
+
+import collections
+import dataclasses
+import difflib
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Optional
+
+__all__ = ["nearest", "shown", "tell_all", "unknown"]
+
+_MOST_SHOWN = 400  # characters of a value in a message
+_DEEPEST_SHOWN = 20
+_MOST_PROBLEMS = 40  # that are told at once
+_BRACKETS: dict[type, tuple[str, str]] = {
+    list: ("[", "]"),
+    tuple: ("(", ")"),
+    set: ("{", "}"),
+    frozenset: ("frozenset({", "})"),
+    collections.deque: ("deque([", "])"),
+}
+
+
+def shown(value: Any) -> str:
+    """Return the `repr` of a value for a message, cut to a bounded length; of a container only that part is built.
+
+    An array or a Tensor of many elements is shown by its shape, an object whose `repr` fails by its type.
+    """
+    text = ""
+    try:
+        for part in _parts(value, 0):
+            text += part
+            if len(text) > _MOST_SHOWN:
+                return f"{text[:_MOST_SHOWN]}..."
+    except Exception:  # of the object's own code
+        return f"{text}<{type(value).__name__} object>"
+    return text
+
+
+def _parts(value: Any, depth: int) -> Iterator[str]:
+    """Yield the `repr` of a value piece by piece, so that the caller can stop."""
+    opened = _opened(value)
+    if opened is not None:
+        left, items, right = opened
+        yield left
+        for i, (label, item) in enumerate(items if depth < _DEEPEST_SHOWN else [("", ...)]):
+            yield f"{', ' if i else ''}{label}"
+            yield from _parts(item, depth + 1)
+        yield right
+    elif isinstance(value, (str, bytes)):
+        yield repr(value) if len(value) <= _MOST_SHOWN else repr(value[: _MOST_SHOWN + 1])
+    elif isinstance(value, int) and value.bit_length() > 4 * _MOST_SHOWN:
+        yield f"an int of {value.bit_length()} bits"
+    elif hasattr(value, "__array__") and not isinstance(value, type) and math.prod(getattr(value, "shape", ())) > 8:
+        yield f"{type(value).__name__} of shape {list(value.shape)}"
+    else:
+        yield repr(value)
+
+
+def _opened(value: Any) -> Optional[tuple[str, Iterable[tuple[str, Any]], str]]:
+    """Return (left bracket, labels and items, right bracket) of something that holds others, None of anything else."""
+    if isinstance(value, Mapping):
+        return "{", ((f"{shown(key)}: ", item) for key, item in value.items()), "}"
+    if type(value) in _BRACKETS and (value or not isinstance(value, (set, frozenset))):
+        left, right = _BRACKETS[type(value)]
+        return left, (("", item) for item in value), f",{right}" if type(value) is tuple and len(value) == 1 else right
+    if isinstance(value, functools.partial):
+        given = [("", value.func), *(("", item) for item in value.args)]
+        return "partial(", [*given, *((f"{key}=", item) for key, item in value.keywords.items())], ")"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = ((f"{field.name}=", getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr)
+        return f"{type(value).__name__}(", fields, ")"
+    return None
+
+
+def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return "; the nearest is 'x'" with the most similar of `names`, ignoring case; "" if none is similar."""
+    known = {known.lower(): known for known in names}
+    found = difflib.get_close_matches(name[:100].lower(), known, 1, cutoff) if isinstance(name, str) else []
+    return "".join(f"; the nearest is {known[near]!r}" for near in found)
+
+
+def unknown(what: str, key: Any, value: Any, known: Iterable[str], received: str = "", most: int = 20) -> str:
+    """Return the sentence that says that there is no `what` called `key`, and which name is the nearest.
+
+    The names that exist follow if they are `most` at most; `received` stands for the name and its value.
+    """
+    names, name = list(known), shown(key)
+    valid = f" Valid: {', '.join(names)}." if len(names) <= most else ""
+    plain = key if isinstance(key, str) and len(key) <= len(name) else name
+    return f"{name} is no {what}{nearest(key, names, 0.4)}.{valid} Received: {received or f'{plain}={shown(value)}'}"
+
+
+def tell_all(problems: Iterable[str]) -> None:
+    """Raise one ValueError that lists the problems, the first 40 at most; return if there is none."""
+    found = list(dict.fromkeys(itertools.islice(problems, _MOST_PROBLEMS)))
+    if len(found) == 1:
+        raise ValueError(found[0])
+    if found:
+        lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(found, 1))
+        more = " or more" if len(found) == _MOST_PROBLEMS else ""
+        raise ValueError(f"{len(found)}{more} settings are wrong:{lines}")

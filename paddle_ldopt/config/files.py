@@ -1,0 +1,82 @@
+"""Settings in JSON and YAML; an unreadable file, or one with a key twice, is one ValueError with its name."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, Union
+
+from .._checks import shown
+
+__all__ = ["checked_path", "json_object", "read_json", "read_yaml"]
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+def json_object(value: Any, name: str) -> dict[str, Any]:
+    """Return an argument that is a dict, or a JSON object in a string, as a dict; None as an empty one."""
+    found, why = value, ""
+    if isinstance(value, str):
+        try:
+            found = json.loads(value)
+        except (RecursionError, ValueError) as error:
+            why = f" ({error})"
+    if found is not None and not isinstance(found, dict):
+        raise ValueError(
+            f"`{name}` must be a JSON object such as '{{\"min_lr\": 1e-6}}'{why}. Received: {name}={shown(value)}"
+        )
+    return dict(found or {})
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; raise ValueError if it cannot be read or has a key twice."""
+    with open(checked_path(path), encoding="utf-8") as file, _naming("JSON", path):
+        return json.load(file, object_pairs_hook=_once)
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the content of a YAML file, in which 1e-5 is a number; raise ValueError as `read_json`."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """PyYAML's, with the numbers of YAML 1.2."""
+
+    def mapping(loader: Any, node: Any) -> dict[Any, Any]:
+        return _once([(loader.construct_object(k, True), loader.construct_object(v, True)) for k, v in node.value])
+
+    exponent = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+.0123456789"))
+    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    with open(checked_path(path), encoding="utf-8") as file, _naming("YAML", path):
+        try:
+            return yaml.load(file, Loader)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error)) from error
+
+
+def checked_path(path: Any) -> Path:
+    """Return a path, raise TypeError if it is none: `open` takes a number for a file that is open, and closes it."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"`path` must be a string or a path. Received: path={shown(path)}")
+    return path
+
+
+@contextlib.contextmanager
+def _naming(kind: str, path: Path) -> Iterator[None]:
+    """Turn every error that the content of a file can be into a ValueError that names the file."""
+    try:
+        yield
+    except RecursionError:
+        raise ValueError(f"This {kind} is nested too deeply. Received: {os.fspath(path)!r}") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"This {kind} cannot be read: {error}. Received: {os.fspath(path)!r}") from error
+
+
+def _once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return a dict of (key, value), raise ValueError if a key is there twice: the first would be lost."""
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"A key is there twice. Received: {shown(next(k for k in keys if keys.count(k) > 1))}")
+    return out

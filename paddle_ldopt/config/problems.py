@@ -1,0 +1,191 @@
+"""The problems of settings: each value by its declaration, then one trial for conditions between values."""
+
+import functools
+import warnings
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
+
+import paddle
+
+from .._checks import checked_number, checked_steps, shown
+from .._messages import unknown
+from ..build import OFF, OPTIMIZERS, build_optimizer
+from ..layers.decay import OPTIONS, LayerDecay
+from ..schedules import ON_METRIC, SchedulerType, get_scheduler
+from ..schedules.factory import kwargs_problems
+
+__all__ = ["RULE_FIELDS", "build_schedule", "config_problems", "option_problems", "rule_problems"]
+
+RULE_FIELDS = {  # our setting -> field of LayerDecay
+    "layerwise_lr_decay": "layerwise_decay",
+    "layerwise_convention": "convention",
+    "layerwise_min_ratio": "min_ratio",
+    "layerwise_head_ratio": "head_ratio",
+    "layerwise_freeze_below": "freeze_below",
+}
+_Check = Callable[[Any, str], Any]
+_LONG = 10**9  # stands for a number of steps that is not known yet
+
+
+def rule_problems(settings: Any) -> Iterator[str]:
+    """Yield the problems of the layer-wise settings of an object with the attributes of `RULE_FIELDS`."""
+    given = {argument: getattr(settings, argument) for argument in RULE_FIELDS}
+    found = list(_refused({name: (OPTIONS[field].checked, given[name]) for name, field in RULE_FIELDS.items()}))
+    yield from found
+    if found:
+        return
+    rule = LayerDecay(**{field: given[argument] for argument, field in RULE_FIELDS.items()})
+    for argument, field in RULE_FIELDS.items():
+        value = getattr(rule, field)
+        if rule.layerwise_decay == 1.0 and field != "head_ratio" and value != getattr(OFF, field):
+            yield (
+                f"`{argument}` has no effect while `layerwise_lr_decay` is 1: every layer has a ratio of 1 (the head "
+                f"`layerwise_head_ratio`). Received: {argument}={shown(value)}"
+            )
+    if rule.min_ratio and rule.freeze_below:
+        yield (
+            "`layerwise_min_ratio` and `layerwise_freeze_below` exclude each other: a floor above the limit leaves "
+            "nothing to freeze, a floor below it has no effect. Received: "
+            f"layerwise_min_ratio={shown(rule.min_ratio)}, layerwise_freeze_below={shown(rule.freeze_below)}"
+        )
+    rules = settings.layerwise_rules
+    if isinstance(rules, (str, dict)) and rules and rule == OFF:
+        yield f"`layerwise_rules` have no effect without a layer-wise decay. Received: layerwise_rules={shown(rules)}"
+
+
+def option_problems(
+    optim: str,
+    options: dict[str, Any],
+    learning_rate: Optional[float] = 1e-3,
+    weight_decay: float = 0.0,
+    max_grad_norm: float = 0.0,
+) -> Iterator[str]:
+    """Yield the problems of the options of an optimizer; `learning_rate` is None if it sets its rate itself."""
+    known = OPTIMIZERS[optim].arguments
+    yield from (unknown(f"option of {shown(optim)}", key, options[key], known) for key in options if key not in known)
+    valid = {name: value for name, value in options.items() if name in known}
+    found = list(_refused({name: (known[name].checked, value) for name, value in valid.items()}))
+    yield from found
+    if not found:
+        rate = {} if learning_rate is None else {"learning_rate": get_scheduler("constant", learning_rate)}
+        with paddle.utils.unique_name.guard():
+            zero = paddle.nn.initializer.Constant(0.0)
+            one = [paddle.create_parameter([1], "float32", default_initializer=zero)]
+        trial = {"weight_decay": weight_decay, "max_grad_norm": max_grad_norm, **rate, **valid}
+        yield from _tried(lambda: build_optimizer(optim, None, parameters=one, **trial))
+
+
+def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
+    """Yield the problems of all settings of a `LdoptConfig`, or of an object with the same attributes."""
+    may_be_none = ("learning_rate", "layerwise_rules")
+    checks = {name: (check, getattr(config, name)) for name, check in _CHECKS.items()}
+    unreadable = list(
+        _refused({name: given for name, given in checks.items() if name not in may_be_none or given[1] is not None})
+    )
+    yield from [*unreadable, *rule_problems(config)]
+    yield from _optimizer_problems(config, bool(unreadable))
+    if config.learning_rate is None:
+        yield from _idle_schedule_problems(config, defaults)
+    else:
+        yield from _schedule_problems(config, bool(unreadable))
+
+
+def build_schedule(config: Any, warmup: int, steps: Optional[int]) -> Any:
+    """Return the schedule of a `LdoptConfig` for so many steps of warm-up and of training."""
+    kind, kwargs = config.lr_scheduler_type, config.lr_scheduler_kwargs or None
+    timed = {} if kind in ON_METRIC else {"num_warmup_steps": warmup, "num_training_steps": steps}
+    return get_scheduler(kind, config.learning_rate, **timed, scheduler_specific_kwargs=kwargs)
+
+
+def _refused(given: dict[str, tuple[_Check, Any]]) -> Iterator[str]:
+    """Yield the message of each check that refuses its value; `given` is name -> (check, value)."""
+    for name, (check, value) in given.items():
+        try:
+            check(value, name)
+        except (TypeError, ValueError) as error:
+            yield str(error)
+
+
+def _tried(build: Callable[[], Any]) -> Iterator[str]:
+    """Yield the message of the error that a trial raises, if it does; it is built again for good, with its warnings."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            build()
+    except (AssertionError, TypeError, ValueError) as error:  # Paddle's own optimizers assert
+        yield str(error) or repr(error)
+
+
+def _checked_names(value: Any, field: str) -> None:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"`{field}` must be a dict. Received: {field}={shown(value)}")
+
+
+def _checked_rules(value: Any, field: str) -> None:
+    _checked_names(value, field)
+    if any(isinstance(layer, bool) or not isinstance(layer, (int, str)) for layer in value.values()):
+        raise TypeError(f"`{field}` must map names to layer ids or strings. Received: {field}={shown(value)}")
+
+
+_CHECKS: dict[str, _Check] = {
+    "learning_rate": functools.partial(checked_number, kind="a number or None"),
+    "weight_decay": checked_number,
+    "max_grad_norm": checked_number,
+    "warmup_ratio": functools.partial(checked_number, high=1.0),
+    "warmup_steps": checked_steps,
+    "optim_kwargs": _checked_names,
+    "lr_scheduler_kwargs": _checked_names,
+    "layerwise_rules": _checked_rules,
+}
+
+
+def _optimizer_problems(config: Any, unreadable: bool) -> Iterator[str]:
+    optim, options = config.optim, config.optim_kwargs
+    if not isinstance(optim, str) or optim not in OPTIMIZERS:
+        yield unknown("optimizer", optim, None, OPTIMIZERS, f"optim={shown(optim)}")
+    elif not isinstance(options, dict):
+        return
+    elif _sets_its_rate(config) != (config.learning_rate is None):
+        yield (
+            "`learning_rate` must be None with `relative_step`, which sets the rate, and only then. Received: "
+            f"optim={shown(optim)}, learning_rate={shown(config.learning_rate)}, optim_kwargs={shown(options)}"
+        )
+    else:
+        sure = {} if unreadable else {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
+        rate = None if config.learning_rate is None else 1e-3
+        yield from option_problems(optim, options, rate, **sure)
+
+
+def _sets_its_rate(config: Any) -> bool:
+    """Return whether the options have the optimizer set its rate; one that can do both takes a rate that is given."""
+    declared = OPTIMIZERS[config.optim].arguments.get("relative_step")
+    usual = declared is not None and declared.default and config.learning_rate is None
+    return config.optim_kwargs.get("relative_step", usual) is True
+
+
+def _idle_schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
+    schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
+    given = {name: getattr(config, name) for name in schedule}
+    given = {name: value for name, value in given.items() if value != defaults[name]}
+    if given:
+        received = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
+        yield f"No schedule has an effect while `learning_rate` is None: the step sets it. Received: {received}"
+
+
+def _schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
+    kind, kinds = config.lr_scheduler_type, [member.value for member in SchedulerType]
+    if not isinstance(kind, str) or kind not in kinds:
+        yield unknown("schedule", kind, None, kinds, f"lr_scheduler_type={shown(kind)}")
+        return
+    if unreadable:
+        return
+    received = f"Received: warmup_steps={shown(config.warmup_steps)}, warmup_ratio={shown(config.warmup_ratio)}"
+    if config.warmup_steps and config.warmup_ratio:
+        yield f"`warmup_steps` and `warmup_ratio` exclude each other. {received}"
+    if (kind in ON_METRIC or kind == "constant") and (config.warmup_steps or config.warmup_ratio):
+        advice = ": use 'constant_with_warmup'" if kind == "constant" else ""
+        yield f"The schedule {shown(kind)} has no warm-up{advice}. {received}"
+    warmup = config.warmup_steps or int(config.warmup_ratio * _LONG)
+    found = list(kwargs_problems(kind, config.lr_scheduler_kwargs))
+    found = found or list(_tried(lambda: build_schedule(config, warmup, _LONG)))
+    yield from (f"`lr_scheduler_kwargs`: {problem}" for problem in found)

@@ -1,0 +1,241 @@
+"""`LdoptConfig`: all settings of optimizer, layers and schedule in one object."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import types
+from typing import Any, Optional
+
+from .._checks import checked_steps, plain_number, shown
+from .._messages import tell_all, unknown
+from ..build import OPTIMIZERS, build_optimizer
+from ..layers.decay import LayerDecay
+from ..optimizers import Adafactor, AdafactorSchedule
+from ..schedules import ON_METRIC
+from .files import Path, checked_path, json_object, read_json, read_yaml
+from .problems import RULE_FIELDS, build_schedule, config_problems
+
+__all__ = ["BUILT_IN", "LdoptConfig"]
+
+# Kinds that every Trainer has -> the fields of its arguments that shape them. Without `lr_scheduler_kwargs` they stay
+# the Trainer's own, so that adding our mixin to a training changes nothing in it.
+BUILT_IN: dict[str, tuple[str, ...]] = {
+    "linear": (),
+    "cosine": ("num_cycles",),
+    "constant": (),
+    "constant_with_warmup": (),
+    "polynomial": ("lr_end", "power"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LdoptConfig:
+    """Hold all that decides how a model's weights are updated; choose it to keep a training's settings in one file.
+
+    The names are those of the Trainer's arguments with `LdoptArgumentsMixin`. The Trainer's mixin saves the object as
+    ``ldopt_config.json`` in each checkpoint, and `RunReport` shows it.
+
+    Args:
+        optim (str, optional): one of `list_optimizers`, or "adamw", Paddle's own.
+        optim_kwargs (dict, optional): its further options: ``{"beta2": 0.98}``. Biases and the parameters of norms are
+            not decayed; "adamweightdecay" takes `include_in_weight_decay` and `exclude_from_weight_decay`.
+        learning_rate (float|None, optional): at least 0, the rate of a layer whose ratio is 1; None for Adafactor and
+            Came with ``{"relative_step": True}``, which sets it.
+        weight_decay (float, optional): at least 0.
+        max_grad_norm (float, optional): at least 0, the norm that all gradients together are clipped to; 0 is off.
+        layerwise_lr_decay (float, optional): ratio of the rates of neighbouring layers, in (0, 1]; 1 is off.
+        layerwise_convention (str, optional): as in `LayerDecay`, and so the next three.
+        layerwise_min_ratio (float, optional): floor of the ratios.
+        layerwise_head_ratio (float, optional): ratio of the head.
+        layerwise_freeze_below (float, optional): layers with a ratio below it are frozen.
+        layerwise_rules (dict, optional): the `rules` of `LayerMap.from_model`.
+        lr_scheduler_type (str, optional): any `SchedulerType`.
+        lr_scheduler_kwargs (dict, optional): the `scheduler_specific_kwargs` of `get_scheduler`.
+        warmup_steps (int, optional): at least 0, steps of the warm-up.
+        warmup_ratio (float, optional): in [0, 1], the same as a part of all steps; instead of `warmup_steps`.
+
+    Raises:
+        ValueError: anything is wrong; the message lists all problems.
+
+    Examples:
+        .. code-block:: python
+
+            >>> import paddle
+            >>> from paddle_ldopt import LdoptConfig
+            >>> config = LdoptConfig.from_dict({"optim": "lamb", "layerwise_lr_decay": 0.5, "learning_rate": 1e-3})
+            >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+            >>> opt, schedule = config.build(encoder, num_training_steps=100)
+            >>> type(opt).__name__, opt.layerwise_ratio(encoder.layers[0].linear1.weight)
+            ('Lamb', 0.125)
+            >>> LdoptConfig.from_dict(config.to_dict()) == config
+            True
+    """
+
+    optim: str = "adamwdl"
+    optim_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    learning_rate: Optional[float] = 5e-5
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    layerwise_lr_decay: float = 1.0
+    layerwise_convention: str = "paddlenlp"
+    layerwise_min_ratio: float = 0.0
+    layerwise_head_ratio: float = 1.0
+    layerwise_freeze_below: float = 0.0
+    layerwise_rules: Optional[dict[str, Any]] = None
+    lr_scheduler_type: str = "linear"
+    lr_scheduler_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    warmup_steps: int = 0
+    warmup_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        tell_all(config_problems(self, _defaults(type(self))))
+        for field in _defaults(type(self)):  # plain numbers, for JSON; copies, whose changes would go unchecked
+            object.__setattr__(self, field, _copied(getattr(self, field)))
+
+    def build(self, model: Any, num_training_steps: Optional[int] = None) -> tuple[Any, Any]:
+        """Return the optimizer of a model's parameters and its schedule, for a loop without a Trainer.
+
+        The optimizer takes its rate from the schedule; with a relative step it is an `AdafactorSchedule`, or None for
+        Came. Schedules that need `num_training_steps` raise ValueError without it.
+        """
+        schedule = None if self.learning_rate is None else self._schedule(num_training_steps)
+        opt = build_optimizer(
+            self.optim,
+            model,
+            rule=self.layerwise_rule,
+            rules=self.layerwise_rules,
+            max_grad_norm=self.max_grad_norm,
+            weight_decay=self.weight_decay,
+            **({} if schedule is None else {"learning_rate": schedule}),
+            **self.optim_kwargs,
+        )
+        return opt, AdafactorSchedule(opt) if schedule is None and isinstance(opt, Adafactor) else schedule
+
+    def _schedule(self, steps: Optional[int]) -> Any:
+        if not self.warmup_ratio:
+            return build_schedule(self, self.warmup_steps, steps)
+        if steps is None:
+            raise ValueError(
+                "`warmup_ratio` is a part of all steps: give their number. Received: num_training_steps=None"
+            )
+        return build_schedule(self, int(self.warmup_ratio * checked_steps(steps, "num_training_steps")), steps)
+
+    @property
+    def layerwise_rule(self) -> LayerDecay:
+        """The `LayerDecay` that the settings make together."""
+        return LayerDecay(**{field: getattr(self, argument) for argument, field in RULE_FIELDS.items()})
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "LdoptConfig":
+        """Return the object with the settings of a dict; raise ValueError that lists all problems."""
+        if not isinstance(values, dict):
+            raise TypeError(f"The settings must be a dict. Received: {shown(values)}")
+        known = _defaults(cls)
+        wrong = (unknown("setting", key, value, known) for key, value in values.items() if key not in known)
+        valid = {key: value for key, value in values.items() if key in known}
+        tell_all(itertools.chain(wrong, config_problems(types.SimpleNamespace(**{**known, **valid}), known)))
+        return cls(**valid)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all settings as a dict that JSON and YAML can hold."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, path: Path) -> "LdoptConfig":
+        """Return the object whose settings are in a JSON file; raise ValueError as `from_dict`, and for a key twice."""
+        return cls.from_dict(read_json(path))
+
+    def to_json(self, path: Path) -> None:
+        """Write a JSON file that `from_json` reads."""
+        with open(checked_path(path), "w", encoding="utf-8") as file:
+            json.dump(self.to_dict(), file, indent=1)
+
+    @classmethod
+    def from_yaml(cls, path: Path) -> "LdoptConfig":
+        """Return the object whose settings are in a YAML file; raise ValueError as `from_dict`, and for a key twice."""
+        return cls.from_dict(read_yaml(path))
+
+    def to_yaml(self, path: Path) -> None:
+        """Write a YAML file that `from_yaml` reads."""
+        import yaml
+
+        with open(checked_path(path), "w", encoding="utf-8") as file:
+            yaml.safe_dump(self.to_dict(), file, sort_keys=False)
+
+    @classmethod
+    def from_arguments(cls, args: Any) -> "LdoptConfig":
+        """Return the settings of a Trainer's arguments, with `LdoptArgumentsMixin` or without.
+
+        Raises ValueError for an optimizer of the Trainer's own other than "adamw".
+        """
+        optim, kind = _plain(args.optim), _plain(args.lr_scheduler_type)
+        options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
+        if optim in OPTIMIZERS:
+            info = OPTIMIZERS[optim]
+            mapped = {name: getattr(args, field) for name, field in info.trainer.items()}
+            options.update({name: value for name, value in mapped.items() if value != info.options[name].default})
+        if args.fp16_opt_level == "O2":
+            options["multi_precision"] = True
+        kwargs = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
+        kwargs = {field: value for field, value in kwargs.items() if value != _defaults(type(args))[field]}
+        kwargs.update(json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs"))
+        if kind in ON_METRIC and args.greater_is_better is not None:
+            kwargs["mode"] = "max" if args.greater_is_better else "min"
+        own = {name: getattr(args, name) for name in RULE_FIELDS if hasattr(args, name)}
+        rules = json_object(getattr(args, "layerwise_rules", None), "layerwise_rules")
+        return cls(
+            optim=optim,
+            optim_kwargs=options,
+            learning_rate=args.learning_rate,
+            weight_decay=args.weight_decay,
+            max_grad_norm=max(args.max_grad_norm, 0.0),  # the Trainer takes any below 0 for off
+            **own,
+            layerwise_rules=rules or None,
+            lr_scheduler_type=kind,
+            lr_scheduler_kwargs=kwargs,
+            warmup_steps=args.warmup_steps,
+            warmup_ratio=0.0 if args.warmup_steps > 0 else args.warmup_ratio,  # as the Trainer reads them
+        )
+
+    def to_arguments(self) -> dict[str, Any]:
+        """Return the settings as keyword arguments of a Trainer's arguments with `LdoptArgumentsMixin`.
+
+        Raises ValueError for a relative step, which the Trainer takes as ``optimizers=config.build(model)`` only.
+        """
+        if self.learning_rate is None:
+            raise ValueError(
+                "An optimizer that sets its rate itself goes to the Trainer as `optimizers=config.build(model)`. "
+                f"Received: optim_kwargs={shown(self.optim_kwargs)}"
+            )
+        info, out = OPTIMIZERS[self.optim], self.to_dict()
+        options, kwargs = out.pop("optim_kwargs"), out.pop("lr_scheduler_kwargs")
+        out.update({field: options.pop(name, info.options[name].default) for name, field in info.trainer.items()})
+        if options.pop("multi_precision", False):
+            out["fp16_opt_level"] = "O2"
+        if "mode" in kwargs:
+            out["greater_is_better"] = kwargs.pop("mode") == "max"
+        dicts = {"optim_kwargs": options, "lr_scheduler_kwargs": kwargs, "layerwise_rules": self.layerwise_rules}
+        return {**out, **{name: json.dumps(value) if value else None for name, value in dicts.items()}}
+
+
+def _defaults(cls: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass with their defaults."""
+    return {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(cls)
+    }
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a value in the types that JSON can hold."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(item) for item in value)
+    return copy.deepcopy(plain_number(value))
+
+
+def _plain(name: Any) -> str:
+    """Return a name as a string: a Trainer has enums."""
+    return str(getattr(name, "value", name))

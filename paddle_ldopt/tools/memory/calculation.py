@@ -1,0 +1,258 @@
+"""The calculation: the bytes that the device with the most of them holds, and the bytes that it sends in a step.
+
+Volumes are those of ring algorithms on n devices: an all-reduce of S bytes sends 2 S (n - 1) / n from each, a
+reduce-scatter, an all-gather, a reduce or a broadcast half of that, as the mean over the devices.
+"""
+
+import collections
+import dataclasses
+import functools
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+from ..._checks import checked_int, shown
+from ...optimizers._base.declaration import ELEMENT
+from .model import Layout, Transformer, Weight
+from .optimizer import ITEMSIZE, OptimizerSpec
+
+__all__ = ["MemoryUse", "cells", "gib", "plan"]
+
+_ALIGNMENT = 256  # bytes, of a parameter in the buffers of sharding v2
+_BUFFER = 256 * 2**20  # bytes at which a buffer of sharding v2 is full: Paddle's `comm_buffer_size_MB`
+_WHOLE_UP_TO = 2**20  # elements up to which stage 3 does not cut a parameter: Paddle's `segment_size`
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryUse:
+    """The bytes that the device with the most of them keeps, and that it sends in a step, as its stage's mean.
+
+    What tensor parallel sends within the blocks is not counted.
+    """
+
+    optimizer: OptimizerSpec
+    layout: Layout
+    parameters: int
+    gradients: int
+    masters: int  #: float32 masters
+    state: int  #: of the optimizer
+    sent_gradients: int  #: to sum gradients over replicas, and over the devices that share the state
+    sent_parameters: int  #: to give every device the new parameters
+    sent_sums: int  #: for the update's sums over parameters in pieces
+    sent_activations: Optional[int]  #: by the busiest pipeline stage to its neighbours; None: tokens are not known
+
+    @property
+    def total(self) -> int:
+        """Bytes that stay in memory."""
+        return self.parameters + self.gradients + self.masters + self.state
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as a dict that JSON can hold."""
+        return {**dataclasses.asdict(self), "devices": self.layout.devices, "total": self.total}
+
+
+def plan(
+    model: Union[Transformer, dict[str, list[int]]],
+    optimizer: OptimizerSpec,
+    layout: Layout,
+    tokens: Optional[int] = None,
+) -> MemoryUse:
+    """Return the `MemoryUse` of the device that takes the most memory.
+
+    Args:
+        model (Transformer|dict[str, list[int]]): a model, or structured name -> shape of all parameters in the order
+            of ``model.named_parameters()``; the latter cannot be cut, by `mp` or `pp`.
+        optimizer (OptimizerSpec): the optimizer.
+        layout (Layout): the layout.
+        tokens (int, optional): tokens that a pipeline works through in a step, for what its stages send.
+
+    Raises:
+        ValueError: a layout that the model cannot be cut by, or that the optimizer refuses.
+
+    Examples:
+        .. code-block:: python
+
+            >>> from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, plan
+            >>> answer = plan(Transformer.of_size(7e9), OptimizerSpec("came"), Layout(sharding=8))
+            >>> print(f"{answer.total / 2**30:.1f} GiB, of it {answer.state / 2**30:.1f} of state")
+            31.4 GiB, of it 3.2 of state
+    """
+    wanted: list[tuple[str, Any, Any]] = [("model", model, (Transformer, dict)), ("layout", layout, Layout)]
+    for name, value, kinds in [*wanted, ("optimizer", optimizer, OptimizerSpec)]:
+        if not isinstance(value, kinds):
+            raise TypeError(f"`{name}` is of the wrong type. Received: {name} of type {type(value).__name__}")
+    if tokens is not None:
+        tokens = checked_int(tokens, "tokens", 1)
+    if layout.stage == 3 and optimizer.name != "adamwdl":
+        raise ValueError(
+            f"Stage 3 hands an optimizer slices that {optimizer.name} cannot follow: use stage 1, with or without "
+            f"split_param, or adamwdl. Received: stage=3, name={shown(optimizer.name)}"
+        )
+    if not isinstance(model, Transformer) and (layout.mp > 1 or layout.pp > 1):
+        raise ValueError(
+            "How the layers of a model known by its shapes alone are cut is unknown: give hidden, layers and vocab. "
+            f"Received: mp={layout.mp}, pp={layout.pp}"
+        )
+    if isinstance(model, Transformer):  # the stages in the middle are alike
+        stages = [model.weights(layout.mp, layout.pp, i) for i in sorted({0, layout.pp // 2, layout.pp - 1})]
+    else:
+        stages = [[Weight(name, _checked_shape(name, shape)) for name, shape in model.items()]]
+    most = max((_stage_use(weights, optimizer, layout) for weights in stages), key=lambda use: use.total)
+    sent: Optional[int] = 0
+    if layout.pp > 1:
+        width, neighbours = getattr(model, "hidden", 0), 2 if layout.pp > 2 else 1
+        sent = None if tokens is None else tokens * width * ITEMSIZE[optimizer.dtype] * neighbours
+    return dataclasses.replace(most, sent_activations=sent)
+
+
+def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, (list, tuple)):
+        raise TypeError(f"`model` must map names to shapes. Received: {shown(shape)} for {shown(name)}")
+    return tuple(checked_int(n, f"model[{shown(name)}]") for n in shape)
+
+
+def cells(plans: Sequence[MemoryUse]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows, as text, of a table of several uses; a column's heading has several lines."""
+    sizes = ("parameters", "gradients", "masters", "state", "total")
+    sent = ("gradients", "parameters", "sums", "activations")
+    rows = [["devices", *(str(use.layout.devices) for use in plans)]]
+    rows += [[name, *(gib(getattr(use, name)) for use in plans)] for name in sizes]
+    rows += [[f"sent: {name}", *(gib(getattr(use, f"sent_{name}")) for use in plans)] for name in sent]
+    return ["GiB", *(f"{use.optimizer}\n{use.layout}".replace(" x ", "\n") for use in plans)], rows
+
+
+def gib(size: Optional[float]) -> str:
+    """Return a number of bytes as GiB in text; "-" for 0, "?" for None."""
+    if not size:
+        return "?" if size is None else "-"
+    return f"{size / 2**30:.2f}" if size >= 0.995 * 2**30 else f"{size / 2**30:#.2g}"
+
+
+class _Held(NamedTuple):
+    """What a device updates of a parameter: so many elements, of which so many are no padding."""
+
+    weight: Weight
+    elements: int
+    real: int
+
+
+def _stage_use(weights: list[Weight], optimizer: OptimizerSpec, layout: Layout) -> MemoryUse:
+    """Return the use of the device with the most of those that share the parameters `weights`."""
+    item, grad = ITEMSIZE[optimizer.dtype], ITEMSIZE[optimizer.grad_dtype]
+    ranks = _owned(tuple(weights), layout, item)
+    n, elements = layout.sharding, sum(weight.size for weight in weights)
+    if layout.split_param:  # the buffers have padding
+        elements = sum(held.elements for owned in ranks for held in owned)
+    whole = sum(weight.size for weight in weights if weight.size <= _WHOLE_UP_TO) if layout.stage == 3 else 0
+    mean_owned = sum(held.elements for owned in ranks for held in owned) / n
+    part = (n - 1) / n
+    if layout.stage == 3:
+        gradients = 2 * part * elements + _all_reduced(elements, layout.dp)
+        gathered = 2 * part * (elements - whole)
+    else:
+        gradients = part * elements + _all_reduced(mean_owned, layout.dp)
+        gathered = part * elements
+    an_element = 4 * optimizer.multi_precision + grad * (layout.stage > 1) + item * (layout.stage > 2)
+    sizes = {weight.name: _state_size(optimizer, weight) for weight in weights}
+    shares = [_share(owned, sizes) for owned in ranks]
+    count, state = max(shares, key=lambda share: share[0] * an_element + share[1])
+    return MemoryUse(
+        optimizer,
+        layout,
+        parameters=item * (count if layout.stage == 3 else elements),
+        gradients=grad * (count if layout.stage > 1 else elements),
+        masters=4 * count if optimizer.multi_precision else 0,
+        state=state,
+        sent_gradients=round(grad * gradients),
+        sent_parameters=round(item * gathered),
+        sent_sums=round(_sums_sent(weights, ranks, optimizer, layout)),
+        sent_activations=None,
+    )
+
+
+def _share(owned: list[_Held], sizes: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    """Return the elements that a device updates and the bytes of their state: all rows and columns of a piece too."""
+    count, state = 0, 0
+    for held in owned:
+        an_element, lines = sizes[held.weight.name]
+        count += held.elements
+        state += an_element * held.elements + lines
+    return count, state
+
+
+def _state_size(optimizer: OptimizerSpec, weight: Weight) -> tuple[int, int]:
+    """Return the bytes of state for each element of a parameter, and of its rows, columns and numbers together."""
+    state = optimizer.state(weight.shape).values()
+    an_element = sum(size for kind, size in state if kind == ELEMENT)
+    return an_element, sum(size * weight.count(kind) for kind, size in state if kind != ELEMENT)
+
+
+def _all_reduced(count: float, ranks: int) -> float:
+    return 2 * (ranks - 1) / ranks * count
+
+
+def _sums_sent(weights: list[Weight], ranks: list[list[_Held]], optimizer: OptimizerSpec, layout: Layout) -> float:
+    """Return the mean bytes of the packed all-reduces between the holders of parameters that are in pieces."""
+    holders = collections.Counter(held.weight.name for owned in ranks for held in owned if held.real > 0)
+    sent = 0.0
+    for weight in weights:
+        count = holders[weight.name]
+        numbers = sum(weight.count(kind) for kinds in optimizer.sums(weight.shape) for kind in kinds)
+        cut = layout.split_param and count > 1
+        if cut:
+            sent += _all_reduced(4 * numbers, layout.sharding)
+        if weight.split is not None:  # of a parameter that one device updates, it alone sends
+            sent += _all_reduced(4 * numbers, layout.mp) * (1 if cut else count / layout.sharding)
+    return sent
+
+
+@functools.lru_cache(maxsize=32)  # the same for every optimizer
+def _owned(weights: tuple[Weight, ...], layout: Layout, itemsize: int) -> list[list[_Held]]:
+    """Return, for each device that shares the state, the parameters it updates: (weight, number of elements)."""
+    n = layout.sharding
+    if n == 1:
+        return [[_Held(weight, weight.size, weight.size) for weight in weights]]
+    if layout.split_param:
+        return _slices(weights, n, itemsize)
+    if layout.stage == 3:
+        unit = _ALIGNMENT // itemsize
+        sizes = [w.size if w.size <= _WHOLE_UP_TO else -(-_padded(w, unit) // n) for w in weights]
+        return [[_Held(weight, size, size) for weight, size in zip(weights, sizes)]] * n
+    owned: list[list[_Held]] = [[] for _ in range(n)]
+    least = [(0, rank) for rank in range(n)]
+    for weight in sorted(weights, key=lambda weight: -weight.size) if layout.stage == 1 else weights:
+        size, rank = heapq.heappop(least)  # each to the device that has least
+        owned[rank].append(_Held(weight, weight.size, weight.size))
+        heapq.heappush(least, (size + weight.size, rank))
+    return owned
+
+
+def _slices(weights: Sequence[Weight], n: int, itemsize: int) -> list[list[_Held]]:
+    """Return the slices of sharding v2: padded parameters in buffers, each buffer in n equal parts."""
+    unit = _ALIGNMENT // itemsize * n
+    owned: list[list[_Held]] = [[] for _ in range(n)]
+    for buffer in _buffers(weights, itemsize):
+        padded = [_padded(weight, unit) for weight in buffer]
+        part, begin = sum(padded) // n, 0
+        for weight, length in zip(buffer, padded):
+            end = begin + length
+            for rank in range(begin // part, (end - 1) // part + 1):
+                first, last = max(begin, rank * part) - begin, min(end, (rank + 1) * part) - begin
+                owned[rank].append(_Held(weight, last - first, max(0, min(last, weight.size) - first)))
+            begin = end
+    return owned
+
+
+def _padded(weight: Weight, unit: int) -> int:
+    return -(-weight.size // unit) * unit
+
+
+def _buffers(weights: Sequence[Weight], itemsize: int) -> Iterator[list[Weight]]:
+    buffer: list[Weight] = []
+    for weight in weights:
+        buffer.append(weight)
+        if sum(w.size for w in buffer) * itemsize >= _BUFFER:
+            yield buffer
+            buffer = []
+    if buffer:
+        yield buffer

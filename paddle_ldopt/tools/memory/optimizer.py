@@ -1,0 +1,108 @@
+"""An optimizer with the options that decide the size of its state, which it declares itself."""
+
+import dataclasses
+from typing import Any, Optional
+
+from ..._checks import Option, checked_bool, checked_choice, shown
+from ...optimizers.registry import REGISTRY, OptimizerInfo, optimizer_class
+
+__all__ = ["ITEMSIZE", "OptimizerSpec", "sizing_options"]
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class OptimizerSpec:
+    """One of our optimizers with the options that decide the size of its state.
+
+    Args:
+        name (str): one of `list_optimizers`.
+        dtype (str, optional): of the parameters: "float32", "bfloat16" or "float16".
+        grad_dtype (str, optional): of the gradients; None: that of the parameters.
+        multi_precision (bool, optional): float32 masters of low-precision parameters; None: if there are such.
+        **options: of the optimizer, such as `beta1` and `compression` of Came or `amsgrad` of AdamWeightDecay.
+
+    Raises:
+        TypeError, ValueError: an unknown name or dtype; an option out of range or without effect on the state.
+
+    Examples:
+        .. code-block:: python
+
+            >>> from paddle_ldopt.tools.memory import OptimizerSpec
+            >>> print(OptimizerSpec("came", compression=True, dtype="float32"))
+            came, compression
+    """
+
+    name: str
+    options: dict[str, Any] = dataclasses.field(hash=False)
+    dtype: str
+    grad_dtype: str
+    multi_precision: bool
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        dtype: str = "bfloat16",
+        grad_dtype: Optional[str] = None,
+        multi_precision: Optional[bool] = None,
+        **options: Any,
+    ) -> None:
+        optimizer_class(name)  # raises for an unknown one
+        checked_choice(dtype, "dtype", ITEMSIZE)
+        grad_dtype = checked_choice(dtype if grad_dtype is None else grad_dtype, "grad_dtype", ITEMSIZE)
+        masters = checked_bool(dtype != "float32" if multi_precision is None else multi_precision, "multi_precision")
+        if masters and dtype == "float32":
+            raise ValueError("float32 parameters have no masters. Received: multi_precision=True, dtype='float32'")
+        info = REGISTRY[name]
+        for option, value in options.items():
+            declared = info.options.get(option)
+            others = {other: options[other] for other in options if other != option}
+            if declared is None or not _sizes(info, others, option, declared.checked(value, option)):
+                received = ", ".join(f"{given}={shown(options[given])}" for given in options)
+                raise ValueError(
+                    f"`{option}` does not change the state of {name} here; options that do: "
+                    f"{', '.join(sizing_options(name)) or 'none'}. Received: {received}, name={shown(name)}"
+                )
+        checked = {option: info.options[option].checked(value, option) for option, value in options.items()}
+        fields = {"name": name, "options": checked, "dtype": dtype, "grad_dtype": grad_dtype}
+        for field, value in {**fields, "multi_precision": masters}.items():
+            object.__setattr__(self, field, value)
+
+    def __str__(self) -> str:
+        words = (name if value is True else f"{name} {_short(value)}" for name, value in self.options.items())
+        return ", ".join([self.name, *words])
+
+    def state(self, shape: tuple[int, ...]) -> dict[str, tuple[str, int]]:
+        """Return state name -> (kind, bytes of a number), for a parameter of that shape.
+
+        Lamb with a rate or a decay that is scheduled by its own steps has one more counter.
+        """
+        declared = REGISTRY[self.name].states(self.options, shape)
+        return {name: (state.kind, ITEMSIZE[state.dtype or "float32"]) for name, state in declared.items()}
+
+    def sums(self, shape: tuple[int, ...]) -> list[list[str]]:
+        """Return the kinds of the sums over a whole parameter that an update needs, round by round, each a float32."""
+        return REGISTRY[self.name].sums(self.options, shape)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def sizing_options(name: str) -> dict[str, Option]:
+    """Return the options of an optimizer that change the size of its state, or its sums."""
+    info = REGISTRY[name]
+    return {option: info.options[option] for option in info.options if _sizes(info, {}, option)}
+
+
+def _sizes(info: OptimizerInfo, others: dict[str, Any], name: str, *values: Any) -> bool:
+    """Return whether state or sums depend on an option beside `others`, by trying some of its values."""
+    option, found = info.options[name], []
+    for value in (*values, option.default, None, False, True, 0.0, 0.5, 1.0):
+        try:
+            options = {**others, name: option.checked(value, name)}
+        except (TypeError, ValueError):
+            continue
+        found.append([(info.states(options, shape), info.sums(options, shape)) for shape in ((2,), (2, 2))])
+    return any(sizes != found[0] for sizes in found)
