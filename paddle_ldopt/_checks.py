@@ -9,7 +9,7 @@ import numbers
 from collections.abc import Collection
 from typing import Any, Callable, Optional
 
-from ._messages import nearest, shown
+from ._messages import shown
 
 __all__ = [
     "Option",
@@ -20,10 +20,8 @@ __all__ = [
     "checked_number",
     "checked_state",
     "checked_steps",
-    "nearest",
     "one_of_two",
     "plain_number",
-    "shown",
 ]
 
 _MOST_STEPS = 2**53  # beyond it a float does not count, and beyond 2^63 nothing else does

@@ -7,9 +7,11 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
-__all__ = ["nearest", "shown", "tell_all", "unknown"]
+__all__ = ["nearest", "refusal", "shown", "tell_all", "unknown", "wrong_type"]
+
+E = TypeVar("E", bound=Exception)
 
 _MOST_SHOWN = 400  # characters of a value in a message
 _DEEPEST_SHOWN = 20
@@ -37,6 +39,16 @@ def shown(value: Any) -> str:
     except Exception:  # of the object's own code
         return f"{text}<{type(value).__name__} object>"
     return text
+
+
+def refusal(kind: type[E], sentence: str, **received: Any) -> E:
+    """Return the exception whose message is a sentence with advice and, after "Received:", each value by its name."""
+    return kind(f"{sentence} Received: {', '.join(f'{name}={shown(value)}' for name, value in received.items())}")
+
+
+def wrong_type(value: Any, name: str, expected: str) -> TypeError:
+    """Return the TypeError for an argument of the wrong type, which ends "Received: model of type int"."""
+    return TypeError(f"`{name}` must be {expected}. Received: {name} of type {type(value).__name__}")
 
 
 def _parts(value: Any, depth: int) -> Iterator[str]:

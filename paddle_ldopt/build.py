@@ -6,7 +6,8 @@ from typing import Any, Optional, Union
 
 import paddle
 
-from ._checks import Option, checked_bool, shown
+from ._checks import Option, checked_bool
+from ._messages import shown
 from .layers.decay import LayerDecay
 from .layers.map import LayerMap
 from .layers.weight_decay import decayed_parameter_names

@@ -10,7 +10,7 @@ import os
 import re
 from typing import Any, Union
 
-from ._checks import shown
+from ._messages import shown
 
 Path = Union[str, os.PathLike[str]]
 Series = dict[str, list[float]]  # layer -> its rates by step

@@ -8,7 +8,8 @@ from typing import Any, Callable, Optional, Union
 
 import paddle
 
-from ._checks import checked_number, checked_steps, shown
+from ._checks import checked_number, checked_steps
+from ._messages import shown
 from ._paddle import flatten_groups
 from .build import build_optimizer
 from .layers.decay import LayerDecay

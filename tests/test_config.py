@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import LdoptConfig
-from paddle_ldopt._checks import shown
+from paddle_ldopt._messages import shown
 from paddle_ldopt.config import OPTIMIZERS, read_yaml
 from paddle_ldopt.trainer import RunReport
 

@@ -7,7 +7,8 @@ from typing import Any, Optional
 import paddle
 import paddle.distributed as dist
 
-from .._checks import checked_choice, checked_number, shown
+from .._checks import checked_choice, checked_number
+from .._messages import shown
 from .._paddle import parameters_of, sharding_setting, unwrap_model
 from .processes import Share, agreed_slots, gathered
 from .state import check_state

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from .._checks import checked_bool, checked_number, checked_state, checked_steps, shown
+from .._checks import checked_bool, checked_number, checked_state, checked_steps
+from .._messages import shown
 
 _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "synchronized", "gradients"}
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Union
 
-from .._checks import shown
+from .._messages import shown
 
 __all__ = ["checked_path", "json_object", "read_json", "read_yaml"]
 

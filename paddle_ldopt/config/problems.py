@@ -7,8 +7,8 @@ from typing import Any, Callable, Optional
 
 import paddle
 
-from .._checks import checked_number, checked_steps, shown
-from .._messages import unknown
+from .._checks import checked_number, checked_steps
+from .._messages import shown, unknown
 from ..build import OFF, OPTIMIZERS, build_optimizer
 from ..layers.decay import OPTIONS, LayerDecay
 from ..schedules import ON_METRIC, SchedulerType, get_scheduler

@@ -7,8 +7,8 @@ import json
 import types
 from typing import Any, Optional
 
-from .._checks import checked_steps, plain_number, shown
-from .._messages import tell_all, unknown
+from .._checks import checked_steps, plain_number
+from .._messages import shown, tell_all, unknown
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.decay import LayerDecay
 from ..optimizers import Adafactor, AdafactorSchedule

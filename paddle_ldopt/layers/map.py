@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional, Union
 
-from .._checks import checked_steps, shown
+from .._checks import checked_steps
+from .._messages import shown
 from .._paddle import checked_model, own_parameters, sublayers, unwrap_model
 from ..plots import Path, plot_table
 from .decay import LayerDecay, as_decay

@@ -12,7 +12,8 @@ from typing import Any, Callable, Optional
 import numpy as np
 import paddle
 
-from .._checks import checked_int, checked_number, plain_number, shown
+from .._checks import checked_int, checked_number, plain_number
+from .._messages import shown
 from .._paddle import graph_value
 
 Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name

@@ -10,7 +10,8 @@ from typing import Any, Callable, Optional
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import checked_number, shown
+from .._checks import checked_number
+from .._messages import shown
 from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
 from ..schedules.ahead import peak_learning_rate
 from .decay import LayerDecay

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Callable, Optional, Union
 
-from .._checks import shown
+from .._messages import shown
 from .stacks import is_index
 
 Place = Union[int, str]  # a layer id, "embeddings" or "head"

@@ -15,7 +15,8 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from .. import kernels
-from .._checks import Option, checked_bool, one_of_two, shown
+from .._checks import Option, checked_bool, one_of_two
+from .._messages import shown
 from .._paddle import flatten_groups, keeps_masters, parameter_list, rate_source, square_sum
 from ..layers.paddlenlp_hook import check_decay, layerwise_lr_decay
 from ._base.arithmetic import one_minus_power, over_, plus_, root, times_

@@ -9,7 +9,8 @@ from typing import Any, Callable, ClassVar, Optional
 
 import paddle
 
-from .._checks import Option, checked_bool, checked_int, one_of_two, shown
+from .._checks import Option, checked_bool, checked_int, one_of_two
+from .._messages import shown
 from .._paddle import square_sum
 from ._base.arithmetic import over_, plus_, square_, times_
 from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_decay, register

@@ -13,7 +13,8 @@ from typing import Any, Callable, ClassVar, Optional
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import Option, checked_bool, one_of_two, shown
+from .._checks import Option, checked_bool, one_of_two
+from .._messages import shown
 from .._paddle import decay_fun, square_sum
 from ._base.arithmetic import one_minus_power, over_, plus_, root_, times_
 from ._base.declaration import ELEMENT, SCALAR, STEP, State, register

@@ -1,6 +1,6 @@
 """The table of our optimizers: each registers itself in its own file."""
 
-from .._checks import nearest, shown
+from .._messages import nearest, shown
 from ._base.declaration import REGISTRY, OptimizerInfo
 
 __all__ = ["REGISTRY", "OptimizerInfo", "list_optimizers", "optimizer_class"]

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, Optional, Union
 import paddle
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
-from .._checks import checked_bool, checked_number, checked_steps, shown
+from .._checks import checked_bool, checked_number, checked_steps
+from .._messages import shown
 from .._paddle import grad_clip, param_groups, rate_source, unwrap
 from ..schedules import MetricSchedule
 from .gradients import Gradients

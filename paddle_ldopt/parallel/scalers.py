@@ -10,7 +10,8 @@ import numpy as np
 import paddle
 from paddle.amp import AmpScaler
 
-from .._checks import checked_number, checked_state, checked_steps, shown
+from .._checks import checked_number, checked_state, checked_steps
+from .._messages import shown
 from .._paddle import report_overflow
 
 __all__ = ["AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "LossScaler", "as_scaler"]

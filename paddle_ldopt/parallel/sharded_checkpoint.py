@@ -16,7 +16,7 @@ import paddle.distributed as dist
 from paddle.optimizer.lr import LRScheduler
 
 from .. import _paddle
-from .._checks import shown
+from .._messages import shown
 from .._paddle import rate_source, unwrap, unwrap_model, wrappers
 from ..saving.container import damage, digest, strict_json
 from ..saving.json_state import check_part, set_parts

@@ -19,7 +19,7 @@ from typing import Any, Optional
 import numpy as np
 import safetensors
 
-from .._checks import shown
+from .._messages import shown
 
 Arrays = dict[str, tuple[str, Any]]  # name -> (dtype, values); those of "bfloat16" are its bits as uint16
 FORMAT, VERSION = "paddle_ldopt.optimizer", 1

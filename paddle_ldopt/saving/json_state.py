@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import ReduceOnPlateau
 
-from .._checks import shown
+from .._messages import shown
 
 __all__ = ["check_like", "check_part", "from_json", "set_parts", "to_json"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .._checks import shown
+from .._messages import shown
 from .._paddle import parameters_of
 from .container import read_file, refused
 from .record import some

@@ -11,7 +11,7 @@ import paddle
 import safetensors
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import shown
+from .._messages import shown
 from .._paddle import grad_clip, inner_clip, parameters_of, rate_source
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..version import __version__

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import checked_int, shown
+from .._checks import checked_int
+from .._messages import shown
 from .._paddle import parameters_of, rate_source
 from ..optimizers._base.sharded_state import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP

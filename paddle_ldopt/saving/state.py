@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 
 from .. import _paddle
-from .._checks import shown
+from .._messages import shown
 from .._paddle import masters, parameters_of
 from ..optimizers._base.sharded_state import COUNTER, COUNTERS, ShardedStateMixin, create_state
 from ..optimizers.lamb import GLOBAL_STEP

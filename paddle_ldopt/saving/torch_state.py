@@ -9,7 +9,8 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 import paddle
 
-from .._checks import checked_bool, checked_int, shown
+from .._checks import checked_bool, checked_int
+from .._messages import shown
 from .._paddle import parameters_of, unwrap_model
 from ..optimizers._base.sharded_state import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import checked_number, checked_state, plain_number, shown
+from .._checks import checked_number, checked_state, plain_number
+from .._messages import shown
 from .._paddle import rate_source, unwrap
 
 

@@ -6,7 +6,8 @@ from typing import Any, Callable, Optional, Union
 
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import Option, nearest, shown
+from .._checks import Option
+from .._messages import nearest, shown
 from . import functions, metric
 from .options import REQUIRED, options_of
 

@@ -6,7 +6,8 @@ Each function builds a curve, step -> factor of the peak; `get_scheduler` descri
 import warnings
 from typing import Any, Callable, Optional
 
-from .._checks import checked_number, shown
+from .._checks import checked_number
+from .._messages import shown
 from . import curves
 from ._base import Schedule, attach, peak_of
 from .options import checked, checked_share

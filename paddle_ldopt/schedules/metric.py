@@ -4,7 +4,8 @@ import collections
 import math
 from typing import Any, Optional
 
-from .._checks import as_float, checked_number, checked_state, shown
+from .._checks import as_float, checked_number, checked_state
+from .._messages import shown
 from .._paddle import start_without_step
 from ._base import Schedule, attach, peak_of
 from .options import checked

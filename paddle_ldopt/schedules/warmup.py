@@ -6,7 +6,8 @@ from typing import Any, Callable, Optional, Union
 
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import checked_number, checked_state, checked_steps, shown
+from .._checks import checked_number, checked_state, checked_steps
+from .._messages import shown
 from .ahead import copy_schedule
 
 

@@ -14,7 +14,8 @@ from typing import Any, Optional, Union
 
 import paddle
 
-from .._checks import checked_bool, checked_choice, checked_int, shown
+from .._checks import checked_bool, checked_choice, checked_int
+from .._messages import shown
 from ..config import json_object
 from ..layers.decay import CONVENTIONS, LayerDecay
 from ..layers.map import Layer, LayerMap

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from .._checks import shown
+from .._messages import shown
 from .._paddle import NoticedArguments
 from ..config import BUILT_IN, RULE_FIELDS, json_object, option_problems, rule_problems, tell_all
 from ..layers.decay import LayerDecay

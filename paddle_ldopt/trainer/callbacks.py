@@ -4,7 +4,8 @@ import os
 import warnings
 from typing import Any, Callable, Optional, Union
 
-from .._checks import checked_steps, shown
+from .._checks import checked_steps
+from .._messages import shown
 from .._paddle import parameters_of, stand_in, unwrap
 from ..layers.map import Layer, LayerMap
 from ..layers.rates import applied_rates, next_rate, rate_divisor

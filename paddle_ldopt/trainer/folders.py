@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from typing import Any, Optional, Union
 
-from .._checks import shown
+from .._messages import shown
 from ..saving.container import damage, digest
 
 RECORD = "ldopt_layerwise.json"

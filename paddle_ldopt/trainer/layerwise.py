@@ -5,7 +5,7 @@ from typing import Any, Optional
 
 from paddle import distributed
 
-from .._checks import shown
+from .._messages import shown
 from .._paddle import (
     flatten_groups,
     keep_parameters,

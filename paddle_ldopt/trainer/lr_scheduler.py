@@ -4,7 +4,7 @@ import functools
 import warnings
 from typing import Any, Optional
 
-from .._checks import shown
+from .._messages import shown
 from ..config import BUILT_IN, json_object
 from ..schedules import ON_METRIC, MetricSchedule, SchedulerType, get_scheduler
 from .base import name_of

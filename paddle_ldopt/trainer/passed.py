@@ -4,7 +4,7 @@ from typing import Any, Optional
 
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import shown
+from .._messages import shown
 from .._paddle import check_wrapper_state, parameters_of, rate_source, unwrap
 from ..config import json_object
 from ..layers.decay import LayerDecay

@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from .._checks import shown
+from .._messages import shown
 from ..config import RULE_FIELDS
 from ..layers.decay import LayerDecay
 from ..layers.map import Layer

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional, Union
 from urllib.parse import quote
 
-from .._checks import shown
+from .._messages import shown
 from .._paddle import parameters_of
 from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, next_rate, used_rates

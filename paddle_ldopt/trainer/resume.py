@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from paddle import distributed
 
-from .._checks import shown
+from .._messages import shown
 from .._paddle import telling
 from . import folders, shuffling
 from .base import TrainerMixin, check_mixed_in_first, name_of

@@ -22,7 +22,8 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from paddle.regularizer import WeightDecayRegularizer
 
-from ..._checks import Option, checked_bool, checked_number, shown
+from ..._checks import Option, checked_bool, checked_number
+from ..._messages import shown
 
 # The kinds of state: like the parameter, of its rows, of its columns (of the last two axes), and one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"

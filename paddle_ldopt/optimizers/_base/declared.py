@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, NamedTuple, Optional
 
 import paddle
 
-from ..._checks import Option, nearest, shown
+from ..._checks import Option
+from ..._messages import nearest, shown
 from ..._paddle import decay_fun, flatten_groups, found_inf, is_float64
 from ...layers.paddlenlp_hook import layerwise_lr_decay
 from .._fused.step import check_fused

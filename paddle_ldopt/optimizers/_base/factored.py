@@ -15,7 +15,7 @@ from typing import Any
 
 import paddle
 
-from ..._checks import shown
+from ..._messages import shown
 from .declaration import COLUMN, ROW
 from .rule_optimizer import RuleOptimizer, checked_rate
 

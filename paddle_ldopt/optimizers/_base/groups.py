@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ..._checks import checked_number, shown
+from ..._checks import checked_number
+from ..._messages import shown
 from ..._paddle import flatten_groups, topology
 
 __all__ = ["checked_parameters", "is_listed", "parameters_to_train"]

@@ -12,7 +12,8 @@ from typing import Any, Callable, Optional
 
 import paddle
 
-from ..._checks import checked_int, shown
+from ..._checks import checked_int
+from ..._messages import shown
 from ..._paddle import decay_fun_is_replaced, flatten_groups, groups_by_name, parameters_of, sharding_setting
 from ...layers.paddlenlp_hook import (
     N_LAYERS,

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
-from ..._checks import shown
+from ..._messages import shown
 from ..._paddle import accumulators, parameters_of, prefixed, rate_source, with_state
 from .sharded_state import COUNTERS
 

@@ -12,7 +12,8 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 from paddle.regularizer import WeightDecayRegularizer
 
-from ..._checks import checked_number, plain_number, shown
+from ..._checks import checked_number, plain_number
+from ..._messages import shown
 from .declaration import plain_decay
 from .groups import is_listed
 

@@ -18,7 +18,8 @@ import paddle
 from numpy.typing import NDArray
 
 from ... import _paddle, kernels
-from ..._checks import checked_number, shown
+from ..._checks import checked_number
+from ..._messages import shown
 from .._base.loading import loadable
 from .._pieces import MissingGradients
 from .plan import TYPES, FusedRule, Plan, Seen, held_bytes, why_not

@@ -11,7 +11,8 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
-from ..._checks import checked_int, shown
+from ..._checks import checked_int
+from ..._messages import shown
 from ...optimizers._base.declaration import ELEMENT
 from .model import Layout, Transformer, Weight
 from .optimizer import ITEMSIZE, OptimizerSpec

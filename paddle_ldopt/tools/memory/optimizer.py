@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Any, Optional
 
-from ..._checks import Option, checked_bool, checked_choice, shown
+from ..._checks import Option, checked_bool, checked_choice
+from ..._messages import shown
 from ...optimizers.registry import REGISTRY, OptimizerInfo, optimizer_class
 
 __all__ = ["ITEMSIZE", "OptimizerSpec", "sizing_options"]
