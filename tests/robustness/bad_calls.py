@@ -652,6 +652,8 @@ NO_CALLS = {
     "trainer.OptimizerName": "a string",
     "trainer.SchedulerName": "a string",
     "trainer.LdoptTrainerMixin": "built by a Trainer: tests/trainer/test_trainer.py",
+    "trainer.ResumeMixin": "built by a Trainer: tests/trainer/test_trainer_resume.py",
+    "trainer.StopOnSigterm": "takes no arguments",
 }
 PUBLIC = [*ldopt.__all__]
 for _path, _prefix in (
