@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from paddle.distributed.fleet.meta_parallel import MetaParallelBase
+from paddle.distributed.fleet.meta_parallel.meta_parallel_base import MetaParallelBase
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2
 
 import paddle_ldopt as ldopt

@@ -474,7 +474,7 @@ def test_a_model_learns():
 
 
 def test_in_static_graph_mode():
-    warnings.filterwarnings("ignore", "Tensor do not have 'place'")  # Paddle, of its own doing
+    warnings.filterwarnings("ignore", "(Tensor|Value) do not have 'place'")  # Paddle, of its own doing
     paddle.enable_static()
     try:
         with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):

@@ -294,7 +294,8 @@ def test_rates_that_the_optimizer_sets_from_the_step_and_the_size_are_shown_as_t
     for step in (1, 2, 3):
         made.on_step_begin(None, state(step - 1), None, optimizer=optimizer)
         for i, param in enumerate(model.parameters()):
-            param.grad = None if param.stop_gradient else paddle.full(param.shape, 0.1 + i, param.dtype)
+            if not param.stop_gradient:
+                param.grad = paddle.full(param.shape, 0.1 + i, param.dtype)
         sizes = {param.name: max(1e-3, float(param.square().mean().sqrt())) for param in model.parameters()}
         optimizer.step()
         made.on_step_end(None, state(step), None, optimizer=optimizer)
