@@ -1,68 +1,192 @@
-"""Installing the package builds the C library; without a compiler it is installed without."""
+"""The table of optimizers, and `create`."""
 
-import os
-import pathlib
-import shutil
-import subprocess
-import sys
+import json
 
+import numpy as np
+import paddle
 import pytest
+import tables
+import trainer_common as common
 
-ROOT = pathlib.Path(__file__).parent.parent
-
-
-def build(tmp_path, **environment):
-    """Build a copy of the sources as `pip install` does; return what lies in paddle_ldopt/kernels then."""
-    sources = tmp_path / "sources"
-    ignored = shutil.ignore_patterns("__pycache__", "*.so")
-    shutil.copytree(ROOT / "paddle_ldopt", sources / "paddle_ldopt", ignore=ignored)
-    for name in ("setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, sources)
-    subprocess.run(
-        [sys.executable, "setup.py", "-q", "build", "--build-lib", str(tmp_path / "built")],
-        cwd=sources,
-        env={**os.environ, **environment},
-        capture_output=True,
-        timeout=300,
-        check=True,
-    )
-    built = tmp_path / "built" / "paddle_ldopt" / "kernels"
-    assert (built / "layout.py").exists() and (built.parent / "py.typed").exists()
-    return built
+import paddle_ldopt as ldopt
+from paddle_ldopt._checks import Option, checked_bool
+from paddle_ldopt.optimizers._base.declaration import ELEMENT, State, register
+from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
+from paddle_ldopt.optimizers.registry import REGISTRY
+from paddle_ldopt.tools.cli import main
+from paddle_ldopt.tools.memory import Layout, OptimizerSpec, plan
 
 
-def answer(built):
-    """Ask the package as built, in another process, whether it has a library."""
-    code = "import kernels; print(kernels.library() is not None, kernels.why_not())"
-    run = subprocess.run([sys.executable, "-c", code], cwd=built.parent, capture_output=True, text=True, check=True)
-    return run.stdout.strip()
+class Net(paddle.nn.Layer):
+    """An embedding, two blocks with norms, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = paddle.nn.Embedding(6, 4)
+        self.blocks = paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0) for _ in range(2)])
+        self.head = paddle.nn.Linear(4, 3)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
 
 
-def two_steps(built, wanted):
-    """Run smoke.py on the package as built; return what it says."""
-    command = [sys.executable, str(ROOT / "tests" / "support" / "smoke.py"), wanted]
-    environment = {**os.environ, "PYTHONPATH": str(built.parent.parent)}
-    run = subprocess.run(command, cwd=built, env=environment, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return [line.split() for line in run.stdout.splitlines()]
+RATES = {"came": {"learning_rate": 0.01}, "lamb": {"learning_rate": 0.01}}
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None and shutil.which("clang") is None, reason="no compiler")
-def test_the_steps_are_the_same_with_and_without_a_compiler(tmp_path):
-    with_one, without = build(tmp_path / "with"), build(tmp_path / "without", CC="/bin/false")
-    fused, plain = two_steps(with_one, "library"), two_steps(without, "none")
-    assert [name for name, _ in fused] == [name for name, _ in plain] and len(fused) >= 5
-    for (_, ours), (_, paddles) in zip(fused, plain):
-        assert float(ours) == pytest.approx(float(paddles), abs=1e-6)
+def step(model, opt):
+    model(paddle.to_tensor([[1, 2, 3]])).square().mean().backward()
+    opt.step()
+    opt.clear_grad()
 
 
-def test_without_openmp(tmp_path):
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no compiler")
-    wrapper = tmp_path / "cc"
-    wrapper.write_text(f'#!/bin/sh\nfor a in "$@"; do [ "$a" = -fopenmp ] && exit 1; done\nexec {compiler} "$@"\n')
-    wrapper.chmod(0o755)
-    built = build(tmp_path, CC=str(wrapper), LDSHARED=f"{wrapper} -shared")
-    assert answer(built) == "True None"
-    assert b"GOMP_parallel" not in next(built.glob("libstep*")).read_bytes()
+def test_the_table_holds_every_optimizer_once():
+    assert ldopt.list_optimizers() == ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"]
+    assert [ldopt.optimizer_class(name).__name__.lower() for name in REGISTRY] == list(REGISTRY)
+    assert all(isinstance(info, ldopt.OptimizerInfo) and info.summary for info in REGISTRY.values())
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_create_trains_each_layer_at_its_rate(name):
+    model = Net()
+    model.head.bias.stop_gradient = True
+    opt = ldopt.create(name, model, layerwise_decay=0.5, **RATES.get(name, {}))
+    assert opt.layerwise_ratio(model.embed.weight) == 0.125
+    assert opt.layerwise_ratio(model.blocks[1].linear1.weight) == 0.5
+    before = {n: p.numpy().copy() for n, p in model.named_parameters()}
+    step(model, opt)
+    moved = {n for n, p in model.named_parameters() if not np.array_equal(p.numpy(), before[n])}
+    assert "head.bias" not in moved and {"embed.weight", "head.weight", "blocks.0.linear1.weight"} <= moved
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_what_was_frozen_when_an_optimizer_was_created_may_be_unfrozen(name, decay):
+    model = Net()
+    for param in model.blocks.parameters():
+        param.stop_gradient = True
+    weight, opt = model.blocks[0].linear1.weight, ldopt.create(name, model, decay, **RATES.get(name, {}))
+    before = weight.numpy()
+    step(model, opt)
+    np.testing.assert_array_equal(weight.numpy(), before)
+    for param in model.blocks.parameters():
+        param.stop_gradient = False
+    step(model, opt)
+    assert not np.array_equal(weight.numpy(), before)
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_create_decays_neither_biases_nor_norms(name):
+    model, info = Net(), REGISTRY[name]
+    for block in model.blocks:
+        block.norm1.weight.set_value(paddle.full([4], 2.0))
+    opt = ldopt.create(name, model, **RATES.get(name, {}), **{info.weight_decay: 0.5})
+    for p in model.parameters():
+        p.grad = paddle.zeros_like(p)
+    before = {n: p.numpy().copy() for n, p in model.named_parameters()}
+    opt.step()
+    decayed = {n for n, p in model.named_parameters() if not np.array_equal(p.numpy(), before[n])}
+    assert decayed == {n for n, p in model.named_parameters() if p.ndim > 1}
+
+
+def test_create_takes_rules_and_a_whole_decay():
+    model = Net()
+    rule = ldopt.LayerDecay(0.5, min_ratio=0.3, head_ratio=2.0)
+    opt = ldopt.create("adamwdl", model, layerwise_decay=rule, rules={"embed": "head"})
+    assert [opt.layerwise_ratio(p) for p in (model.embed.weight, model.blocks[0].norm1.bias)] == [2.0, 0.3]
+
+
+def test_create_takes_a_model_without_blocks_if_there_is_no_decay():
+    model = paddle.nn.Linear(2, 2)
+    assert ldopt.create("lamb", model, learning_rate=0.1).layerwise_ratio(model.weight) == 1.0
+    with pytest.raises(ValueError, match="no stack of blocks"):
+        ldopt.create("lamb", model, learning_rate=0.1, layerwise_decay=0.5)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, match",
+    [
+        ({"name": "camel"}, ValueError, "'adamweightdecay'; the nearest is 'came'. Received: name='camel'"),
+        ({"name": "AdamWDL"}, ValueError, "the nearest is 'adamwdl'. Received: name='AdamWDL'"),
+        ({"name": None}, ValueError, "Received: name=None"),
+        ({"rules": {"a": 1}}, ValueError, "`rules` have no effect without a layer-wise decay"),
+        ({"momentum": 0.9}, TypeError, "momentum"),
+        ({"layerwise_decay": 2.0}, ValueError, "Received: layerwise_decay=2.0"),
+    ],
+)
+def test_bad_calls(arguments, error, match):
+    with pytest.raises(error, match=match):
+        ldopt.create(**{"name": "adamwdl", "model": Net(), **arguments})
+
+
+def test_create_leaves_exclusion_to_patterns():
+    model, patterns = Net(), {"include_in_weight_decay": ["head.bias"], "exclude_from_weight_decay": ["bias", "norm"]}
+    opt = ldopt.create("adamweightdecay", model, weight_decay_rate=0.1, **patterns)
+    assert opt.is_decayed(model.head.bias) and not opt.is_decayed(model.blocks[0].linear1.bias)
+
+
+def test_create_with_a_rate_or_without_and_with_layers_or_params_of_its_own():
+    model = Net()
+    assert ldopt.create("adafactor", model, learning_rate=1e-3).get_lr() == 1e-3
+    assert ldopt.create("adafactor", model).get_lr() == 0.0  # relative_step: no step yet
+    layers = ldopt.LayerMap.from_model(model)
+    opt = ldopt.create("came", model, 0.5, learning_rate=1e-3, layers=layers, params=model.head.parameters())
+    assert opt.layerwise_ratio(model.head.weight) == 1.0 and len(opt._parameter_list) == 2
+
+
+# --- a new optimizer ---
+
+
+@pytest.fixture
+def momentum():
+    @register("an example; 4 bytes")
+    class Momentum(RuleOptimizer):
+        """Gradient descent with a momentum."""
+
+        OPTIONS = {"mass": Option(0.9, "decay of the momentum", high=1.0, ends="[)"), "weight_decay": Option(0.0, "-")}
+
+        @staticmethod
+        def states(options, shape):
+            return {"moment": State(ELEMENT)} if options["mass"] else {}
+
+        def rule(self, param, grad, state, lr, options, piece=None):
+            moment = options["mass"] * state["moment"] + grad
+            return param - lr * moment, {"moment": moment}
+            yield  # no sums over the parameter
+
+    yield Momentum
+    del REGISTRY["momentum"]
+
+
+def moved(opt, model):
+    before = model.weight.numpy()
+    model(paddle.ones([1, 2])).sum().backward()
+    opt.step()
+    return np.abs(model.weight.numpy() - before).max() > 0
+
+
+def test_an_optimizer_of_ten_lines_is_known_everywhere(momentum, tmp_path, capsys):
+    model = paddle.nn.Linear(2, 2)
+    assert moved(ldopt.create("momentum", model, learning_rate=0.1, mass=0.5), model)
+    config = ldopt.LdoptConfig("momentum", {"mass": 0.5}, lr_scheduler_type="constant")
+    assert type(config.build(model)[0]) is momentum and moved(config.build(model)[0], model)
+    with pytest.raises(ValueError, match=r"`mass` must be in \[0, 1\)"):
+        ldopt.LdoptConfig("momentum", {"mass": 1})
+    trainer = common.trainer(tmp_path, optim="momentum", optim_kwargs='{"mass": 0.5}', max_steps=1)
+    trainer.train()
+    assert type(trainer.optimizer) is momentum
+    assert plan({"w": [2, 2]}, OptimizerSpec("momentum"), Layout()).state == 4 * 4 + 4
+    capsys.readouterr()
+    assert main(["memory", "--params", "1e9", "--optimizer", "momentum", "momentum,mass=0", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["plans"]) == 2
+    assert "| `momentum` | `mass` | `0.9` | [0, 1) | argument | decay of the momentum |" in tables.options_table()
+    assert "| momentum | `moment`, `beta1_pow_acc` | 4 R C + 4 | 4 n + 4 |" in tables.states_table()
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_every_option_says_what_it_may_be_and_has_a_valid_default(name):
+    for option, declared in REGISTRY[name].options.items():
+        assert declared.check in (None, checked_bool) or declared.kind, option
+        declared.checked(declared.default, option)

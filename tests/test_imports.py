@@ -98,7 +98,7 @@ def test_the_readme_draws_the_arrows():
     section = (ROOT.parent / "README.md").read_text(encoding="utf-8").partition("## Architecture")[2]
     rows = [line.split() for line in section.split("```")[1].splitlines()]
     height = {room: -i for i, row in enumerate(rows) for room in row if room in ARROWS}
-    assert height.keys() >= ARROWS.keys() - {"version", "_messages", "__main__"}
+    assert height.keys() >= ARROWS.keys() - {"version", "__main__"}
     for room in height:
         assert all(height[room] > height[below] for below in ARROWS[room] & height.keys()), room
 

@@ -1,0 +1,68 @@
+"""Installing the package builds the C library; without a compiler it is installed without."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def build(tmp_path, **environment):
+    """Build a copy of the sources as `pip install` does; return what lies in paddle_ldopt/kernels then."""
+    sources = tmp_path / "sources"
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(ROOT / "paddle_ldopt", sources / "paddle_ldopt", ignore=ignored)
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "build", "--build-lib", str(tmp_path / "built")],
+        cwd=sources,
+        env={**os.environ, **environment},
+        capture_output=True,
+        timeout=300,
+        check=True,
+    )
+    built = tmp_path / "built" / "paddle_ldopt" / "kernels"
+    assert (built / "layout.py").exists() and (built.parent / "py.typed").exists()
+    return built
+
+
+def answer(built):
+    """Ask the package as built, in another process, whether it has a library."""
+    code = "import kernels; print(kernels.library() is not None, kernels.why_not())"
+    run = subprocess.run([sys.executable, "-c", code], cwd=built.parent, capture_output=True, text=True, check=True)
+    return run.stdout.strip()
+
+
+def two_steps(built, wanted):
+    """Run smoke.py on the package as built; return what it says."""
+    command = [sys.executable, str(ROOT / "tests" / "support" / "smoke.py"), wanted]
+    environment = {**os.environ, "PYTHONPATH": str(built.parent.parent)}
+    run = subprocess.run(command, cwd=built, env=environment, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return [line.split() for line in run.stdout.splitlines()]
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None and shutil.which("clang") is None, reason="no compiler")
+def test_the_steps_are_the_same_with_and_without_a_compiler(tmp_path):
+    with_one, without = build(tmp_path / "with"), build(tmp_path / "without", CC="/bin/false")
+    fused, plain = two_steps(with_one, "library"), two_steps(without, "none")
+    assert [name for name, _ in fused] == [name for name, _ in plain] and len(fused) >= 5
+    for (_, ours), (_, paddles) in zip(fused, plain):
+        assert float(ours) == pytest.approx(float(paddles), abs=1e-6)
+
+
+def test_without_openmp(tmp_path):
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no compiler")
+    wrapper = tmp_path / "cc"
+    wrapper.write_text(f'#!/bin/sh\nfor a in "$@"; do [ "$a" = -fopenmp ] && exit 1; done\nexec {compiler} "$@"\n')
+    wrapper.chmod(0o755)
+    built = build(tmp_path, CC=str(wrapper), LDSHARED=f"{wrapper} -shared")
+    assert answer(built) == "True None"
+    assert b"GOMP_parallel" not in next(built.glob("libstep*")).read_bytes()
