@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from .._messages import shown
+from .._messages import refusal, shown
 from .._paddle import NoticedArguments
+from ..build import OFF
 from ..config import BUILT_IN, RULE_FIELDS, json_object, option_problems, rule_problems, tell_all
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
@@ -14,7 +15,6 @@ from .base import check_mixed_in_first, name_of
 
 __all__ = ["LdoptArgumentsMixin", "OptimizerName", "SchedulerName"]
 
-OFF = LayerDecay(1.0)
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
 
 
@@ -39,57 +39,43 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
     """Give TrainingArguments the layer-wise arguments, and `optim` and `lr_scheduler_type` the names of ours.
 
     Args:
-        layerwise_lr_decay (float): ratio of the rates of neighbouring layers, in (0, 1]; 1 is off, 0.8 to 0.95 usual.
-        layerwise_convention (str): which power of it each layer gets: "paddlenlp", "electra" or "xlnet".
-        layerwise_min_ratio (float): floor of the ratios, in [0, 1].
-        layerwise_head_ratio (float): ratio of the head, above 0; has an effect without a decay, too.
-        layerwise_freeze_below (float): layers with a ratio below it are frozen, in [0, 1].
-        allow_layerwise_change (bool): resume even if the checkpoint has another rule or layer map.
+        layerwise_lr_decay: 1 is off, 0.8 to 0.95 usual. This and the next four are the fields of `LayerDecay`.
+        layerwise_head_ratio: has an effect without a decay, too.
+        allow_layerwise_change: resume even if the checkpoint has another rule or layer map.
         optim (str): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
-        optim_kwargs (str): other options of an optimizer of `list_optimizers`, as a JSON object:
+        optim_kwargs: other options of an optimizer of `list_optimizers`, as a JSON object:
             ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's own arguments (`adam_beta1`...) stay.
-        layerwise_rules (str): the `rules` of `LayerMap.from_model`, as a JSON object.
+        layerwise_rules: the `rules` of `LayerMap.from_model`, as a JSON object.
         lr_scheduler_type (str): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup" and
             "polynomial" stay the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless `lr_scheduler_kwargs`
             are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, on
             `metric_for_best_model` (the loss if None); `greater_is_better` says which way is better.
-        lr_scheduler_kwargs (str): the `scheduler_specific_kwargs` of `get_scheduler`, as a JSON object.
+        lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`, as a JSON object.
 
     Raises:
-        ValueError: a value out of range or of the wrong type; an option that would change nothing; an unknown
-            optimizer or schedule; a schedule that follows a metric and no `evaluation_strategy`. All problems are
-            told at once, before anything else happens.
+        ValueError: values out of range or of the wrong type, options without effect, unknown names; all at once.
         RuntimeError: from the constructor of a Trainer without `LdoptTrainerMixin`, which would ignore the arguments.
         TypeError: at the definition of the class, if the mixin does not come first.
 
-    Examples:
-        .. code-block:: python
+    Examples::
 
-            from dataclasses import dataclass
-            from paddlenlp.trainer import PdArgumentParser, TrainingArguments
-            from paddle_ldopt.trainer import LdoptArgumentsMixin
+        @dataclass
+        class MyArguments(LdoptArgumentsMixin, TrainingArguments):
+            pass
 
-            @dataclass
-            class MyArguments(LdoptArgumentsMixin, TrainingArguments):
-                pass
-
-            # --output_dir out --optim adamwdl --layerwise_lr_decay 0.8
-            (args,) = PdArgumentParser(MyArguments).parse_args_into_dataclasses()
-            args.layerwise_rule  # LayerDecay(layerwise_decay=0.8, convention='paddlenlp', ...)
+        # --output_dir out --optim adamwdl --layerwise_lr_decay 0.8
+        (args,) = PdArgumentParser(MyArguments).parse_args_into_dataclasses()
+        args.layerwise_rule  # LayerDecay(layerwise_decay=0.8, convention='paddlenlp', ...)
     """
 
     layerwise_lr_decay: float = _flag(1.0, "Ratio of the learning rates of neighbouring layers, in (0, 1]; 1.0 is off.")
-    layerwise_convention: str = _flag(
-        "paddlenlp", "Which power of the decay each layer gets: paddlenlp, electra or xlnet."
-    )
+    layerwise_convention: str = _flag("paddlenlp", "The layers' powers of the decay: paddlenlp, electra or xlnet.")
     layerwise_min_ratio: float = _flag(0.0, "Floor of the layers' learning-rate ratios, in [0, 1].")
     layerwise_head_ratio: float = _flag(1.0, "Learning-rate ratio of the head, above 0.")
     layerwise_freeze_below: float = _flag(0.0, "Freeze the layers whose ratio is below this, in [0, 1].")
     allow_layerwise_change: bool = _flag(False, "Resume even if the checkpoint has other layer-wise settings.")
     optim_kwargs: Optional[str] = _flag(None, "What else the optimizer takes, as JSON: '{\"clip_threshold\": 2.0}'.")
-    layerwise_rules: Optional[str] = _flag(
-        None, 'Names of parameters and their layers, as JSON: \'{"adapter": "head"}\'.'
-    )
+    layerwise_rules: Optional[str] = _flag(None, 'Parameters\' names and layers, as JSON: \'{"adapter": "head"}\'.')
     lr_scheduler_kwargs: Optional[str] = _flag(None, "What else the schedule takes, as JSON: '{\"num_cycles\": 3}'.")
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -108,7 +94,13 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
         try:
             super().__post_init__()
         except ValueError as error:
-            _tell_our_names(error, optim, kind)
+            for enum, names, received in (
+                ("OptimizerNames", REGISTRY, {"optim": optim}),
+                ("SchedulerType", lr_scheduler.SCHEDULERS, {"lr_scheduler_type": kind}),
+            ):
+                if enum in str(error):  # the Trainer's error about an unknown name
+                    own = ", ".join(map(repr, names))
+                    raise refusal(ValueError, f"{error}, or of paddle_ldopt's own: {own}.", **received) from error
             raise
         if optim in REGISTRY:
             args.optim = OptimizerName(optim)
@@ -119,18 +111,15 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
     def check_trainer(self) -> None:
         """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
         args: Any = self
-        asked = {name: getattr(args, name) for name in RULE_FIELDS}
-        asked = {name: value for name, value in asked.items() if value != getattr(OFF, RULE_FIELDS[name])}
+        given = {name: (getattr(args, name), getattr(OFF, field)) for name, field in RULE_FIELDS.items()}
+        asked = {name: value for name, (value, off) in given.items() if value != off}
         if name_of(args.optim) in REGISTRY:
             asked["optim"] = name_of(args.optim)
         if lr_scheduler.is_ours(args):
             asked["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
         if asked and not self.ldopt_served:
-            raise RuntimeError(
-                "The Trainer lacks LdoptTrainerMixin and would ignore what the arguments ask for: class MyTrainer("
-                "LdoptTrainerMixin, Trainer). Received: "
-                + ", ".join(f"{key}={shown(value)}" for key, value in asked.items())
-            )
+            problem = "The Trainer lacks LdoptTrainerMixin and would ignore what the arguments ask for"
+            raise refusal(RuntimeError, f"{problem}: class MyTrainer(LdoptTrainerMixin, Trainer).", **asked)
 
     @property
     def layerwise_rule(self) -> LayerDecay:
@@ -138,19 +127,7 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
         return LayerDecay(**{field: getattr(self, argument) for argument, field in RULE_FIELDS.items()})
 
 
-def _tell_our_names(error: ValueError, optim: str, kind: str) -> None:
-    """Raise the Trainer's error about an unknown name with our names in it; return if it is about something else."""
-    for enum, names, received in (
-        ("OptimizerNames", REGISTRY, f"optim={shown(optim)}"),
-        ("SchedulerType", lr_scheduler.SCHEDULERS, f"lr_scheduler_type={shown(kind)}"),
-    ):
-        if enum in str(error):
-            own = ", ".join(map(repr, names))
-            raise ValueError(f"{error}, or of paddle_ldopt's own: {own}. Received: {received}") from error
-
-
 def _problems(args: Any) -> Iterator[str]:
-    """Yield all that is wrong with the arguments of ours."""
     yield from rule_problems(args)
     found = {}
     for name in ("layerwise_rules", "optim_kwargs", "lr_scheduler_kwargs"):
@@ -160,28 +137,20 @@ def _problems(args: Any) -> Iterator[str]:
             yield str(error)
     if found.get("optim_kwargs"):
         yield from _option_problems(args, name_of(args.optim), found["optim_kwargs"])
-    problem = lr_scheduler.schedule_problem(args) if "lr_scheduler_kwargs" in found else None
-    if problem is not None:
-        yield problem
+    if "lr_scheduler_kwargs" in found:
+        yield from lr_scheduler.schedule_problem(args)
 
 
 def _option_problems(args: Any, optim: str, options: dict[str, Any]) -> Iterator[str]:
+    received = f"optim_kwargs={shown(args.optim_kwargs)}"
     if optim not in REGISTRY:
-        yield (
-            f"`optim_kwargs` are for {', '.join(map(repr, REGISTRY))}. "
-            f"Received: optim={shown(optim)}, optim_kwargs={shown(args.optim_kwargs)}"
-        )
+        yield f"`optim_kwargs` are for {', '.join(map(repr, REGISTRY))}. Received: optim={shown(optim)}, {received}"
         return
     own = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}
     for name in options.keys() & own.keys():
-        yield (
-            f"`{own[name]}` says the {name} of {shown(optim)}: leave it out here. "
-            f"Received: optim_kwargs={shown(options)}"
-        )
+        yield f"`{own[name]}` says the {name} of {shown(optim)}: leave it out here. Received: {received}"
     if options.get("relative_step"):
-        yield (
-            "An optimizer that sets its rate itself goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`. "
-            f"Received: optim_kwargs={shown(options)}"
-        )
-        return
-    yield from option_problems(optim, {name: value for name, value in options.items() if name not in own})
+        advice = "goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`"
+        yield f"An optimizer that sets its rate itself {advice}. Received: {received}"
+    else:
+        yield from option_problems(optim, {name: value for name, value in options.items() if name not in own})

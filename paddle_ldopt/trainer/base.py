@@ -1,5 +1,6 @@
 """What the mixins and callbacks of a Trainer share: events, agreement of all processes, the logger, plain names."""
 
+import importlib
 import logging
 from typing import Any, Callable
 
@@ -18,10 +19,9 @@ def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
     owner = next(base for base in cls.__mro__ if method in vars(base))
     if not issubclass(owner, mixin):
         name = next(base.__name__ for base in cls.__mro__[1:] if issubclass(base, mixin))
-        raise TypeError(
-            f"{name} must come first: class {cls.__name__}({name}, {owner.__name__}). "
-            f"Received: class {cls.__name__}({', '.join(base.__name__ for base in cls.__bases__)})"
-        )
+        bases = ", ".join(base.__name__ for base in cls.__bases__)
+        advice = f"{name} must come first: class {cls.__name__}({name}, {owner.__name__})"
+        raise TypeError(f"{advice}. Received: class {cls.__name__}({bases})")
 
 
 class Callback:
@@ -77,10 +77,7 @@ class TrainerMixin(_Trainer):
     def _logger(self) -> Any:
         """The logger of the Trainer's package."""
         packages = {cls.__module__.partition(".")[0] for cls in type(self).__mro__}
-        if "paddlenlp" in packages:
-            from paddlenlp.utils.log import logger
-        elif "paddleformers" in packages:
-            from paddleformers.utils.log import logger
-        else:
-            logger = logging.getLogger(__name__)
-        return logger
+        for package in ("paddlenlp", "paddleformers"):
+            if package in packages:
+                return importlib.import_module(f"{package}.utils.log").logger
+        return logging.getLogger(__name__)

@@ -2,12 +2,12 @@
 
 import os
 import warnings
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 
 from .._checks import checked_steps
-from .._messages import shown
+from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
-from ..layers.map import Layer, LayerMap
+from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, next_rate, rate_divisor
 from ..layers.table import short_names
 from ..optimizers._base.layerwise import LayerwiseMixin
@@ -28,17 +28,16 @@ class LayerLRCallback(Callback):
     greatest of the layer in the last step, read back from the optimizer with schedule, groups, hooks and freezing.
 
     Args:
-        layers (LayerMap, optional): the layers; those of the optimizer's decay, or of the model, if None.
+        layers: those of the optimizer's decay, or of the model, if None.
 
     Raises:
         TypeError: from the training, if the Trainer lacks `LdoptTrainerMixin`: a callback alone cannot add to its logs.
         ValueError: the model's layers are not found; a parameter that is not in `layers`.
 
-    Examples:
-        .. code-block:: python
+    Examples::
 
-            trainer.add_callback(LayerLRCallback())
-            trainer.train()  # loss: 0.69, learning_rate: 1e-3, lr/embeddings: 1.25e-4, lr/block_0: 2.5e-4, ...
+        trainer.add_callback(LayerLRCallback())
+        trainer.train()  # loss: 0.69, learning_rate: 1e-3, lr/embeddings: 1.25e-4, lr/block_0: 2.5e-4, ...
     """
 
     attached = False  # the mixin of the Trainer sets it
@@ -50,10 +49,8 @@ class LayerLRCallback(Callback):
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **given: Any) -> None:
         """Find the layers."""
         if not self.attached:
-            raise TypeError(
-                "LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: class MyTrainer(LdoptTrainerMixin, "
-                "Trainer). Received: a Trainer without it"
-            )
+            remedy = "class MyTrainer(LdoptTrainerMixin, Trainer). Received: a Trainer without it"
+            raise TypeError(f"LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: {remedy}")
         layers = _find_layers(self.layers, optimizer, given.get("model"))
         placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
         towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
@@ -85,9 +82,9 @@ class ScheduleCallback(Callback):
     schedule again, or the rest of one that cannot be wound back. The main process alone prints and writes.
 
     Args:
-        path (str|os.PathLike): the picture (.png, .svg, .pdf). The CSV beside it has a column a layer and a row a step,
-            or every k-th of more than 10,000.
-        layers (LayerMap, optional): the layers; those of the optimizer's decay, or of the model, if None.
+        path: the picture (.png, .svg, .pdf). The CSV beside it has a column a layer and a row a step, or every k-th of
+            more than 10,000.
+        layers: those of the optimizer's decay, or of the model, if None.
 
     Raises:
         ValueError: another ending. From the training: a schedule that follows a metric, or cannot be read ahead for
@@ -100,24 +97,19 @@ class ScheduleCallback(Callback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **given: Any) -> None:
         """Print and write the schedule."""
-        lr_scheduler, unknown = given.get("lr_scheduler"), None
+        lr_scheduler, remedy = given.get("lr_scheduler"), "leave it out; LayerLRCallback logs what comes of it."
         if follows_metric(lr_scheduler):
-            unknown = "a schedule that follows an evaluation metric before the training"
-            received = f"lr_scheduler={type(lr_scheduler).__name__}"
-        elif sets_own_rate(optimizer):
-            unknown = "the schedule of an optimizer that sets its rate itself"
-            received = f"optimizer={type(unwrap(optimizer)).__name__}"
-        if unknown:
-            raise ValueError(
-                f"ScheduleCallback cannot show {unknown}: leave it out; LayerLRCallback logs what comes of it. "
-                f"Received: {received}"
-            )
+            problem = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
+            raise refusal(ValueError, f"{problem}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
+        if sets_own_rate(optimizer):
+            problem = "ScheduleCallback cannot show the schedule of an optimizer that sets its rate itself"
+            raise refusal(ValueError, f"{problem}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
         layers = _find_layers(self.layers, optimizer, given.get("model"))
         first, rates = schedule_rates(lr_scheduler, state.max_steps)
         rates = [rate / rate_divisor(optimizer, first + i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # a run that was over when it was resumed
             return
-        opened, start_of = all_open(optimizer)
+        opened, starts = all_open(optimizer)
         rows = layers.table(optimizer=opened).rows  # in all processes: those of a pipeline have a part each
         if not state.is_world_process_zero:
             return
@@ -125,10 +117,9 @@ class ScheduleCallback(Callback):
         series = {}
         for row in rows:
             ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
-            start = start_of(row.tower, row.index)
-            series[short[row.tower] + row.label] = [
-                ratio * rate if first + i >= start else 0.0 for i, rate in enumerate(rates)
-            ]
+            closed = starts.get((row.tower, row.index), 0) - first
+            own = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
+            series[short[row.tower] + row.label] = own
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         plot_schedule(self.path, first, series)
         table = os.path.splitext(self.path)[0] + ".csv"
@@ -146,8 +137,8 @@ class GradualUnfreezeCallback(Callback):
     in clipping. A resume with the same callback is exact. In a model of several towers each opens from its own top.
 
     Args:
-        every_k_steps (int): k, optimizer steps, at least 1; the steps of an epoch in ULMFiT.
-        layers (LayerMap, optional): for an optimizer that has no layers of its own; all ratios stay 1 then.
+        every_k_steps: k, optimizer steps, at least 1; the steps of an epoch in ULMFiT.
+        layers: for an optimizer that has no layers of its own; all ratios stay 1 then.
 
     Raises:
         TypeError, ValueError: `every_k_steps` is no whole number above 0; from the training: no layers.
@@ -155,51 +146,45 @@ class GradualUnfreezeCallback(Callback):
     Differs from ULMFiT: `stop_gradient` stays, because Paddle refuses to make the state of a parameter that is opened
     after a resume. The backward pass goes through closed layers, so they save no time.
 
-    Examples:
-        .. code-block:: python
+    Examples::
 
-            trainer.add_callback(GradualUnfreezeCallback(every_k_steps=100))  # --layerwise_lr_decay 0.8
+        trainer.add_callback(GradualUnfreezeCallback(every_k_steps=100))  # --layerwise_lr_decay 0.8
 
     Source: Howard and Ruder 2018, "Universal Language Model Fine-tuning for Text Classification", section 3.3.
     """
 
     def __init__(self, every_k_steps: int, layers: Optional[LayerMap] = None):
-        self.every_k_steps, self.layers = checked_steps(every_k_steps, "every_k_steps", 1), layers
+        self.every_k_steps = checked_steps(every_k_steps, "every_k_steps", 1)
+        self.layers: Any = layers
         self._ratio: Any = None  # the optimizer's, while it trains
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Put the opening of the layers before the optimizer's own ratios."""
         optimizer = unwrap(optimizer)
-        if layers_of(optimizer) is None:
-            if self.layers is None:
-                raise ValueError(
-                    "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or `layers` "
-                    f"(LayerMap.from_model(model)) to the callback. Received: optimizer={type(optimizer).__name__}"
-                )
-            if isinstance(optimizer, LayerwiseMixin) and "_plain" not in vars(type(optimizer)):
-                if optimizer._ratio_of is not None:
-                    raise ValueError(
-                        "GradualUnfreezeCallback cannot open layers of an optimizer whose ratios come from a hook. "
-                        f"Received: set_param_lr_fun={shown(optimizer.set_param_lr_fun)}"
-                    )
-                optimizer._ratio_of = self.layers.ratio_fn(1.0)
-            else:
-                apply_layerwise_decay(optimizer, self.layers, 1.0)
-        elif self.layers is not None and self.layers is not layers_of(optimizer):
+        own, layers, name = layers_of(optimizer), self.layers, type(optimizer).__name__
+        if own is None and layers is None:
             raise ValueError(
-                "The optimizer has layers of its own: leave out the callback's. "
-                f"Received: layers={shown(self.layers)}, optimizer={type(optimizer).__name__}"
+                "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or `layers` "
+                f"(LayerMap.from_model(model)) to the callback. Received: optimizer={name}"
             )
+        if own is None and isinstance(optimizer, LayerwiseMixin) and "_plain" not in vars(type(optimizer)):
+            if optimizer._ratio_of is not None:
+                problem = "GradualUnfreezeCallback cannot open layers of an optimizer whose ratios come from a hook."
+                raise refusal(ValueError, problem, set_param_lr_fun=optimizer.set_param_lr_fun)
+            optimizer._ratio_of = layers.ratio_fn(1.0)
+        elif own is None:
+            apply_layerwise_decay(optimizer, layers, 1.0)
+        elif layers is not None and layers is not own:
+            problem = "The optimizer has layers of its own: leave out the callback's."
+            raise refusal(ValueError, problem, layers=layers, optimizer=name)
         self._restore(optimizer)  # of a training that did not come to its end
         self._ratio = optimizer._ratio_of = _Opening(optimizer._ratio_of, self.every_k_steps)
         self._ratio.step = state.global_step
-        late = {self._ratio.start(layer) for layer in self._ratio.layers_of_all}
-        if max(late) >= state.max_steps:
-            warnings.warn(
-                f"The layers that open at steps {sorted(s for s in late if s >= state.max_steps)} are never trained: "
-                f"the training ends before. Received: every_k_steps={self.every_k_steps}, max_steps={state.max_steps}",
-                stacklevel=2,
-            )
+        late = sorted(start for start in set(self._ratio.starts.values()) if start >= state.max_steps)
+        if late:
+            problem = f"The layers that open at steps {late} are never trained: the training ends before."
+            received = f"every_k_steps={self.every_k_steps}, max_steps={state.max_steps}"
+            warnings.warn(f"{problem} Received: {received}", stacklevel=2)
 
     def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Open what is to be open in the step that comes, clear the gradients of the rest."""
@@ -224,34 +209,30 @@ class _Opening:
     """A function parameter -> ratio that is 0 for the layers that are closed at its `step`."""
 
     def __init__(self, ratio_of: Any, every_k_steps: int):
-        self.ratio_of, self.every_k_steps = ratio_of, every_k_steps
-        self.rule, self.layers = ratio_of.rule, ratio_of.layers
-        self.layers_of_all = {self.layers.layer_of(name) for name in self.layers.names}
-        self.step = 0
-
-    def start(self, layer: Layer) -> int:
-        """Return the step from which a layer is trained."""
-        return self.every_k_steps * max(layer.depth + 1 - layer.index, 0)
+        self.ratio_of, self.rule, self.layers, self.step = ratio_of, ratio_of.rule, ratio_of.layers, 0
+        layers = {self.layers.layer_of(name) for name in self.layers.names}
+        # (tower, layer id) -> the step from which it is trained
+        self.starts = {(at.tower, at.index): every_k_steps * max(at.depth + 1 - at.index, 0) for at in layers}
 
     def is_closed(self, param: Any) -> bool:
-        return self.step < self.start(self.layers.layer_of(param.name))
+        layer = self.layers.layer_of(param.name)
+        return self.step < self.starts[layer.tower, layer.index]
 
     def __call__(self, param: Any) -> float:
         return 0.0 if self.is_closed(param) else self.ratio_of(param)
 
 
-def all_open(optimizer: Any) -> tuple[Any, Callable[[str, int], int]]:
-    """Return the optimizer, or a stand-in in which every layer is open, to read from; and a function.
+def all_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
+    """Return the optimizer, or a stand-in in which every layer is open, to read from; and the steps that open layers.
 
-    It gives the step from which `optimizer` trains a layer, by tower and layer id: 0 without gradual unfreezing.
+    They are by tower and layer id, of the layers that gradual unfreezing opens.
     """
     inner = unwrap(optimizer)
     opening = getattr(inner, "_ratio_of", None)
     if not isinstance(opening, _Opening):
-        return optimizer, lambda tower, index: 0
-    starts = {(layer.tower, layer.index): opening.start(layer) for layer in opening.layers_of_all}
+        return optimizer, {}
     opened = stand_in(inner, _ratio_of=opening.ratio_of, _step_ratios=None, _parameter_list=parameters_of(optimizer))
-    return opened, lambda tower, index: starts[tower, index]
+    return opened, opening.starts
 
 
 def layers_of(optimizer: Any) -> Optional[LayerMap]:

@@ -1,8 +1,7 @@
 """The folders of checkpoints: whether one is complete and undamaged, which one to take or drop.
 
-While the Trainer writes a checkpoint, ``ldopt_layerwise.json.partial`` is in it, which gets its name when all the rest
-is on disk (without layer-wise settings it goes). A process that is killed in between leaves a checkpoint that says
-that it is cut short.
+While the Trainer writes a checkpoint, ``ldopt_layerwise.json.partial`` is in it. It gets its name (without layer-wise
+settings it goes) when all the rest is on disk, so a process that is killed in between leaves a mark.
 """
 
 import itertools
@@ -11,9 +10,9 @@ import os
 import re
 import tempfile
 import warnings
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
-from .._messages import shown
+from .._messages import refusal
 from ..saving.container import damage, digest
 
 RECORD = "ldopt_layerwise.json"
@@ -23,7 +22,6 @@ CONFIG = "ldopt_config.json"
 FILES = "ldopt_files.json"
 FORMAT = 1
 _NUMBERED = re.compile(r"^checkpoint-(\d+)$")
-_SHOWN = 3
 
 
 def begin_checkpoint(folder: str, files: dict[str, Any]) -> None:
@@ -52,14 +50,11 @@ def finish_checkpoint(folder: str, all_written: bool = True, recorded: bool = Tr
 
 def list_files(folder: str, recorded: bool = True) -> None:
     """Write the sizes and checksums of a checkpoint's files into it, for `check_complete`."""
-    found = [
-        os.path.relpath(os.path.join(place, name), folder) for place, _, names in os.walk(folder) for name in names
-    ]
-    listed = {  # the record by the name that it is to get
-        RECORD if name == PARTIAL else name: digest(os.path.join(folder, name))
-        for name in sorted(found)
-        if name != FILES and (recorded or name != PARTIAL)
-    }
+    paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+    left_out = {FILES} if recorded else {FILES, PARTIAL}
+    found = sorted({os.path.relpath(path, folder) for path in paths} - left_out)
+    # the record by the name that it is to get
+    listed = {RECORD if name == PARTIAL else name: digest(os.path.join(folder, name)) for name in found}
     _write_json(folder, FILES, {"format": FORMAT, "files": listed})
 
 
@@ -68,22 +63,31 @@ def _write_json(folder: str, name: str, content: Any) -> None:
         json.dump(content, file, indent=1)
 
 
+def read_json(folder: str, name: str, kind: str, check: Callable[[Any], Any]) -> Any:
+    """Return the content of a file of ours that `check` can work with; else raise ValueError."""
+    path = os.path.join(folder, name)
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+        check(content)
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"The {kind} cannot be read ({error}). Received: {path!r}") from error
+    return content
+
+
 def check_complete(folder: str) -> None:
     """Raise ValueError if a checkpoint was cut short, or a file that it lists is not what was written."""
-    problem = _damage(folder)
     if os.path.exists(os.path.join(folder, PARTIAL)):
         said, which = "was cut short while it was being saved (killed, or no space left): resume", "complete one"
-    elif problem is not None:
+    elif problem := _damage(folder):
         said, which = f"is damaged: {problem}. Resume", "one that is not"
     else:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the same
         sound = last_checkpoint(os.path.dirname(os.path.abspath(folder)))
-    raise ValueError(
-        f"The checkpoint {said} from the last {which}, {sound or 'of which there is none'}. "
-        f"Received: resume_from_checkpoint={shown(folder)}"
-    )
+    advice = f"from the last {which}, {sound or 'of which there is none'}."
+    raise refusal(ValueError, f"The checkpoint {said} {advice}", resume_from_checkpoint=folder)
 
 
 def _damage(folder: str) -> Optional[str]:
@@ -99,7 +103,7 @@ def _damage(folder: str) -> Optional[str]:
         return f"{FILES} cannot be read ({error})"
     except OSError as error:
         return str(error)
-    return "; ".join(wrong[:_SHOWN]) or None
+    return "; ".join(wrong[:3]) or None
 
 
 def check_writable(output_dir: str) -> None:
@@ -109,25 +113,18 @@ def check_writable(output_dir: str) -> None:
         with tempfile.TemporaryFile(dir=output_dir) as file:
             file.write(b"can be written")
     except OSError as error:
-        raise ValueError(
-            f"No checkpoint can be saved there ({error}): make room or give it the rights, choose another folder, or "
-            f"save none by save_strategy='no'. Received: output_dir={shown(output_dir)}"
-        ) from error
+        problem = f"No checkpoint can be saved there ({error}): make room or give it the rights, choose another folder"
+        raise refusal(ValueError, f"{problem}, or save none by save_strategy='no'.", output_dir=output_dir) from error
 
 
 def last_checkpoint(output_dir: Union[str, os.PathLike[str]]) -> Optional[str]:
-    """Return the newest checkpoint that is complete and undamaged: what to resume from after a crash.
+    """Return the newest sound checkpoint in the Trainer's `output_dir`, to resume from after a crash; None without one.
 
-    Args:
-        output_dir (str): where the Trainer puts its ``checkpoint-<step>`` folders.
-
-    Returns:
-        str|None: the folder with the greatest step; None if there is none. It skips checkpoints that were cut short,
-        and damaged ones with a warning. A checkpoint of a Trainer without our mixins is complete if it has a trainer
-        state.
+    It is the ``checkpoint-<step>`` with the greatest step. Checkpoints that were cut short are skipped, damaged ones
+    with a warning. A checkpoint of a Trainer without our mixins is complete if it has a trainer state.
     """
     if not isinstance(output_dir, (str, os.PathLike)):
-        raise TypeError(f"`output_dir` must be a path. Received: output_dir={shown(output_dir)}")
+        raise refusal(TypeError, "`output_dir` must be a path.", output_dir=output_dir)
     for _, folder in reversed(_complete(os.fspath(output_dir))):
         problem = _damage(folder)
         if problem is None:
@@ -139,8 +136,8 @@ def last_checkpoint(output_dir: Union[str, os.PathLike[str]]) -> Optional[str]:
 def set_aside(output_dir: str, step: int) -> list[tuple[str, str]]:
     """Rename the sound checkpoints of steps after `step`, which `last_checkpoint` would take for those of this run.
 
-    Returns the old and the new name of each: ``superseded-checkpoint-<step>``, with a number behind it if there is one
-    already. Those that were cut short or are damaged stay, because nothing takes them and the run may write them anew.
+    Returns the old and the new name of each: ``superseded-checkpoint-<step>``, with a number if that is taken. Those
+    that were cut short or are damaged stay: nothing takes them, and the run may write them anew.
     """
     renamed = []
     for number, folder in _complete(output_dir):
@@ -156,8 +153,8 @@ def set_aside(output_dir: str, step: int) -> list[tuple[str, str]]:
 def oldest_first(folders: list[str], step: int, best: Optional[str]) -> list[str]:
     """Return the checkpoints among folders in the order in which they may go, whatever their times are.
 
-    Those of later steps than `step`, the newest of this run, go first: an earlier run left them. (If no checkpoint is
-    of this step, the newest is the one with the highest.) The newest goes last, before it the best.
+    Those of later steps than `step`, the newest of this run, go first: an earlier run left them. The newest goes last
+    (if none is of this step, the one with the highest), before it the best.
     """
     steps = {folder: int(match.group(1)) for folder in folders if (match := _NUMBERED.match(os.path.basename(folder)))}
     if step not in steps.values():
@@ -188,11 +185,9 @@ def beside(checkpoint: str, other: str, output_dir: str) -> str:
     """
     folder = os.path.dirname(os.path.abspath(checkpoint))
     found = os.path.join(folder, os.path.basename(other))
-    if not os.path.isdir(found):
-        return other
-    if os.path.realpath(folder) == os.path.realpath(output_dir):
+    if os.path.isdir(found) and os.path.realpath(folder) == os.path.realpath(output_dir):
         return os.path.join(output_dir, os.path.basename(other))
-    return found
+    return found if os.path.isdir(found) else other
 
 
 def write_whole(path: Union[str, os.PathLike[str]], text: str) -> None:
@@ -209,10 +204,10 @@ def write_whole(path: Union[str, os.PathLike[str]], text: str) -> None:
         os.replace(written, path)
 
 
-def state_of(checkpoint: Optional[str], state_class: Any) -> Any:
-    """Return the `TrainerState` in a checkpoint; None without a checkpoint or state."""
+def state_of(checkpoint: str, state_class: Any) -> Any:
+    """Return the `TrainerState` in a checkpoint, None if it has none."""
     for name, load in (("trainer_state.json", "load_from_json"), ("trainer_state.bin", "load")):
-        path = os.path.join(checkpoint or "", name)
-        if checkpoint is not None and os.path.isfile(path):
+        path = os.path.join(checkpoint, name)
+        if os.path.isfile(path):
             return getattr(state_class, load)(path)
     return None

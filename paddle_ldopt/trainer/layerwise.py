@@ -5,7 +5,7 @@ from typing import Any, Optional
 
 from paddle import distributed
 
-from .._messages import shown
+from .._messages import refusal
 from .._paddle import (
     flatten_groups,
     keep_parameters,
@@ -16,7 +16,7 @@ from .._paddle import (
     sharding_setting,
     unwrap,
 )
-from ..build import build_optimizer
+from ..build import OFF, build_optimizer
 from ..config import OPTIMIZERS, RULE_FIELDS, LdoptConfig, json_object
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
@@ -24,7 +24,7 @@ from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
 from ..schedules import ON_METRIC
 from . import lr_scheduler
-from .arguments import OFF, LdoptArgumentsMixin
+from .arguments import LdoptArgumentsMixin
 from .base import TrainerMixin, check_mixed_in_first, name_of
 from .callbacks import GradualUnfreezeCallback, all_open, layers_of
 from .passed import OwnRate, check_passed_optimizer, check_passed_settings, sets_own_rate
@@ -58,10 +58,8 @@ class LayerwiseRatesMixin(TrainerMixin):
         """The layers of the model."""
         rules = json_object(getattr(self.args, "layerwise_rules", None), "layerwise_rules")
         if rules and self.layer_rules is not None:
-            raise ValueError(
-                "The Trainer has `layer_rules` and its arguments `layerwise_rules`: leave one of them out. "
-                f"Received: layerwise_rules={shown(rules)}"
-            )
+            problem = "The Trainer has `layer_rules` and its arguments `layerwise_rules`: leave one of them out."
+            raise refusal(ValueError, problem, layerwise_rules=rules)
         return map_layers(self.model, rules or self.layer_rules)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -154,11 +152,12 @@ class LayerwiseRatesMixin(TrainerMixin):
         finally:
             self._found = None
         if missed:
-            raise ValueError(
-                "The evaluation does not give the metric that the schedule follows: set `metric_for_best_model` to "
-                f"one of {', '.join(sorted(missed))}. Received: metric_for_best_model="
-                f"{shown(self.args.metric_for_best_model)}, "
-                f"lr_scheduler_type={shown(name_of(self.args.lr_scheduler_type))}"
+            problem = "The evaluation does not give the metric that the schedule follows"
+            raise refusal(
+                ValueError,
+                f"{problem}: set `metric_for_best_model` to one of {', '.join(sorted(missed))}.",
+                metric_for_best_model=self.args.metric_for_best_model,
+                lr_scheduler_type=name_of(self.args.lr_scheduler_type),
             )
 
     def _begin_training(self) -> None:
@@ -190,21 +189,19 @@ class LayerwiseRatesMixin(TrainerMixin):
         """Raise if the schedule of the arguments would be ignored, or follows a metric that nothing gives."""
         if not self._schedule_is_ours:
             return
-        kind = name_of(self.args.lr_scheduler_type)
+        kind, ignored = name_of(self.args.lr_scheduler_type), "so `lr_scheduler_type` would be ignored: leave"
+        given = unwrap(self.optimizer), self.lr_scheduler
+        received: dict[str, Any] = {"optimizers": tuple(type(value).__name__ for value in given)}
         if sets_own_rate(self.optimizer):
-            problem = "The optimizer sets its rate itself, so `lr_scheduler_type` would be ignored: leave it out"
-            received = f"optimizers=({type(unwrap(self.optimizer)).__name__}, ...)"
+            problem = f"The optimizer sets its rate itself, {ignored} it out."
         elif self.lr_scheduler is not None and self.lr_scheduler is not self._own_scheduler:
-            problem = (
-                "`optimizers` has a scheduler already, so `lr_scheduler_type` would be ignored: leave one of them out"
-            )
-            received = f"optimizers=(..., {type(self.lr_scheduler).__name__})"
+            problem = f"`optimizers` has a scheduler already, {ignored} one of them out."
         elif kind in ON_METRIC and self.eval_dataset is None:
-            problem = "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`"
-            received = "eval_dataset=None"
+            problem = "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`."
+            received = {"eval_dataset": None}
         else:
             return
-        raise ValueError(f"{problem}. Received: {received}, lr_scheduler_type={shown(kind)}")
+        raise refusal(ValueError, problem, **received, lr_scheduler_type=kind)
 
     @property
     def _record(self) -> dict[str, Any]:
@@ -240,7 +237,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         return LdoptConfig.from_arguments(self.args) if name_of(self.args.optim) in OPTIMIZERS else None
 
     def _optimizer_name(self) -> str:
-        """Return the name of the class of the optimizer that is to be made."""
+        """Return the class name of the optimizer that is to be made."""
         optim = name_of(self.args.optim)
         if optim in REGISTRY:
             return REGISTRY[optim].cls.__name__
@@ -251,16 +248,14 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     def _freeze(self, layers: LayerMap) -> None:
         """Set `stop_gradient` on the parameters whose ratio is 0."""
-        named, ratio_of = list(self.model.named_parameters()), layers.ratio_fn(self._rule)
-        frozen = [(name, param) for name, param in named if not param.stop_gradient and ratio_of(param) == 0]
-        for _, param in frozen:
+        params, ratio_of = self.model.parameters(), layers.ratio_fn(self._rule)
+        frozen = [param for param in params if not param.stop_gradient and ratio_of(param) == 0]
+        for param in frozen:
             param.stop_gradient = True
-        of = sorted(
-            {(layer.tower, layer.index, layer.label) for layer in (layers.layer_of(name) for name, _ in frozen)}
-        )
+        of = sorted({layers.layer_of(param.name) for param in frozen}, key=lambda layer: (layer.tower, layer.index))
         self._tell(
-            f"layerwise_freeze_below={self._rule.freeze_below} freezes {len(frozen)} of {len(named)} parameters: "
-            f"{', '.join(label for _, _, label in of) or 'no layer has a ratio below it'}"
+            f"layerwise_freeze_below={self._rule.freeze_below} freezes {len(frozen)} of {len(params)} parameters: "
+            f"{', '.join(layer.label for layer in of) or 'no layer has a ratio below it'}"
         )
 
 
@@ -276,11 +271,11 @@ def _check_unified(args: Any, optimizer: Any, processes: int) -> None:
         return
     params = [param for param in parameters_of(optimizer) if not param.stop_gradient]
     if len({frozenset(optimizer.state_kinds(param)) for param in params}) > 1:
-        raise ValueError(
-            f"PaddleNLP cannot resume unified checkpoints of {type(optimizer).__name__} in more than one process, for "
-            "matrices and vectors have different states: set unified_checkpoint=False. "
-            f"Received: unified_checkpoint=True, {processes} processes"
+        problem = (
+            f"PaddleNLP cannot resume unified checkpoints of {type(optimizer).__name__} in more than one process, "
+            "because matrices and vectors have different states: set unified_checkpoint=False."
         )
+        raise refusal(ValueError, problem, unified_checkpoint=True, processes=processes)
 
 
 def _hook_ratios(optimizer: Any, model: Any) -> Optional[dict[str, float]]:

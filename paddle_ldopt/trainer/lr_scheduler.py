@@ -2,19 +2,20 @@
 
 import functools
 import warnings
-from typing import Any, Optional
+from collections.abc import Iterator
+from typing import Any
 
-from .._messages import shown
+from .._messages import refusal, shown
 from ..config import BUILT_IN, json_object
 from ..schedules import ON_METRIC, MetricSchedule, SchedulerType, get_scheduler
 from .base import name_of
 
 SCHEDULERS = [kind.value for kind in SchedulerType]
 _LONG = 10**9  # stands for a number of steps that is not known before the data are
+_FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # arguments of schedules
 
 
 def _kwargs_of(args: Any) -> dict[str, Any]:
-    """Return `lr_scheduler_kwargs`, a JSON object or a dict, as a dict; raise ValueError if it is neither."""
     return json_object(args.lr_scheduler_kwargs, "lr_scheduler_kwargs")
 
 
@@ -24,40 +25,36 @@ def is_ours(args: Any) -> bool:
     return kind in SCHEDULERS and (kind not in BUILT_IN or bool(_kwargs_of(args)))
 
 
-def schedule_problem(args: Any) -> Optional[str]:
-    """Return why `lr_scheduler_kwargs` and the rest make no schedule, None if they do."""
+def schedule_problem(args: Any) -> Iterator[str]:
+    """Yield why `lr_scheduler_kwargs` and the rest make no schedule, if they make none: one reason."""
     kind, kwargs = name_of(args.lr_scheduler_type), _kwargs_of(args)
-    if not kwargs and kind not in SCHEDULERS:
-        return None  # the Trainer says that there is no such kind
-    received = f"lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
+    fields, received = BUILT_IN.get(kind, ()), f"lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
+    twice = [field for field in fields if field in kwargs and getattr(args, field) != getattr(type(args), field)]
+    elsewhere = [key for key in _FROM_ELSEWHERE if key in kwargs]
     if kind not in SCHEDULERS:
-        return f"`lr_scheduler_kwargs` are for {', '.join(map(repr, SCHEDULERS))}. Received: {received}"
-    if kwargs and kind in BUILT_IN and not BUILT_IN[kind]:
-        return f"The schedule {shown(kind)} takes no `lr_scheduler_kwargs`. Received: {received}"
-    for field in BUILT_IN.get(kind, ()):
-        value = getattr(args, field)
-        if field in kwargs and value != getattr(type(args), field):
-            return (
-                f"`{field}` is an argument of its own and in `lr_scheduler_kwargs`: leave one out. "
-                f"Received: {field}={shown(value)}, {received}"
-            )
-    if (kind in ON_METRIC or kind == "constant") and (args.warmup_steps or args.warmup_ratio):
+        if kwargs:  # else the Trainer says that there is no such kind
+            yield f"`lr_scheduler_kwargs` are for {', '.join(map(repr, SCHEDULERS))}. Received: {received}"
+    elif kwargs and kind in BUILT_IN and not fields:
+        yield f"The schedule {shown(kind)} takes no `lr_scheduler_kwargs`. Received: {received}"
+    elif twice:
+        received = f"Received: {twice[0]}={shown(getattr(args, twice[0]))}, {received}"
+        yield f"`{twice[0]}` is an argument of its own and in `lr_scheduler_kwargs`: leave one out. {received}"
+    elif (kind in ON_METRIC or kind == "constant") and (args.warmup_steps or args.warmup_ratio):
         advice = ": use 'constant_with_warmup'" if kind == "constant" else ""
-        return (
+        yield (
             f"The schedule {shown(kind)} has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored"
             f"{advice}. Received: warmup_steps={shown(args.warmup_steps)}, warmup_ratio={shown(args.warmup_ratio)}"
         )
-    for key, source in (("mode", "from `greater_is_better`"), ("last_epoch", "from the checkpoint")):
-        if key in kwargs:
-            return f"The `{key}` of a schedule comes {source}: leave it out. Received: {received}"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about a number of steps that may be a stand-in; they come again
-            if is_ours(args):
+    elif elsewhere:
+        source = _FROM_ELSEWHERE[elsewhere[0]]
+        yield f"The `{elsewhere[0]}` of a schedule comes from {source}: leave it out. Received: {received}"
+    elif is_ours(args):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about a number of steps that may be a stand-in; they come again
                 _build(args, args.max_steps if args.max_steps > 0 else _LONG)
-    except (TypeError, ValueError) as error:
-        return f"{'' if kwargs else f'`lr_scheduler_type` {shown(kind)} without '}`lr_scheduler_kwargs`: {error}"
-    return None
+        except (TypeError, ValueError) as error:
+            yield f"{'' if kwargs else f'`lr_scheduler_type` {shown(kind)} without '}`lr_scheduler_kwargs`: {error}"
 
 
 def build_scheduler(args: Any, num_training_steps: int) -> Any:
@@ -67,7 +64,7 @@ def build_scheduler(args: Any, num_training_steps: int) -> Any:
     `decay_steps`, if the Trainer has it and it is above 0, stands for the number of steps.
     """
     schedule = _build(args, num_training_steps)
-    if name_of(args.lr_scheduler_type) in ON_METRIC:
+    if isinstance(schedule, MetricSchedule):
         plain: Any = type(schedule)
         waiting = object.__new__(_on_metric_class(plain))
         vars(waiting).update(vars(schedule))
@@ -93,8 +90,7 @@ def _metric_of(args: Any) -> tuple[str, str]:
 
     It is `metric_for_best_model`, the loss if that is None; with `greater_is_better` None, all but the loss shall rise.
     """
-    metric = args.metric_for_best_model or "loss"
-    greater = args.greater_is_better
+    metric, greater = args.metric_for_best_model or "loss", args.greater_is_better
     if greater is None:
         greater = metric not in ("loss", "eval_loss")
     return metric if metric.startswith("eval_") else f"eval_{metric}", "max" if greater else "min"
@@ -104,11 +100,9 @@ def check_evaluation(args: Any) -> None:
     """Raise ValueError if the schedule follows a metric and the Trainer is not asked to evaluate."""
     kind = name_of(args.lr_scheduler_type)
     if kind in ON_METRIC and name_of(args.evaluation_strategy) == "no":
-        raise ValueError(
-            f"The schedule {shown(kind)} follows an evaluation metric and would never change without one: give "
-            "`evaluation_strategy` 'steps' or 'epoch'. "
-            f"Received: evaluation_strategy='no', lr_scheduler_type={shown(kind)}"
-        )
+        problem = f"The schedule {shown(kind)} follows an evaluation metric and would never change without one"
+        advice = "give `evaluation_strategy` 'steps' or 'epoch'."
+        raise refusal(ValueError, f"{problem}: {advice}", evaluation_strategy="no", lr_scheduler_type=kind)
 
 
 @functools.cache

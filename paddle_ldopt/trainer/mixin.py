@@ -4,7 +4,7 @@ from typing import Any
 
 from .folders import CONFIG, RECORD
 from .layerwise import LayerwiseRatesMixin
-from .record import check_record, check_thawed
+from .record import check_record
 from .resume import ResumeMixin
 
 __all__ = ["LdoptTrainerMixin"]
@@ -30,8 +30,8 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
       its layers, so `layer_map` must be asked for in all of them at once. The main process alone logs the table.
 
     Attributes:
-        layer_rules (dict[str, int|str]|callable, optional): set it in a subclass, or define it as a method
-            ``layer_rules(self, name)``: the `rules` of `LayerMap.from_model`.
+        layer_rules (dict|callable): the `rules` of `LayerMap.from_model`, set in a subclass, or defined as a method
+            ``layer_rules(self, name)``.
         layer_map (LayerMap): the layers of the model; built at its first use.
 
     Raises:
@@ -40,26 +40,19 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
             each other, a checkpoint that does not fit, a schedule that follows a metric and no `eval_dataset`. In the
             training: an evaluation without that metric.
 
-    Examples:
-        .. code-block:: python
+    Examples::
 
-            from paddlenlp.trainer import Trainer
-            from paddle_ldopt.trainer import LdoptTrainerMixin
+        class MyTrainer(LdoptTrainerMixin, Trainer):
+            layer_rules = {r"adapter_in": "embeddings"}
 
-            class MyTrainer(LdoptTrainerMixin, Trainer):
-                layer_rules = {r"adapter_in": "embeddings"}
-
-            trainer = MyTrainer(model=model, args=args, train_dataset=train)  # args: MyArguments
-            trainer.train(resume_from_checkpoint=True if resume else None)
+        trainer = MyTrainer(model=model, args=args, train_dataset=train)  # args: MyArguments
+        trainer.train(resume_from_checkpoint=True if resume else None)
     """
 
     def _check_checkpoint(self, folder: str) -> None:
         super()._check_checkpoint(folder)
-        record = self._record
-        found = check_record(folder, record, getattr(self.args, "allow_layerwise_change", False))
-        if found and self.optimizer is None:
-            check_thawed(folder, record)
-        for difference in found:
+        allowed = getattr(self.args, "allow_layerwise_change", False)
+        for difference in check_record(folder, self._record, allowed, self.optimizer is None):
             self._logger.warning(f"Going on from {folder} in spite of a difference: {difference}")
 
     def _files(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._messages import shown
 from .._paddle import check_wrapper_state, parameters_of, rate_source, unwrap
+from ..build import OFF
 from ..config import json_object
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
@@ -13,11 +14,7 @@ from ..optimizers.registry import REGISTRY
 
 
 class OwnRate(LRScheduler):
-    """Stand, in a Trainer, for the schedule of an optimizer that sets its rate itself: it sets nothing and reports it.
-
-    Args:
-        optimizer (Optimizer): the optimizer.
-    """
+    """Stand for the schedule of an optimizer that sets its rate itself: it sets nothing and reports the rate."""
 
     def __init__(self, optimizer: Any):
         self.optimizer = unwrap(optimizer)
@@ -45,7 +42,7 @@ def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, rule: Lay
     if chosen is not None and not isinstance(optimizer, chosen.cls):
         raise _ignored("`optim`", "leave one of them out", f"optim={shown(optim)}, optimizers=({name}, ...)")
     own = getattr(getattr(optimizer, "_ratio_of", None), "rule", None)
-    if rule not in (own, LayerDecay(1.0)):
+    if rule not in (own, OFF):
         raise _ignored(
             "the arguments' layer-wise decay",
             "leave `layerwise_lr_decay` and its kin at their defaults, or build the optimizer with the same rule "
@@ -81,29 +78,23 @@ def check_passed_settings(optimizer: Any, args: Any, layers: Optional[LayerMap])
 
 
 def _ignored(argument: str, remedy: str, received: str) -> ValueError:
-    return ValueError(
-        f"`optimizers` has an optimizer already, so {argument} would be ignored: {remedy}. Received: {received}"
-    )
+    problem = f"`optimizers` has an optimizer already, so {argument} would be ignored: {remedy}."
+    return ValueError(f"{problem} Received: {received}")
 
 
 def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
-    name = type(optimizer).__name__
-    own = rate_source(optimizer)
+    name, own = type(optimizer).__name__, rate_source(optimizer)
+    scheduled, sets_own = isinstance(own, LRScheduler), sets_own_rate(optimizer)
     reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it tells what rate was used
-    if scheduler is own or (reports and not isinstance(own, LRScheduler)):
+    if scheduler is own or (reports and not scheduled) or (sets_own and scheduler is None):
         return
-    rate = type(own).__name__ if isinstance(own, LRScheduler) else own
-    if sets_own_rate(optimizer):
-        if scheduler is None:
-            return
+    if sets_own:
         remedy, rate = "it sets its rate itself, so give optimizers=(opt, None)", "its own"
-    elif isinstance(own, LRScheduler):
-        remedy = "give optimizers=(opt, opt._learning_rate), the scheduler it was built with"
+    elif scheduled:
+        remedy, rate = "give optimizers=(opt, opt._learning_rate), the scheduler it was built with", type(own).__name__
     else:
-        remedy = (
-            "build it with a scheduler and give both; scheduler = paddle.optimizer.lr.LambdaDecay(lr, lambda step: 1) "
-            "keeps the rate constant"
-        )
+        constant = "scheduler = paddle.optimizer.lr.LambdaDecay(lr, lambda step: 1) keeps the rate constant"
+        remedy, rate = f"build it with a scheduler and give both; {constant}", own
     passed = "None" if scheduler is None else type(scheduler).__name__
     raise ValueError(
         "The Trainer would step a scheduler that the optimizer does not take its rate from, without any effect: "

@@ -3,20 +3,19 @@
 Neither the rule nor the layers are in an optimizer's state, so a resume with others would go on without a word.
 """
 
-import json
 import os
 from typing import Any
 
-from .._messages import shown
+from .._messages import refusal
 from ..config import RULE_FIELDS
 from ..layers.decay import LayerDecay
 from ..layers.map import Layer
 from ..saving import record as records
-from .folders import FORMAT, RECORD
+from .folders import FORMAT, RECORD, read_json
 
 _OFF = LayerDecay(1.0)
 _SAME_STATE = {"AdamW", "AdamWDL"}  # one can go on with what the other saved
-_SHOWN = 3
+_SHOWN = 3  # differences of one kind
 _SAID = {
     "rule": "{where} was {was!r} in the checkpoint and is {now!r} now",
     "optimizer": "{where} was {was} in the checkpoint and is {now} now",
@@ -26,33 +25,47 @@ _SAID = {
 }
 
 
-def check_record(folder: str, record: dict[str, Any], allowed: bool) -> list[str]:
+def check_record(folder: str, record: dict[str, Any], allowed: bool, new_optimizer: bool) -> list[str]:
     """Return the allowed differences between the record in a checkpoint and that of now; raise if they are refused."""
-    received = f"Received: resume_from_checkpoint={shown(folder)}"
     if not os.path.exists(os.path.join(folder, RECORD)):
-        active = _is_active(record)
-        if active and not allowed:
-            raise ValueError(
+        found = [f"the checkpoint has no {RECORD}"] if _is_active(record) else []
+        if found and not allowed:
+            problem = (
                 f"The checkpoint has no {RECORD}, so it is unknown which layer-wise decay it was trained with (a "
                 "Trainer without LdoptTrainerMixin has none): give `allow_layerwise_change` to go on from it with the "
-                f"decay that is asked for now. {received}"
+                "decay that is asked for now."
             )
-        return [f"the checkpoint has no {RECORD}"] if active else []
+            raise refusal(ValueError, problem, resume_from_checkpoint=folder)
+        return found
     was = _read_record(folder)
-    _check_layout(folder, was, record)
-    found = differences(was, record)
-    changed = {was["optimizer"], record["optimizer"]}
-    if len(changed) > 1 and not changed <= _SAME_STATE:
-        raise ValueError(
+    found, classes, received = differences(was, record), {was["optimizer"], record["optimizer"]}, {}
+    layouts = was.get("layout", record["layout"]), record["layout"]
+    if layouts[0] != layouts[1] and _has_parts(folder):
+        said = ", ".join(f"{name} {degree}" for name, degree in layouts[0].items())
+        received = layouts[1]
+        problem = (
+            f"The checkpoint was saved in another layout, {said}, and its optimizer's state is in parts that fit no "
+            "other: resume in that layout, or begin a new training from the checkpoint's weights."
+        )
+    elif len(classes) > 1 and classes != _SAME_STATE:
+        problem = (
             f"The state of {was['optimizer']} cannot be loaded into {record['optimizer']}: resume with the same "
-            f"optimizer, or start a new run from the checkpoint's weights. {received}"
+            "optimizer, or start a new run from the checkpoint's weights."
         )
-    if found and not allowed:
-        raise ValueError(
+    elif found and not allowed:
+        problem = (
             f"The checkpoint was trained with other layer-wise settings: {'; '.join(found)}. Use the same, or give "
-            f"`allow_layerwise_change` to go on with those of now. {received}"
+            "`allow_layerwise_change` to go on with those of now."
         )
-    return found
+    elif new_optimizer and (thawed := _frozen(was) - _frozen(record)):  # Paddle would miss their state
+        received = {"layerwise_freeze_below": record["rule"]["layerwise_freeze_below"]}
+        problem = (
+            f"{len(thawed)} parameters, such as '{min(thawed)}', were frozen in the checkpoint and have no optimizer "
+            "state in it: freeze the same layers, or begin a new training from the checkpoint's weights."
+        )
+    else:
+        return found
+    raise refusal(ValueError, problem, resume_from_checkpoint=folder, **received)
 
 
 def _is_active(record: dict[str, Any]) -> bool:
@@ -65,35 +78,13 @@ def _is_active(record: dict[str, Any]) -> bool:
     )
 
 
-def _check_layout(folder: str, was: dict[str, Any], record: dict[str, Any]) -> None:
-    """Raise if a checkpoint's files are parts of another layout: the Trainer would miss some, or take wrong ones.
+def _has_parts(folder: str) -> bool:
+    """Return whether a checkpoint has an optimizer's state in files of its layout: in another, some would be missed.
 
     Data parallelism has no part in the layout: its processes all have the same.
     """
     forms = (".pdopt", ".safetensors")
-    parts = [name for name in os.listdir(folder) if name.startswith("optimizer") and name.endswith(forms)]
-    layouts = was.get("layout", record["layout"]), record["layout"]
-    if parts and layouts[0] != layouts[1]:
-        said = [", ".join(f"{name} {degree}" for name, degree in layout.items()) for layout in layouts]
-        raise ValueError(
-            f"The checkpoint was saved in another layout, {said[0]}, and its optimizer's state is in parts that fit no "
-            "other: resume in that layout, or begin a new training from the checkpoint's weights. "
-            f"Received: resume_from_checkpoint={shown(folder)}, {said[1]}"
-        )
-
-
-def check_thawed(folder: str, record: dict[str, Any]) -> None:
-    """Raise if layers that were frozen in a checkpoint are to be trained: Paddle would miss their optimizer state."""
-    if not os.path.exists(os.path.join(folder, RECORD)):
-        return
-    thawed = _frozen(_read_record(folder)) - _frozen(record)
-    if thawed:
-        raise ValueError(
-            f"{len(thawed)} parameters, such as '{min(thawed)}', were frozen in the checkpoint and have no optimizer "
-            "state in it: freeze the same layers, or begin a new training from the checkpoint's weights. "
-            f"Received: resume_from_checkpoint={shown(folder)}, "
-            f"layerwise_freeze_below={record['rule']['layerwise_freeze_below']}"
-        )
+    return any(name.startswith("optimizer") and name.endswith(forms) for name in os.listdir(folder))
 
 
 def _frozen(record: dict[str, Any]) -> set[str]:
@@ -104,30 +95,19 @@ def _frozen(record: dict[str, Any]) -> set[str]:
 
 
 def _read_record(folder: str) -> dict[str, Any]:
-    path = os.path.join(folder, RECORD)
-    try:
-        with open(path, encoding="utf-8") as file:
-            record: dict[str, Any] = json.load(file)
-        form = record["format"]
-        if form == FORMAT:
+    def check(record: Any) -> None:
+        if record["format"] == FORMAT:
             differences(record, record)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"The layer-wise settings cannot be read ({error}). Received: {path!r}") from error
-    if form != FORMAT:
-        raise ValueError(
-            f"The layer-wise settings were written by another version of paddle_ldopt, which has format {FORMAT}. "
-            f"Received: format={shown(form)} in {shown(path)}"
-        )
+
+    record: dict[str, Any] = read_json(folder, RECORD, "layer-wise settings", check)
+    if record["format"] != FORMAT:
+        problem = f"The layer-wise settings were written by another version of paddle_ldopt, which has format {FORMAT}."
+        raise refusal(ValueError, problem, format=record["format"], path=os.path.join(folder, RECORD))
     return record
 
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return in words the differences between the record of a checkpoint and the one of now.
-
-    Each has "optimizer" (name of its class), "rule" (argument -> value), "towers" and "layers" (`LayerMap.fingerprint`;
-    None if the rates do not depend on layers), "ratios" (structured name -> ratio, from a hook of the user's own) and
-    "unfreeze_every_k_steps" (`GradualUnfreezeCallback`'s; None without it).
-    """
+    """Return in words the differences between two records, as `LayerwiseRatesMixin._record` makes them."""
     with_layers = was["layers"] is not None and now["layers"] is not None
     found = records.differences(*(_settings(record, now, with_layers) for record in (was, now)))
     if "towers" in found:

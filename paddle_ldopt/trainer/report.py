@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional, Union
 from urllib.parse import quote
 
-from .._messages import shown
+from .._messages import refusal, wrong_type
 from .._paddle import parameters_of
 from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, next_rate, used_rates
@@ -44,22 +44,20 @@ class RunReport(Callback):
     Add it with ``trainer.add_callback(report)`` and call `write` when the run is over, or has failed. The page needs no
     network and no other file, and links to the files beside it. ``history.jsonl`` keeps losses, metrics and the rates
     of all steps, so that the report of a resumed run shows the part before, too. The main process alone writes.
+    `config`, a `LdoptConfig`, is shown as "Optimizer and schedule"; the Trainer's mixin sets it when training begins,
+    unless the Trainer was given an optimizer.
 
     Args:
-        folder (str): where both files go, usually the Trainer's `output_dir`.
-        title (str): heading of the report.
-        layers (LayerMap): the layers whose rates are shown.
-
-    Attributes:
-        config (LdoptConfig|None): shown as "Optimizer and schedule"; the Trainer's mixin sets it when training begins,
-            unless the Trainer was given an optimizer.
+        folder: where both files go, usually the Trainer's `output_dir`.
+        title: heading of the report.
+        layers: the layers whose rates are shown.
     """
 
     def __init__(self, folder: Union[str, os.PathLike[str]], title: str, layers: LayerMap):
         if not isinstance(folder, (str, os.PathLike)):
-            raise TypeError(f"`folder` must be a path. Received: folder={shown(folder)}")
+            raise refusal(TypeError, "`folder` must be a path.", folder=folder)
         if not hasattr(layers, "table"):
-            raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
+            raise wrong_type(layers, "layers", "a LayerMap")
         self.folder, self.title, self.layers = folder, title, layers
         self.config: Any = None
         self._table: Any = None  # until training begins
@@ -75,9 +73,7 @@ class RunReport(Callback):
         # in all processes: those of a pipeline have a part each
         table = self.layers.table(optimizer=all_open(optimizer)[0], num_steps=ahead)
         if self._recording:
-            self._table = table
-            self._starts = None
-            self._rates = []
+            self._table, self._starts, self._rates = table, None, []
             kept = [line for line in self.history() if line["step"] <= state.global_step] if state.global_step else []
             os.makedirs(self.folder, exist_ok=True)
             write_whole(self._history, "".join(json.dumps(line) + "\n" for line in kept))
@@ -85,8 +81,7 @@ class RunReport(Callback):
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the rate of the step if it is known by then, and before the first when each layer is opened."""
         if self._recording and self._starts is None:
-            start_of = all_open(optimizer)[1]
-            self._starts = {(row.tower, row.index): start_of(row.tower, row.index) for row in self._table.rows}
+            self._starts = all_open(optimizer)[1]
         if self._recording and used_rates(optimizer) is None:
             self._rates.append(next_rate(optimizer))
 
@@ -133,18 +128,14 @@ class RunReport(Callback):
     def write(self, results: dict[str, Any], settings: dict[str, Any], description: str = "") -> Optional[str]:
         """Write the report; return its path, None before training has begun and in all but the main process.
 
-        Args:
-            results (dict[str, float|str]): the results, shown first.
-            settings (dict): every setting of the run.
-            description (str): the data of the training.
+        It shows the results first, then the `description`: the data of the training.
         """
         if self._table is None:
             return None
         history = self.history()
         rates: dict[int, Any] = {}  # of each step
         for line in history:
-            first = line["step"] + 1 - len(line["learning_rates"])
-            rates.update(enumerate(line["learning_rates"], first))
+            rates.update(enumerate(line["learning_rates"], line["step"] + 1 - len(line["learning_rates"])))
         curves = _curves(self._table.rows, rates, self._starts or {})
         config = "" if self.config is None else _section("Optimizer and schedule", _pairs(self.config.to_dict()))
         head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -166,8 +157,7 @@ class RunReport(Callback):
             f'<!doctype html><html lang="en">{head}<title>{html.escape(self.title)}</title>'
             f"<style>{_STYLE}</style>{''.join(parts)}</html>\n"
         )
-        path = os.path.join(self.folder, "report.html")
-        write_whole(path, page)
+        write_whole(path := os.path.join(self.folder, "report.html"), page)
         return path
 
     def _rate_plots(self, curves: list[Any], steps: list[int]) -> str:
@@ -184,27 +174,26 @@ def _curves(rows: Iterable[Any], rates: dict[int, Any], starts: dict[Any, int]) 
 
     None stands for a row that the optimizer of this process does not train and knows nothing of.
     """
-    curves: list[Any] = []
-    for i, row in enumerate(rows):
-        each = any(isinstance(rate, list) for rate in rates.values())
+    each = any(isinstance(rate, list) for rate in rates.values())
+
+    def curve(i: int, row: Any) -> Any:
         own = [rate[i] if each else rate for rate in rates.values()]
         if None in own:
-            curves.append(None)
-            continue
+            return None
         start = starts.get((row.tower, row.index), 0)
         opened = [rate if step > start else 0.0 for step, rate in zip(rates, own)]
         low, high = (1.0, 1.0) if each else row.ratio
         peak, drawn = max(opened, default=0.0), 0.0 if row.frozen == row.tensors else high
-        curves.append(([drawn * rate for rate in opened], (low * peak, high * peak)))
-    return curves
+        return [drawn * rate for rate in opened], (low * peak, high * peak)
+
+    return [curve(i, row) for i, row in enumerate(rows)]
 
 
 def _with_peaks(table: LayerTable, curves: list[Any]) -> LayerTable:
     """Return the table with the highest rates that were used, in place of those at the moment training began."""
     if not any(curve and curve[0] for curve in curves):
         return table
-    peaks = [curve and curve[1] for curve in curves]
-    rows = zip(table.rows, peaks)
+    rows = [(row, curve and curve[1]) for row, curve in zip(table.rows, curves)]
     return LayerTable([dataclasses.replace(row, learning_rate=None, peak_learning_rate=peak) for row, peak in rows])
 
 
@@ -214,23 +203,20 @@ def _draw_rates(axes: list[Any], towers: dict[str, list[Any]], steps: list[int])
     for axis, (tower, rows) in zip(axes, towers.items()):
         rows = sorted(rows, key=lambda pair: pair[0].index)
         for i, (row, curve) in enumerate(rows):
-            shade = str(0.75 * (1 - i / max(len(rows) - 1, 1)))
-            named = row.label if i in (0, len(rows) - 1) else None
             if curve:
+                shade = str(0.75 * (1 - i / max(len(rows) - 1, 1)))
+                named = row.label if i in (0, len(rows) - 1) else None
                 axis.plot(steps, curve[0], color=shade, lw=1.2, label=named)
         axis.set_title(tower if len(towers) > 1 else "", fontsize="medium", parse_math=False)
-        axis.set_xlabel("step")
-        axis.set_ylabel("learning rate")
+        axis.set(xlabel="step", ylabel="learning rate", ylim=(0, 1.05 * top or None))  # the same in all panels
         axis.ticklabel_format(axis="y", scilimits=(-2, 3))
-        axis.set_ylim(0, 1.05 * top or None)  # the same in all panels
         name_lines(axis)
 
 
 def _draw_history(axes: list[Any], history: list[dict[str, Any]]) -> None:
     """Draw the losses on the left, all other metrics on the right; gaps where a value is not finite."""
-    speed = ("_runtime", "_per_second")
     keys = dict.fromkeys(key for line in history for key in line if key == "loss" or key.startswith("eval_"))
-    for key in (key for key in keys if not key.endswith(speed)):
+    for key in (key for key in keys if not key.endswith(("_runtime", "_per_second"))):
         axis = axes[0 if key in ("loss", "eval_loss") else 1]
         points = [(line["step"], line[key]) for line in history if key in line]
         lost = sum(not math.isfinite(value) for _, value in points)
@@ -250,13 +236,11 @@ def _plots(alt: str, draw: Callable[..., None], *data: Any, panels: int = 1) -> 
 
     figures = [Figure(figsize=(5, 3), layout="constrained") for _ in range(panels)]
     draw([figure.subplots() for figure in figures], *data)
-    return f'<div class="plots">{"".join(_image(alt, figure) for figure in figures)}</div>'
-
-
-def _image(alt: str, figure: Any) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=160)
-    return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    images = ""
+    for figure in figures:
+        figure.savefig(buffer := io.BytesIO(), format="png", dpi=160)
+        images += f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    return f'<div class="plots">{images}</div>'
 
 
 def _section(title: str, content: str) -> str:

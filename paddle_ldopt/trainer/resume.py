@@ -2,13 +2,15 @@
 
 import inspect
 import os
+import random
 from typing import Any, Optional
 
+import numpy as np
 from paddle import distributed
 
-from .._messages import shown
+from .._messages import refusal
 from .._paddle import telling
-from . import folders, shuffling
+from . import folders
 from .base import TrainerMixin, check_mixed_in_first, name_of
 
 __all__ = ["ResumeMixin"]
@@ -39,24 +41,20 @@ class ResumeMixin(TrainerMixin):
         TypeError: at the definition of the class, if the mixin does not come first.
         ValueError: from `train`: a checkpoint that is incomplete or damaged, or none; an `output_dir` without rights.
 
-    Examples:
-        .. code-block:: python
+    Examples::
 
-            from paddlenlp.trainer import Trainer
-            from paddle_ldopt.trainer import ResumeMixin
+        class MyTrainer(ResumeMixin, Trainer):
+            pass
 
-            class MyTrainer(ResumeMixin, Trainer):
-                pass
-
-            trainer = MyTrainer(model=model, args=args, train_dataset=train)  # args: TrainingArguments
-            trainer.train(resume_from_checkpoint=True if resume else None)
+        trainer = MyTrainer(model=model, args=args, train_dataset=train)  # args: TrainingArguments
+        trainer.train(resume_from_checkpoint=True if resume else None)
     """
 
     _rotation: Optional[list[Any]] = None  # while a checkpoint is saved: calls of `_rotate_checkpoints` that wait
     _went_on_from: Optional[int] = None  # the step that a resume began with, until the first checkpoint is saved
     _resumed_from: Optional[str] = None  # the checkpoint whose RNG state the first epoch begins with
     _rng_restored = False
-    _epoch_rng: Any = None  # what samplers shuffled this epoch with
+    _epoch_rng: Any = None  # states of the generators that samplers shuffle with, at the beginning of the epoch
     _steps_of_an_epoch = 1
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -80,29 +78,27 @@ class ResumeMixin(TrainerMixin):
         if checkpoint is True:
             checkpoint = folders.last_checkpoint(self.args.output_dir)
             if checkpoint is None:
-                raise ValueError(
+                problem = (
                     "No valid checkpoint found in output directory: leave `resume_from_checkpoint` out to begin a new "
-                    "training, or give the folder of a complete checkpoint. "
-                    f"Received: resume_from_checkpoint=True, output_dir={shown(self.args.output_dir)}"
+                    "training, or give the folder of a complete checkpoint."
                 )
+                raise refusal(ValueError, problem, resume_from_checkpoint=True, output_dir=self.args.output_dir)
         if checkpoint and os.path.isdir(checkpoint):  # the Trainer says what is wrong with a missing folder
             self._check_checkpoint(checkpoint)
         return checkpoint or None
 
     def _check_checkpoint(self, folder: str) -> None:
-        """Raise if the training must not go on from a checkpoint."""
         folders.check_complete(folder)
-        shuffling.load_epoch_rng(folder)  # files written in the background are not listed, so damage shows only here
+        _read_epoch_rng(folder)  # files written in the background are not listed, so damage shows only here
 
     def _files(self) -> dict[str, Any]:
-        """Return the content of the files that are ours in a checkpoint, by their names."""
+        """Return the content of our files in a checkpoint, by their names."""
         return {} if self._epoch_rng is None else {folders.EPOCH_RNG: self._epoch_rng}
 
     def _begin_training(self) -> None:
         super()._begin_training()
         best, checkpoint = self.state.best_model_checkpoint, self._resumed_from
-        if best is not None and checkpoint is not None:
-            # of the same run as the checkpoint, which may have been moved or copied since
+        if best is not None and checkpoint is not None:  # of the same run, which may have been moved or copied since
             self.state.best_model_checkpoint = folders.beside(checkpoint, best, self.args.output_dir)
 
     def _begin_epoch(self) -> None:
@@ -111,21 +107,19 @@ class ResumeMixin(TrainerMixin):
         skips = not (self.args.ignore_data_skip or getattr(self.args, "ignore_load_lr_and_optim", False))
         if checkpoint is not None and skips and self.state.global_step > 0:
             self._restore_rng(checkpoint)
-        self._epoch_rng = shuffling.take_epoch_rng()
+        (kind, keys, *rest), (version, state, gauss) = np.random.get_state(), random.getstate()
+        self._epoch_rng = {"numpy": [kind, np.asarray(keys).tolist(), *rest], "python": [version, list(state), gauss]}
 
     def _restore_rng(self, checkpoint: str) -> None:
         """Restore what the first epoch after a resume begins with; the Trainer does so after the batches it skips."""
         if self.state.global_step % self._steps_of_an_epoch == 0:
             self._load_rng_state(checkpoint)
         elif self.args.world_size <= 1:  # else the samplers shuffle with the epoch's number
-            epoch_rng = shuffling.load_epoch_rng(checkpoint)
-            if epoch_rng is not None:
-                shuffling.set_epoch_rng(epoch_rng)
+            if epoch_rng := _read_epoch_rng(checkpoint):
+                _set_epoch_rng(epoch_rng)
             elif self.state.global_step > self._steps_of_an_epoch:
-                self._logger.warning(
-                    f"{checkpoint} does not say how its epoch was shuffled: the batches that follow are not those that "
-                    "would have followed without the interruption"
-                )
+                effect = "the batches that follow are not those that would have followed without the interruption"
+                self._logger.warning(f"{checkpoint} does not say how its epoch was shuffled: {effect}")
 
     def _load_rng_state(self, checkpoint: Any) -> None:
         # some samplers make the Trainer call this in every epoch after a resume
@@ -138,10 +132,11 @@ class ResumeMixin(TrainerMixin):
         given = call.arguments
         given["train_dataloader"] = telling(given["train_dataloader"])
         self._steps_of_an_epoch = given["num_update_steps_per_epoch"]  # all steps, if the length is unknown
-        counts_from_0 = getattr(self.args, "ignore_load_lr_and_optim", False)
-        state = None if counts_from_0 else folders.state_of(self._resumed_from, type(self.state))
+        state, checkpoint = None, self._resumed_from
+        if checkpoint is not None and not getattr(self.args, "ignore_load_lr_and_optim", False):
+            state = folders.state_of(checkpoint, type(self.state))
         taken = 0 if state is None else state.global_step
-        self._went_on_from = None if self._resumed_from is None else taken
+        self._went_on_from = None if checkpoint is None else taken
         # the Trainer takes a step before it looks whether the run was over
         if self._was_stopped(state) or taken >= given["max_steps"]:
             given["num_train_epochs"] = 0
@@ -155,11 +150,10 @@ class ResumeMixin(TrainerMixin):
             return stopped
         since_best = state.global_step - int(state.best_model_checkpoint.rpartition("-")[2])
         by_steps = name_of(self.args.evaluation_strategy) == "steps"
-        for callback in callbacks:
-            if hasattr(callback, "early_stopping_patience_counter"):
-                evaluations = since_best // (self.args.eval_steps if by_steps else self._steps_of_an_epoch)
-                callback.early_stopping_patience_counter = evaluations
-                stopped = stopped or evaluations >= callback.early_stopping_patience
+        for callback in (one for one in callbacks if hasattr(one, "early_stopping_patience_counter")):
+            evaluations = since_best // (self.args.eval_steps if by_steps else self._steps_of_an_epoch)
+            callback.early_stopping_patience_counter = evaluations
+            stopped = stopped or evaluations >= callback.early_stopping_patience
         return stopped
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
@@ -185,8 +179,10 @@ class ResumeMixin(TrainerMixin):
         try:
             super()._save_checkpoint(*args, **kwargs)
             self._wait_for_all()  # it is complete
+            unified = getattr(self.args, "unified_checkpoint_config", None) or ()
+            in_background = getattr(self.args, "use_async_save", False) or "async_save" in unified
             if self.args.should_save:
-                folders.finish_checkpoint(folder, not self._saves_in_background, folders.RECORD in files)
+                folders.finish_checkpoint(folder, not in_background, folders.RECORD in files)
             if not self._rotation and self.args.local_rank == -1:  # PaddleNLP does so where it is 0 only
                 self._rotation.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
         finally:
@@ -194,22 +190,17 @@ class ResumeMixin(TrainerMixin):
         for positional, named in rotation:
             self._rotate_checkpoints(*positional, **named)
 
-    @property
-    def _saves_in_background(self) -> bool:
-        unified = getattr(self.args, "unified_checkpoint_config", None) or ()
-        return bool(getattr(self.args, "use_async_save", False)) or "async_save" in unified
-
     def _wait_for_all(self) -> None:
         if self.args.world_size > 1:
             distributed.barrier()
 
     def _set_aside(self) -> None:
         """Rename the checkpoints that were saved when these steps were taken before."""
-        assert self._went_on_from is not None
-        for was, now in folders.set_aside(self.args.output_dir, self._went_on_from):
+        step: Any = self._went_on_from
+        for was, now in folders.set_aside(self.args.output_dir, step):
             self._logger.warning(
-                f"{was} is called {now} from now on: this run has gone on from step {self._went_on_from}, before it, "
-                "and a resume is to take what is saved since. Delete it if nobody wants it."
+                f"{was} is called {now} from now on: this run has gone on from step {step}, before it, and a resume is "
+                "to take what is saved since. Delete it if nobody wants it."
             )
 
     def _rotate_checkpoints(self, *args: Any, **kwargs: Any) -> None:
@@ -234,3 +225,21 @@ class ResumeMixin(TrainerMixin):
         saved = super()._sorted_checkpoints(*call.args, **call.kwargs)
         best = self.state.best_model_checkpoint
         return folders.oldest_first(saved, self.state.global_step, best and os.path.normpath(best))
+
+
+def _read_epoch_rng(folder: str) -> Any:
+    """Return the states of the generators in a checkpoint's epoch, None if it has none; raise if they are damaged."""
+    if not os.path.exists(os.path.join(folder, folders.EPOCH_RNG)):
+        return None
+
+    def check(epoch_rng: Any) -> None:
+        _set_epoch_rng(epoch_rng, np.random.RandomState(), random.Random())
+
+    return folders.read_json(folder, folders.EPOCH_RNG, "states of the generators", check)
+
+
+def _set_epoch_rng(epoch_rng: dict[str, Any], of_numpy: Any = np.random, of_python: Any = random) -> None:
+    kind, keys, *rest = epoch_rng["numpy"]
+    of_numpy.set_state((kind, np.array(keys, dtype="uint32"), *rest))
+    version, state, gauss = epoch_rng["python"]
+    of_python.setstate((version, tuple(state), gauss))

@@ -16,9 +16,7 @@ __all__ = ["gathered", "map_layers"]
 def map_layers(model: Any, rules: Any = None) -> LayerMap:
     """Return the `LayerMap` of a model; of one stage of a pipeline, which all stages must ask for at once.
 
-    Args:
-        model (paddle.nn.Layer): the model.
-        rules (dict[str, int|str]|callable, optional): as in `LayerMap.from_model`.
+    `rules` are those of `LayerMap.from_model`.
     """
     return (LayerMap if pipeline_of(model) is None else StageLayers).from_model(model, rules)
 

@@ -15,18 +15,14 @@ class StopOnSigterm(Callback):
 
     In an epoch's last step the epoch's evaluation comes first: a resume begins with the next epoch. The process ends
     by ``SystemExit(143)``, the code that a shell gives for the signal; a second signal kills at once. The callback
-    listens within ``with stop:``, in the main thread.
+    listens within ``with stop:``, in the main thread; `asked` is True once the signal has come.
 
-    Attributes:
-        asked (bool): the signal has come.
+    Examples::
 
-    Examples:
-        .. code-block:: python
-
-            stop = StopOnSigterm()
-            trainer.add_callback(stop)
-            with stop:
-                trainer.train(resume_from_checkpoint=True if resume else None)
+        stop = StopOnSigterm()
+        trainer.add_callback(stop)
+        with stop:
+            trainer.train(resume_from_checkpoint=True if resume else None)
     """
 
     asked = False
