@@ -138,16 +138,14 @@ class Adafactor(FactoredOptimizer):
     low-precision parameters can have master weights; `relative_step` is not a group's to choose; arguments are checked.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt import Adafactor
-            >>> linear = paddle.nn.Linear(4, 2)
-            >>> opt = Adafactor(linear.parameters(), lr=1e-3, scale_parameter=False, relative_step=False)
-            >>> linear(paddle.ones([1, 4])).mean().backward()
-            >>> opt.step()
-            >>> print(opt.state_shapes(linear.weight))
-            {'used_lr': [], 'exp_avg_sq_row': [4], 'exp_avg_sq_col': [2]}
+        >>> import paddle
+        >>> from paddle_ldopt import Adafactor
+        >>> linear = paddle.nn.Linear(4, 2)
+        >>> opt = Adafactor(linear.parameters(), lr=1e-3, scale_parameter=False, relative_step=False)
+        >>> linear(paddle.ones([1, 4])).mean().backward()
+        >>> opt.step()
+        >>> print(opt.state_shapes(linear.weight))
+        {'used_lr': [], 'exp_avg_sq_row': [4], 'exp_avg_sq_col': [2]}
 
     Source: ``transformers.Adafactor``, 4.37.
     """
@@ -284,20 +282,18 @@ class AdafactorSchedule(LRScheduler):
     ever written into the optimizer (there an `lr` of its own compounds with the parameter's scale from step to step).
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt import Adafactor, AdafactorSchedule
-            >>> linear = paddle.nn.Linear(4, 2)
-            >>> opt = Adafactor([{"params": [linear.weight]}, {"params": [linear.bias]}], scale_parameter=False)
-            >>> schedule = AdafactorSchedule(opt, initial_lr=1e-3)
-            >>> linear(paddle.ones([1, 4])).mean().backward()
-            >>> print(schedule.get_lr())
-            [0.001, 0.001]
-            >>> opt.step()
-            >>> schedule.step()
-            >>> print([round(lr, 6) for lr in schedule.get_lr()])
-            [0.01, 0.01]
+        >>> import paddle
+        >>> from paddle_ldopt import Adafactor, AdafactorSchedule
+        >>> linear = paddle.nn.Linear(4, 2)
+        >>> opt = Adafactor([{"params": [linear.weight]}, {"params": [linear.bias]}], scale_parameter=False)
+        >>> schedule = AdafactorSchedule(opt, initial_lr=1e-3)
+        >>> linear(paddle.ones([1, 4])).mean().backward()
+        >>> print(schedule.get_lr())
+        [0.001, 0.001]
+        >>> opt.step()
+        >>> schedule.step()
+        >>> print([round(lr, 6) for lr in schedule.get_lr()])
+        [0.01, 0.01]
 
     Source: ``transformers.optimization.AdafactorSchedule``, 4.37.
     """

@@ -132,25 +132,23 @@ class AdamWeightDecay(StepCount, RuleOptimizer):
     effect warns; sparse gradients raise; the numbers that TensorFlow rounds to float32 are not rounded here.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt import AdamWeightDecay
-            >>> model = paddle.nn.Sequential(("dense", paddle.nn.Linear(4, 4)), ("norm", paddle.nn.LayerNorm(4)))
-            >>> names = {p.name: n for n, p in model.named_parameters()}
-            >>> opt = AdamWeightDecay(
-            ...     2e-5, weight_decay_rate=0.01, exclude_from_weight_decay=["(?i)norm", "bias"],
-            ...     parameters=model.parameters(), name_dict=names,
-            ... )
-            >>> print([names[p.name] for p in model.parameters() if opt.is_decayed(p)])
-            ['dense.weight']
-            >>> model(paddle.rand([2, 4])).square().mean().backward()
-            >>> opt.step()
-            >>> opt.clear_grad()
-            >>> config = opt.get_config()
-            >>> again = AdamWeightDecay.from_config(config, parameters=model.parameters(), name_dict=names)
-            >>> print(again.get_config() == config)
-            True
+        >>> import paddle
+        >>> from paddle_ldopt import AdamWeightDecay
+        >>> model = paddle.nn.Sequential(("dense", paddle.nn.Linear(4, 4)), ("norm", paddle.nn.LayerNorm(4)))
+        >>> names = {p.name: n for n, p in model.named_parameters()}
+        >>> opt = AdamWeightDecay(
+        ...     2e-5, weight_decay_rate=0.01, exclude_from_weight_decay=["(?i)norm", "bias"],
+        ...     parameters=model.parameters(), name_dict=names,
+        ... )
+        >>> print([names[p.name] for p in model.parameters() if opt.is_decayed(p)])
+        ['dense.weight']
+        >>> model(paddle.rand([2, 4])).square().mean().backward()
+        >>> opt.step()
+        >>> opt.clear_grad()
+        >>> config = opt.get_config()
+        >>> again = AdamWeightDecay.from_config(config, parameters=model.parameters(), name_dict=names)
+        >>> print(again.get_config() == config)
+        True
 
     Source: ``transformers.AdamWeightDecay`` of ``optimization_tf.py``.
     """

@@ -115,18 +115,16 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
     first time with the base rate); hooks may return a ratio; parameter groups work; it runs on Paddle 3.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt import AdamWDL, LayerMap
-            >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
-            >>> layers = LayerMap.from_model(encoder)
-            >>> opt = AdamWDL(1e-3, parameters=encoder.parameters(), layerwise_decay=0.5, layers=layers)
-            >>> print([opt.layerwise_ratio(block.linear1.weight) for block in encoder.layers])
-            [0.125, 0.25, 0.5]
-            >>> encoder(paddle.rand([1, 4, 8])).mean().backward()
-            >>> opt.step()
-            >>> opt.clear_grad()
+        >>> import paddle
+        >>> from paddle_ldopt import AdamWDL, LayerMap
+        >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+        >>> layers = LayerMap.from_model(encoder)
+        >>> opt = AdamWDL(1e-3, parameters=encoder.parameters(), layerwise_decay=0.5, layers=layers)
+        >>> print([opt.layerwise_ratio(block.linear1.weight) for block in encoder.layers])
+        [0.125, 0.25, 0.5]
+        >>> encoder(paddle.rand([1, 4, 8])).mean().backward()
+        >>> opt.step()
+        >>> opt.clear_grad()
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
@@ -139,7 +137,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
-        """Return state name -> its kind and type."""
+        """Return the moments and the powers of the betas."""
         return {**dict.fromkeys(("moment1", "moment2"), State(ELEMENT)), **dict.fromkeys(_BETA_OF, State(SCALAR))}
 
     def __init__(
@@ -164,31 +162,20 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        arguments = {
-            "weight_decay": weight_decay,
-            "beta1": beta1,
-            "beta2": beta2,
-            "epsilon": epsilon,
-            "lazy_mode": lazy_mode,
+        hook = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
+        layerwise = {
             "layerwise_decay": layerwise_decay,
             "n_layers": n_layers,
-            "set_param_lr_fun": one_of_two(
-                "set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay
-            ),
-            "name_dict": name_dict,
+            "set_param_lr_fun": hook,
             "layers": layers,
         }
+        own = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay, "lazy_mode": lazy_mode}
+        arguments = {**own, **layerwise, "name_dict": name_dict}
         parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, fused)
-        super().__init__(
-            learning_rate=checked_rate(learning_rate, "learning_rate"),
-            parameters=parameters,
-            apply_decay_param_fun=apply_decay_param_fun,
-            grad_clip=grad_clip,
-            multi_precision=multi_precision,
-            name=name,
-            **self._defaults,
-        )
-        if self._ratio_of is not None:
+        rate = checked_rate(learning_rate, "learning_rate")
+        common = {"apply_decay_param_fun": apply_decay_param_fun, "grad_clip": grad_clip, "name": name}
+        super().__init__(rate, parameters=parameters, multi_precision=multi_precision, **common, **self._defaults)
+        if self._ratio_of is not None and paddle.is_compiled_with_cuda():
             set_attributes(self, lr_ratio=self._ratio_for_kernel)
 
     counts_steps = False
@@ -232,12 +219,11 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
     def _update(self, tasks: list[Task]) -> None:
         block = paddle.static.default_main_program().global_block()  # Paddle asks for one in dygraph too
         for task in self.update_fused(tasks):
-            self._update_by_paddle(block, task.param, task.grad, task.options)
+            self._update_by_paddle(block, task.param, task.grad)
 
     # ---- Paddle's operations
 
-    def _ratio_for_kernel(self, param: Any) -> float:
-        """Return the ratio that Paddle's kernel multiplies the rate by: on a GPU, where it saves an operation."""
+    def _ratio_for_kernel(self, param: Any) -> float:  # on a GPU, where it saves an operation
         return self.layerwise_ratio(param) if paddle.in_dynamic_mode() and param.place.is_gpu_place() else 1.0
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
@@ -246,49 +232,53 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
             return super(LayerwiseMixin, self)._create_param_lr(param_and_grad)  # Paddle's
         lr = super()._create_param_lr(param_and_grad)
         if dygraph and paddle.float64 in (lr.dtype, param.dtype) and param.dtype not in _LOW_PRECISION:
-            return lr.astype(
-                param.dtype
-            )  # it has the type of the first parameter, and Paddle's kernel needs this one's
+            return lr.astype(param.dtype)  # the type of the first parameter, where Paddle's kernel needs this one's
         return lr
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
         param, grad = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
-        options = self.fused_options(param)
         if self._collected is None:
             if self._fused and paddle.in_dynamic_mode():
-                raise ValueError(
-                    "`fused=True` is not possible inside `dist.shard_optimizer`, which calls Paddle's operations: use "
-                    "None or False. Received: fused=True"
-                )
-            return self._update_by_paddle(block, param, grad, options)
+                why = "`fused=True` is not possible inside `dist.shard_optimizer`, which calls Paddle's operations"
+                raise ValueError(f"{why}: use None or False. Received: fused=True")
+            return self._update_by_paddle(block, param, grad)
         ratio = self.layerwise_ratio(param)
         if ratio != 0.0 and math.prod(param.shape) != 0:
             own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)
-            if isinstance(own, paddle.Tensor):  # Paddle's way to give an absolute rate
-                rate = layer_rates(own, 1.0, ratio)
-            else:
-                rate = layer_rates(global_rate(self)(), own, ratio)
-            self._collected.append(Task(param, grad, options, rate))
+            absolute = isinstance(own, paddle.Tensor)  # Paddle's way to give such a rate
+            rate = layer_rates(own, 1.0, ratio) if absolute else layer_rates(global_rate(self)(), own, ratio)
+            self._collected.append(Task(param, grad, self.fused_options(param), rate))
         return None
 
-    def _update_by_paddle(self, block: Any, param: Any, grad: Any, options: dict[str, Any]) -> Any:
-        dygraph, decay = paddle.in_dynamic_mode(), options["weight_decay"]
-        if dygraph and grad.dtype != param.dtype and param.dtype not in _LOW_PRECISION:
-            grad = grad.astype(param.dtype)  # Paddle's kernel takes no other type
-        if dygraph and param.dtype in _LOW_PRECISION and param.place.is_cpu_place():
-            return self._low_precision_step(param, grad, options)
-        if self._ratio_of is not None and param.dtype == paddle.float64 and decay:
-            # Paddle's kernel takes the decay as a float32: too coarse next to float64 parameters, so decay them here
-            if self.layerwise_ratio(param) != 0.0:
-                paddle.assign(param * (1.0 - rate_factor(self)((param, grad)) * decay), param)
-            options = {**options, "weight_decay": 0.0}
-        return super()._append_optimize_op(block, {**options, "params": (param, grad)})
+    def _update_by_paddle(self, block: Any, param: Any, grad: Any) -> Any:
+        """Update a parameter by Paddle's code, which reads the options of a group, and the decay function, itself."""
+        if paddle.in_dynamic_mode():
+            low_precision = param.dtype in _LOW_PRECISION
+            if low_precision and param.place.is_cpu_place():
+                return self._low_precision_step(param, grad)
+            if not low_precision and grad.dtype != param.dtype:
+                grad = grad.astype(param.dtype)  # Paddle's kernel takes no other type
+        group = self.group_of(param)
+        given = {**group, "params": (param, grad)} if group else (param, grad)
+        decay = 0.0
+        if self._ratio_of is not None and param.dtype == paddle.float64:
+            decay = self.fused_options(param)["weight_decay"]
+        if not decay:
+            return super()._append_optimize_op(block, given)
+        # Paddle's kernel takes the decay as a float32: too coarse next to float64 parameters, so decay them here
+        if self.layerwise_ratio(param) != 0.0:
+            paddle.assign(param * (1.0 - rate_factor(self)((param, grad)) * decay), param)
+        try:
+            undecayed = {**self._defaults, **group, "weight_decay": 0.0, "params": (param, grad)}
+            return super()._append_optimize_op(block, undecayed)
+        finally:
+            set_attributes(self, weight_decay=self._defaults["weight_decay"])  # for parameters without a group
 
-    def _low_precision_step(self, param: Any, grad: Any, options: dict[str, Any]) -> None:
+    def _low_precision_step(self, param: Any, grad: Any) -> None:
         """Update a float16 or bfloat16 parameter on a CPU, for which Paddle's kernel does not exist."""
         if self.layerwise_ratio(param) == 0.0:
             return
-        has_master = self._has_master(param)
+        has_master, options = self._has_master(param), self.fused_options(param)
         weight = masters(self)[param.name] if has_master else param.astype("float32")
         stored = [state_getter(self)(name, param) for name in ("moment1", "moment2", *_BETA_OF)]
         new_weight, *new_state = adamw_update(

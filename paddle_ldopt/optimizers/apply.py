@@ -31,15 +31,13 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
         ValueError: a parameter that `layers` does not know; an optimizer with a layer-wise decay of its own.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle, paddle_ldopt as ldopt
-            >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
-            >>> momentum = paddle.optimizer.Momentum(0.1, parameters=encoder.parameters())
-            >>> layers = ldopt.LayerMap.from_model(encoder)
-            >>> opt = ldopt.apply_layerwise_decay(momentum, layers, layerwise_decay=0.5)
-            >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
-            0.125
+        >>> import paddle, paddle_ldopt as ldopt
+        >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+        >>> momentum = paddle.optimizer.Momentum(0.1, parameters=encoder.parameters())
+        >>> layers = ldopt.LayerMap.from_model(encoder)
+        >>> opt = ldopt.apply_layerwise_decay(momentum, layers, layerwise_decay=0.5)
+        >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
+        0.125
     """
     inner = _inside(optimizer)
     plain = vars(type(inner)).get("_plain", type(inner))
@@ -68,14 +66,12 @@ def reset_layerwise_decay(optimizer: Any) -> Any:
         optimizer (paddle.optimizer.Optimizer): any; one that `apply_layerwise_decay` was not applied to stays as it is.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle, paddle_ldopt as ldopt
-            >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
-            >>> sgd = paddle.optimizer.SGD(0.1, parameters=encoder.parameters())
-            >>> decayed = ldopt.apply_layerwise_decay(sgd, ldopt.LayerMap.from_model(encoder), layerwise_decay=0.5)
-            >>> type(ldopt.reset_layerwise_decay(decayed)) is paddle.optimizer.SGD
-            True
+        >>> import paddle, paddle_ldopt as ldopt
+        >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+        >>> sgd = paddle.optimizer.SGD(0.1, parameters=encoder.parameters())
+        >>> decayed = ldopt.apply_layerwise_decay(sgd, ldopt.LayerMap.from_model(encoder), layerwise_decay=0.5)
+        >>> type(ldopt.reset_layerwise_decay(decayed)) is paddle.optimizer.SGD
+        True
     """
     inner = _inside(optimizer)
     if "_plain" in vars(type(inner)):

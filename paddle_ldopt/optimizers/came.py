@@ -163,17 +163,15 @@ class Came(FactoredOptimizer):
     and `beta3` (S would be 0), nor 0 for `clip_threshold`. Differs from the paper: V's decay, unless `beta2` is given.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt import Came
-            >>> model = paddle.nn.Linear(8, 2)
-            >>> warmup = paddle.optimizer.lr.LinearWarmup(2e-4, warmup_steps=100, start_lr=0.0, end_lr=2e-4)
-            >>> opt = Came(warmup, weight_decay=0.01, parameters=model.parameters())
-            >>> model(paddle.rand([4, 8])).mean().backward()
-            >>> opt.step()
-            >>> opt.clear_grad()
-            >>> warmup.step()
+        >>> import paddle
+        >>> from paddle_ldopt import Came
+        >>> model = paddle.nn.Linear(8, 2)
+        >>> warmup = paddle.optimizer.lr.LinearWarmup(2e-4, warmup_steps=100, start_lr=0.0, end_lr=2e-4)
+        >>> opt = Came(warmup, weight_decay=0.01, parameters=model.parameters())
+        >>> model(paddle.rand([4, 8])).mean().backward()
+        >>> opt.step()
+        >>> opt.clear_grad()
+        >>> warmup.step()
 
     Source: ``mindformers.core.optim.came.Came``; ``came_pytorch.CAME``.
     """

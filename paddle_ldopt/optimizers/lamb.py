@@ -116,19 +116,17 @@ class Lamb(StepCount, RuleOptimizer):
     `paddle.optimizer.Lamb`: parameters that are not decayed are adapted too (there with `always_adapt` only).
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt import Lamb
-            >>> linear = paddle.nn.Linear(4, 2)
-            >>> opt = Lamb(lambda step: 0.01 / (step + 1), weight_decay=0.01, parameters=linear.parameters())
-            >>> for _ in range(2):
-            ...     print(opt.get_lr())
-            ...     linear(paddle.rand([3, 4])).mean().backward()
-            ...     opt.step()
-            ...     opt.clear_grad()
-            0.01
-            0.005
+        >>> import paddle
+        >>> from paddle_ldopt import Lamb
+        >>> linear = paddle.nn.Linear(4, 2)
+        >>> opt = Lamb(lambda step: 0.01 / (step + 1), weight_decay=0.01, parameters=linear.parameters())
+        >>> for _ in range(2):
+        ...     print(opt.get_lr())
+        ...     linear(paddle.rand([3, 4])).mean().backward()
+        ...     opt.step()
+        ...     opt.clear_grad()
+        0.01
+        0.005
 
     Source: ``mindspore.nn.Lamb``, of whose formula :math:`|r + \lambda w|` is the denominator that was meant.
     """

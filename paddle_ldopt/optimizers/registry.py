@@ -10,11 +10,9 @@ def list_optimizers() -> list[str]:
     """Return the names that `create` and the Trainer's ``--optim`` know.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle_ldopt as ldopt
-            >>> "adamwdl" in ldopt.list_optimizers()
-            True
+        >>> import paddle_ldopt as ldopt
+        >>> "adamwdl" in ldopt.list_optimizers()
+        True
     """
     return list(REGISTRY)
 
