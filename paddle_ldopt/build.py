@@ -7,7 +7,7 @@ from typing import Any, Optional, Union
 import paddle
 
 from ._checks import Option, checked_bool
-from ._messages import shown
+from ._messages import refusal, wrong_type
 from .layers.decay import LayerDecay
 from .layers.map import LayerMap
 from .layers.weight_decay import decayed_parameter_names
@@ -54,7 +54,7 @@ def build_optimizer(
     info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
     own_parameters = any(name in arguments for name in ("parameters", "params"))
     if not hasattr(model, "named_sublayers") and not (model is None and own_parameters):
-        raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
+        raise wrong_type(model, "model", "a paddle.nn.Layer")
     if not own_parameters:
         arguments["parameters"] = parameters_to_train(model) if groups is None else list(groups)
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
@@ -69,9 +69,7 @@ def build_optimizer(
     decays = (rule if isinstance(rule, LayerDecay) else LayerDecay(rule)) != OFF
     hooked = any(name in arguments for name in ("name_dict", "set_param_lr_fun"))
     if rules is not None and (not decays or layers is not None or hooked):
-        raise ValueError(
-            f"`rules` have no effect without a layer-wise decay, or beside `layers`. Received: rules={shown(rules)}"
-        )
+        raise refusal(ValueError, "`rules` have no effect without a layer-wise decay, or beside `layers`.", rules=rules)
     if decays and layers is None and not hooked and model is not None:
         layers = LayerMap.from_model(model, rules)  # before there is an optimizer that could be left half done
     if not issubclass(info.cls, LayerwiseMixin):
@@ -108,14 +106,12 @@ def create(
         TypeError: an argument that the class does not have.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
-            >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
-            >>> opt = ldopt.create("adamwdl", encoder, layerwise_decay=0.5, learning_rate=1e-3)
-            >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
-            0.125
+        >>> import paddle
+        >>> import paddle_ldopt as ldopt
+        >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+        >>> opt = ldopt.create("adamwdl", encoder, layerwise_decay=0.5, learning_rate=1e-3)
+        >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
+        0.125
     """
     optimizer_class(name)  # raises for a name that is not ours
     return build_optimizer(name, model, rule=layerwise_decay, rules=rules, **arguments)

@@ -8,7 +8,7 @@ import paddle
 import paddle.distributed as dist
 
 from .._checks import checked_choice, checked_number
-from .._messages import shown
+from .._messages import refusal, shown, wrong_type
 from .._paddle import parameters_of, sharding_setting, unwrap_model
 from .processes import Share, agreed_slots, gathered
 from .state import check_state
@@ -174,7 +174,7 @@ class GradientAccumulator:
     def _checked_weight(self, weight: Optional[float]) -> float:
         if self.reduction == "token":
             if weight is None:
-                raise ValueError('`weight` must be given with reduction="token". Received: weight=None')
+                raise refusal(ValueError, '`weight` must be given with reduction="token".', weight=None)
             return checked_number(weight, "weight")
         if weight is not None:
             raise ValueError(
@@ -205,7 +205,7 @@ class GradientAccumulator:
                 those of the model that the accumulator was last called with.
         """
         if not self._step and not self._synchronized:
-            raise ValueError(f"There must be gradients to write. Received: step={self._step}")
+            raise refusal(ValueError, "There must be gradients to write.", step=self._step)
         parameters = self._checked_target(target)
         divisor = self._divisor()
         _clear(parameters)
@@ -227,9 +227,7 @@ class GradientAccumulator:
                 the optimizer's parameters that are trainable, in its order, by default.
         """
         if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "clear_grad"):
-            raise TypeError(
-                f"`optimizer` must be a Paddle optimizer. Received: optimizer of type {type(optimizer).__name__}"
-            )
+            raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
         held = parameters_of(optimizer)
         own = {param.name: param for param in held}
         if target is None and self._names is None:
@@ -302,9 +300,9 @@ class GradientAccumulator:
                 f"processes again. Received: a second call, step={self._step}"
             )
         if group is not None and not hasattr(group, "is_member"):
-            raise TypeError(f"`group` must be a paddle.distributed Group. Received: group={shown(group)}")
+            raise refusal(TypeError, "`group` must be a paddle.distributed Group.", group=group)
         if group is not None and not group.is_member():
-            raise ValueError(f"`group` must hold this process. Received: group={group}")
+            raise refusal(ValueError, "`group` must hold this process.", group=group)
         if dist.get_world_size(group) > 1 and any(total is not None and total.is_dist() for total in self._sums):
             raise ValueError(
                 "Gradients of DistTensors (`dist.shard_tensor`) are those of all processes already: call `apply` "
@@ -374,10 +372,7 @@ def _read(gradients: Any) -> tuple[Optional[list[str]], Optional[list[Any]], lis
     if isinstance(gradients, (list, tuple)):
         return None, None, list(gradients)
     if not isinstance(gradients, paddle.nn.Layer):
-        raise TypeError(
-            "`gradients` must be a list of Tensors and None, or a paddle.nn.Layer. "
-            f"Received: gradients of type {type(gradients).__name__}"
-        )
+        raise wrong_type(gradients, "gradients", "a list of Tensors and None, or a paddle.nn.Layer")
     names, parameters = _trainable(gradients)
     found = [param.grad for param in parameters]
     if all(gradient is None for gradient in found):

@@ -3,7 +3,7 @@
 from typing import Any
 
 from .._checks import checked_bool, checked_number, checked_state, checked_steps
-from .._messages import shown
+from .._messages import refusal, shown
 
 _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "synchronized", "gradients"}
 
@@ -26,13 +26,13 @@ def check_state(state: Any, reduction: str) -> None:
     synchronized = checked_bool(state["synchronized"], "synchronized")
     names, received, sums = state["names"], state["received"], state["gradients"]
     if count > step and not synchronized:
-        raise ValueError(f"`count` must be `step` before `synchronize`. Received: count={count}, step={step}")
+        raise refusal(ValueError, "`count` must be `step` before `synchronize`.", count=count, step=step)
     for key, listed in (("received", received), ("names", received if names is None else names)):
         if not isinstance(listed, (list, tuple)) or len(listed) != slots:
             size = len(listed) if isinstance(listed, (list, tuple)) else type(listed).__name__
             raise ValueError(f"`{key}` must be a list with an entry for each slot. Received: {key} of {size}, {slots=}")
     if any(received) and not count:
-        raise ValueError("`count` must be at least 1 where gradients were received. Received: count=0")
+        raise refusal(ValueError, "`count` must be at least 1 where gradients were received.", count=0)
     places = {str(place): flag for place, flag in enumerate(received)}
     if not isinstance(sums, dict) or not {place for place, flag in places.items() if flag} <= set(sums) <= set(places):
         keys = sorted(map(str, sums))[:8] if isinstance(sums, dict) else type(sums).__name__

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Union
 
-from .._messages import shown
+from .._messages import refusal, shown
 
 __all__ = ["checked_path", "json_object", "read_json", "read_yaml"]
 
@@ -58,7 +58,7 @@ def read_yaml(path: Path) -> Any:
 def checked_path(path: Any) -> Path:
     """Return a path, raise TypeError if it is none: `open` takes a number for a file that is open, and closes it."""
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"`path` must be a string or a path. Received: path={shown(path)}")
+        raise refusal(TypeError, "`path` must be a string or a path.", path=path)
     return path
 
 

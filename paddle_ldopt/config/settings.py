@@ -8,7 +8,7 @@ import types
 from typing import Any, Optional
 
 from .._checks import checked_steps, plain_number
-from .._messages import shown, tell_all, unknown
+from .._messages import refusal, shown, tell_all, unknown
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.decay import LayerDecay
 from ..optimizers import Adafactor, AdafactorSchedule
@@ -59,17 +59,15 @@ class LdoptConfig:
         ValueError: anything is wrong; the message lists all problems.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt import LdoptConfig
-            >>> config = LdoptConfig.from_dict({"optim": "lamb", "layerwise_lr_decay": 0.5, "learning_rate": 1e-3})
-            >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
-            >>> opt, schedule = config.build(encoder, num_training_steps=100)
-            >>> type(opt).__name__, opt.layerwise_ratio(encoder.layers[0].linear1.weight)
-            ('Lamb', 0.125)
-            >>> LdoptConfig.from_dict(config.to_dict()) == config
-            True
+        >>> import paddle
+        >>> from paddle_ldopt import LdoptConfig
+        >>> config = LdoptConfig.from_dict({"optim": "lamb", "layerwise_lr_decay": 0.5, "learning_rate": 1e-3})
+        >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+        >>> opt, schedule = config.build(encoder, num_training_steps=100)
+        >>> type(opt).__name__, opt.layerwise_ratio(encoder.layers[0].linear1.weight)
+        ('Lamb', 0.125)
+        >>> LdoptConfig.from_dict(config.to_dict()) == config
+        True
     """
 
     # plain dicts: PdArgumentParser reads JSON for them alone
@@ -117,8 +115,8 @@ class LdoptConfig:
         if not self.warmup_ratio:
             return build_schedule(self, self.warmup_steps, steps)
         if steps is None:
-            raise ValueError(
-                "`warmup_ratio` is a part of all steps: give their number. Received: num_training_steps=None"
+            raise refusal(
+                ValueError, "`warmup_ratio` is a part of all steps: give their number.", num_training_steps=None
             )
         return build_schedule(self, int(self.warmup_ratio * checked_steps(steps, "num_training_steps")), steps)
 

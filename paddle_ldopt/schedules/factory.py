@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional, Union
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option
-from .._messages import nearest, shown
+from .._messages import nearest, refusal, shown
 from . import functions, metric
 from .options import REQUIRED, options_of
 
@@ -118,9 +118,7 @@ def get_scheduler(
     options = _OPTIONS[kind]
     kwargs = {} if scheduler_specific_kwargs is None else scheduler_specific_kwargs
     if not isinstance(kwargs, dict):
-        raise TypeError(
-            f"`scheduler_specific_kwargs` must be a dict. Received: scheduler_specific_kwargs={shown(kwargs)}"
-        )
+        raise refusal(TypeError, "`scheduler_specific_kwargs` must be a dict.", scheduler_specific_kwargs=kwargs)
     for key, value in kwargs.items():
         if key not in _specific(kind):
             raise TypeError(_unknown(kind, key, value))

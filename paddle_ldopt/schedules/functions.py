@@ -7,7 +7,7 @@ import warnings
 from typing import Any, Callable, Optional
 
 from .._checks import checked_number
-from .._messages import shown
+from .._messages import refusal, shown
 from . import curves
 from ._base import Schedule, attach, peak_of
 from .options import checked, checked_share
@@ -40,7 +40,7 @@ class RuleSchedule(Schedule):
         self, learning_rate: float, rule: Callable[[int], float], last_epoch: int = -1, verbose: bool = False
     ) -> None:
         if not callable(rule):
-            raise TypeError(f"`rule` must be callable. Received: rule={shown(rule)}")
+            raise refusal(TypeError, "`rule` must be callable.", rule=rule)
         self.rule = rule
         peak = checked_number(learning_rate, "learning_rate", ends="(]")
         super().__init__(peak, checked("last_epoch", last_epoch), verbose)
@@ -191,8 +191,8 @@ def get_polynomial_decay_schedule_with_warmup(
     """
     peak, lr_end = peak_of(optimizer), checked("lr_end", lr_end)
     if lr_end >= peak:
-        raise ValueError(
-            f"lr_end ({lr_end}) must be smaller than initial lr ({peak}). Received: lr_end={lr_end}, peak={peak}"
+        raise refusal(
+            ValueError, f"lr_end ({lr_end}) must be smaller than initial lr ({peak}).", lr_end=lr_end, peak=peak
         )
     warmup, decay = _phases(num_warmup_steps, num_training_steps)
     return _scheduled(optimizer, curves.Polynomial(warmup, decay, checked("power", power), lr_end / peak), last_epoch)

@@ -5,7 +5,7 @@ import math
 from typing import Any, Optional
 
 from .._checks import as_float, checked_number, checked_state
-from .._messages import shown
+from .._messages import refusal
 from .._paddle import start_without_step
 from ._base import Schedule, attach, peak_of
 from .options import checked
@@ -106,7 +106,7 @@ def _as_float(metrics: Any) -> float:
             raise TypeError
         return as_float(metrics.item() if hasattr(metrics, "item") else metrics)
     except (TypeError, ValueError):
-        raise TypeError(f"`metrics` must be one number. Received: metrics={shown(metrics)}") from None
+        raise refusal(TypeError, "`metrics` must be one number.", metrics=metrics) from None
 
 
 class ReduceLROnPlateau(MetricSchedule):
@@ -291,7 +291,7 @@ class GreedyLR(MetricSchedule):
         if own.keys() & state.keys():
             state = {**own, **state}
         if not isinstance(state.get("window"), list):
-            raise ValueError(f"The state's 'window' must be a list. Received: window={shown(state.get('window'))}")
+            raise refusal(ValueError, "The state's 'window' must be a list.", window=state.get("window"))
         super().set_state_dict(state)
         self.window = collections.deque(state["window"], maxlen=self.window_size)
 

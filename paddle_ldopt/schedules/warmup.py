@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional, Union
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_number, checked_state, checked_steps
-from .._messages import shown
+from .._messages import refusal, shown
 from .ahead import copy_schedule
 
 
@@ -68,7 +68,7 @@ class WarmUp(LRScheduler):
                 f"Received: decay_schedule_fn={shown(decay_schedule_fn)}"
             )
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"`name` must be a string or None. Received: name={shown(name)}")
+            raise refusal(TypeError, "`name` must be a string or None.", name=name)
         self.decay_schedule_fn = decay_schedule_fn
         self.warmup_steps = checked_steps(warmup_steps, "warmup_steps", 0)
         self.power = checked_number(power, "power", 0.0, ends="()")

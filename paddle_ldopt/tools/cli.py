@@ -15,7 +15,7 @@ from typing import Any, Optional, Union
 import paddle
 
 from .._checks import checked_bool, checked_choice, checked_int
-from .._messages import shown
+from .._messages import refusal, shown
 from ..config import json_object
 from ..layers.decay import CONVENTIONS, LayerDecay
 from ..layers.map import Layer, LayerMap
@@ -134,7 +134,7 @@ def _sized_model(options: argparse.Namespace) -> tuple[Union[Transformer, dict[s
         shapes = {name: list(param.shape) for name, param in params if not param.stop_gradient}
         return shapes, options.model, sum(math.prod(shape) for shape in shapes.values())
     if shape and not {"hidden", "layers"} <= set(shape):
-        raise ValueError(f"A shape needs `--hidden` and `--layers`. Received: shape={shape}")
+        raise refusal(ValueError, "A shape needs `--hidden` and `--layers`.", shape=shape)
     model = Transformer(**{"vocab": 32000, **shape}) if shape else Transformer.of_size(options.params)
     return model, f"{model.hidden} wide ({model.intermediate} inside), {model.layers} blocks", model.size
 
@@ -191,11 +191,11 @@ def _schedule(options: argparse.Namespace) -> Any:
     """Return the schedule that the options of ``schedule`` ask for."""
     kind = checked_choice(options.type, "type", [kind.value for kind in SchedulerType])
     if kind in ON_METRIC:
-        raise ValueError(f"`--type` must be a schedule that follows no evaluation metric. Received: type={shown(kind)}")
+        raise refusal(ValueError, "`--type` must be a schedule that follows no evaluation metric.", type=kind)
     checked_int(options.steps, "steps", 1)
     if kind == "constant" and options.warmup:
-        raise ValueError(
-            f"The schedule 'constant' has no warm-up; 'constant_with_warmup' has. Received: warmup={options.warmup}"
+        raise refusal(
+            ValueError, "The schedule 'constant' has no warm-up; 'constant_with_warmup' has.", warmup=options.warmup
         )
     kwargs = json_object(options.kwargs, "kwargs") or None
     return get_scheduler(kind, options.lr, options.warmup, options.steps, kwargs)
@@ -206,7 +206,7 @@ def _layer_ratios(decay: Optional[float], n_layers: Optional[int]) -> dict[str, 
     if decay is None and n_layers is None:
         return {"lr": 1.0}
     if decay is None or n_layers is None:
-        raise ValueError(f"`--decay` and `--layers` go together. Received: decay={decay}, layers={n_layers}")
+        raise refusal(ValueError, "`--decay` and `--layers` go together.", decay=decay, layers=n_layers)
     checked_int(n_layers, "layers", 1)
     rule = LayerDecay(decay)
     return {Layer("", i, n_layers).label: rule.ratio(i, n_layers) for i in range(n_layers + 2)}
@@ -248,13 +248,11 @@ def load_model(name: str) -> Any:
     try:
         import paddlenlp.transformers as nlp
     except ImportError as error:
-        raise ValueError(
-            f"`--model` needs PaddleNLP: pip install paddlenlp ({error}). Received: model={name}"
-        ) from error
+        raise refusal(ValueError, f"`--model` needs PaddleNLP: pip install paddlenlp ({error}).", model=name) from error
     cls = getattr(nlp, name, None) if name.isidentifier() else None
     if cls is not None:
         if getattr(cls, "config_class", None) is None:
-            raise ValueError(f"`--model` must be a model class. Received: model={name}")
+            raise refusal(ValueError, "`--model` must be a model class.", model=name)
         config = cls.config_class()
     else:
         try:
@@ -265,7 +263,7 @@ def load_model(name: str) -> Any:
                 raise ValueError("its config names neither an architecture nor a model type")
         except Exception as error:  # hubs and config files fail in many ways: the cause is in the message
             kinds = "local folder" if os.path.isdir(name) else "PaddleNLP class, local folder or hub model"
-            raise ValueError(f"Cannot load a {kinds} of that name ({error}). Received: model={name}") from error
+            raise refusal(ValueError, f"Cannot load a {kinds} of that name ({error}).", model=name) from error
     try:
         with paddle.LazyGuard(), nlp.model_utils.no_init_weights():
             return cls(config)

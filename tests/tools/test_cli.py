@@ -61,9 +61,9 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_shown(capsys
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["--model", "NoSuchModel"], "Received: model=NoSuchModel"),
-        (["--model", "BertTokenizer"], "must be a model class. Received: model=BertTokenizer"),
-        (["--model", "{folder}"], "Received: model={folder}"),
+        (["--model", "NoSuchModel"], "Received: model='NoSuchModel'"),
+        (["--model", "BertTokenizer"], "must be a model class. Received: model='BertTokenizer'"),
+        (["--model", "{folder}"], "Received: model='{folder}'"),
         (["--model", BERT, "--decay", "1.5"], "Received: layerwise_decay=1.5"),
         (["--model", BERT, "--lr", "-1"], "Received: learning_rate=-1.0"),
         (["--model", BERT, "--min-ratio", "0.1"], "`--min-ratio` has no effect without `--decay`"),

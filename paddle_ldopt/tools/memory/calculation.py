@@ -71,12 +71,10 @@ def plan(
         ValueError: a layout that the model cannot be cut by, or that the optimizer refuses.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, plan
-            >>> answer = plan(Transformer.of_size(7e9), OptimizerSpec("came"), Layout(sharding=8))
-            >>> print(f"{answer.total / 2**30:.1f} GiB, of it {answer.state / 2**30:.1f} of state")
-            31.4 GiB, of it 3.2 of state
+        >>> from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, plan
+        >>> answer = plan(Transformer.of_size(7e9), OptimizerSpec("came"), Layout(sharding=8))
+        >>> print(f"{answer.total / 2**30:.1f} GiB, of it {answer.state / 2**30:.1f} of state")
+        31.4 GiB, of it 3.2 of state
     """
     wanted: list[tuple[str, Any, Any]] = [("model", model, (Transformer, dict)), ("layout", layout, Layout)]
     for name, value, kinds in [*wanted, ("optimizer", optimizer, OptimizerSpec)]:

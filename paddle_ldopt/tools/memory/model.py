@@ -5,6 +5,7 @@ import math
 from typing import Any, Optional
 
 from ..._checks import checked_bool, checked_int, checked_number
+from ..._messages import refusal
 from ...optimizers._base.declaration import COLUMN, ELEMENT, ROW, SCALAR
 
 __all__ = ["Layout", "Transformer", "Weight"]
@@ -53,11 +54,9 @@ class Transformer:
         TypeError, ValueError: a number that is no integer or below 1; heads that do not divide.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.tools.memory import Transformer
-            >>> Transformer(4096, 32, 32000).size
-            6738415616
+        >>> from paddle_ldopt.tools.memory import Transformer
+        >>> Transformer(4096, 32, 32000).size
+        6738415616
     """
 
     hidden: int
@@ -107,12 +106,12 @@ class Transformer:
         """
         mp, pp, stage = checked_int(mp, "mp", 1), checked_int(pp, "pp", 1), checked_int(stage, "stage")
         if stage >= pp:
-            raise ValueError(f"`stage` must be from 0 to `pp` - 1. Received: stage={stage}, pp={pp}")
+            raise refusal(ValueError, "`stage` must be from 0 to `pp` - 1.", stage=stage, pp=pp)
         for name in ("vocab", "intermediate", "heads", "kv_heads") if mp > 1 else ():
             if getattr(self, name) % mp:
                 raise ValueError(f"`mp` must divide `{name}`. Received: mp={mp}, {name}={getattr(self, name)}")
         if self.layers % pp:
-            raise ValueError(f"`pp` must divide `layers`. Received: pp={pp}, layers={self.layers}")
+            raise refusal(ValueError, "`pp` must divide `layers`.", pp=pp, layers=self.layers)
         h, wide = self.hidden, self.intermediate
         kv = h * self.kv_heads // self.heads
         attention = {"q_proj": (h, h, 1), "k_proj": (h, kv, 1), "v_proj": (h, kv, 1), "o_proj": (h, h, 0)}
@@ -142,13 +141,11 @@ class Layout:
         ValueError: a number below 1; a setting without effect; what Paddle does not combine.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.tools.memory import Layout
-            >>> print(Layout(dp=2, sharding=8, split_param=True, pp=4))
-            dp 2 x sharding 8 v2 x pp 4
-            >>> Layout(dp=2, sharding=8).devices
-            16
+        >>> from paddle_ldopt.tools.memory import Layout
+        >>> print(Layout(dp=2, sharding=8, split_param=True, pp=4))
+        dp 2 x sharding 8 v2 x pp 4
+        >>> Layout(dp=2, sharding=8).devices
+        16
     """
 
     dp: int = 1

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Optional
 
 from ..._checks import Option, checked_bool, checked_choice
-from ..._messages import shown
+from ..._messages import refusal, shown
 from ...optimizers.registry import REGISTRY, OptimizerInfo, optimizer_class
 
 __all__ = ["ITEMSIZE", "OptimizerSpec", "sizing_options"]
@@ -27,11 +27,9 @@ class OptimizerSpec:
         TypeError, ValueError: an unknown name or dtype; an option out of range or without effect on the state.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.tools.memory import OptimizerSpec
-            >>> print(OptimizerSpec("came", compression=True, dtype="float32"))
-            came, compression
+        >>> from paddle_ldopt.tools.memory import OptimizerSpec
+        >>> print(OptimizerSpec("came", compression=True, dtype="float32"))
+        came, compression
     """
 
     name: str
@@ -54,7 +52,7 @@ class OptimizerSpec:
         grad_dtype = checked_choice(dtype if grad_dtype is None else grad_dtype, "grad_dtype", ITEMSIZE)
         masters = checked_bool(dtype != "float32" if multi_precision is None else multi_precision, "multi_precision")
         if masters and dtype == "float32":
-            raise ValueError("float32 parameters have no masters. Received: multi_precision=True, dtype='float32'")
+            raise refusal(ValueError, "float32 parameters have no masters.", multi_precision=True, dtype="float32")
         info = REGISTRY[name]
         for option, value in options.items():
             declared = info.options.get(option)
