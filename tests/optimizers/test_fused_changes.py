@@ -59,12 +59,10 @@ TRANSPOSED = {
     "data": lambda x: setattr(x, "data", x.detach().t()),
     "copied": lambda x: setattr(x, "data", x.t().contiguous()),  # what it is to equal
 }
-NAME_STAYS = paddle.__version__.split(".") >= ["3", "3"]  # below 3.3 a parameter has another name with other data
 
 
 @every_variant
 @pytest.mark.parametrize("of", ["parameter", "state", "master"])
-@pytest.mark.skipif(not NAME_STAYS, reason="Paddle below 3.3 gives a parameter another name with other data")
 def test_a_square_that_was_transposed_in_place(name, of):
     ends = []
     ways = TRANSPOSED if of == "parameter" else {how: TRANSPOSED[how] for how in ("t_", "transpose_", "copied")}
@@ -89,7 +87,6 @@ def test_a_square_that_was_transposed_in_place(name, of):
 
 
 @every_optimizer
-@pytest.mark.skipif(not NAME_STAYS, reason="Paddle below 3.3 gives a parameter another name with other data")
 def test_a_parameter_that_was_cast_in_place(name):
     ends = []
     for cast in (paddle.cast_, lambda x, dtype: setattr(x, "data", x.astype(dtype))):
