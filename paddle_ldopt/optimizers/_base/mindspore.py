@@ -13,7 +13,7 @@ from paddle.optimizer.lr import LRScheduler
 from paddle.regularizer import WeightDecayRegularizer
 
 from ..._checks import checked_number, plain_number
-from ..._messages import shown
+from ..._messages import refusal, shown
 from .declaration import plain_decay
 from .groups import is_listed
 
@@ -30,11 +30,10 @@ class StepFunction:
         if callable(self.source):
             return checked_number(self.source(step), f"{self.argument}({step})")
         if step >= len(self.source):
-            raise ValueError(
-                f"The schedule given as `{self.argument}` has run out: it has {len(self.source)} values, and this is "
-                f"step {step + 1}. Give a value for every step, or a callable of the step. "
-                f"Received: {self.argument}={shown(self)}"
-            )
+            over = f"has run out: it has {len(self.source)} values, and this is step {step + 1}"
+            advice = "Give a value for every step, or a callable of the step."
+            wrong = f"The schedule given as `{self.argument}` {over}. {advice}"
+            raise refusal(ValueError, wrong, **{self.argument: self})
         return float(self.source[step])
 
     def reported(self, step: int) -> float:
@@ -51,9 +50,8 @@ def rate_or_function(value: Any, argument: str) -> Any:
         return value
     if isinstance(value, (paddle.Tensor, np.ndarray)):
         if value.ndim > 1:
-            raise ValueError(
-                f"`{argument}` must have at most one dimension. Received: {argument} of shape {list(value.shape)}"
-            )
+            received = f"{argument} of shape {list(value.shape)}"
+            raise ValueError(f"`{argument}` must have at most one dimension. Received: {received}")
         value = value.tolist()
     value = plain_number(value)
     if callable(value):
@@ -61,9 +59,9 @@ def rate_or_function(value: Any, argument: str) -> Any:
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, dict, set, frozenset)):
         values = [plain_number(element) for element in value]
         if any(isinstance(element, (paddle.Tensor, dict)) for element in values):
+            advice = "parameters go to `parameters`, or to `params` as in MindSpore, by name."
             raise TypeError(
-                f"`{argument}` must hold numbers; parameters go to `parameters`, or to `params` as in MindSpore, by "
-                f"name. Received: {argument}=[a {type(values[0]).__name__}, ...]"
+                f"`{argument}` must hold numbers; {advice} Received: {argument}=[a {type(values[0]).__name__}, ...]"
             )
         if not values:
             raise ValueError(f"`{argument}` must have a value for every step. Received: {argument}=[]")
@@ -112,10 +110,8 @@ def _read_order(orders: list[Any], groups: list[Any]) -> Optional[list[Any]]:
         ("lists parameters twice", {n for n in names if names.count(n) > 1}),
     ):
         if found:
-            raise ValueError(
-                "'order_params' must list the parameters of all groups, each once. "
-                f"Received: an order that {fault}: {', '.join(sorted(found))}"
-            )
+            wrong = "'order_params' must list the parameters of all groups, each once."
+            raise ValueError(f"{wrong} Received: an order that {fault}: {', '.join(sorted(found))}")
     return order
 
 

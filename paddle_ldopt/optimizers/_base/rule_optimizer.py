@@ -22,7 +22,7 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ..._checks import checked_number
+from ..._checks import checked_number, checked_state
 from ..._paddle import (
     accumulators,
     assign_out,
@@ -75,9 +75,8 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         rate = self._read_rate(learning_rate)
         parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, fused)
         self._finder = PieceFinder(flatten_groups(parameters or []))
-        set_attributes(
-            self, param_groups=None, multi_precision=multi_precision, apply_decay_param_fun=apply_decay_param_fun
-        )
+        set_attributes(self, param_groups=None, multi_precision=multi_precision)
+        set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
         # weight_decay=None: Paddle would turn it into an L2 penalty on the gradient, beside our own
         super().__init__(self._first_rate(rate, parameters), parameters, grad_clip=grad_clip, name=name)
         self.type = type(self).__name__.lower()
@@ -90,13 +89,12 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         """Return the update rule's generator; it returns the new parameter and the new state.
 
         Args:
-            param (Tensor): value of the parameter, or of the piece that the process has, float32 or float64.
-            grad (Tensor): its gradient, in the same type.
-            state (dict[str, Tensor]): its state; `STEP` counts this update already. What is of the `ROW` or `COLUMN`
-                kind is the whole tensor's.
-            lr (Tensor): its learning rate, shape [], with the layer's ratio in it.
-            options (dict): the options of its group; "weight_decay" is 0 where it is not to be decayed.
-            piece (Piece, optional): what the tensors are of the parameter. None: all of it.
+            param: value of the parameter, or of the piece that the process has, float32 or float64, as `grad`.
+            grad: its gradient.
+            state: its state; `STEP` counts this update already. Rows and columns are the whole tensor's.
+            lr: its learning rate, a Tensor of shape [], with the layer's ratio in it.
+            options: all options; "weight_decay" is 0 where it is not to be decayed.
+            piece: what the tensors are of the parameter, a `Piece`. None: all of it.
         """
         raise NotImplementedError
 
@@ -128,7 +126,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
 
     def _add_param_group(self, param_group: dict[str, Any]) -> None:
         # hide the decay from Paddle, which would make an L2 penalty of it
-        hidden = {key: param_group.pop(key) for key in ("weight_decay",) if key in param_group}
+        hidden = {"weight_decay": param_group.pop("weight_decay")} if "weight_decay" in param_group else {}
         super()._add_param_group(param_group)
         param_group.pop("weight_decay", None)
         param_group.update(hidden)
@@ -194,9 +192,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, with "master_weights" and "LR_Scheduler" if there are any."""
-        if not isinstance(state_dict, dict):
-            return super().set_state_dict(state_dict)  # which says that it must be one
-        weights = state_dict.get("master_weights")  # what is no dict is refused below
+        weights = checked_state(state_dict).get("master_weights")  # what is no dict is refused below
         names = {getattr(weight, "name", None) for weight in weights.values()} if isinstance(weights, dict) else set()
         plain = {}
         for key, value in state_dict.items():
@@ -257,10 +253,8 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         pieces = self._finder.find(parameter_list(self))
         tasks = [task._replace(piece=pieces[task.param.name]) for task in tasks if task.param.name in pieces]
         if self._fused and any(task.piece.groups or task.piece.slice_size is not None for task in tasks):
-            raise ValueError(
-                "`fused=True` does not go with parameters in pieces (tensor parallel, sharding version 2): use None or "
-                "False. Received: fused=True"
-            )
+            where = "parameters in pieces (tensor parallel, sharding version 2)"
+            raise ValueError(f"`fused=True` does not go with {where}: use None or False. Received: fused=True")
         self._update_whole([task for task in tasks if not task.piece.groups])
         self._update_pieces({task.param.name: task for task in tasks if task.piece.groups}, pieces)
 
@@ -363,8 +357,7 @@ def checked_rate(learning_rate: Any, argument: str) -> Any:
     """Return an optimizer's learning rate as Paddle takes it, a float or a scheduler, raise if it is neither."""
     if isinstance(learning_rate, LRScheduler):
         return learning_rate
-    kind = "a number or an LRScheduler; parameters go into `parameters=`"
-    return checked_number(learning_rate, argument, kind=kind)
+    return checked_number(learning_rate, argument, kind="a number or an LRScheduler; parameters go into `parameters=`")
 
 
 def largest(counts: list[Any]) -> float:
