@@ -123,13 +123,13 @@ class Adafactor(FactoredOptimizer):
         lr (float|LRScheduler, optional): at least 0; also `learning_rate`. None with `relative_step`.
         eps (tuple[float, float], optional): :math:`\epsilon_1` above 0, added to the squared gradient, and
             :math:`\epsilon_2`, at least 0, below which `scale_parameter` does not go.
-        clip_threshold (float, optional): above 0, the most that RMS(u) can be.
-        decay_rate (float, optional): exponent of the second moment's decay, at most 0.
-        beta1 (float, optional): decay of the momentum, in [0, 1). None: no momentum, no memory for it.
-        weight_decay (float, optional): decoupled decay :math:`\lambda`, at least 0, scaled by the rate :math:`\alpha`.
-        scale_parameter (bool, optional): multiply the rate by the parameter's own RMS.
-        relative_step (bool, optional): set the rate from the step, without `lr`.
-        warmup_init (bool, optional): with `relative_step`: :math:`10^{-6} t` instead of :math:`10^{-2}`.
+        clip_threshold: above 0, the most that RMS(u) can be.
+        decay_rate: exponent of the second moment's decay, at most 0.
+        beta1: decay of the momentum, in [0, 1). None: no momentum, no memory for it.
+        weight_decay: decoupled decay :math:`\lambda`, at least 0, scaled by the rate :math:`\alpha`.
+        scale_parameter: multiply the rate by the parameter's own RMS.
+        relative_step: set the rate from the step, without `lr`.
+        warmup_init: with `relative_step`: :math:`10^{-6} t` instead of :math:`10^{-2}`.
         **common: the arguments that all optimizers take; see `AdamWDL`. A layer's ratio multiplies a relative rate too.
 
     Raises:
@@ -257,7 +257,7 @@ class AdafactorSchedule(LRScheduler):
 
     Args:
         optimizer (Adafactor): the optimizer; may be wrapped. Any other is a TypeError.
-        initial_lr (float, optional): at least 0, the rate that is reported of a group before its first update.
+        initial_lr: at least 0, the rate that is reported of a group before its first update.
 
     Differs from transformers: a group whose first parameter has no gradient is reported like all others, and nothing is
     ever written into the optimizer (there an `lr` of its own compounds with the parameter's scale from step to step).

@@ -112,19 +112,18 @@ class AdamWeightDecay(StepCount, RuleOptimizer):
 
     Args:
         learning_rate (float|LRScheduler, optional): rate of a layer whose ratio is 1, at least 0; also `lr`.
-        beta_1, beta_2 (float, optional): decays of the first and of the second moment, in [0, 1).
-        epsilon (float, optional): at least 0, added to the root of the uncorrected second moment.
-        amsgrad (bool, optional): divide by the largest second moment so far.
-        weight_decay_rate (float, optional): decoupled decay :math:`\lambda`, at least 0; also `weight_decay`.
+        beta_1, beta_2: decays of the first and of the second moment, in [0, 1).
+        epsilon: at least 0, added to the root of the uncorrected second moment.
+        amsgrad: divide by the largest second moment so far.
+        weight_decay_rate: decoupled decay :math:`\lambda`, at least 0; also `weight_decay`.
         include_in_weight_decay (list[str], optional): patterns that win over `exclude_from_weight_decay`. It is no list
             of all that is decayed.
         exclude_from_weight_decay (list[str], optional): patterns of what is not decayed.
-        name (str, optional): prefix of the names of the optimizer's state, if it is not the default.
-        decay (float, optional): at least 0; divides the rate by 1 + decay * (steps before this one). `get_lr` does not
-            show it.
-        clipnorm (float, optional): above 0; scales each gradient down to this norm, after `clipvalue`.
-        clipvalue (float, optional): above 0; clips each element of a gradient to [-clipvalue, clipvalue].
-        global_clipnorm (float, optional): above 0; another way to write ``grad_clip=ClipGradByGlobalNorm(...)``.
+        name: prefix of the names of the optimizer's state, if it is not the default.
+        decay: at least 0; divides the rate by 1 + decay * (steps before this one). `get_lr` does not show it.
+        clipnorm: above 0; scales each gradient down to this norm, after `clipvalue`.
+        clipvalue: above 0; clips each element of a gradient to [-clipvalue, clipvalue].
+        global_clipnorm: above 0; another way to write ``grad_clip=ClipGradByGlobalNorm(...)``.
         parameters (list[Tensor]|list[dict], optional): groups may have "weight_decay_rate" (or "weight_decay"),
             "beta_1", "beta_2", "epsilon", "clipnorm" and "clipvalue".
         **common: the arguments that all optimizers take; see `AdamWDL`. `grad_clip` comes before `clipvalue` and

@@ -42,15 +42,14 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
     """
     inner = _inside(optimizer)
     plain = vars(type(inner)).get("_plain", type(inner))
+    name = plain.__name__
     if isinstance(inner, LayerwiseMixin) and type(inner) is plain:
-        wrong = (
-            f"{plain.__name__} has a layer-wise decay of its own: give it `layers` and `layerwise_decay` when built."
-        )
-        raise ValueError(f"{wrong} Received: optimizer={plain.__name__}")
+        advice = "give it `layers` and `layerwise_decay` when built."
+        raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
     if not asks_for_rates(plain):
         raise TypeError(
-            f"The step of {plain.__name__} does not ask `_create_param_lr` for the rate of each parameter, so it would "
-            f"ignore a layer-wise decay: use another optimizer. Received: optimizer={plain.__name__}"
+            f"The step of {name} does not ask `_create_param_lr` for the rate of each parameter, so it would ignore a "
+            f"layer-wise decay: use another optimizer. Received: optimizer={name}"
         )
     ratio_of = ratio_fn(layers, layerwise_decay)
     for param in parameters_of(inner):

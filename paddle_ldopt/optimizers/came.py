@@ -129,25 +129,24 @@ class Came(FactoredOptimizer):
         eps (tuple|list): three numbers above 0: :math:`\epsilon_1` is added to the squared gradient,
             :math:`\epsilon_2` is the least RMS of a parameter, used with `scale_parameter` only, and
             :math:`\epsilon_3` is added to the squared instability.
-        clip_threshold (float): above 0, the largest RMS of the update u.
-        decay_rate (float): in [0, 1], of :math:`\beta_{2,t}`; 0 averages nothing.
-        beta1 (float, optional): decay of m, in [0, 1). 0 or None: there is no m and no S, and the step is
-            :math:`l \, u`, Adafactor's.
-        beta3 (float): decay of S, in [0, 1).
-        weight_decay (float|None): decoupled decay :math:`\lambda`, in [0, 1], scaled by the layer's own rate.
-        scale_parameter (bool): scale the rate by the RMS of the parameter.
-        relative_step (bool): the rate is :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio and the group's
+        clip_threshold: above 0, the largest RMS of the update u.
+        decay_rate: in [0, 1], of :math:`\beta_{2,t}`; 0 averages nothing.
+        beta1: decay of m, in [0, 1). 0 or None: there is no m and no S, and the step is :math:`l \, u`, Adafactor's.
+        beta3: decay of S, in [0, 1).
+        weight_decay: decoupled decay :math:`\lambda`, in [0, 1], scaled by the layer's own rate.
+        scale_parameter: scale the rate by the RMS of the parameter.
+        relative_step: the rate is :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio and the group's
             multiplier, as in `Adafactor`; `get_lr` is then that of the next step.
-        warmup_init (bool): with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
-        compression (bool): store m, but no average of squares, as float16. The error of m is at most
+        warmup_init: with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
+        compression: store m, but no average of squares, as float16. The error of m is at most
             :math:`(2^{-11} \max |m| + 2^{-25}) / (1 - \beta_1)`: 0.5% of its largest value with the default.
-        loss_scale (int): above 0; gradients are divided by it (after `grad_clip`).
+        loss_scale: above 0; gradients are divided by it (after `grad_clip`).
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate, a float),
             "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A
             group's "beta2" takes the place of the optimizer's `decay_rate`; None that of its `beta2`. MindFormers'
             ``{"order_params": [...]}`` is checked, and changes nothing.
-        beta2 (float, optional): a constant decay of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code is
-            ``beta2=0.999, beta3=0.9999``.
+        beta2: a constant decay of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code has 0.999, and 0.9999
+            as `beta3`.
         **layerwise: the layer-wise arguments; see `AdamWDL` for them and all others that every optimizer takes.
 
     Raises:

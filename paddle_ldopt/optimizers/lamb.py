@@ -92,8 +92,8 @@ class Lamb(StepCount, RuleOptimizer):
         learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): at least 0. A number or a 0-D Tensor stays. Of a
             1-D Tensor or a (finite) iterable step i takes element i, from 0; the step after the last raises. A callable
             is given the number of steps taken so far, an int, and returns the rate.
-        beta1, beta2 (float, optional): decays of the first and of the second moment, in (0, 1).
-        eps (float, optional): above 0, added to the root of the second moment.
+        beta1, beta2: decays of the first and of the second moment, in (0, 1).
+        eps: above 0, added to the root of the second moment.
         weight_decay (float|int|callable, optional): :math:`\lambda`, at least 0; or a callable of the number of steps
             taken so far that returns it, a `paddle.nn.Layer` included.
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their absolute rate: all
@@ -101,10 +101,10 @@ class Lamb(StepCount, RuleOptimizer):
             "eps" and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5,
             its mean over all axes but the first). One more dict ``{"order_params": [...]}`` lists the parameters of all
             groups in the order in which they are to be updated.
-        apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed. None: without
-            groups all but those with "beta" or "gamma" in their tensor name, or in their structured name if `name_dict`
-            or `layers` tells it; with groups all. Paddle calls the weights of its norms otherwise: leave out norms and
-            biases with ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
+        apply_decay_param_fun: ``param.name`` -> whether the parameter is decayed. None: without groups all but those
+            with "beta" or "gamma" in their tensor name, or in their structured name if `name_dict` or `layers` tells
+            it; with groups all. Paddle calls the weights of its norms otherwise: leave out norms and biases with
+            ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
         **layerwise: the layer-wise arguments; see `AdamWDL` for them and all others that every optimizer takes.
 
     Raises:
