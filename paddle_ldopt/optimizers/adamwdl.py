@@ -24,7 +24,7 @@ from ._fused.step import FusedMixin, layer_rates
 
 __all__ = ["AdamWDL"]
 
-_LOW_PRECISION = (paddle.float16, paddle.bfloat16)
+_LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes is slow
 _BETA_OF = {"beta1_pow_acc": "beta1", "beta2_pow_acc": "beta2"}  # states that are powers of these options
 
 
@@ -220,9 +220,11 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         if ratio_in_kernel(self) is not None and dygraph and param.place.is_gpu_place():
             return super(LayerwiseMixin, self)._create_param_lr(param_and_grad)  # Paddle's
         lr = super()._create_param_lr(param_and_grad)
-        if dygraph and paddle.float64 in (lr.dtype, param.dtype) and param.dtype not in _LOW_PRECISION:
-            return lr.astype(param.dtype)  # the type of the first parameter, where Paddle's kernel needs this one's
-        return lr
+        if not dygraph or lr.dtype == param.dtype:
+            return lr
+        # it has the type of the first parameter, and Paddle's kernel needs this one's
+        double = paddle.float64 in (lr.dtype, param.dtype) and param.dtype not in _LOW_PRECISION
+        return lr.astype(param.dtype) if double else lr
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
         param, grad = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad

@@ -83,7 +83,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
 
     def own_rate(self, param: Any) -> Optional[float]:
         """Return the rate that the parameter's group has instead of the optimizer's, None if it has none."""
-        return self.options_of(param).get("lr")
+        return self.group_of(param).get("lr")
 
     def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return (rate of the next step, greatest rate ahead) of a parameter, each None if it is not known beforehand.
@@ -145,8 +145,8 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
             other = [name for name, kind in self.state_kinds(param).items() if kind != ELEMENT]
             if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
                 raise ValueError(
-                    "A static graph (`dist.to_static`) gives all state of a DistTensor its placements, which state of "
-                    "another shape cannot have: train in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
+                    "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape: train "
+                    "in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
                     f"Received: {type(self).__name__} with state {', '.join(other)} of '{param.name}'"
                 )
             owner = _paddle.new_master(self)(param) if self._has_master(param) else param
