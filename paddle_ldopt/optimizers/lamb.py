@@ -15,10 +15,10 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option, checked_bool, checked_state, one_of_two
 from .._messages import refusal
-from .._paddle import decay_fun, square_sum
+from .._paddle import decay_fun, flatten_groups, square_sum
 from ._base.arithmetic import one_minus_power, over_, plus_, root_, times_
 from ._base.declaration import ELEMENT, SCALAR, STEP, State, register
-from ._base.mindspore import StepFunction, as_list, decay_or_function, is_convolution, rate_or_function, without_order
+from ._base.mindspore import StepFunction, decay_or_function, is_convolution, rate_or_function, without_order
 from ._base.rule_optimizer import RuleOptimizer, Task, Update, largest
 from ._base.step_count import StepCount
 from ._fused.plan import FusedRule
@@ -193,7 +193,7 @@ class Lamb(StepCount, RuleOptimizer):
         self._refuse_functions_in_a_graph()
         first = {function: function(0) for function in self._step_functions}
         for group in groups:
-            if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in as_list(group["params"])):
+            if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
                 idle = "'grad_centralization' has no effect on a group without a convolution's weight"
                 warnings.warn(idle, stacklevel=4)
         return rate if self._schedule is None else first[rate]

@@ -14,10 +14,11 @@ from paddle.regularizer import WeightDecayRegularizer
 
 from ..._checks import checked_number, plain_number
 from ..._messages import refusal, shown
+from ..._paddle import flatten_groups
 from .declaration import plain_decay
 from .groups import is_listed
 
-__all__ = ["StepFunction", "as_list", "decay_or_function", "is_convolution", "rate_or_function", "without_order"]
+__all__ = ["StepFunction", "decay_or_function", "is_convolution", "rate_or_function", "without_order"]
 
 
 class StepFunction:
@@ -103,7 +104,7 @@ def _read_order(orders: list[Any], groups: list[Any]) -> Optional[list[Any]]:
     if not is_listed(given) or not all(isinstance(item, paddle.Tensor) for item in order):
         raise TypeError(f"'order_params' must be a list of parameters. Received: order_params={shown(given)}")
     names = [param.name for param in order]
-    known = [param.name for group in groups if isinstance(group, dict) for param in as_list(group.get("params", []))]
+    known = [p.name for p in flatten_groups(g for g in groups if isinstance(g, dict) and "params" in g)]
     for fault, found in (
         ("lists parameters that are in no group", set(names) - set(known)),
         ("lacks parameters of the groups", set(known) - set(names)),
@@ -113,11 +114,6 @@ def _read_order(orders: list[Any], groups: list[Any]) -> Optional[list[Any]]:
             wrong = "'order_params' must list the parameters of all groups, each once."
             raise ValueError(f"{wrong} Received: an order that {fault}: {', '.join(sorted(found))}")
     return order
-
-
-def as_list(params: Any) -> list[Any]:
-    """Return the parameters of a group as a list: Paddle takes a single one too."""
-    return [params] if isinstance(params, paddle.Tensor) else list(params)
 
 
 def is_convolution(shape: Any) -> bool:

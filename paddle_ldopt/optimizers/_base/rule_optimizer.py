@@ -275,7 +275,8 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         param, piece = task.param, task.piece or Piece(self.whole_shape(task.param))
         target = _paddle.masters(self)[param.name] if self._has_master(param) else param
         dtype, kinds = compute_dtype(param), {**self.state_kinds(param), STEP: SCALAR}
-        stored = {name: _paddle.state_getter(self)(name, param) for name in kinds}
+        stored_as = _paddle.state_getter(self)
+        stored = {name: stored_as(name, param) for name in kinds}
         state = {name: value.astype(dtype) for name, value in stored.items()}
         for name, kind in kinds.items():
             if kind == SCALAR or not target.shape:  # stored as [1]
