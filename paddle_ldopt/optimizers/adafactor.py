@@ -12,6 +12,7 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option, checked_bool, checked_number, one_of_two
+from .._messages import wrong_type
 from .._paddle import masters, param_groups, parameters_of, square_sum, unwrap
 from ._base.arithmetic import over_, plus_, times_
 from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_decay, register
@@ -31,6 +32,7 @@ from ._pieces import Piece
 
 __all__ = ["Adafactor", "AdafactorSchedule", "adafactor_update"]
 
+_EPS = (1e-30, 1e-3)  # the default
 _USED_LR = "used_lr"  # the state that `used_lr` and AdafactorSchedule report
 
 
@@ -52,9 +54,8 @@ def adafactor_update(
 ) -> Update:
     """Return (new parameter, new state) of Algorithm 4 or 5, as a rule of `RuleOptimizer`.
 
-    `piece` is what the tensors are of the parameter; all other arguments are `Adafactor`'s. State: "exp_avg_sq_row"
-    [..., R] and "exp_avg_sq_col" [..., C] for rank 2 and above, "exp_avg_sq" like the parameter below; "exp_avg" like
-    the parameter with `beta1`; "used_lr" [], which is only written.
+    `piece` is what the tensors are of the parameter; all other arguments are `Adafactor`'s. See `Adafactor.states` for
+    the state; "used_lr" is only written.
     """
     t, shape, factored = state[STEP], piece.shape, is_factored(piece.shape)
     decay = t ** paddle.full_like(t, decay_rate)  # 1 - beta2_t (7.2); Paddle takes a plain exponent as a float32
@@ -122,13 +123,13 @@ class Adafactor(FactoredOptimizer):
         lr (float|LRScheduler, optional): at least 0; also `learning_rate`. None with `relative_step`.
         eps (tuple[float, float], optional): :math:`\epsilon_1` above 0, added to the squared gradient, and
             :math:`\epsilon_2`, at least 0, below which `scale_parameter` does not go.
-        clip_threshold (float, optional): above 0, the most that RMS(u) can be.
-        decay_rate (float, optional): exponent of the second moment's decay, at most 0.
-        beta1 (float, optional): decay of the momentum, in [0, 1). None: no momentum, no memory for it.
-        weight_decay (float, optional): decoupled decay :math:`\lambda`, at least 0, scaled by the rate :math:`\alpha`.
-        scale_parameter (bool, optional): multiply the rate by the parameter's own RMS.
-        relative_step (bool, optional): set the rate from the step, without `lr`.
-        warmup_init (bool, optional): with `relative_step`: :math:`10^{-6} t` instead of :math:`10^{-2}`.
+        clip_threshold: above 0, the most that RMS(u) can be.
+        decay_rate: exponent of the second moment's decay, at most 0.
+        beta1: decay of the momentum, in [0, 1). None: no momentum, no memory for it.
+        weight_decay: decoupled decay :math:`\lambda`, at least 0, scaled by the rate :math:`\alpha`.
+        scale_parameter: multiply the rate by the parameter's own RMS.
+        relative_step: set the rate from the step, without `lr`.
+        warmup_init: with `relative_step`: :math:`10^{-6} t` instead of :math:`10^{-2}`.
         **common: the arguments that all optimizers take; see `AdamWDL`. A layer's ratio multiplies a relative rate too.
 
     Raises:
@@ -153,11 +154,7 @@ class Adafactor(FactoredOptimizer):
     OPTIONS: ClassVar[dict[str, Option]] = {
         "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option(
-            (1e-30, 1e-3),
-            "added to the squares; least RMS",
-            check=numbers("()", "[)"),
-            kind="(0, inf) and [0, inf)",
-            group=True,
+            _EPS, "added to the squares; least RMS", check=numbers("()", "[)"), kind="(0, inf) and [0, inf)", group=True
         ),
         "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
         "decay_rate": Option(-0.8, "exponent of the second moment's decay", -math.inf, 0.0, "(]", group=True),
@@ -184,7 +181,7 @@ class Adafactor(FactoredOptimizer):
         self,
         parameters: Any = None,
         lr: Any = None,
-        eps: Any = (1e-30, 1e-3),
+        eps: Any = _EPS,
         clip_threshold: float = 1.0,
         decay_rate: float = -0.8,
         beta1: Optional[float] = None,
@@ -199,21 +196,11 @@ class Adafactor(FactoredOptimizer):
         multi_precision: bool = False,
         **common: Any,
     ) -> None:
-        super().__init__(
-            one_of_two("lr", lr, "learning_rate", learning_rate),
-            one_of_two("parameters", parameters, "params", params),
-            eps=eps,
-            clip_threshold=clip_threshold,
-            decay_rate=decay_rate,
-            beta1=beta1,
-            weight_decay=weight_decay,
-            scale_parameter=scale_parameter,
-            relative_step=relative_step,
-            warmup_init=warmup_init,
-            fused=fused,
-            multi_precision=multi_precision,
-            **common,
-        )
+        common.update(eps=eps, clip_threshold=clip_threshold, decay_rate=decay_rate, beta1=beta1)
+        common.update(scale_parameter=scale_parameter, relative_step=relative_step, warmup_init=warmup_init)
+        common.update(weight_decay=weight_decay, fused=fused, multi_precision=multi_precision)
+        rate = one_of_two("lr", lr, "learning_rate", learning_rate)
+        super().__init__(rate, one_of_two("parameters", parameters, "params", params), **common)
 
     _rate_argument = "lr"
 
@@ -233,16 +220,10 @@ class Adafactor(FactoredOptimizer):
 
     def fused_rule(self, options: dict[str, Any]) -> FusedRule:
         """Return the rule as the C library knows it."""
-        fields = {
-            "beta1": options["beta1"] or 0.0,
-            "eps": (*options["eps"], 0),
-            "clip": options["clip_threshold"],
-            "decay_rate": -options["decay_rate"],
-        }
-        flags = {
-            "momentum": options["beta1"] is not None,
-            **{name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")},
-        }
+        fields = {"beta1": options["beta1"] or 0.0, "eps": (*options["eps"], 0), "clip": options["clip_threshold"]}
+        fields["decay_rate"] = -options["decay_rate"]
+        flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
+        flags["momentum"] = options["beta1"] is not None
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg")
         return FusedRule("adafactor", states, fields, tuple(flag for flag in flags if flags[flag]), aux=_USED_LR)
 
@@ -276,7 +257,7 @@ class AdafactorSchedule(LRScheduler):
 
     Args:
         optimizer (Adafactor): the optimizer; may be wrapped. Any other is a TypeError.
-        initial_lr (float, optional): at least 0, the rate that is reported of a group before its first update.
+        initial_lr: at least 0, the rate that is reported of a group before its first update.
 
     Differs from transformers: a group whose first parameter has no gradient is reported like all others, and nothing is
     ever written into the optimizer (there an `lr` of its own compounds with the parameter's scale from step to step).
@@ -303,7 +284,7 @@ class AdafactorSchedule(LRScheduler):
     def __init__(self, optimizer: Any, initial_lr: float = 0.0) -> None:
         self.optimizer = unwrap(optimizer)
         if not isinstance(self.optimizer, Adafactor):
-            raise TypeError(f"`optimizer` must be an Adafactor. Received: optimizer={type(self.optimizer).__name__}")
+            raise wrong_type(self.optimizer, "optimizer", "an Adafactor")
         super().__init__(checked_number(initial_lr, "initial_lr"))
 
     def get_lr(self) -> list[float]:

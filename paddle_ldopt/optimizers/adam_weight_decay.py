@@ -16,7 +16,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .. import kernels
 from .._checks import Option, checked_bool, one_of_two
-from .._messages import shown
+from .._messages import refusal
 from .._paddle import flatten_groups, keeps_masters, parameter_list, rate_source, square_sum
 from ..layers.paddlenlp_hook import check_decay, layerwise_lr_decay
 from ._base.arithmetic import one_minus_power, over_, plus_, root, times_
@@ -28,6 +28,8 @@ from ._base.step_count import StepCount
 from ._fused.plan import FusedRule
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
+
+_PATTERNS = ("include_in_weight_decay", "exclude_from_weight_decay")
 
 
 def adam_weight_decay_update(
@@ -70,17 +72,21 @@ def adam_weight_decay_update(
 def _compiled(value: Any, name: str) -> list[Any]:
     """Return the regular expressions of a list, raise if it is none."""
     if not isinstance(value, (list, tuple)) or not all(isinstance(pattern, str) for pattern in value):
-        raise TypeError(f"`{name}` must be a list of strings or None. Received: {name}={shown(value)}")
+        raise refusal(TypeError, f"`{name}` must be a list of strings or None.", **{name: value})
     try:
         return [re.compile(pattern) for pattern in value]
     except re.error as error:
-        raise ValueError(f"`{name}` must hold regular expressions: {error}. Received: {name}={shown(value)}") from None
+        raise refusal(ValueError, f"`{name}` must hold regular expressions: {error}.", **{name: value}) from None
+
+
+def _patterns_option(doc: str) -> Option:
+    return Option(None, doc, optional=True, check=_compiled, kind="regular expressions")
 
 
 @register(
     "numbers of TensorFlow's BERT fine-tuning; 8 bytes",
     weight_decay="weight_decay_rate",
-    own_exclusion=("include_in_weight_decay", "exclude_from_weight_decay"),
+    own_exclusion=_PATTERNS,
     trainer={"beta_1": "adam_beta1", "beta_2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
 class AdamWeightDecay(StepCount, RuleOptimizer):
@@ -106,19 +112,18 @@ class AdamWeightDecay(StepCount, RuleOptimizer):
 
     Args:
         learning_rate (float|LRScheduler, optional): rate of a layer whose ratio is 1, at least 0; also `lr`.
-        beta_1, beta_2 (float, optional): decays of the first and of the second moment, in [0, 1).
-        epsilon (float, optional): at least 0, added to the root of the uncorrected second moment.
-        amsgrad (bool, optional): divide by the largest second moment so far.
-        weight_decay_rate (float, optional): decoupled decay :math:`\lambda`, at least 0; also `weight_decay`.
+        beta_1, beta_2: decays of the first and of the second moment, in [0, 1).
+        epsilon: at least 0, added to the root of the uncorrected second moment.
+        amsgrad: divide by the largest second moment so far.
+        weight_decay_rate: decoupled decay :math:`\lambda`, at least 0; also `weight_decay`.
         include_in_weight_decay (list[str], optional): patterns that win over `exclude_from_weight_decay`. It is no list
             of all that is decayed.
         exclude_from_weight_decay (list[str], optional): patterns of what is not decayed.
-        name (str, optional): prefix of the names of the optimizer's state, if it is not the default.
-        decay (float, optional): at least 0; divides the rate by 1 + decay * (steps before this one). `get_lr` does not
-            show it.
-        clipnorm (float, optional): above 0; scales each gradient down to this norm, after `clipvalue`.
-        clipvalue (float, optional): above 0; clips each element of a gradient to [-clipvalue, clipvalue].
-        global_clipnorm (float, optional): above 0; another way to write ``grad_clip=ClipGradByGlobalNorm(...)``.
+        name: prefix of the names of the optimizer's state, if it is not the default.
+        decay: at least 0; divides the rate by 1 + decay * (steps before this one). `get_lr` does not show it.
+        clipnorm: above 0; scales each gradient down to this norm, after `clipvalue`.
+        clipvalue: above 0; clips each element of a gradient to [-clipvalue, clipvalue].
+        global_clipnorm: above 0; another way to write ``grad_clip=ClipGradByGlobalNorm(...)``.
         parameters (list[Tensor]|list[dict], optional): groups may have "weight_decay_rate" (or "weight_decay"),
             "beta_1", "beta_2", "epsilon", "clipnorm" and "clipvalue".
         **common: the arguments that all optimizers take; see `AdamWDL`. `grad_clip` comes before `clipvalue` and
@@ -165,12 +170,8 @@ class AdamWeightDecay(StepCount, RuleOptimizer):
         "amsgrad": Option(False, "divide by the greatest second moment so far", check=checked_bool),
         "decay": Option(0.0, "of the rate by time: lr / (1 + decay t)"),
         "global_clipnorm": Option(None, "scale all gradients down to this norm together", ends="()", optional=True),
-        "include_in_weight_decay": Option(
-            None, "names that are decayed in any case", optional=True, check=_compiled, kind="regular expressions"
-        ),
-        "exclude_from_weight_decay": Option(
-            None, "names that are not decayed", optional=True, check=_compiled, kind="regular expressions"
-        ),
+        "include_in_weight_decay": _patterns_option("names that are decayed in any case"),
+        "exclude_from_weight_decay": _patterns_option("names that are not decayed"),
     }
 
     @staticmethod
@@ -209,45 +210,38 @@ class AdamWeightDecay(StepCount, RuleOptimizer):
         **common: Any,
     ) -> None:
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"`name` must be a string or None. Received: name={shown(name)}")
+            raise refusal(TypeError, "`name` must be a string or None.", name=name)
         self._name_given, self._clip_given, self._common = name, grad_clip, common
         if global_clipnorm is not None:
             global_clipnorm = self.OPTIONS["global_clipnorm"].checked(global_clipnorm, "global_clipnorm")
             grad_clip = paddle.nn.ClipGradByGlobalNorm(global_clipnorm)
+        patterns = dict(zip(_PATTERNS, (include_in_weight_decay, exclude_from_weight_decay)))
+        own = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "amsgrad": amsgrad, "decay": decay, **patterns}
+        clips = {
+            "clipnorm": clipnorm,
+            "clipvalue": clipvalue,
+            "global_clipnorm": global_clipnorm,
+            "grad_clip": grad_clip,
+        }
         super().__init__(
             one_of_two("learning_rate", learning_rate, "lr", lr, 0.001),
             _paddles_groups(parameters),
-            beta_1=beta_1,
-            beta_2=beta_2,
-            epsilon=epsilon,
             weight_decay=one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0),
-            clipnorm=clipnorm,
-            clipvalue=clipvalue,
-            amsgrad=amsgrad,
-            decay=decay,
-            global_clipnorm=global_clipnorm,
-            include_in_weight_decay=include_in_weight_decay,
-            exclude_from_weight_decay=exclude_from_weight_decay,
-            grad_clip=grad_clip,
             multi_precision=multi_precision,
             name=None if name == "AdamWeightDecay" else name,
             fused=fused,
-            **common,
+            **{**own, **clips, **common},
         )
-        self._patterns = {
-            name: self._fixed[name] or [] for name in ("include_in_weight_decay", "exclude_from_weight_decay")
-        }
+        self._patterns = {name: self._fixed[name] or [] for name in _PATTERNS}
         self._warn_of_idle_patterns(flatten_groups(parameter_list(self) or []))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         """Raise ValueError if gradients are clipped by `global_clipnorm` and in another way."""
         clips = {"grad_clip": self._clip_given, **{name: options[name] for name in ("clipnorm", "clipvalue")}}
-        given = [f"{argument}={shown(value)}" for argument, value in clips.items() if value is not None]
+        given = {argument: value for argument, value in clips.items() if value is not None}
         if given and options["global_clipnorm"] is not None and not group:
-            raise ValueError(
-                "`global_clipnorm` cannot be combined with other gradient clipping. "
-                f"Received: global_clipnorm={shown(options['global_clipnorm'])}, {', '.join(given)}"
-            )
+            wrong = "`global_clipnorm` cannot be combined with other gradient clipping."
+            raise refusal(ValueError, wrong, global_clipnorm=options["global_clipnorm"], **given)
 
     def rule(
         self, param: Any, grad: Any, state: dict[str, Any], lr: Any, options: dict[str, Any], piece: Any = None
@@ -262,20 +256,10 @@ class AdamWeightDecay(StepCount, RuleOptimizer):
 
     def fused_rule(self, options: dict[str, Any]) -> FusedRule:
         """Return the rule as the C library knows it."""
-        fields = {
-            "beta1": options["beta_1"],
-            "beta2": options["beta_2"],
-            "eps": (options["epsilon"], 0, 0),
-            "clip": options["clipnorm"] or 0.0,
-            "clip_value": options["clipvalue"] or 0.0,
-            "decay_rate": options["decay"],
-            "count": self._this_step(),
-        }
-        flags = {
-            "amsgrad": options["amsgrad"],
-            "clip_norm": options["clipnorm"] is not None,
-            "clip_value": options["clipvalue"] is not None,
-        }
+        norm, most = options["clipnorm"], options["clipvalue"]
+        fields = {"beta1": options["beta_1"], "beta2": options["beta_2"], "eps": (options["epsilon"], 0, 0)}
+        fields.update(clip=norm or 0.0, clip_value=most or 0.0, decay_rate=options["decay"], count=self._this_step())
+        flags = {"amsgrad": options["amsgrad"], "clip_norm": norm is not None, "clip_value": most is not None}
         states = ("moment1", "moment2", "moment2_max")
         return FusedRule("adam_weight_decay", states, fields, tuple(flag for flag in flags if flags[flag]))
 
@@ -303,29 +287,19 @@ class AdamWeightDecay(StepCount, RuleOptimizer):
         }
         if names and any(idle.values()):
             remedy = "" if self._structured else " Give `name_dict` or `layers` to have structured names searched."
-            warnings.warn(
-                "Patterns that find no parameter: "
-                + ", ".join(f"{argument}={patterns}" for argument, patterns in idle.items() if patterns)
-                + f". They are searched in names like {', '.join(map(repr, names[:4]))}.{remedy}",
-                stacklevel=3,
-            )
+            found = ", ".join(f"{argument}={patterns}" for argument, patterns in idle.items() if patterns)
+            where = f"They are searched in names like {', '.join(map(repr, names[:4]))}."
+            warnings.warn(f"Patterns that find no parameter: {found}. {where}{remedy}", stacklevel=3)
 
     # ---- the step count, one for all parameters as TensorFlow's `iterations`
 
     _number_of_this_step: Optional[float] = None  # within a step, once it is known
     _in_step = False
 
-    def step(self) -> None:
-        """Update all parameters that have a gradient."""
-        with self._one_step():
-            super().step()
-
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        # of a step: all parameters or a group of them; of `minimize` and the sharding wrappers: a whole step
         if parameter_list(self) is None and not isinstance(params_grads, dict):
             self._warn_of_idle_patterns([param for param, _ in params_grads])
-        with self._one_step():
-            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+        return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
 
     @contextlib.contextmanager
     def _one_step(self) -> Iterator[None]:
@@ -400,10 +374,8 @@ class AdamWeightDecay(StepCount, RuleOptimizer):
         config = dict(config)
         lacking = [argument for argument in config.pop("not_in_config", ()) if argument not in arguments]
         if lacking:
-            raise ValueError(
-                f"`from_config` must be given what the configuration cannot hold: {', '.join(lacking)}. "
-                f"Received: {', '.join(arguments) or 'nothing'}"
-            )
+            wrong = f"`from_config` must be given what the configuration cannot hold: {', '.join(lacking)}."
+            raise ValueError(f"{wrong} Received: {', '.join(arguments) or 'nothing'}")
         return cls(**{**config, **arguments})
 
 

@@ -24,25 +24,15 @@ from ._fused.step import FusedMixin, layer_rates
 
 __all__ = ["AdamWDL"]
 
-_LOW_PRECISION = (paddle.float16, paddle.bfloat16)
+_LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes is slow
 _BETA_OF = {"beta1_pow_acc": "beta1", "beta2_pow_acc": "beta2"}  # states that are powers of these options
 
 
 def adamw_update(
-    param: Any,
-    grad: Any,
-    moment1: Any,
-    moment2: Any,
-    beta1_pow: Any,
-    beta2_pow: Any,
-    *,
-    lr: Any,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    weight_decay: float,
+    param: Any, grad: Any, state: list[Any], lr: Any, *, beta1: float, beta2: float, epsilon: float, weight_decay: float
 ) -> tuple[Any, ...]:
     """Return the new parameter, moments and powers of Algorithm 2 in Paddle's order: decay first, epsilon un-hatted."""
+    moment1, moment2, beta1_pow, beta2_pow = state
     param = param * (1.0 - lr * weight_decay)
     moment1 = beta1 * moment1 + (1.0 - beta1) * grad
     moment2 = beta2 * moment2 + (1.0 - beta2) * grad * grad
@@ -74,9 +64,8 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         epsilon (float|Tensor, optional): at least 0, added to the root of the second moment.
         weight_decay (float|Tensor, optional): decoupled decay :math:`\lambda`, scaled by the layer's own rate. None is
             0; a regularizer of Paddle's (`L2Decay`) is an error.
-        lazy_mode (bool, optional): of a sparse gradient, which Paddle takes on a GPU only, update the rows that it has.
-        lr_ratio (callable, optional): another name for a one-argument `set_param_lr_fun`, as in
-            `paddle.optimizer.AdamW`; works on CPU too.
+        lazy_mode: of a sparse gradient, which Paddle takes on a GPU only, update the rows that it has.
+        lr_ratio: another name for a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`; works on CPU too.
 
     **The arguments that all optimizers take**:
 
@@ -88,21 +77,21 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
             "dygraph_key_name" change nothing; an "lr_scale" other than 1 in a group without a rate of its own is an
             error.
         grad_clip (GradientClipBase, optional): gradient clipping before the step.
-        apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed. None: all are.
-        multi_precision (bool, optional): keep float32 master weights of float16 and bfloat16 parameters.
-        name (str, optional): prefix of the names of the optimizer's state.
+        apply_decay_param_fun: ``param.name`` -> whether the parameter is decayed. None: all are.
+        multi_precision: keep float32 master weights of float16 and bfloat16 parameters.
+        name: prefix of the names of the optimizer's state.
         layerwise_decay (float|LayerDecay, optional): ratio of the rates of neighbouring layers, in (0, 1]. A
             `LayerDecay` (other conventions, a floor, freezing) goes with `layers`.
         layers (LayerMap, optional): the layers of the model, of any architecture; instead of the next three.
-        n_layers (int, optional): blocks of the model, for `set_param_lr_fun`; at least as many as there are.
-        set_param_lr_fun (callable, optional): ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``,
-            called for every parameter in every step. It returns the ratio, or multiplies
-            ``param.optimize_attr["learning_rate"]`` by it. A ratio of 0 freezes the parameter. None: all ratios are 1.
+        n_layers: blocks of the model, for `set_param_lr_fun`; at least as many as there are.
+        set_param_lr_fun: ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, called for every parameter
+            in every step. It returns the ratio, or multiplies ``param.optimize_attr["learning_rate"]`` by it. A ratio
+            of 0 freezes the parameter. None: all ratios are 1.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name, for `set_param_lr_fun`.
-        fused (bool, optional): whether a step is one call of the package's C library, which is several times as fast.
-            None: where it can, which is all in dygraph on a CPU but float64; Paddle's operations do the rest. True: an
-            error if it cannot do all. False: never. The state is the same, and numbers agree to float32 rounding;
-            numbers below 1.2e-38 are taken as 0. It uses OMP_NUM_THREADS threads, which Paddle sets to 1 by default.
+        fused: whether a step is one call of the package's C library, which is several times as fast. None: where it
+            can, which is all in dygraph on a CPU but float64; Paddle's operations do the rest. True: an error if it
+            cannot do all. False: never. The state is the same, and numbers agree to float32 rounding; numbers below
+            1.2e-38 are taken as 0. It uses OMP_NUM_THREADS threads, which Paddle sets to 1 by default.
 
     Raises:
         TypeError: an argument of the wrong type, a hook of another arity or with a result that is no number.
@@ -231,9 +220,11 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         if ratio_in_kernel(self) is not None and dygraph and param.place.is_gpu_place():
             return super(LayerwiseMixin, self)._create_param_lr(param_and_grad)  # Paddle's
         lr = super()._create_param_lr(param_and_grad)
-        if dygraph and paddle.float64 in (lr.dtype, param.dtype) and param.dtype not in _LOW_PRECISION:
-            return lr.astype(param.dtype)  # the type of the first parameter, where Paddle's kernel needs this one's
-        return lr
+        if not dygraph or lr.dtype == param.dtype:
+            return lr
+        # it has the type of the first parameter, and Paddle's kernel needs this one's
+        double = paddle.float64 in (lr.dtype, param.dtype) and param.dtype not in _LOW_PRECISION
+        return lr.astype(param.dtype) if double else lr
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
         param, grad = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
@@ -281,13 +272,9 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         has_master, options = self._has_master(param), self.fused_options(param)
         weight = masters(self)[param.name] if has_master else param.astype("float32")
         stored = [state_getter(self)(name, param) for name in ("moment1", "moment2", *_BETA_OF)]
-        new_weight, *new_state = adamw_update(
-            weight,
-            grad.astype("float32"),
-            *(state.astype("float32") for state in stored),
-            lr=rate_factor(self)((param, grad)),
-            **{name: float(options[name]) for name in ("beta1", "beta2", "epsilon", "weight_decay")},
-        )
+        state, rate = [value.astype("float32") for value in stored], rate_factor(self)((param, grad))
+        numbers = {name: float(options[name]) for name in ("beta1", "beta2", "epsilon", "weight_decay")}
+        new_weight, *new_state = adamw_update(weight, grad.astype("float32"), state, rate, **numbers)
         for new, old in zip(new_state, stored):
             paddle.assign(new.reshape(old.shape).astype(old.dtype), old)
         new_weight = new_weight.reshape(param.shape)  # the powers are of shape [1], the parameter may be of []

@@ -6,6 +6,7 @@ from typing import Any, Optional, Union
 import paddle
 from paddle.optimizer import Optimizer
 
+from .._messages import wrong_type
 from .._paddle import asks_for_rates, grad_of, may_have_cut, parameters_of, unwrap
 from ..layers.decay import LayerDecay
 from ._base.layerwise import LayerwiseMixin, ratio_fn
@@ -21,13 +22,13 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
 
     Args:
         optimizer (paddle.optimizer.Optimizer): Momentum, Adam, NAdam, Lamb...; with a scheduler and parameter groups or
-            without. Call it before the optimizer is wrapped by `fleet`; the optimizer inside LookAhead is found.
+            without, before `fleet` wraps it; the optimizer inside LookAhead is found.
         layers (LayerMap): the layers of the model whose parameters it trains.
-        layerwise_decay (float|LayerDecay): ratio of the rates of neighbouring layers, in (0, 1], or a whole decay.
+        layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a whole decay.
 
     Raises:
-        TypeError: not a Paddle optimizer; one whose step does not ask for a rate per parameter, such as LBFGS, Rprop,
-            Muon and ModelAverage; an optimizer that is wrapped already.
+        TypeError: not a Paddle optimizer, or a wrapped one; one whose step does not ask for a rate per parameter, such
+            as LBFGS, Rprop, Muon and ModelAverage.
         ValueError: a parameter that `layers` does not know; an optimizer with a layer-wise decay of its own.
 
     Examples:
@@ -41,15 +42,14 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
     """
     inner = _inside(optimizer)
     plain = vars(type(inner)).get("_plain", type(inner))
+    name = plain.__name__
     if isinstance(inner, LayerwiseMixin) and type(inner) is plain:
-        raise ValueError(
-            f"{plain.__name__} has a layer-wise decay of its own: give it `layers` and `layerwise_decay` when built."
-            f" Received: optimizer={plain.__name__}"
-        )
+        advice = "give it `layers` and `layerwise_decay` when built."
+        raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
     if not asks_for_rates(plain):
         raise TypeError(
-            f"The step of {plain.__name__} does not ask `_create_param_lr` for the rate of each parameter, so it would "
-            f"ignore a layer-wise decay: use another optimizer. Received: optimizer={plain.__name__}"
+            f"The step of {name} does not ask `_create_param_lr` for the rate of each parameter, so it would ignore a "
+            f"layer-wise decay: use another optimizer. Received: optimizer={name}"
         )
     ratio_of = ratio_fn(layers, layerwise_decay)
     for param in parameters_of(inner):
@@ -60,10 +60,7 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
 
 
 def reset_layerwise_decay(optimizer: Any) -> Any:
-    """Undo `apply_layerwise_decay` and return the optimizer: all layers have the same rate again.
-
-    Args:
-        optimizer (paddle.optimizer.Optimizer): any; one that `apply_layerwise_decay` was not applied to stays as it is.
+    """Undo `apply_layerwise_decay`, if it was applied, and return the optimizer: all layers have the same rate again.
 
     Examples:
         >>> import paddle, paddle_ldopt as ldopt
@@ -85,10 +82,7 @@ def _inside(optimizer: Any) -> Any:
     """Return the optimizer that a layer-wise decay can be applied to: inside LookAhead, but no wrapper of `fleet`."""
     inner = unwrap(optimizer)
     if may_have_cut(optimizer) or not isinstance(inner, Optimizer):
-        raise TypeError(
-            "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it. "
-            f"Received: optimizer={type(optimizer).__name__}"
-        )
+        raise wrong_type(optimizer, "optimizer", "a Paddle optimizer, given before `fleet` or group sharding wraps it")
     return inner
 
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, ClassVar, Optional
 import paddle
 
 from .._checks import Option, checked_bool, checked_int, one_of_two
-from .._messages import shown
+from .._messages import refusal
 from .._paddle import square_sum
 from ._base.arithmetic import over_, plus_, square_, times_
 from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_decay, register
@@ -31,8 +31,9 @@ from ._pieces import Piece
 
 __all__ = ["Came", "came_update"]
 
-_DECAY_RATE = 0.8  # the default
+_EPS, _DECAY_RATE = (1e-30, 1e-3, 1e-16), 0.8  # the defaults
 _FLOAT16_MAX = 65504.0
+_from_one = functools.partial(checked_int, least=1)
 
 
 def came_update(
@@ -56,23 +57,18 @@ def came_update(
 ) -> Update:
     """Return (new parameter, new state): Algorithm 2 of the paper, as a rule of `RuleOptimizer`.
 
-    `piece` is what the tensors are of the parameter; all other arguments are `Came`'s. State: "exp_avg" like the
-    parameter; for rank 2 and above "exp_avg_sq_row", "exp_avg_res_row" [..., R] and "exp_avg_sq_col",
-    "exp_avg_res_col" [..., C]; below that "exp_avg_sq" like the parameter. Without `beta1` there is neither "exp_avg"
-    nor "exp_avg_res".
+    `piece` is what the tensors are of the parameter; all other arguments are `Came`'s. See `Came.states` for the state.
     """
     t, shape = state[STEP], piece.shape
     new_state: dict[str, Any] = {}
 
-    def average(
-        name: str, value: Any, beta: Any
-    ) -> Any:  # the exponential moving average called `name`, with `value` in it
+    def average(name: str, value: Any, beta: Any) -> Any:
+        """Return the exponential moving average called `name`, with `value` in it."""
         new_state[name] = plus_(beta * state[name], (1 - beta) * value)
         return new_state[name]
 
-    def factored_average(
-        name: str, matrix: Any, beta: Any
-    ) -> Any:  # 1 / sqrt of the average of `matrix`, kept as its row and column means
+    def factored_average(name: str, matrix: Any, beta: Any) -> Any:
+        """Return 1 / sqrt of the average of `matrix`, kept as its row and column means."""
         row, col = row_col_means((yield row_col_sums(matrix, piece)), shape)
         return inverse_sqrt_factored(average(f"{name}_row", row, beta), average(f"{name}_col", col, beta), piece)
 
@@ -133,25 +129,24 @@ class Came(FactoredOptimizer):
         eps (tuple|list): three numbers above 0: :math:`\epsilon_1` is added to the squared gradient,
             :math:`\epsilon_2` is the least RMS of a parameter, used with `scale_parameter` only, and
             :math:`\epsilon_3` is added to the squared instability.
-        clip_threshold (float): above 0, the largest RMS of the update u.
-        decay_rate (float): in [0, 1], of :math:`\beta_{2,t}`; 0 averages nothing.
-        beta1 (float, optional): decay of m, in [0, 1). 0 or None: there is no m and no S, and the step is
-            :math:`l \, u`, Adafactor's.
-        beta3 (float): decay of S, in [0, 1).
-        weight_decay (float|None): decoupled decay :math:`\lambda`, in [0, 1], scaled by the layer's own rate.
-        scale_parameter (bool): scale the rate by the RMS of the parameter.
-        relative_step (bool): the rate is :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio and the group's
+        clip_threshold: above 0, the largest RMS of the update u.
+        decay_rate: in [0, 1], of :math:`\beta_{2,t}`; 0 averages nothing.
+        beta1: decay of m, in [0, 1). 0 or None: there is no m and no S, and the step is :math:`l \, u`, Adafactor's.
+        beta3: decay of S, in [0, 1).
+        weight_decay: decoupled decay :math:`\lambda`, in [0, 1], scaled by the layer's own rate.
+        scale_parameter: scale the rate by the RMS of the parameter.
+        relative_step: the rate is :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio and the group's
             multiplier, as in `Adafactor`; `get_lr` is then that of the next step.
-        warmup_init (bool): with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
-        compression (bool): store m, but no average of squares, as float16. The error of m is at most
+        warmup_init: with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
+        compression: store m, but no average of squares, as float16. The error of m is at most
             :math:`(2^{-11} \max |m| + 2^{-25}) / (1 - \beta_1)`: 0.5% of its largest value with the default.
-        loss_scale (int): above 0; gradients are divided by it (after `grad_clip`).
+        loss_scale: above 0; gradients are divided by it (after `grad_clip`).
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate, a float),
             "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A
             group's "beta2" takes the place of the optimizer's `decay_rate`; None that of its `beta2`. MindFormers'
             ``{"order_params": [...]}`` is checked, and changes nothing.
-        beta2 (float, optional): a constant decay of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code is
-            ``beta2=0.999, beta3=0.9999``.
+        beta2: a constant decay of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code has 0.999, and 0.9999
+            as `beta3`.
         **layerwise: the layer-wise arguments; see `AdamWDL` for them and all others that every optimizer takes.
 
     Raises:
@@ -179,11 +174,7 @@ class Came(FactoredOptimizer):
     OPTIONS: ClassVar[dict[str, Option]] = {
         "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option(
-            (1e-30, 1e-3, 1e-16),
-            "three small numbers above 0",
-            check=numbers("()", "()", "()"),
-            kind="three of (0, inf)",
-            group=True,
+            _EPS, "three small numbers above 0", check=numbers("()", "()", "()"), kind="three of (0, inf)", group=True
         ),
         "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
         "decay_rate": Option(_DECAY_RATE, "exponent of the second moment's decay", high=1.0, group=True),
@@ -195,9 +186,7 @@ class Came(FactoredOptimizer):
         "relative_step": Option(False, "set the rate from the step", check=checked_bool),
         "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool),
         "compression": Option(False, "store the momentum as float16", check=checked_bool),
-        "loss_scale": Option(
-            1, "divides the gradients", kind="an int from 1", check=functools.partial(checked_int, least=1)
-        ),
+        "loss_scale": Option(1, "divides the gradients", kind="an int from 1", check=_from_one),
     }
 
     @staticmethod
@@ -220,7 +209,7 @@ class Came(FactoredOptimizer):
     def __init__(
         self,
         learning_rate: Any = None,
-        eps: Any = (1e-30, 1e-3, 1e-16),
+        eps: Any = _EPS,
         clip_threshold: float = 1.0,
         decay_rate: float = _DECAY_RATE,
         beta1: Optional[float] = 0.9,
@@ -242,41 +231,21 @@ class Came(FactoredOptimizer):
         fused: Optional[bool] = None,
         **layerwise: Any,
     ) -> None:
-        parameters, _ = without_order(
-            one_of_two("parameters", parameters, "params", params)
-        )  # any order gives the same
-        super().__init__(
-            learning_rate,
-            parameters,
-            eps=eps,
-            clip_threshold=clip_threshold,
-            decay_rate=decay_rate,
-            beta1=beta1,
-            beta2=beta2,
-            beta3=beta3,
-            weight_decay=weight_decay,
-            scale_parameter=scale_parameter,
-            relative_step=relative_step,
-            warmup_init=warmup_init,
-            compression=compression,
-            loss_scale=loss_scale,
-            grad_clip=grad_clip,
-            apply_decay_param_fun=apply_decay_param_fun,
-            multi_precision=multi_precision,
-            name=name,
-            fused=fused,
-            **layerwise,
-        )
+        layerwise.update(eps=eps, clip_threshold=clip_threshold, decay_rate=decay_rate, loss_scale=loss_scale)
+        layerwise.update(beta1=beta1, beta2=beta2, beta3=beta3, weight_decay=weight_decay, compression=compression)
+        layerwise.update(scale_parameter=scale_parameter, relative_step=relative_step, warmup_init=warmup_init)
+        layerwise.update(apply_decay_param_fun=apply_decay_param_fun, multi_precision=multi_precision)
+        # any order of updates gives the same
+        parameters, _ = without_order(one_of_two("parameters", parameters, "params", params))
+        super().__init__(learning_rate, parameters, grad_clip=grad_clip, name=name, fused=fused, **layerwise)
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         """Raise ValueError if `relative_step` or `beta2` goes with an option that it takes the place of."""
         super().check_together(options, group)
         given = "decay_rate" in group if group else options["decay_rate"] != _DECAY_RATE
         if given and options["beta2"] is not None:
-            raise ValueError(
-                "`beta2` takes the place of `decay_rate`: give one of them, or the group 'beta2': None. "
-                f"Received: beta2={shown(options['beta2'])}, decay_rate={shown(options['decay_rate'])}"
-            )
+            wrong = "`beta2` takes the place of `decay_rate`: give one of them, or the group 'beta2': None."
+            raise refusal(ValueError, wrong, **{name: options[name] for name in ("beta2", "decay_rate")})
 
     def rule(
         self, param: Any, grad: Any, state: dict[str, Any], lr: Any, options: dict[str, Any], piece: Any = None
@@ -285,9 +254,8 @@ class Came(FactoredOptimizer):
         options = {**self._fixed, **options}
         compression = options.pop("compression")
         del options["lr"]  # it is in the argument by now
-        new_param, new_state = yield from came_update(
-            param, grad, state, lr, piece=piece or Piece(param.shape), **options
-        )
+        piece = piece or Piece(param.shape)
+        new_param, new_state = yield from came_update(param, grad, state, lr, piece=piece, **options)
         if compression and "exp_avg" in new_state:  # saturate: |m| may reach clip_threshold * sqrt(size)
             m = new_state["exp_avg"].clip(-_FLOAT16_MAX, _FLOAT16_MAX)
             # Denormal ones towards 0, or beta1 * m would be rounded to m and never come to rest. (And Paddle makes 2e-7
@@ -298,20 +266,10 @@ class Came(FactoredOptimizer):
 
     def fused_rule(self, options: dict[str, Any]) -> FusedRule:
         """Return the rule as the C library knows it."""
-        fields = {
-            "beta1": options["beta1"] or 0.0,
-            "beta2": options["beta2"] or 0.0,
-            "beta3": options["beta3"],
-            "eps": options["eps"],
-            "clip": options["clip_threshold"],
-            "decay_rate": options["decay_rate"],
-            "grad_scale": 1.0 / options["loss_scale"],
-        }
-        flags = {
-            "momentum": bool(options["beta1"]),
-            "constant_beta2": options["beta2"] is not None,
-            **{name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")},
-        }
+        fields = {name: options[name] or 0.0 for name in ("beta1", "beta2", "beta3", "eps", "decay_rate")}
+        fields.update(clip=options["clip_threshold"], grad_scale=1.0 / options["loss_scale"])
+        flags = {"momentum": bool(options["beta1"]), "constant_beta2": options["beta2"] is not None}
+        flags.update({name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")})
         states = (("exp_avg_sq_row", "exp_avg_sq"), "exp_avg_sq_col", "exp_avg", "exp_avg_res_row", "exp_avg_res_col")
         return FusedRule("came", states, fields, tuple(flag for flag in flags if flags[flag]))
 

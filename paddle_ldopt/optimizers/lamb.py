@@ -13,12 +13,12 @@ from typing import Any, Callable, ClassVar, Optional
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import Option, checked_bool, one_of_two
-from .._messages import shown
-from .._paddle import decay_fun, square_sum
+from .._checks import Option, checked_bool, checked_state, one_of_two
+from .._messages import refusal
+from .._paddle import decay_fun, flatten_groups, square_sum
 from ._base.arithmetic import one_minus_power, over_, plus_, root_, times_
 from ._base.declaration import ELEMENT, SCALAR, STEP, State, register
-from ._base.mindspore import StepFunction, as_list, decay_or_function, is_convolution, rate_or_function, without_order
+from ._base.mindspore import StepFunction, decay_or_function, is_convolution, rate_or_function, without_order
 from ._base.rule_optimizer import RuleOptimizer, Task, Update, largest
 from ._base.step_count import StepCount
 from ._fused.plan import FusedRule
@@ -29,6 +29,7 @@ __all__ = ["Lamb", "lamb_update"]
 # The optimizer's own count of steps, kept with every parameter: `STEP` counts those of one parameter alone, which is
 # another number where a parameter had no gradient. There only if something is scheduled by it.
 GLOBAL_STEP = "global_step"
+_RATE = "[0, inf) or a schedule"
 
 
 def lamb_update(
@@ -91,8 +92,8 @@ class Lamb(StepCount, RuleOptimizer):
         learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): at least 0. A number or a 0-D Tensor stays. Of a
             1-D Tensor or a (finite) iterable step i takes element i, from 0; the step after the last raises. A callable
             is given the number of steps taken so far, an int, and returns the rate.
-        beta1, beta2 (float, optional): decays of the first and of the second moment, in (0, 1).
-        eps (float, optional): above 0, added to the root of the second moment.
+        beta1, beta2: decays of the first and of the second moment, in (0, 1).
+        eps: above 0, added to the root of the second moment.
         weight_decay (float|int|callable, optional): :math:`\lambda`, at least 0; or a callable of the number of steps
             taken so far that returns it, a `paddle.nn.Layer` included.
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their absolute rate: all
@@ -100,10 +101,10 @@ class Lamb(StepCount, RuleOptimizer):
             "eps" and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5,
             its mean over all axes but the first). One more dict ``{"order_params": [...]}`` lists the parameters of all
             groups in the order in which they are to be updated.
-        apply_decay_param_fun (callable, optional): ``param.name`` -> whether the parameter is decayed. None: without
-            groups all but those with "beta" or "gamma" in their tensor name, or in their structured name if `name_dict`
-            or `layers` tells it; with groups all. Paddle calls the weights of its norms otherwise: leave out norms and
-            biases with ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
+        apply_decay_param_fun: ``param.name`` -> whether the parameter is decayed. None: without groups all but those
+            with "beta" or "gamma" in their tensor name, or in their structured name if `name_dict` or `layers` tells
+            it; with groups all. Paddle calls the weights of its norms otherwise: leave out norms and biases with
+            ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
         **layerwise: the layer-wise arguments; see `AdamWDL` for them and all others that every optimizer takes.
 
     Raises:
@@ -139,13 +140,7 @@ class Lamb(StepCount, RuleOptimizer):
             0.0, "decoupled decay", group=True, check=decay_or_function, kind="[0, inf) or a function of the step"
         ),
         "lr": Option(
-            None,
-            "the group's own rate",
-            optional=True,
-            group=True,
-            check=rate_or_function,
-            kind="[0, inf) or a schedule",
-            argument=False,
+            None, "the group's own rate", optional=True, group=True, check=rate_or_function, kind=_RATE, argument=False
         ),
         "grad_centralization": Option(
             False, "centralize a convolution's gradient", group=True, check=checked_bool, argument=False
@@ -180,20 +175,9 @@ class Lamb(StepCount, RuleOptimizer):
         **layerwise: Any,
     ) -> None:
         parameters, self._order = without_order(one_of_two("parameters", parameters, "params", params))
-        super().__init__(
-            learning_rate,
-            parameters,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            weight_decay=weight_decay,
-            grad_clip=grad_clip,
-            apply_decay_param_fun=apply_decay_param_fun,
-            multi_precision=multi_precision,
-            name=name,
-            fused=fused,
-            **layerwise,
-        )
+        layerwise.update(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+        layerwise.update(apply_decay_param_fun=apply_decay_param_fun, multi_precision=multi_precision)
+        super().__init__(learning_rate, parameters, grad_clip=grad_clip, name=name, fused=fused, **layerwise)
 
     def _read_rate(self, learning_rate: Any) -> Any:
         return rate_or_function(learning_rate, "learning_rate")
@@ -209,10 +193,9 @@ class Lamb(StepCount, RuleOptimizer):
         self._refuse_functions_in_a_graph()
         first = {function: function(0) for function in self._step_functions}
         for group in groups:
-            if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in as_list(group["params"])):
-                warnings.warn(
-                    "'grad_centralization' has no effect on a group without a convolution's weight", stacklevel=4
-                )
+            if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
+                idle = "'grad_centralization' has no effect on a group without a convolution's weight"
+                warnings.warn(idle, stacklevel=4)
         return rate if self._schedule is None else first[rate]
 
     # ---- the rule
@@ -267,9 +250,9 @@ class Lamb(StepCount, RuleOptimizer):
     def set_lr(self, value: float) -> None:
         """Set the rate; a RuntimeError where it is a schedule."""
         if self._schedule is not None:
-            raise RuntimeError(
-                "The rate follows the schedule given as `learning_rate`; build the optimizer with a number to set it. "
-                f"Received: value={shown(value)}"
+            advice = "build the optimizer with a number to set it."
+            raise refusal(
+                RuntimeError, f"The rate follows the schedule given as `learning_rate`; {advice}", value=value
             )
         super().set_lr(value)
 
@@ -281,9 +264,8 @@ class Lamb(StepCount, RuleOptimizer):
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, that of a run without schedules included."""
-        if not isinstance(state_dict, dict):
-            return super().set_state_dict(state_dict)  # which says that it must be one
-        own = {key: largest([state_dict[key]]) for key in state_dict if str(key).endswith(f"_{STEP}_0")}
+        counted = [key for key in checked_state(state_dict) if str(key).endswith(f"_{STEP}_0")]
+        own = {key: largest([state_dict[key]]) for key in counted}
         counts = {}
         for key in own if self._counts_steps else ():
             count = f"{key[: -len(f'{STEP}_0')]}{GLOBAL_STEP}_0"
@@ -308,14 +290,12 @@ class Lamb(StepCount, RuleOptimizer):
     def _refuse_functions_in_a_graph(self) -> None:
         if self._step_functions and not paddle.in_dynamic_mode():
             first = self._step_functions[0]
-            raise ValueError(
-                f"`{first.argument}` advances with the optimizer's steps, which a static graph does not see. Give a "
-                "number, or as the rate a scheduler that is stepped after each run, such as "
-                f"paddle.optimizer.lr.LambdaDecay(1.0, function). Received: {first.argument}={shown(first)}"
-            )
+            wrong = f"`{first.argument}` advances with the optimizer's steps, which a static graph does not see."
+            advice = "Give a number, or as the rate a scheduler that is stepped after each run, such as LambdaDecay."
+            raise refusal(ValueError, f"{wrong} {advice}", **{first.argument: first})
 
     @contextlib.contextmanager
-    def _on_schedule(self) -> Iterator[None]:
+    def _one_step(self) -> Iterator[None]:
         """Hold all scheduled values of one step, asked for and checked before the step changes anything."""
         self._refuse_functions_in_a_graph()
         if self._scheduled or not self._counts_steps:
@@ -331,15 +311,6 @@ class Lamb(StepCount, RuleOptimizer):
             self._scheduled = {}
 
     # ---- the step
-
-    def step(self) -> None:
-        """Update all parameters once, after all schedules were asked for their values."""
-        with self._on_schedule():
-            super().step()
-
-    def _apply_optimize(self, *args: Any, **kwargs: Any) -> Any:
-        with self._on_schedule():
-            return super()._apply_optimize(*args, **kwargs)
 
     def _update(self, tasks: list[Task]) -> None:
         place = {param.name: i for i, param in enumerate(self._order or [])}

@@ -632,7 +632,7 @@ def test_a_relative_rate_cannot_be_set():
     [
         (("opt", -1.0), ValueError, r"`initial_lr` must be in \[0, inf\). Received: initial_lr=-1.0"),
         (("opt", None), TypeError, "`initial_lr` must be a number. Received: initial_lr=None"),
-        ((None,), TypeError, "`optimizer` must be an Adafactor. Received: optimizer=NoneType"),
+        ((None,), TypeError, "`optimizer` must be an Adafactor. Received: optimizer of type NoneType"),
     ],
 )
 def test_bad_schedules_are_refused(arguments, error, match):

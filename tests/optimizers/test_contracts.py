@@ -646,7 +646,7 @@ def test_a_second_loss_of_a_static_program_trains_the_same_parameters(name):
         (
             {"name_dict": ["a"], "layerwise_decay": 0.5},
             TypeError,
-            "`name_dict` must map .*Received: name_dict of type list",
+            "`name_dict` must be a dict .*Received: name_dict of type list",
         ),
         ({"apply_decay_param_fun": {"a"}}, TypeError, "must be callable. Received: apply_decay_param_fun"),
         ({"grad_clip": 1.0}, TypeError, "grad_clip"),

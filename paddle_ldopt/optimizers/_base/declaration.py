@@ -23,7 +23,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from paddle.regularizer import WeightDecayRegularizer
 
 from ..._checks import Option, checked_bool, checked_number
-from ..._messages import shown
+from ..._messages import refusal
 
 # The kinds of state: like the parameter, of its rows, of its columns (of the last two axes), and one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
@@ -49,24 +49,15 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerInfo:
-    """One row of the table.
-
-    Args:
-        cls (type): the class.
-        summary (str): when to choose it, and bytes of state a parameter.
-        weight_decay (str): what the class calls its weight decay.
-        trainer (dict[str, str]): argument of the class -> field of a Trainer's arguments that it is taken from.
-        external_rate (dict): arguments it needs to take its rate from outside.
-        own_exclusion (tuple[str]): arguments by which it says itself what is decayed.
-        options (dict[str, Option]): the options that it declares.
-    """
+    """One row of the table."""
 
     cls: type
-    summary: str
-    weight_decay: str = "weight_decay"
+    summary: str  # when to choose it, and bytes of state a parameter
+    weight_decay: str = "weight_decay"  # what the class calls its weight decay
+    # argument of the class -> field of a Trainer's arguments that it is taken from
     trainer: dict[str, str] = dataclasses.field(default_factory=dict)
-    external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)
-    own_exclusion: tuple[str, ...] = ()
+    external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # needed to take its rate from outside
+    own_exclusion: tuple[str, ...] = ()  # arguments by which it says itself what is decayed
     options: dict[str, Option] = dataclasses.field(default_factory=dict)
 
     @property
@@ -108,7 +99,7 @@ def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:
     def check(value: Any, name: str) -> tuple[float, ...]:
         if not isinstance(value, (list, tuple)) or len(value) != len(ends):
             wrong = ValueError if isinstance(value, (list, tuple)) else TypeError
-            raise wrong(f"`{name}` must be a tuple of {len(ends)} numbers. Received: {name}={shown(value)}")
+            raise refusal(wrong, f"`{name}` must be a tuple of {len(ends)} numbers.", **{name: value})
         return tuple(checked_number(v, f"{name}[{i}]", ends=e) for i, (v, e) in enumerate(zip(value, ends)))
 
     return check

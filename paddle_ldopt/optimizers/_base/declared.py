@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, NamedTuple, Optional
 import paddle
 
 from ..._checks import Option
-from ..._messages import nearest, shown
+from ..._messages import nearest, refusal
 from ..._paddle import decay_fun, flatten_groups, found_inf, is_float64
 from ...layers.paddlenlp_hook import layerwise_lr_decay
 from .._fused.step import check_fused
@@ -54,12 +54,7 @@ class DeclaredMixin(_Base):
     # ---- arguments
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
-        """Raise ValueError if options, each of which is in its range, exclude each other.
-
-        Args:
-            options (dict): all options, of the optimizer or of a group.
-            group (dict): those that the group has given, {} of the optimizer.
-        """
+        """Raise ValueError if options exclude each other; `group` are those of them that a group has given."""
 
     def _read_arguments(
         self,
@@ -70,35 +65,23 @@ class DeclaredMixin(_Base):
     ) -> Any:
         """Check what a constructor was given, before anything is changed; return the parameters or groups as a list.
 
-        Args:
-            parameters (list[Tensor]|list[dict]|None): what to train.
-            arguments (dict): options, and layer-wise arguments.
-            apply_decay_param_fun (callable, optional): as in `AdamWDL`.
-            fused (bool, optional): as in `AdamWDL`.
+        `arguments` are the options and the layer-wise arguments; the others are as in `AdamWDL`.
         """
         known = LAYERWISE.keys() | {name for name, option in self.OPTIONS.items() if option.argument}
         for name in arguments.keys() - known:
-            raise TypeError(
-                f"{type(self).__name__} has no argument `{name}`{nearest(name, known)}. "
-                f"Received: {name}={shown(arguments[name])}"
-            )
+            wrong = f"{type(self).__name__} has no argument `{name}`{nearest(name, known)}."
+            raise refusal(TypeError, wrong, **{name: arguments[name]})
         self._fused = check_fused(fused)
         if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
-            raise TypeError(
-                "`apply_decay_param_fun` must be callable. "
-                f"Received: apply_decay_param_fun={shown(apply_decay_param_fun)}"
-            )
+            wrong = "`apply_decay_param_fun` must be callable."
+            raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
         groups = checked_parameters(parameters, [name for name, option in self.OPTIONS.items() if option.group])
         refuse_sharded_groups(groups)
-        options = {
-            name: option.checked(arguments.get(name, option.default), name) for name, option in self.OPTIONS.items()
-        }
+        options = self._checked({**{name: option.default for name, option in self.OPTIONS.items()}, **arguments})
         self.check_together(options, {})
         for group in groups or []:
             if isinstance(group, dict):
-                own = {
-                    name: option.checked(group[name], name) for name, option in self.OPTIONS.items() if name in group
-                }
+                own = self._checked(group)
                 self.check_together({**options, **own}, own)
                 group.update(own)
         self._defaults = {name: value for name, value in options.items() if self.OPTIONS[name].group}
@@ -108,10 +91,14 @@ class DeclaredMixin(_Base):
         self._missing, self._rates = MissingGradients(flatten_groups(groups or [])), {}
         return groups
 
+    def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options among what is given, each checked."""
+        return {name: option.checked(given[name], name) for name, option in self.OPTIONS.items() if name in given}
+
     # ---- options
 
     def fixed_options(self) -> dict[str, Any]:
-        """Return the options that no parameter group overrides."""
+        """Return the options that change the rule, or what it stores, and that no parameter group overrides."""
         return dict(self._fixed)
 
     def options_of(self, param: Any) -> dict[str, Any]:
@@ -156,11 +143,11 @@ class DeclaredMixin(_Base):
 
     def state_layout(self, param: Any) -> dict[str, Any]:
         """Return state name -> (dtype, shape) in which a parameter's state is stored; of one number [1]."""
-        dtype, shapes, layout = compute_dtype(param), self.state_shapes(param), {}
-        for name, state in self._states_of(param).items():
-            stored = [1] if state.kind == SCALAR else shapes[name]
-            layout[name] = (getattr(paddle, state.dtype) if state.dtype else dtype, stored)
-        return layout
+        dtype, shapes = ("float64" if is_float64(param) else "float32"), self.state_shapes(param)
+        return {
+            name: (getattr(paddle, state.dtype or dtype), [1] if state.kind == SCALAR else shapes[name])
+            for name, state in self._states_of(param).items()
+        }
 
     # ---- the step
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import paddle
 
-from ..._messages import shown
+from ..._messages import refusal
 from .declaration import COLUMN, ROW
 from .rule_optimizer import RuleOptimizer, checked_rate
 
@@ -44,10 +44,7 @@ def row_col_means(sums: Any, shape: Any) -> tuple[Any, Any]:
 def inverse_sqrt_factored(row: Any, col: Any, piece: Any) -> Any:
     r"""Return :math:`1 / \sqrt{V}` of [..., R, C] for :math:`V_{ij} = row_i \, col_j / \overline{row}` (Algorithm 4).
 
-    Args:
-        row (Tensor): means of the whole matrix's rows, [..., R], above 0.
-        col (Tensor): means of its columns, [..., C], above 0.
-        piece (Piece): of what elements it is asked for.
+    `row` and `col` are the means of the whole matrix's rows and columns, above 0; `piece` is what is asked for of it.
     """
     # not a root of row / mean: of a row without a gradient that may be denormal, which Paddle's rsqrt takes for 0
     row = row.mean(axis=-1, keepdim=True).sqrt() * row.rsqrt()
@@ -60,11 +57,9 @@ def rms(square_sum: Any, shape: Any) -> Any:
 
 
 def relative_rate(t: Any, warmup_init: bool) -> Any:
-    r"""Return the rate :math:`\min(10^{-2}, 1 / \sqrt t)` of step t (Adafactor's section 8).
+    r"""Return the rate :math:`\min(10^{-2}, 1 / \sqrt t)` of step t, from 1 (Adafactor's section 8).
 
-    Args:
-        t (Tensor): number of the step, from 1.
-        warmup_init (bool): start from :math:`10^{-6} t` instead of :math:`10^{-2}`.
+    With `warmup_init` :math:`10^{-6} t` takes the place of :math:`10^{-2}`.
     """
     return paddle.minimum(1e-6 * t if warmup_init else paddle.full_like(t, 1e-2), t.rsqrt())
 
@@ -86,9 +81,8 @@ class FactoredOptimizer(RuleOptimizer):
         if options["relative_step"]:
             self._refuse_rate("lr", options["lr"])
         elif options["warmup_init"]:
-            raise ValueError(
-                "`warmup_init=True` requires `relative_step=True`. Received: relative_step=False, warmup_init=True"
-            )
+            wrong = "`warmup_init=True` requires `relative_step=True`."
+            raise refusal(ValueError, wrong, relative_step=False, warmup_init=True)
 
     def _read_rate(self, learning_rate: Any) -> Any:
         return None if learning_rate is None else checked_rate(learning_rate, self._rate_argument)
@@ -99,17 +93,15 @@ class FactoredOptimizer(RuleOptimizer):
             self._refuse_rate(argument, rate)
             return 1.0
         if rate is None:
-            raise ValueError(
-                f"`{argument}` must be given with `relative_step=False`. Received: {argument}=None, relative_step=False"
-            )
+            wrong = f"`{argument}` must be given with `relative_step=False`."
+            raise refusal(ValueError, wrong, **{argument: None}, relative_step=False)
         return rate
 
     def _refuse_rate(self, argument: str, rate: Any) -> None:
         if rate is not None:
-            raise ValueError(
-                f"Cannot combine manual `{argument}` and `relative_step=True` options: leave out `{argument}`, or give "
-                f"relative_step=False. Received: {argument}={shown(rate)}, relative_step=True"
-            )
+            advice = f"leave out `{argument}`, or give relative_step=False."
+            wrong = f"Cannot combine manual `{argument}` and `relative_step=True` options: {advice}"
+            raise refusal(ValueError, wrong, **{argument: rate}, relative_step=True)
 
     def set_lr(self, value: float) -> None:
         """Set the rate, as in Paddle's optimizers; a RuntimeError with `relative_step`."""
@@ -123,8 +115,7 @@ class FactoredOptimizer(RuleOptimizer):
 
     def _refuse_new_rate(self, **received: Any) -> None:
         if self.sets_own_rate:  # as Paddle does where a scheduler sets the rate
-            ((name, value),) = received.items()
-            raise RuntimeError(f"`relative_step` sets the rate from the step. Received: {name}={shown(value)}")
+            raise refusal(RuntimeError, "`relative_step` sets the rate from the step.", **received)
 
     def fused_flags(self, shape: Any, options: dict[str, Any]) -> tuple[str, ...]:
         """Return the flag that depends on a parameter's shape."""

@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 
 from ..._checks import checked_number
-from ..._messages import shown
+from ..._messages import refusal, shown, wrong_type
 from ..._paddle import flatten_groups, topology
 
 __all__ = ["checked_parameters", "is_listed", "parameters_to_train"]
@@ -34,20 +34,12 @@ def is_listed(parameters: Any) -> bool:
 def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
     """Return an optimizer's `parameters` as a list, the "params" of its groups too: an iterator is read only once.
 
-    Args:
-        parameters (Iterable|None): parameters, or dicts with "params"; None in a static graph.
-        options (Iterable[str]): keys allowed in a group beside Paddle's own and the labels.
-
-    Raises:
-        TypeError, ValueError: as documented in `AdamWDL`.
+    They may be None in a static graph. A group may have `options` beside Paddle's own keys and the labels.
     """
     if parameters is None and not paddle.in_dynamic_mode():
         return None
     if not is_listed(parameters):
-        raise TypeError(
-            "`parameters` must be a list of parameters or of parameter groups. "
-            f"Received: parameters of type {type(parameters).__name__}"
-        )
+        raise wrong_type(parameters, "parameters", "a list of parameters or of parameter groups")
     items = list(parameters)
     groups = [_checked_group(item, options) for item in items if isinstance(item, dict)]
     if groups and len(groups) < len(items):
@@ -55,9 +47,8 @@ def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
     known: dict[str, Any] = {}
     for param in flatten_groups(groups) if groups else items:
         if not hasattr(param, "stop_gradient"):
-            raise TypeError(
-                f"`parameters` must hold parameters. Received: {shown(param)} of type {type(param).__name__}"
-            )
+            received = f"{shown(param)} of type {type(param).__name__}"
+            raise TypeError(f"`parameters` must hold parameters. Received: {received}")
         if param.name in known:
             if known[param.name] is param:
                 raise ValueError(f"A parameter is in `parameters` twice. Received: '{param.name}'")
@@ -79,19 +70,15 @@ def _checked_group(group: dict[str, Any], options: Iterable[str]) -> dict[str, A
         raise ValueError(f"A parameter group has one of the keys {known}. Received: {received}")
     params, rate = group["params"], group.get("learning_rate", 1.0)
     if "lr" in options and group.get("lr") is not None and "learning_rate" in group:
-        raise ValueError(
-            "A parameter group has either 'lr', its absolute rate, or 'learning_rate', a multiplier of the "
-            f"optimizer's: give one. Received: lr={shown(group['lr'])}, learning_rate={shown(rate)}"
-        )
+        rates = "either 'lr', its absolute rate, or 'learning_rate', a multiplier of the optimizer's"
+        raise refusal(ValueError, f"A parameter group has {rates}: give one.", lr=group["lr"], learning_rate=rate)
     if isinstance(params, (set, str)):
         raise TypeError(f"A group's 'params' must be an ordered collection. Received: {type(params).__name__}")
     if not isinstance(rate, paddle.Tensor):  # a Tensor is Paddle's way to give an absolute rate
         rate = checked_number(rate, "learning_rate", kind="a number: in a group it is a multiplier of the rate")
     scaled = checked_number(group.get("lr_scale", 1.0), "lr_scale", kind="a number: it is a label of a group") != 1.0
     if scaled and "learning_rate" not in group and group.get("lr") is None:
-        raise ValueError(
-            "'lr_scale' is a label and has no effect: give the group its 'learning_rate', a multiplier of the "
-            f"optimizer's. Received: lr_scale={shown(group['lr_scale'])}"
-        )
+        advice = "give the group its 'learning_rate', a multiplier of the optimizer's."
+        raise refusal(ValueError, f"'lr_scale' is a label and has no effect: {advice}", lr_scale=group["lr_scale"])
     given = {"learning_rate": rate} if "learning_rate" in group else {}
     return {**group, **given, "params": params if hasattr(params, "stop_gradient") else list(params)}

@@ -13,15 +13,9 @@ from typing import Any, Callable, Optional
 import paddle
 
 from ..._checks import checked_int
-from ..._messages import shown
+from ..._messages import refusal, wrong_type
 from ..._paddle import decay_fun_is_replaced, flatten_groups, groups_by_name, parameters_of, sharding_setting
-from ...layers.paddlenlp_hook import (
-    N_LAYERS,
-    adapt_hook,
-    check_decay,
-    check_documented_rule,
-    layerwise_lr_decay,
-)
+from ...layers.paddlenlp_hook import N_LAYERS, adapt_hook, check_decay, check_documented_rule, layerwise_lr_decay
 from .._pieces import unknown_parameter
 
 _Base: Any = object
@@ -67,10 +61,7 @@ class LayerwiseMixin(_Base):
             received = f"{len(params)} parameters, all frozen" if params else "parameters=[]"
             raise ValueError(f"`parameters` holds no trainable parameter. Received: {received}")
         if name_dict is not None and not isinstance(name_dict, Mapping):
-            raise TypeError(
-                "`name_dict` must map each parameter's `name` to its structured name. "
-                f"Received: name_dict of type {type(name_dict).__name__}"
-            )
+            raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")
         self._structured = name_dict or getattr(layers, "name_dict", None) or {}
         _refuse_names_before_sharding(params or [], self._structured, apply_decay_param_fun)
         self.n_layers = checked_int(n_layers, "n_layers")
@@ -118,10 +109,8 @@ class LayerwiseMixin(_Base):
         known = self._known_names()
         new = [param.name for param in flatten_groups([param_group]) if known and param.name not in known]
         if new:
-            raise ValueError(
-                "The parameters of an optimizer are those it was built with: give others an optimizer of their own. "
-                f"Received: {len(new)} more parameters, such as '{new[0]}'"
-            )
+            wrong = "The parameters of an optimizer are those it was built with: give others an optimizer of their own."
+            raise ValueError(f"{wrong} Received: {len(new)} more parameters, such as '{new[0]}'")
         super()._add_param_group(param_group)
 
     @contextlib.contextmanager
@@ -154,9 +143,8 @@ class LayerwiseMixin(_Base):
 
     def _check_decay_fun(self) -> None:
         """Raise if sharding v1 has replaced `apply_decay_param_fun` by one for buffers that it does not update."""
-        if not decay_fun_is_replaced(self):
-            return
-        if not (sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")):
+        known = sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")
+        if decay_fun_is_replaced(self) and not known:
             setting = sharding_setting("comm_overlap", "tensor_fusion")
             raise ValueError(
                 f"With `{setting}` sharding replaces `apply_decay_param_fun`, and no parameter would be decayed: set "
@@ -171,41 +159,32 @@ class LayerwiseMixin(_Base):
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
         pair = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
         ratio = self.layerwise_ratio(pair[0])
-        if isinstance(ratio, float) and ratio == 0.0:
-            return None
-        return super()._append_optimize_op(block, param_and_grad)
+        frozen = isinstance(ratio, float) and ratio == 0.0
+        return None if frozen else super()._append_optimize_op(block, param_and_grad)
 
 
 def _ratios_of_layers(layers: Any, layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> Ratio:
     """Return the ratio of each parameter by a LayerMap, raise if an argument contradicts it."""
     if hook is not layerwise_lr_decay or name_dict is not None:
-        raise ValueError(
-            "`layers` takes the place of `name_dict` and `set_param_lr_fun`: give one or the other. "
-            f"Received: name_dict={shown(name_dict)}, set_param_lr_fun={shown(hook)}"
-        )
+        wrong = "`layers` takes the place of `name_dict` and `set_param_lr_fun`: give one or the other."
+        raise refusal(ValueError, wrong, name_dict=name_dict, set_param_lr_fun=hook)
     ratio_of = ratio_fn(layers, layerwise_decay)
     if n_layers != N_LAYERS:
-        raise ValueError(
-            "`layers` knows the number of blocks, so `n_layers` would be ignored: leave it out. "
-            f"Received: n_layers={shown(n_layers)}, and layers with {layers.n_layers} blocks"
-        )
+        wrong = f"`layers` knows that there are {layers.n_layers} blocks, so `n_layers` would be ignored: leave it out."
+        raise refusal(ValueError, wrong, n_layers=n_layers)
     return ratio_of
 
 
 def _ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> Optional[Ratio]:
     """Return the ratio of each parameter by a hook, None if all are 1; raise if a decay would change nothing."""
     if hasattr(layerwise_decay, "layerwise_decay"):
-        raise TypeError(
-            "A LayerDecay as `layerwise_decay` needs `layers` beside it. "
-            f"Received: layerwise_decay={shown(layerwise_decay)}, layers=None"
-        )
+        wrong = "A LayerDecay as `layerwise_decay` needs `layers` beside it."
+        raise refusal(TypeError, wrong, layerwise_decay=layerwise_decay, layers=None)
     decay, documented = check_decay(layerwise_decay), hook is layerwise_lr_decay
     if decay != 1.0 and (hook is None or (documented and name_dict is None)):
-        raise ValueError(
-            "`layerwise_decay` has no effect without `layers` (LayerMap.from_model(model)), or `name_dict` "
-            f"and `set_param_lr_fun`. Received: layerwise_decay={shown(layerwise_decay)}, "
-            f"name_dict={shown(name_dict)}, set_param_lr_fun={shown(hook)}"
-        )
+        needs = "`layers` (LayerMap.from_model(model)), or `name_dict` and `set_param_lr_fun`"
+        given = {"layerwise_decay": layerwise_decay, "name_dict": name_dict, "set_param_lr_fun": hook}
+        raise refusal(ValueError, f"`layerwise_decay` has no effect without {needs}.", **given)
     if hook is None or (documented and decay == 1.0):  # `name_dict` may be there for its names alone
         return None
     return adapt_hook(hook, decay, name_dict, n_layers)

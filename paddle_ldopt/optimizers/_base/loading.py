@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
-from ..._messages import shown
+from ..._messages import shown, wrong_type
 from ..._paddle import accumulators, parameters_of, prefixed, rate_source, with_state
 from .sharded_state import COUNTERS
 
@@ -16,9 +16,7 @@ __all__ = ["loadable"]
 def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     """Return a state under the names that Paddle's `set_state_dict` looks for; raise if Paddle would fail over it."""
     if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
-        raise TypeError(
-            f"`state_dict` must be a dict with names as keys. Received: state_dict of type {type(state_dict).__name__}"
-        )
+        raise wrong_type(state_dict, "state_dict", "a dict with names as keys")
     for key in ("master_weights", "LR_Scheduler"):
         if not isinstance(state_dict.get(key, {}), dict):
             raise TypeError(f"'{key}' of `state_dict` must be a dict. Received: {shown(state_dict[key])}")
@@ -52,10 +50,8 @@ def _check_schedule(schedule: Any, given: Any) -> None:
         schedule.state_keys()
         missing = [key for key in schedule.keys if key not in (given or {})]
         if missing:
-            raise ValueError(
-                f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'. "
-                f"Received: a state without {missing}"
-            )
+            wrong = f"`state_dict` must have the state of the optimizer's {type(schedule).__name__} as 'LR_Scheduler'."
+            raise ValueError(f"{wrong} Received: a state without {missing}")
 
 
 def _renumbered(state_dict: dict[str, Any], names: set[str]) -> dict[str, Any]:
@@ -78,10 +74,8 @@ def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, kno
             _check_state(key, state_dict[key], form, name in COUNTERS)
         lacking = sorted(layout.keys() - given) + [f"master_weights of {param.name}"] * (master is None)
         if given and lacking:
-            raise ValueError(
-                "`state_dict` must have all state of a parameter or none: build the optimizer with the options of the "
-                f"saved one. Received: no {lacking} beside '{min(given)}'"
-            )
+            wrong = "`state_dict` must have all state of a parameter or none: build the optimizer as the saved one was."
+            raise ValueError(f"{wrong} Received: no {lacking} beside '{min(given)}'")
         if not given and not param.stop_gradient:
             missing.append(param.name)
         known |= given
@@ -102,9 +96,8 @@ def _check_state(key: str, found: Any, form: tuple[Any, Any], counts: bool) -> N
         raise TypeError(f"`state_dict` must hold Tensors. Received: {shown(found)} as '{key}'")
     expected, received = _form(*form), _form(found.dtype, found.shape)
     if received != expected:
-        raise ValueError(
-            f"`state_dict` is of another optimizer or model: '{key}' must be {expected}. Received: {received}"
-        )
+        wrong = "`state_dict` is of another optimizer or model"
+        raise ValueError(f"{wrong}: '{key}' must be {expected}. Received: {received}")
     count = np.asarray(found if counts else 0.0, "float64")
     if not np.all(np.isfinite(count) & (count >= 0.0)):
         raise ValueError(f"'{key}' of `state_dict` must be a finite number from 0 on. Received: {count.tolist()}")

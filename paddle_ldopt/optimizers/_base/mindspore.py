@@ -13,11 +13,12 @@ from paddle.optimizer.lr import LRScheduler
 from paddle.regularizer import WeightDecayRegularizer
 
 from ..._checks import checked_number, plain_number
-from ..._messages import shown
+from ..._messages import refusal, shown
+from ..._paddle import flatten_groups
 from .declaration import plain_decay
 from .groups import is_listed
 
-__all__ = ["StepFunction", "as_list", "decay_or_function", "is_convolution", "rate_or_function", "without_order"]
+__all__ = ["StepFunction", "decay_or_function", "is_convolution", "rate_or_function", "without_order"]
 
 
 class StepFunction:
@@ -30,11 +31,10 @@ class StepFunction:
         if callable(self.source):
             return checked_number(self.source(step), f"{self.argument}({step})")
         if step >= len(self.source):
-            raise ValueError(
-                f"The schedule given as `{self.argument}` has run out: it has {len(self.source)} values, and this is "
-                f"step {step + 1}. Give a value for every step, or a callable of the step. "
-                f"Received: {self.argument}={shown(self)}"
-            )
+            over = f"has run out: it has {len(self.source)} values, and this is step {step + 1}"
+            advice = "Give a value for every step, or a callable of the step."
+            wrong = f"The schedule given as `{self.argument}` {over}. {advice}"
+            raise refusal(ValueError, wrong, **{self.argument: self})
         return float(self.source[step])
 
     def reported(self, step: int) -> float:
@@ -51,9 +51,8 @@ def rate_or_function(value: Any, argument: str) -> Any:
         return value
     if isinstance(value, (paddle.Tensor, np.ndarray)):
         if value.ndim > 1:
-            raise ValueError(
-                f"`{argument}` must have at most one dimension. Received: {argument} of shape {list(value.shape)}"
-            )
+            received = f"{argument} of shape {list(value.shape)}"
+            raise ValueError(f"`{argument}` must have at most one dimension. Received: {received}")
         value = value.tolist()
     value = plain_number(value)
     if callable(value):
@@ -61,9 +60,9 @@ def rate_or_function(value: Any, argument: str) -> Any:
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, dict, set, frozenset)):
         values = [plain_number(element) for element in value]
         if any(isinstance(element, (paddle.Tensor, dict)) for element in values):
+            advice = "parameters go to `parameters`, or to `params` as in MindSpore, by name."
             raise TypeError(
-                f"`{argument}` must hold numbers; parameters go to `parameters`, or to `params` as in MindSpore, by "
-                f"name. Received: {argument}=[a {type(values[0]).__name__}, ...]"
+                f"`{argument}` must hold numbers; {advice} Received: {argument}=[a {type(values[0]).__name__}, ...]"
             )
         if not values:
             raise ValueError(f"`{argument}` must have a value for every step. Received: {argument}=[]")
@@ -105,23 +104,16 @@ def _read_order(orders: list[Any], groups: list[Any]) -> Optional[list[Any]]:
     if not is_listed(given) or not all(isinstance(item, paddle.Tensor) for item in order):
         raise TypeError(f"'order_params' must be a list of parameters. Received: order_params={shown(given)}")
     names = [param.name for param in order]
-    known = [param.name for group in groups if isinstance(group, dict) for param in as_list(group.get("params", []))]
+    known = [p.name for p in flatten_groups(g for g in groups if isinstance(g, dict) and "params" in g)]
     for fault, found in (
         ("lists parameters that are in no group", set(names) - set(known)),
         ("lacks parameters of the groups", set(known) - set(names)),
         ("lists parameters twice", {n for n in names if names.count(n) > 1}),
     ):
         if found:
-            raise ValueError(
-                "'order_params' must list the parameters of all groups, each once. "
-                f"Received: an order that {fault}: {', '.join(sorted(found))}"
-            )
+            wrong = "'order_params' must list the parameters of all groups, each once."
+            raise ValueError(f"{wrong} Received: an order that {fault}: {', '.join(sorted(found))}")
     return order
-
-
-def as_list(params: Any) -> list[Any]:
-    """Return the parameters of a group as a list: Paddle takes a single one too."""
-    return [params] if isinstance(params, paddle.Tensor) else list(params)
 
 
 def is_convolution(shape: Any) -> bool:

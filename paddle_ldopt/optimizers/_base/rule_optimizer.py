@@ -22,25 +22,8 @@ import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
-from ..._checks import checked_number
-from ..._paddle import (
-    accumulators,
-    assign_out,
-    flatten_groups,
-    found_inf,
-    is_called_by,
-    masters,
-    new_master,
-    new_state,
-    parameter_list,
-    prefixed,
-    rate_factor,
-    set_attributes,
-    state_dtype,
-    state_getter,
-    waiting_state,
-    with_state,
-)
+from ... import _paddle
+from ..._checks import checked_number, checked_state
 from .._fused.step import FusedMixin
 from .._pieces import Piece, PieceFinder, answer_locally, answer_together
 from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP
@@ -74,10 +57,9 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
     ) -> None:
         rate = self._read_rate(learning_rate)
         parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, fused)
-        self._finder = PieceFinder(flatten_groups(parameters or []))
-        set_attributes(
-            self, param_groups=None, multi_precision=multi_precision, apply_decay_param_fun=apply_decay_param_fun
-        )
+        self._finder = PieceFinder(_paddle.flatten_groups(parameters or []))
+        _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
+        _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
         # weight_decay=None: Paddle would turn it into an L2 penalty on the gradient, beside our own
         super().__init__(self._first_rate(rate, parameters), parameters, grad_clip=grad_clip, name=name)
         self.type = type(self).__name__.lower()
@@ -90,19 +72,18 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         """Return the update rule's generator; it returns the new parameter and the new state.
 
         Args:
-            param (Tensor): value of the parameter, or of the piece that the process has, float32 or float64.
-            grad (Tensor): its gradient, in the same type.
-            state (dict[str, Tensor]): its state; `STEP` counts this update already. What is of the `ROW` or `COLUMN`
-                kind is the whole tensor's.
-            lr (Tensor): its learning rate, shape [], with the layer's ratio in it.
-            options (dict): the options of its group; "weight_decay" is 0 where it is not to be decayed.
-            piece (Piece, optional): what the tensors are of the parameter. None: all of it.
+            param: value of the parameter, or of the piece that the process has, float32 or float64, as `grad`.
+            grad: its gradient.
+            state: its state; `STEP` counts this update already. Rows and columns are the whole tensor's.
+            lr: its learning rate, a Tensor of shape [], with the layer's ratio in it.
+            options: all options; "weight_decay" is 0 where it is not to be decayed.
+            piece: what the tensors are of the parameter, a `Piece`. None: all of it.
         """
         raise NotImplementedError
 
     def own_rate(self, param: Any) -> Optional[float]:
         """Return the rate that the parameter's group has instead of the optimizer's, None if it has none."""
-        return self.options_of(param).get("lr")
+        return self.group_of(param).get("lr")
 
     def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return (rate of the next step, greatest rate ahead) of a parameter, each None if it is not known beforehand.
@@ -128,7 +109,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
 
     def _add_param_group(self, param_group: dict[str, Any]) -> None:
         # hide the decay from Paddle, which would make an L2 penalty of it
-        hidden = {key: param_group.pop(key) for key in ("weight_decay",) if key in param_group}
+        hidden = {"weight_decay": param_group.pop("weight_decay")} if "weight_decay" in param_group else {}
         super()._add_param_group(param_group)
         param_group.pop("weight_decay", None)
         param_group.update(hidden)
@@ -158,20 +139,20 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
         for param in parameters["params"] if isinstance(parameters, dict) else parameters:
             self.check_type(param)
-            if param.name in with_state(self):
+            if param.name in _paddle.with_state(self):
                 continue
             self.check_shape(param)
             other = [name for name, kind in self.state_kinds(param).items() if kind != ELEMENT]
             if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
                 raise ValueError(
-                    "A static graph (`dist.to_static`) gives all state of a DistTensor its placements, which state of "
-                    "another shape cannot have: train in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
+                    "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape: train "
+                    "in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
                     f"Received: {type(self).__name__} with state {', '.join(other)} of '{param.name}'"
                 )
-            owner = new_master(self)(param) if self._has_master(param) else param
+            owner = _paddle.new_master(self)(param) if self._has_master(param) else param
             for name, (dtype, shape) in self.state_layout(param).items():
-                new_state(self)(name, owner, fill_value=0.0, dtype=state_dtype(dtype), shape=shape)
-            with_state(self).add(param.name)
+                _paddle.new_state(self)(name, owner, fill_value=0.0, dtype=_paddle.state_dtype(dtype), shape=shape)
+            _paddle.with_state(self).add(param.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; named so that PaddleNLP's unified checkpoints can hold it.
@@ -179,7 +160,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         Raises:
             ValueError: sharding with `split_param` asks for it to place rows and columns as if they were elements.
         """
-        if is_called_by("sharded_state_dict") and self._finder.is_sliced(parameter_list(self)):
+        if _paddle.is_called_by("sharded_state_dict") and self._finder.is_sliced(_paddle.parameter_list(self)):
             placed = {kind for param in self._finder.params.values() for kind in self.state_kinds(param).values()}
             if placed & {ROW, COLUMN}:
                 raise ValueError(
@@ -188,15 +169,13 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
                     f"Received: {type(self).__name__} with states {', '.join(sorted(self._state_names()))}"
                 )
         # Paddle forgets what was loaded for parameters that have had no gradient since
-        state = {**waiting_state(self), **super().state_dict()}
-        names = {*accumulators(self), *(prefixed(self, name) for name in self._state_names())}
+        state = {**_paddle.waiting_state(self), **super().state_dict()}
+        names = {*_paddle.accumulators(self), *(_paddle.prefixed(self, name) for name in self._state_names())}
         return {_unified_name(key, names): value for key, value in state.items()}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, with "master_weights" and "LR_Scheduler" if there are any."""
-        if not isinstance(state_dict, dict):
-            return super().set_state_dict(state_dict)  # which says that it must be one
-        weights = state_dict.get("master_weights")  # what is no dict is refused below
+        weights = checked_state(state_dict).get("master_weights")  # what is no dict is refused below
         names = {getattr(weight, "name", None) for weight in weights.values()} if isinstance(weights, dict) else set()
         plain = {}
         for key, value in state_dict.items():
@@ -215,12 +194,12 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
 
     def _held(self, state: str) -> dict[str, Any]:
         """Return name of the parameter or master -> Tensor of a state."""
-        return accumulators(self).get(prefixed(self, state), {})
+        return _paddle.accumulators(self).get(_paddle.prefixed(self, state), {})
 
     def _loaded(self, state: str) -> list[Any]:
         """Return the values of a state that were loaded for parameters that had no gradient since."""
-        live, part = {value.name for value in self._held(state).values()}, f"{prefixed(self, state)}_"
-        return [value for key, value in waiting_state(self).items() if part in key and key not in live]
+        live, part = {value.name for value in self._held(state).values()}, f"{_paddle.prefixed(self, state)}_"
+        return [value for key, value in _paddle.waiting_state(self).items() if part in key and key not in live]
 
     def _largest_of(self, state: str) -> float:
         """Return the largest value of a state."""
@@ -249,18 +228,16 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         dtype, factor = compute_dtype(param), getattr(param, "optimize_attr", None) or {}
         key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.own_rate(param))
         if self._collected is None or key not in self._rates:
-            self._rates[key] = rate_factor(self)((param, grad)).astype(dtype).reshape([])
+            self._rates[key] = _paddle.rate_factor(self)((param, grad)).astype(dtype).reshape([])
         return self._rates[key]
 
     def _update(self, tasks: list[Task]) -> None:
         """Do the updates that were collected, in their order."""
-        pieces = self._finder.find(parameter_list(self))
+        pieces = self._finder.find(_paddle.parameter_list(self))
         tasks = [task._replace(piece=pieces[task.param.name]) for task in tasks if task.param.name in pieces]
         if self._fused and any(task.piece.groups or task.piece.slice_size is not None for task in tasks):
-            raise ValueError(
-                "`fused=True` does not go with parameters in pieces (tensor parallel, sharding version 2): use None or "
-                "False. Received: fused=True"
-            )
+            where = "parameters in pieces (tensor parallel, sharding version 2)"
+            raise ValueError(f"`fused=True` does not go with {where}: use None or False. Received: fused=True")
         self._update_whole([task for task in tasks if not task.piece.groups])
         self._update_pieces({task.param.name: task for task in tasks if task.piece.groups}, pieces)
 
@@ -296,9 +273,10 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
     def _start(self, task: Task) -> tuple[Update, Callable[..., None]]:
         """Return the rule of a task, to be run, and a function that writes its result."""
         param, piece = task.param, task.piece or Piece(self.whole_shape(task.param))
-        target = masters(self)[param.name] if self._has_master(param) else param
+        target = _paddle.masters(self)[param.name] if self._has_master(param) else param
         dtype, kinds = compute_dtype(param), {**self.state_kinds(param), STEP: SCALAR}
-        stored = {name: state_getter(self)(name, param) for name in kinds}
+        stored_as = _paddle.state_getter(self)
+        stored = {name: stored_as(name, param) for name in kinds}
         state = {name: value.astype(dtype) for name, value in stored.items()}
         for name, kind in kinds.items():
             if kind == SCALAR or not target.shape:  # stored as [1]
@@ -312,7 +290,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         rule = self.rule(piece.view(target.astype(dtype)), piece.view(grad), state, task.lr, task.options, piece)
 
         def write(new_param: Any, new_state: dict[str, Any]) -> None:
-            overflow = None if paddle.in_dynamic_mode() else found_inf(self)
+            overflow = None if paddle.in_dynamic_mode() else _paddle.found_inf(self)
             for name, value in {**new_state, STEP: state[STEP]}.items():
                 _write(value, stored[name], overflow, piece if kinds[name] == ELEMENT else None)
             _write(new_param, target, overflow, piece)
@@ -339,12 +317,12 @@ def _write(value: Any, target: Any, overflow: Any = None, piece: Optional[Piece]
         value = paddle.where(overflow, target.astype(value.dtype), value.reshape(target.shape))
     value = value.astype(target.dtype)
     if piece is not None and piece.slice_size is not None:
-        assign_out(value.flatten(), piece.stored(target))
+        _paddle.assign_out(value.flatten(), piece.stored(target))
         return
     if list(value.shape) != list(target.shape):  # [1] holds a state of shape []
         value = value.reshape(target.shape)
     if paddle.in_dynamic_mode():
-        assign_out(value, target)
+        _paddle.assign_out(value, target)
     else:
         frozen = target.stop_gradient
         paddle.assign(value, target)
@@ -363,8 +341,7 @@ def checked_rate(learning_rate: Any, argument: str) -> Any:
     """Return an optimizer's learning rate as Paddle takes it, a float or a scheduler, raise if it is neither."""
     if isinstance(learning_rate, LRScheduler):
         return learning_rate
-    kind = "a number or an LRScheduler; parameters go into `parameters=`"
-    return checked_number(learning_rate, argument, kind=kind)
+    return checked_number(learning_rate, argument, kind="a number or an LRScheduler; parameters go into `parameters=`")
 
 
 def largest(counts: list[Any]) -> float:

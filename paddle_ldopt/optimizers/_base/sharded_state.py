@@ -11,19 +11,19 @@ import paddle
 
 from ... import _paddle
 from ..._paddle import create_state, prefixed
+from .declaration import ELEMENT, ROW, SCALAR, STEP
 
 __all__ = ["COUNTER", "COUNTERS", "ShardedStateMixin", "create_state"]
 
 _Base: Any = object
-COUNTER = "beta1_pow_acc"  # every optimizer has it: Adam's power, or the steps of `base.STEP`
+COUNTER = STEP  # of AdamWDL it is Adam's power
 COUNTERS = (COUNTER, "beta2_pow_acc", "global_step")  # what some have beside it is as little negative or NaN
 
 
 class ShardedStateMixin(_Base):
     """The state of an optimizer by name, with shapes, kinds and places, as checkpoints need it.
 
-    A subclass has `state_layout(param)`: state name -> (dtype, shape), as stored; and `state_kinds(param)`: state name
-    -> "element" (shaped like the parameter), "row", "column" (means of those) or "scalar".
+    A subclass has `state_layout(param)` and `state_kinds(param)`; see `DeclaredMixin`.
     """
 
     counts_steps = True  # whether the state under `COUNTER` is a number of steps
@@ -34,9 +34,9 @@ class ShardedStateMixin(_Base):
         `paddle_ldopt.parallel.save_checkpoint` and `load_checkpoint` do the rest, under every layout.
 
         Args:
-            model_sharded_state_dict (dict[str, ShardedWeight]): the result of ``model.sharded_state_dict()``.
-            pieces (dict[str, tuple[int, int]], optional): ``param.name`` -> the range of the flattened parameter that
-                is here, where a wrapper has cut it; a parameter that is not named has nothing here.
+            model_sharded_state_dict: the result of ``model.sharded_state_dict()``.
+            pieces: ``param.name`` -> the range (begin, end) of the flattened parameter that is here, where a wrapper
+                has cut it; a parameter that is not named has nothing here.
 
         Raises:
             ValueError: a parameter that the model's dict does not name, or that is here in pieces of unknown place.
@@ -47,16 +47,14 @@ class ShardedStateMixin(_Base):
         params = [p for p in _paddle.parameters_of(self) if not p.stop_gradient and _paddle.is_allocated(p)]
         unknown = [param.name for param in params if param.name not in keys]
         if unknown:
-            raise ValueError(
-                "`model_sharded_state_dict` must name every parameter of the optimizer: give that of its model. "
-                f"Received: nothing for '{unknown[0]}' ({len(unknown)} of {len(params)})"
-            )
+            wrong = "`model_sharded_state_dict` must name every parameter of the optimizer: give that of its model."
+            raise ValueError(f"{wrong} Received: nothing for '{unknown[0]}' ({len(unknown)} of {len(params)})")
         create_state(self, [p for p in params if self.layerwise_ratio(p) != 0.0])
         found = {}
         for param in params:
-            piece = None if pieces is None else pieces.get(param.name)
-            if pieces is not None and piece is None:
+            if pieces is not None and param.name not in pieces:
                 continue  # padding alone
+            piece = pieces and pieces[param.name]
             weight = model_sharded_state_dict[keys[param.name]]
             for name, (value, kind) in self._state_of(param).items():
                 key = f"{keys[param.name]}.{name}_0"
@@ -65,11 +63,11 @@ class ShardedStateMixin(_Base):
 
     def _state_of(self, param: Any) -> dict[str, tuple[Any, str]]:
         """Return state name -> (value, kind) of a parameter, with its master as "w"."""
-        kinds, prefix = {**self.state_kinds(param), COUNTER: "scalar"}, prefixed(self)
+        kinds, prefix = {**self.state_kinds(param), COUNTER: SCALAR}, prefixed(self)
         owner = _paddle.masters(self).get(param.name, param)
         held = {name[len(prefix) :]: values.get(owner.name) for name, values in _paddle.accumulators(self).items()}
         state = {name: (value, kinds[name]) for name, value in held.items() if value is not None}
-        return state if owner is param else {**state, "w": (owner, "element")}
+        return state if owner is param else {**state, "w": (owner, ELEMENT)}
 
     def _add_accumulator(self, name: str, param: Any, *args: Any, **kwargs: Any) -> Any:
         held = _paddle.waiting_state(self)
@@ -77,35 +75,29 @@ class ShardedStateMixin(_Base):
             return super()._add_accumulator(name, param, *args, **kwargs)
         if f"{param.name}_{prefixed(self)}{name}_0" not in held:
             held = {}  # the parameter had no gradient before the state was saved: it begins anew
-        with (
-            _paddle.waiting_state_as(self, held),
-            paddle.utils.unique_name.guard(),
-        ):  # the names that the first optimizer had
+        # in a guard: the names that the first optimizer had
+        with _paddle.waiting_state_as(self, held), paddle.utils.unique_name.guard():
             return super()._add_accumulator(name, param, *args, **kwargs)
 
     def initial_state(self, param: Any, name: str) -> float:
         """Return the number that a state is full of before the first update."""
         return 0.0
 
-    def fixed_options(self) -> dict[str, Any]:
-        """Return the arguments that change the rule, or what it stores, and that no parameter group overrides."""
-        return {}
-
 
 def _placed(key: str, value: Any, kind: str, weight: Any, piece: Optional[tuple[int, int]]) -> Any:
     """Return the ShardedWeight of a state of the parameter that `weight` describes."""
     ShardedWeight = type(weight)
     places = [tuple(place) for place in (weight.local_shape, weight.global_shape, weight.global_offset)]
-    if kind == "scalar" or not places[0]:
+    if kind == SCALAR or not places[0]:
         return ShardedWeight(key, value, tuple(value.shape), tuple(value.shape), (0,) * len(value.shape))
-    if kind == "element" and piece is not None:
+    if kind == ELEMENT and piece is not None:
         begin, end = piece
         if value.shape[0] > end - begin:
             value = _paddle.slice_of(value, 0, end - begin)  # without the padding; it shares memory, to be loaded into
         _check_size(value, key, end - begin)
         return ShardedWeight(key, value, *places, is_flattened=True, flattened_range=slice(begin, end))
-    if kind != "element":  # of the whole parameter, in every process
-        shape = places[1][:-1] if kind == "row" else (*places[1][:-2], places[1][-1])
+    if kind != ELEMENT:  # of the whole parameter, in every process
+        shape = places[1][:-1] if kind == ROW else (*places[1][:-2], places[1][-1])
         places = [shape, shape, (0,) * len(shape)]
     _check_size(value, key, math.prod(places[0]))
     return ShardedWeight(key, value, *places)
