@@ -30,8 +30,7 @@ _EXCEPTIONS: dict[re.Pattern[str], int] = {
     re.compile(r"\bdeberta\.encoder\.(LayerNorm|conv)\."): 0,  # of the relative embeddings; added to block 0's output
     re.compile(r"\baudio_encoder\.batch_norm\."): 0,  # CLAP: of the spectrogram
     re.compile(r"\btransposed_convolution\."): HEAD,  # CLIPSeg: makes the logits
-    # lists that look like blocks
-    # wav2vec 2.0, HuBERT, WavLM: of the waveform
+    # lists that look like blocks; the first of wav2vec 2.0, HuBERT, WavLM: of the waveform
     re.compile(r"\bfeature_(extractor|encoder)\.conv_layers\.\d+\.(conv|layer_norm|\d)\b"): 0,
     re.compile(r"\bembeddings\.(\w+\.)?backbone\.bit\.(embedder|encoder)\."): 0,  # hybrid DPT, ViT: makes patches
     re.compile(r"\bpatch_embed\.backbone\.stages\."): 0,  # the same in timm
@@ -43,17 +42,11 @@ _RELATIVE_BIAS = re.compile(r"(^|\.)relative_attention_bias\b")
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The place of one parameter.
+    """The place of one parameter."""
 
-    Args:
-        tower (str): the name of its stack of blocks, or "" for parameters of several.
-        index (int): layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head.
-        depth (int): number of blocks of the tower; of the deepest one for parameters of several.
-    """
-
-    tower: str
-    index: int
-    depth: int
+    tower: str  #: the name of its stack of blocks, or "" for parameters of several
+    index: int  #: layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head
+    depth: int  #: number of blocks of the tower; of the deepest one for parameters of several
 
     @property
     def label(self) -> str:
@@ -64,13 +57,9 @@ class Layer:
 def place(
     names: list[str], rules: Optional[Rules], facts: dict[str, Fact], whole: bool = False
 ) -> tuple[dict[str, Layer], dict[str, int], list[str]]:
-    """Return name -> Layer, tower -> depth, and a sentence for each guess.
+    """Return name -> Layer, tower -> depth, and a sentence for each guess, given structured names in the model's order.
 
-    Args:
-        names (list[str]): structured names in the model's order.
-        rules (dict|callable, optional): the user's.
-        facts (dict[str, Fact]): of the parameters, by name; empty if only names are known.
-        whole (bool): whether `names` are all names of the model.
+    `facts` is empty if only names are known, `whole` says whether they are all names of the model.
     """
     placed, numbered = apply_rules(names, rules)
     exceptions = {name for name in names if _exception(name) is not None}

@@ -110,19 +110,15 @@ class PieceFinder:
         piece = self._unsliced(self.params[name], slice_size=end - begin)
         if (0, math.prod(self._shapes[name])) in spans:
             return None if begin == end else piece
-        span, groups = (
-            (begin, end) if begin < end else (0, 0),
-            (topology().get_sharding_parallel_group(), *piece.groups),
-        )
-        return dataclasses.replace(piece, span=span, groups=groups)
+        span = (begin, end) if begin < end else (0, 0)
+        return dataclasses.replace(piece, span=span, groups=(topology().get_sharding_parallel_group(), *piece.groups))
 
 
 def unknown_parameter(param: Any) -> ValueError:
     """Return the error for a parameter that an optimizer was not built with."""
     return ValueError(
         f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut them up. "
-        f"Set sharding_configs.tensor_fusion=False; {_INSTEAD}. "
-        f"Received: '{param.name}' of shape {list(param.shape)}"
+        f"Set sharding_configs.tensor_fusion=False; {_INSTEAD}. Received: '{param.name}' of shape {list(param.shape)}"
     )
 
 
