@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional, TypeVar
 
-__all__ = ["nearest", "refusal", "shown", "tell_all", "unknown", "wrong_type"]
+__all__ = ["nearest", "refusal", "shown", "some", "tell_all", "unknown", "wrong_type"]
 
 E = TypeVar("E", bound=Exception)
 
@@ -85,6 +85,12 @@ def _opened(value: Any) -> Optional[tuple[str, Iterable[tuple[str, Any]], str]]:
         fields = ((f"{field.name}=", getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr)
         return f"{type(value).__name__}(", fields, ")"
     return None
+
+
+def some(items: Iterable[str], most: int = 4, separator: str = ", ") -> str:
+    """Return the first of many items for a message, and how many more there are."""
+    every = list(items)
+    return separator.join([*every[:most], *([f"... {len(every) - most} more"] if len(every) > most else [])])
 
 
 def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:

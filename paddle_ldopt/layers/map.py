@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional, Union
 
 from .._checks import checked_steps
-from .._messages import refusal, shown
+from .._messages import refusal, shown, some
 from .._paddle import checked_model, own_parameters, sublayers, unwrap_model
 from ..plots import Path, plot_table
 from .decay import LayerDecay, as_decay
@@ -15,7 +15,7 @@ from .fronts import Fact
 from .places import Layer, place
 from .rates import planned_rates, rates_of_optimizer
 from .table import LayerTable
-from .user_rules import Rules, some
+from .user_rules import Rules
 
 __all__ = ["Layer", "LayerMap", "LayerRatios"]
 
@@ -243,12 +243,11 @@ def _all_paths(
             yield from _all_paths(inner, f"{path}{key}.", above, times)
 
 
-def _warn_of(guesses: list[str], names: Iterable[str], most: int = 8) -> None:
+def _warn_of(guesses: list[str], names: Iterable[str]) -> None:
     if guesses:
-        more = f"; ... {len(guesses) - most} more" if len(guesses) > most else ""
         warnings.warn(
-            f"Some layers of the model are guesses: {'; '.join(guesses[:most])}{more}. Where a guess is wrong, give "
+            f"Some layers of the model are guesses: {some(guesses, 8, '; ')}. Where a guess is wrong, give "
             r"`rules`, such as {r'^my_head\.': 'head'} or {r'cells\.(\d+)\.': r'\1'}. "
-            f"Received: names={some(list(names), 3)}",
+            f"Received: names=[{some(names, 3)}]",
             stacklevel=3,
         )

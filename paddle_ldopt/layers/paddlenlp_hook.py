@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from .._checks import checked_int, checked_number, plain_number
-from .._messages import refusal, shown, wrong_type
+from .._messages import refusal, shown, some, wrong_type
 from .._paddle import graph_value
 
 Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
@@ -190,13 +190,12 @@ def check_documented_rule(names: list[str]) -> None:
         raise ValueError(
             "The default rule decays blocks called 'encoder.layers.<i>' and finds none, so `layerwise_decay` would do "
             "nothing to this model's blocks. Give layers=LayerMap.from_model(model), which knows every architecture. "
-            f"Received: parameters {', '.join(map(repr, names[:4]))}{', ...' if len(names) > 4 else ''}"
+            f"Received: parameters {some(map(repr, names))}"
         )
     passed_over = sorted({match.group() for match in map(_ANY_BLOCK.search, others) if match})
     if passed_over:
         warnings.warn(
             "The default rule decays blocks called 'encoder.layers.<i>' only and leaves others at the full rate: "
-            f"{', '.join(passed_over[:4])}{', ...' if len(passed_over) > 4 else ''}. layers=LayerMap.from_model(model) "
-            "decays them too.",
+            f"{some(passed_over)}. layers=LayerMap.from_model(model) decays them too.",
             stacklevel=5,
         )

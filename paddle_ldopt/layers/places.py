@@ -9,9 +9,10 @@ import os
 import re
 from typing import Optional
 
+from .._messages import some
 from .fronts import Fact, Front, is_head
 from .stacks import STACK_NAMES, Stack, find_stacks
-from .user_rules import HEAD, Rules, apply_rules, check_no_gap, close_gaps, some
+from .user_rules import HEAD, Rules, apply_rules, check_no_gap, close_gaps
 
 _EMBEDDING = re.compile(
     r"(^|[._])(embed\w*|emb|embs|wte|wpe|shared|stem|patch_proj|(cls|class|mask|dist|query|register)_tokens?|"
@@ -164,7 +165,7 @@ def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int
     if not deepest:
         raise ValueError(
             "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): "
-            f"give `rules`, such as {{r'cells\\.(\\d+)\\.': r'\\1'}}. Received: names={some(names)}"
+            f"give `rules`, such as {{r'cells\\.(\\d+)\\.': r'\\1'}}. Received: names=[{some(names, 8)}]"
         )
     told = [tower for tower in others if tower.rpartition(".")[2] in STACK_NAMES or _is_hinted(tower)]
     unknown = {tower: length for tower, length in others.items() if tower not in told}
@@ -173,5 +174,5 @@ def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int
         raise ValueError(
             f"{missed} numbered blocks are in lists of unknown kind ({', '.join(sorted(unknown))}) and only "
             f"{known} in known ones ({', '.join(depths)}): give `rules`, such as "
-            f"{{r'{min(unknown)}\\.(\\d+)\\.': r'\\1'}}. Received: names={some(names)}"
+            f"{{r'{min(unknown)}\\.(\\d+)\\.': r'\\1'}}. Received: names=[{some(names, 8)}]"
         )

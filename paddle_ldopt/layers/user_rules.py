@@ -3,17 +3,12 @@
 import re
 from typing import Any, Callable, Optional, Union
 
-from .._messages import refusal, shown
+from .._messages import refusal, shown, some
 from .stacks import is_index
 
 Place = Union[int, str]  # a layer id, "embeddings" or "head"
 Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]
 HEAD = -1  # stands for the head's layer id until the depth is known
-
-
-def some(names: list[str], most: int = 8) -> str:
-    """Return the first of many names for a message."""
-    return f"[{', '.join(names[:most])}{f', ... {len(names) - most} more' if len(names) > most else ''}]"
 
 
 def apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, int], set[str]]:
@@ -27,7 +22,7 @@ def apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, int
     found = {name: place(name) for name in names}
     placed = {name: _checked_layer(layer, name) for name, layer in found.items() if layer is not None}
     if not placed:
-        raise ValueError(f"`rules` match no parameter. Received: rules={shown(rules)}, names={some(names)}")
+        raise ValueError(f"`rules` match no parameter. Received: rules={shown(rules)}, names=[{some(names, 8)}]")
     return placed, numbered
 
 

@@ -44,9 +44,9 @@ class PieceFinder:
         shape, built_with = list(param.shape), self._shapes[param.name]
         if shape != built_with if param is known else len(shape) != 1:
             raise ValueError(
-                f"'{param.name}' had another shape when the optimizer was built, and it is no slice of sharding stage "
-                f"1. Build the optimizer after the model is complete; {_INSTEAD}. "
-                f"Received: shape={shape}, built with {built_with}"
+                f"'{param.name}' had another shape when the optimizer was built, and is no slice of sharding stage 1. "
+                "Build the optimizer after the model is complete; "
+                f"{_INSTEAD}. Received: shape={shape}, built with {built_with}"
             )
 
     def find(self, parameter_list: Any) -> dict[str, Piece]:
@@ -96,10 +96,8 @@ class PieceFinder:
         for name, shape in self._shapes.items():
             size, ends = math.prod(shape), [0, *itertools.accumulate(held.get(name, 0) for held in all_held)]
             if 0 < ends[-1] < size:
-                raise ValueError(
-                    f"The slices of '{name}' in the sharding group do not make up the parameter. "
-                    f"Received: slices of {ends[-1]} elements, shape={shape}"
-                )
+                parts = f"The slices of '{name}' in the sharding group do not make up the parameter."
+                raise ValueError(f"{parts} Received: slices of {ends[-1]} elements, shape={shape}")
             if ends[-1]:  # padding lies behind the last element
                 slices[name] = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]
         return slices
