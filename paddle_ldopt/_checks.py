@@ -9,7 +9,7 @@ import numbers
 from collections.abc import Collection
 from typing import Any, Callable, Optional
 
-from ._messages import shown
+from ._messages import refusal, wrong_type
 
 __all__ = [
     "Option",
@@ -44,7 +44,7 @@ def plain_number(value: Any) -> Any:
 def checked_bool(value: Any, argument: str) -> bool:
     """Return `value` if it is True or False, raise TypeError otherwise."""
     if not isinstance(value, bool):
-        raise TypeError(f"`{argument}` must be a bool. Received: {argument}={shown(value)}")
+        raise refusal(TypeError, f"`{argument}` must be a bool.", **{argument: value})
     return value
 
 
@@ -58,12 +58,12 @@ def checked_number(
     """
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
-        raise TypeError(f"`{argument}` must be {kind}. Received: {argument}={shown(value)}")
+        raise refusal(TypeError, f"`{argument}` must be {kind}.", **{argument: value})
     number = as_float(number)
     above = number >= low if ends[0] == "[" else number > low
     below = number <= high if ends[1] == "]" else number < high
     if not (above and below and math.isfinite(number)):
-        raise ValueError(f"`{argument}` must be in {_span(low, high, ends)}. Received: {argument}={shown(value)}")
+        raise refusal(ValueError, f"`{argument}` must be in {_span(low, high, ends)}.", **{argument: value})
     return number
 
 
@@ -77,10 +77,10 @@ def checked_int(value: Any, argument: str, least: int = 0, kind: str = "an integ
     """Return `value` as an int if it is a whole number from `least` on, raise otherwise; a bool is none."""
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Integral):
-        raise TypeError(f"`{argument}` must be {kind}. Received: {argument}={shown(value)}")
+        raise refusal(TypeError, f"`{argument}` must be {kind}.", **{argument: value})
     whole = int(number)
     if whole < least:
-        raise ValueError(f"`{argument}` must be at least {least}. Received: {argument}={shown(whole)}")
+        raise refusal(ValueError, f"`{argument}` must be at least {least}.", **{argument: whole})
     if whole > _MOST_STEPS:
         raise ValueError(f"`{argument}` must be at most {_MOST_STEPS}. Received: an int of {whole.bit_length()} bits")
     return whole
@@ -94,8 +94,7 @@ def checked_steps(value: Any, argument: str, least: int = 0) -> int:
 def checked_choice(value: str, argument: str, choices: Collection[str]) -> str:
     """Return `value` if it is one of `choices`, raise otherwise."""
     if not isinstance(value, str) or value not in choices:
-        known = ", ".join(map(repr, choices))
-        raise ValueError(f"`{argument}` must be one of {known}. Received: {argument}={shown(value)}")
+        raise refusal(ValueError, f"`{argument}` must be one of {', '.join(map(repr, choices))}.", **{argument: value})
     return value
 
 
@@ -105,53 +104,35 @@ def one_of_two(argument: str, value: Any, alias: str, other: Any, default: Any =
         return value
     number = plain_number(value)
     if number is not default and not (isinstance(number, numbers.Real) and number == default):
-        raise ValueError(
-            f"`{alias}` is another name for `{argument}`: give one of them. "
-            f"Received: {argument}={shown(value)}, {alias}={shown(other)}"
-        )
+        twice = f"`{alias}` is another name for `{argument}`: give one of them."
+        raise refusal(ValueError, twice, **{argument: value, alias: other})
     return other
 
 
 def checked_state(state_dict: Any) -> dict[str, Any]:
     """Return `state_dict` if it is a dict, raise TypeError otherwise."""
     if not isinstance(state_dict, dict):
-        raise TypeError(f"`state_dict` must be a dict. Received: state_dict of type {type(state_dict).__name__}")
+        raise wrong_type(state_dict, "state_dict", "a dict")
     return state_dict
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of an optimizer or a schedule, declared once: checks, settings and tables of the docs read it here.
-
-    Args:
-        default: its default.
-        doc (str): one line on it.
-        low (float): of a number: the lower end of its range.
-        high (float): the upper end.
-        ends (str): the brackets; a square one includes the limit.
-        optional (bool): None is allowed.
-        group (bool): a parameter group may override it.
-        called (str): what the constructor calls it, if groups call it otherwise.
-        tensor (bool): a Tensor of one element stays one, and a variable of a static graph is not checked.
-        read (callable, optional): (value, name) -> the number to check, such as 0 for None.
-        check (callable, optional): (value, name) -> the checked value; None: a number in the range.
-        kind (str): its values in words, for the docs, if it has a `check` other than `checked_bool`.
-        argument (bool): the constructor takes it; False if only a group can have it.
-    """
+    """An option of an optimizer or a schedule, declared once: checks, settings and tables of the docs read it here."""
 
     default: Any
-    doc: str
-    low: float = 0.0
+    doc: str  # one line on it
+    low: float = 0.0  # of a number: the ends of its range
     high: float = math.inf
-    ends: str = "[]"
-    optional: bool = False
-    group: bool = False
-    called: str = ""
-    tensor: bool = False
-    read: Optional[Callable[[Any, str], Any]] = None
-    check: Optional[Callable[[Any, str], Any]] = None
-    kind: str = ""
-    argument: bool = True
+    ends: str = "[]"  # the brackets; a square one includes the limit
+    optional: bool = False  # None is allowed
+    group: bool = False  # a parameter group may override it
+    called: str = ""  # what the constructor calls it, if groups call it otherwise
+    tensor: bool = False  # a Tensor of one element stays one, and a variable of a static graph is not checked
+    read: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the number to check, such as 0 for None
+    check: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the checked value; None: a number in the range
+    kind: str = ""  # its values in words, for the docs, if it has a `check` other than `checked_bool`
+    argument: bool = True  # the constructor takes it; False if only a group can have it
 
     def checked(self, value: Any, name: str) -> Any:
         """Return the value as it is kept, such as a float of an int; raise TypeError or ValueError if it cannot be."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional, TypeVar
 
-__all__ = ["nearest", "refusal", "shown", "tell_all", "unknown", "wrong_type"]
+__all__ = ["nearest", "refusal", "shown", "some", "tell_all", "unknown", "wrong_type"]
 
 E = TypeVar("E", bound=Exception)
 
@@ -41,7 +41,7 @@ def shown(value: Any) -> str:
     return text
 
 
-def refusal(kind: type[E], sentence: str, **received: Any) -> E:
+def refusal(kind: type[E], sentence: str, /, **received: Any) -> E:
     """Return the exception whose message is a sentence with advice and, after "Received:", each value by its name."""
     return kind(f"{sentence} Received: {', '.join(f'{name}={shown(value)}' for name, value in received.items())}")
 
@@ -85,6 +85,12 @@ def _opened(value: Any) -> Optional[tuple[str, Iterable[tuple[str, Any]], str]]:
         fields = ((f"{field.name}=", getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr)
         return f"{type(value).__name__}(", fields, ")"
     return None
+
+
+def some(items: Iterable[str], most: int = 4, separator: str = ", ") -> str:
+    """Return the first of many items for a message, and how many more there are."""
+    every = list(items)
+    return separator.join([*every[:most], *([f"... {len(every) - most} more"] if len(every) > most else [])])
 
 
 def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:

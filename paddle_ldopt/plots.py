@@ -10,7 +10,7 @@ import os
 import re
 from typing import Any, Union
 
-from ._messages import shown
+from ._messages import refusal
 
 Path = Union[str, os.PathLike[str]]
 Series = dict[str, list[float]]  # layer -> its rates by step
@@ -60,9 +60,9 @@ def plot_table(table: Any, path: Path) -> str:
 def check_picture(path: Path) -> None:
     """Raise ValueError if the ending of `path` is no format that can be drawn, TypeError if it is no path."""
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"`path` must be a string or a path. Received: path={shown(path)}")
+        raise refusal(TypeError, "`path` must be a string or a path.", path=path)
     if os.path.splitext(os.fspath(path))[1].lower() not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"`path` must end in .png, .svg or .pdf. Received: path={os.fspath(path)!r}")
+        raise refusal(ValueError, "`path` must end in .png, .svg or .pdf.", path=os.fspath(path))
 
 
 def name_lines(axes: Any) -> None:
@@ -77,15 +77,13 @@ def text_plot(first: int, series: Series, width: int = 72, height: int = 12) -> 
     """Return a plot of rates by step in plain characters: "*" for the last of the series, "." for the others.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt.plots import text_plot
-            >>> print(text_plot(0, {"lr": [0.0, 1.0, 2.0, 1.0, 0.0]}, width=5, height=3))
-               2 |  *
-               1 | * *
-               0 |*   *
-                 +-----
-                  0..4
+        >>> from paddle_ldopt.plots import text_plot
+        >>> print(text_plot(0, {"lr": [0.0, 1.0, 2.0, 1.0, 0.0]}, width=5, height=3))
+           2 |  *
+           1 | * *
+           0 |*   *
+             +-----
+              0..4
     """
     names, count = list(series), len(next(iter(series.values())))
     width = min(width, count)

@@ -68,9 +68,9 @@ def step(tensors: NDArray[Any], most_threads: int = 0, using: Optional[ctypes.CD
     """Update all tensors in place; raise MemoryError, or ValueError if a shape exceeds its memory, with none changed.
 
     Args:
-        tensors (ndarray): of dtype `TENSOR`, contiguous; the memory they point to must live until this returns.
-        most_threads (int): limit of the threads; 0 is that of OpenMP (OMP_NUM_THREADS).
-        using (CDLL, optional): another library than the package's own.
+        tensors: of dtype `TENSOR`, contiguous; the memory they point to must live until this returns.
+        most_threads: limit of the threads; 0 is that of OpenMP (OMP_NUM_THREADS).
+        using: another library than the package's own.
     """
     failed = (using or library()).ldopt_step(tensors.ctypes.data, len(tensors), most_threads)
     if failed == 1:

@@ -6,16 +6,5 @@ from .paddlenlp_hook import adapt_hook, layerwise_lr_decay
 from .table import LayerRow, LayerTable
 from .weight_decay import decayed_parameter_names
 
-__all__ = [
-    "CONVENTIONS",
-    "Layer",
-    "LayerDecay",
-    "LayerMap",
-    "LayerRatios",
-    "LayerRow",
-    "LayerTable",
-    "adapt_hook",
-    "as_decay",
-    "decayed_parameter_names",
-    "layerwise_lr_decay",
-]
+__all__ = ["CONVENTIONS", "Layer", "LayerDecay", "LayerMap", "LayerRatios", "LayerRow", "LayerTable"]
+__all__ += ["adapt_hook", "as_decay", "decayed_parameter_names", "layerwise_lr_decay"]

@@ -17,7 +17,6 @@ CONVENTIONS: dict[str, Callable[[int, int], int]] = {
     "xlnet": lambda layer_id, n: n - layer_id if layer_id else 0,
 }
 
-
 # the fields of `LayerDecay`
 OPTIONS = {
     "layerwise_decay": Option(1.0, "ratio of the rates of neighbouring layers", 0.0, 1.0, "(]", check=check_decay),
@@ -42,22 +41,20 @@ class LayerDecay:
         r_{n+1} = \text{head\_ratio}
 
     Args:
-        layerwise_decay (float): d, the ratio of the rates of neighbouring layers, in (0, 1].
-        convention (str, optional): which power each layer gets: "paddlenlp" (the same numbers as BEiT), "electra" (one
-            power lower for all but the head) or "xlnet" (top block and embeddings at the full rate).
-        min_ratio (float, optional): floor of the ratios, in [0, 1].
-        head_ratio (float, optional): ratio of the head, above 0; often more than 1 for a newly initialised one.
-        freeze_below (float, optional): layers whose ratio is below it are frozen (ratio 0: neither the weights nor the
-            optimizer's state change), in [0, 1].
+        layerwise_decay: d, the ratio of the rates of neighbouring layers, in (0, 1].
+        convention: which power each layer gets: "paddlenlp" (the same numbers as BEiT), "electra" (one power lower for
+            all but the head) or "xlnet" (top block and embeddings at the full rate).
+        min_ratio: floor of the ratios, in [0, 1].
+        head_ratio: ratio of the head, above 0; often more than 1 for a newly initialised one.
+        freeze_below: layers whose ratio is below it, in [0, 1], are frozen (ratio 0: neither the weights nor the
+            optimizer's state change).
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt import LayerDecay
-            >>> [LayerDecay(0.5).ratio(i, n_layers=2) for i in range(4)]
-            [0.125, 0.25, 0.5, 1.0]
-            >>> [LayerDecay(0.5, "electra", min_ratio=0.1, head_ratio=2).ratio(i, n_layers=2) for i in range(4)]
-            [0.1, 0.125, 0.25, 2.0]
+        >>> from paddle_ldopt import LayerDecay
+        >>> [LayerDecay(0.5).ratio(i, n_layers=2) for i in range(4)]
+        [0.125, 0.25, 0.5, 1.0]
+        >>> [LayerDecay(0.5, "electra", min_ratio=0.1, head_ratio=2).ratio(i, n_layers=2) for i in range(4)]
+        [0.1, 0.125, 0.25, 2.0]
     """
 
     layerwise_decay: float
@@ -74,8 +71,7 @@ class LayerDecay:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""
         if layer_id > n_layers:
             return self.head_ratio
-        power = self.layerwise_decay ** CONVENTIONS[self.convention](layer_id, n_layers)
-        ratio = max(power, self.min_ratio)
+        ratio = max(self.layerwise_decay ** CONVENTIONS[self.convention](layer_id, n_layers), self.min_ratio)
         return 0.0 if ratio < self.freeze_below else ratio
 
 

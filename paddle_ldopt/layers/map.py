@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional, Union
 
 from .._checks import checked_steps
-from .._messages import shown
+from .._messages import refusal, shown, some
 from .._paddle import checked_model, own_parameters, sublayers, unwrap_model
 from ..plots import Path, plot_table
 from .decay import LayerDecay, as_decay
@@ -15,7 +15,7 @@ from .fronts import Fact
 from .places import Layer, place
 from .rates import planned_rates, rates_of_optimizer
 from .table import LayerTable
-from .user_rules import Rules, some
+from .user_rules import Rules
 
 __all__ = ["Layer", "LayerMap", "LayerRatios"]
 
@@ -35,13 +35,11 @@ class LayerMap:
         name_dict (dict[str, str]): ``param.name`` -> structured name; empty when mapped from names.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt import LayerMap
-            >>> names = ["embed.w", "h.0.q.w", "h.0.k.w", "h.0.v.w", "h.1.q.w", "h.1.k.w", "h.1.v.w", "norm.w"]
-            >>> layers = LayerMap.from_names(names)
-            >>> print(layers.n_layers, [layers.layer_of(name).index for name in names])
-            2 [0, 1, 1, 1, 2, 2, 2, 3]
+        >>> from paddle_ldopt import LayerMap
+        >>> names = ["embed.w", "h.0.q.w", "h.0.k.w", "h.0.v.w", "h.1.q.w", "h.1.k.w", "h.1.v.w", "norm.w"]
+        >>> layers = LayerMap.from_names(names)
+        >>> print(layers.n_layers, [layers.layer_of(name).index for name in names])
+        2 [0, 1, 1, 1, 2, 2, 2, 3]
     """
 
     def __init__(
@@ -62,13 +60,12 @@ class LayerMap:
         r"""Map structured parameter names.
 
         Args:
-            names (Iterable[str]): the names in the model's order; all of them, because frozen parameters count too.
-            rules (dict[str, int|str]|callable, optional): override the built-in rules. A dict maps a regular
-                expression (`re.search`) to a layer id, to "embeddings", "head", or to a template such as ``r"\1"``
-                that expands to a block's number from 0; gaps in the numbers are closed (VGG: ``features.0``,
-                ``features.3``). Ids above those of the blocks that are found make a deeper tower beside them, not the
-                head. A callable takes a name and returns a layer id, "embeddings", "head", or None to leave the name
-                to the built-in rules.
+            names: the names in the model's order; all of them, because frozen parameters count too.
+            rules: override the built-in rules. A dict maps a regular expression (`re.search`) to a layer id, to
+                "embeddings", "head", or to a template such as ``r"\1"`` that expands to a block's number from 0; gaps
+                in the numbers are closed (VGG: ``features.0``, ``features.3``). Ids above those of the blocks that are
+                found make a deeper tower beside them, not the head. A callable takes a name and returns a layer id,
+                "embeddings", "head", or None to leave the name to the built-in rules.
 
         Raises:
             TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; half of the blocks
@@ -80,11 +77,9 @@ class LayerMap:
 
     @classmethod
     def from_model(cls, model: Any, rules: Optional[Rules] = None) -> "LayerMap":
-        """Map the parameters of a model; shared parameters count once, at the lowest of their layers.
+        """Map the parameters of a model with numbered blocks, inside wrappers such as `paddle.DataParallel`.
 
-        Args:
-            model (paddle.nn.Layer): any model with numbered blocks; wrappers such as `paddle.DataParallel` are removed.
-            rules (dict[str, int|str]|callable, optional): as in `from_names`, like the errors.
+        Shared parameters count once, at the lowest of their layers. `rules` and errors are those of `from_names`.
         """
         model = unwrap_model(checked_model(model))
         parameters = dict(model.named_parameters())
@@ -118,20 +113,19 @@ class LayerMap:
         return list(self._layers)
 
     def layer_of(self, name: str) -> Layer:
-        """Return the `Layer` of a parameter; raise ValueError if there is no such parameter.
+        """Return the `Layer` of a parameter by its structured name, in a map from a model by ``param.name`` too.
 
-        Args:
-            name (str): its structured name, or its ``param.name`` if the map was made from a model.
+        Raise ValueError if there is no such parameter.
         """
         if not isinstance(name, str):
-            raise TypeError(f"`name` must be a string. Received: name={shown(name)}")
+            raise refusal(TypeError, "`name` must be a string.", name=name)
         known = name if name in self.name_dict else _COPY.sub("", name)  # Paddle renames parameters when it copies them
         layer = self._layers.get(self.name_dict.get(known, name))
         if layer is None:
             how = "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
             if not self.name_dict:
                 how = "a map made by `from_names` has no `name_dict`: use `from_model` to give it to an optimizer"
-            raise ValueError(f"The parameter is not in the LayerMap: {how}. Received: name='{name}'")
+            raise refusal(ValueError, f"The parameter is not in the LayerMap: {how}.", name=name)
         return layer
 
     def ratio_fn(self, layerwise_decay: Decay) -> "LayerRatios":
@@ -153,12 +147,12 @@ class LayerMap:
         `layerwise_decay` and `learning_rate` would give.
 
         Args:
-            layerwise_decay (float|LayerDecay, optional): required without `optimizer`.
-            learning_rate (float|LRScheduler, optional): the rate at a ratio of 1; without it only ratios are shown.
-            optimizer (paddle.optimizer.Optimizer, optional): any, layer-wise or not.
-            apply_decay_param_fun (callable, optional): ``param.name`` -> decayed, without `optimizer`.
-            num_steps (int, optional): how many steps ahead to look for the peak of the schedule. If None, to the end of
-                a schedule of this package, and of others 10,000 or what Paddle's warm-ups say.
+            layerwise_decay: required without `optimizer`.
+            learning_rate (float|LRScheduler): the rate at a ratio of 1; without it only ratios are shown.
+            optimizer: any of Paddle's or ours, layer-wise or not.
+            apply_decay_param_fun: ``param.name`` -> decayed, without `optimizer`.
+            num_steps: how many steps ahead to look for the peak of the schedule. If None, to the end of a schedule of
+                this package, and of others 10,000 or what Paddle's warm-ups say.
 
         Raises:
             ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument beside the optimizer that
@@ -175,24 +169,19 @@ class LayerMap:
         if layerwise_decay is None:
             for argument, value in (("learning_rate", learning_rate), ("apply_decay_param_fun", apply_decay_param_fun)):
                 if value is not None:
-                    raise ValueError(
-                        f"`{argument}` is read back from `optimizer`: leave it out. Received: {argument}={shown(value)}"
-                    )
+                    left_out = f"`{argument}` is read back from `optimizer`: leave it out."
+                    raise refusal(ValueError, left_out, **{argument: value})
             rates = rates_of_optimizer(optimizer, num_steps)
             for tensor in rates:
                 self.layer_of(tensor)
         else:
-            decay = as_decay(layerwise_decay)
-            rates = planned_rates(tensors, decay, learning_rate, apply_decay_param_fun, num_steps)
+            rates = planned_rates(tensors, as_decay(layerwise_decay), learning_rate, apply_decay_param_fun, num_steps)
         return LayerTable.build(tensors, rates)
 
     def plot(
         self, path: Path, layerwise_decay: Optional[Decay] = None, learning_rate: Any = None, optimizer: Any = None
     ) -> str:
-        """Draw the rate of each layer into the file `path` (.png, .svg or .pdf) and return the path.
-
-        `layerwise_decay`, `learning_rate` and `optimizer` are those of `table`.
-        """
+        """Draw the rate of each layer, given as to `table`, into a .png, .svg or .pdf file and return its path."""
         return plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
 
     def fingerprint(self) -> dict[str, Any]:
@@ -222,7 +211,7 @@ class LayerRatios:
 
 def _checked_names(names: Iterable[str]) -> list[str]:
     if isinstance(names, str) or not hasattr(names, "__iter__") or getattr(names, "ndim", 1) != 1:
-        raise TypeError(f"`names` must be an iterable of strings. Received: names={shown(names)}")
+        raise refusal(TypeError, "`names` must be an iterable of strings.", names=names)
     names = list(names)
     for name in names:
         if not isinstance(name, str):
@@ -254,12 +243,11 @@ def _all_paths(
             yield from _all_paths(inner, f"{path}{key}.", above, times)
 
 
-def _warn_of(guesses: list[str], names: Iterable[str], most: int = 8) -> None:
+def _warn_of(guesses: list[str], names: Iterable[str]) -> None:
     if guesses:
-        more = f"; ... {len(guesses) - most} more" if len(guesses) > most else ""
         warnings.warn(
-            f"Some layers of the model are guesses: {'; '.join(guesses[:most])}{more}. Where a guess is wrong, give "
+            f"Some layers of the model are guesses: {some(guesses, 8, '; ')}. Where a guess is wrong, give "
             r"`rules`, such as {r'^my_head\.': 'head'} or {r'cells\.(\d+)\.': r'\1'}. "
-            f"Received: names={some(list(names), 3)}",
+            f"Received: names=[{some(names, 3)}]",
             stacklevel=3,
         )

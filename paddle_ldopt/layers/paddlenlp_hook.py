@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from .._checks import checked_int, checked_number, plain_number
-from .._messages import shown
+from .._messages import refusal, shown, some, wrong_type
 from .._paddle import graph_value
 
 Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
@@ -29,48 +29,46 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
         r = d^{n-i} \text{ (block } i\text{)}, \qquad d^{n+1} \text{ (embedding)}, \qquad 1 \text{ (all else)}
 
     Args:
-        decay_rate (float): the decay d of one layer, in (0, 1].
-        name_dict (dict[str, str]): ``param.name`` -> structured name, for every parameter.
-        n_layers (int): blocks in the encoder; at least as many as the model has.
-        param (Tensor): the parameter.
+        decay_rate: the decay d of one layer, in (0, 1].
+        name_dict: ``param.name`` -> structured name, for every parameter.
+        n_layers: blocks in the encoder; at least as many as the model has.
+        param: the parameter.
 
     Raises:
         ValueError: `name_dict` lacks the parameter, or the model has more blocks than `n_layers`.
 
     Examples:
-        .. code-block:: python
-
-            >>> from types import SimpleNamespace
-            >>> from paddle_ldopt import layerwise_lr_decay
-            >>> names = {"linear_0.w_0": "bert.encoder.layers.10.linear1.weight"}
-            >>> print(layerwise_lr_decay(0.5, names, 12, SimpleNamespace(name="linear_0.w_0")))
-            0.25
+        >>> from types import SimpleNamespace
+        >>> from paddle_ldopt import layerwise_lr_decay
+        >>> names = {"linear_0.w_0": "bert.encoder.layers.10.linear1.weight"}
+        >>> print(layerwise_lr_decay(0.5, names, 12, SimpleNamespace(name="linear_0.w_0")))
+        0.25
 
     Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. Other architectures: ``LayerMap`` and ``layers=``.
     """
     decay_rate = check_decay(decay_rate, "decay_rate")
     if name_dict is not None and not isinstance(name_dict, Mapping):
-        raise TypeError(f"`name_dict` must be a dict. Received: name_dict of type {type(name_dict).__name__}")
+        raise wrong_type(name_dict, "name_dict", "a dict")
     if not isinstance(getattr(param, "name", None), str):
-        raise TypeError(f"`param` must be a parameter. Received: param of type {type(param).__name__}")
+        raise wrong_type(param, "param", "a parameter")
     n_layers = checked_int(n_layers, "n_layers")
     name = (name_dict or {}).get(param.name)
     if name is None:
-        raise ValueError(
-            f"`name_dict` must map every parameter's `name` to its structured name, and lacks '{param.name}'. Build it "
-            "after the model is complete: {p.name: n for n, p in model.named_parameters()}. "
-            f"Received: name_dict={shown(name_dict)}"
+        must = (
+            f"`name_dict` must map every parameter's `name` to its structured name, and lacks '{param.name}'. Build it"
         )
+        build = "after the model is complete: {p.name: n for n, p in model.named_parameters()}."
+        raise refusal(ValueError, f"{must} {build}", name_dict=name_dict)
     block = _ENCODER_BLOCK.search(name)
-    if block:
-        i = int(block.group(1))
-        if i >= n_layers:
-            raise ValueError(
-                f"`n_layers` must be at least the number of encoder blocks, or '{name}' would get a rate above the "
-                f"head's. Received: n_layers={n_layers}"
-            )
-        return decay_rate ** (n_layers - i)
-    return decay_rate ** (n_layers + 1) if "embedding" in name else 1.0
+    if block is None:
+        return decay_rate ** (n_layers + 1) if "embedding" in name else 1.0
+    i = int(block.group(1))
+    if i >= n_layers:
+        must = (
+            f"`n_layers` must be at least the number of encoder blocks, or '{name}' would get a rate above the head's."
+        )
+        raise refusal(ValueError, must, n_layers=n_layers)
+    return decay_rate ** (n_layers - i)
 
 
 def check_decay(value: Any, argument: str = "layerwise_decay") -> float:
@@ -141,17 +139,18 @@ def adapt_hook(
     ratios never compound. Every step calls the hook anew.
 
     Raises:
-        TypeError: neither of these.
-        ValueError: a decay beside a hook of the parameter alone, which cannot see it.
+        TypeError, ValueError: neither of these; a decay beside a hook of the parameter alone, which cannot see it.
     """
     call, is_given = _bind(hook, (layerwise_decay, name_dict, n_layers))
     bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
     is_bound = any(isinstance(n, numbers.Real) and n == layerwise_decay for n in map(plain_number, bound))
     if layerwise_decay != 1.0 and not is_given and not is_bound:
-        raise ValueError(
+        raise refusal(
+            ValueError,
             "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`: leave that out, or give a "
-            "hook that takes (layerwise_decay, name_dict, n_layers, param). "
-            f"Received: layerwise_decay={shown(layerwise_decay)}, set_param_lr_fun={shown(hook)}"
+            "hook that takes (layerwise_decay, name_dict, n_layers, param).",
+            layerwise_decay=layerwise_decay,
+            set_param_lr_fun=hook,
         )
     return HookRatios(call)
 
@@ -159,7 +158,7 @@ def adapt_hook(
 def _bind(hook: Callable[..., Any], settings: tuple[Any, ...]) -> tuple[Callable[[Any], Any], bool]:
     """Return `hook` as a function of the parameter alone, and whether it is given the `settings`."""
     if not callable(hook):
-        raise TypeError(f"`set_param_lr_fun` must be callable or None. Received: set_param_lr_fun={shown(hook)}")
+        raise refusal(TypeError, "`set_param_lr_fun` must be callable or None.", set_param_lr_fun=hook)
     four = functools.partial(hook, *settings)
     try:
         signature = inspect.signature(hook)
@@ -191,13 +190,12 @@ def check_documented_rule(names: list[str]) -> None:
         raise ValueError(
             "The default rule decays blocks called 'encoder.layers.<i>' and finds none, so `layerwise_decay` would do "
             "nothing to this model's blocks. Give layers=LayerMap.from_model(model), which knows every architecture. "
-            f"Received: parameters {', '.join(map(repr, names[:4]))}{', ...' if len(names) > 4 else ''}"
+            f"Received: parameters {some(map(repr, names))}"
         )
     passed_over = sorted({match.group() for match in map(_ANY_BLOCK.search, others) if match})
     if passed_over:
         warnings.warn(
             "The default rule decays blocks called 'encoder.layers.<i>' only and leaves others at the full rate: "
-            f"{', '.join(passed_over[:4])}{', ...' if len(passed_over) > 4 else ''}. layers=LayerMap.from_model(model) "
-            "decays them too.",
+            f"{some(passed_over)}. layers=LayerMap.from_model(model) decays them too.",
             stacklevel=5,
         )

@@ -9,9 +9,10 @@ import os
 import re
 from typing import Optional
 
+from .._messages import some
 from .fronts import Fact, Front, is_head
 from .stacks import STACK_NAMES, Stack, find_stacks
-from .user_rules import HEAD, Rules, apply_rules, check_no_gap, close_gaps, some
+from .user_rules import HEAD, Rules, apply_rules, check_no_gap, close_gaps
 
 _EMBEDDING = re.compile(
     r"(^|[._])(embed\w*|emb|embs|wte|wpe|shared|stem|patch_proj|(cls|class|mask|dist|query|register)_tokens?|"
@@ -30,8 +31,7 @@ _EXCEPTIONS: dict[re.Pattern[str], int] = {
     re.compile(r"\bdeberta\.encoder\.(LayerNorm|conv)\."): 0,  # of the relative embeddings; added to block 0's output
     re.compile(r"\baudio_encoder\.batch_norm\."): 0,  # CLAP: of the spectrogram
     re.compile(r"\btransposed_convolution\."): HEAD,  # CLIPSeg: makes the logits
-    # lists that look like blocks
-    # wav2vec 2.0, HuBERT, WavLM: of the waveform
+    # lists that look like blocks; the first of wav2vec 2.0, HuBERT, WavLM: of the waveform
     re.compile(r"\bfeature_(extractor|encoder)\.conv_layers\.\d+\.(conv|layer_norm|\d)\b"): 0,
     re.compile(r"\bembeddings\.(\w+\.)?backbone\.bit\.(embedder|encoder)\."): 0,  # hybrid DPT, ViT: makes patches
     re.compile(r"\bpatch_embed\.backbone\.stages\."): 0,  # the same in timm
@@ -43,17 +43,11 @@ _RELATIVE_BIAS = re.compile(r"(^|\.)relative_attention_bias\b")
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The place of one parameter.
+    """The place of one parameter."""
 
-    Args:
-        tower (str): the name of its stack of blocks, or "" for parameters of several.
-        index (int): layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head.
-        depth (int): number of blocks of the tower; of the deepest one for parameters of several.
-    """
-
-    tower: str
-    index: int
-    depth: int
+    tower: str  #: the name of its stack of blocks, or "" for parameters of several
+    index: int  #: layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head
+    depth: int  #: number of blocks of the tower; of the deepest one for parameters of several
 
     @property
     def label(self) -> str:
@@ -64,13 +58,9 @@ class Layer:
 def place(
     names: list[str], rules: Optional[Rules], facts: dict[str, Fact], whole: bool = False
 ) -> tuple[dict[str, Layer], dict[str, int], list[str]]:
-    """Return name -> Layer, tower -> depth, and a sentence for each guess.
+    """Return name -> Layer, tower -> depth, and a sentence for each guess, given structured names in the model's order.
 
-    Args:
-        names (list[str]): structured names in the model's order.
-        rules (dict|callable, optional): the user's.
-        facts (dict[str, Fact]): of the parameters, by name; empty if only names are known.
-        whole (bool): whether `names` are all names of the model.
+    `facts` is empty if only names are known, `whole` says whether they are all names of the model.
     """
     placed, numbered = apply_rules(names, rules)
     exceptions = {name for name in names if _exception(name) is not None}
@@ -175,7 +165,7 @@ def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int
     if not deepest:
         raise ValueError(
             "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): "
-            f"give `rules`, such as {{r'cells\\.(\\d+)\\.': r'\\1'}}. Received: names={some(names)}"
+            f"give `rules`, such as {{r'cells\\.(\\d+)\\.': r'\\1'}}. Received: names=[{some(names, 8)}]"
         )
     told = [tower for tower in others if tower.rpartition(".")[2] in STACK_NAMES or _is_hinted(tower)]
     unknown = {tower: length for tower, length in others.items() if tower not in told}
@@ -184,5 +174,5 @@ def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int
         raise ValueError(
             f"{missed} numbered blocks are in lists of unknown kind ({', '.join(sorted(unknown))}) and only "
             f"{known} in known ones ({', '.join(depths)}): give `rules`, such as "
-            f"{{r'{min(unknown)}\\.(\\d+)\\.': r'\\1'}}. Received: names={some(names)}"
+            f"{{r'{min(unknown)}\\.(\\d+)\\.': r'\\1'}}. Received: names=[{some(names, 8)}]"
         )

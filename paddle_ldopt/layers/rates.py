@@ -11,7 +11,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_number
-from .._messages import shown
+from .._messages import refusal
 from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
 from ..schedules.ahead import peak_learning_rate
 from .decay import LayerDecay
@@ -32,11 +32,7 @@ def applied_rates(optimizer: Any, learning_rate: Optional[float] = None) -> dict
     """Return tensor name -> the rate that the optimizer's next step would use for it; 0 if it would not touch it.
 
     Groups, `ParamAttr` and layer-wise ratios are all in it. Where `Adafactor` sets the rate itself, it is that of its
-    last step.
-
-    Args:
-        optimizer (paddle.optimizer.Optimizer): any; may be wrapped by `fleet`.
-        learning_rate (float, optional): the optimizer's rate to reckon with; the one of now if None.
+    last step. `learning_rate` is the optimizer's rate to reckon with; the one of now if None.
     """
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
@@ -102,13 +98,13 @@ def planned_rates(
     """
     now = peak = None
     if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
-        received = f"apply_decay_param_fun={shown(apply_decay_param_fun)}"
-        raise TypeError(f"`apply_decay_param_fun` must be callable. Received: {received}")
+        raise refusal(
+            TypeError, "`apply_decay_param_fun` must be callable.", apply_decay_param_fun=apply_decay_param_fun
+        )
     if isinstance(learning_rate, LRScheduler):
         now, peak = learning_rate.last_lr, peak_learning_rate(learning_rate, num_steps)
         if peak is not None and not (math.isfinite(peak) and peak >= 0):
-            received = f"Received: learning_rate={shown(learning_rate)}"
-            raise ValueError(f"`learning_rate` must be finite and not negative. {received}")
+            raise refusal(ValueError, "`learning_rate` must be finite and not negative.", learning_rate=learning_rate)
     elif learning_rate is not None:
         now = peak = checked_number(learning_rate, "learning_rate", kind="a number or an LRScheduler")
     rates = {}

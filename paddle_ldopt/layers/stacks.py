@@ -42,24 +42,18 @@ class _Row:
 
 
 class Stack:
-    """A numbered list of blocks.
-
-    Attributes:
-        tower (str): its name, such as "bert.encoder.layers".
-        numbers (dict[str, int]): structured name -> number of its block, from 0.
-        depth (int): number of blocks; missing ones below the last are counted, unless `whole`.
-        first (int): position of its first parameter among all names.
-        keyed (bool): whether its numbers are too large for positions, so that their order alone counts.
-        doubted (bool): whether it is named like a head or an embedding.
-    """
+    """A numbered list of blocks; missing ones below the last are counted, unless `whole`."""
 
     def __init__(self, tower: str, rows: list[_Row], from_one: bool, whole: bool, doubted: bool) -> None:
-        self.tower, self.doubted = tower, doubted
-        self.first = rows[0].position
+        self.tower = tower  # its name, such as "bert.encoder.layers"
+        self.doubted = doubted  # whether it is named like a head or an embedding
+        self.first = rows[0].position  # of its parameters, among all names
         self.large = _kinds(rows) >= _MIN_KINDS
         stages = _stages(rows)
         self.staged = stages is not None
+        # whether its numbers are too large for positions, so that their order alone counts
         self.keyed = any(max(row.index, (self.staged and row.inner) or 0) >= _MOST_BLOCKS for row in rows)
+        self.numbers: dict[str, int]  # structured name -> number of its block, from 0
         if stages is not None:
             self.numbers, self.depth, self._starts = _count_through(rows, stages, whole)
         else:
@@ -94,12 +88,12 @@ def find_stacks(
     """Return the stacks of blocks, and name -> length of the other lists that may be of blocks.
 
     Args:
-        names (list[str]): structured names of parameters in the model's order.
-        placed (Container[str]): names that are placed without a stack; their lists count missing numbers as blocks.
-        doubted (callable): name of a list -> whether it is named like a head or an embedding.
-        whole (bool): whether `names` are all names of the model, so that missing numbers are not blocks.
-        alone (bool): whether `names` hold all blocks of the model, so that one of the lists is a stack.
-        shapes (Mapping[str, tuple]): name of a parameter -> its shape, as far as it is known.
+        names: structured names of parameters in the model's order.
+        placed: names that are placed without a stack; their lists count missing numbers as blocks.
+        doubted: name of a list -> whether it is named like a head or an embedding.
+        whole: whether `names` are all names of the model, so that missing numbers are not blocks.
+        alone: whether `names` hold all blocks of the model, so that one of the lists is a stack.
+        shapes: name of a parameter -> its shape, as far as it is known.
     """
     known: dict[tuple[str, bool], list[_Row]] = {}  # (name, whether it is made of `layer1`, `layer2`) -> rows
     unknown: dict[str, list[_Row]] = {}

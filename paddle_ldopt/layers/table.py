@@ -24,14 +24,30 @@ class LayerRow:
     decayed: Optional[int]  #: how many of the tensors decay; None if unknown
     frozen: int  #: how many of the tensors are not trained
 
+    @classmethod
+    def of(cls, layer: Any, entries: list[tuple[Any, Any]]) -> "LayerRow":
+        """Return the row of a layer with (Parameter or None, `Rate`) of its parameters."""
+        rates = [rate for _, rate in entries]
+        sized, decided = all(param is not None for param, _ in entries), all(rate.decayed is not None for rate in rates)
+        return cls(
+            tower=layer.tower,
+            index=layer.index,
+            label=layer.label,
+            tensors=len(entries),
+            elements=sum(int(param.size) for param, _ in entries) if sized else None,
+            ratio=(min(rate.ratio for rate in rates), max(rate.ratio for rate in rates)),
+            learning_rate=_ends([rate.now for rate in rates]),
+            peak_learning_rate=_ends([rate.peak for rate in rates]),
+            decayed=sum(rate.decayed for rate in rates) if decided else None,
+            frozen=sum(rate.frozen for rate in rates),
+        )
+
 
 class LayerTable:
     """The layers of a model from embeddings to head with their rates; made by `LayerMap.table`.
 
-    Running statistics of batch normalization are not in it: Paddle lists them as parameters, but nothing trains them.
-
-    Attributes:
-        rows (list[LayerRow]): one row a layer and tower.
+    Its `rows` are one `LayerRow` a layer and tower. Running statistics of batch normalization are not in it: Paddle
+    lists them as parameters, but nothing trains them.
     """
 
     def __init__(self, rows: list[LayerRow]) -> None:
@@ -47,7 +63,7 @@ class LayerTable:
                 grouped.setdefault(layer, []).append((param, rates[tensor_name]))
         towers = list(dict.fromkeys(layer.tower for layer in grouped))
         order = sorted(grouped, key=lambda layer: (towers.index(layer.tower), layer.index))
-        return cls([_row(layer, grouped[layer]) for layer in order])
+        return cls([LayerRow.of(layer, grouped[layer]) for layer in order])
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return the rows as a list of dicts that JSON can hold."""
@@ -117,24 +133,6 @@ def short_names(towers: Iterable[str]) -> dict[str, str]:
     if len(set(short.values())) < len(named):
         short = {tower: tower for tower in named}
     return {"": "shared ", **{tower: f"{name} " for tower, name in short.items()}}
-
-
-def _row(layer: Any, entries: list[tuple[Any, Any]]) -> LayerRow:
-    """Return the row of a layer with (Parameter or None, `Rate`) of its parameters."""
-    rates = [rate for _, rate in entries]
-    unsized, undecided = any(param is None for param, _ in entries), any(rate.decayed is None for rate in rates)
-    return LayerRow(
-        layer.tower,
-        layer.index,
-        layer.label,
-        len(entries),
-        None if unsized else sum(int(param.size) for param, _ in entries),
-        (min(rate.ratio for rate in rates), max(rate.ratio for rate in rates)),
-        _ends([rate.now for rate in rates]),
-        _ends([rate.peak for rate in rates]),
-        None if undecided else sum(rate.decayed for rate in rates),
-        sum(rate.frozen for rate in rates),
-    )
 
 
 def _ends(values: list[Any]) -> Optional[Ends]:

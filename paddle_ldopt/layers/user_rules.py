@@ -3,7 +3,7 @@
 import re
 from typing import Any, Callable, Optional, Union
 
-from .._messages import shown
+from .._messages import refusal, shown, some
 from .stacks import is_index
 
 Place = Union[int, str]  # a layer id, "embeddings" or "head"
@@ -11,23 +11,18 @@ Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]
 HEAD = -1  # stands for the head's layer id until the depth is known
 
 
-def some(names: list[str], most: int = 8) -> str:
-    """Return the first of many names for a message."""
-    return f"[{', '.join(names[:most])}{f', ... {len(names) - most} more' if len(names) > most else ''}]"
-
-
 def apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, int], set[str]]:
     """Return name -> layer id for the names that `rules` place, and the names that a template numbers."""
     if rules is None:
         return {}, set()
     if not callable(rules) and not isinstance(rules, dict):
-        raise TypeError(f"`rules` must be a dict of regular expressions or a callable. Received: rules={shown(rules)}")
+        raise refusal(TypeError, "`rules` must be a dict of regular expressions or a callable.", rules=rules)
     numbered: set[str] = set()
     place = rules if callable(rules) else _from_dict(rules, numbered)
     found = {name: place(name) for name in names}
     placed = {name: _checked_layer(layer, name) for name, layer in found.items() if layer is not None}
     if not placed:
-        raise ValueError(f"`rules` match no parameter. Received: rules={shown(rules)}, names={some(names)}")
+        raise ValueError(f"`rules` match no parameter. Received: rules={shown(rules)}, names=[{some(names, 8)}]")
     return placed, numbered
 
 
@@ -43,25 +38,20 @@ def _from_dict(rules: dict[str, Place], numbered: set[str]) -> Callable[[str], O
     def place_of(name: str) -> Optional[Place]:
         for pattern, place in compiled:
             match = pattern.search(name)
+            if match and isinstance(place, str):
+                try:
+                    number = match.expand(place)
+                except (re.error, IndexError) as error:
+                    raise ValueError(f"`rules` has a bad template ({error}). Received: {shown(place)}") from error
+                if not is_index(number):
+                    return number
+                numbered.add(name)
+                return int(number) + 1
             if match:
-                layer = _expanded(match, place)
-                if isinstance(place, str) and isinstance(layer, int):
-                    numbered.add(name)
-                return layer
+                return place
         return None
 
     return place_of
-
-
-def _expanded(match: re.Match[str], place: Place) -> Place:
-    """Return the layer id of the block that a template numbers, any other place as it is."""
-    if not isinstance(place, str):
-        return place
-    try:
-        number = match.expand(place)
-    except (re.error, IndexError) as error:
-        raise ValueError(f"`rules` has a bad template ({error}). Received: {shown(place)}") from error
-    return int(number) + 1 if is_index(number) else number
 
 
 def _checked_layer(layer: Any, name: str) -> int:

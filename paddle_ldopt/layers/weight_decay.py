@@ -17,17 +17,12 @@ def decayed_parameter_names(model: Any) -> set[str]:
     holds, whatever it is called in the model (`layer_norm`, `norm1`, `ln_1`, `input_layernorm`); and those with "bias"
     in their structured name.
 
-    Args:
-        model (paddle.nn.Layer): the model.
-
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt import decayed_parameter_names
-            >>> model = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.LayerNorm(4))
-            >>> decayed_parameter_names(model) == {model[0].weight.name}
-            True
+        >>> import paddle
+        >>> from paddle_ldopt import decayed_parameter_names
+        >>> model = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.LayerNorm(4))
+        >>> decayed_parameter_names(model) == {model[0].weight.name}
+        True
     """
     left_out = set()
     for path, sublayer in checked_model(model).named_sublayers(include_self=True):

@@ -12,7 +12,7 @@ import pytest
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
 from paddle_ldopt.optimizers._base.rule_optimizer import COLUMN, ELEMENT, ROW, STEP
 from paddle_ldopt.optimizers._pieces import Piece, PieceFinder, answer_locally, answer_together
-from paddle_ldopt.optimizers._pieces import sums as _sums
+from paddle_ldopt.optimizers._pieces import piece as geometry
 
 SHAPES = {"scalar": [], "vector": [12], "matrix": [6, 8], "cube": [2, 4, 6], "conv": [4, 2, 3, 3]}
 CUTS = {  # of n elements: what flat slices hold
@@ -142,7 +142,7 @@ def test_one_packed_sum_a_round_and_group(monkeypatch):
         sums.append((group.id, tensor.dtype, tensor.shape[0]))
         tensor.scale_(float(group.nranks))
 
-    monkeypatch.setattr(_sums.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(geometry.dist, "all_reduce", all_reduce)
     near, far = SimpleNamespace(id=1, nranks=2), SimpleNamespace(id=2, nranks=3)
 
     def rule(rounds, dtype):

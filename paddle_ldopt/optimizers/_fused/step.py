@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..._checks import checked_number
-from ..._messages import shown
+from ..._messages import refusal
 from .._base.loading import loadable
 from .._pieces import MissingGradients
 from .plan import TYPES, FusedRule, Plan, Seen, held_bytes, why_not
@@ -35,7 +35,7 @@ _SMALLEST = float(np.finfo("float32").tiny)
 def check_fused(fused: Optional[bool]) -> Optional[bool]:
     """Return `fused` if it is None, True or False, and True only where the C library is there and of use."""
     if fused is not None and not isinstance(fused, bool):
-        raise TypeError(f"`fused` must be None, True or False. Received: fused={shown(fused)}")
+        raise refusal(TypeError, "`fused` must be None, True or False.", fused=fused)
     if fused and kernels.library() is None:
         raise _not_possible(f": {kernels.why_not()}.")
     if fused and not paddle.in_dynamic_mode():
@@ -44,7 +44,7 @@ def check_fused(fused: Optional[bool]) -> Optional[bool]:
 
 
 def _not_possible(why: str) -> ValueError:
-    return ValueError(f"`fused=True` is not possible{why} Received: fused=True")
+    return refusal(ValueError, f"`fused=True` is not possible{why}", fused=True)
 
 
 class FusedMixin(_Base):
@@ -272,10 +272,8 @@ class FusedMixin(_Base):
         clip = _paddle.grad_clip(self)
         if clip is not None:
             clipped = np.array([getattr(param, "need_clip", True) is not False for param in params])
-            norm, most = (
-                np.float32(kernels.norm(records[clipped]) if clipped.any() else 0.0),
-                np.float32(clip.clip_norm),
-            )
+            norm = np.float32(kernels.norm(records[clipped]) if clipped.any() else 0.0)
+            most = np.float32(clip.clip_norm)
             records["grad_scale"][clipped] *= most / np.maximum(norm, most)  # as ClipGradByGlobalNorm; of NaN NaN
         if not moving.all():
             records, params = records[moving], [param for param, moves in zip(params, moving) if moves]

@@ -44,9 +44,9 @@ class PieceFinder:
         shape, built_with = list(param.shape), self._shapes[param.name]
         if shape != built_with if param is known else len(shape) != 1:
             raise ValueError(
-                f"'{param.name}' had another shape when the optimizer was built, and it is no slice of sharding stage "
-                f"1. Build the optimizer after the model is complete; {_INSTEAD}. "
-                f"Received: shape={shape}, built with {built_with}"
+                f"'{param.name}' had another shape when the optimizer was built, and is no slice of sharding stage 1. "
+                "Build the optimizer after the model is complete; "
+                f"{_INSTEAD}. Received: shape={shape}, built with {built_with}"
             )
 
     def find(self, parameter_list: Any) -> dict[str, Piece]:
@@ -96,10 +96,8 @@ class PieceFinder:
         for name, shape in self._shapes.items():
             size, ends = math.prod(shape), [0, *itertools.accumulate(held.get(name, 0) for held in all_held)]
             if 0 < ends[-1] < size:
-                raise ValueError(
-                    f"The slices of '{name}' in the sharding group do not make up the parameter. "
-                    f"Received: slices of {ends[-1]} elements, shape={shape}"
-                )
+                parts = f"The slices of '{name}' in the sharding group do not make up the parameter."
+                raise ValueError(f"{parts} Received: slices of {ends[-1]} elements, shape={shape}")
             if ends[-1]:  # padding lies behind the last element
                 slices[name] = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]
         return slices
@@ -110,19 +108,15 @@ class PieceFinder:
         piece = self._unsliced(self.params[name], slice_size=end - begin)
         if (0, math.prod(self._shapes[name])) in spans:
             return None if begin == end else piece
-        span, groups = (
-            (begin, end) if begin < end else (0, 0),
-            (topology().get_sharding_parallel_group(), *piece.groups),
-        )
-        return dataclasses.replace(piece, span=span, groups=groups)
+        span = (begin, end) if begin < end else (0, 0)
+        return dataclasses.replace(piece, span=span, groups=(topology().get_sharding_parallel_group(), *piece.groups))
 
 
 def unknown_parameter(param: Any) -> ValueError:
     """Return the error for a parameter that an optimizer was not built with."""
     return ValueError(
         f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut them up. "
-        f"Set sharding_configs.tensor_fusion=False; {_INSTEAD}. "
-        f"Received: '{param.name}' of shape {list(param.shape)}"
+        f"Set sharding_configs.tensor_fusion=False; {_INSTEAD}. Received: '{param.name}' of shape {list(param.shape)}"
     )
 
 

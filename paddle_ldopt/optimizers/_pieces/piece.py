@@ -3,19 +3,22 @@
 A rule is a generator that sees the tensors of one piece. For what it needs of the whole tensor it sums over its piece,
 yields the sums, and is answered with those of all pieces. Sums that keep a dimension (rows, columns, the channels of a
 convolution) have the size of the whole tensor's in every piece, with zeros where the piece has no element, so that the
-pieces' sums are simply added up.
+pieces' sums are simply added up: `answer_together` does so, `answer_locally` serves whole tensors.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Optional
 
 import paddle
+import paddle.distributed as dist
 
 from ..._paddle import slice_of
 
-__all__ = ["Piece"]
+__all__ = ["Piece", "answer_locally", "answer_together"]
+
+Rule = Generator[list[Any], list[Any], Any]
 
 
 @dataclasses.dataclass(eq=False)
@@ -158,3 +161,46 @@ def _col_sums(x: Any) -> Any:
     if _is_large(x):
         return paddle.matmul(paddle.ones([1, x.shape[0]], x.dtype), x).flatten()
     return x.sum(axis=-2)
+
+
+def answer_locally(rule: Rule) -> Any:
+    """Run a rule whose tensors are whole, so that each request is its own answer; return what the rule returns."""
+    try:
+        request = next(rule)
+        while True:
+            request = rule.send(request)
+    except StopIteration as done:
+        return done.value
+
+
+def answer_together(rules: list[tuple[Piece, Rule]]) -> list[Any]:
+    """Run rules side by side, the same in all processes; one `all_reduce` a group and round adds their sums up."""
+    results: list[Any] = [None] * len(rules)
+    answers: dict[int, Any] = dict.fromkeys(range(len(rules)))
+    while answers:
+        requests = {}
+        for index, answer in answers.items():
+            try:
+                requests[index] = rules[index][1].send(answer)
+            except StopIteration as done:
+                results[index] = done.value
+        answers = _added_up({index: (rules[index][0].groups, request) for index, request in requests.items()})
+    return results
+
+
+def _added_up(requests: dict[int, tuple[Any, list[Any]]]) -> dict[int, list[Any]]:
+    """Return, for each {key: (groups, tensors)}, the sums of the tensors over the groups."""
+    by_groups: dict = {}
+    for key, (groups, tensors) in requests.items():
+        by_groups.setdefault(tuple(group.id for group in groups), (groups, {}))[1][key] = tensors
+    answers = {}
+    for groups, asked in by_groups.values():
+        parts = [tensor for tensors in asked.values() for tensor in tensors]
+        dtype = paddle.float64 if any(part.dtype == paddle.float64 for part in parts) else paddle.float32
+        packed = paddle.concat([part.astype(dtype).flatten() for part in parts])
+        for group in groups:
+            dist.all_reduce(packed, group=group)
+        sums = iter(paddle.split(packed, [part.size for part in parts]))
+        for key, tensors in asked.items():
+            answers[key] = [next(sums).astype(part.dtype).reshape(part.shape) for part in tensors]
+    return {key: answers[key] for key in requests}
