@@ -41,7 +41,7 @@ def shown(value: Any) -> str:
     return text
 
 
-def refusal(kind: type[E], sentence: str, **received: Any) -> E:
+def refusal(kind: type[E], sentence: str, /, **received: Any) -> E:
     """Return the exception whose message is a sentence with advice and, after "Received:", each value by its name."""
     return kind(f"{sentence} Received: {', '.join(f'{name}={shown(value)}' for name, value in received.items())}")
 
