@@ -38,7 +38,9 @@ def gathered(mine: Share, group: Any) -> list[Share]:
 def agreed_slots(shares: list[Share]) -> tuple[list[Slot], Optional[list[str]]]:
     """Return the slots of all processes, None where no process has one, and their names; raise if processes differ."""
     if not any(share.count for share in shares):
-        raise refusal(ValueError, "The accumulator should be called first, on any process.", count=0)
+        raise refusal(
+            ValueError, "The accumulator should be called first: no process was, since the last reset.", count=0
+        )
     called = [rank for rank, share in enumerate(shares) if share.slots or share.count]
     first = shares[called[0]]
     for rank, share in enumerate(shares):

@@ -165,7 +165,7 @@ class GreedyLR(MetricSchedule):
         learning_rate: the first rate, from `min_lr` to `max_lr`.
         patience: good or bad steps in a row without a change, at least 0.
         cooldown, warmup: steps after a reduction, or an increase, in which nothing is counted, at least 0.
-        min_lr, max_lr: the lowest rate, at least 0, by default above the rates of fine-tuning; the highest rate.
+        min_lr, max_lr: the lowest rate, at least 0, by default above the rates of fine-tuning; the highest, above it.
         smooth, window_size: judge the mean of the last `window_size` metrics, at least 1, instead of the last one.
         reset_start: reductions due at the lowest rate before a restart from the first, at least 1.
         mode, factor, threshold, threshold_mode, eps, verbose: as in `ReduceLROnPlateau`.

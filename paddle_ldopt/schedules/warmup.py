@@ -60,7 +60,7 @@ class WarmUp(LRScheduler):
     ) -> None:
         self.initial_learning_rate = checked_number(initial_learning_rate, "initial_learning_rate", 0.0, ends="[)")
         if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, type) or _needs_metric(decay_schedule_fn):
-            kinds = "a function of the step or a Paddle scheduler that needs no metric"
+            kinds = "a function of the step or a Paddle scheduler that needs no metric: a warm-up has none"
             advice = "Attach a schedule that follows a metric when the warm-up has ended."
             raise refusal(
                 TypeError, f"`decay_schedule_fn` must be {kinds}. {advice}", decay_schedule_fn=decay_schedule_fn
@@ -125,8 +125,7 @@ class WarmUp(LRScheduler):
             advice = "The state must be of a WarmUp whose `decay_schedule_fn` is of the same kind."
             raise refusal(ValueError, advice, keys=list(own), decay_schedule_fn=self.decay_schedule_fn)
         inside = own.pop("decay", None)
-        parts = [(self, own)] + ([] if self._decay is None else [(self._decay, inside)])
-        for schedule, state in parts:
+        for schedule, state in [(self, own)] + ([(self._decay, inside)] if self._decay is not None else []):
             schedule.state_keys()
             if not isinstance(state, dict) or not all(key in state for key in schedule.keys):
                 name = type(schedule).__name__

@@ -137,7 +137,7 @@ def _sized_model(options: argparse.Namespace) -> tuple[Union[Transformer, dict[s
     return model, f"{model.hidden} wide ({model.intermediate} inside), {model.layers} blocks", model.size
 
 
-def _given(options: argparse.Namespace, cls: Any) -> dict[str, int]:
+def _given(options: argparse.Namespace, cls: Any) -> dict[str, Any]:
     """Return the options that are fields of a dataclass and were given."""
     found = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}
     return {name: value for name, value in found.items() if value is not None}

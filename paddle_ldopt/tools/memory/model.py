@@ -124,7 +124,7 @@ class Layout:
         mp: tensor-parallel devices.
         pp: pipeline stages.
 
-    ValueError: a number below 1; a setting without effect; what Paddle does not combine.
+    A number below 1, a setting without effect and what Paddle does not combine raise ValueError.
 
     Examples:
         >>> from paddle_ldopt.tools.memory import Layout
