@@ -40,15 +40,14 @@ def build_optimizer(
     """Return an optimizer that trains a model, each layer at its rate.
 
     Args:
-        chosen (str|OptimizerInfo): a name of `OPTIMIZERS`, or the row of a class; `apply_layerwise_decay` serves
-            classes without layer-wise arguments.
-        model (paddle.nn.Layer|None): the model; None only if `arguments` say all that is taken from it.
-        rule (float|LayerDecay, optional): the decay.
-        layers (LayerMap, optional): the layers; those of the model by default if there is a decay and neither
-            `name_dict` nor `set_param_lr_fun`.
-        rules (dict|callable, optional): the `rules` of `LayerMap.from_model`.
-        groups (list[Tensor]|list[dict], optional): instead of all parameters. Dicts say themselves what is decayed.
-        max_grad_norm (float, optional): the norm that all gradients together are clipped to; 0 is off.
+        chosen: a name of `OPTIMIZERS`, or the row of a class; `apply_layerwise_decay` serves classes without layer-wise
+            arguments.
+        model: the network; None only if `arguments` say all that is taken from it.
+        rule: the decay.
+        layers: those of the model by default if there is a decay and neither `name_dict` nor `set_param_lr_fun`.
+        rules: the `rules` of `LayerMap.from_model`.
+        groups: parameters, or dicts of them, instead of all parameters. Dicts say themselves what is decayed.
+        max_grad_norm: the norm that all gradients together are clipped to; 0 is off.
         **arguments: for the class; `weight_decay` whatever the class calls it.
     """
     info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
@@ -91,19 +90,15 @@ def create(
     optimizer has no parameter that is frozen now.
 
     Args:
-        name (str): one of `list_optimizers`.
-        model (paddle.nn.Layer): the model.
-        layerwise_decay (float|LayerDecay, optional): ratio of the rates of neighbouring layers, in (0, 1].
-        rules (dict|callable, optional): as in `LayerMap.from_model`, which is called if there is a decay.
+        name: one of `list_optimizers`.
+        model: the network.
+        layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
+        rules: as in `LayerMap.from_model`, which is called if there is a decay.
         **arguments: the rest goes to the class. Biases and the parameters of norms are not decayed unless
             `apply_decay_param_fun` says otherwise.
 
-    Returns:
-        Optimizer: ready to step.
-
     Raises:
-        ValueError: an unknown name; `rules` without a decay; as the class.
-        TypeError: an argument that the class does not have.
+        TypeError, ValueError: an unknown name; `rules` without a decay; an argument that the class does not have.
 
     Examples:
         >>> import paddle

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union
 import paddle
 
 from ._checks import checked_number, checked_steps
-from ._messages import shown
+from ._messages import refusal
 from ._paddle import flatten_groups
 from .build import build_optimizer
 from .layers.decay import LayerDecay
@@ -57,34 +57,30 @@ def create_optimizer(
     `name_dict` or `layers`, ``norm`` and ``.b_0`` in Paddle's own.
 
     Args:
-        init_lr (float): :math:`l_0`, the peak, at least 0.
-        num_train_steps (int): n, at least 1: steps of the optimizer, not micro-batches.
-        num_warmup_steps (int): w, at least 0; the warm-up is linear whatever `power` is.
-        min_lr_ratio (float, optional): q in [0, 1], the final rate as a part of `init_lr`.
-        adam_beta1 (float, optional): decay of the first moment, in [0, 1).
-        adam_beta2 (float, optional): decay of the second moment, in [0, 1).
-        adam_epsilon (float, optional): at least 0, added to the root of the uncorrected second moment.
-        adam_clipnorm (float, optional): above 0; scales each gradient down to this norm.
-        adam_global_clipnorm (float, optional): above 0; scales all gradients down to this norm together.
-        weight_decay_rate (float, optional): decoupled decay, at least 0; 0 is plain Adam.
-        power (float, optional): of the decay, above 0; 1 is linear.
-        include_in_weight_decay (list[str], optional): patterns of names that are decayed in any case.
-        parameters (list[Tensor]|list[dict], optional): the parameters to train; those of `model` by default.
-        model (paddle.nn.Layer, optional): the model, which gives names, layers and what is decayed.
-        layerwise_decay (float|LayerDecay, optional): as in `AdamWDL`; the layers are those of `model` by default.
-        n_layers (int, optional): as in `AdamWDL`, and so the next three.
-        set_param_lr_fun (callable, optional): the hook that gives the ratio.
-        name_dict (dict[str, str], optional): ``param.name`` -> structured name.
-        layers (LayerMap, optional): the layers of the model.
-        multi_precision (bool, optional): keep float32 master weights of float16 and bfloat16 parameters.
+        init_lr: :math:`l_0`, the peak, at least 0.
+        num_train_steps: n, at least 1: steps of the optimizer, not micro-batches.
+        num_warmup_steps: w, at least 0; the warm-up is linear whatever `power` is.
+        min_lr_ratio: q in [0, 1], the final rate as a part of `init_lr`.
+        adam_beta1: decay of the first moment, in [0, 1).
+        adam_beta2: decay of the second moment, in [0, 1).
+        adam_epsilon: at least 0, added to the root of the uncorrected second moment.
+        adam_clipnorm: above 0; scales each gradient down to this norm.
+        adam_global_clipnorm: above 0; scales all gradients down to this norm together.
+        weight_decay_rate: decoupled decay, at least 0; 0 is plain Adam.
+        power: of the decay, above 0; 1 is linear.
+        include_in_weight_decay: patterns of names that are decayed in any case.
+        parameters: the parameters to train, also in groups; those of `model` by default.
+        model: the model, which gives names, layers and what is decayed.
+        layerwise_decay: as in `AdamWDL`; the layers are those of `model` by default.
+        n_layers: as in `AdamWDL`.
+        set_param_lr_fun: the hook that gives the ratio.
+        name_dict: ``param.name`` -> structured name.
+        layers: the `LayerMap` of the model.
+        multi_precision: keep float32 master weights of float16 and bfloat16 parameters.
 
     Returns:
-        tuple[AdamWeightDecay, WarmUp]: the optimizer and its schedule, a `WarmUp` even if it has no warm-up. Call
-        ``schedule.step()`` after each ``optimizer.step()``: TensorFlow's advances by itself.
-
-    Raises:
-        TypeError, ValueError: a value of the wrong type or out of range; neither `parameters` nor `model`, in dygraph;
-            both kinds of clipping; as `AdamWeightDecay` and `LayerMap.from_model`.
+        The optimizer and its schedule, a `WarmUp` even if it has no warm-up. Call ``schedule.step()`` after each
+        ``optimizer.step()``: TensorFlow's advances by itself.
 
     Warns:
         UserWarning: a pattern of `include_in_weight_decay` finds no parameter; w is above n.
@@ -102,34 +98,28 @@ def create_optimizer(
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """
-    given: dict[str, Any] = {
-        "adam_beta1": adam_beta1,
-        "adam_beta2": adam_beta2,
-        "adam_epsilon": adam_epsilon,
-        "adam_clipnorm": adam_clipnorm,
-        "adam_global_clipnorm": adam_global_clipnorm,
-        "weight_decay_rate": weight_decay_rate,
+    given: dict[str, tuple[str, Any]] = {  # argument -> option of AdamWeightDecay, value
+        "adam_beta1": ("beta_1", adam_beta1),
+        "adam_beta2": ("beta_2", adam_beta2),
+        "adam_epsilon": ("epsilon", adam_epsilon),
+        "adam_clipnorm": ("clipnorm", adam_clipnorm),
+        "adam_global_clipnorm": ("global_clipnorm", adam_global_clipnorm),
+        "weight_decay_rate": ("weight_decay", weight_decay_rate),
     }
     declared = AdamWeightDecay.OPTIONS
-    options = {option: declared[option].checked(given[argument], argument) for argument, option in _OPTION_OF.items()}
+    options = {option: declared[option].checked(value, argument) for argument, (option, value) in given.items()}
     if adam_clipnorm is not None and adam_global_clipnorm is not None:
-        raise ValueError(
-            "Gradients are clipped one by one or together: give one of `adam_clipnorm` and `adam_global_clipnorm`. "
-            f"Received: adam_clipnorm={shown(adam_clipnorm)}, adam_global_clipnorm={shown(adam_global_clipnorm)}"
-        )
+        norms = {"adam_clipnorm": adam_clipnorm, "adam_global_clipnorm": adam_global_clipnorm}
+        raise refusal(ValueError, f"Clip gradients one by one or together: give one of {', '.join(norms)}.", **norms)
     include = declared["include_in_weight_decay"].checked(include_in_weight_decay, "include_in_weight_decay") or []
     if options["weight_decay"] == 0.0 and include:
-        raise ValueError(
-            "`include_in_weight_decay` has no effect without a weight decay. Received: "
-            f"include_in_weight_decay={shown(include_in_weight_decay)}, weight_decay_rate={shown(weight_decay_rate)}"
-        )
+        idle = "`include_in_weight_decay` has no effect without a weight decay."
+        raise refusal(ValueError, idle, include_in_weight_decay=include_in_weight_decay, weight_decay_rate=0.0)
     if parameters is not None:  # read twice: their names are searched, too
         parameters = checked_parameters(parameters, {*declared, "weight_decay_rate"})
     elif model is None and paddle.in_dynamic_mode():
-        raise ValueError(
-            "`parameters` or `model` must be given: Paddle's optimizers are told what to train when they are built. "
-            "Received: parameters=None, model=None"
-        )
+        why = "Paddle's optimizers are told what to train when they are built."
+        raise refusal(ValueError, f"`parameters` or `model` must be given: {why}", parameters=None, model=None)
     schedule = _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power)
     hook = None if set_param_lr_fun is layerwise_lr_decay else set_param_lr_fun
     if hook is not None and name_dict is None and layers is None and model is not None:
@@ -161,14 +151,6 @@ def create_optimizer(
     return optimizer, schedule
 
 
-_OPTION_OF = {  # our argument -> option of AdamWeightDecay
-    "adam_beta1": "beta_1",
-    "adam_beta2": "beta_2",
-    "adam_epsilon": "epsilon",
-    "adam_clipnorm": "clipnorm",
-    "adam_global_clipnorm": "global_clipnorm",
-    "weight_decay_rate": "weight_decay",
-}
 # TensorFlow's ["LayerNorm", "layer_norm", "bias"] and Paddle's spellings of the same: norm1, input_layernorm, ln_1. One
 # pattern, because each one that finds nothing is warned of, and no model has all of them.
 _NOT_DECAYED = r"(?i:norm)|\bln_|bias"
@@ -183,10 +165,9 @@ def _schedule(init_lr: float, num_train_steps: int, num_warmup_steps: int, min_l
     min_lr_ratio = checked_number(min_lr_ratio, "min_lr_ratio", 0.0, 1.0)
     power = checked_number(power, "power", 0.0, ends="()")
     if num_warmup_steps > num_train_steps:
+        received = f"num_warmup_steps={num_warmup_steps}, num_train_steps={num_train_steps}"
         warnings.warn(
-            "The training ends before the warm-up does: the peak is not reached. "
-            f"Received: num_warmup_steps={num_warmup_steps}, num_train_steps={num_train_steps}",
-            stacklevel=3,
+            f"The training ends before the warm-up does: the peak is not reached. Received: {received}", stacklevel=3
         )
     steps = max(0, num_train_steps - num_warmup_steps)
     decay = functools.partial(_polynomial, start=init_lr, end=init_lr * min_lr_ratio, steps=steps, power=power)

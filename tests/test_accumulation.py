@@ -328,7 +328,7 @@ def test_bad_states_are_refused():
     accumulator, other = GradientAccumulator(), GradientAccumulator("mean")
     accumulator([tensor(1.0)])
     state = accumulator.state_dict()
-    with pytest.raises(ValueError, match="reduction='sum' for reduction='mean'"):
+    with pytest.raises(ValueError, match="`reduction`, 'mean'. Received: reduction='sum'"):
         other.set_state_dict(state)
     state.pop("received")
     with pytest.raises(ValueError, match=r"lacks \['received'\]"):

@@ -8,7 +8,7 @@ import paddle
 import paddle.distributed as dist
 
 from .._checks import checked_choice, checked_number
-from .._messages import refusal, shown, wrong_type
+from .._messages import refusal, wrong_type
 from .._paddle import parameters_of, sharding_setting, unwrap_model
 from .processes import Share, agreed_slots, gathered
 from .state import check_state
@@ -37,11 +37,7 @@ class GradientAccumulator:
     ``no_sync()``, and calls `synchronize` before `apply`. A process may have no micro-batch in a cycle. Sharding of
     stage 1 works, with `split_param` too; `tensor_fusion` and `comm_overlap` are refused.
 
-    Args:
-        reduction (str, optional): "sum", "mean" or "token".
-
-    Raises:
-        TypeError, ValueError: from any method, before anything has changed: a wrong argument, a call out of order.
+    Any method raises TypeError or ValueError for a wrong argument or a call out of order, before anything has changed.
 
     Differs from transformers: models, weights, "mean" and "token", data parallelism and a state that can be saved are
     added; `step` is an int; sums are float32 at least; it warns of gradients that it leaves out.
@@ -89,32 +85,25 @@ class GradientAccumulator:
     def gradients(self) -> list[Any]:
         """The reduced gradients, new Tensors; None where there was none. After a `reset` they are zeros."""
         if not self._sums:
-            raise ValueError(
-                "The accumulator should be called first to initialize the gradients. Received: no gradients so far"
-            )
+            sentence = "The accumulator should be called first to initialize the gradients."
+            raise refusal(ValueError, sentence, gradients=None)
         divisor = self._divisor()
         return [None if total is None else _divided(total, divisor) for total in self._sums]
 
     def __call__(self, gradients: Any, weight: Optional[float] = None) -> None:
-        """Add the gradients of a micro-batch.
+        """Add the gradients of a micro-batch: a list, or the model that has them after `backward`.
 
-        Args:
-            gradients (list[Tensor|None]|Layer): the gradients, or the model that has them after `backward`.
-            weight (float, optional): with "token", the tokens of the micro-batch that count, at least 0. With 0 its
-                gradients are left out, whatever they are: a mean over no token is not a number.
+        With "token", `weight` is the number of its tokens that count, at least 0. With 0 its gradients are left out,
+        whatever they are: a mean over no token is not a number.
         """
         weight = self._checked_weight(weight)
         fused = sharding_setting("tensor_fusion", "comm_overlap")
         if fused:
-            raise ValueError(
-                "Each parameter must keep its own gradient until `apply`: "
-                f"set {fused}=False in the strategy's sharding_configs. Received: {fused}=True"
-            )
+            advice = f"Each parameter must keep its gradient until `apply`: set {fused}=False in sharding_configs."
+            raise refusal(ValueError, advice, **{fused: True})
         if self._synchronized:
-            raise ValueError(
-                "Sums of all processes are there already: call `reset` or `apply` before the next micro-batch. "
-                f"Received: a call after `synchronize`, step={self._step}"
-            )
+            advice = "call `reset` or `apply` before the next micro-batch."
+            raise refusal(ValueError, f"Sums of all processes are there already: {advice}", step=self._step)
         names, parameters, gradients = _read(gradients)
         known = bool(self._sums) and names == self._names
         sums, received = self._slots(names, len(gradients), known)
@@ -141,11 +130,9 @@ class GradientAccumulator:
         self._count += 1
         self._weight += weight
         if left_out:
-            warnings.warn(
-                f"Gradients at {left_out} of the list are left out, because the first ones there were None. Call the "
-                "accumulator with the model, or with zeros instead of None, to have them.",
-                stacklevel=2,
-            )
+            what = f"Gradients at {left_out} of the list are left out, because the first ones there were None."
+            advice = "Call the accumulator with the model, or with zeros instead of None, to have them."
+            warnings.warn(f"{what} {advice}", stacklevel=2)
 
     def reset(self) -> None:
         """Begin a new cycle: zero the sums and the number of calls. The slots stay."""
@@ -164,10 +151,8 @@ class GradientAccumulator:
                 raise ValueError(f"Expected {len(self._sums)} gradients, but got {length}")
             return list(self._sums), list(self._received)
         if self._step:
-            raise ValueError(
-                "All calls between two resets must be for the same parameters. Received: "
-                f"{_described(names, length)} after {_described(self._names, len(self._sums))}"
-            )
+            received = f"{_described(names, length)} after {_described(self._names, len(self._sums))}"
+            raise ValueError(f"All calls between two resets must be for the same parameters. Received: {received}")
         sums = dict(zip(self._names or [], self._sums))
         return [sums.get(name) for name in names] if names else [None] * length, [False] * length
 
@@ -177,10 +162,8 @@ class GradientAccumulator:
                 raise refusal(ValueError, '`weight` must be given with reduction="token".', weight=None)
             return checked_number(weight, "weight")
         if weight is not None:
-            raise ValueError(
-                '`weight` has an effect with reduction="token" only. '
-                f"Received: weight={shown(weight)}, reduction={shown(self.reduction)}"
-            )
+            effect = '`weight` has an effect with reduction="token" only.'
+            raise refusal(ValueError, effect, weight=weight, reduction=self.reduction)
         return 1.0
 
     def _divisor(self) -> float:
@@ -200,9 +183,8 @@ class GradientAccumulator:
         A parameter that has had no gradient since the last `reset` is left without one, so that no optimizer moves it;
         under sharding with `split_param` it gets zeros, and weight decay may move it.
 
-        Args:
-            target (list[Tensor]|Layer, optional): the parameters, in the order of `gradients`, or the model. By default
-                those of the model that the accumulator was last called with.
+        `target` is the list of the parameters, in the order of `gradients`, or the model; by default those of the model
+        that the accumulator was last called with.
         """
         if not self._step and not self._synchronized:
             raise refusal(ValueError, "There must be gradients to write.", step=self._step)
@@ -221,10 +203,8 @@ class GradientAccumulator:
     def apply(self, optimizer: Any, target: Any = None) -> None:
         """Take one step with the reduced gradients, then clear them and `reset`.
 
-        Args:
-            optimizer (Optimizer): the optimizer of the parameters.
-            target (list[Tensor]|Layer, optional): as in `write_gradients`; where the accumulator is called with lists,
-                the optimizer's parameters that are trainable, in its order, by default.
+        `target` is as in `write_gradients`; where the accumulator is called with lists, by default the optimizer's
+        parameters that are trainable, in its order.
         """
         if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "clear_grad"):
             raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
@@ -238,10 +218,9 @@ class GradientAccumulator:
             target = self._checked_target(target)
             names = [param.name for param in target]
             if own and own.keys().isdisjoint(names):
-                raise ValueError(
-                    "`optimizer` must be that of the model that the gradients are of, or its step would do nothing. "
-                    f"Received: optimizer with none of {len(names)} parameters, such as '{names[0]}'"
-                )
+                needed = "`optimizer` must be that of the model that the gradients are of, or its step would do nothing"
+                received = f"optimizer with none of {len(names)} parameters, such as '{names[0]}'"
+                raise ValueError(f"{needed}. Received: {received}")
         self.write_gradients(target)
         optimizer.step()
         if sharding_setting("split_param"):
@@ -253,33 +232,28 @@ class GradientAccumulator:
     def _checked_target(self, target: Any) -> list[Any]:
         """Return the parameters to write to, raise if they are not those of the gradients."""
         if target is None and self._parameters is None:
-            raise ValueError(
-                "`target` must be given: the accumulator was called with lists, or not with the model since it was "
-                "made or its state was loaded. Received: target=None"
-            )
+            since = "the accumulator was called with lists, or not with the model since it was made or loaded"
+            raise refusal(ValueError, f"`target` must be given: {since}.", target=None)
         if target is None:
             target = self._parameters
         elif isinstance(target, paddle.nn.Layer):
             names, target = _trainable(target)
             if self._names is not None and names != self._names:
-                raise ValueError(
-                    "`target` must be the model that the gradients are of. Received: "
-                    f"{_described(names, len(target))}, for gradients of {_described(self._names, len(self._sums))}"
-                )
+                received = _described(names, len(target))
+                expected = _described(self._names, len(self._sums))
+                message = "`target` must be the model that the gradients are of."
+                raise ValueError(f"{message} Received: {received}, for gradients of {expected}")
         listed = hasattr(target, "__iter__") and not isinstance(target, paddle.Tensor)
         parameters = list(target) if listed else []
         if not listed or not all(isinstance(param, paddle.Tensor) for param in parameters):
-            raise TypeError(
-                f"`target` must be a list of parameters or a paddle.nn.Layer. Received: {type(target).__name__}"
-            )
+            raise wrong_type(target, "target", "a list of parameters or a paddle.nn.Layer")
         if len(parameters) != len(self._sums):
             raise ValueError(f"`target` must hold {len(self._sums)} parameters. Received: {len(parameters)}")
         for place, (param, total) in enumerate(zip(parameters, self._sums)):
             if total is not None and list(param.shape) != list(total.shape):
-                raise ValueError(
-                    f"`target` must hold the parameters that the gradients are of. Received: shape={list(param.shape)} "
-                    f"for a gradient of shape {list(total.shape)}, at {place}"
-                )
+                received = f"shape={list(param.shape)} for a gradient of shape {list(total.shape)}, at {place}"
+                message = "`target` must hold the parameters that the gradients are of."
+                raise ValueError(f"{message} Received: {received}")
         return parameters
 
     # ---- data parallelism
@@ -288,39 +262,26 @@ class GradientAccumulator:
         """Reduce over all processes, once a cycle: then `gradients` are those of the global batch, the same everywhere.
 
         Sums, numbers of calls and weights are each summed over the processes and divided after that, so the processes
-        may differ in calls and in tokens. Every process of the group must call it. If the processes accumulate other
-        parameters, shapes or types, or with another `reduction`, all of them raise.
-
-        Args:
-            group (Group, optional): the processes; all by default.
+        may differ in calls and in tokens. Every process of the group, by default all, must call it. If the processes
+        accumulate other parameters, shapes or types, or with another `reduction`, all of them raise.
         """
         if self._synchronized:
-            raise ValueError(
-                "`synchronize` must be called once between two resets: a second time would add the sums of all "
-                f"processes again. Received: a second call, step={self._step}"
-            )
+            why = "a second time would add the sums of all processes again."
+            raise refusal(ValueError, f"`synchronize` must be called once between two resets: {why}", step=self._step)
         if group is not None and not hasattr(group, "is_member"):
             raise refusal(TypeError, "`group` must be a paddle.distributed Group.", group=group)
         if group is not None and not group.is_member():
             raise refusal(ValueError, "`group` must hold this process.", group=group)
         if dist.get_world_size(group) > 1 and any(total is not None and total.is_dist() for total in self._sums):
-            raise ValueError(
-                "Gradients of DistTensors (`dist.shard_tensor`) are those of all processes already: call `apply` "
-                f"without `synchronize`. Received: {len(self._sums)} gradients, DistTensors among them"
-            )
-        mine = Share(
-            self.reduction,
-            self._names,
-            None if self._parameters is None else [param.name for param in self._parameters],
-            [
-                None if total is None else (list(total.shape), str(total.dtype)[len("paddle.") :])
-                for total in self._sums
-            ],
-            self._received,
-            self._count,
-            self._weight,
-        )
-        shares = gathered(mine, group)
+            what = "Gradients of DistTensors (`dist.shard_tensor`) are those of all processes already"
+            received = f"{len(self._sums)} gradients, DistTensors among them"
+            raise ValueError(f"{what}: call `apply` without `synchronize`. Received: {received}")
+        own_names = None if self._parameters is None else [param.name for param in self._parameters]
+        mine = [
+            None if total is None else (list(total.shape), str(total.dtype).rpartition(".")[2]) for total in self._sums
+        ]
+        share = Share(self.reduction, self._names, own_names, mine, self._received, self._count, self._weight)
+        shares = gathered(share, group)
         slots, self._names = agreed_slots(shares)
         self._own_names = next((share.own_names for share in shares if share.own_names), None)
         self._sums = self._sums or [None] * len(slots)
@@ -376,10 +337,8 @@ def _read(gradients: Any) -> tuple[Optional[list[str]], Optional[list[Any]], lis
     names, parameters = _trainable(gradients)
     found = [param.grad for param in parameters]
     if all(gradient is None for gradient in found):
-        raise ValueError(
-            "The model must have gradients: call `backward` first. "
-            f"Received: {len(parameters)} trainable parameters, none with a gradient"
-        )
+        received = f"{len(parameters)} trainable parameters, none with a gradient"
+        raise ValueError(f"The model must have gradients: call `backward` first. Received: {received}")
     return names, parameters, found
 
 
@@ -408,16 +367,14 @@ def _check_gradient(gradient: Any, total: Any, place: Any) -> None:
     if not isinstance(gradient, paddle.Tensor):
         raise TypeError(f"A gradient must be a Tensor or None. Received: {type(gradient).__name__} at {place}")
     if gradient.is_selected_rows():
-        raise TypeError(
-            f"Gradients must be dense: build the embedding with sparse=False. Received: a sparse gradient at {place}"
-        )
+        advice = "build the embedding with sparse=False"
+        raise TypeError(f"Gradients must be dense: {advice}. Received: a sparse gradient at {place}")
     if not gradient.is_floating_point():
         raise TypeError(f"A gradient must be of a floating-point type. Received: dtype={gradient.dtype} at {place}")
-    if total is not None and list(gradient.shape) != list(total.shape):
-        raise ValueError(
-            f"A gradient must have the shape of those before it, {list(total.shape)}. "
-            f"Received: shape={list(gradient.shape)} at {place}"
-        )
+    shape = list(gradient.shape)
+    if total is not None and shape != list(total.shape):
+        needed = f"A gradient must have the shape of those before it, {list(total.shape)}."
+        raise ValueError(f"{needed} Received: shape={shape} at {place}")
 
 
 def _sum_dtype(gradient: Any) -> Any:

@@ -5,6 +5,8 @@ from typing import Any, Optional
 
 import paddle.distributed as dist
 
+from .._messages import refusal
+
 Slot = Optional[tuple[list[int], str]]  # shape and dtype, None where there was no gradient yet
 
 
@@ -26,10 +28,8 @@ def gathered(mine: Share, group: Any) -> list[Share]:
     if dist.get_world_size(group) == 1:
         return [mine]
     if not dist.is_initialized():
-        raise ValueError(
-            "Processes must be connected: call `paddle.distributed.init_parallel_env` first. "
-            f"Received: {dist.get_world_size()} processes, not initialized"
-        )
+        advice = "Processes must be connected: call `paddle.distributed.init_parallel_env` first."
+        raise ValueError(f"{advice} Received: {dist.get_world_size()} processes, not initialized")
     shares: list[Share] = []
     dist.all_gather_object(shares, mine, group=group)
     return shares
@@ -38,37 +38,31 @@ def gathered(mine: Share, group: Any) -> list[Share]:
 def agreed_slots(shares: list[Share]) -> tuple[list[Slot], Optional[list[str]]]:
     """Return the slots of all processes, None where no process has one, and their names; raise if processes differ."""
     if not any(share.count for share in shares):
-        raise ValueError(
-            "The accumulator should be called first. Received: no call since the last reset on any process"
+        raise refusal(
+            ValueError, "The accumulator should be called first: no process was, since the last reset.", count=0
         )
     called = [rank for rank, share in enumerate(shares) if share.slots or share.count]
     first = shares[called[0]]
     for rank, share in enumerate(shares):
         if rank in called and share.names != first.names:
-            raise ValueError(
-                "All processes must accumulate the same parameters: freeze a parameter in all of them or in none. "
-                f"Received: {_difference(share.names, rank, first.names, called[0])} of the group"
-            )
+            advice = "All processes must accumulate the same parameters: freeze a parameter in all of them or in none."
+            difference = _difference(share.names, rank, first.names, called[0])
+            raise ValueError(f"{advice} Received: {difference} of the group")
         needs = [("the same reduction", repr(share.reduction), repr(first.reduction))]
         needs += [("as many gradients", str(len(share.slots)), str(len(first.slots)))] if rank in called else []
         for need, value, other in needs:
             if value != other:
-                raise ValueError(
-                    f"All processes must have {need}. Received: {value} of process {rank} of the group, "
-                    f"{other} of process {called[0]}"
-                )
-    columns = zip(*(shares[rank].slots for rank in called))
-    return [_agreed(slots, place, first.names) for place, slots in enumerate(columns)], first.names
-
-
-def _agreed(slots: tuple[Slot, ...], place: int, names: Optional[list[str]]) -> Slot:
-    """Return the slot of one place in all processes; in a list, all of them have a gradient there or none."""
-    present = [slot for slot in slots if slot is not None]
-    if any(slot != present[0] for slot in present) or (names is None and present and len(present) < len(slots)):
-        raise ValueError(
-            f"All processes must have gradients of the same shape and type. Received: {list(slots)} at {place}"
-        )
-    return present[0] if present else None
+                received = f"{value} of process {rank} of the group, {other} of process {called[0]}"
+                raise ValueError(f"All processes must have {need}. Received: {received}")
+    slots: list[Slot] = []
+    for place, column in enumerate(zip(*(shares[rank].slots for rank in called))):
+        present = [slot for slot in column if slot is not None]
+        incomplete = first.names is None and 0 < len(present) < len(column)  # in a list, all have one there or none
+        if incomplete or any(slot != present[0] for slot in present):
+            needed = "All processes must have gradients of the same shape and type."
+            raise ValueError(f"{needed} Received: {list(column)} at {place}")
+        slots.append(present[0] if present else None)
+    return slots, first.names
 
 
 def _difference(names: Optional[list[str]], rank: int, others: Optional[list[str]], other: int) -> str:

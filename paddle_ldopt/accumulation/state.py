@@ -12,14 +12,10 @@ def check_state(state: Any, reduction: str) -> None:
     """Raise unless the entries of a state have the right types, fit each other and are of that reduction."""
     missing = sorted(_KEYS - set(checked_state(state)))
     if missing:
-        raise ValueError(
-            f"The state must be a GradientAccumulator's, and lacks {missing}. Received: keys {shown(list(state))}"
-        )
+        raise refusal(ValueError, f"The state must be a GradientAccumulator's, and lacks {missing}.", keys=list(state))
     if state["reduction"] != reduction:
-        raise ValueError(
-            "The state must be of an accumulator with the same `reduction`. "
-            f"Received: reduction={shown(state['reduction'])} for reduction={shown(reduction)}"
-        )
+        needed = f"The state must be of an accumulator with the same `reduction`, {shown(reduction)}."
+        raise refusal(ValueError, needed, reduction=state["reduction"])
     slots, step = checked_steps(state["slots"], "slots"), checked_steps(state["step"], "step")
     count = checked_steps(state["count"], "count", least=step)
     checked_number(state["weight"], "weight")
@@ -36,14 +32,10 @@ def check_state(state: Any, reduction: str) -> None:
     places = {str(place): flag for place, flag in enumerate(received)}
     if not isinstance(sums, dict) or not {place for place, flag in places.items() if flag} <= set(sums) <= set(places):
         keys = sorted(map(str, sums))[:8] if isinstance(sums, dict) else type(sums).__name__
-        raise ValueError(
-            "`gradients` must be a dict with the sum of each slot that received a gradient, under the slot's number. "
-            f"Received: gradients of {keys}, {slots=}"
-        )
+        needed = "`gradients` must be a dict with the sum of each slot that received a gradient, under its number."
+        raise ValueError(f"{needed} Received: gradients of {keys}, {slots=}")
     for place, total in sums.items():
         dtype = getattr(total, "dtype", None)
         if str(dtype).rpartition(".")[2] not in ("float32", "float64"):
-            raise ValueError(
-                "`gradients` must be Tensors or arrays of float32 or float64. "
-                f"Received: {type(total).__name__} of {dtype=!s} at {place}"
-            )
+            received = f"{type(total).__name__} of {dtype=!s} at {place}"
+            raise ValueError(f"`gradients` must be Tensors or arrays of float32 or float64. Received: {received}")

@@ -9,8 +9,6 @@ from typing import Any, Union
 
 from .._messages import refusal, shown
 
-__all__ = ["checked_path", "json_object", "read_json", "read_yaml"]
-
 Path = Union[str, "os.PathLike[str]"]
 
 

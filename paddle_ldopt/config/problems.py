@@ -8,13 +8,11 @@ from typing import Any, Callable, Optional
 import paddle
 
 from .._checks import checked_number, checked_steps
-from .._messages import shown, unknown
+from .._messages import refusal, shown, unknown
 from ..build import OFF, OPTIMIZERS, build_optimizer
 from ..layers.decay import OPTIONS, LayerDecay
 from ..schedules import ON_METRIC, SchedulerType, get_scheduler
 from ..schedules.factory import kwargs_problems
-
-__all__ = ["RULE_FIELDS", "build_schedule", "config_problems", "option_problems", "rule_problems"]
 
 RULE_FIELDS = {  # our setting -> field of LayerDecay
     "layerwise_lr_decay": "layerwise_decay",
@@ -38,16 +36,14 @@ def rule_problems(settings: Any) -> Iterator[str]:
     for argument, field in RULE_FIELDS.items():
         value = getattr(rule, field)
         if rule.layerwise_decay == 1.0 and field != "head_ratio" and value != getattr(OFF, field):
-            yield (
-                f"`{argument}` has no effect while `layerwise_lr_decay` is 1: every layer has a ratio of 1 (the head "
-                f"`layerwise_head_ratio`). Received: {argument}={shown(value)}"
-            )
+            why = "every layer has a ratio of 1 (the head `layerwise_head_ratio`)."
+            idle = f"`{argument}` has no effect while `layerwise_lr_decay` is 1: {why}"
+            yield str(refusal(ValueError, idle, **{argument: value}))
     if rule.min_ratio and rule.freeze_below:
-        yield (
-            "`layerwise_min_ratio` and `layerwise_freeze_below` exclude each other: a floor above the limit leaves "
-            "nothing to freeze, a floor below it has no effect. Received: "
-            f"layerwise_min_ratio={shown(rule.min_ratio)}, layerwise_freeze_below={shown(rule.freeze_below)}"
-        )
+        why = "a floor above the limit leaves nothing to freeze, a floor below it has no effect."
+        both = {name: given[name] for name in ("layerwise_min_ratio", "layerwise_freeze_below")}
+        exclude = f"`layerwise_min_ratio` and `layerwise_freeze_below` exclude each other: {why}"
+        yield str(refusal(ValueError, exclude, **both))
     rules = settings.layerwise_rules
     if isinstance(rules, (str, dict)) and rules and rule == OFF:
         yield f"`layerwise_rules` have no effect without a layer-wise decay. Received: layerwise_rules={shown(rules)}"
@@ -146,10 +142,9 @@ def _optimizer_problems(config: Any, unreadable: bool) -> Iterator[str]:
     elif not isinstance(options, dict):
         return
     elif _sets_its_rate(config) != (config.learning_rate is None):
-        yield (
-            "`learning_rate` must be None with `relative_step`, which sets the rate, and only then. Received: "
-            f"optim={shown(optim)}, learning_rate={shown(config.learning_rate)}, optim_kwargs={shown(options)}"
-        )
+        advice = "`learning_rate` must be None with `relative_step`, which sets the rate, and only then."
+        received = {"optim": optim, "learning_rate": config.learning_rate, "optim_kwargs": options}
+        yield str(refusal(ValueError, advice, **received))
     else:
         sure = {} if unreadable else {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         rate = None if config.learning_rate is None else 1e-3

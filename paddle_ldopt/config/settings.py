@@ -16,8 +16,6 @@ from ..schedules import ON_METRIC
 from .files import Path, checked_path, json_object, read_json, read_yaml
 from .problems import RULE_FIELDS, build_schedule, config_problems
 
-__all__ = ["BUILT_IN", "LdoptConfig"]
-
 # Kinds that every Trainer has -> the fields of its arguments that shape them. Without `lr_scheduler_kwargs` they stay
 # the Trainer's own, so that adding our mixin to a training changes nothing in it.
 BUILT_IN: dict[str, tuple[str, ...]] = {
@@ -37,26 +35,22 @@ class LdoptConfig:
     ``ldopt_config.json`` in each checkpoint, and `RunReport` shows it.
 
     Args:
-        optim (str, optional): one of `list_optimizers`, or "adamw", Paddle's own.
-        optim_kwargs (dict, optional): its further options: ``{"beta2": 0.98}``. Biases and the parameters of norms are
-            not decayed; "adamweightdecay" takes `include_in_weight_decay` and `exclude_from_weight_decay`.
-        learning_rate (float|None, optional): at least 0, the rate of a layer whose ratio is 1; None for Adafactor and
-            Came with ``{"relative_step": True}``, which sets it.
-        weight_decay (float, optional): at least 0.
-        max_grad_norm (float, optional): at least 0, the norm that all gradients together are clipped to; 0 is off.
-        layerwise_lr_decay (float, optional): ratio of the rates of neighbouring layers, in (0, 1]; 1 is off.
-        layerwise_convention (str, optional): as in `LayerDecay`, and so the next three.
-        layerwise_min_ratio (float, optional): floor of the ratios.
-        layerwise_head_ratio (float, optional): ratio of the head.
-        layerwise_freeze_below (float, optional): layers with a ratio below it are frozen.
-        layerwise_rules (dict, optional): the `rules` of `LayerMap.from_model`.
-        lr_scheduler_type (str, optional): any `SchedulerType`.
-        lr_scheduler_kwargs (dict, optional): the `scheduler_specific_kwargs` of `get_scheduler`.
-        warmup_steps (int, optional): at least 0, steps of the warm-up.
-        warmup_ratio (float, optional): in [0, 1], the same as a part of all steps; instead of `warmup_steps`.
+        optim: one of `list_optimizers`, or "adamw", Paddle's own.
+        optim_kwargs: its further options: ``{"beta2": 0.98}``. Biases and the parameters of norms are not decayed;
+            "adamweightdecay" takes `include_in_weight_decay` and `exclude_from_weight_decay`.
+        learning_rate: at least 0, the rate of a layer whose ratio is 1; None for Adafactor and Came with
+            ``{"relative_step": True}``, which sets it.
+        weight_decay: at least 0.
+        max_grad_norm: at least 0, the norm that all gradients together are clipped to; 0 is off.
+        layerwise_lr_decay: ratio of the rates of neighbouring layers, in (0, 1]; 1 is off.
+        layerwise_convention, layerwise_min_ratio, layerwise_head_ratio, layerwise_freeze_below: as in `LayerDecay`.
+        layerwise_rules: the `rules` of `LayerMap.from_model`.
+        lr_scheduler_type: any `SchedulerType`.
+        lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`.
+        warmup_steps: at least 0, steps of the warm-up.
+        warmup_ratio: in [0, 1], the same as a part of all steps; instead of `warmup_steps`.
 
-    Raises:
-        ValueError: anything is wrong; the message lists all problems.
+    If anything is wrong, a ValueError lists all problems.
 
     Examples:
         >>> import paddle
@@ -168,7 +162,8 @@ class LdoptConfig:
 
         Raises ValueError for an optimizer of the Trainer's own other than "adamw".
         """
-        optim, kind = _plain(args.optim), _plain(args.lr_scheduler_type)
+        # a Trainer has enums
+        optim, kind = (str(getattr(name, "value", name)) for name in (args.optim, args.lr_scheduler_type))
         options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
         if optim in OPTIMIZERS:
             info = OPTIMIZERS[optim]
@@ -203,10 +198,8 @@ class LdoptConfig:
         Raises ValueError for a relative step, which the Trainer takes as ``optimizers=config.build(model)`` only.
         """
         if self.learning_rate is None:
-            raise ValueError(
-                "An optimizer that sets its rate itself goes to the Trainer as `optimizers=config.build(model)`. "
-                f"Received: optim_kwargs={shown(self.optim_kwargs)}"
-            )
+            advice = "An optimizer that sets its rate itself goes to the Trainer as `optimizers=config.build(model)`."
+            raise refusal(ValueError, advice, optim_kwargs=self.optim_kwargs)
         info, out = OPTIMIZERS[self.optim], self.to_dict()
         options, kwargs = out.pop("optim_kwargs"), out.pop("lr_scheduler_kwargs")
         out.update({field: options.pop(name, info.options[name].default) for name, field in info.trainer.items()})
@@ -233,8 +226,3 @@ def _copied(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_copied(item) for item in value)
     return copy.deepcopy(plain_number(value))
-
-
-def _plain(name: Any) -> str:
-    """Return a name as a string: a Trainer has enums."""
-    return str(getattr(name, "value", name))

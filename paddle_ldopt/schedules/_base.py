@@ -7,7 +7,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_number, checked_state, plain_number
-from .._messages import shown
+from .._messages import refusal
 from .._paddle import rate_source, unwrap
 
 
@@ -24,10 +24,8 @@ class Schedule(LRScheduler):
         self.state_keys()
         wrong = [key for key in self.keys if not isinstance(state_dict.get(key), (numbers.Real, list))]
         if wrong:
-            raise ValueError(
-                f"`state_dict` must be that of a {type(self).__name__}, with a number as each of {self.keys}. "
-                f"Received: {', '.join(f'{key}={shown(state_dict.get(key))}' for key in wrong)}"
-            )
+            kind = f"that of a {type(self).__name__}, with a number as each of {self.keys}"
+            raise refusal(ValueError, f"`state_dict` must be {kind}.", **{key: state_dict.get(key) for key in wrong})
         super().set_state_dict(state_dict)
 
     set_dict = set_state_dict

@@ -32,10 +32,8 @@ def peak_learning_rate(
     it, or to the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead has no known peak: None,
     with a warning.
 
-    Args:
-        learning_rate (float|LRScheduler): the schedule is not changed: a copy is stepped.
-        num_steps (int, optional): how many steps ahead to look.
-        divisor (callable, optional): steps ahead -> the divisor of the rate there, see `rate_divisor`.
+    The schedule is not changed: a copy is stepped. `divisor` maps steps ahead to the divisor of the rate there, see
+    `rate_divisor`.
     """
     divisor = divisor or (lambda ahead: 1.0)
     if not isinstance(learning_rate, LRScheduler):

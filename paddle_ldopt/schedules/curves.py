@@ -46,9 +46,9 @@ class Warmup:
 
     def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
-        return self._top()
+        return self._turns(until)
 
-    def _top(self) -> list[int]:
+    def _turns(self, until: int) -> list[int]:
         """Return the last step of the warm-up and the step after it, which may have a far lower factor."""
         return [max(self.warmup - 1, 0), self.warmup]
 
@@ -74,8 +74,7 @@ class Cosine(Warmup):
     def _after(self, k: int) -> float:
         return _cosine(k / max(1, self.decay), self.cycles) * (1.0 - self.floor) + self.floor
 
-    def turns(self, until: int = 0) -> list[int]:
-        """Return the steps at which a rise or a fall may end."""
+    def _turns(self, until: int) -> list[int]:
         return _waves(self.warmup, self.decay, 2.0 * self.cycles, until)
 
 
@@ -94,9 +93,8 @@ class CosineOneAhead(Cosine):
         # the sum of the rounded parts may be an ulp above 1
         return min(1.0, self.start + (1.0 - self.start) * step / max(1, self.warmup - 1))
 
-    def turns(self, until: int = 0) -> list[int]:
-        """Return the steps at which a rise or a fall may end."""
-        return [self.warmup, *(max(step - 1, 0) for step in super().turns(until + 1))]
+    def _turns(self, until: int) -> list[int]:
+        return [self.warmup, *(max(step - 1, 0) for step in super()._turns(until + 1))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +110,7 @@ class CosineRestarts(Warmup):
             return 0.0
         return 0.5 * (1.0 + math.cos(math.pi * ((self.cycles * progress) % 1.0)))
 
-    def turns(self, until: int = 0) -> list[int]:
-        """Return the steps at which a rise or a fall may end."""
+    def _turns(self, until: int) -> list[int]:
         return _waves(self.warmup, self.decay, self.cycles)
 
 
@@ -130,9 +127,8 @@ class Polynomial(Warmup):
             return self.end
         return (1.0 - self.end) * (1 - k / (self.decay or 1)) ** self.power + self.end
 
-    def turns(self, until: int = 0) -> list[int]:
-        """Return the steps at which a rise or a fall may end."""
-        return self._top() if self.decay < 0 else [self.warmup, self.warmup + self.decay + 1]
+    def _turns(self, until: int) -> list[int]:
+        return super()._turns(until) if self.decay < 0 else [self.warmup, self.warmup + self.decay + 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,10 +165,9 @@ class StableDecay(Warmup):
             return self.floor
         return factor * (1.0 - self.floor) + self.floor
 
-    def turns(self, until: int = 0) -> list[int]:
-        """Return the steps at which a rise or a fall may end."""
+    def _turns(self, until: int) -> list[int]:
         start = max(self.warmup, self.warmup + self.stable)  # a decay that begins before that is cut
-        return [*self._top(), *_waves(start, self.decay, 2.0 * self.cycles)]
+        return [*super()._turns(until), *_waves(start, self.decay, 2.0 * self.cycles)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,10 +193,9 @@ class CoolDown(Warmup):
             return self.end1 + (1.0 - self.end1) * _cosine(k / self.decay, self.cycles)
         return self.end1 if k < self.decay + self.final else self.end2
 
-    def turns(self, until: int = 0) -> list[int]:
-        """Return the steps at which a rise or a fall may end."""
+    def _turns(self, until: int) -> list[int]:
         end = self.warmup + self.keep + self.decay + self.final
-        return [*self._top(), *_waves(self.warmup + self.keep, self.decay, 2.0 * self.cycles), end]
+        return [*super()._turns(until), *_waves(self.warmup + self.keep, self.decay, 2.0 * self.cycles), end]
 
 
 def _waves(start: int, steps: int, halves: float, until: int = 0) -> list[int]:

@@ -11,8 +11,6 @@ from .._messages import nearest, refusal, shown
 from . import functions, metric
 from .options import REQUIRED, options_of
 
-__all__ = ["ON_METRIC", "SchedulerType", "get_scheduler", "kwargs_problems"]
-
 
 class SchedulerType(str, enum.Enum):
     """The names that `get_scheduler` and a Trainer's ``--lr_scheduler_type`` know.
@@ -48,10 +46,8 @@ class SchedulerType(str, enum.Enum):
         names = [member.value for member in cls]
         if name in names and not (isinstance(value, str) and name == value):
             return cls(name)
-        raise ValueError(
-            f"{shown(name)} is not a valid SchedulerType, please select one of {names}{nearest(name, names)}. "
-            f"Received: name={shown(value)}"
-        )
+        wrong = f"{shown(name)} is not a valid SchedulerType"
+        raise refusal(ValueError, f"{wrong}, please select one of {names}{nearest(name, names)}.", name=value)
 
 
 FUNCTIONS: dict[SchedulerType, Callable[..., LRScheduler]] = {
@@ -85,23 +81,20 @@ def get_scheduler(
 ) -> LRScheduler:
     """Build any schedule by its name.
 
-    The kinds' own functions share these arguments, and `last_epoch`: a schedule goes on with step `last_epoch` + 1.
+    The kinds' own functions share these arguments, and `last_epoch`: a schedule goes on with step `last_epoch` + 1. An
+    argument that is unknown, missing, of the wrong type or out of range raises TypeError or ValueError.
 
     Args:
-        name (str|SchedulerType): the kind.
-        optimizer (Optimizer|float): a Paddle optimizer, also in wrappers of `fleet` and `amp`, or the peak, above 0.
-            The schedule is attached to an optimizer. The peak is then its current rate, or if it has a schedule of ours
-            already, the peak of that one.
-        num_warmup_steps (int, optional): w, at least 0. Step 0 is taken at rate 0, step w is the first at the peak.
-        num_training_steps (int, optional): n, at least 1; below w, a warning. Kinds without w or n ignore them, as in
-            transformers: "constant", "reduce_lr_on_plateau" and "greedy" have no warm-up.
-        scheduler_specific_kwargs (dict, optional): further arguments of the kind's function.
+        name: the kind.
+        optimizer: a Paddle optimizer, also in wrappers of `fleet` and `amp`, or the peak, above 0. The schedule is
+            attached to an optimizer. The peak is then its current rate, or that of its schedule if this is one of ours.
+        num_warmup_steps: w, at least 0. Step 0 is taken at rate 0, step w is the first at the peak.
+        num_training_steps: n, at least 1; below w, a warning. Kinds without w or n ignore them, as in transformers:
+            "constant", "reduce_lr_on_plateau" and "greedy" have no warm-up.
+        scheduler_specific_kwargs: further arguments of the kind's function.
 
     Returns:
-        LRScheduler: a `RuleSchedule`, stepped after each step of the optimizer, or a `MetricSchedule`.
-
-    Raises:
-        TypeError, ValueError: an argument that is unknown, missing, of the wrong type or out of range.
+        A `RuleSchedule`, stepped after each step of the optimizer, or a `MetricSchedule`.
 
     Differs from transformers: `inverse_sqrt` and the constant kinds do not ignore `scheduler_specific_kwargs`.
 

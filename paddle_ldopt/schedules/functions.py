@@ -7,7 +7,7 @@ import warnings
 from typing import Any, Callable, Optional
 
 from .._checks import checked_number
-from .._messages import refusal, shown
+from .._messages import refusal
 from . import curves
 from ._base import Schedule, attach, peak_of
 from .options import checked, checked_share
@@ -23,10 +23,10 @@ class RuleSchedule(Schedule):
     never stopped, bit for bit.
 
     Args:
-        learning_rate (float): the peak, above 0.
-        rule (callable): the curve, step from 0 -> factor in [0, 1]; to pickle the schedule, not a lambda.
-        last_epoch (int, optional): the last step that was taken, -1 for none.
-        verbose (bool, optional): print every change, as Paddle's schedules do.
+        learning_rate: the peak, above 0.
+        rule: the curve, step from 0 -> factor in [0, 1]; to pickle the schedule, not a lambda.
+        last_epoch: the last step that was taken, -1 for none.
+        verbose: print every change, as Paddle's schedules do.
 
     Examples:
         >>> from paddle_ldopt.schedules import RuleSchedule
@@ -67,11 +67,9 @@ def _steps_left(num_training_steps: int, stacklevel: int = 3, **phases: int) -> 
     """Return the number of training steps left after `phases`; if they do not fit it is negative, with a warning."""
     left = num_training_steps - sum(phases.values())
     if left < 0:
-        received = ", ".join(f"{name}={steps}" for name, steps in phases.items())
+        longer = "The schedule is longer than the training, which stops in the middle of it."
         warnings.warn(
-            "The schedule is longer than the training, which stops in the middle of it. "
-            f"Received: {received}, num_training_steps={num_training_steps}",
-            stacklevel=stacklevel,
+            refusal(UserWarning, longer, **phases, num_training_steps=num_training_steps), stacklevel=stacklevel
         )
     return left
 
@@ -191,9 +189,8 @@ def get_polynomial_decay_schedule_with_warmup(
     """
     peak, lr_end = peak_of(optimizer), checked("lr_end", lr_end)
     if lr_end >= peak:
-        raise refusal(
-            ValueError, f"lr_end ({lr_end}) must be smaller than initial lr ({peak}).", lr_end=lr_end, peak=peak
-        )
+        sentence = f"lr_end ({lr_end}) must be smaller than initial lr ({peak})."
+        raise refusal(ValueError, sentence, lr_end=lr_end, peak=peak)
     warmup, decay = _phases(num_warmup_steps, num_training_steps)
     return _scheduled(optimizer, curves.Polynomial(warmup, decay, checked("power", power), lr_end / peak), last_epoch)
 
@@ -283,14 +280,13 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
 
 def _floor(optimizer: Any, min_lr: Optional[float], min_lr_rate: Optional[float]) -> float:
     """Return the lowest rate as a share of the peak."""
-    received = f"Received: min_lr={shown(min_lr)}, min_lr_rate={shown(min_lr_rate)}"
-    if min_lr is not None and min_lr_rate is not None:
-        raise ValueError(f"Only one of min_lr or min_lr_rate should be set. {received}")
-    if min_lr is not None:
-        return checked_share("min_lr", min_lr, peak_of(optimizer))
-    if min_lr_rate is None:
-        raise ValueError(f"One of min_lr or min_lr_rate should be set through the `lr_scheduler_kwargs`. {received}")
-    return checked("min_lr_rate", min_lr_rate)
+    if (min_lr is None) == (min_lr_rate is None):
+        how = "One of min_lr or min_lr_rate should be set through the `lr_scheduler_kwargs`."
+        how = how if min_lr is None else "Only one of min_lr or min_lr_rate should be set."
+        raise refusal(ValueError, how, min_lr=min_lr, min_lr_rate=min_lr_rate)
+    if min_lr is None:
+        return checked("min_lr_rate", min_lr_rate)
+    return checked_share("min_lr", min_lr, peak_of(optimizer))
 
 
 def get_wsd_schedule(
@@ -315,19 +311,11 @@ def get_wsd_schedule(
         v(x) = 1 - x, \quad \tfrac12 (1 + \cos 2 \pi c x), \quad 1 - \sqrt{x}; \qquad
         u(x) = x, \quad \tfrac12 (1 - \cos \pi x), \quad 1 - \sqrt{1 - x}
 
-    Args:
-        optimizer (Optimizer|float): an optimizer or the peak.
-        num_warmup_steps (int): w, at least 0.
-        num_decay_steps (int): d, at least 0.
-        num_training_steps (int, optional): n, at least 1. s is n - w - d; below 0, which is warned of, the decay begins
-            with its last n - w steps. Give it or `num_stable_steps`.
-        num_stable_steps (int, optional): s, at least 0. It has the last word if both are given; a warning if w + s + d
-            is not n.
-        warmup_type (str, optional): u, "linear", "cosine" or "1-sqrt".
-        decay_type (str, optional): v, "linear", "cosine" or "1-sqrt".
-        min_lr_ratio (float, optional): f, the share of the peak at which the rate starts and ends.
-        num_cycles (float, optional): c, waves of a cosine decay, above 0.
-        last_epoch (int, optional): the last step that was taken.
+    w, s and d are `num_warmup_steps`, `num_stable_steps` and `num_decay_steps`, at least 0; u and v `warmup_type` and
+    `decay_type`: "linear", "cosine" or "1-sqrt"; f `min_lr_ratio`, the share of the peak at which the rate starts and
+    ends; c `num_cycles`, waves of a cosine decay, above 0. Give s or n, `num_training_steps`, for an s of n - w - d; if
+    that is below 0, which is warned of, the decay begins with its last n - w steps. If both are given, s has the last
+    word; a warning if w + s + d is not n.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_wsd_schedule
@@ -343,21 +331,11 @@ def get_wsd_schedule(
     else:
         stable = checked("num_stable_steps", num_stable_steps)
         if total is not None and warmup + stable + decay != total:
-            warnings.warn(
-                f"The phases of the schedule have {warmup} + {stable} + {decay} steps, the training {total}: "
-                "num_stable_steps will be used.",
-                stacklevel=2,
-            )
-    curve = curves.StableDecay(
-        warmup,
-        stable,
-        decay,
-        rise=checked("warmup_type", warmup_type),
-        fall=checked("decay_type", decay_type),
-        floor=checked("min_lr_ratio", min_lr_ratio),
-        cycles=checked("num_cycles", num_cycles),
-    )
-    return _scheduled(optimizer, curve, last_epoch)
+            phases = f"The phases of the schedule have {warmup} + {stable} + {decay} steps, the training {total}"
+            warnings.warn(f"{phases}: num_stable_steps will be used.", stacklevel=2)
+    rise, fall = checked("warmup_type", warmup_type), checked("decay_type", decay_type)
+    floor, cycles = checked("min_lr_ratio", min_lr_ratio), checked("num_cycles", num_cycles)
+    return _scheduled(optimizer, curves.StableDecay(warmup, stable, decay, rise, fall, floor, cycles), last_epoch)
 
 
 def get_constant_schedule_with_cool_down(
@@ -380,18 +358,10 @@ def get_constant_schedule_with_cool_down(
         \eta_1 + \tfrac{\eta - \eta_1}{2} \left(1 + \cos\left(2 \pi c \tfrac{t - w - k}{d}\right)\right)
         \;(t < w + k + d), \quad \eta_1 \;(t < w + k + d + l), \quad \eta_2
 
-    Args:
-        optimizer (Optimizer|float): an optimizer or the peak.
-        num_warmup_steps (int): w, at least 0.
-        num_training_steps (int, optional): n, at least 1. Needed for the default of `decay_steps` only.
-        keep_steps (int, optional): k, at the peak.
-        decay_steps (int, optional): d, of the cool-down. By default n - w - k - l, or 0 and a warning if that is less.
-        num_cycles (float, optional): c, waves of the cool-down, above 0.
-        lr_end1 (float, optional): :math:`\eta_1`, where the cool-down ends, from 0 to the peak.
-        final_steps (int, optional): l, at `lr_end1`.
-        lr_end2 (float, optional): :math:`\eta_2`, the rate from then on, from 0 to the peak. By default `lr_end1`.
-        warmup_lr_init (float, optional): :math:`\eta_0`, where the warm-up starts, from 0 to the peak.
-        last_epoch (int, optional): the last step that was taken.
+    w, k, d and l are `num_warmup_steps`, `keep_steps`, `decay_steps` and `final_steps`, c `num_cycles`, waves of the
+    cool-down, above 0. By default d is `num_training_steps` - w - k - l, or 0 and a warning if that is less. The rates,
+    each from 0 to the peak, are `warmup_lr_init`, :math:`\eta_0`; `lr_end1`, :math:`\eta_1`; `lr_end2`,
+    :math:`\eta_2`, by default `lr_end1`.
 
     Differs from MindFormers: the default of `decay_steps` there is the whole training, which then ends within the
     cool-down; an `lr_end2` of 0 there is taken for none.
@@ -406,9 +376,8 @@ def get_constant_schedule_with_cool_down(
 
     Source: ``mindformers.core.ConstantWithCoolDownLR``; DeepSeek-V3 (arXiv 2412.19437), section 4.2.
     """
-    peak = peak_of(optimizer)
+    peak, final = peak_of(optimizer), checked("final_steps", final_steps)
     warmup, keep = checked("num_warmup_steps", num_warmup_steps), checked("keep_steps", keep_steps)
-    final = checked("final_steps", final_steps)
     _require_one(num_training_steps=num_training_steps, decay_steps=decay_steps)
     if decay_steps is not None:
         decay = checked("decay_steps", decay_steps)
@@ -416,21 +385,12 @@ def get_constant_schedule_with_cool_down(
         total = checked("num_training_steps", num_training_steps)
         decay = max(0, _steps_left(total, num_warmup_steps=warmup, keep_steps=keep, final_steps=final))
     end = checked_share("lr_end1", lr_end1, peak)
-    curve = curves.CoolDown(
-        warmup,
-        keep,
-        decay,
-        final,
-        start=checked_share("warmup_lr_init", warmup_lr_init, peak),
-        end1=end,
-        end2=end if lr_end2 is None else checked_share("lr_end2", lr_end2, peak),
-        cycles=checked("num_cycles", num_cycles),
-    )
-    return _scheduled(optimizer, curve, last_epoch)
+    last = end if lr_end2 is None else checked_share("lr_end2", lr_end2, peak)
+    start, cycles = checked_share("warmup_lr_init", warmup_lr_init, peak), checked("num_cycles", num_cycles)
+    return _scheduled(optimizer, curves.CoolDown(warmup, keep, decay, final, start, end, last, cycles), last_epoch)
 
 
 def _require_one(**lengths: Optional[int]) -> None:
     """Raise if all of these are None."""
     if all(steps is None for steps in lengths.values()):
-        received = ", ".join(f"{name}=None" for name in lengths)
-        raise ValueError(f"Either {' or '.join(lengths)} must be specified. Received: {received}")
+        raise refusal(ValueError, f"Either {' or '.join(lengths)} must be specified.", **lengths)

@@ -61,7 +61,14 @@ class MetricSchedule(Schedule):
 
     def _count(self, metrics: Any, epoch: Optional[int]) -> float:
         """Count a step; return its metric as a float."""
-        metric = _as_float(metrics)
+        metric = metrics
+        if type(metric) is not float:  # the usual way is fast
+            try:
+                if getattr(metrics, "size", 1) != 1 or isinstance(metrics, (str, bytes)):
+                    raise TypeError
+                metric = as_float(metrics.item() if hasattr(metrics, "item") else metrics)
+            except (TypeError, ValueError):
+                raise refusal(TypeError, "`metrics` must be one number.", metrics=metrics) from None
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         return metric
 
@@ -98,17 +105,6 @@ class MetricSchedule(Schedule):
         self.keys = ["last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter"]
 
 
-def _as_float(metrics: Any) -> float:
-    if type(metrics) is float:  # the fast way
-        return metrics
-    try:
-        if getattr(metrics, "size", 1) != 1 or isinstance(metrics, (str, bytes)):
-            raise TypeError
-        return as_float(metrics.item() if hasattr(metrics, "item") else metrics)
-    except (TypeError, ValueError):
-        raise refusal(TypeError, "`metrics` must be one number.", metrics=metrics) from None
-
-
 class ReduceLROnPlateau(MetricSchedule):
     r"""Multiply the learning rate by a factor each time that a metric has not got better for a while.
 
@@ -118,19 +114,16 @@ class ReduceLROnPlateau(MetricSchedule):
     with m the metric and b its best so far.
 
     Args:
-        learning_rate (float): the first rate, above 0.
-        mode (str, optional): "min" or "max", which of the metric is good.
-        factor (float, optional): f, in (0, 1).
-        patience (int, optional): steps without an improvement that are tolerated, at least 0.
-        threshold (float, optional): what counts as an improvement, at least 0.
-        threshold_mode (str, optional): "rel", a share of the best, or "abs", in the metric's unit.
-        cooldown (int, optional): steps after a reduction in which bad metrics do not count, at least 0.
-        min_lr (float, optional): the lowest rate, at least 0 and below the first.
-        eps (float, optional): smaller changes of the rate are not made.
-        verbose (bool, optional): print every change.
-
-    Raises:
-        TypeError, ValueError: an argument of the wrong type or out of range.
+        learning_rate: the first rate, above 0.
+        mode: "min" or "max", which of the metric is good.
+        factor: f, in (0, 1).
+        patience: steps without an improvement that are tolerated, at least 0.
+        threshold: what counts as an improvement, at least 0.
+        threshold_mode: "rel", a share of the best, or "abs", in the metric's unit.
+        cooldown: steps after a reduction in which bad metrics do not count, at least 0.
+        min_lr: the lowest rate, at least 0 and below the first.
+        eps: smaller changes of the rate are not made.
+        verbose: print every change.
 
     Differs from ``paddle.optimizer.lr.ReduceOnPlateau``: the best is updated in the cool-down too, as in PyTorch. A NaN
     is no improvement.
@@ -148,10 +141,8 @@ class ReduceLROnPlateau(MetricSchedule):
 
     def _check_limits(self) -> None:
         if self.min_lr >= self.base_lr:
-            raise ValueError(
-                "`min_lr` must be below the learning rate, or nothing could be reduced. "
-                f"Received: min_lr={self.min_lr}, learning_rate={self.base_lr}"
-            )
+            advice = "`min_lr` must be below the learning rate, or nothing could be reduced."
+            raise refusal(ValueError, advice, min_lr=self.min_lr, learning_rate=self.base_lr)
 
     def step(self, metrics: Any, epoch: Optional[int] = None) -> None:
         """Count a step, as number `epoch` if it is given, and judge its metric, a number or a Tensor of one number."""
@@ -171,19 +162,13 @@ class GreedyLR(MetricSchedule):
         \eta \leftarrow \min(\eta / f, \eta_{max}) \text{ after as many good ones}
 
     Args:
-        learning_rate (float): the first rate, from `min_lr` to `max_lr`.
-        patience (int, optional): good or bad steps in a row without a change, at least 0.
-        cooldown (int, optional): steps after a reduction in which nothing is counted, at least 0.
-        warmup (int, optional): steps after an increase in which nothing is counted, at least 0.
-        min_lr (float, optional): the lowest rate, at least 0. Its default is above the rates of fine-tuning.
-        max_lr (float, optional): the highest rate, above `min_lr`.
-        smooth (bool, optional): judge the mean of the last `window_size` metrics instead of the last one.
-        window_size (int, optional): at least 1.
-        reset_start (int, optional): reductions due at the lowest rate before a restart from the first, at least 1.
+        learning_rate: the first rate, from `min_lr` to `max_lr`.
+        patience: good or bad steps in a row without a change, at least 0.
+        cooldown, warmup: steps after a reduction, or an increase, in which nothing is counted, at least 0.
+        min_lr, max_lr: the lowest rate, at least 0, by default above the rates of fine-tuning; the highest, above it.
+        smooth, window_size: judge the mean of the last `window_size` metrics, at least 1, instead of the last one.
+        reset_start: reductions due at the lowest rate before a restart from the first, at least 1.
         mode, factor, threshold, threshold_mode, eps, verbose: as in `ReduceLROnPlateau`.
-
-    Raises:
-        TypeError, ValueError: an argument of the wrong type or out of range.
 
     Differs from transformers: a first rate out of `min_lr` to `max_lr` is an error; the mean is summed anew in each
     step, so that no rounding adds up and a NaN is forgotten with its window. There is one rate for all groups.
@@ -232,10 +217,8 @@ class GreedyLR(MetricSchedule):
 
     def _check_limits(self) -> None:
         if not (self.min_lr <= self.base_lr <= self.max_lr and self.min_lr < self.max_lr):
-            raise ValueError(
-                "The learning rate must be from `min_lr` to `max_lr`, and these differ; give them as well. "
-                f"Received: learning_rate={self.base_lr}, min_lr={self.min_lr}, max_lr={self.max_lr}"
-            )
+            advice = "The learning rate must be from `min_lr` to `max_lr`, and these differ; give them as well."
+            raise refusal(ValueError, advice, learning_rate=self.base_lr, min_lr=self.min_lr, max_lr=self.max_lr)
 
     def _restart(self) -> None:
         super()._restart()

@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional, Union
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_number, checked_state, checked_steps
-from .._messages import refusal, shown
+from .._messages import refusal
 from .ahead import copy_schedule
 
 
@@ -20,18 +20,16 @@ class WarmUp(LRScheduler):
         l_k = \begin{cases} l_0 \, (k / w)^{power} & k < w \\ decay(k - w) & k \ge w \end{cases}
 
     Args:
-        initial_learning_rate (float): :math:`l_0`, the rate that the warm-up rises to, at least 0.
-        decay_schedule_fn (callable|LRScheduler): the rate after the warm-up: a function of the steps since its end (an
-            int, from 0), or a Paddle scheduler, of which a copy is stepped.
-        warmup_steps (int): w, at least 0.
-        power (float, optional): above 0; 1 is linear.
-        name (str, optional): a label, for messages and `get_config`.
-        last_epoch (int, optional): k of the last step that was taken; -1 at the start.
-        verbose (bool, optional): print the rate of every step.
+        initial_learning_rate: :math:`l_0`, the rate that the warm-up rises to, at least 0.
+        decay_schedule_fn: the rate after the warm-up: a function of the steps since its end, from 0, or a Paddle
+            scheduler, of which a copy is stepped.
+        warmup_steps: w, at least 0.
+        power: above 0; 1 is linear.
+        name: a label, for messages and `get_config`.
+        last_epoch: k of the last step that was taken; -1 at the start.
+        verbose: print the rate of every step.
 
-    Raises:
-        TypeError, ValueError: an argument of the wrong type or out of range; a scheduler whose `step` needs a metric;
-            at any step, a rate of the decay that is negative or not finite.
+    A scheduler whose `step` needs a metric is refused, and at any step a rate that is negative or not finite.
 
     Differs from transformers: it advances by its own `step()`, as all of Paddle's schedulers; the rate is float64;
     `power` must be above 0. ``schedule(k)`` is the rate of step k, as there, and ``schedule()`` the present rate.
@@ -62,10 +60,10 @@ class WarmUp(LRScheduler):
     ) -> None:
         self.initial_learning_rate = checked_number(initial_learning_rate, "initial_learning_rate", 0.0, ends="[)")
         if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, type) or _needs_metric(decay_schedule_fn):
-            raise TypeError(
-                "`decay_schedule_fn` must be a function of the step or a Paddle scheduler that needs no metric: a step "
-                "has no metric within the warm-up. Attach a schedule that follows a metric when the warm-up has ended. "
-                f"Received: decay_schedule_fn={shown(decay_schedule_fn)}"
+            kinds = "a function of the step or a Paddle scheduler that needs no metric: a warm-up has none"
+            advice = "Attach a schedule that follows a metric when the warm-up has ended."
+            raise refusal(
+                TypeError, f"`decay_schedule_fn` must be {kinds}. {advice}", decay_schedule_fn=decay_schedule_fn
             )
         if name is not None and not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string or None.", name=name)
@@ -106,14 +104,14 @@ class WarmUp(LRScheduler):
         try:
             rate = float(given)
         except (TypeError, ValueError):
-            raise TypeError(self._refusal(step, given, "a number")) from None
+            raise self._refusal(TypeError, step, given, "a number") from None
         if not 0.0 <= rate < math.inf:
-            raise ValueError(self._refusal(step, given, "a finite rate of at least 0"))
+            raise self._refusal(ValueError, step, given, "a finite rate of at least 0")
         return rate
 
-    def _refusal(self, step: int, given: Any, kind: str) -> str:
-        name = self.name or "WarmUp"
-        return f"`decay_schedule_fn` of {name} must give {kind}. Received: decay_schedule_fn({step})={shown(given)}"
+    def _refusal(self, kind: type[Exception], step: int, given: Any, expected: str) -> Exception:
+        sentence = f"`decay_schedule_fn` of {self.name or 'WarmUp'} must give {expected}."
+        return refusal(kind, sentence, **{f"decay_schedule_fn({step})": given})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step, the rate and, under "decay", the state of the scheduler inside."""
@@ -124,19 +122,14 @@ class WarmUp(LRScheduler):
         """Load what `state_dict` gave; raise, and change nothing, if it is of a `WarmUp` with another kind of decay."""
         own = dict(checked_state(state_dict))
         if ("decay" in own) != (self._decay is not None):
-            raise ValueError(
-                "The state must be of a WarmUp whose `decay_schedule_fn` is a scheduler too, or of one whose is a "
-                f"function too. Received: keys {shown(list(own))}, decay_schedule_fn={shown(self.decay_schedule_fn)}"
-            )
+            advice = "The state must be of a WarmUp whose `decay_schedule_fn` is of the same kind."
+            raise refusal(ValueError, advice, keys=list(own), decay_schedule_fn=self.decay_schedule_fn)
         inside = own.pop("decay", None)
-        for schedule, state in ((self, own), (self._decay, inside)):
-            if schedule is None:
-                continue
+        for schedule, state in [(self, own)] + ([(self._decay, inside)] if self._decay is not None else []):
             schedule.state_keys()
             if not isinstance(state, dict) or not all(key in state for key in schedule.keys):
-                raise ValueError(
-                    f"The state of a {type(schedule).__name__} has {schedule.keys}. Received: {shown(state)}"
-                )
+                name = type(schedule).__name__
+                raise refusal(ValueError, f"The state of a {name} has {schedule.keys}.", state=state)
         super().set_state_dict(own)
         if self._decay is not None:
             self._decay.set_state_dict(inside)

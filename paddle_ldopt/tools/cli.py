@@ -34,16 +34,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command line; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m paddle_ldopt", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    _add_layers(
-        commands.add_parser("layers", help="show the layers of a model and the rate each one gets").add_argument
-    )
-    _add_schedule(commands.add_parser("schedule", help="show the learning rate by step").add_argument)
-    memory = commands.add_parser("memory", help="show the bytes that each device holds and sends in a step")
-    _add_memory(memory.add_argument)
+    for name, add_options, show, does in (
+        ("layers", _add_layers, _show_layers, "show the layers of a model and the rate each one gets"),
+        ("schedule", _add_schedule, _show_schedule, "show the learning rate by step"),
+        ("memory", _add_memory, _show_memory, "show the bytes that each device holds and sends in a step"),
+    ):
+        command = commands.add_parser(name, help=does)
+        command.set_defaults(show=show)
+        add_options(command.add_argument)
     options = parser.parse_args(argv)
-    show = {"layers": _show_layers, "schedule": _show_schedule, "memory": _show_memory}[options.command]
     try:
-        show(options)
+        options.show(options)
     except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -122,13 +123,10 @@ def _show_memory(options: argparse.Namespace) -> None:
 
 def _sized_model(options: argparse.Namespace) -> tuple[Union[Transformer, dict[str, list[int]]], str, int]:
     """Return the model that the options of ``memory`` ask for, its name and its number of parameters."""
-    shape = {field.name: getattr(options, field.name) for field in dataclasses.fields(Transformer)}
-    shape = {name: value for name, value in shape.items() if value is not None}
+    shape = _given(options, Transformer)
     if (options.params is not None) + bool(shape) + (options.model is not None) != 1:
-        raise ValueError(
-            "Give one of `--params`, `--model`, or a shape with `--hidden` and `--layers`. "
-            f"Received: params={options.params}, model={options.model}, shape={shape}"
-        )
+        advice = "Give one of `--params`, `--model`, or a shape with `--hidden` and `--layers`."
+        raise refusal(ValueError, advice, params=options.params, model=options.model, shape=shape)
     if options.model:
         params = load_model(options.model).named_parameters()
         shapes = {name: list(param.shape) for name, param in params if not param.stop_gradient}
@@ -139,10 +137,15 @@ def _sized_model(options: argparse.Namespace) -> tuple[Union[Transformer, dict[s
     return model, f"{model.hidden} wide ({model.intermediate} inside), {model.layers} blocks", model.size
 
 
+def _given(options: argparse.Namespace, cls: Any) -> dict[str, Any]:
+    """Return the options that are fields of a dataclass and were given."""
+    found = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def _layouts(options: argparse.Namespace) -> list[Layout]:
     """Return the layouts that the options of ``memory`` ask for."""
-    single = {field.name: getattr(options, field.name) for field in dataclasses.fields(Layout)}
-    single = {name: value for name, value in single.items() if value is not None}
+    single = _given(options, Layout)
     if not options.layout:
         return [Layout(**single)]
     if single:
@@ -194,9 +197,8 @@ def _schedule(options: argparse.Namespace) -> Any:
         raise refusal(ValueError, "`--type` must be a schedule that follows no evaluation metric.", type=kind)
     checked_int(options.steps, "steps", 1)
     if kind == "constant" and options.warmup:
-        raise refusal(
-            ValueError, "The schedule 'constant' has no warm-up; 'constant_with_warmup' has.", warmup=options.warmup
-        )
+        advice = "The schedule 'constant' has no warm-up; 'constant_with_warmup' has."
+        raise refusal(ValueError, advice, warmup=options.warmup)
     kwargs = json_object(options.kwargs, "kwargs") or None
     return get_scheduler(kind, options.lr, options.warmup, options.steps, kwargs)
 
@@ -220,10 +222,8 @@ def _show_layers(options: argparse.Namespace) -> None:
     for field in ("convention", "min_ratio", "freeze_below"):
         value = getattr(rule, field)
         if rule.layerwise_decay == 1.0 and value != getattr(LayerDecay(1.0), field):
-            raise ValueError(
-                f"`--{field.replace('_', '-')}` has no effect without `--decay`: every layer has a ratio of 1. "
-                f"Received: {field}={shown(value)}, decay={shown(options.decay)}"
-            )
+            idle = f"`--{field.replace('_', '-')}` has no effect without `--decay`: every layer has a ratio of 1."
+            raise refusal(ValueError, idle, **{field: value}, decay=options.decay)
     layers = LayerMap.from_model(load_model(options.model))
     table = layers.table(rule, options.lr)
     if options.json:
@@ -239,11 +239,8 @@ def _show_layers(options: argparse.Namespace) -> None:
 def load_model(name: str) -> Any:
     """Build a PaddleNLP model without its weights: parameters have shapes but take no memory.
 
-    Args:
-        name (str): a class (built from its default config), a local folder or a hub name (only its config is read).
-
-    Raises:
-        ValueError: PaddleNLP is missing, or knows no such model.
+    `name` is a class (built from its default config), a local folder or a hub name (only its config is read).
+    ValueError: PaddleNLP is missing, or knows no such model.
     """
     try:
         import paddlenlp.transformers as nlp

@@ -12,12 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from ..._checks import checked_int
-from ..._messages import shown
+from ..._messages import refusal, shown
 from ...optimizers._base.declaration import ELEMENT
 from .model import Layout, Transformer, Weight
 from .optimizer import ITEMSIZE, OptimizerSpec
-
-__all__ = ["MemoryUse", "cells", "gib", "plan"]
 
 _ALIGNMENT = 256  # bytes, of a parameter in the buffers of sharding v2
 _BUFFER = 256 * 2**20  # bytes at which a buffer of sharding v2 is full: Paddle's `comm_buffer_size_MB`
@@ -60,15 +58,9 @@ def plan(
 ) -> MemoryUse:
     """Return the `MemoryUse` of the device that takes the most memory.
 
-    Args:
-        model (Transformer|dict[str, list[int]]): a model, or structured name -> shape of all parameters in the order
-            of ``model.named_parameters()``; the latter cannot be cut, by `mp` or `pp`.
-        optimizer (OptimizerSpec): the optimizer.
-        layout (Layout): the layout.
-        tokens (int, optional): tokens that a pipeline works through in a step, for what its stages send.
-
-    Raises:
-        ValueError: a layout that the model cannot be cut by, or that the optimizer refuses.
+    Instead of a `Transformer`, `model` may be structured name -> shape of all parameters in the order of
+    ``model.named_parameters()``; this cannot be cut, by `mp` or `pp`. `tokens` are those that a pipeline works through
+    in a step, for what its stages send. ValueError: a layout that the model or the optimizer cannot be cut by.
 
     Examples:
         >>> from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, plan
@@ -83,15 +75,12 @@ def plan(
     if tokens is not None:
         tokens = checked_int(tokens, "tokens", 1)
     if layout.stage == 3 and optimizer.name != "adamwdl":
-        raise ValueError(
-            f"Stage 3 hands an optimizer slices that {optimizer.name} cannot follow: use stage 1, with or without "
-            f"split_param, or adamwdl. Received: stage=3, name={shown(optimizer.name)}"
-        )
+        advice = "use stage 1, with or without split_param, or adamwdl."
+        problem = f"Stage 3 hands an optimizer slices that {optimizer.name} cannot follow"
+        raise refusal(ValueError, f"{problem}: {advice}", stage=3, name=optimizer.name)
     if not isinstance(model, Transformer) and (layout.mp > 1 or layout.pp > 1):
-        raise ValueError(
-            "How the layers of a model known by its shapes alone are cut is unknown: give hidden, layers and vocab. "
-            f"Received: mp={layout.mp}, pp={layout.pp}"
-        )
+        problem = "How the layers of a model known by its shapes alone are cut is unknown"
+        raise refusal(ValueError, f"{problem}: give hidden, layers and vocab.", mp=layout.mp, pp=layout.pp)
     if isinstance(model, Transformer):  # the stages in the middle are alike
         stages = [model.weights(layout.mp, layout.pp, i) for i in sorted({0, layout.pp // 2, layout.pp - 1})]
     else:
@@ -153,7 +142,10 @@ def _stage_use(weights: list[Weight], optimizer: OptimizerSpec, layout: Layout) 
         gathered = part * elements
     an_element = 4 * optimizer.multi_precision + grad * (layout.stage > 1) + item * (layout.stage > 2)
     sizes = {weight.name: _state_size(optimizer, weight) for weight in weights}
-    shares = [_share(owned, sizes) for owned in ranks]
+    shares = []
+    for owned in ranks:  # of a piece, a device has all rows and columns
+        state = sum(sizes[held.weight.name][0] * held.elements + sizes[held.weight.name][1] for held in owned)
+        shares.append((sum(held.elements for held in owned), state))
     count, state = max(shares, key=lambda share: share[0] * an_element + share[1])
     return MemoryUse(
         optimizer,
@@ -167,16 +159,6 @@ def _stage_use(weights: list[Weight], optimizer: OptimizerSpec, layout: Layout) 
         sent_sums=round(_sums_sent(weights, ranks, optimizer, layout)),
         sent_activations=None,
     )
-
-
-def _share(owned: list[_Held], sizes: dict[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return the elements that a device updates and the bytes of their state: all rows and columns of a piece too."""
-    count, state = 0, 0
-    for held in owned:
-        an_element, lines = sizes[held.weight.name]
-        count += held.elements
-        state += an_element * held.elements + lines
-    return count, state
 
 
 def _state_size(optimizer: OptimizerSpec, weight: Weight) -> tuple[int, int]:

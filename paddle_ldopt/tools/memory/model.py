@@ -8,21 +8,15 @@ from ..._checks import checked_bool, checked_int, checked_number
 from ..._messages import refusal
 from ...optimizers._base.declaration import COLUMN, ELEMENT, ROW, SCALAR
 
-__all__ = ["Layout", "Transformer", "Weight"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
     """A parameter as one tensor-parallel rank has it.
 
-    Args:
-        name (str): structured name.
-        shape (tuple[int]): the local shape.
-        split (int, optional): the axis along which tensor parallel cut it; None: it is whole.
-        parts (int): into how many.
+    `shape` is the local one; tensor parallel cut it along axis `split` into `parts`, None: it is whole.
     """
 
-    name: str
+    name: str  # structured
     shape: tuple[int, ...]
     split: Optional[int] = None
     parts: int = 1
@@ -43,15 +37,12 @@ class Transformer:
     """A decoder of LLaMA's form: untied embedding and head, three matrices in the feed-forward part, no biases.
 
     Args:
-        hidden (int): width.
-        layers (int): blocks.
-        vocab (int): tokens.
-        intermediate (int, optional): width of the feed-forward part; 0: 8/3 of `hidden`, up to a multiple of 256.
-        heads (int, optional): attention heads; 0: `hidden` / 128.
-        kv_heads (int, optional): heads of keys and values; 0: as many as `heads`.
-
-    Raises:
-        TypeError, ValueError: a number that is no integer or below 1; heads that do not divide.
+        hidden: width.
+        layers: blocks.
+        vocab: tokens.
+        intermediate: width of the feed-forward part; 0: 8/3 of `hidden`, up to a multiple of 256.
+        heads: attention heads, which divide `hidden`; 0: `hidden` / 128.
+        kv_heads: heads of keys and values, which divide `heads`; 0: as many.
 
     Examples:
         >>> from paddle_ldopt.tools.memory import Transformer
@@ -97,12 +88,8 @@ class Transformer:
     def weights(self, mp: int = 1, pp: int = 1, stage: int = 0) -> list[Weight]:
         """Return the parameters that a device of a pipeline stage has.
 
-        The blocks are spread evenly; the embedding is in the first stage, the last norm and the head in the last one.
-
-        Args:
-            mp (int): tensor-parallel devices; must divide all that they share.
-            pp (int): pipeline stages; must divide `layers`.
-            stage (int): which of them, from 0.
+        The blocks are spread evenly over `pp` stages; the embedding is in the first stage, 0, the last norm and the
+        head in the last one. `mp` tensor-parallel devices must divide all that they share.
         """
         mp, pp, stage = checked_int(mp, "mp", 1), checked_int(pp, "pp", 1), checked_int(stage, "stage")
         if stage >= pp:
@@ -130,15 +117,14 @@ class Layout:
     """How a model is spread over devices, in fleet's words.
 
     Args:
-        dp (int): data-parallel replicas.
-        sharding (int): devices that share the optimizer's state.
-        stage (int): 1: the state is shared; 2: the gradients too; 3: the parameters too.
-        split_param (bool): with stage 1: parameters are cut (fleet's sharding v2) instead of dealt out whole (v1).
-        mp (int): tensor-parallel devices.
-        pp (int): pipeline stages.
+        dp: data-parallel replicas.
+        sharding: devices that share the optimizer's state.
+        stage: 1: the state is shared; 2: the gradients too; 3: the parameters too.
+        split_param: with stage 1: parameters are cut (fleet's sharding v2) instead of dealt out whole (v1).
+        mp: tensor-parallel devices.
+        pp: pipeline stages.
 
-    Raises:
-        ValueError: a number below 1; a setting without effect; what Paddle does not combine.
+    A number below 1, a setting without effect and what Paddle does not combine raise ValueError.
 
     Examples:
         >>> from paddle_ldopt.tools.memory import Layout
@@ -158,16 +144,17 @@ class Layout:
     def __post_init__(self) -> None:
         _check_counts(self, "dp", "sharding", "stage", "mp", "pp")
         checked_bool(self.split_param, "split_param")
-        stage, split = self.stage, self.split_param
-        received = f"Received: sharding={self.sharding}, stage={stage}, split_param={split}, pp={self.pp}"
+        stage, split, wrong = self.stage, self.split_param, ""
         if stage > 3:
-            raise ValueError(f"`stage` must be 1, 2 or 3. {received}")
-        if self.sharding == 1 and (stage != 1 or split):
-            raise ValueError(f"`stage` and `split_param` have no effect without `sharding`. {received}")
-        if stage != 1 and split:
-            raise ValueError(f"`split_param` belongs to stage 1. {received}")
-        if stage != 1 and self.pp > 1:
-            raise ValueError(f"Pipeline stages go with sharding stage 1 only. {received}")
+            wrong = "`stage` must be 1, 2 or 3."
+        elif self.sharding == 1 and (stage != 1 or split):
+            wrong = "`stage` and `split_param` have no effect without `sharding`."
+        elif stage != 1 and split:
+            wrong = "`split_param` belongs to stage 1."
+        elif stage != 1 and self.pp > 1:
+            wrong = "Pipeline stages go with sharding stage 1 only."
+        if wrong:
+            raise refusal(ValueError, wrong, sharding=self.sharding, stage=stage, split_param=split, pp=self.pp)
 
     @property
     def devices(self) -> int:

@@ -4,10 +4,8 @@ import dataclasses
 from typing import Any, Optional
 
 from ..._checks import Option, checked_bool, checked_choice
-from ..._messages import refusal, shown
+from ..._messages import refusal
 from ...optimizers.registry import REGISTRY, OptimizerInfo, optimizer_class
-
-__all__ = ["ITEMSIZE", "OptimizerSpec", "sizing_options"]
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -17,14 +15,12 @@ class OptimizerSpec:
     """One of our optimizers with the options that decide the size of its state.
 
     Args:
-        name (str): one of `list_optimizers`.
-        dtype (str, optional): of the parameters: "float32", "bfloat16" or "float16".
-        grad_dtype (str, optional): of the gradients; None: that of the parameters.
-        multi_precision (bool, optional): float32 masters of low-precision parameters; None: if there are such.
-        **options: of the optimizer, such as `beta1` and `compression` of Came or `amsgrad` of AdamWeightDecay.
-
-    Raises:
-        TypeError, ValueError: an unknown name or dtype; an option out of range or without effect on the state.
+        name: one of `list_optimizers`.
+        dtype: of the parameters: "float32", "bfloat16" or "float16".
+        grad_dtype: of the gradients; None: that of the parameters.
+        multi_precision: float32 masters of low-precision parameters; None: if there are such.
+        **options: of the optimizer, such as `beta1` and `compression` of Came or `amsgrad` of AdamWeightDecay; those
+            without effect on the state are refused.
 
     Examples:
         >>> from paddle_ldopt.tools.memory import OptimizerSpec
@@ -58,11 +54,9 @@ class OptimizerSpec:
             declared = info.options.get(option)
             others = {other: options[other] for other in options if other != option}
             if declared is None or not _sizes(info, others, option, declared.checked(value, option)):
-                received = ", ".join(f"{given}={shown(options[given])}" for given in options)
-                raise ValueError(
-                    f"`{option}` does not change the state of {name} here; options that do: "
-                    f"{', '.join(sizing_options(name)) or 'none'}. Received: {received}, name={shown(name)}"
-                )
+                known = ", ".join(sizing_options(name)) or "none"
+                advice = f"`{option}` does not change the state of {name} here; options that do: {known}."
+                raise refusal(ValueError, advice, **options, name=name)
         checked = {option: info.options[option].checked(value, option) for option, value in options.items()}
         fields = {"name": name, "options": checked, "dtype": dtype, "grad_dtype": grad_dtype}
         for field, value in {**fields, "multi_precision": masters}.items():
