@@ -7,7 +7,7 @@ import paddle
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .._checks import checked_bool, checked_number, checked_steps
-from .._messages import shown
+from .._messages import refusal, shown
 from .._paddle import grad_clip, param_groups, rate_source, unwrap
 from ..schedules import MetricSchedule
 from .gradients import Gradients
@@ -106,23 +106,21 @@ class PipelineWithLossScale:
     overflows in the reduction, or whose norm does, is an overflow; fleet's strategy replaces `parallel_config`.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt import DynamicLossScaler, PipelineWithLossScale
-            >>> class Network(paddle.nn.Linear):
-            ...     def forward(self, inputs, labels):
-            ...         return paddle.nn.functional.mse_loss(super().forward(inputs), labels)
-            >>> network = Network(4, 1)
-            >>> optimizer = paddle.optimizer.AdamW(1e-3, parameters=network.parameters())
-            >>> scaler = DynamicLossScaler(2**10, scale_window=1)
-            >>> step = PipelineWithLossScale(network, optimizer, scale_sense=scaler, micro_batch_num=2)
-            >>> for inputs in (paddle.ones([8, 4]), paddle.full([8, 4], 1e38), paddle.ones([8, 4])):
-            ...     output = step(inputs, paddle.zeros([8, 1]))
-            ...     print(bool(output.overflow), float(output.loss_scale))
-            False 1024.0
-            True 2048.0
-            False 1024.0
+        >>> import paddle
+        >>> from paddle_ldopt import DynamicLossScaler, PipelineWithLossScale
+        >>> class Network(paddle.nn.Linear):
+        ...     def forward(self, inputs, labels):
+        ...         return paddle.nn.functional.mse_loss(super().forward(inputs), labels)
+        >>> network = Network(4, 1)
+        >>> optimizer = paddle.optimizer.AdamW(1e-3, parameters=network.parameters())
+        >>> scaler = DynamicLossScaler(2**10, scale_window=1)
+        >>> step = PipelineWithLossScale(network, optimizer, scale_sense=scaler, micro_batch_num=2)
+        >>> for inputs in (paddle.ones([8, 4]), paddle.full([8, 4], 1e38), paddle.ones([8, 4])):
+        ...     output = step(inputs, paddle.zeros([8, 1]))
+        ...     print(bool(output.overflow), float(output.loss_scale))
+        False 1024.0
+        True 2048.0
+        False 1024.0
 
     On two stages: ``recipes/pipeline_sft.py``.
 
@@ -145,10 +143,8 @@ class PipelineWithLossScale:
         self._clips = checked_bool(use_clip_grad, "use_clip_grad")
         self._max_norm = checked_number(max_grad_norm, "max_grad_norm", ends="(]")
         if not use_clip_grad and max_grad_norm != 1.0:
-            raise ValueError(
-                "`max_grad_norm` has no effect without clipping: leave it out, or set use_clip_grad=True. "
-                f"Received: max_grad_norm={shown(max_grad_norm)}, use_clip_grad=False"
-            )
+            problem = "`max_grad_norm` has no effect without clipping: leave it out, or set use_clip_grad=True."
+            raise refusal(ValueError, problem, max_grad_norm=max_grad_norm, use_clip_grad=False)
         self._gives_local_norm = checked_bool(local_norm, "local_norm")
         self._per_token = checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
         self._spike = _spike_threshold(use_clip_grad, **kwargs)
@@ -254,15 +250,11 @@ def _spike_threshold(use_clip_grad: bool, **kwargs: Any) -> Optional[float]:
     skips = checked_bool(options["use_skip_data_by_global_norm"], "use_skip_data_by_global_norm")
     threshold = checked_number(options["global_norm_spike_threshold"], "global_norm_spike_threshold", ends="(]")
     if skips and not use_clip_grad:
-        raise ValueError(
-            "`use_skip_data_by_global_norm` needs the norm that clipping takes: set use_clip_grad=True. "
-            "Received: use_skip_data_by_global_norm=True, use_clip_grad=False"
-        )
+        problem = "`use_skip_data_by_global_norm` needs the norm that clipping takes: set use_clip_grad=True."
+        raise refusal(ValueError, problem, use_skip_data_by_global_norm=True, use_clip_grad=False)
     if not skips and "global_norm_spike_threshold" in kwargs:
-        raise ValueError(
-            "`global_norm_spike_threshold` has an effect with use_skip_data_by_global_norm=True only. "
-            f"Received: global_norm_spike_threshold={threshold}"
-        )
+        problem = "`global_norm_spike_threshold` has an effect with use_skip_data_by_global_norm=True only."
+        raise refusal(ValueError, problem, global_norm_spike_threshold=threshold)
     return threshold if skips else None
 
 

@@ -9,6 +9,7 @@ import paddle
 import paddle.distributed as dist
 
 from .. import _paddle
+from .._messages import wrong_type
 
 __all__ = ["Ranks"]
 
@@ -21,7 +22,7 @@ class Ranks:
 
     def __init__(self, network: Any, optimizer: Any) -> None:
         if not isinstance(network, paddle.nn.Layer):
-            raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
+            raise wrong_type(network, "network", "a paddle.nn.Layer")
         kind = type(optimizer).__name__
         if not isinstance(_paddle.unwrap(optimizer), paddle.optimizer.Optimizer):
             raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer of type {kind}")

@@ -16,7 +16,7 @@ import paddle.distributed as dist
 from paddle.optimizer.lr import LRScheduler
 
 from .. import _paddle
-from .._messages import shown
+from .._messages import refusal, shown, wrong_type
 from .._paddle import rate_source, unwrap, unwrap_model, wrappers
 from ..saving.container import damage, digest, strict_json
 from ..saving.json_state import check_part, set_parts
@@ -48,17 +48,15 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
             is not empty; two parameters of one name; sharded DistTensors. Nothing is written by then.
 
     Examples:
-        .. code-block:: python
-
-            >>> import os, tempfile
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
-            >>> from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
-            >>> network = paddle.nn.Linear(4, 2)
-            >>> optimizer = ldopt.Lamb(1e-3, parameters=network.parameters())
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     save_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
-            ...     load_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
+        >>> import os, tempfile
+        >>> import paddle
+        >>> import paddle_ldopt as ldopt
+        >>> from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
+        >>> network = paddle.nn.Linear(4, 2)
+        >>> optimizer = ldopt.Lamb(1e-3, parameters=network.parameters())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
+        ...     load_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
     """
 
     def prepare() -> tuple[Any, Any]:
@@ -68,7 +66,7 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
         record = _described(weights, optimizer, rename)
         held = _held(folder)
         if held:
-            raise ValueError(f"`folder` {held}: give another one, or delete it. Received: folder={os.fspath(folder)!r}")
+            raise refusal(ValueError, f"`folder` {held}: give another one, or delete it.", folder=os.fspath(folder))
         return state, record
 
     state, records = _together(prepare)
@@ -170,13 +168,13 @@ def load_checkpoint(
 
 def _check_arguments(folder: Any, network: Any, rename: Any) -> None:
     if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"`folder` must be a path. Received: folder={shown(folder)}")
+        raise refusal(TypeError, "`folder` must be a path.", folder=folder)
     try:
         os.fsencode(folder)
     except UnicodeEncodeError as error:
-        raise ValueError(f"`folder` must be a path ({error.reason}). Received: folder={shown(folder)}") from error
+        raise refusal(ValueError, f"`folder` must be a path ({error.reason}).", folder=folder) from error
     if not isinstance(network, paddle.nn.Layer):
-        raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
+        raise wrong_type(network, "network", "a paddle.nn.Layer")
     if not hasattr(network, "sharded_state_dict"):
         raise RuntimeError(f"Checkpoints for any layout need Paddle 3.2 or later. Received: {paddle.__version__}")
     for param in unwrap_model(network).parameters():
@@ -187,7 +185,7 @@ def _check_arguments(folder: Any, network: Any, rename: Any) -> None:
                 f"Received: DistTensor '{param.name}' of shape {list(param.shape)}, {here} here"
             )
     if rename is not None and not callable(rename):
-        raise TypeError(f"`rename` must be callable. Received: rename={shown(rename)}")
+        raise refusal(TypeError, "`rename` must be callable.", rename=rename)
 
 
 def _held(folder: Any) -> Optional[str]:

@@ -19,7 +19,7 @@ from typing import Any, Optional
 import numpy as np
 import safetensors
 
-from .._messages import shown
+from .._messages import refusal, shown
 
 Arrays = dict[str, tuple[str, Any]]  # name -> (dtype, values); those of "bfloat16" are its bits as uint16
 FORMAT, VERSION = "paddle_ldopt.optimizer", 1
@@ -72,7 +72,7 @@ def checked_path(path: Any) -> str:
     """Return a path as a str, raise TypeError if it is none."""
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str):
-        raise TypeError(f"`path` must be a str or an os.PathLike of one. Received: path={shown(path)}")
+        raise refusal(TypeError, "`path` must be a str or an os.PathLike of one.", path=path)
     return name
 
 

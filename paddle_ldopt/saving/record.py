@@ -11,7 +11,7 @@ import paddle
 import safetensors
 from paddle.optimizer.lr import LRScheduler
 
-from .._messages import shown
+from .._messages import refusal, shown
 from .._paddle import grad_clip, inner_clip, parameters_of, rate_source
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..version import __version__
@@ -152,7 +152,7 @@ def check_same(there: Record, here: Record, changed: Collection[str] = ()) -> No
     known = {*_NOT_OPTIONS, *ours}
     unknown = sorted(set(changed) - known)
     if unknown:
-        raise ValueError(f"`changed` may name {', '.join(sorted(known))}. Received: changed={unknown}")
+        raise refusal(ValueError, f"`changed` may name {', '.join(sorted(known))}.", changed=unknown)
     found = differences(_settings(there, constant), ours)
     first = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
     if first:

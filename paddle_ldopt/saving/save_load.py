@@ -8,7 +8,7 @@ import numpy as np
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_int
-from .._messages import shown
+from .._messages import refusal, shown
 from .._paddle import parameters_of, rate_source
 from ..optimizers._base.sharded_state import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
@@ -61,18 +61,16 @@ def save_optimizer(
     with other options is noticed.
 
     Examples:
-        .. code-block:: python
-
-            >>> import os, tempfile
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
-            >>> model = paddle.nn.Linear(4, 2)
-            >>> optimizer = ldopt.Lamb(1e-3, parameters=model.parameters())
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     path = os.path.join(folder, "optimizer.safetensors")
-            ...     ldopt.save_optimizer(path, optimizer, model)
-            ...     print(ldopt.load_optimizer(path, optimizer, model).step)
-            0
+        >>> import os, tempfile
+        >>> import paddle
+        >>> import paddle_ldopt as ldopt
+        >>> model = paddle.nn.Linear(4, 2)
+        >>> optimizer = ldopt.Lamb(1e-3, parameters=model.parameters())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "optimizer.safetensors")
+        ...     ldopt.save_optimizer(path, optimizer, model)
+        ...     print(ldopt.load_optimizer(path, optimizer, model).step)
+        0
     """
     inner = checked_optimizer(optimizer)
     if checked_path(path).endswith(_PDOPT):
@@ -123,22 +121,20 @@ def load_optimizer(
         OSError: the file cannot be read.
 
     Examples:
-        .. code-block:: python
-
-            >>> import os, tempfile
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
-            >>> model = paddle.nn.Linear(4, 2)
-            >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.01)
-            >>> model(paddle.ones([1, 4])).mean().backward()
-            >>> optimizer.step()
-            >>> other = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.1)
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     path = os.path.join(folder, "optimizer.safetensors")
-            ...     ldopt.save_optimizer(path, optimizer, model, step=1)
-            ...     report = ldopt.load_optimizer(path, other, model, changed=["weight_decay"])
-            >>> print(report.step, len(report.matched))
-            1 2
+        >>> import os, tempfile
+        >>> import paddle
+        >>> import paddle_ldopt as ldopt
+        >>> model = paddle.nn.Linear(4, 2)
+        >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.01)
+        >>> model(paddle.ones([1, 4])).mean().backward()
+        >>> optimizer.step()
+        >>> other = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "optimizer.safetensors")
+        ...     ldopt.save_optimizer(path, optimizer, model, step=1)
+        ...     report = ldopt.load_optimizer(path, other, model, changed=["weight_decay"])
+        >>> print(report.step, len(report.matched))
+        1 2
     """
     inner = checked_optimizer(optimizer)
     _check_scaler(scaler)
@@ -193,25 +189,23 @@ def _from_record(
 ) -> _Saved:
     if (record["naming"] == "structured") != structured:
         has = "the model's names: give `model`" if not structured else "Paddle's names: leave out `model` and `layers`"
-        raise ValueError(
-            f"Parameters are found by name, and the file has {has}. Received: naming={shown(record['naming'])}"
-        )
+        raise refusal(ValueError, f"Parameters are found by name, and the file has {has}.", naming=record["naming"])
     here = describe(optimizer, names)
     check_same(record, here, changed)
     step = record["step"]
     if step is not None and (type(step) is not int or step < 0):
-        raise ValueError(f"The file's step must be a number from 0 on. Received: step={shown(step)}")
+        raise refusal(ValueError, "The file's step must be a number from 0 on.", step=step)
     there, ours = record["schedule"], here["schedule"]
     same = there is not None and ours is not None and there["class"] == ours["class"]
     schedule = from_json(record["schedule_state"]) if same else None
     if same and schedule is None:
-        raise ValueError(f"The file lacks its schedule's state. Received: schedule_state={shown(schedule)}")
+        raise refusal(ValueError, "The file lacks its schedule's state.", schedule_state=schedule)
     return _Saved(names, _by_parameter(record, arrays, names), step, schedule, from_json(record["scaler_state"]))
 
 
 def _check_scaler(scaler: Any) -> None:
     if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
-        raise TypeError(f"`scaler` must be a loss scaler. Received: scaler={shown(scaler)}")
+        raise refusal(TypeError, "`scaler` must be a loss scaler.", scaler=scaler)
 
 
 def _by_parameter(record: Any, arrays: Arrays, names: dict[str, str]) -> States:
@@ -219,7 +213,7 @@ def _by_parameter(record: Any, arrays: Arrays, names: dict[str, str]) -> States:
     with_state = record["with_state"]
     unknown = set(with_state) - set(names.values())
     if unknown or len(set(with_state)) < len(with_state):
-        raise ValueError(f"The file's record names no such parameters. Received: with_state={shown(with_state[:8])}")
+        raise refusal(ValueError, "The file's record names no such parameters.", with_state=with_state[:8])
     states: States = {name: {} for name in with_state}
     for key, value in arrays.items():
         owner, _, state = key.rpartition(".")

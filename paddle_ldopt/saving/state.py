@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 
 from .. import _paddle
-from .._messages import shown
+from .._messages import shown, wrong_type
 from .._paddle import masters, parameters_of
 from ..optimizers._base.sharded_state import COUNTER, COUNTERS, ShardedStateMixin, create_state
 from ..optimizers.lamb import GLOBAL_STEP
@@ -21,7 +21,7 @@ def one_of_ours(optimizer: Any) -> Any:
     """Return the optimizer inside its wrappers; raise TypeError if it is none of ours, or a wrapper keeps state."""
     inner = _paddle.unwrap(optimizer)
     if not isinstance(inner, ShardedStateMixin):
-        raise TypeError(f"`optimizer` must be one of paddle_ldopt. Received: optimizer of type {type(inner).__name__}")
+        raise wrong_type(inner, "optimizer", "one of paddle_ldopt")
     _paddle.check_wrapper_state(optimizer)
     return inner
 
@@ -57,7 +57,7 @@ def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str],
     known = optimizer._structured
     if model is not None:
         if not isinstance(model, paddle.nn.Layer):
-            raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
+            raise wrong_type(model, "model", "a paddle.nn.Layer")
         known = {param.name: name for name, param in _paddle.unwrap_model(model).named_parameters()}
     names = {param.name: known.get(param.name) if known else param.name for param in parameters_of(optimizer)}
     unnamed = [name for name, structured in names.items() if not structured]

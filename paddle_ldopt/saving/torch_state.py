@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 
 from .._checks import checked_bool, checked_int
-from .._messages import shown
+from .._messages import refusal, shown, wrong_type
 from .._paddle import parameters_of, unwrap_model
 from ..optimizers._base.sharded_state import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
@@ -92,41 +92,34 @@ def convert_torch_optimizer(
         OSError: the file cannot be read.
 
     Examples:
-        .. code-block:: python
-
-            >>> import numpy as np
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
-            >>> model = paddle.nn.Linear(3, 2)
-            >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters())
-            >>> state = {0: {"step": 5, "exp_avg": np.ones([2, 3]), "exp_avg_sq": np.ones([2, 3])},
-            ...          1: {"step": 5, "exp_avg": np.ones([2]), "exp_avg_sq": np.ones([2])}}
-            >>> checkpoint = {"state": state, "param_groups": [{"params": [0, 1]}]}
-            >>> print(ldopt.convert_torch_optimizer(checkpoint, optimizer, model, ["weight", "bias"]))
-            a state_dict: step 5, 2 matched, 0 missing, 0 unexpected
-            parameter  in the file
-            weight     weight       transposed
-            bias       bias
+        >>> import numpy as np
+        >>> import paddle
+        >>> import paddle_ldopt as ldopt
+        >>> model = paddle.nn.Linear(3, 2)
+        >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters())
+        >>> state = {0: {"step": 5, "exp_avg": np.ones([2, 3]), "exp_avg_sq": np.ones([2, 3])},
+        ...          1: {"step": 5, "exp_avg": np.ones([2]), "exp_avg_sq": np.ones([2])}}
+        >>> checkpoint = {"state": state, "param_groups": [{"params": [0, 1]}]}
+        >>> print(ldopt.convert_torch_optimizer(checkpoint, optimizer, model, ["weight", "bias"]))
+        a state_dict: step 5, 2 matched, 0 missing, 0 unexpected
+        parameter  in the file
+        weight     weight       transposed
+        bias       bias
     """
     inner = checked_optimizer(optimizer)
     if type(inner).__name__ not in _NAMES:
-        raise TypeError(
-            f"`optimizer` must be one of {', '.join(_NAMES)}, which PyTorch's have a counterpart for. "
-            f"Received: optimizer of type {type(inner).__name__}"
-        )
+        raise wrong_type(inner, "optimizer", f"one of {', '.join(_NAMES)}, which PyTorch's have a counterpart for")
     step = None if step is None else checked_int(step, "step")
     strict = checked_bool(strict, "strict")
     if not isinstance(model, paddle.nn.Layer):
-        raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
+        raise wrong_type(model, "model", "a paddle.nn.Layer")
     ours, _ = structured_names(inner, model)
     turned = _turned(model, transpose)
     found = _renamed(_named(_read(source), names), rename, strict)
     counted = ["step" in given for _, given in found.values() if given]
     if step is not None and counted and all(counted):
-        raise ValueError(
-            "The checkpoint says how many steps were taken, so `step` would be ignored: leave it out. "
-            f"Received: step={shown(step)}"
-        )
+        problem = "The checkpoint says how many steps were taken, so `step` would be ignored: leave it out."
+        raise refusal(ValueError, problem, step=step)
     states: States = {}
     matched, missing, unexpected, steps = [], [], [], set()
     for param in parameters_of(inner):
@@ -184,7 +177,7 @@ def _read(source: Any) -> tuple[dict[Any, Given], Any]:
     if isinstance(source, Mapping):
         return _from_dict(source)
     if not isinstance(source, (str, os.PathLike)):
-        raise TypeError(f"`source` must be a path or a dict. Received: source of type {type(source).__name__}")
+        raise wrong_type(source, "source", "a path or a dict")
     path = os.fspath(source)
     if not path.endswith(".safetensors"):
         return _from_dict(_by_torch(path))
@@ -290,7 +283,7 @@ def _named(read: tuple[dict[Any, Given], Any], names: Any) -> dict[str, Given]:
 def _renamed(found: dict[str, Given], rename: Any, strict: bool) -> dict[str, tuple[str, Given]]:
     """Return the model's name -> (PyTorch's name, {state: array})."""
     if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
-        raise TypeError(f"`rename` must be a dict or callable. Received: rename={shown(rename)}")
+        raise refusal(TypeError, "`rename` must be a dict or callable.", rename=rename)
     unknown = sorted(set(rename) - set(found), key=str) if isinstance(rename, Mapping) else []
     if strict and unknown:
         raise ValueError(
