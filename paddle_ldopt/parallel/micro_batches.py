@@ -155,10 +155,8 @@ class MicroBatches:
         """Return the loss in float32: the engine sends no other type than that and float16, which sums overflow."""
         if self._per_token:
             if not isinstance(result, (tuple, list)) or len(result) != 2:
-                raise TypeError(
-                    "With `calculate_per_token_loss` a loss is a pair: the sum over tokens, and how many there are. "
-                    f"Received: {type(result).__name__}"
-                )
+                problem = "With `calculate_per_token_loss` a loss is a pair: the sum over tokens, and their number."
+                raise TypeError(f"{problem} Received: {type(result).__name__}")
             result, tokens = result
             tokens = tokens.detach() if isinstance(tokens, paddle.Tensor) else paddle.to_tensor(tokens)
             self._tokens.append(tokens.astype("float32").reshape([1]))

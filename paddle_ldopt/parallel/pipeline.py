@@ -96,9 +96,8 @@ class PipelineWithLossScale:
             `global_norm_spike_threshold` (float, above 0) or more; the scale adapts as after any step.
 
     Raises:
-        TypeError, ValueError: an argument, loss or input of a wrong type, out of range or without effect; a parallel
-            mode that is not supported; an optimizer that clips by itself; parameters frozen in some processes only; no
-            token; a schedule that was advanced elsewhere.
+        TypeError, ValueError: an argument, loss or input of a wrong type or without effect; an unsupported parallel
+            mode; an optimizer that clips; parameters frozen in some processes; no token; an advanced schedule.
         RuntimeError: an error in another process, or a process that does not answer until communication times out.
 
     Differs from MindFormers: without `calculate_per_token_loss` the loss is the mean over micro-batches (there their
@@ -186,7 +185,11 @@ class PipelineWithLossScale:
                 norm = gradients.global_norm()
             overflow = bool(self._ranks.agree(not math.isfinite(norm)))  # the reduction can overflow, too
             if not overflow and (self._spike is None or norm < self._spike):
-                self._update(norm, schedule)
+                if self._clips:
+                    gradients.clip(norm, self._max_norm)
+                gradients.apply()
+                if schedule is not None:
+                    schedule.step()
         self._optimizer.clear_grad()
         self.scaler.update(overflow)
         scale, rate, norm = paddle.to_tensor([scale, rate, math.inf if overflow else norm], "float32").unbind()
@@ -203,13 +206,6 @@ class PipelineWithLossScale:
         if not total > 0:
             raise ValueError(f"A step must have a token that counts. Received: {total:g} tokens in all micro-batches")
         return both[0] / total, ranks.data_ranks / total
-
-    def _update(self, norm: float, schedule: Any) -> None:
-        if self._clips:
-            self._gradients.clip(norm, self._max_norm)
-        self._gradients.apply()
-        if schedule is not None:
-            schedule.step()
 
     def _checked_schedule(self) -> Any:
         """Return the schedule to advance, None if there is none."""
@@ -242,10 +238,8 @@ def _spike_threshold(use_clip_grad: bool, **kwargs: Any) -> Optional[float]:
     """Return the least norm that is skipped, None if none is."""
     unknown = [f"{name}={shown(value)}" for name, value in sorted(kwargs.items()) if name not in _SKIP]
     if unknown:
-        raise TypeError(
-            f"The other arguments are {', '.join(_SKIP)}; fleet's strategy says how processes share the work. "
-            f"Received: {', '.join(unknown)}"
-        )
+        problem = f"The other arguments are {', '.join(_SKIP)}; fleet's strategy says how processes share the work."
+        raise TypeError(f"{problem} Received: {', '.join(unknown)}")
     options = {**_SKIP, **kwargs}
     skips = checked_bool(options["use_skip_data_by_global_norm"], "use_skip_data_by_global_norm")
     threshold = checked_number(options["global_norm_spike_threshold"], "global_norm_spike_threshold", ends="(]")
@@ -263,7 +257,7 @@ def _check_own_clip(optimizer: Any) -> None:
     groups = [group for group in param_groups(inner) or [] if isinstance(group, dict)]
     clips = [clip for clip in (grad_clip(inner), *(group.get("grad_clip") for group in groups)) if clip is not None]
     if clips:
-        raise ValueError(
-            "The step clips by the norm over all processes: build the optimizer with grad_clip=None and set "
-            f"`max_grad_norm` here. Received: grad_clip={type(clips[0]).__name__}"
+        problem = (
+            "The step clips over all processes: build the optimizer with grad_clip=None, set `max_grad_norm` here."
         )
+        raise ValueError(f"{problem} Received: grad_clip={type(clips[0]).__name__}")

@@ -218,10 +218,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
             return super()._checked_state(key, value)
         index = checked_steps(value, key, least=-1)
         if index >= len(self.windows):
-            raise ValueError(
-                "The state must be that of a scaler with the same windows. "
-                f"Received: window_index={index} for {len(self.windows)} windows"
-            )
+            problem = "The state must be that of a scaler with the same windows."
+            raise ValueError(f"{problem} Received: window_index={index} for {len(self.windows)} windows")
         return index
 
 
@@ -245,10 +243,8 @@ class _PaddleLossScaler(LossScaler):
 
     def __init__(self, scaler: Any) -> None:
         if not scaler.is_enable():
-            raise ValueError(
-                "`scale_sense` must be an enabled GradScaler; Paddle switches it off on a CPU: use DynamicLossScaler "
-                "there. Received: scale_sense=GradScaler(enable=False)"
-            )
+            problem = "`scale_sense` must be enabled, which Paddle's GradScaler is not on a CPU: use DynamicLossScaler."
+            raise ValueError(f"{problem} Received: scale_sense=GradScaler(enable=False)")
         self._scaler = scaler
 
     def get_loss_scale(self) -> float:

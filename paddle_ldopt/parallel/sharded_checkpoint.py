@@ -16,7 +16,7 @@ import paddle.distributed as dist
 from paddle.optimizer.lr import LRScheduler
 
 from .. import _paddle
-from .._messages import refusal, shown, wrong_type
+from .._messages import refusal, shown
 from .._paddle import rate_source, unwrap, unwrap_model, wrappers
 from ..saving.container import damage, digest, strict_json
 from ..saving.json_state import check_part, set_parts
@@ -82,10 +82,8 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
     _together(write)
     names, listings = _together(lambda: (sorted(os.listdir(folder)),) * 2)
     if any(listed != listings[0] for listed in listings):
-        raise ValueError(
-            "All processes must save to the same folder, on a disk that all of them see: delete what was written. "
-            f"Received: files {shown(listings)} of the processes"
-        )
+        problem = "All processes must save to the same folder, on a disk that all of them see: delete what was written."
+        raise ValueError(f"{problem} Received: files {shown(listings)} of the processes")
     own = names[rank::processes]
     _, digests = _together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in own}))
 
@@ -149,10 +147,8 @@ def load_checkpoint(
 
     (state, schedule, saved), found = _together(prepare)
     if any(record != found[0][1] for _, record in found):
-        raise ValueError(
-            f"All processes must load the same checkpoint: give the same `folder`. Received: {RECORD} with "
-            f"[bytes, CRC-32] {shown([record for _, record in found])} in the processes"
-        )
+        sums = f"{RECORD} with [bytes, CRC-32] {shown([record for _, record in found])} in the processes"
+        raise ValueError(f"All processes must load the same checkpoint: give the same `folder`. Received: {sums}")
     left = sorted(set(saved).difference(*(taken for taken, _ in found)))
     if left:
         raise ValueError(
@@ -173,17 +169,14 @@ def _check_arguments(folder: Any, network: Any, rename: Any) -> None:
         os.fsencode(folder)
     except UnicodeEncodeError as error:
         raise refusal(ValueError, f"`folder` must be a path ({error.reason}).", folder=folder) from error
-    if not isinstance(network, paddle.nn.Layer):
-        raise wrong_type(network, "network", "a paddle.nn.Layer")
+    _paddle.checked_model(network, "network")
     if not hasattr(network, "sharded_state_dict"):
         raise RuntimeError(f"Checkpoints for any layout need Paddle 3.2 or later. Received: {paddle.__version__}")
     for param in unwrap_model(network).parameters():
         here = list(_paddle.local_shape(param)) if param.is_dist() else param.shape
         if here != list(param.shape):
-            raise ValueError(
-                "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet. "
-                f"Received: DistTensor '{param.name}' of shape {list(param.shape)}, {here} here"
-            )
+            problem = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
+            raise ValueError(f"{problem} Received: DistTensor '{param.name}' of shape {list(param.shape)}, {here} here")
     if rename is not None and not callable(rename):
         raise refusal(TypeError, "`rename` must be callable.", rename=rename)
 
@@ -249,10 +242,8 @@ def _pieces(optimizer: Any) -> Optional[dict[str, tuple[int, int]]]:
             name for name in ("tensor_fusion", "comm_overlap") if getattr(wrapper, name)
         ]
         if fused:
-            raise ValueError(
-                f"With fused parameters the state belongs to no parameter: set {fused[0]}=False in the strategy's "
-                f"sharding_configs. Received: {fused[0]}=True"
-            )
+            problem = f"Fused state belongs to no parameter: set {fused[0]}=False in the strategy's sharding_configs."
+            raise ValueError(f"{problem} Received: {fused[0]}=True")
     return None
 
 
@@ -281,10 +272,8 @@ def _read_record(folder: str) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"The record of the checkpoint cannot be read: {error}. Received: {path!r}") from error
         if record["format"] != FORMAT:
-            raise ValueError(
-                f"The checkpoint has another format than {FORMAT}. "
-                f"Received: format={shown(record['format'])} in {shown(path)}"
-            )
+            problem = f"The checkpoint has another format than {FORMAT}."
+            raise ValueError(f"{problem} Received: format={shown(record['format'])} in {shown(path)}")
     return record
 
 
@@ -348,10 +337,8 @@ def _read_schedule(folder: str, record: Any, schedule: Any, allowed: set[str]) -
         return None
     path = os.path.join(folder, SCHEDULE)
     if not os.path.exists(path):
-        raise ValueError(
-            "The checkpoint has no schedule. If that is meant, give changed=['schedule']. "
-            f"Received: {type(schedule).__name__} as the rate, no {path!r}"
-        )
+        problem = "The checkpoint has no schedule. If that is meant, give changed=['schedule']."
+        raise ValueError(f"{problem} Received: {type(schedule).__name__} as the rate, no {path!r}")
     state = _loaded(folder, SCHEDULE)
     check_part(schedule, state, "The schedule's state")
     set_parts(set_parts([(schedule, state)]))  # whether it takes the state; then back: another process may refuse
@@ -366,10 +353,10 @@ def _check_tensors(saved: dict[str, str], state: dict[str, Any]) -> None:
         if saved.get(key) != wanted:
             wrong.append(f"{key} {wanted} (there: {saved.get(key)})")
     if wrong:
-        raise ValueError(
-            "The checkpoint lacks tensors, or has them in another type or shape: build the same network, and the "
-            f"optimizer with the same options. Received: {', '.join(wrong[:3])}{' ...' * (len(wrong) > 3)}"
+        problem = (
+            "The checkpoint lacks tensors, or has others: build the same network, an optimizer of the same options."
         )
+        raise ValueError(f"{problem} Received: {', '.join(wrong[:3])}{' ...' * (len(wrong) > 3)}")
 
 
 def _together(act: Callable[[], Any]) -> tuple[Any, list[Any]]:

@@ -138,11 +138,8 @@ def read_record(path: Any) -> tuple[dict[str, Any], Arrays]:
     """Return the record and the tensors of a file of `write_file`; raise ValueError if it is not, or was changed."""
     metadata, data = _read(path)
     if metadata.get("format") != FORMAT:
-        raise refused(
-            path,
-            "The file was not written by `save_optimizer`: use `convert_torch_optimizer` for a file of PyTorch.",
-            f"format={shown(metadata.get('format'))}",
-        )
+        problem = "The file was not written by `save_optimizer`: use `convert_torch_optimizer` for a file of PyTorch."
+        raise refused(path, problem, f"format={shown(metadata.get('format'))}")
     if metadata.get("version") != str(VERSION):
         found = f"version={shown(metadata.get('version'))}, not {VERSION}"
         problem = "This paddle_ldopt cannot read the file's format: use the one that wrote it, or a later one."
@@ -203,9 +200,8 @@ def _arrays(path: Any, data: bytes) -> Arrays:
     for name, tensor in tensors:
         dtype = CODES.get(tensor["dtype"])
         if dtype is None:
-            raise ValueError(
-                f"An optimizer's state has no such type. Received: {shown(name)} of type {tensor['dtype']}"
-            )
+            problem = "An optimizer's state has no such type."
+            raise ValueError(f"{problem} Received: {shown(name)} of type {tensor['dtype']}")
         plain = "uint16" if dtype == "bfloat16" else dtype
         arrays[name] = dtype, np.frombuffer(tensor["data"], plain).reshape(tensor["shape"])
     return arrays

@@ -34,10 +34,8 @@ def to_json(value: Any, where: str) -> Any:
         return [to_json(item, where) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("__") for key in value):
         return {key: to_json(item, f"{where}[{shown(key)}]") for key, item in value.items()}
-    raise ValueError(
-        f"{where} must be numbers, text, arrays, or lists and dicts of these, to be saved. "
-        f"Received: {type(value).__name__}"
-    )
+    problem = f"{where} must be numbers, text, arrays, or lists and dicts of these, to be saved."
+    raise ValueError(f"{problem} Received: {type(value).__name__}")
 
 
 def from_json(value: Any) -> Any:

@@ -142,10 +142,8 @@ def differences(there: Record, here: Record) -> Record:
 def check_same(there: Record, here: Record, changed: Collection[str] = ()) -> None:
     """Raise ValueError if a file's record differs from the one here, unless in the options that `changed` names."""
     if there["optimizer"] != here["optimizer"]:
-        raise ValueError(
-            f"The saved state is of {there['optimizer']}: resume with the same class. "
-            f"Received: optimizer of type {here['optimizer']}"
-        )
+        problem = f"The saved state is of {there['optimizer']}: resume with the same class."
+        raise ValueError(f"{problem} Received: optimizer of type {here['optimizer']}")
     _check_parameters(there["parameters"], here["parameters"])
     constant = there["layerwise"]["constant"] and here["layerwise"]["constant"]
     ours = _settings(here, constant)
@@ -157,26 +155,20 @@ def check_same(there: Record, here: Record, changed: Collection[str] = ()) -> No
     first = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
     if first:
         said = [_said(value, where, was, now) for (value, where), (was, now) in first.values()]
-        raise ValueError(
-            f"The saved optimizer has other options. If that is meant, give changed={sorted(first)}. "
-            f"Received: {', '.join(said)}"
-        )
+        problem = f"The saved optimizer has other options. If that is meant, give changed={sorted(first)}."
+        raise ValueError(f"{problem} Received: {', '.join(said)}")
 
 
 def _check_parameters(there: Record, here: Record) -> None:
     missing, unexpected = sorted(set(here) - set(there)), sorted(set(there) - set(here))
     if missing or unexpected:
-        raise ValueError(
-            f"The saved state is of another model: it lacks {some(missing)}, and has beside {some(unexpected)}. "
-            f"Received: {len(here)} parameters, not {len(there)}"
-        )
+        problem = f"The saved state is of another model: it lacks {some(missing)}, and has beside {some(unexpected)}."
+        raise ValueError(f"{problem} Received: {len(here)} parameters, not {len(there)}")
     for name, now in here.items():
         was = there[name]
         if (was["shape"], was["dtype"]) != (now["shape"], now["dtype"]):
-            raise ValueError(
-                f"The saved '{name}' is another: build the same model. "
-                f"Received: {now['dtype']} {now['shape']}, not {was['dtype']} {was['shape']}"
-            )
+            problem = f"The saved '{name}' is another: build the same model."
+            raise ValueError(f"{problem} Received: {now['dtype']} {now['shape']}, not {was['dtype']} {was['shape']}")
 
 
 def _settings(record: Record, constant: bool) -> Record:

@@ -52,13 +52,11 @@ def save_optimizer(
         step (int, optional): the steps taken, for `load_optimizer` to return. None: those that the optimizer counts.
 
     Raises:
-        TypeError, ValueError: an argument of the wrong type; a parameter without a name; a state that is spread over
-            processes (use `paddle_ldopt.parallel.save_checkpoint`); a `path` that is not of a regular file, or ends in
-            ".pdopt"; more than some 170,000 parameters. Nothing is written by then.
-        OSError: the file cannot be written; the previous one is unchanged.
+        TypeError, ValueError, OSError: a wrong type; a parameter without a name; a state spread over processes (use
+            `paddle_ldopt.parallel.save_checkpoint`); a `path` that is not of a regular file, cannot be written or ends
+            in ".pdopt"; more than some 170,000 parameters. A previous file is unchanged.
 
-    Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, a checksum, the model's names, and a resume
-    with other options is noticed.
+    Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, a checksum, the model's names, the options.
 
     Examples:
         >>> import os, tempfile
@@ -74,9 +72,7 @@ def save_optimizer(
     """
     inner = checked_optimizer(optimizer)
     if checked_path(path).endswith(_PDOPT):
-        raise refused(
-            path, "`load_optimizer` would take the file for Paddle's own, by its name: end it in .safetensors."
-        )
+        raise refused(path, "`load_optimizer` would take it for Paddle's file, by its name: end it in .safetensors.")
     step = None if step is None else checked_int(step, "step")
     _check_scaler(scaler)
     names, structured = structured_names(inner, model)
@@ -85,10 +81,8 @@ def save_optimizer(
     record["naming"] = "structured" if structured else "paddle"
     record["step"] = steps_of(inner, states) if step is None else int(step)
     record["with_state"] = [names[tensor] for tensor in states]
-    schedule = rate_source(inner)
-    if not isinstance(schedule, LRScheduler):
-        schedule = None
-    for key, part in (("schedule", schedule), ("scaler", scaler)):
+    rate = rate_source(inner)
+    for key, part in (("schedule", rate if isinstance(rate, LRScheduler) else None), ("scaler", scaler)):
         record[f"{key}_state"] = None if part is None else to_json(part.state_dict(), f"The {key}'s state")
     arrays = {f"{names[tensor]}.{name}": value for tensor, held in states.items() for name, value in held.items()}
     write_file(path, arrays, record)
@@ -116,9 +110,8 @@ def load_optimizer(
         LoadReport: the step, and the parameters that have state. Printed, it is a table.
 
     Raises:
-        TypeError, ValueError: a damaged or unknown file; another model, class or options (unless `changed` names them);
-            an unknown name in `changed`; a `scaler` without a saved one, or none with it. Nothing is changed by then.
-        OSError: the file cannot be read.
+        TypeError, ValueError, OSError: an unreadable, damaged or unknown file; another model, class or options (unless
+            in `changed`, known names); a `scaler` without a saved one, or none with it. Nothing is changed by then.
 
     Examples:
         >>> import os, tempfile
@@ -177,10 +170,8 @@ def _from_pdopt(path: Any, optimizer: Any, other_schedule: bool) -> _Saved:
     if other_schedule:
         schedule = None
     elif (schedule is not None) != isinstance(rate, LRScheduler):
-        raise ValueError(
-            "The file is of an optimizer with a schedule, or this one has one and the file has not. If that is meant, "
-            f"give changed=['schedule']. Received: {type(rate).__name__} as the rate"
-        )
+        problem = "Only one of file and optimizer has a schedule. If that is meant, give changed=['schedule']."
+        raise ValueError(f"{problem} Received: {type(rate).__name__} as the rate")
     return _Saved({param.name: param.name for param in parameters_of(optimizer)}, states, schedule=schedule)
 
 
@@ -238,10 +229,8 @@ def _fit_counts(optimizer: Any, states: States) -> None:
 def _checked_parts(optimizer: Any, saved: _Saved, scaler: Any) -> list[tuple[Any, Any]]:
     """Return [(schedule or scaler, its state)] to load."""
     if (scaler is None) != (saved.scaler is None):
-        raise ValueError(
-            "`scaler` is to be given if one was saved, and only then. "
-            f"Received: scaler of type {type(scaler).__name__}, {'one' if scaler is None else 'none'} in the file"
-        )
+        found = f"scaler of type {type(scaler).__name__}, {'one' if scaler is None else 'none'} in the file"
+        raise ValueError(f"`scaler` is to be given if one was saved, and only then. Received: {found}")
     parts = []
     for part, state, where in (
         (rate_source(optimizer), saved.schedule, "The schedule's state"),
