@@ -8,8 +8,6 @@ import paddle.distributed as dist
 from .. import _paddle
 from .ranks import Ranks
 
-__all__ = ["Gradients"]
-
 
 class Gradients:
     """The gradients of all parameters that an optimizer trains, the same ones in all processes."""

@@ -12,8 +12,6 @@ from .._messages import refusal
 from .ranks import Ranks
 from .scalers import LossScaler
 
-__all__ = ["MicroBatches"]
-
 
 class MicroBatches:
     r"""Leave :math:`\text{scale} \cdot \text{share} \cdot \sum_i \nabla l_i` as gradients, of micro-batch losses l.
@@ -55,11 +53,9 @@ class MicroBatches:
                 raise refusal(ValueError, problem, shape=shape, micro_batch_num=self._count)
         fixed = self._engine is not None and not _paddle.has_dynamic_shape(self._ranks.network)
         if fixed and self._shapes not in (None, shapes):
-            raise ValueError(
-                "Stages know each other's shapes from the first step: give inputs of the same shapes, or set "
-                "enable_dynamic_shape in the strategy's pp_configs. "
-                f"Received: shapes={shapes} after {self._shapes}"
-            )
+            problem = "Stages know each other's shapes from the first step: give inputs of the same shapes,"
+            todo = "or set enable_dynamic_shape in the strategy's pp_configs."
+            raise ValueError(f"{problem} {todo} Received: shapes={shapes} after {self._shapes}")
         self._next_shapes = shapes
         return tuple(_split(value, self._count) for value in inputs)
 

@@ -213,11 +213,8 @@ class PipelineWithLossScale:
         if not isinstance(schedule, LRScheduler) or isinstance(schedule, (MetricSchedule, ReduceOnPlateau)):
             return None
         if self._epoch not in (None, schedule.last_epoch):
-            raise ValueError(
-                "The schedule is advanced by the step, for updates that are made: don't call its `step`; after loading "
-                "its state, load this object's. "
-                f"Received: last_epoch={schedule.last_epoch} after {self._epoch}"
-            )
+            problem = "The step advances the schedule: don't call its `step`; after loading its state, load this one's."
+            raise ValueError(f"{problem} Received: last_epoch={schedule.last_epoch} after {self._epoch}")
         return schedule
 
     def state_dict(self) -> dict[str, Any]:
@@ -257,7 +254,5 @@ def _check_own_clip(optimizer: Any) -> None:
     groups = [group for group in param_groups(inner) or [] if isinstance(group, dict)]
     clips = [clip for clip in (grad_clip(inner), *(group.get("grad_clip") for group in groups)) if clip is not None]
     if clips:
-        problem = (
-            "The step clips over all processes: build the optimizer with grad_clip=None, set `max_grad_norm` here."
-        )
+        problem = "The step clips over all processes: give the optimizer no `grad_clip`, and `max_grad_norm` here."
         raise ValueError(f"{problem} Received: grad_clip={type(clips[0]).__name__}")

@@ -11,8 +11,6 @@ import paddle.distributed as dist
 from .. import _paddle
 from .._messages import wrong_type
 
-__all__ = ["Ranks"]
-
 _SERVED = "`fleet.distributed_model` (pipeline, data, tensor parallel, sharding stage 1) or `paddle.DataParallel`"
 _AXES = ("data", "sharding", "pipe", "model")
 

@@ -150,8 +150,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
     the list; from 1 it goes up to the first.
 
     Args:
-        loss_scale_value (float, optional): the first scale, at least 1.
-        scale_factor (float, optional): factor of an increase, divisor of a decrease; above 1.
+        loss_scale_value, scale_factor (float, optional): as in `DynamicLossScaler`.
         scale_window (int, optional): the first window, steps; one of `windows`. By default `min_scale_window`.
         max_scale_window (int, optional): the last window of the list.
         min_scale_window (int, optional): the first window of the list, at least 1.

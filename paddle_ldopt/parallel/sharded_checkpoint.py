@@ -44,8 +44,8 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
             classes elsewhere (with pipeline stages, say).
 
     Raises:
-        TypeError, ValueError: an argument of the wrong type; a wrapper whose state fits no other layout; a folder that
-            is not empty; two parameters of one name; sharded DistTensors. Nothing is written by then.
+        TypeError, ValueError: a wrong type; a wrapper whose state fits no other layout; a folder that is not empty; two
+            parameters of one name; sharded DistTensors. Nothing is written by then.
 
     Examples:
         >>> import os, tempfile
@@ -129,10 +129,9 @@ def load_checkpoint(
         allowed = set(checked_names(changed, "changed"))
         held, path = _held(folder), os.fspath(folder)
         if held != _COMPLETE:
-            raise ValueError(
-                f"There is no complete checkpoint, `folder` {held or 'is not there or empty'}: give one that "
-                f"`save_checkpoint` wrote to its end. Received: folder={path!r}"
-            )
+            found = held or "is not there or empty"
+            problem = f"`folder` {found}: give a complete checkpoint, which `save_checkpoint` wrote to its end."
+            raise refusal(ValueError, problem, folder=path)
         record = _read_record(path)
         weights, pieces = unwrap_model(network).sharded_state_dict(), _pieces(optimizer)
         here = _described(weights, optimizer, rename)
@@ -238,12 +237,10 @@ def _pieces(optimizer: Any) -> Optional[dict[str, tuple[int, int]]]:
     for wrapper in wrappers(optimizer)[:-1]:
         if type(wrapper) is _paddle.sharding_v2():
             return _paddle.slice_ranges(wrapper)
-        fused = type(wrapper) is _paddle.sharding_v1() and [
-            name for name in ("tensor_fusion", "comm_overlap") if getattr(wrapper, name)
-        ]
-        if fused:
-            problem = f"Fused state belongs to no parameter: set {fused[0]}=False in the strategy's sharding_configs."
-            raise ValueError(f"{problem} Received: {fused[0]}=True")
+        for name in ("tensor_fusion", "comm_overlap"):
+            if type(wrapper) is _paddle.sharding_v1() and getattr(wrapper, name):
+                problem = f"Fused state belongs to no parameter: set {name}=False in the strategy's sharding_configs."
+                raise ValueError(f"{problem} Received: {name}=True")
     return None
 
 
@@ -283,10 +280,8 @@ def _check_record(folder: str, record: Any, here: Any, allowed: set[str]) -> Non
         # a record of version 0.1 names the optimizer only
         there = record if "parameters" in record else {**here, "optimizer": record["optimizer"]}
         common = sorted(set(there["parameters"]) & set(here["parameters"]))  # the tensors show the others
-        there, ours = (
-            {**one, "parameters": {name: one["parameters"][name] for name in common}} for one in (there, here)
-        )
-        check_same(there, ours, allowed)
+        there, here = ({**one, "parameters": {n: one["parameters"][n] for n in common}} for one in (there, here))
+        check_same(there, here, allowed)
         listed = sorted(record.get("files", {}).items())[dist.get_rank() :: dist.get_world_size()]
         wrong = [words for name, written in listed if (words := damage(folder, name, written)) is not None]
     if wrong:
@@ -353,9 +348,7 @@ def _check_tensors(saved: dict[str, str], state: dict[str, Any]) -> None:
         if saved.get(key) != wanted:
             wrong.append(f"{key} {wanted} (there: {saved.get(key)})")
     if wrong:
-        problem = (
-            "The checkpoint lacks tensors, or has others: build the same network, an optimizer of the same options."
-        )
+        problem = "The checkpoint lacks tensors, or types or shapes differ: build network and optimizer as they were."
         raise ValueError(f"{problem} Received: {', '.join(wrong[:3])}{' ...' * (len(wrong) > 3)}")
 
 

@@ -51,12 +51,9 @@ def write_file(path: Any, arrays: Arrays, record: dict[str, Any]) -> None:
     head = _dumps(header).encode()
     head += b" " * (-len(head) % 8)
     if len(head) > MAX_HEADER:
-        raise refused(
-            path,
-            f"The names and shapes of so many tensors are more than the {MAX_HEADER} bytes that safetensors reads: "
-            "`paddle.save(optimizer.state_dict(), 'name.pdopt')` has no such limit, and `load_optimizer` reads it too.",
-            f"{len(arrays)} tensors, {len(head)} bytes",
-        )
+        problem = f"The names and shapes of so many tensors are more than the {MAX_HEADER} bytes that safetensors reads"
+        todo = "`paddle.save(optimizer.state_dict(), 'name.pdopt')` has no limit, and `load_optimizer` reads it too."
+        raise refused(path, f"{problem}: {todo}", f"{len(arrays)} tensors, {len(head)} bytes")
     length, digest = struct.pack("<Q", len(head)), hashlib.sha256()
     for part in [length, head, *values]:
         digest.update(part)

@@ -10,10 +10,7 @@ from paddle.optimizer.lr import ReduceOnPlateau
 
 from .._messages import shown
 
-__all__ = ["check_like", "check_part", "from_json", "set_parts", "to_json"]
-
 _DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
-_NUMBERS = (int, float, np.integer, np.floating)
 _LISTS = (list, tuple, collections.deque)
 
 
@@ -104,4 +101,4 @@ def _kind(value: Any) -> str:
         return "a list"
     if isinstance(value, (np.ndarray, paddle.Tensor)):
         return "a number" if value.size == 1 else "an array"
-    return "a number" if isinstance(value, _NUMBERS) else type(value).__name__
+    return "a number" if isinstance(value, (int, float, np.integer, np.floating)) else type(value).__name__

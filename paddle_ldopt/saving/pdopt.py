@@ -18,8 +18,6 @@ from .container import read_file, refused
 from .record import some
 from .state import MASTER, States
 
-__all__ = ["read_pdopt"]
-
 _COUNTED = re.compile(r"(_fp32_master)_\d+(?=_)|_\d+$")  # Paddle numbers what one process has several of
 _OPERATIONS = re.findall(  # of the last four, only what `_Reader` lets through
     r"\w+",
@@ -163,11 +161,9 @@ def read_pdopt(path: Any, optimizer: Any) -> tuple[States, Any]:
             states[param.name] = held
     left = [*found, *masters]
     if left:
-        raise ValueError(
-            "The file names no parameters or states of this optimizer. Paddle's names depend on what was built before "
-            "in the process: build model and optimizer as the program that saved, first of all. "
-            f"Received: {some(left)} ({len(left)} of them)"
-        )
+        problem = "The file names no parameters or states of this optimizer. Paddle's names depend on what was built"
+        todo = "before in the process: build model and optimizer as the program that saved, first of all."
+        raise ValueError(f"{problem} {todo} Received: {some(left)} ({len(left)} of them)")
     return states, schedule
 
 

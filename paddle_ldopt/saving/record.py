@@ -17,8 +17,6 @@ from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..version import __version__
 from .json_state import to_json
 
-__all__ = ["ABSENT", "check_same", "describe", "differences", "merged", "some"]
-
 Record = dict[str, Any]
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # the value of a setting that one side lacks
 _SHOWN = 3
@@ -188,9 +186,8 @@ def _settings(record: Record, constant: bool) -> Record:
 def _said(value: str, where: str, was: Any, now: Any) -> str:
     """Say how a value differs; of two dicts, such as schedules, the entries that do."""
     if isinstance(was, dict) and isinstance(now, dict):
-        was, now = (
-            {k: v for k, v in one.items() if other.get(k, ABSENT) != v} for one, other in ((was, now), (now, was))
-        )
+        pairs = (was, now), (now, was)
+        was, now = ({k: v for k, v in one.items() if other.get(k, ABSENT) != v} for one, other in pairs)
     return f"{value}={shown(now)} (in the file {shown(was)}) of {where}"
 
 

@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Optional
 
-__all__ = ["LoadReport"]
-
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:

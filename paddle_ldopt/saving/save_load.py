@@ -111,7 +111,7 @@ def load_optimizer(
 
     Raises:
         TypeError, ValueError, OSError: an unreadable, damaged or unknown file; another model, class or options (unless
-            in `changed`, known names); a `scaler` without a saved one, or none with it. Nothing is changed by then.
+            `changed` allows it); a `scaler` without a saved one, or none with it. Nothing is changed by then.
 
     Examples:
         >>> import os, tempfile
@@ -231,12 +231,8 @@ def _checked_parts(optimizer: Any, saved: _Saved, scaler: Any) -> list[tuple[Any
     if (scaler is None) != (saved.scaler is None):
         found = f"scaler of type {type(scaler).__name__}, {'one' if scaler is None else 'none'} in the file"
         raise ValueError(f"`scaler` is to be given if one was saved, and only then. Received: {found}")
-    parts = []
-    for part, state, where in (
-        (rate_source(optimizer), saved.schedule, "The schedule's state"),
-        (scaler, saved.scaler, "The scaler's state"),
-    ):
+    held = [("schedule", rate_source(optimizer), saved.schedule), ("scaler", scaler, saved.scaler)]
+    for name, part, state in held:
         if state is not None:
-            check_part(part, state, where)
-            parts.append((part, state))
-    return parts
+            check_part(part, state, f"The {name}'s state")
+    return [(part, state) for _, part, state in held if state is not None]
