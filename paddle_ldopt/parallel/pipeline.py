@@ -96,8 +96,9 @@ class PipelineWithLossScale:
             `global_norm_spike_threshold` (float, above 0) or more; the scale adapts as after any step.
 
     Raises:
-        TypeError, ValueError: an argument, loss or input of a wrong type or without effect; an unsupported parallel
-            mode; an optimizer that clips; parameters frozen in some processes; no token; an advanced schedule.
+        TypeError, ValueError: an argument, loss or input of a wrong type, out of range or without effect; an
+            unsupported parallel mode; an optimizer that clips by itself; parameters frozen in some processes only; no
+            token; a schedule that was advanced elsewhere.
         RuntimeError: an error in another process, or a process that does not answer until communication times out.
 
     Differs from MindFormers: without `calculate_per_token_loss` the loss is the mean over micro-batches (there their
@@ -254,5 +255,5 @@ def _check_own_clip(optimizer: Any) -> None:
     groups = [group for group in param_groups(inner) or [] if isinstance(group, dict)]
     clips = [clip for clip in (grad_clip(inner), *(group.get("grad_clip") for group in groups)) if clip is not None]
     if clips:
-        problem = "The step clips over all processes: give the optimizer no `grad_clip`, and `max_grad_norm` here."
+        problem = "The step clips over all processes: leave out the optimizer's `grad_clip`, set `max_grad_norm` here."
         raise ValueError(f"{problem} Received: grad_clip={type(clips[0]).__name__}")

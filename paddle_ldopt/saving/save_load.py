@@ -111,7 +111,8 @@ def load_optimizer(
 
     Raises:
         TypeError, ValueError, OSError: an unreadable, damaged or unknown file; another model, class or options (unless
-            `changed` allows it); a `scaler` without a saved one, or none with it. Nothing is changed by then.
+            `changed` names it); an unknown name in `changed`; a `scaler` without a saved one, or none with it. Nothing
+            is changed by then.
 
     Examples:
         >>> import os, tempfile
