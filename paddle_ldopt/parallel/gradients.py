@@ -8,8 +8,6 @@ import paddle.distributed as dist
 from .. import _paddle
 from .ranks import Ranks
 
-__all__ = ["Gradients"]
-
 
 class Gradients:
     """The gradients of all parameters that an optimizer trains, the same ones in all processes."""
@@ -20,10 +18,8 @@ class Gradients:
         known = {id(param) for param in ranks.network.parameters()}
         strange = [param.name for param in self._listed() if id(param) not in known]
         if strange:
-            raise ValueError(
-                "`optimizer` must train parameters of the network. "
-                f"Received: {len(strange)} others, such as {strange[:3]}"
-            )
+            problem = "`optimizer` must train parameters of the network."
+            raise ValueError(f"{problem} Received: {len(strange)} others, such as {strange[:3]}")
         self.check_trained()
 
     def check_trained(self) -> None:

@@ -8,10 +8,9 @@ import paddle
 import paddle.distributed as dist
 
 from .. import _paddle
+from .._messages import refusal
 from .ranks import Ranks
 from .scalers import LossScaler
-
-__all__ = ["MicroBatches"]
 
 
 class MicroBatches:
@@ -31,16 +30,14 @@ class MicroBatches:
         staged = isinstance(network, _paddle.pipeline_engine())
         is_engine = _paddle.is_pipeline_engine(network)
         if is_engine and network.accumulate_steps != count:
-            raise ValueError(
-                "`micro_batch_num` must be the strategy's pipeline_configs['accumulate_steps']. "
-                f"Received: micro_batch_num={count}, accumulate_steps={network.accumulate_steps}"
-            )
+            problem = "`micro_batch_num` must be the strategy's pipeline_configs['accumulate_steps']."
+            raise refusal(ValueError, problem, micro_batch_num=count, accumulate_steps=network.accumulate_steps)
         layers = _paddle.engine_layers(network) if is_engine else network
         self._pipeline_layer: Any = layers if isinstance(layers, _paddle.pipeline_layer()) else None
         if self._pipeline_layer is not None:
             losses = _paddle.loss_functions(layers)
             if len(losses) != 1 or not callable(losses[0]):
-                raise ValueError(f"The PipelineLayer must have one loss function. Received: loss_fn={losses}")
+                raise refusal(ValueError, "The PipelineLayer must have one loss function.", loss_fn=losses)
         # a loss is divided by their number before backward, unless the strategy delays that
         self.share = 1.0 if staged and _paddle.delays_scale(network) else 1.0 / count
         self._engine: Any = self._own_engine() if staged else None
@@ -52,17 +49,13 @@ class MicroBatches:
         shapes = [list(tensor.shape) for tensor in _tensors(inputs)]
         for shape in shapes:
             if not shape or shape[0] == 0 or shape[0] % self._count:
-                raise ValueError(
-                    "The first dimension of an input must be a multiple of `micro_batch_num`. "
-                    f"Received: shape={shape}, micro_batch_num={self._count}"
-                )
+                problem = "The first dimension of an input must be a multiple of `micro_batch_num`."
+                raise refusal(ValueError, problem, shape=shape, micro_batch_num=self._count)
         fixed = self._engine is not None and not _paddle.has_dynamic_shape(self._ranks.network)
         if fixed and self._shapes not in (None, shapes):
-            raise ValueError(
-                "Stages know each other's shapes from the first step: give inputs of the same shapes, or set "
-                "enable_dynamic_shape in the strategy's pp_configs. "
-                f"Received: shapes={shapes} after {self._shapes}"
-            )
+            problem = "Stages know each other's shapes from the first step: give inputs of the same shapes,"
+            todo = "or set enable_dynamic_shape in the strategy's pp_configs."
+            raise ValueError(f"{problem} {todo} Received: shapes={shapes} after {self._shapes}")
         self._next_shapes = shapes
         return tuple(_split(value, self._count) for value in inputs)
 
@@ -158,10 +151,8 @@ class MicroBatches:
         """Return the loss in float32: the engine sends no other type than that and float16, which sums overflow."""
         if self._per_token:
             if not isinstance(result, (tuple, list)) or len(result) != 2:
-                raise TypeError(
-                    "With `calculate_per_token_loss` a loss is a pair: the sum over tokens, and how many there are. "
-                    f"Received: {type(result).__name__}"
-                )
+                problem = "With `calculate_per_token_loss` a loss is a pair: the sum over tokens, and their number."
+                raise TypeError(f"{problem} Received: {type(result).__name__}")
             result, tokens = result
             tokens = tokens.detach() if isinstance(tokens, paddle.Tensor) else paddle.to_tensor(tokens)
             self._tokens.append(tokens.astype("float32").reshape([1]))

@@ -7,7 +7,7 @@ import paddle
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .._checks import checked_bool, checked_number, checked_steps
-from .._messages import shown
+from .._messages import refusal, shown
 from .._paddle import grad_clip, param_groups, rate_source, unwrap
 from ..schedules import MetricSchedule
 from .gradients import Gradients
@@ -96,8 +96,8 @@ class PipelineWithLossScale:
             `global_norm_spike_threshold` (float, above 0) or more; the scale adapts as after any step.
 
     Raises:
-        TypeError, ValueError: an argument, loss or input of a wrong type, out of range or without effect; a parallel
-            mode that is not supported; an optimizer that clips by itself; parameters frozen in some processes only; no
+        TypeError, ValueError: an argument, loss or input of a wrong type, out of range or without effect; an
+            unsupported parallel mode; an optimizer that clips by itself; parameters frozen in some processes only; no
             token; a schedule that was advanced elsewhere.
         RuntimeError: an error in another process, or a process that does not answer until communication times out.
 
@@ -106,23 +106,21 @@ class PipelineWithLossScale:
     overflows in the reduction, or whose norm does, is an overflow; fleet's strategy replaces `parallel_config`.
 
     Examples:
-        .. code-block:: python
-
-            >>> import paddle
-            >>> from paddle_ldopt import DynamicLossScaler, PipelineWithLossScale
-            >>> class Network(paddle.nn.Linear):
-            ...     def forward(self, inputs, labels):
-            ...         return paddle.nn.functional.mse_loss(super().forward(inputs), labels)
-            >>> network = Network(4, 1)
-            >>> optimizer = paddle.optimizer.AdamW(1e-3, parameters=network.parameters())
-            >>> scaler = DynamicLossScaler(2**10, scale_window=1)
-            >>> step = PipelineWithLossScale(network, optimizer, scale_sense=scaler, micro_batch_num=2)
-            >>> for inputs in (paddle.ones([8, 4]), paddle.full([8, 4], 1e38), paddle.ones([8, 4])):
-            ...     output = step(inputs, paddle.zeros([8, 1]))
-            ...     print(bool(output.overflow), float(output.loss_scale))
-            False 1024.0
-            True 2048.0
-            False 1024.0
+        >>> import paddle
+        >>> from paddle_ldopt import DynamicLossScaler, PipelineWithLossScale
+        >>> class Network(paddle.nn.Linear):
+        ...     def forward(self, inputs, labels):
+        ...         return paddle.nn.functional.mse_loss(super().forward(inputs), labels)
+        >>> network = Network(4, 1)
+        >>> optimizer = paddle.optimizer.AdamW(1e-3, parameters=network.parameters())
+        >>> scaler = DynamicLossScaler(2**10, scale_window=1)
+        >>> step = PipelineWithLossScale(network, optimizer, scale_sense=scaler, micro_batch_num=2)
+        >>> for inputs in (paddle.ones([8, 4]), paddle.full([8, 4], 1e38), paddle.ones([8, 4])):
+        ...     output = step(inputs, paddle.zeros([8, 1]))
+        ...     print(bool(output.overflow), float(output.loss_scale))
+        False 1024.0
+        True 2048.0
+        False 1024.0
 
     On two stages: ``recipes/pipeline_sft.py``.
 
@@ -145,10 +143,8 @@ class PipelineWithLossScale:
         self._clips = checked_bool(use_clip_grad, "use_clip_grad")
         self._max_norm = checked_number(max_grad_norm, "max_grad_norm", ends="(]")
         if not use_clip_grad and max_grad_norm != 1.0:
-            raise ValueError(
-                "`max_grad_norm` has no effect without clipping: leave it out, or set use_clip_grad=True. "
-                f"Received: max_grad_norm={shown(max_grad_norm)}, use_clip_grad=False"
-            )
+            problem = "`max_grad_norm` has no effect without clipping: leave it out, or set use_clip_grad=True."
+            raise refusal(ValueError, problem, max_grad_norm=max_grad_norm, use_clip_grad=False)
         self._gives_local_norm = checked_bool(local_norm, "local_norm")
         self._per_token = checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
         self._spike = _spike_threshold(use_clip_grad, **kwargs)
@@ -190,7 +186,11 @@ class PipelineWithLossScale:
                 norm = gradients.global_norm()
             overflow = bool(self._ranks.agree(not math.isfinite(norm)))  # the reduction can overflow, too
             if not overflow and (self._spike is None or norm < self._spike):
-                self._update(norm, schedule)
+                if self._clips:
+                    gradients.clip(norm, self._max_norm)
+                gradients.apply()
+                if schedule is not None:
+                    schedule.step()
         self._optimizer.clear_grad()
         self.scaler.update(overflow)
         scale, rate, norm = paddle.to_tensor([scale, rate, math.inf if overflow else norm], "float32").unbind()
@@ -208,24 +208,14 @@ class PipelineWithLossScale:
             raise ValueError(f"A step must have a token that counts. Received: {total:g} tokens in all micro-batches")
         return both[0] / total, ranks.data_ranks / total
 
-    def _update(self, norm: float, schedule: Any) -> None:
-        if self._clips:
-            self._gradients.clip(norm, self._max_norm)
-        self._gradients.apply()
-        if schedule is not None:
-            schedule.step()
-
     def _checked_schedule(self) -> Any:
         """Return the schedule to advance, None if there is none."""
         schedule = rate_source(unwrap(self._optimizer))
         if not isinstance(schedule, LRScheduler) or isinstance(schedule, (MetricSchedule, ReduceOnPlateau)):
             return None
         if self._epoch not in (None, schedule.last_epoch):
-            raise ValueError(
-                "The schedule is advanced by the step, for updates that are made: don't call its `step`; after loading "
-                "its state, load this object's. "
-                f"Received: last_epoch={schedule.last_epoch} after {self._epoch}"
-            )
+            problem = "The step advances the schedule: don't call its `step`; after loading its state, load this one's."
+            raise ValueError(f"{problem} Received: last_epoch={schedule.last_epoch} after {self._epoch}")
         return schedule
 
     def state_dict(self) -> dict[str, Any]:
@@ -246,23 +236,17 @@ def _spike_threshold(use_clip_grad: bool, **kwargs: Any) -> Optional[float]:
     """Return the least norm that is skipped, None if none is."""
     unknown = [f"{name}={shown(value)}" for name, value in sorted(kwargs.items()) if name not in _SKIP]
     if unknown:
-        raise TypeError(
-            f"The other arguments are {', '.join(_SKIP)}; fleet's strategy says how processes share the work. "
-            f"Received: {', '.join(unknown)}"
-        )
+        problem = f"The other arguments are {', '.join(_SKIP)}; fleet's strategy says how processes share the work."
+        raise TypeError(f"{problem} Received: {', '.join(unknown)}")
     options = {**_SKIP, **kwargs}
     skips = checked_bool(options["use_skip_data_by_global_norm"], "use_skip_data_by_global_norm")
     threshold = checked_number(options["global_norm_spike_threshold"], "global_norm_spike_threshold", ends="(]")
     if skips and not use_clip_grad:
-        raise ValueError(
-            "`use_skip_data_by_global_norm` needs the norm that clipping takes: set use_clip_grad=True. "
-            "Received: use_skip_data_by_global_norm=True, use_clip_grad=False"
-        )
+        problem = "`use_skip_data_by_global_norm` needs the norm that clipping takes: set use_clip_grad=True."
+        raise refusal(ValueError, problem, use_skip_data_by_global_norm=True, use_clip_grad=False)
     if not skips and "global_norm_spike_threshold" in kwargs:
-        raise ValueError(
-            "`global_norm_spike_threshold` has an effect with use_skip_data_by_global_norm=True only. "
-            f"Received: global_norm_spike_threshold={threshold}"
-        )
+        problem = "`global_norm_spike_threshold` has an effect with use_skip_data_by_global_norm=True only."
+        raise refusal(ValueError, problem, global_norm_spike_threshold=threshold)
     return threshold if skips else None
 
 
@@ -271,7 +255,5 @@ def _check_own_clip(optimizer: Any) -> None:
     groups = [group for group in param_groups(inner) or [] if isinstance(group, dict)]
     clips = [clip for clip in (grad_clip(inner), *(group.get("grad_clip") for group in groups)) if clip is not None]
     if clips:
-        raise ValueError(
-            "The step clips by the norm over all processes: build the optimizer with grad_clip=None and set "
-            f"`max_grad_norm` here. Received: grad_clip={type(clips[0]).__name__}"
-        )
+        problem = "The step clips over all processes: leave out the optimizer's `grad_clip`, set `max_grad_norm` here."
+        raise ValueError(f"{problem} Received: grad_clip={type(clips[0]).__name__}")

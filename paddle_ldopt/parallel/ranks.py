@@ -9,8 +9,7 @@ import paddle
 import paddle.distributed as dist
 
 from .. import _paddle
-
-__all__ = ["Ranks"]
+from .._messages import wrong_type
 
 _SERVED = "`fleet.distributed_model` (pipeline, data, tensor parallel, sharding stage 1) or `paddle.DataParallel`"
 _AXES = ("data", "sharding", "pipe", "model")
@@ -20,20 +19,16 @@ class Ranks:
     """The groups of processes that a step's sums go over; a mode or setting that is not supported is an error."""
 
     def __init__(self, network: Any, optimizer: Any) -> None:
-        if not isinstance(network, paddle.nn.Layer):
-            raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
-        kind = type(optimizer).__name__
+        _paddle.checked_model(network, "network")
         if not isinstance(_paddle.unwrap(optimizer), paddle.optimizer.Optimizer):
-            raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer of type {kind}")
+            raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
         self.processes = dist.get_world_size()
         self.network, self.optimizer = network, optimizer
         self.hcg = _communicate_group(network, self.processes)
         self.hybrid = isinstance(optimizer, _paddle.hybrid_optimizer())
         if self.hcg is not None and not self.hybrid:
-            raise ValueError(
-                "`optimizer` must come from `fleet.distributed_optimizer`, like the network from "
-                f"`fleet.distributed_model`. Received: optimizer of type {kind}"
-            )
+            problem = "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`."
+            raise ValueError(f"{problem} Received: optimizer of type {type(optimizer).__name__}")
         self.shards = _paddle.sharded_optimizer(optimizer) if self.group("sharding") else None
         self.sliced = isinstance(self.shards, _paddle.sharding_v2())  # version 2 cuts parameters into slices
         for setting in ("tensor_fusion", "comm_overlap"):
@@ -95,10 +90,8 @@ class Ranks:
         if error is not None:
             raise error
         if failed:
-            raise RuntimeError(
-                "The step failed in another process and was undone in all: see the error of that process. "
-                f"Received: an error in process {failed - 1}"
-            )
+            problem = "The step failed in another process and was undone in all: see the error of that process."
+            raise RuntimeError(f"{problem} Received: an error in process {failed - 1}")
 
     def sum_over_data(self, value: Any) -> Any:
         """Return the sum of a float32 Tensor over all processes that have data of their own."""
@@ -135,27 +128,21 @@ def _communicate_group(network: Any, processes: int) -> Any:
     received = f"Received: network of type {type(network).__name__} in {processes} process(es)"
     on = _paddle.overlaps(network)
     if on:
-        raise ValueError(
-            "Gradients must be reduced after the overflow check: switch this off in the strategy's pp_configs. "
-            f"Received: {', '.join(f'{name}=True' for name in on)}"
-        )
+        problem = "Gradients must be reduced after the overflow check: switch this off in the strategy's pp_configs."
+        raise ValueError(f"{problem} Received: {', '.join(f'{name}=True' for name in on)}")
     layers = _paddle.unwrap_model(network)
     chunks = layers.get_num_virtual_stages() if isinstance(layers, _paddle.pipeline_layer()) else 1
     staged = _paddle.pipeline_engine()
     if chunks > 1 or isinstance(network, staged) and type(network) is not staged:
-        raise ValueError(
-            "A stage must be one piece, of the 1F1B schedule: leave out num_virtual_pipeline_stages and use_dualpipev. "
-            f"{received}"
-        )
+        problem = "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev."
+        raise ValueError(f"{problem} {received}")
     others = _paddle.sharding_engine(), _paddle.tensor_engine()
     if _paddle.is_pipeline_engine(network) or isinstance(network, others):
         hcg = _paddle.hybrid_group(network)
         degrees = {} if hcg is None else {axis: getattr(hcg, f"get_{axis}_parallel_world_size")() for axis in _AXES}
         if hcg is not None and math.prod(degrees.values()) != processes:
-            raise ValueError(
-                "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination. "
-                f"Received: {degrees} in {processes} processes, so another one besides"
-            )
+            problem = "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination."
+            raise ValueError(f"{problem} Received: {degrees} in {processes} processes, so another one besides")
         return hcg
     if processes > 1 and not isinstance(network, paddle.DataParallel):
         raise ValueError(f"With several processes `network` must be wrapped by {_SERVED}. {received}")

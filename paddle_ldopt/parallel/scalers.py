@@ -11,7 +11,7 @@ import paddle
 from paddle.amp import AmpScaler
 
 from .._checks import checked_number, checked_state, checked_steps
-from .._messages import shown
+from .._messages import refusal
 from .._paddle import report_overflow
 
 __all__ = ["AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "LossScaler", "as_scaler"]
@@ -54,10 +54,8 @@ class LossScaler:
         """Load the `state_dict` of a scaler of the same class; raise ValueError, with nothing changed, for another."""
         keys = list(checked_state(state_dict))
         if set(keys) != set(self._state):
-            raise ValueError(
-                f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}. "
-                f"Received: keys={shown(keys)}"
-            )
+            problem = f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}."
+            raise refusal(ValueError, problem, keys=keys)
         self._state = {key: self._checked_state(key, value) for key, value in state_dict.items()}
 
     load_state_dict = set_state_dict
@@ -70,13 +68,11 @@ class FixedLossScaler(LossScaler):
         loss_scale_value (float): the scale, finite and above 0.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt import FixedLossScaler
-            >>> scaler = FixedLossScaler(1024)
-            >>> scaler.update(overflow=True)
-            >>> scaler.get_loss_scale()
-            1024.0
+        >>> from paddle_ldopt import FixedLossScaler
+        >>> scaler = FixedLossScaler(1024)
+        >>> scaler.update(overflow=True)
+        >>> scaler.get_loss_scale()
+        1024.0
 
     Source: ``mindspore.nn.FixedLossScaleUpdateCell``.
     """
@@ -101,17 +97,15 @@ class DynamicLossScaler(LossScaler):
     stays within the range of float32; a first scale below 1 is an error (an overflow would raise it to 1).
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt import DynamicLossScaler
-            >>> scaler = DynamicLossScaler(loss_scale_value=2**12, scale_factor=2, scale_window=2)
-            >>> for overflow in (False, False, True, True):
-            ...     scaler.update(overflow)
-            ...     print(scaler.get_loss_scale())
-            4096.0
-            8192.0
-            4096.0
-            2048.0
+        >>> from paddle_ldopt import DynamicLossScaler
+        >>> scaler = DynamicLossScaler(loss_scale_value=2**12, scale_factor=2, scale_window=2)
+        >>> for overflow in (False, False, True, True):
+        ...     scaler.update(overflow)
+        ...     print(scaler.get_loss_scale())
+        4096.0
+        8192.0
+        4096.0
+        2048.0
 
     Source: ``mindspore.nn.DynamicLossScaleUpdateCell``.
     """
@@ -156,8 +150,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
     the list; from 1 it goes up to the first.
 
     Args:
-        loss_scale_value (float, optional): the first scale, at least 1.
-        scale_factor (float, optional): factor of an increase, divisor of a decrease; above 1.
+        loss_scale_value, scale_factor (float, optional): as in `DynamicLossScaler`.
         scale_window (int, optional): the first window, steps; one of `windows`. By default `min_scale_window`.
         max_scale_window (int, optional): the last window of the list.
         min_scale_window (int, optional): the first window of the list, at least 1.
@@ -167,20 +160,18 @@ class AdaptiveLossScaler(DynamicLossScaler):
     as in `DynamicLossScaler`.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt import AdaptiveLossScaler
-            >>> scaler = AdaptiveLossScaler(2**32, 2, 20, max_scale_window=1000, min_scale_window=20)
-            >>> scaler.windows
-            [20, 30, 40, 50, 100, 200, 500, 1000]
-            >>> for _ in range(60):
-            ...     scaler.update(overflow=False)
-            >>> scaler.get_loss_scale() / 2**32, scaler.scale_window
-            (8.0, 30)
-            >>> for _ in range(3):
-            ...     scaler.update(overflow=True)
-            >>> scaler.scale_window
-            1
+        >>> from paddle_ldopt import AdaptiveLossScaler
+        >>> scaler = AdaptiveLossScaler(2**32, 2, 20, max_scale_window=1000, min_scale_window=20)
+        >>> scaler.windows
+        [20, 30, 40, 50, 100, 200, 500, 1000]
+        >>> for _ in range(60):
+        ...     scaler.update(overflow=False)
+        >>> scaler.get_loss_scale() / 2**32, scaler.scale_window
+        (8.0, 30)
+        >>> for _ in range(3):
+        ...     scaler.update(overflow=True)
+        >>> scaler.scale_window
+        1
 
     Source: ``mindformers.wrapper.AdaptiveLossScaleUpdateCell``.
     """
@@ -196,14 +187,12 @@ class AdaptiveLossScaler(DynamicLossScaler):
         low = checked_steps(min_scale_window, "min_scale_window", least=1)
         high = checked_steps(max_scale_window, "max_scale_window", least=1)
         if high <= low:
-            raise ValueError(
-                "`max_scale_window` must be above `min_scale_window`. "
-                f"Received: max_scale_window={high}, min_scale_window={low}"
-            )
+            problem = "`max_scale_window` must be above `min_scale_window`."
+            raise refusal(ValueError, problem, max_scale_window=high, min_scale_window=low)
         self.windows = _windows(low, high)
         first = low if scale_window is None else checked_steps(scale_window, "scale_window", least=1)
         if first not in self.windows:
-            raise ValueError(f"`scale_window` must be one of {self.windows}. Received: scale_window={first}")
+            raise refusal(ValueError, f"`scale_window` must be one of {self.windows}.", scale_window=first)
         super().__init__(loss_scale_value, scale_factor, first)
         self._state.update(window_index=self.windows.index(first), increases=0, decreases=0)
 
@@ -228,10 +217,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
             return super()._checked_state(key, value)
         index = checked_steps(value, key, least=-1)
         if index >= len(self.windows):
-            raise ValueError(
-                "The state must be that of a scaler with the same windows. "
-                f"Received: window_index={index} for {len(self.windows)} windows"
-            )
+            problem = "The state must be that of a scaler with the same windows."
+            raise ValueError(f"{problem} Received: window_index={index} for {len(self.windows)} windows")
         return index
 
 
@@ -255,10 +242,8 @@ class _PaddleLossScaler(LossScaler):
 
     def __init__(self, scaler: Any) -> None:
         if not scaler.is_enable():
-            raise ValueError(
-                "`scale_sense` must be an enabled GradScaler; Paddle switches it off on a CPU: use DynamicLossScaler "
-                "there. Received: scale_sense=GradScaler(enable=False)"
-            )
+            problem = "`scale_sense` must be enabled, which Paddle's GradScaler is not on a CPU: use DynamicLossScaler."
+            raise ValueError(f"{problem} Received: scale_sense=GradScaler(enable=False)")
         self._scaler = scaler
 
     def get_loss_scale(self) -> float:
@@ -282,6 +267,6 @@ def as_scaler(scale_sense: Any) -> LossScaler:
     if isinstance(scale_sense, AmpScaler):
         return _PaddleLossScaler(scale_sense)
     if isinstance(scale_sense, paddle.Tensor) and list(scale_sense.shape) not in ([], [1]):
-        raise ValueError(f"The shape of `scale_sense` must be [] or [1]. Received: shape={list(scale_sense.shape)}")
+        raise refusal(ValueError, "The shape of `scale_sense` must be [] or [1].", shape=list(scale_sense.shape))
     kind = "a number, a Tensor, or a loss scaler"
     return FixedLossScaler(checked_number(scale_sense, "scale_sense", ends="(]", kind=kind))

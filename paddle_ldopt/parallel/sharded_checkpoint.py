@@ -16,7 +16,7 @@ import paddle.distributed as dist
 from paddle.optimizer.lr import LRScheduler
 
 from .. import _paddle
-from .._messages import shown
+from .._messages import refusal, shown
 from .._paddle import rate_source, unwrap, unwrap_model, wrappers
 from ..saving.container import damage, digest, strict_json
 from ..saving.json_state import check_part, set_parts
@@ -44,21 +44,19 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
             classes elsewhere (with pipeline stages, say).
 
     Raises:
-        TypeError, ValueError: an argument of the wrong type; a wrapper whose state fits no other layout; a folder that
-            is not empty; two parameters of one name; sharded DistTensors. Nothing is written by then.
+        TypeError, ValueError: a wrong type; a wrapper whose state fits no other layout; a folder that is not empty; two
+            parameters of one name; sharded DistTensors. Nothing is written by then.
 
     Examples:
-        .. code-block:: python
-
-            >>> import os, tempfile
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
-            >>> from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
-            >>> network = paddle.nn.Linear(4, 2)
-            >>> optimizer = ldopt.Lamb(1e-3, parameters=network.parameters())
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     save_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
-            ...     load_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
+        >>> import os, tempfile
+        >>> import paddle
+        >>> import paddle_ldopt as ldopt
+        >>> from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
+        >>> network = paddle.nn.Linear(4, 2)
+        >>> optimizer = ldopt.Lamb(1e-3, parameters=network.parameters())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
+        ...     load_checkpoint(os.path.join(folder, "step-0"), network, optimizer)
     """
 
     def prepare() -> tuple[Any, Any]:
@@ -68,7 +66,7 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
         record = _described(weights, optimizer, rename)
         held = _held(folder)
         if held:
-            raise ValueError(f"`folder` {held}: give another one, or delete it. Received: folder={os.fspath(folder)!r}")
+            raise refusal(ValueError, f"`folder` {held}: give another one, or delete it.", folder=os.fspath(folder))
         return state, record
 
     state, records = _together(prepare)
@@ -84,10 +82,8 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
     _together(write)
     names, listings = _together(lambda: (sorted(os.listdir(folder)),) * 2)
     if any(listed != listings[0] for listed in listings):
-        raise ValueError(
-            "All processes must save to the same folder, on a disk that all of them see: delete what was written. "
-            f"Received: files {shown(listings)} of the processes"
-        )
+        problem = "All processes must save to the same folder, on a disk that all of them see: delete what was written."
+        raise ValueError(f"{problem} Received: files {shown(listings)} of the processes")
     own = names[rank::processes]
     _, digests = _together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in own}))
 
@@ -133,10 +129,9 @@ def load_checkpoint(
         allowed = set(checked_names(changed, "changed"))
         held, path = _held(folder), os.fspath(folder)
         if held != _COMPLETE:
-            raise ValueError(
-                f"There is no complete checkpoint, `folder` {held or 'is not there or empty'}: give one that "
-                f"`save_checkpoint` wrote to its end. Received: folder={path!r}"
-            )
+            found = held or "is not there or empty"
+            problem = f"`folder` {found}: give a complete checkpoint, which `save_checkpoint` wrote to its end."
+            raise refusal(ValueError, problem, folder=path)
         record = _read_record(path)
         weights, pieces = unwrap_model(network).sharded_state_dict(), _pieces(optimizer)
         here = _described(weights, optimizer, rename)
@@ -151,10 +146,8 @@ def load_checkpoint(
 
     (state, schedule, saved), found = _together(prepare)
     if any(record != found[0][1] for _, record in found):
-        raise ValueError(
-            f"All processes must load the same checkpoint: give the same `folder`. Received: {RECORD} with "
-            f"[bytes, CRC-32] {shown([record for _, record in found])} in the processes"
-        )
+        sums = f"{RECORD} with [bytes, CRC-32] {shown([record for _, record in found])} in the processes"
+        raise ValueError(f"All processes must load the same checkpoint: give the same `folder`. Received: {sums}")
     left = sorted(set(saved).difference(*(taken for taken, _ in found)))
     if left:
         raise ValueError(
@@ -170,24 +163,21 @@ def load_checkpoint(
 
 def _check_arguments(folder: Any, network: Any, rename: Any) -> None:
     if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"`folder` must be a path. Received: folder={shown(folder)}")
+        raise refusal(TypeError, "`folder` must be a path.", folder=folder)
     try:
         os.fsencode(folder)
     except UnicodeEncodeError as error:
-        raise ValueError(f"`folder` must be a path ({error.reason}). Received: folder={shown(folder)}") from error
-    if not isinstance(network, paddle.nn.Layer):
-        raise TypeError(f"`network` must be a paddle.nn.Layer. Received: network of type {type(network).__name__}")
+        raise refusal(ValueError, f"`folder` must be a path ({error.reason}).", folder=folder) from error
+    _paddle.checked_model(network, "network")
     if not hasattr(network, "sharded_state_dict"):
         raise RuntimeError(f"Checkpoints for any layout need Paddle 3.2 or later. Received: {paddle.__version__}")
     for param in unwrap_model(network).parameters():
         here = list(_paddle.local_shape(param)) if param.is_dist() else param.shape
         if here != list(param.shape):
-            raise ValueError(
-                "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet. "
-                f"Received: DistTensor '{param.name}' of shape {list(param.shape)}, {here} here"
-            )
+            problem = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
+            raise ValueError(f"{problem} Received: DistTensor '{param.name}' of shape {list(param.shape)}, {here} here")
     if rename is not None and not callable(rename):
-        raise TypeError(f"`rename` must be callable. Received: rename={shown(rename)}")
+        raise refusal(TypeError, "`rename` must be callable.", rename=rename)
 
 
 def _held(folder: Any) -> Optional[str]:
@@ -247,14 +237,10 @@ def _pieces(optimizer: Any) -> Optional[dict[str, tuple[int, int]]]:
     for wrapper in wrappers(optimizer)[:-1]:
         if type(wrapper) is _paddle.sharding_v2():
             return _paddle.slice_ranges(wrapper)
-        fused = type(wrapper) is _paddle.sharding_v1() and [
-            name for name in ("tensor_fusion", "comm_overlap") if getattr(wrapper, name)
-        ]
-        if fused:
-            raise ValueError(
-                f"With fused parameters the state belongs to no parameter: set {fused[0]}=False in the strategy's "
-                f"sharding_configs. Received: {fused[0]}=True"
-            )
+        for name in ("tensor_fusion", "comm_overlap"):
+            if type(wrapper) is _paddle.sharding_v1() and getattr(wrapper, name):
+                problem = f"Fused state belongs to no parameter: set {name}=False in the strategy's sharding_configs."
+                raise ValueError(f"{problem} Received: {name}=True")
     return None
 
 
@@ -283,10 +269,8 @@ def _read_record(folder: str) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"The record of the checkpoint cannot be read: {error}. Received: {path!r}") from error
         if record["format"] != FORMAT:
-            raise ValueError(
-                f"The checkpoint has another format than {FORMAT}. "
-                f"Received: format={shown(record['format'])} in {shown(path)}"
-            )
+            problem = f"The checkpoint has another format than {FORMAT}."
+            raise ValueError(f"{problem} Received: format={shown(record['format'])} in {shown(path)}")
     return record
 
 
@@ -296,10 +280,8 @@ def _check_record(folder: str, record: Any, here: Any, allowed: set[str]) -> Non
         # a record of version 0.1 names the optimizer only
         there = record if "parameters" in record else {**here, "optimizer": record["optimizer"]}
         common = sorted(set(there["parameters"]) & set(here["parameters"]))  # the tensors show the others
-        there, ours = (
-            {**one, "parameters": {name: one["parameters"][name] for name in common}} for one in (there, here)
-        )
-        check_same(there, ours, allowed)
+        there, here = ({**one, "parameters": {n: one["parameters"][n] for n in common}} for one in (there, here))
+        check_same(there, here, allowed)
         listed = sorted(record.get("files", {}).items())[dist.get_rank() :: dist.get_world_size()]
         wrong = [words for name, written in listed if (words := damage(folder, name, written)) is not None]
     if wrong:
@@ -350,10 +332,8 @@ def _read_schedule(folder: str, record: Any, schedule: Any, allowed: set[str]) -
         return None
     path = os.path.join(folder, SCHEDULE)
     if not os.path.exists(path):
-        raise ValueError(
-            "The checkpoint has no schedule. If that is meant, give changed=['schedule']. "
-            f"Received: {type(schedule).__name__} as the rate, no {path!r}"
-        )
+        problem = "The checkpoint has no schedule. If that is meant, give changed=['schedule']."
+        raise ValueError(f"{problem} Received: {type(schedule).__name__} as the rate, no {path!r}")
     state = _loaded(folder, SCHEDULE)
     check_part(schedule, state, "The schedule's state")
     set_parts(set_parts([(schedule, state)]))  # whether it takes the state; then back: another process may refuse
@@ -368,10 +348,8 @@ def _check_tensors(saved: dict[str, str], state: dict[str, Any]) -> None:
         if saved.get(key) != wanted:
             wrong.append(f"{key} {wanted} (there: {saved.get(key)})")
     if wrong:
-        raise ValueError(
-            "The checkpoint lacks tensors, or has them in another type or shape: build the same network, and the "
-            f"optimizer with the same options. Received: {', '.join(wrong[:3])}{' ...' * (len(wrong) > 3)}"
-        )
+        problem = "The checkpoint lacks tensors, or types or shapes differ: build network and optimizer as they were."
+        raise ValueError(f"{problem} Received: {', '.join(wrong[:3])}{' ...' * (len(wrong) > 3)}")
 
 
 def _together(act: Callable[[], Any]) -> tuple[Any, list[Any]]:

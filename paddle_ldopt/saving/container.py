@@ -19,7 +19,7 @@ from typing import Any, Optional
 import numpy as np
 import safetensors
 
-from .._messages import shown
+from .._messages import refusal, shown
 
 Arrays = dict[str, tuple[str, Any]]  # name -> (dtype, values); those of "bfloat16" are its bits as uint16
 FORMAT, VERSION = "paddle_ldopt.optimizer", 1
@@ -51,12 +51,9 @@ def write_file(path: Any, arrays: Arrays, record: dict[str, Any]) -> None:
     head = _dumps(header).encode()
     head += b" " * (-len(head) % 8)
     if len(head) > MAX_HEADER:
-        raise refused(
-            path,
-            f"The names and shapes of so many tensors are more than the {MAX_HEADER} bytes that safetensors reads: "
-            "`paddle.save(optimizer.state_dict(), 'name.pdopt')` has no such limit, and `load_optimizer` reads it too.",
-            f"{len(arrays)} tensors, {len(head)} bytes",
-        )
+        problem = f"The names and shapes of so many tensors are more than the {MAX_HEADER} bytes that safetensors reads"
+        todo = "`paddle.save(optimizer.state_dict(), 'name.pdopt')` has no limit, and `load_optimizer` reads it too."
+        raise refused(path, f"{problem}: {todo}", f"{len(arrays)} tensors, {len(head)} bytes")
     length, digest = struct.pack("<Q", len(head)), hashlib.sha256()
     for part in [length, head, *values]:
         digest.update(part)
@@ -72,7 +69,7 @@ def checked_path(path: Any) -> str:
     """Return a path as a str, raise TypeError if it is none."""
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str):
-        raise TypeError(f"`path` must be a str or an os.PathLike of one. Received: path={shown(path)}")
+        raise refusal(TypeError, "`path` must be a str or an os.PathLike of one.", path=path)
     return name
 
 
@@ -138,11 +135,8 @@ def read_record(path: Any) -> tuple[dict[str, Any], Arrays]:
     """Return the record and the tensors of a file of `write_file`; raise ValueError if it is not, or was changed."""
     metadata, data = _read(path)
     if metadata.get("format") != FORMAT:
-        raise refused(
-            path,
-            "The file was not written by `save_optimizer`: use `convert_torch_optimizer` for a file of PyTorch.",
-            f"format={shown(metadata.get('format'))}",
-        )
+        problem = "The file was not written by `save_optimizer`: use `convert_torch_optimizer` for a file of PyTorch."
+        raise refused(path, problem, f"format={shown(metadata.get('format'))}")
     if metadata.get("version") != str(VERSION):
         found = f"version={shown(metadata.get('version'))}, not {VERSION}"
         problem = "This paddle_ldopt cannot read the file's format: use the one that wrote it, or a later one."
@@ -203,9 +197,8 @@ def _arrays(path: Any, data: bytes) -> Arrays:
     for name, tensor in tensors:
         dtype = CODES.get(tensor["dtype"])
         if dtype is None:
-            raise ValueError(
-                f"An optimizer's state has no such type. Received: {shown(name)} of type {tensor['dtype']}"
-            )
+            problem = "An optimizer's state has no such type."
+            raise ValueError(f"{problem} Received: {shown(name)} of type {tensor['dtype']}")
         plain = "uint16" if dtype == "bfloat16" else dtype
         arrays[name] = dtype, np.frombuffer(tensor["data"], plain).reshape(tensor["shape"])
     return arrays

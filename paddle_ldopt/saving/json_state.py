@@ -10,10 +10,7 @@ from paddle.optimizer.lr import ReduceOnPlateau
 
 from .._messages import shown
 
-__all__ = ["check_like", "check_part", "from_json", "set_parts", "to_json"]
-
 _DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
-_NUMBERS = (int, float, np.integer, np.floating)
 _LISTS = (list, tuple, collections.deque)
 
 
@@ -34,10 +31,8 @@ def to_json(value: Any, where: str) -> Any:
         return [to_json(item, where) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("__") for key in value):
         return {key: to_json(item, f"{where}[{shown(key)}]") for key, item in value.items()}
-    raise ValueError(
-        f"{where} must be numbers, text, arrays, or lists and dicts of these, to be saved. "
-        f"Received: {type(value).__name__}"
-    )
+    problem = f"{where} must be numbers, text, arrays, or lists and dicts of these, to be saved."
+    raise ValueError(f"{problem} Received: {type(value).__name__}")
 
 
 def from_json(value: Any) -> Any:
@@ -106,4 +101,4 @@ def _kind(value: Any) -> str:
         return "a list"
     if isinstance(value, (np.ndarray, paddle.Tensor)):
         return "a number" if value.size == 1 else "an array"
-    return "a number" if isinstance(value, _NUMBERS) else type(value).__name__
+    return "a number" if isinstance(value, (int, float, np.integer, np.floating)) else type(value).__name__

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from .._messages import shown
-from .._paddle import parameters_of
+from .._paddle import parameters_of, prefixed
 from .container import read_file, refused
 from .record import some
-from .state import MASTER, States, prefix_of
-
-__all__ = ["read_pdopt"]
+from .state import MASTER, States
 
 _COUNTED = re.compile(r"(_fp32_master)_\d+(?=_)|_\d+$")  # Paddle numbers what one process has several of
 _OPERATIONS = re.findall(  # of the last four, only what `_Reader` lets through
@@ -55,12 +53,11 @@ class _Array:
         _, shape, dtype, by_columns, data = state
         if type(dtype) is not _Type or type(data) is not bytes or type(shape) is not tuple:
             raise ValueError("an array that is put together in another way")
-        plain = dtype.code if dtype.code != "b1" else "bool"
         whole = all(type(n) is int and n >= 0 for n in shape)
-        if not whole or math.prod(shape) * np.dtype(plain).itemsize != len(data):
+        if not whole or math.prod(shape) * np.dtype(dtype.code).itemsize != len(data):
             raise ValueError(f"an array of shape {shape} in {len(data)} bytes")
         self.dtype = _TYPES[dtype.code]
-        self.values = np.frombuffer(data, plain).reshape(shape, order="F" if by_columns else "C")
+        self.values = np.frombuffer(data, dtype.code).reshape(shape, order="F" if by_columns else "C")
 
 
 class _Name:
@@ -86,8 +83,7 @@ def _bytes(text: str, encoding: str) -> bytes:
 
 
 _KNOWN = {
-    ("builtins", "tuple"): tuple,
-    ("__builtin__", "tuple"): tuple,
+    **{(module, "tuple"): tuple for module in ("builtins", "__builtin__")},
     ("_codecs", "encode"): _bytes,
     ("numpy", "dtype"): _Type,
     ("numpy", "ndarray"): _Name,
@@ -149,13 +145,13 @@ def read_pdopt(path: Any, optimizer: Any) -> tuple[States, Any]:
     found.pop("StructuredToParameterName@@", None)  # where there are no masters: what Paddle calls the state itself
     if not (schedule is None or _is_plain(schedule)):
         raise refused(path, "The schedule's state must be numbers.")
-    prefix, states = prefix_of(optimizer), {}
+    states: States = {}
     known = {_COUNTED.sub(lambda found: found[1] or "", key): key for key in found}
     for param in parameters_of(optimizer):
         held = {}
         for name, (_, shape) in optimizer.state_layout(param).items():
             for owner in (f"{param.name}_fp32_master", param.name):
-                key = known.get(f"{owner}_{prefix}{name}")
+                key = known.get(f"{owner}_{prefixed(optimizer, name)}")
                 if key in found:
                     dtype, values = _array(found.pop(key))
                     held[name] = dtype, values.reshape(shape) if values.size == 1 else values  # [1] and [] are the same
@@ -165,11 +161,9 @@ def read_pdopt(path: Any, optimizer: Any) -> tuple[States, Any]:
             states[param.name] = held
     left = [*found, *masters]
     if left:
-        raise ValueError(
-            "The file names no parameters or states of this optimizer. Paddle's names depend on what was built before "
-            "in the process: build model and optimizer as the program that saved, first of all. "
-            f"Received: {some(left)} ({len(left)} of them)"
-        )
+        problem = "The file names no parameters or states of this optimizer. Paddle's names depend on what was built"
+        todo = "before in the process: build model and optimizer as the program that saved, first of all."
+        raise ValueError(f"{problem} {todo} Received: {some(left)} ({len(left)} of them)")
     return states, schedule
 
 
@@ -199,7 +193,6 @@ def _array(value: Any) -> tuple[str, Any]:
 
 def _is_plain(value: Any) -> bool:
     """Return whether a value is made of numbers, text, lists and dicts only, and does not hold itself."""
-    kinds = (type(None), bool, int, float, str)
     seen, waiting = 0, [value]
     while waiting and seen < 10_000:
         value, seen = waiting.pop(), seen + 1
@@ -207,6 +200,6 @@ def _is_plain(value: Any) -> bool:
             waiting += value.values()
         elif type(value) in (list, tuple):
             waiting += value
-        elif type(value) not in kinds:
+        elif type(value) not in (type(None), bool, int, float, str):
             return False
     return not waiting

@@ -11,13 +11,11 @@ import paddle
 import safetensors
 from paddle.optimizer.lr import LRScheduler
 
-from .._messages import shown
+from .._messages import refusal, shown
 from .._paddle import grad_clip, inner_clip, parameters_of, rate_source
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..version import __version__
 from .json_state import to_json
-
-__all__ = ["ABSENT", "check_same", "describe", "differences", "merged", "some"]
 
 Record = dict[str, Any]
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # the value of a setting that one side lacks
@@ -142,41 +140,33 @@ def differences(there: Record, here: Record) -> Record:
 def check_same(there: Record, here: Record, changed: Collection[str] = ()) -> None:
     """Raise ValueError if a file's record differs from the one here, unless in the options that `changed` names."""
     if there["optimizer"] != here["optimizer"]:
-        raise ValueError(
-            f"The saved state is of {there['optimizer']}: resume with the same class. "
-            f"Received: optimizer of type {here['optimizer']}"
-        )
+        problem = f"The saved state is of {there['optimizer']}: resume with the same class."
+        raise ValueError(f"{problem} Received: optimizer of type {here['optimizer']}")
     _check_parameters(there["parameters"], here["parameters"])
     constant = there["layerwise"]["constant"] and here["layerwise"]["constant"]
     ours = _settings(here, constant)
     known = {*_NOT_OPTIONS, *ours}
     unknown = sorted(set(changed) - known)
     if unknown:
-        raise ValueError(f"`changed` may name {', '.join(sorted(known))}. Received: changed={unknown}")
+        raise refusal(ValueError, f"`changed` may name {', '.join(sorted(known))}.", changed=unknown)
     found = differences(_settings(there, constant), ours)
     first = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
     if first:
         said = [_said(value, where, was, now) for (value, where), (was, now) in first.values()]
-        raise ValueError(
-            f"The saved optimizer has other options. If that is meant, give changed={sorted(first)}. "
-            f"Received: {', '.join(said)}"
-        )
+        problem = f"The saved optimizer has other options. If that is meant, give changed={sorted(first)}."
+        raise ValueError(f"{problem} Received: {', '.join(said)}")
 
 
 def _check_parameters(there: Record, here: Record) -> None:
     missing, unexpected = sorted(set(here) - set(there)), sorted(set(there) - set(here))
     if missing or unexpected:
-        raise ValueError(
-            f"The saved state is of another model: it lacks {some(missing)}, and has beside {some(unexpected)}. "
-            f"Received: {len(here)} parameters, not {len(there)}"
-        )
+        problem = f"The saved state is of another model: it lacks {some(missing)}, and has beside {some(unexpected)}."
+        raise ValueError(f"{problem} Received: {len(here)} parameters, not {len(there)}")
     for name, now in here.items():
         was = there[name]
         if (was["shape"], was["dtype"]) != (now["shape"], now["dtype"]):
-            raise ValueError(
-                f"The saved '{name}' is another: build the same model. "
-                f"Received: {now['dtype']} {now['shape']}, not {was['dtype']} {was['shape']}"
-            )
+            problem = f"The saved '{name}' is another: build the same model."
+            raise ValueError(f"{problem} Received: {now['dtype']} {now['shape']}, not {was['dtype']} {was['shape']}")
 
 
 def _settings(record: Record, constant: bool) -> Record:
@@ -196,9 +186,8 @@ def _settings(record: Record, constant: bool) -> Record:
 def _said(value: str, where: str, was: Any, now: Any) -> str:
     """Say how a value differs; of two dicts, such as schedules, the entries that do."""
     if isinstance(was, dict) and isinstance(now, dict):
-        was, now = (
-            {k: v for k, v in one.items() if other.get(k, ABSENT) != v} for one, other in ((was, now), (now, was))
-        )
+        pairs = (was, now), (now, was)
+        was, now = ({k: v for k, v in one.items() if other.get(k, ABSENT) != v} for one, other in pairs)
     return f"{value}={shown(now)} (in the file {shown(was)}) of {where}"
 
 

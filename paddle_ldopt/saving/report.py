@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Optional
 
-__all__ = ["LoadReport"]
-
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
@@ -19,13 +17,11 @@ class LoadReport:
         transposed (tuple[str, ...]): parameters of the model whose state was transposed.
 
     Examples:
-        .. code-block:: python
-
-            >>> from paddle_ldopt import LoadReport
-            >>> print(LoadReport("adamw.pt", 10, (("fc.weight", "linear.weight"),), transposed=("linear.weight",)))
-            adamw.pt: step 10, 1 matched, 0 missing, 0 unexpected
-            parameter      in the file
-            linear.weight  fc.weight    transposed
+        >>> from paddle_ldopt import LoadReport
+        >>> print(LoadReport("adamw.pt", 10, (("fc.weight", "linear.weight"),), transposed=("linear.weight",)))
+        adamw.pt: step 10, 1 matched, 0 missing, 0 unexpected
+        parameter      in the file
+        linear.weight  fc.weight    transposed
     """
 
     source: str

@@ -8,7 +8,7 @@ import numpy as np
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_int
-from .._messages import shown
+from .._messages import refusal, shown
 from .._paddle import parameters_of, rate_source
 from ..optimizers._base.sharded_state import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
@@ -52,33 +52,27 @@ def save_optimizer(
         step (int, optional): the steps taken, for `load_optimizer` to return. None: those that the optimizer counts.
 
     Raises:
-        TypeError, ValueError: an argument of the wrong type; a parameter without a name; a state that is spread over
-            processes (use `paddle_ldopt.parallel.save_checkpoint`); a `path` that is not of a regular file, or ends in
-            ".pdopt"; more than some 170,000 parameters. Nothing is written by then.
-        OSError: the file cannot be written; the previous one is unchanged.
+        TypeError, ValueError, OSError: a wrong type; a parameter without a name; a state spread over processes (use
+            `paddle_ldopt.parallel.save_checkpoint`); a `path` that is not of a regular file, cannot be written or ends
+            in ".pdopt"; more than some 170,000 parameters. A previous file is unchanged.
 
-    Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, a checksum, the model's names, and a resume
-    with other options is noticed.
+    Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, a checksum, the model's names, the options.
 
     Examples:
-        .. code-block:: python
-
-            >>> import os, tempfile
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
-            >>> model = paddle.nn.Linear(4, 2)
-            >>> optimizer = ldopt.Lamb(1e-3, parameters=model.parameters())
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     path = os.path.join(folder, "optimizer.safetensors")
-            ...     ldopt.save_optimizer(path, optimizer, model)
-            ...     print(ldopt.load_optimizer(path, optimizer, model).step)
-            0
+        >>> import os, tempfile
+        >>> import paddle
+        >>> import paddle_ldopt as ldopt
+        >>> model = paddle.nn.Linear(4, 2)
+        >>> optimizer = ldopt.Lamb(1e-3, parameters=model.parameters())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "optimizer.safetensors")
+        ...     ldopt.save_optimizer(path, optimizer, model)
+        ...     print(ldopt.load_optimizer(path, optimizer, model).step)
+        0
     """
     inner = checked_optimizer(optimizer)
     if checked_path(path).endswith(_PDOPT):
-        raise refused(
-            path, "`load_optimizer` would take the file for Paddle's own, by its name: end it in .safetensors."
-        )
+        raise refused(path, "`load_optimizer` would take it for Paddle's file, by its name: end it in .safetensors.")
     step = None if step is None else checked_int(step, "step")
     _check_scaler(scaler)
     names, structured = structured_names(inner, model)
@@ -87,10 +81,8 @@ def save_optimizer(
     record["naming"] = "structured" if structured else "paddle"
     record["step"] = steps_of(inner, states) if step is None else int(step)
     record["with_state"] = [names[tensor] for tensor in states]
-    schedule = rate_source(inner)
-    if not isinstance(schedule, LRScheduler):
-        schedule = None
-    for key, part in (("schedule", schedule), ("scaler", scaler)):
+    rate = rate_source(inner)
+    for key, part in (("schedule", rate if isinstance(rate, LRScheduler) else None), ("scaler", scaler)):
         record[f"{key}_state"] = None if part is None else to_json(part.state_dict(), f"The {key}'s state")
     arrays = {f"{names[tensor]}.{name}": value for tensor, held in states.items() for name, value in held.items()}
     write_file(path, arrays, record)
@@ -118,27 +110,25 @@ def load_optimizer(
         LoadReport: the step, and the parameters that have state. Printed, it is a table.
 
     Raises:
-        TypeError, ValueError: a damaged or unknown file; another model, class or options (unless `changed` names them);
-            an unknown name in `changed`; a `scaler` without a saved one, or none with it. Nothing is changed by then.
-        OSError: the file cannot be read.
+        TypeError, ValueError, OSError: an unreadable, damaged or unknown file; another model, class or options (unless
+            `changed` names it); an unknown name in `changed`; a `scaler` without a saved one, or none with it. Nothing
+            is changed by then.
 
     Examples:
-        .. code-block:: python
-
-            >>> import os, tempfile
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
-            >>> model = paddle.nn.Linear(4, 2)
-            >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.01)
-            >>> model(paddle.ones([1, 4])).mean().backward()
-            >>> optimizer.step()
-            >>> other = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.1)
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     path = os.path.join(folder, "optimizer.safetensors")
-            ...     ldopt.save_optimizer(path, optimizer, model, step=1)
-            ...     report = ldopt.load_optimizer(path, other, model, changed=["weight_decay"])
-            >>> print(report.step, len(report.matched))
-            1 2
+        >>> import os, tempfile
+        >>> import paddle
+        >>> import paddle_ldopt as ldopt
+        >>> model = paddle.nn.Linear(4, 2)
+        >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.01)
+        >>> model(paddle.ones([1, 4])).mean().backward()
+        >>> optimizer.step()
+        >>> other = ldopt.AdamWDL(1e-3, parameters=model.parameters(), weight_decay=0.1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "optimizer.safetensors")
+        ...     ldopt.save_optimizer(path, optimizer, model, step=1)
+        ...     report = ldopt.load_optimizer(path, other, model, changed=["weight_decay"])
+        >>> print(report.step, len(report.matched))
+        1 2
     """
     inner = checked_optimizer(optimizer)
     _check_scaler(scaler)
@@ -181,10 +171,8 @@ def _from_pdopt(path: Any, optimizer: Any, other_schedule: bool) -> _Saved:
     if other_schedule:
         schedule = None
     elif (schedule is not None) != isinstance(rate, LRScheduler):
-        raise ValueError(
-            "The file is of an optimizer with a schedule, or this one has one and the file has not. If that is meant, "
-            f"give changed=['schedule']. Received: {type(rate).__name__} as the rate"
-        )
+        problem = "Only one of file and optimizer has a schedule. If that is meant, give changed=['schedule']."
+        raise ValueError(f"{problem} Received: {type(rate).__name__} as the rate")
     return _Saved({param.name: param.name for param in parameters_of(optimizer)}, states, schedule=schedule)
 
 
@@ -193,25 +181,23 @@ def _from_record(
 ) -> _Saved:
     if (record["naming"] == "structured") != structured:
         has = "the model's names: give `model`" if not structured else "Paddle's names: leave out `model` and `layers`"
-        raise ValueError(
-            f"Parameters are found by name, and the file has {has}. Received: naming={shown(record['naming'])}"
-        )
+        raise refusal(ValueError, f"Parameters are found by name, and the file has {has}.", naming=record["naming"])
     here = describe(optimizer, names)
     check_same(record, here, changed)
     step = record["step"]
     if step is not None and (type(step) is not int or step < 0):
-        raise ValueError(f"The file's step must be a number from 0 on. Received: step={shown(step)}")
+        raise refusal(ValueError, "The file's step must be a number from 0 on.", step=step)
     there, ours = record["schedule"], here["schedule"]
     same = there is not None and ours is not None and there["class"] == ours["class"]
     schedule = from_json(record["schedule_state"]) if same else None
     if same and schedule is None:
-        raise ValueError(f"The file lacks its schedule's state. Received: schedule_state={shown(schedule)}")
+        raise refusal(ValueError, "The file lacks its schedule's state.", schedule_state=schedule)
     return _Saved(names, _by_parameter(record, arrays, names), step, schedule, from_json(record["scaler_state"]))
 
 
 def _check_scaler(scaler: Any) -> None:
     if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
-        raise TypeError(f"`scaler` must be a loss scaler. Received: scaler={shown(scaler)}")
+        raise refusal(TypeError, "`scaler` must be a loss scaler.", scaler=scaler)
 
 
 def _by_parameter(record: Any, arrays: Arrays, names: dict[str, str]) -> States:
@@ -219,7 +205,7 @@ def _by_parameter(record: Any, arrays: Arrays, names: dict[str, str]) -> States:
     with_state = record["with_state"]
     unknown = set(with_state) - set(names.values())
     if unknown or len(set(with_state)) < len(with_state):
-        raise ValueError(f"The file's record names no such parameters. Received: with_state={shown(with_state[:8])}")
+        raise refusal(ValueError, "The file's record names no such parameters.", with_state=with_state[:8])
     states: States = {name: {} for name in with_state}
     for key, value in arrays.items():
         owner, _, state = key.rpartition(".")
@@ -244,16 +230,10 @@ def _fit_counts(optimizer: Any, states: States) -> None:
 def _checked_parts(optimizer: Any, saved: _Saved, scaler: Any) -> list[tuple[Any, Any]]:
     """Return [(schedule or scaler, its state)] to load."""
     if (scaler is None) != (saved.scaler is None):
-        raise ValueError(
-            "`scaler` is to be given if one was saved, and only then. "
-            f"Received: scaler of type {type(scaler).__name__}, {'one' if scaler is None else 'none'} in the file"
-        )
-    parts = []
-    for part, state, where in (
-        (rate_source(optimizer), saved.schedule, "The schedule's state"),
-        (scaler, saved.scaler, "The scaler's state"),
-    ):
+        found = f"scaler of type {type(scaler).__name__}, {'one' if scaler is None else 'none'} in the file"
+        raise ValueError(f"`scaler` is to be given if one was saved, and only then. Received: {found}")
+    held = [("schedule", rate_source(optimizer), saved.schedule), ("scaler", scaler, saved.scaler)]
+    for name, part, state in held:
         if state is not None:
-            check_part(part, state, where)
-            parts.append((part, state))
-    return parts
+            check_part(part, state, f"The {name}'s state")
+    return [(part, state) for _, part, state in held if state is not None]

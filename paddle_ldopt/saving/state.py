@@ -7,8 +7,8 @@ import numpy as np
 import paddle
 
 from .. import _paddle
-from .._messages import shown
-from .._paddle import masters, parameters_of
+from .._messages import shown, wrong_type
+from .._paddle import masters, parameters_of, prefixed
 from ..optimizers._base.sharded_state import COUNTER, COUNTERS, ShardedStateMixin, create_state
 from ..optimizers.lamb import GLOBAL_STEP
 from .record import some
@@ -21,7 +21,7 @@ def one_of_ours(optimizer: Any) -> Any:
     """Return the optimizer inside its wrappers; raise TypeError if it is none of ours, or a wrapper keeps state."""
     inner = _paddle.unwrap(optimizer)
     if not isinstance(inner, ShardedStateMixin):
-        raise TypeError(f"`optimizer` must be one of paddle_ldopt. Received: optimizer of type {type(inner).__name__}")
+        raise wrong_type(inner, "optimizer", "one of paddle_ldopt")
     _paddle.check_wrapper_state(optimizer)
     return inner
 
@@ -30,10 +30,9 @@ def checked_optimizer(optimizer: Any) -> Any:
     """Return the optimizer inside its wrappers; raise if its state is not all here, or it is none of ours."""
     inner = one_of_ours(optimizer)
     if not paddle.in_dynamic_mode() or _paddle.parameter_list(inner) is None:
-        raise ValueError(
-            "In a static graph the state belongs to the program: use `paddle.static.save`. Received: an optimizer "
-            f"{'in static graph mode' if not paddle.in_dynamic_mode() else 'without parameters'}"
-        )
+        problem = "In a static graph the state belongs to the program: use `paddle.static.save`."
+        found = "without parameters" if paddle.in_dynamic_mode() else "in static graph mode"
+        raise ValueError(f"{problem} Received: an optimizer {found}")
     hcg, degrees = _paddle.topology(), {}
     if hcg is not None:
         degrees["sharding"] = hcg.get_sharding_parallel_world_size()
@@ -42,10 +41,8 @@ def checked_optimizer(optimizer: Any) -> Any:
         degrees["group_sharded"] = paddle.distributed.get_world_size()
     cut = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
     if cut:
-        raise ValueError(
-            "This process has a part of the state only: use `paddle_ldopt.parallel.save_checkpoint` and "
-            f"`load_checkpoint`. Received: {', '.join(cut)}"
-        )
+        problem = "Only a part of the state is here: use `paddle_ldopt.parallel.save_checkpoint`, `load_checkpoint`."
+        raise ValueError(f"{problem} Received: {', '.join(cut)}")
     return inner
 
 
@@ -56,16 +53,14 @@ def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str],
     """
     known = optimizer._structured
     if model is not None:
-        if not isinstance(model, paddle.nn.Layer):
-            raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
-        known = {param.name: name for name, param in _paddle.unwrap_model(model).named_parameters()}
+        model = _paddle.unwrap_model(_paddle.checked_model(model))
+        known = {param.name: name for name, param in model.named_parameters()}
     names = {param.name: known.get(param.name) if known else param.name for param in parameters_of(optimizer)}
     unnamed = [name for name, structured in names.items() if not structured]
     if unnamed:
-        raise ValueError(
-            f"{'`model`' if model is not None else '`layers` or `name_dict`'} must name every parameter of the "
-            f"optimizer: build it after the model is complete. Received: no name for {some(unnamed)}"
-        )
+        source = "`model`" if model is not None else "`layers` or `name_dict`"
+        problem = f"{source} must name every parameter of the optimizer: build it after the model is complete."
+        raise ValueError(f"{problem} Received: no name for {some(unnamed)}")
     if len(set(names.values())) < len(names):
         raise ValueError(f"Two parameters must not have the same name. Received: {some(sorted(names.values()))}")
     return names, bool(known)
@@ -88,12 +83,6 @@ def state_of(optimizer: Any) -> States:
     return states
 
 
-def prefix_of(optimizer: Any) -> str:
-    """Return the beginning of the names under which Paddle keeps an optimizer's states: its `name`, if it has one."""
-    name = _paddle.state_prefix(optimizer)
-    return f"{name}_" if name else ""
-
-
 def _master(optimizer: Any, param: Any) -> dict[str, Any]:
     """Return {MASTER: tensor}, {} for a parameter without a master."""
     master = masters(optimizer).get(param.name) if optimizer._has_master(param) else None
@@ -104,16 +93,16 @@ def _live(optimizer: Any, param: Any) -> dict[str, Any]:
     """Return the tensors of a parameter's state, {} before its first update."""
     if param.name not in _paddle.with_state(optimizer):
         return {}
-    master, prefix, held = _master(optimizer, param), prefix_of(optimizer), _paddle.accumulators(optimizer)
+    master, held = _master(optimizer, param), _paddle.accumulators(optimizer)
     owner = master.get(MASTER, param).name
-    return {**{name: held[prefix + name][owner] for name in optimizer.state_layout(param)}, **master}
+    return {**{name: held[prefixed(optimizer, name)][owner] for name in optimizer.state_layout(param)}, **master}
 
 
 def _waiting(optimizer: Any, param: Any) -> dict[str, Any]:
     """Return the state that Paddle loaded and has not yet assigned to the parameter."""
     master, holder = _master(optimizer, param), _paddle.waiting_state(optimizer)
-    start = f"{master.get(MASTER, param).name}_{prefix_of(optimizer)}"
-    held = {name: holder.get(f"{start}{name}_0") for name in optimizer.state_layout(param)}
+    owner = master.get(MASTER, param).name
+    held = {name: holder.get(f"{owner}_{prefixed(optimizer, name)}_0") for name in optimizer.state_layout(param)}
     if any(value is None for value in held.values()):
         return {}
     found = {name: x if isinstance(x, paddle.Tensor) else paddle.to_tensor(x) for name, x in held.items()}
@@ -136,20 +125,16 @@ def check_state(optimizer: Any, states: States, names: dict[str, str], optional:
             continue
         layout, name = layout_of(optimizer, param), names[param.name]
         if set(layout) - set(state) - set(optional) or set(state) - set(layout):
-            raise ValueError(
-                f"The state of '{name}' must be {', '.join(sorted(layout))}: build the optimizer with the same "
-                f"options. Received: {', '.join(sorted(state)) or 'nothing'}"
-            )
+            problem = f"The state of '{name}' must be {', '.join(sorted(layout))}: give the optimizer the same options."
+            raise ValueError(f"{problem} Received: {', '.join(sorted(state)) or 'nothing'}")
         for key, (dtype, values) in state.items():
             if (dtype, values.shape) != layout[key]:
-                raise ValueError(
-                    f"'{name}.{key}' must be {layout[key][0]} {list(layout[key][1])}: build the same model, and the "
-                    f"optimizer with the same options. Received: {dtype} {list(values.shape)}"
-                )
+                wanted = f"'{name}.{key}' must be {layout[key][0]} {list(layout[key][1])}"
+                problem = f"{wanted}: build the same model, and the optimizer with the same options."
+                raise ValueError(f"{problem} Received: {dtype} {list(values.shape)}")
             if key in COUNTERS and not (np.isfinite(values).all() and (values >= 0).all()):
-                raise ValueError(
-                    f"'{name}.{key}' must be a finite number from 0 on. Received: {values.reshape(-1).tolist()}"
-                )
+                problem = f"'{name}.{key}' must be a finite number from 0 on."
+                raise ValueError(f"{problem} Received: {values.reshape(-1).tolist()}")
 
 
 def set_state(optimizer: Any, states: States) -> None:

@@ -10,23 +10,14 @@ import numpy as np
 import paddle
 
 from .._checks import checked_bool, checked_int
-from .._messages import shown
-from .._paddle import parameters_of, unwrap_model
+from .._messages import refusal, shown, wrong_type
+from .._paddle import checked_model, parameters_of, unwrap_model
 from ..optimizers._base.sharded_state import COUNTER
 from ..optimizers.lamb import GLOBAL_STEP
 from .container import read_tensors, refused
 from .record import some
 from .report import LoadReport
-from .state import (
-    MASTER,
-    States,
-    check_state,
-    checked_names,
-    checked_optimizer,
-    layout_of,
-    set_state,
-    structured_names,
-)
+from .state import MASTER, States, check_state, checked_names, checked_optimizer, layout_of, set_state, structured_names
 
 __all__ = ["convert_torch_optimizer"]
 
@@ -86,47 +77,38 @@ def convert_torch_optimizer(
         LoadReport: what was matched, missing, unexpected and transposed. Printed, it is a table.
 
     Raises:
-        TypeError, ValueError: an optimizer without a counterpart; an unknown or unsafe file; missing or repeated names;
-            another shape; no step, or an invalid one; with `strict` an unmatched state. Nothing is changed by then.
+        TypeError, ValueError, OSError: an optimizer without a counterpart; an unreadable or unsafe file; missing or
+            repeated names; another shape; no valid step; with `strict` an unmatched state. Nothing is changed by then.
         ImportError: a file that only PyTorch can read, and no PyTorch.
-        OSError: the file cannot be read.
 
     Examples:
-        .. code-block:: python
-
-            >>> import numpy as np
-            >>> import paddle
-            >>> import paddle_ldopt as ldopt
-            >>> model = paddle.nn.Linear(3, 2)
-            >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters())
-            >>> state = {0: {"step": 5, "exp_avg": np.ones([2, 3]), "exp_avg_sq": np.ones([2, 3])},
-            ...          1: {"step": 5, "exp_avg": np.ones([2]), "exp_avg_sq": np.ones([2])}}
-            >>> checkpoint = {"state": state, "param_groups": [{"params": [0, 1]}]}
-            >>> print(ldopt.convert_torch_optimizer(checkpoint, optimizer, model, ["weight", "bias"]))
-            a state_dict: step 5, 2 matched, 0 missing, 0 unexpected
-            parameter  in the file
-            weight     weight       transposed
-            bias       bias
+        >>> import numpy as np
+        >>> import paddle
+        >>> import paddle_ldopt as ldopt
+        >>> model = paddle.nn.Linear(3, 2)
+        >>> optimizer = ldopt.AdamWDL(1e-3, parameters=model.parameters())
+        >>> state = {0: {"step": 5, "exp_avg": np.ones([2, 3]), "exp_avg_sq": np.ones([2, 3])},
+        ...          1: {"step": 5, "exp_avg": np.ones([2]), "exp_avg_sq": np.ones([2])}}
+        >>> checkpoint = {"state": state, "param_groups": [{"params": [0, 1]}]}
+        >>> print(ldopt.convert_torch_optimizer(checkpoint, optimizer, model, ["weight", "bias"]))
+        a state_dict: step 5, 2 matched, 0 missing, 0 unexpected
+        parameter  in the file
+        weight     weight       transposed
+        bias       bias
     """
     inner = checked_optimizer(optimizer)
     if type(inner).__name__ not in _NAMES:
-        raise TypeError(
-            f"`optimizer` must be one of {', '.join(_NAMES)}, which PyTorch's have a counterpart for. "
-            f"Received: optimizer of type {type(inner).__name__}"
-        )
+        raise wrong_type(inner, "optimizer", f"one of {', '.join(_NAMES)}, which PyTorch's have a counterpart for")
     step = None if step is None else checked_int(step, "step")
     strict = checked_bool(strict, "strict")
-    if not isinstance(model, paddle.nn.Layer):
-        raise TypeError(f"`model` must be a paddle.nn.Layer. Received: model of type {type(model).__name__}")
+    checked_model(model)
     ours, _ = structured_names(inner, model)
     turned = _turned(model, transpose)
     found = _renamed(_named(_read(source), names), rename, strict)
     counted = ["step" in given for _, given in found.values() if given]
     if step is not None and counted and all(counted):
-        raise ValueError(
-            "The checkpoint says how many steps were taken, so `step` would be ignored: leave it out. "
-            f"Received: step={shown(step)}"
-        )
+        problem = "The checkpoint says how many steps were taken, so `step` would be ignored: leave it out."
+        raise refusal(ValueError, problem, step=step)
     states: States = {}
     matched, missing, unexpected, steps = [], [], [], set()
     for param in parameters_of(inner):
@@ -142,16 +124,12 @@ def convert_torch_optimizer(
         unexpected += [f"{there}.{state}" for state in unused]
     unexpected += [there for there, given in found.values() if given]
     if strict and (missing or unexpected):
-        raise ValueError(
-            "The checkpoint and the optimizer have other parameters or states: give `rename`, or strict=False. "
-            f"Received: no state for {some(missing)} ({len(missing)}), no use for "
-            f"{some(unexpected)} ({len(unexpected)}), {len(matched)} matched"
-        )
+        problem = "The checkpoint and the optimizer have other parameters or states: give `rename`, or strict=False."
+        left = f"no state for {some(missing)} ({len(missing)}), no use for {some(unexpected)} ({len(unexpected)})"
+        raise ValueError(f"{problem} Received: {left}, {len(matched)} matched")
     if not matched:
-        raise ValueError(
-            "No parameter of the checkpoint is one of the model's: give `rename`, or other `names`. "
-            f"Received: {some(unexpected)}"
-        )
+        problem = "No parameter of the checkpoint is one of the model's: give `rename`, or other `names`."
+        raise ValueError(f"{problem} Received: {some(unexpected)}")
     for state in states.values():
         if GLOBAL_STEP in state:
             state[GLOBAL_STEP] = "float32", np.full([1], max(steps), "float32")
@@ -184,7 +162,7 @@ def _read(source: Any) -> tuple[dict[Any, Given], Any]:
     if isinstance(source, Mapping):
         return _from_dict(source)
     if not isinstance(source, (str, os.PathLike)):
-        raise TypeError(f"`source` must be a path or a dict. Received: source of type {type(source).__name__}")
+        raise wrong_type(source, "source", "a path or a dict")
     path = os.fspath(source)
     if not path.endswith(".safetensors"):
         return _from_dict(_by_torch(path))
@@ -201,10 +179,8 @@ def _by_torch(path: str) -> Any:
     try:
         import torch
     except ImportError:
-        raise ImportError(
-            "Only PyTorch reads this file: install it (a CPU build will do), or save the state as safetensors there. "
-            f"Received: path={shown(path)}"
-        ) from None
+        problem = "Only PyTorch reads this file: install it (a CPU build will do), or save it as safetensors there."
+        raise refusal(ImportError, problem, path=path) from None
     if tuple(map(int, torch.__version__.split(".")[:2])) < _LEAST_TORCH:
         raise ImportError(f"PyTorch 2.6 or later is needed to read it safely. Received: torch {torch.__version__}")
     try:
@@ -235,10 +211,8 @@ def _from_dict(checkpoint: Any) -> tuple[dict[Any, Given], Any]:
         settings: Any = group if isinstance(group, Mapping) else {}
         params, known = settings.get("params"), settings.get("param_names", ())
         if not _are((int, str), params) or not _are(str, known):
-            raise ValueError(
-                "A group must be a dict with 'params', a list of numbers, and 'param_names', if there, one of names. "
-                f"Received: {_short(group)}"
-            )
+            problem = "A group must be a dict with 'params', a list of numbers, and maybe 'param_names', one of names."
+            raise ValueError(f"{problem} Received: {_short(group)}")
         named.update(zip(params, known))
         for key in params:
             if found.get(key) and settings.get("step") is not None:
@@ -265,10 +239,6 @@ def _array(value: Any) -> Any:
         raise ValueError(f"A state must be an array: {error}. Received: {_short(value)}") from None
 
 
-def _is_numeric(array: Any) -> bool:
-    return array.dtype.kind in "iuf"
-
-
 def _named(read: tuple[dict[Any, Given], Any], names: Any) -> dict[str, Given]:
     """Return PyTorch's name -> {state: array}."""
     found, known = read
@@ -280,23 +250,19 @@ def _named(read: tuple[dict[Any, Given], Any], names: Any) -> dict[str, Given]:
         raise ValueError(f"Two parameters must not have the same name. Received: {some(twice)} twice in `names`")
     unnamed = sorted(key for key in found if isinstance(key, int) and key not in known)
     if unnamed:
-        raise ValueError(
-            "PyTorch numbers its parameters: give `names`, the names of all in the order of their numbers. "
-            f"Received: no name for {some(unnamed)}, {len(known)} names"
-        )
+        problem = "PyTorch numbers its parameters: give `names`, the names of all in the order of their numbers."
+        raise ValueError(f"{problem} Received: no name for {some(unnamed)}, {len(known)} names")
     return {known[key] if isinstance(key, int) else key: state for key, state in found.items()}
 
 
 def _renamed(found: dict[str, Given], rename: Any, strict: bool) -> dict[str, tuple[str, Given]]:
     """Return the model's name -> (PyTorch's name, {state: array})."""
     if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
-        raise TypeError(f"`rename` must be a dict or callable. Received: rename={shown(rename)}")
+        raise refusal(TypeError, "`rename` must be a dict or callable.", rename=rename)
     unknown = sorted(set(rename) - set(found), key=str) if isinstance(rename, Mapping) else []
     if strict and unknown:
-        raise ValueError(
-            "`rename` must name parameters of the checkpoint: correct it, or give strict=False. "
-            f"Received: {some(unknown)}, which it has not"
-        )
+        problem = "`rename` must name parameters of the checkpoint: correct it, or give strict=False."
+        raise ValueError(f"{problem} Received: {some(unknown)}, which it has not")
     out: dict[str, tuple[str, Given]] = {}
     for there, state in found.items():
         name = rename(there) if callable(rename) else (rename or {}).get(there, there)
@@ -316,7 +282,7 @@ def _step_of(given: Given, step: Optional[int], name: str) -> int:
     if "step" not in given and step is None:
         raise ValueError(f"The checkpoint does not say how many steps were taken: give `step`. Received: '{name}'")
     taken = np.asarray(given.get("step", step))
-    number = taken.item() if taken.size == 1 and _is_numeric(taken) else -1
+    number = taken.item() if taken.size == 1 and taken.dtype.kind in "iuf" else -1
     if not (np.isfinite(number) and number >= 0 and number == int(number)):
         raise ValueError(f"A number of steps must be a whole number from 0 on. Received: {_short(taken)} of '{name}'")
     return int(number)
@@ -334,20 +300,17 @@ def _state(optimizer: Any, param: Any, given: Given, step: int, turned: bool, th
         if kinds.get(name, "scalar") == "scalar":
             state[name] = dtype, np.full(shape, _number(optimizer, param, name, step), dtype)
             continue
-        values = given.pop(names.get(name, name), None)
+        wanted = names.get(name, name)
+        values = given.pop(wanted, None)
         if values is None:
-            raise ValueError(
-                f"The checkpoint has another optimizer's state, or one with other options: '{there}' lacks "
-                f"{shown(names.get(name, name))}. Received: {', '.join(sorted(given)) or 'nothing else'}"
-            )
-        if not _is_numeric(values):
+            problem = f"'{there}' lacks {shown(wanted)}: the checkpoint is of another optimizer, or of other options."
+            raise ValueError(f"{problem} Received: {', '.join(sorted(given)) or 'nothing else'}")
+        if values.dtype.kind not in "iuf":
             raise ValueError(f"A state must be made of numbers. Received: {_short(values)} as {name} of '{there}'")
         values = values.reshape(shape) if (values.shape, shape) == ((), (1,)) else values  # a single number's
         if values.shape != shape:
-            raise ValueError(
-                f"The state of '{there}' has another shape than its parameter here: give `transpose`, `rename` or "
-                f"`names`. Received: {name} {list(values.shape)}, not {list(shape)}"
-            )
+            problem = f"The state of '{there}' has another shape here: give `transpose`, `rename` or `names`."
+            raise ValueError(f"{problem} Received: {name} {list(values.shape)}, not {list(shape)}")
         if dtype == "float16":  # as Came's `compression` stores it
             values = np.clip(values, -_FLOAT16_MAX, _FLOAT16_MAX)
         state[name] = dtype, values.astype(dtype)
