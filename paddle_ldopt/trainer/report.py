@@ -22,8 +22,6 @@ from .base import Callback
 from .callbacks import all_open
 from .folders import write_whole
 
-__all__ = ["RunReport"]
-
 _STYLE = """:root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
 h1,h2{line-height:1.2} h1,p,td,li{overflow-wrap:anywhere} a{color:#0969da} details{margin:1rem 0}
