@@ -183,7 +183,9 @@ def _complete(output_dir: str) -> list[tuple[int, str]]:
 def beside(checkpoint: str, other: str, output_dir: str) -> str:
     """Return where `other` is now, a checkpoint of the same run as `checkpoint`: beside it, if it is there."""
     found = os.path.join(os.path.dirname(os.path.abspath(checkpoint)), os.path.basename(other))
-    return within(output_dir, found) or found if os.path.isdir(found) else other
+    if not os.path.isdir(found):
+        return other
+    return within(output_dir, found) or found
 
 
 def within(folder: str, path: str) -> Optional[str]:

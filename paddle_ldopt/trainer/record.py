@@ -7,13 +7,13 @@ import os
 from typing import Any, Optional
 
 from .._messages import refusal
+from ..build import OFF
 from ..config import RULE_FIELDS
 from ..layers.decay import LayerDecay
 from ..layers.map import Layer
 from ..saving import record as records
 from .folders import FORMAT, RECORD, read_json
 
-_OFF = LayerDecay(1.0)
 _SAME_STATE = {"AdamW", "AdamWDL"}  # one can go on with what the other saved
 _SHOWN = 3  # differences of one kind
 _SAID = {
@@ -72,7 +72,7 @@ def _is_active(record: dict[str, Any]) -> bool:
     """Return whether the settings give any layer another rate than the others."""
     rule, ratios = record["rule"], record["ratios"] or {}
     return (
-        any(value != getattr(_OFF, RULE_FIELDS[argument]) for argument, value in rule.items())
+        any(value != getattr(OFF, RULE_FIELDS[argument]) for argument, value in rule.items())
         or any(ratio != 1.0 for ratio in ratios.values())
         or record["unfreeze_every_k_steps"] is not None
     )
