@@ -374,9 +374,11 @@ def pipeline_of(model: Any) -> Any:
     return next((part for part in parts if _number_of_stages(part) > 1), None)
 
 
-def keep_parameters(optimizer: Any, parameters: list[Any]) -> None:
-    """Leave an optimizer without groups these parameters only, as Paddle does with the slices of sharding version 2."""
-    optimizer._parameter_list = optimizer._param_groups = parameters
+def leave_out_frozen(optimizer: Any) -> None:
+    """Leave an optimizer its trained parameters if sharding version 2 is on, which refuses to split frozen ones."""
+    if sharding_setting("split_param") and not isinstance(param_groups(optimizer)[0], dict):  # it refuses groups itself
+        trained = [param for param in parameter_list(optimizer) if not param.stop_gradient]
+        optimizer._parameter_list = optimizer._param_groups = trained
 
 
 def telling(loader: Any) -> Any:
