@@ -234,11 +234,12 @@ def _plots(alt: str, draw: Callable[..., None], *data: Any, panels: int = 1) -> 
 
     figures = [Figure(figsize=(5, 3), layout="constrained") for _ in range(panels)]
     draw([figure.subplots() for figure in figures], *data)
-    images = ""
-    for figure in figures:
-        figure.savefig(buffer := io.BytesIO(), format="png", dpi=160)
-        images += f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
-    return f'<div class="plots">{images}</div>'
+    return f'<div class="plots">{"".join(_image(alt, figure) for figure in figures)}</div>'
+
+
+def _image(alt: str, figure: Any) -> str:
+    figure.savefig(buffer := io.BytesIO(), format="png", dpi=160)
+    return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
 def _section(title: str, content: str) -> str:
