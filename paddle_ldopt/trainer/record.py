@@ -41,7 +41,7 @@ def check_record(folder: str, record: dict[str, Any], allowed: bool, new_optimiz
     found, classes, received = differences(was, record), {was["optimizer"], record["optimizer"]}, {}
     layouts = was.get("layout", record["layout"]), record["layout"]
     if layouts[0] != layouts[1] and _has_parts(folder):
-        said = ", ".join(f"{name} {degree}" for name, degree in layouts[0].items())
+        said = ", ".join(f"{name}={degree}" for name, degree in layouts[0].items())
         received = layouts[1]
         problem = (
             f"The checkpoint was saved in another layout, {said}, and its optimizer's state is in parts that fit no "
