@@ -187,8 +187,6 @@ def test_unified_checkpoints_go_on_in_the_same_layout_or_are_not_begun(ranks, fo
         pytest.skip("not in this layout or package")
     for rank in gave:
         assert common.same(rank["unified"]["weights"], rank["unified again"]["weights"])
-        assert (
-            "set unified_checkpoint=False. Received: unified_checkpoint=True, processes=2"
-            in rank["unified, factored"]["error"]
-        )
+        error = rank["unified, factored"]["error"]
+        assert "set unified_checkpoint=False. Received: unified_checkpoint=True, processes=2" in error
     assert not list((folder / layout / "unified, factored").glob("checkpoint-*"))
