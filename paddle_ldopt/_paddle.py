@@ -161,11 +161,6 @@ def drop_waiting_state(optimizer: Any) -> None:
     optimizer._accumulators_holder = {}
 
 
-def keep_parameters(optimizer: Any, parameters: list[Any]) -> None:
-    """Leave an optimizer without groups these parameters only, as Paddle does with the slices of sharding version 2."""
-    optimizer._parameter_list = optimizer._param_groups = parameters
-
-
 def flatten_groups(parameters: Any) -> list[Any]:
     """Return a plain list of the parameters in a list of Tensors or of parameter groups."""
     out: list[Any] = []
@@ -505,6 +500,14 @@ PRIVATE += [  # methods that ResumeMixin overrides
     + ("_save_checkpoint", "_sorted_checkpoints")
 ]
 PRIVATE.append(("paddlenlp.trainer.TrainingArguments", "should_load_sharding_stage1_model", "LdoptArgumentsMixin"))
+
+
+def leave_out_frozen(optimizer: Any) -> None:
+    """Leave an optimizer its trained parameters if sharding version 2 is on, which refuses to split frozen ones."""
+    if sharding_setting("split_param") and not isinstance(param_groups(optimizer)[0], dict):  # it refuses groups itself
+        trained = [param for param in parameter_list(optimizer) if not param.stop_gradient]
+        # as Paddle does with the slices
+        optimizer._parameter_list = optimizer._param_groups = trained
 
 
 def telling(loader: Any) -> Any:

@@ -13,8 +13,6 @@ from ..optimizers.registry import REGISTRY
 from . import lr_scheduler
 from .base import check_mixed_in_first, name_of
 
-__all__ = ["LdoptArgumentsMixin", "OptimizerName", "SchedulerName"]
-
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
 
 

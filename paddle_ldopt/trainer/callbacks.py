@@ -18,8 +18,6 @@ from .base import Callback
 from .passed import sets_own_rate
 from .stages import map_layers
 
-__all__ = ["GradualUnfreezeCallback", "LayerLRCallback", "ScheduleCallback"]
-
 
 class LayerLRCallback(Callback):
     """Log the rate that was really applied to each layer: one number a layer of each tower, beside the loss.

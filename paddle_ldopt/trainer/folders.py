@@ -64,8 +64,10 @@ def _write_json(folder: str, name: str, content: Any) -> None:
 
 
 def read_json(folder: str, name: str, kind: str, check: Callable[[Any], Any]) -> Any:
-    """Return the content of a file of ours that `check` can work with; else raise ValueError."""
+    """Return the content of a file of ours, None if it is not there; raise ValueError if `check` cannot read it."""
     path = os.path.join(folder, name)
+    if not os.path.exists(path):
+        return None
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
@@ -179,15 +181,17 @@ def _complete(output_dir: str) -> list[tuple[int, str]]:
 
 
 def beside(checkpoint: str, other: str, output_dir: str) -> str:
-    """Return where `other` is now, a checkpoint of the same run as `checkpoint`: beside it, if it is there.
+    """Return where `other` is now, a checkpoint of the same run as `checkpoint`: beside it, if it is there."""
+    found = os.path.join(os.path.dirname(os.path.abspath(checkpoint)), os.path.basename(other))
+    if not os.path.isdir(found):
+        return other
+    return within(output_dir, found) or found
 
-    If that is in `output_dir`, the path begins as this argument of the Trainer does, which compares paths.
-    """
-    folder = os.path.dirname(os.path.abspath(checkpoint))
-    found = os.path.join(folder, os.path.basename(other))
-    if os.path.isdir(found) and os.path.realpath(folder) == os.path.realpath(output_dir):
-        return os.path.join(output_dir, os.path.basename(other))
-    return found if os.path.isdir(found) else other
+
+def within(folder: str, path: str) -> Optional[str]:
+    """Return the path of a folder in `folder`, beginning as that does (the Trainer compares paths); else None."""
+    inside = os.path.isdir(path) and os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
+    return os.path.join(folder, os.path.basename(path)) if inside else None
 
 
 def write_whole(path: Union[str, os.PathLike[str]], text: str) -> None:

@@ -6,16 +6,7 @@ from typing import Any, Optional
 from paddle import distributed
 
 from .._messages import refusal
-from .._paddle import (
-    flatten_groups,
-    keep_parameters,
-    param_groups,
-    parameter_list,
-    parameters_of,
-    pipeline_of,
-    sharding_setting,
-    unwrap,
-)
+from .._paddle import leave_out_frozen, parameters_of, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
 from ..config import OPTIMIZERS, RULE_FIELDS, LdoptConfig, json_object
 from ..layers.decay import LayerDecay
@@ -86,7 +77,6 @@ class LayerwiseRatesMixin(TrainerMixin):
             self._freeze(layers)
         info = REGISTRY.get(name_of(args.optim))
         if info is not None:
-            options = {name: getattr(args, field) for name, field in info.trainer.items()}
             groups = self.optimizer_grouped_parameters
             self.optimizer = build_optimizer(
                 info,
@@ -98,7 +88,7 @@ class LayerwiseRatesMixin(TrainerMixin):
                 learning_rate=self.lr_scheduler if lr_scheduler is None else lr_scheduler,
                 weight_decay=args.weight_decay,
                 multi_precision=args.fp16_opt_level == "O2",
-                **options,
+                **{name: getattr(args, field) for name, field in info.trainer.items()},
                 **json_object(getattr(args, "optim_kwargs", None), "optim_kwargs"),
             )
             processes = distributed.get_world_size()
@@ -108,10 +98,7 @@ class LayerwiseRatesMixin(TrainerMixin):
             if layers is not None:
                 apply_layerwise_decay(self.optimizer, layers, rule)
         self._own_optimizer = unwrap(self.optimizer)
-        # sharding version 2 refuses to split frozen parameters; it refuses groups itself
-        if sharding_setting("split_param") and not isinstance(param_groups(self._own_optimizer)[0], dict):
-            trained = [param for param in parameter_list(self._own_optimizer) if not param.stop_gradient]
-            keep_parameters(self._own_optimizer, trained)
+        leave_out_frozen(self._own_optimizer)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int) -> Any:
@@ -284,5 +271,5 @@ def _hook_ratios(optimizer: Any, model: Any) -> Optional[dict[str, float]]:
     if ratio_of is None or hasattr(ratio_of, "rule"):
         return None
     names = {param.name: name for name, param in model.named_parameters()}
-    trained = [param for param in flatten_groups(parameter_list(optimizer)) if not param.stop_gradient]
+    trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]
     return {names.get(param.name, param.name): float(optimizer.layerwise_ratio(param)) for param in trained}

@@ -7,8 +7,6 @@ from .layerwise import LayerwiseRatesMixin
 from .record import check_record
 from .resume import ResumeMixin
 
-__all__ = ["LdoptTrainerMixin"]
-
 
 class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
     """Make a Trainer do what the arguments of `LdoptArgumentsMixin` say, and resume as `ResumeMixin` does.

@@ -56,25 +56,21 @@ def check_passed_settings(optimizer: Any, args: Any, layers: Optional[LayerMap])
     optimizer = unwrap(optimizer)
     name = type(optimizer).__name__
     options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
+    remedy = "leave them out, or build the optimizer with"
     for param in parameters_of(optimizer):
         has = {"fused": optimizer._fused, **optimizer.fixed_options(), **optimizer.options_of(param)} if options else {}
         for option, value in options.items():
             own = has.get(option, "unknown")
             if (list(own) if isinstance(own, tuple) else own) != value:  # JSON has lists only
-                raise _ignored(
-                    "`optim_kwargs`",
-                    "leave them out, or build the optimizer with the same",
-                    f"optim_kwargs={shown(args.optim_kwargs)}, and {name} with {option}={shown(own)}",
-                )
+                received = f"optim_kwargs={shown(args.optim_kwargs)}, and {name} with {option}={shown(own)}"
+                raise _ignored("`optim_kwargs`", f"{remedy} the same", received)
         if layers is None:
             continue
         own = optimizer._ratio_of.layers.layer_of(param.name)
         if layers.layer_of(param.name) != own:
-            raise _ignored(
-                "`layerwise_rules`",
-                "leave them out, or build the optimizer with layers=LayerMap.from_model(model, rules)",
-                f"layerwise_rules={shown(args.layerwise_rules)}, and {name} with '{param.name}' in {own.label}",
-            )
+            rules = f"layerwise_rules={shown(args.layerwise_rules)}"
+            received = f"{rules}, and {name} with '{param.name}' in {own.label}"
+            raise _ignored("`layerwise_rules`", f"{remedy} layers=LayerMap.from_model(model, rules)", received)
 
 
 def _ignored(argument: str, remedy: str, received: str) -> ValueError:

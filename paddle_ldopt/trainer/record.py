@@ -4,16 +4,16 @@ Neither the rule nor the layers are in an optimizer's state, so a resume with ot
 """
 
 import os
-from typing import Any
+from typing import Any, Optional
 
 from .._messages import refusal
+from ..build import OFF
 from ..config import RULE_FIELDS
 from ..layers.decay import LayerDecay
 from ..layers.map import Layer
 from ..saving import record as records
 from .folders import FORMAT, RECORD, read_json
 
-_OFF = LayerDecay(1.0)
 _SAME_STATE = {"AdamW", "AdamWDL"}  # one can go on with what the other saved
 _SHOWN = 3  # differences of one kind
 _SAID = {
@@ -27,7 +27,8 @@ _SAID = {
 
 def check_record(folder: str, record: dict[str, Any], allowed: bool, new_optimizer: bool) -> list[str]:
     """Return the allowed differences between the record in a checkpoint and that of now; raise if they are refused."""
-    if not os.path.exists(os.path.join(folder, RECORD)):
+    was = _read_record(folder)
+    if was is None:
         found = [f"the checkpoint has no {RECORD}"] if _is_active(record) else []
         if found and not allowed:
             problem = (
@@ -37,11 +38,10 @@ def check_record(folder: str, record: dict[str, Any], allowed: bool, new_optimiz
             )
             raise refusal(ValueError, problem, resume_from_checkpoint=folder)
         return found
-    was = _read_record(folder)
     found, classes, received = differences(was, record), {was["optimizer"], record["optimizer"]}, {}
     layouts = was.get("layout", record["layout"]), record["layout"]
     if layouts[0] != layouts[1] and _has_parts(folder):
-        said = ", ".join(f"{name} {degree}" for name, degree in layouts[0].items())
+        said = ", ".join(f"{name}={degree}" for name, degree in layouts[0].items())
         received = layouts[1]
         problem = (
             f"The checkpoint was saved in another layout, {said}, and its optimizer's state is in parts that fit no "
@@ -72,7 +72,7 @@ def _is_active(record: dict[str, Any]) -> bool:
     """Return whether the settings give any layer another rate than the others."""
     rule, ratios = record["rule"], record["ratios"] or {}
     return (
-        any(value != getattr(_OFF, RULE_FIELDS[argument]) for argument, value in rule.items())
+        any(value != getattr(OFF, RULE_FIELDS[argument]) for argument, value in rule.items())
         or any(ratio != 1.0 for ratio in ratios.values())
         or record["unfreeze_every_k_steps"] is not None
     )
@@ -94,13 +94,13 @@ def _frozen(record: dict[str, Any]) -> set[str]:
     return {name for name, (_, index, depth) in layers.items() if rule.ratio(index, depth) == 0}
 
 
-def _read_record(folder: str) -> dict[str, Any]:
+def _read_record(folder: str) -> Optional[dict[str, Any]]:
     def check(record: Any) -> None:
         if record["format"] == FORMAT:
             differences(record, record)
 
-    record: dict[str, Any] = read_json(folder, RECORD, "layer-wise settings", check)
-    if record["format"] != FORMAT:
+    record: Optional[dict[str, Any]] = read_json(folder, RECORD, "layer-wise settings", check)
+    if record is not None and record["format"] != FORMAT:
         problem = f"The layer-wise settings were written by another version of paddle_ldopt, which has format {FORMAT}."
         raise refusal(ValueError, problem, format=record["format"], path=os.path.join(folder, RECORD))
     return record

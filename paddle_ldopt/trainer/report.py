@@ -22,8 +22,6 @@ from .base import Callback
 from .callbacks import all_open
 from .folders import write_whole
 
-__all__ = ["RunReport"]
-
 _STYLE = """:root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
 h1,h2{line-height:1.2} h1,p,td,li{overflow-wrap:anywhere} a{color:#0969da} details{margin:1rem 0}
@@ -236,11 +234,12 @@ def _plots(alt: str, draw: Callable[..., None], *data: Any, panels: int = 1) -> 
 
     figures = [Figure(figsize=(5, 3), layout="constrained") for _ in range(panels)]
     draw([figure.subplots() for figure in figures], *data)
-    images = ""
-    for figure in figures:
-        figure.savefig(buffer := io.BytesIO(), format="png", dpi=160)
-        images += f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
-    return f'<div class="plots">{images}</div>'
+    return f'<div class="plots">{"".join(_image(alt, figure) for figure in figures)}</div>'
+
+
+def _image(alt: str, figure: Any) -> str:
+    figure.savefig(buffer := io.BytesIO(), format="png", dpi=160)
+    return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
 def _section(title: str, content: str) -> str:

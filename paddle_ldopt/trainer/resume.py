@@ -1,5 +1,6 @@
 """Repairs of the Trainer's resume and of its checkpoints, for any Trainer of the PaddleNLP family."""
 
+import functools
 import inspect
 import os
 import random
@@ -12,8 +13,6 @@ from .._messages import refusal
 from .._paddle import telling
 from . import folders
 from .base import TrainerMixin, check_mixed_in_first, name_of
-
-__all__ = ["ResumeMixin"]
 
 
 class ResumeMixin(TrainerMixin):
@@ -211,8 +210,7 @@ class ResumeMixin(TrainerMixin):
         best = self.state.best_model_checkpoint
         folder = inspect.signature(super()._rotate_checkpoints).bind(*args, **kwargs).arguments.get("output_dir")
         if best is not None and folder is not None:
-            inside = os.path.isdir(best) and os.path.realpath(os.path.dirname(best)) == os.path.realpath(folder)
-            self.state.best_model_checkpoint = os.path.join(folder, os.path.basename(best)) if inside else None
+            self.state.best_model_checkpoint = folders.within(folder, best)
         try:
             super()._rotate_checkpoints(*args, **kwargs)
         finally:
@@ -229,12 +227,7 @@ class ResumeMixin(TrainerMixin):
 
 def _read_epoch_rng(folder: str) -> Any:
     """Return the states of the generators in a checkpoint's epoch, None if it has none; raise if they are damaged."""
-    if not os.path.exists(os.path.join(folder, folders.EPOCH_RNG)):
-        return None
-
-    def check(epoch_rng: Any) -> None:
-        _set_epoch_rng(epoch_rng, np.random.RandomState(), random.Random())
-
+    check = functools.partial(_set_epoch_rng, of_numpy=np.random.RandomState(), of_python=random.Random())
     return folders.read_json(folder, folders.EPOCH_RNG, "states of the generators", check)
 
 

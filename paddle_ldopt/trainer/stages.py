@@ -10,8 +10,6 @@ from .._paddle import pipeline_of
 from ..layers.map import LayerMap
 from ..layers.table import LayerTable
 
-__all__ = ["gathered", "map_layers"]
-
 
 def map_layers(model: Any, rules: Any = None) -> LayerMap:
     """Return the `LayerMap` of a model; of one stage of a pipeline, which all stages must ask for at once.

@@ -7,8 +7,6 @@ from typing import Any
 
 from .base import Callback
 
-__all__ = ["StopOnSigterm"]
-
 
 class StopOnSigterm(Callback):
     """On SIGTERM, as schedulers send it before they kill, save a checkpoint after the running step, and end.

@@ -465,7 +465,7 @@ def test_another_layout_is_refused_in_a_folder_with_any_name(saved, tmp_path):
     record = json.loads((folder / RECORD).read_text())
     (folder / RECORD).write_text(json.dumps({**record, "layout": {**record["layout"], "sharding": 2}}))
     os.remove(folder / FILES)
-    with pytest.raises(ValueError, match="saved in another layout, sharding 2"):
+    with pytest.raises(ValueError, match="saved in another layout, sharding=2"):
         resume(folder, tmp_path)
 
 
