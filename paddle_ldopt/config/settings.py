@@ -66,7 +66,7 @@ class LdoptConfig:
 
     # plain dicts: PdArgumentParser reads JSON for them alone
     optim: str = "adamwdl"
-    optim_kwargs: dict = dataclasses.field(default_factory=dict)
+    optim_kwargs: dict = dataclasses.field(default_factory=dict)  # type: ignore[type-arg]
     learning_rate: Optional[float] = 5e-5
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
@@ -75,9 +75,9 @@ class LdoptConfig:
     layerwise_min_ratio: float = 0.0
     layerwise_head_ratio: float = 1.0
     layerwise_freeze_below: float = 0.0
-    layerwise_rules: Optional[dict] = None
+    layerwise_rules: Optional[dict] = None  # type: ignore[type-arg]
     lr_scheduler_type: str = "linear"
-    lr_scheduler_kwargs: dict = dataclasses.field(default_factory=dict)
+    lr_scheduler_kwargs: dict = dataclasses.field(default_factory=dict)  # type: ignore[type-arg]
     warmup_steps: int = 0
     warmup_ratio: float = 0.0
 

@@ -190,7 +190,7 @@ def _read(path: Any) -> tuple[dict[str, str], bytes]:
 
 def _arrays(path: Any, data: bytes) -> Arrays:
     try:
-        tensors = safetensors.deserialize(data)
+        tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         raise refused(path, f"The file is no valid safetensors file: {error}.") from None
     arrays: Arrays = {}

@@ -47,7 +47,7 @@ class _Type:
 class _Array:
     """Stands for an array."""
 
-    values: np.ndarray
+    values: Any
 
     def build(self, state: Any) -> None:
         _, shape, dtype, by_columns, data = state

@@ -190,7 +190,7 @@ def answer_together(rules: list[tuple[Piece, Rule]]) -> list[Any]:
 
 def _added_up(requests: dict[int, tuple[Any, list[Any]]]) -> dict[int, list[Any]]:
     """Return, for each {key: (groups, tensors)}, the sums of the tensors over the groups."""
-    by_groups: dict = {}
+    by_groups: dict[Any, Any] = {}
     for key, (groups, tensors) in requests.items():
         by_groups.setdefault(tuple(group.id for group in groups), (groups, {}))[1][key] = tensors
     answers = {}
