@@ -72,7 +72,7 @@ def save_optimizer(
     """
     inner = checked_optimizer(optimizer)
     if checked_path(path).endswith(_PDOPT):
-        raise refused(path, "`load_optimizer` would take it for Paddle's file, by its name: end it in .safetensors.")
+        raise refused(path, "`load_optimizer` would take it for Paddle's own, by its name: end it in .safetensors.")
     step = None if step is None else checked_int(step, "step")
     _check_scaler(scaler)
     names, structured = structured_names(inner, model)
