@@ -63,8 +63,9 @@ def build_optimizer(
         arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
     if "learning_rate" in arguments or "lr" in arguments:
         arguments = {**info.external_rate, **arguments}
-    if "weight_decay" in arguments:
-        arguments[info.weight_decay] = arguments.pop("weight_decay")
+    weight_decay = arguments.pop("weight_decay", None)
+    if weight_decay or (weight_decay is not None and "weight_decay" in info.options):
+        arguments[info.weight_decay] = weight_decay
     decays = (rule if isinstance(rule, LayerDecay) else LayerDecay(rule)) != OFF
     hooked = any(name in arguments for name in ("name_dict", "set_param_lr_fun"))
     if rules is not None and (not decays or layers is not None or hooked):

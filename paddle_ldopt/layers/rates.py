@@ -78,7 +78,7 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
         ahead = None if peak is None and factor else factor * (peak or 0.0) + own
         rate, ahead = getattr(optimizer, "shown_rate", lambda *args: None)(param, factor) or (rate, ahead)
         if hasattr(optimizer, "is_decayed"):  # ours
-            decayed = bool(optimizer.is_decayed(param) and optimizer.options_of(param)["weight_decay"] != 0)
+            decayed = optimizer.fused_options(param).get("weight_decay", 0.0) != 0
         else:
             decayed = decays_weights(optimizer, param, groups.get(param.name, {}))
         rates[param.name] = Rate(ratio, rate, ahead, decayed, frozen)

@@ -27,9 +27,7 @@ class OwnRate(LRScheduler):
 
 def sets_own_rate(optimizer: Any) -> bool:
     """Return whether an optimizer takes its rate from its own steps, so that a scheduler beside it has no effect."""
-    optimizer = unwrap(optimizer)
-    # Came and Adafactor; Lamb with a sequence or a callable
-    return bool(getattr(optimizer, "_relative_step", False)) or getattr(optimizer, "_schedule", None) is not None
+    return bool(getattr(unwrap(optimizer), "sets_own_rate", False))
 
 
 def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, rule: LayerDecay) -> None:
