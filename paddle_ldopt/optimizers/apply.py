@@ -6,7 +6,6 @@ from typing import Any, Optional, Union
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._messages import wrong_type
 from .._paddle import asks_for_rates, grad_of, may_have_cut, parameters_of, unwrap
 from ..layers.decay import LayerDecay
 from ._base.layerwise import LayerwiseMixin, ratio_fn
@@ -82,7 +81,8 @@ def _inside(optimizer: Any) -> Any:
     """Return the optimizer that a layer-wise decay can be applied to: inside LookAhead, but no wrapper of `fleet`."""
     inner = unwrap(optimizer)
     if may_have_cut(optimizer) or not isinstance(inner, Optimizer):
-        raise wrong_type(optimizer, "optimizer", "a Paddle optimizer, given before `fleet` or group sharding wraps it")
+        wrong = "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it."
+        raise TypeError(f"{wrong} Received: optimizer={type(optimizer).__name__}")
     return inner
 
 

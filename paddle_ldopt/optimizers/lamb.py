@@ -291,7 +291,9 @@ class Lamb(StepCount, RuleOptimizer):
         if self._step_functions and not paddle.in_dynamic_mode():
             first = self._step_functions[0]
             wrong = f"`{first.argument}` advances with the optimizer's steps, which a static graph does not see."
-            advice = "Give a number, or as the rate a scheduler that is stepped after each run, such as LambdaDecay."
+            advice = (
+                "Give a number, or as the rate a scheduler stepped after each run, such as LambdaDecay(1.0, function)."
+            )
             raise refusal(ValueError, f"{wrong} {advice}", **{first.argument: first})
 
     @contextlib.contextmanager
