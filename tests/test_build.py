@@ -145,7 +145,7 @@ def momentum():
     class Momentum(RuleOptimizer):
         """Gradient descent with a momentum."""
 
-        OPTIONS = {"mass": Option(0.9, "decay of the momentum", high=1.0, ends="[)"), "weight_decay": Option(0.0, "-")}
+        OPTIONS = {"mass": Option(0.9, "decay of the momentum", high=1.0, ends="[)")}
 
         @staticmethod
         def states(options, shape):
@@ -169,12 +169,16 @@ def moved(opt, model):
 
 def test_an_optimizer_of_ten_lines_is_known_everywhere(momentum, tmp_path, capsys):
     model = paddle.nn.Linear(2, 2)
-    assert moved(ldopt.create("momentum", model, learning_rate=0.1, mass=0.5), model)
+    opt = ldopt.create("momentum", model, learning_rate=0.1, mass=0.5)
+    assert moved(opt, model)
+    encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 2)
+    opt = ldopt.create("momentum", encoder, 0.5, learning_rate=0.1)
+    assert [row.decayed for row in ldopt.LayerMap.from_model(encoder).table(optimizer=opt).rows] == [0, 0]
     config = ldopt.LdoptConfig("momentum", {"mass": 0.5}, lr_scheduler_type="constant")
     assert type(config.build(model)[0]) is momentum and moved(config.build(model)[0], model)
     with pytest.raises(ValueError, match=r"`mass` must be in \[0, 1\)"):
         ldopt.LdoptConfig("momentum", {"mass": 1})
-    trainer = common.trainer(tmp_path, optim="momentum", optim_kwargs='{"mass": 0.5}', max_steps=1)
+    trainer = common.trainer(tmp_path, optim="momentum", optim_kwargs='{"mass": 0.5}', weight_decay=0.0, max_steps=1)
     trainer.train()
     assert type(trainer.optimizer) is momentum
     assert plan({"w": [2, 2]}, OptimizerSpec("momentum"), Layout()).state == 4 * 4 + 4

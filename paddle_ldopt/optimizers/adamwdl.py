@@ -151,6 +151,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
+        checked_bool(multi_precision, "multi_precision")
         hook = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
         layerwise = {
             "layerwise_decay": layerwise_decay,

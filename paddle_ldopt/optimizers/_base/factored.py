@@ -74,8 +74,6 @@ class FactoredOptimizer(RuleOptimizer):
         """Whether `relative_step` sets the rate."""
         return bool(self._fixed["relative_step"])
 
-    _relative_step = sets_own_rate  # the name by which layers/rates.py and trainer/ ask for it
-
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         """Raise ValueError if `relative_step` goes with a rate of the group's, or `warmup_init` without it."""
         if options["relative_step"]:

@@ -23,7 +23,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
-from ..._checks import checked_number, checked_state
+from ..._checks import checked_bool, checked_number, checked_state
 from .._fused.step import FusedMixin
 from .._pieces import Piece, PieceFinder, answer_locally, answer_together
 from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP
@@ -56,6 +56,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         **arguments: Any,
     ) -> None:
         rate = self._read_rate(learning_rate)
+        checked_bool(multi_precision, "multi_precision")
         parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, fused)
         self._finder = PieceFinder(_paddle.flatten_groups(parameters or []))
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
