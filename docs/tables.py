@@ -8,7 +8,7 @@ import re
 import sys
 
 from paddle_ldopt.layers.table import markdown
-from paddle_ldopt.optimizers._base.declaration import COMMON
+from paddle_ldopt.optimizers.declaration import COMMON
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, gib, plan
 

@@ -11,9 +11,8 @@ from ._messages import refusal, wrong_type
 from .layers.decay import LayerDecay
 from .layers.map import LayerMap
 from .layers.weight_decay import decayed_parameter_names
-from .optimizers import apply_layerwise_decay
-from .optimizers._base.groups import parameters_to_train
-from .optimizers._base.layerwise import LayerwiseMixin
+from .optimizers import LayerwiseMixin, apply_layerwise_decay
+from .optimizers.groups import parameters_to_train
 from .optimizers.registry import REGISTRY, OptimizerInfo, optimizer_class
 
 __all__ = ["OFF", "OPTIMIZERS", "build_optimizer", "create"]

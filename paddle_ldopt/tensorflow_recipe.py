@@ -17,7 +17,7 @@ from .layers.map import LayerMap
 from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
-from .optimizers._base.groups import checked_parameters
+from .optimizers.groups import checked_parameters
 from .schedules.warmup import WarmUp
 
 

@@ -10,8 +10,8 @@ import trainer_common as common
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._checks import Option, checked_bool
-from paddle_ldopt.optimizers._base.declaration import ELEMENT, State, register
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
+from paddle_ldopt.optimizers.declaration import ELEMENT, State, register
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.tools.cli import main
 from paddle_ldopt.tools.memory import Layout, OptimizerSpec, plan

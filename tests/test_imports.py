@@ -74,6 +74,10 @@ def test_imports_point_one_way(name):
     if part(name):  # the package itself may import all of it
         assert inner <= ARROWS[part(name)] | {part(name), "_messages"}
     assert "paddle_ldopt" not in outer, "every module that is imported is there"
+    home = name.split(".")[:-1] if OURS[name].stem != "__init__" else name.split(".")
+    for module in found & OURS.keys():  # a folder or module with an underscore belongs to the folder that it is in
+        parts = module.split(".")
+        assert not [p for i, p in enumerate(parts) if i > 1 and p.startswith("_") and parts[:i] != home[:i]], module
     if part(name) not in ("trainer", "tools"):
         assert not outer & {"paddlenlp", "paddleformers"}
     if name.endswith(("._checks", "._messages", ".stacks")):

@@ -11,6 +11,8 @@ from .adafactor import Adafactor, AdafactorSchedule
 from .adam_weight_decay import AdamWeightDecay
 # isort: on
 
+from ._base.layerwise import LayerwiseMixin as LayerwiseMixin
+from ._base.sharded_state import ShardedStateMixin as ShardedStateMixin
 from .apply import apply_layerwise_decay, reset_layerwise_decay
 from .registry import OptimizerInfo, list_optimizers, optimizer_class
 

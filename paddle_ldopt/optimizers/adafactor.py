@@ -15,7 +15,6 @@ from .._checks import Option, checked_bool, checked_number, one_of_two
 from .._messages import wrong_type
 from .._paddle import masters, param_groups, parameters_of, square_sum, unwrap
 from ._base.arithmetic import over_, plus_, times_
-from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_decay, register
 from ._base.factored import (
     FactoredOptimizer,
     factored_kinds,
@@ -29,6 +28,7 @@ from ._base.factored import (
 from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
+from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_decay, register
 
 __all__ = ["Adafactor", "AdafactorSchedule", "adafactor_update"]
 

@@ -20,12 +20,12 @@ from .._messages import refusal
 from .._paddle import flatten_groups, keeps_masters, parameter_list, rate_source, square_sum
 from ..layers.paddlenlp_hook import check_decay, layerwise_lr_decay
 from ._base.arithmetic import one_minus_power, over_, plus_, root, times_
-from ._base.declaration import ELEMENT, SCALAR, STEP, State, plain_decay, register
 from ._base.declared import LAYERWISE
-from ._base.groups import is_listed
 from ._base.rule_optimizer import RuleOptimizer, Update, largest
 from ._base.step_count import StepCount
 from ._fused.plan import FusedRule
+from .declaration import ELEMENT, SCALAR, STEP, State, plain_decay, register
+from .groups import is_listed
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
 

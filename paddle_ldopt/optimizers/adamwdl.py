@@ -14,13 +14,13 @@ from .._checks import Option, checked_bool, one_of_two
 from .._paddle import global_rate, masters, rate_factor, ratio_in_kernel, set_attributes, state_getter
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ._base.arithmetic import root
-from ._base.declaration import ELEMENT, SCALAR, State, plain_decay, register
 from ._base.declared import DeclaredMixin, Task
 from ._base.layerwise import LayerwiseMixin
 from ._base.rule_optimizer import checked_rate
 from ._base.sharded_state import ShardedStateMixin
 from ._fused.plan import FusedRule
 from ._fused.step import FusedMixin, layer_rates
+from .declaration import ELEMENT, SCALAR, State, plain_decay, register
 
 __all__ = ["AdamWDL"]
 
@@ -187,7 +187,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         if tensors:
             return f"`{tensors[0]}` is a Tensor"
         fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["epsilon"], 0, 0)}
-        return FusedRule("adamw", ("moment1", "moment2"), fields, aux="beta2_pow_acc", counter="beta1_pow_acc")
+        return FusedRule("adamw", ("moment1", "moment2"), fields, aux="beta2_pow_acc")
 
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
         for param in parameters["params"] if isinstance(parameters, dict) else parameters:

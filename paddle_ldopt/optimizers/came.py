@@ -13,7 +13,6 @@ from .._checks import Option, checked_bool, checked_int, one_of_two
 from .._messages import refusal
 from .._paddle import square_sum
 from ._base.arithmetic import over_, plus_, square_, times_
-from ._base.declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_decay, register
 from ._base.factored import (
     FactoredOptimizer,
     factored_kinds,
@@ -28,6 +27,7 @@ from ._base.mindspore import without_order
 from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
+from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_decay, register
 
 __all__ = ["Came", "came_update"]
 

@@ -17,18 +17,15 @@ from .._checks import Option, checked_bool, checked_state, one_of_two
 from .._messages import refusal
 from .._paddle import decay_fun, flatten_groups, square_sum
 from ._base.arithmetic import one_minus_power, over_, plus_, root_, times_
-from ._base.declaration import ELEMENT, SCALAR, STEP, State, register
 from ._base.mindspore import StepFunction, decay_or_function, is_convolution, rate_or_function, without_order
 from ._base.rule_optimizer import RuleOptimizer, Task, Update, largest
 from ._base.step_count import StepCount
 from ._fused.plan import FusedRule
 from ._pieces import Piece
+from .declaration import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State, register
 
 __all__ = ["Lamb", "lamb_update"]
 
-# The optimizer's own count of steps, kept with every parameter: `STEP` counts those of one parameter alone, which is
-# another number where a parameter had no gradient. There only if something is scheduled by it.
-GLOBAL_STEP = "global_step"
 _RATE = "[0, inf) or a schedule"
 
 

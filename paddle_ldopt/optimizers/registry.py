@@ -1,7 +1,7 @@
 """The table of our optimizers: each registers itself in its own file."""
 
 from .._messages import nearest, shown
-from ._base.declaration import REGISTRY, OptimizerInfo
+from .declaration import REGISTRY, OptimizerInfo
 
 __all__ = ["REGISTRY", "OptimizerInfo", "list_optimizers", "optimizer_class"]
 

@@ -10,8 +10,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import checked_int
 from .._messages import refusal, shown
 from .._paddle import parameters_of, rate_source
-from ..optimizers._base.sharded_state import COUNTER
-from ..optimizers.lamb import GLOBAL_STEP
+from ..optimizers.declaration import GLOBAL_STEP, STEP
 from .container import Arrays, checked_path, read_record, refused, write_file
 from .json_state import check_part, from_json, set_parts, to_json
 from .pdopt import read_pdopt
@@ -220,7 +219,7 @@ def _fit_counts(optimizer: Any, states: States) -> None:
     for param in parameters_of(optimizer):
         state, wanted = states.get(param.name), GLOBAL_STEP in optimizer.state_layout(param)
         if state and wanted and GLOBAL_STEP not in state:
-            counts = [held[COUNTER][1] for held in states.values() if COUNTER in held]
+            counts = [held[STEP][1] for held in states.values() if STEP in held]
             count = max((float(values.max()) for values in counts if values.size), default=0.0)
             state[GLOBAL_STEP] = "float32", np.full([1], count, "float32")
         elif state and not wanted:

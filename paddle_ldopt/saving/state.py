@@ -8,9 +8,9 @@ import paddle
 
 from .. import _paddle
 from .._messages import shown, wrong_type
-from .._paddle import masters, parameters_of, prefixed
-from ..optimizers._base.sharded_state import COUNTER, COUNTERS, ShardedStateMixin, create_state
-from ..optimizers.lamb import GLOBAL_STEP
+from .._paddle import create_state, masters, parameters_of, prefixed
+from ..optimizers import ShardedStateMixin
+from ..optimizers.declaration import COUNTERS, GLOBAL_STEP, STEP
 from .record import some
 
 MASTER = "master"  # the float32 value of a parameter of lower precision
@@ -113,7 +113,7 @@ def steps_of(optimizer: Any, states: States) -> Optional[int]:
     """Return how many steps an optimizer has counted, None if it counts none (AdamWDL has powers of its betas)."""
     if not optimizer.counts_steps:
         return None
-    name = GLOBAL_STEP if any(GLOBAL_STEP in state for state in states.values()) else COUNTER
+    name = GLOBAL_STEP if any(GLOBAL_STEP in state for state in states.values()) else STEP
     return max((int(state[name][1].reshape(-1)[0]) for state in states.values()), default=0)
 
 

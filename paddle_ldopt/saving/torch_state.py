@@ -12,8 +12,7 @@ import paddle
 from .._checks import checked_bool, checked_int
 from .._messages import refusal, shown, wrong_type
 from .._paddle import checked_model, parameters_of, unwrap_model
-from ..optimizers._base.sharded_state import COUNTER
-from ..optimizers.lamb import GLOBAL_STEP
+from ..optimizers.declaration import GLOBAL_STEP, STEP
 from .container import read_tensors, refused
 from .record import some
 from .report import LoadReport
@@ -325,6 +324,6 @@ def _as_others(key: str, value: Any) -> tuple[str, Any]:
 
 def _number(optimizer: Any, param: Any, name: str, step: int) -> float:
     """Return what a state of one number is after some steps."""
-    if name in (COUNTER, GLOBAL_STEP) and optimizer.counts_steps:
+    if name in (STEP, GLOBAL_STEP) and optimizer.counts_steps:
         return float(step)
     return optimizer.initial_state(param, name) ** (step + 1)  # a power of a beta; the rate last used is not known: 0

@@ -10,7 +10,7 @@ from .._paddle import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, next_rate, rate_divisor
 from ..layers.table import short_names
-from ..optimizers._base.layerwise import LayerwiseMixin
+from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import follows_metric, schedule_rates

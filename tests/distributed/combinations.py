@@ -306,7 +306,7 @@ def batch(step, features, part=0, parts=1):
 
 def optimizer_of(case, network, features, clips=True):
     """Return (optimizer with a rate of its own for each layer, its schedule or None)."""
-    from paddle_ldopt.optimizers._base.groups import parameters_to_train
+    from paddle_ldopt.optimizers.groups import parameters_to_train
 
     names = {param.name: plain_name(own) for own, param in network.named_parameters()}
     cls, options = OPTIMIZERS[case]

@@ -19,7 +19,7 @@ from toy_layers import Block, Embed, data_part, initial, tied_head
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, GradientAccumulator, Lamb
 from paddle_ldopt._paddle import unwrap
-from paddle_ldopt.optimizers._base.groups import parameters_to_train
+from paddle_ldopt.optimizers.groups import parameters_to_train
 from paddle_ldopt.parallel import save_checkpoint
 
 VOCABULARY, HIDDEN, LENGTH, ROWS = 25, 18, 5, 8

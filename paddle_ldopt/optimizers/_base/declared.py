@@ -10,8 +10,8 @@ from ..._paddle import decay_fun, flatten_groups, found_inf, is_float64
 from ...layers.paddlenlp_hook import layerwise_lr_decay
 from .._fused.step import check_fused
 from .._pieces import MissingGradients, refuse_sharded_groups
-from .declaration import COLUMN, ELEMENT, ROW, SCALAR, State
-from .groups import checked_parameters
+from ..declaration import COLUMN, ELEMENT, ROW, SCALAR, State
+from ..groups import checked_parameters
 
 __all__ = ["LAYERWISE", "DeclaredMixin", "Task", "compute_dtype"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import paddle
 
 from ..._messages import refusal
-from .declaration import COLUMN, ROW
+from ..declaration import COLUMN, ROW
 from .rule_optimizer import RuleOptimizer, checked_rate
 
 

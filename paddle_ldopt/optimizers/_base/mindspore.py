@@ -15,8 +15,8 @@ from paddle.regularizer import WeightDecayRegularizer
 from ..._checks import checked_number, plain_number
 from ..._messages import refusal, shown
 from ..._paddle import flatten_groups
-from .declaration import plain_decay
-from .groups import is_listed
+from ..declaration import plain_decay
+from ..groups import is_listed
 
 __all__ = ["StepFunction", "decay_or_function", "is_convolution", "rate_or_function", "without_order"]
 

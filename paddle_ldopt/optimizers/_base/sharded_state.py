@@ -11,13 +11,9 @@ import paddle
 
 from ... import _paddle
 from ..._paddle import create_state, prefixed
-from .declaration import ELEMENT, ROW, SCALAR, STEP
-
-__all__ = ["COUNTER", "COUNTERS", "ShardedStateMixin", "create_state"]
+from ..declaration import ELEMENT, ROW, SCALAR, STEP
 
 _Base: Any = object
-COUNTER = STEP  # of AdamWDL it is Adam's power
-COUNTERS = (COUNTER, "beta2_pow_acc", "global_step")  # what some have beside it is as little negative or NaN
 
 
 class ShardedStateMixin(_Base):
@@ -26,7 +22,7 @@ class ShardedStateMixin(_Base):
     A subclass has `state_layout(param)` and `state_kinds(param)`; see `DeclaredMixin`.
     """
 
-    counts_steps = True  # whether the state under `COUNTER` is a number of steps
+    counts_steps = True  # whether the state under `STEP` is a number of steps
 
     def sharded_state_dict(self, model_sharded_state_dict: dict[str, Any], pieces: Any = None) -> dict[str, Any]:
         """Return key -> ShardedWeight of all state and masters; what is not there yet is created, to be loaded into.
@@ -63,7 +59,7 @@ class ShardedStateMixin(_Base):
 
     def _state_of(self, param: Any) -> dict[str, tuple[Any, str]]:
         """Return state name -> (value, kind) of a parameter, with its master as "w"."""
-        kinds, prefix = {**self.state_kinds(param), COUNTER: SCALAR}, prefixed(self)
+        kinds, prefix = {**self.state_kinds(param), STEP: SCALAR}, prefixed(self)
         owner = _paddle.masters(self).get(param.name, param)
         held = {name[len(prefix) :]: values.get(owner.name) for name, values in _paddle.accumulators(self).items()}
         state = {name: (value, kinds[name]) for name, value in held.items() if value is not None}

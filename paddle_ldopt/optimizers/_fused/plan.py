@@ -10,6 +10,7 @@ import paddle
 from numpy.typing import NDArray
 
 from ... import _paddle, kernels
+from ..declaration import STEP
 
 __all__ = ["TYPES", "FusedRule", "Plan", "Seen", "held_bytes", "why_not"]
 
@@ -29,7 +30,6 @@ class FusedRule(NamedTuple):
     fields: dict[str, Any]  # field of the struct -> number
     flags: tuple[str, ...] = ()  # names in `kernels.FLAGS`
     aux: Optional[str] = None  # name of the state of one number, beside the counter
-    counter: str = "beta1_pow_acc"  # name of the counter
 
 
 class Seen(NamedTuple):
@@ -212,8 +212,8 @@ class Plan:
     def _tensors(self, param: Any, rule: FusedRule) -> dict[Union[str, int], Any]:
         """Return place in the record -> tensor, of a parameter, its master and its state."""
         kinds, get = self.optimizer.state_kinds(param), _paddle.state_getter(self.optimizer)
-        state = {name: get(name, param) for name in {*kinds, rule.counter}}
-        tensors: dict[Union[str, int], Any] = {"param": param, "step": state[rule.counter]}
+        state = {name: get(name, param) for name in {*kinds, STEP}}
+        tensors: dict[Union[str, int], Any] = {"param": param, "step": state[STEP]}
         if self.optimizer._has_master(param):
             tensors = {**tensors, "param": _paddle.masters(self.optimizer)[param.name], "copy": param}
         if rule.aux in state:

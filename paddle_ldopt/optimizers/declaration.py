@@ -22,8 +22,8 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from paddle.regularizer import WeightDecayRegularizer
 
-from ..._checks import Option, checked_bool, checked_number
-from ..._messages import refusal
+from .._checks import Option, checked_bool, checked_number
+from .._messages import refusal
 
 # The kinds of state: like the parameter, of its rows, of its columns (of the last two axes), and one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
@@ -31,7 +31,13 @@ ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
 # The name of the step counter in checkpoints, a scalar that every optimizer keeps. PaddleFormers' flex format creates
 # an optimizer's state before it loads it only if it finds this name among the saved ones; otherwise it resumes with
 # wrong state, silently.
-STEP = "beta1_pow_acc"
+STEP = "beta1_pow_acc"  # of AdamWDL it is Adam's power
+
+# The optimizer's own count of steps, kept with every parameter: `STEP` counts those of one parameter alone, which is
+# another number where a parameter had no gradient. There only if something is scheduled by it.
+GLOBAL_STEP = "global_step"
+
+COUNTERS = (STEP, "beta2_pow_acc", GLOBAL_STEP)  # neither negative nor NaN
 
 # What every optimizer of ours takes beside its own options.
 COMMON = {

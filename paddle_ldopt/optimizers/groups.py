@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ..._checks import checked_number
-from ..._messages import refusal, shown, wrong_type
-from ..._paddle import flatten_groups, topology
+from .._checks import checked_number
+from .._messages import refusal, shown, wrong_type
+from .._paddle import flatten_groups, topology
 
 __all__ = ["checked_parameters", "is_listed", "parameters_to_train"]
 
