@@ -29,7 +29,7 @@ def build_optimizer(
     chosen: Union[str, OptimizerInfo],
     model: Any,
     *,
-    rule: Union[float, LayerDecay] = OFF,
+    decay: Union[float, LayerDecay] = OFF,
     layers: Optional[LayerMap] = None,
     rules: Any = None,
     groups: Any = None,
@@ -42,7 +42,7 @@ def build_optimizer(
         chosen: a name of `OPTIMIZERS`, or the row of a class; `apply_layerwise_decay` serves classes without layer-wise
             arguments.
         model: the network; None only if `arguments` say all that is taken from it.
-        rule: the decay.
+        decay: how ratios fall from the head to the embeddings.
         layers: those of the model by default if there is a decay and neither `name_dict` nor `set_param_lr_fun`.
         rules: the `rules` of `LayerMap.from_model`.
         groups: parameters, or dicts of them, instead of all parameters. Dicts say themselves what is decayed.
@@ -65,7 +65,7 @@ def build_optimizer(
     weight_decay = arguments.pop("weight_decay", None)
     if weight_decay or (weight_decay is not None and "weight_decay" in info.options):
         arguments[info.weight_decay] = weight_decay
-    decays = (rule if isinstance(rule, LayerDecay) else LayerDecay(rule)) != OFF
+    decays = (decay if isinstance(decay, LayerDecay) else LayerDecay(decay)) != OFF
     hooked = any(name in arguments for name in ("name_dict", "set_param_lr_fun"))
     if rules is not None and (not decays or layers is not None or hooked):
         raise refusal(ValueError, "`rules` have no effect without a layer-wise decay, or beside `layers`.", rules=rules)
@@ -73,12 +73,12 @@ def build_optimizer(
         layers = LayerMap.from_model(model, rules)  # before there is an optimizer that could be left half done
     if not issubclass(info.cls, LayerwiseMixin):
         opt = info.cls(**arguments)
-        return apply_layerwise_decay(opt, layers, rule) if decays else opt
+        return apply_layerwise_decay(opt, layers, decay) if decays else opt
     if layers is not None:
         arguments["layers"] = layers
     elif not decays and not hooked and model is not None:
         arguments["name_dict"] = {param.name: name for name, param in model.named_parameters()}
-    return info.cls(layerwise_decay=rule, **arguments) if decays else info.cls(**arguments)
+    return info.cls(layerwise_decay=decay, **arguments) if decays else info.cls(**arguments)
 
 
 def create(
@@ -109,4 +109,4 @@ def create(
         0.125
     """
     optimizer_class(name)  # raises for a name that is not ours
-    return build_optimizer(name, model, rule=layerwise_decay, rules=rules, **arguments)
+    return build_optimizer(name, model, decay=layerwise_decay, rules=rules, **arguments)

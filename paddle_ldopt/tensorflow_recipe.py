@@ -138,7 +138,7 @@ def create_optimizer(
     optimizer = build_optimizer(
         "adamweightdecay",
         model,
-        rule=layerwise_decay,
+        decay=layerwise_decay,
         layers=layers,
         learning_rate=schedule,
         include_in_weight_decay=include_in_weight_decay,

@@ -3,18 +3,18 @@
 from .._messages import tell_all, unknown
 from ..build import OPTIMIZERS
 from .files import json_object, read_yaml
-from .problems import RULE_FIELDS, option_problems, rule_problems
+from .problems import DECAY_FIELDS, decay_problems, option_problems
 from .settings import BUILT_IN, LdoptConfig
 
 __all__ = [
     "BUILT_IN",
     "OPTIMIZERS",
-    "RULE_FIELDS",
+    "DECAY_FIELDS",
     "LdoptConfig",
     "json_object",
     "option_problems",
     "read_yaml",
-    "rule_problems",
+    "decay_problems",
     "tell_all",
     "unknown",
 ]

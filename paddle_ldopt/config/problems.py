@@ -14,7 +14,7 @@ from ..layers.decay import OPTIONS, LayerDecay
 from ..schedules import ON_METRIC, SchedulerType, get_scheduler
 from ..schedules.factory import kwargs_problems
 
-RULE_FIELDS = {  # our setting -> field of LayerDecay
+DECAY_FIELDS = {  # our setting -> field of LayerDecay
     "layerwise_lr_decay": "layerwise_decay",
     "layerwise_convention": "convention",
     "layerwise_min_ratio": "min_ratio",
@@ -25,27 +25,27 @@ _Check = Callable[[Any, str], Any]
 _LONG = 10**9  # stands for a number of steps that is not known yet
 
 
-def rule_problems(settings: Any) -> Iterator[str]:
-    """Yield the problems of the layer-wise settings of an object with the attributes of `RULE_FIELDS`."""
-    given = {argument: getattr(settings, argument) for argument in RULE_FIELDS}
-    found = list(_refused({name: (OPTIONS[field].checked, given[name]) for name, field in RULE_FIELDS.items()}))
+def decay_problems(settings: Any) -> Iterator[str]:
+    """Yield the problems of the layer-wise settings of an object with the attributes of `DECAY_FIELDS`."""
+    given = {argument: getattr(settings, argument) for argument in DECAY_FIELDS}
+    found = list(_refused({name: (OPTIONS[field].checked, given[name]) for name, field in DECAY_FIELDS.items()}))
     yield from found
     if found:
         return
-    rule = LayerDecay(**{field: given[argument] for argument, field in RULE_FIELDS.items()})
-    for argument, field in RULE_FIELDS.items():
-        value = getattr(rule, field)
-        if rule.layerwise_decay == 1.0 and field != "head_ratio" and value != getattr(OFF, field):
+    decay = LayerDecay(**{field: given[argument] for argument, field in DECAY_FIELDS.items()})
+    for argument, field in DECAY_FIELDS.items():
+        value = getattr(decay, field)
+        if decay.layerwise_decay == 1.0 and field != "head_ratio" and value != getattr(OFF, field):
             why = "every layer has a ratio of 1 (the head `layerwise_head_ratio`)."
             idle = f"`{argument}` has no effect while `layerwise_lr_decay` is 1: {why}"
             yield str(refusal(ValueError, idle, **{argument: value}))
-    if rule.min_ratio and rule.freeze_below:
+    if decay.min_ratio and decay.freeze_below:
         why = "a floor above the limit leaves nothing to freeze, a floor below it has no effect."
         both = {name: given[name] for name in ("layerwise_min_ratio", "layerwise_freeze_below")}
         exclude = f"`layerwise_min_ratio` and `layerwise_freeze_below` exclude each other: {why}"
         yield str(refusal(ValueError, exclude, **both))
     rules = settings.layerwise_rules
-    if isinstance(rules, (str, dict)) and rules and rule == OFF:
+    if isinstance(rules, (str, dict)) and rules and decay == OFF:
         yield f"`layerwise_rules` have no effect without a layer-wise decay. Received: layerwise_rules={shown(rules)}"
 
 
@@ -78,7 +78,7 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     unreadable = list(
         _refused({name: given for name, given in checks.items() if name not in may_be_none or given[1] is not None})
     )
-    yield from [*unreadable, *rule_problems(config)]
+    yield from [*unreadable, *decay_problems(config)]
     yield from _optimizer_problems(config, bool(unreadable))
     if config.learning_rate is None:
         yield from _idle_schedule_problems(config, defaults)

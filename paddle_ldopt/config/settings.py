@@ -14,7 +14,7 @@ from ..layers.decay import LayerDecay
 from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules import ON_METRIC
 from .files import Path, checked_path, json_object, read_json, read_yaml
-from .problems import RULE_FIELDS, build_schedule, config_problems
+from .problems import DECAY_FIELDS, build_schedule, config_problems
 
 # Kinds that every Trainer has -> the fields of its arguments that shape them. Without `lr_scheduler_kwargs` they stay
 # the Trainer's own, so that adding our mixin to a training changes nothing in it.
@@ -96,7 +96,7 @@ class LdoptConfig:
         opt = build_optimizer(
             self.optim,
             model,
-            rule=self.layerwise_rule,
+            decay=self.layerwise_rule,
             rules=self.layerwise_rules,
             max_grad_norm=self.max_grad_norm,
             weight_decay=self.weight_decay,
@@ -117,7 +117,7 @@ class LdoptConfig:
     @property
     def layerwise_rule(self) -> LayerDecay:
         """The `LayerDecay` that the settings make together."""
-        return LayerDecay(**{field: getattr(self, argument) for argument, field in RULE_FIELDS.items()})
+        return LayerDecay(**{field: getattr(self, argument) for argument, field in DECAY_FIELDS.items()})
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LdoptConfig":
@@ -176,7 +176,7 @@ class LdoptConfig:
         kwargs.update(json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs"))
         if kind in ON_METRIC and args.greater_is_better is not None:
             kwargs["mode"] = "max" if args.greater_is_better else "min"
-        own = {name: getattr(args, name) for name in RULE_FIELDS if hasattr(args, name)}
+        own = {name: getattr(args, name) for name in DECAY_FIELDS if hasattr(args, name)}
         rules = json_object(getattr(args, "layerwise_rules", None), "layerwise_rules")
         return cls(
             optim=optim,

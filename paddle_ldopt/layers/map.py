@@ -193,13 +193,13 @@ class LayerMap:
 
 
 class LayerRatios:
-    """The function parameter -> ratio of its learning rate that a `LayerMap` and a decay, its `rule`, make."""
+    """The function parameter -> ratio of its learning rate that a `LayerMap` and a decay make."""
 
     is_constant = True  # a step may keep the ratios
 
-    def __init__(self, layers: LayerMap, rule: LayerDecay) -> None:
-        self.layers, self.rule = layers, rule
-        self._ratios = {layer: rule.ratio(layer.index, layer.depth) for layer in set(layers._layers.values())}
+    def __init__(self, layers: LayerMap, decay: LayerDecay) -> None:
+        self.layers, self.decay = layers, decay
+        self._ratios = {layer: decay.ratio(layer.index, layer.depth) for layer in set(layers._layers.values())}
 
     def __call__(self, param: Any) -> float:
         """Return the ratio of a parameter."""

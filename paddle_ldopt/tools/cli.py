@@ -210,22 +210,22 @@ def _layer_ratios(decay: Optional[float], n_layers: Optional[int]) -> dict[str, 
     if decay is None or n_layers is None:
         raise refusal(ValueError, "`--decay` and `--layers` go together.", decay=decay, layers=n_layers)
     checked_int(n_layers, "layers", 1)
-    rule = LayerDecay(decay)
-    return {Layer("", i, n_layers).label: rule.ratio(i, n_layers) for i in range(n_layers + 2)}
+    chosen = LayerDecay(decay)
+    return {Layer("", i, n_layers).label: chosen.ratio(i, n_layers) for i in range(n_layers + 2)}
 
 
 def _show_layers(options: argparse.Namespace) -> None:
     """Print the table of `options.model`, draw it if asked."""
     if options.plot:
         check_picture(options.plot)
-    rule = LayerDecay(options.decay, options.convention, options.min_ratio, options.head_ratio, options.freeze_below)
+    decay = LayerDecay(options.decay, options.convention, options.min_ratio, options.head_ratio, options.freeze_below)
     for field in ("convention", "min_ratio", "freeze_below"):
-        value = getattr(rule, field)
-        if rule.layerwise_decay == 1.0 and value != getattr(LayerDecay(1.0), field):
+        value = getattr(decay, field)
+        if decay.layerwise_decay == 1.0 and value != getattr(LayerDecay(1.0), field):
             idle = f"`--{field.replace('_', '-')}` has no effect without `--decay`: every layer has a ratio of 1."
             raise refusal(ValueError, idle, **{field: value}, decay=options.decay)
     layers = LayerMap.from_model(load_model(options.model))
-    table = layers.table(rule, options.lr)
+    table = layers.table(decay, options.lr)
     if options.json:
         print(json.dumps({"model": options.model, "towers": layers.towers, "layers": table.to_dict()}, indent=1))
     else:
@@ -233,7 +233,7 @@ def _show_layers(options: argparse.Namespace) -> None:
 
         Console().print(table)
     if options.plot:
-        print("plotted to", layers.plot(options.plot, rule, options.lr), file=sys.stderr)
+        print("plotted to", layers.plot(options.plot, decay, options.lr), file=sys.stderr)
 
 
 def load_model(name: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Optional
 from .._messages import refusal, shown
 from .._paddle import NoticedArguments
 from ..build import OFF
-from ..config import BUILT_IN, RULE_FIELDS, json_object, option_problems, rule_problems, tell_all
+from ..config import BUILT_IN, DECAY_FIELDS, decay_problems, json_object, option_problems, tell_all
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
 from . import lr_scheduler
@@ -109,7 +109,7 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
     def check_trainer(self) -> None:
         """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
         args: Any = self
-        given = {name: (getattr(args, name), getattr(OFF, field)) for name, field in RULE_FIELDS.items()}
+        given = {name: (getattr(args, name), getattr(OFF, field)) for name, field in DECAY_FIELDS.items()}
         asked = {name: value for name, (value, off) in given.items() if value != off}
         if name_of(args.optim) in REGISTRY:
             asked["optim"] = name_of(args.optim)
@@ -122,11 +122,11 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
     @property
     def layerwise_rule(self) -> LayerDecay:
         """The `LayerDecay` that the arguments make together."""
-        return LayerDecay(**{field: getattr(self, argument) for argument, field in RULE_FIELDS.items()})
+        return LayerDecay(**{field: getattr(self, argument) for argument, field in DECAY_FIELDS.items()})
 
 
 def _problems(args: Any) -> Iterator[str]:
-    yield from rule_problems(args)
+    yield from decay_problems(args)
     found = {}
     for name in ("layerwise_rules", "optim_kwargs", "lr_scheduler_kwargs"):
         try:

@@ -207,7 +207,7 @@ class _Opening:
     """A function parameter -> ratio that is 0 for the layers that are closed at its `step`."""
 
     def __init__(self, ratio_of: Any, every_k_steps: int):
-        self.ratio_of, self.rule, self.layers, self.step = ratio_of, ratio_of.rule, ratio_of.layers, 0
+        self.ratio_of, self.decay, self.layers, self.step = ratio_of, ratio_of.decay, ratio_of.layers, 0
         layers = {self.layers.layer_of(name) for name in self.layers.names}
         # (tower, layer id) -> the step from which it is trained
         self.starts = {(at.tower, at.index): every_k_steps * max(at.depth + 1 - at.index, 0) for at in layers}

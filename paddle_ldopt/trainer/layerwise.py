@@ -8,7 +8,7 @@ from paddle import distributed
 from .._messages import refusal
 from .._paddle import leave_out_frozen, parameters_of, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
-from ..config import OPTIMIZERS, RULE_FIELDS, LdoptConfig, json_object
+from ..config import DECAY_FIELDS, OPTIMIZERS, LdoptConfig, json_object
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..optimizers.apply import apply_layerwise_decay
@@ -71,9 +71,9 @@ class LayerwiseRatesMixin(TrainerMixin):
         if self.optimizer is not None:
             self._check_optimizer()
             return super().create_optimizer(lr_scheduler)
-        rule, args = self._rule, self.args
-        layers = None if rule == OFF else self.layer_map
-        if layers is not None and rule.freeze_below:
+        decay, args = self._decay, self.args
+        layers = None if decay == OFF else self.layer_map
+        if layers is not None and decay.freeze_below:
             self._freeze(layers)
         info = REGISTRY.get(name_of(args.optim))
         if info is not None:
@@ -81,7 +81,7 @@ class LayerwiseRatesMixin(TrainerMixin):
             self.optimizer = build_optimizer(
                 info,
                 self.model,
-                rule=rule,
+                decay=decay,
                 layers=layers,
                 groups=self.model.parameters() if groups is None else groups,
                 max_grad_norm=args.max_grad_norm,
@@ -96,7 +96,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         else:
             super().create_optimizer(lr_scheduler)
             if layers is not None:
-                apply_layerwise_decay(self.optimizer, layers, rule)
+                apply_layerwise_decay(self.optimizer, layers, decay)
         self._own_optimizer = unwrap(self.optimizer)
         leave_out_frozen(self._own_optimizer)
         return self.optimizer
@@ -156,7 +156,7 @@ class LayerwiseRatesMixin(TrainerMixin):
             self._tell(f"Learning rates by layer:\n{table}")
 
     @property
-    def _rule(self) -> LayerDecay:
+    def _decay(self) -> LayerDecay:
         return getattr(self.args, "layerwise_rule", OFF)
 
     @property
@@ -167,7 +167,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         """Raise if there is an optimizer that would not do what the arguments say."""
         if self.optimizer is None:
             return
-        check_passed_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._rule)
+        check_passed_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._decay)
         if unwrap(self.optimizer) is not self._own_optimizer:
             layers = self.layer_map if getattr(self.args, "layerwise_rules", None) else None
             check_passed_settings(self.optimizer, self.args, layers)
@@ -205,15 +205,15 @@ class LayerwiseRatesMixin(TrainerMixin):
     def _settings(self) -> dict[str, Any]:
         """The part of the record that stays: taken before an optimizer is made, or from the one that was given."""
         if self.optimizer is None:
-            name, rule, ratios = self._optimizer_name(), self._rule, None
-            layers = None if rule == OFF else self.layer_map
+            name, decay, ratios = self._optimizer_name(), self._decay, None
+            layers = None if decay == OFF else self.layer_map
         else:
             optimizer = unwrap(self.optimizer)
-            name, rule = type(optimizer).__name__, getattr(getattr(optimizer, "_ratio_of", None), "rule", OFF)
+            name, decay = type(optimizer).__name__, getattr(getattr(optimizer, "_ratio_of", None), "decay", OFF)
             ratios = _hook_ratios(optimizer, self.model)
-            layers = None if rule == OFF else layers_of(optimizer)
+            layers = None if decay == OFF else layers_of(optimizer)
         fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
-        fields = {argument: getattr(rule, field) for argument, field in RULE_FIELDS.items()}
+        fields = {argument: getattr(decay, field) for argument, field in DECAY_FIELDS.items()}
         return {"optimizer": name, "rule": fields, "ratios": ratios, **fingerprint}
 
     @functools.cached_property
@@ -235,13 +235,13 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     def _freeze(self, layers: LayerMap) -> None:
         """Set `stop_gradient` on the parameters whose ratio is 0."""
-        params, ratio_of = self.model.parameters(), layers.ratio_fn(self._rule)
+        params, ratio_of = self.model.parameters(), layers.ratio_fn(self._decay)
         frozen = [param for param in params if not param.stop_gradient and ratio_of(param) == 0]
         for param in frozen:
             param.stop_gradient = True
         of = sorted({layers.layer_of(param.name) for param in frozen}, key=lambda layer: (layer.tower, layer.index))
         self._tell(
-            f"layerwise_freeze_below={self._rule.freeze_below} freezes {len(frozen)} of {len(params)} parameters: "
+            f"layerwise_freeze_below={self._decay.freeze_below} freezes {len(frozen)} of {len(params)} parameters: "
             f"{', '.join(layer.label for layer in of) or 'no layer has a ratio below it'}"
         )
 
@@ -268,7 +268,7 @@ def _check_unified(args: Any, optimizer: Any, processes: int) -> None:
 def _hook_ratios(optimizer: Any, model: Any) -> Optional[dict[str, float]]:
     """Return structured name -> ratio if the optimizer's ratios come from a hook of the user's, None if not."""
     ratio_of = getattr(optimizer, "_ratio_of", None)
-    if ratio_of is None or hasattr(ratio_of, "rule"):
+    if ratio_of is None or hasattr(ratio_of, "decay"):
         return None
     names = {param.name: name for name, param in model.named_parameters()}
     trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]

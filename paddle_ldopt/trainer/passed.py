@@ -30,7 +30,7 @@ def sets_own_rate(optimizer: Any) -> bool:
     return bool(getattr(unwrap(optimizer), "sets_own_rate", False))
 
 
-def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, rule: LayerDecay) -> None:
+def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
     """Raise if the Trainer, given `optimizers=(optimizer, scheduler)`, would not do what its arguments say."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
@@ -39,13 +39,13 @@ def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, rule: Lay
     chosen = REGISTRY.get(optim)
     if chosen is not None and not isinstance(optimizer, chosen.cls):
         raise _ignored("`optim`", "leave one of them out", f"optim={shown(optim)}, optimizers=({name}, ...)")
-    own = getattr(getattr(optimizer, "_ratio_of", None), "rule", None)
-    if rule not in (own, OFF):
+    own = getattr(getattr(optimizer, "_ratio_of", None), "decay", None)
+    if decay not in (own, OFF):
         raise _ignored(
             "the arguments' layer-wise decay",
-            "leave `layerwise_lr_decay` and its kin at their defaults, or build the optimizer with the same rule "
+            "leave `layerwise_lr_decay` and its kin at their defaults, or build the optimizer with the same decay "
             "(`layers` and `layerwise_decay`, or apply_layerwise_decay)",
-            f"layerwise_rule={rule}, and {name} with {own or 'no LayerDecay'}",
+            f"layerwise_rule={decay}, and {name} with {own or 'no LayerDecay'}",
         )
 
 

@@ -1,6 +1,6 @@
 """The record of the layer-wise settings in a checkpoint.
 
-Neither the rule nor the layers are in an optimizer's state, so a resume with others would go on without a word.
+Neither the decay nor the layers are in an optimizer's state, so a resume with others would go on without a word.
 """
 
 import os
@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from .._messages import refusal
 from ..build import OFF
-from ..config import RULE_FIELDS
+from ..config import DECAY_FIELDS
 from ..layers.decay import LayerDecay
 from ..layers.map import Layer
 from ..saving import record as records
@@ -70,9 +70,9 @@ def check_record(folder: str, record: dict[str, Any], allowed: bool, new_optimiz
 
 def _is_active(record: dict[str, Any]) -> bool:
     """Return whether the settings give any layer another rate than the others."""
-    rule, ratios = record["rule"], record["ratios"] or {}
+    decay, ratios = record["rule"], record["ratios"] or {}
     return (
-        any(value != getattr(OFF, RULE_FIELDS[argument]) for argument, value in rule.items())
+        any(value != getattr(OFF, DECAY_FIELDS[argument]) for argument, value in decay.items())
         or any(ratio != 1.0 for ratio in ratios.values())
         or record["unfreeze_every_k_steps"] is not None
     )
@@ -88,10 +88,10 @@ def _has_parts(folder: str) -> bool:
 
 
 def _frozen(record: dict[str, Any]) -> set[str]:
-    """Return the names of the parameters that the rule of a record freezes."""
-    rule = LayerDecay(**{field: record["rule"][argument] for argument, field in RULE_FIELDS.items()})
+    """Return the names of the parameters that the decay of a record freezes."""
+    decay = LayerDecay(**{field: record["rule"][argument] for argument, field in DECAY_FIELDS.items()})
     layers = record["layers"] or {}
-    return {name for name, (_, index, depth) in layers.items() if rule.ratio(index, depth) == 0}
+    return {name for name, (_, index, depth) in layers.items() if decay.ratio(index, depth) == 0}
 
 
 def _read_record(folder: str) -> Optional[dict[str, Any]]:
