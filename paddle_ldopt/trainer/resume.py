@@ -178,16 +178,19 @@ class ResumeMixin(TrainerMixin):
         try:
             super()._save_checkpoint(*args, **kwargs)
             self._wait_for_all()  # it is complete
-            unified = getattr(self.args, "unified_checkpoint_config", None) or ()
-            in_background = getattr(self.args, "use_async_save", False) or "async_save" in unified
             if self.args.should_save:
-                folders.finish_checkpoint(folder, not in_background, folders.RECORD in files)
+                folders.finish_checkpoint(folder, not self._saves_in_background, folders.RECORD in files)
             if not self._rotation and self.args.local_rank == -1:  # PaddleNLP does so where it is 0 only
                 self._rotation.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
         finally:
             rotation, self._rotation = self._rotation, None
         for positional, named in rotation:
             self._rotate_checkpoints(*positional, **named)
+
+    @property
+    def _saves_in_background(self) -> bool:
+        unified = getattr(self.args, "unified_checkpoint_config", None) or ()
+        return getattr(self.args, "use_async_save", False) or "async_save" in unified
 
     def _wait_for_all(self) -> None:
         if self.args.world_size > 1:

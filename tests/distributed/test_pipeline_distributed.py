@@ -267,7 +267,11 @@ def two_stages():
     with paddle.utils.unique_name.guard():
         clipped = paddle.optimizer.SGD(1.0, network.parameters(), grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0))
         clipped = fleet.distributed_optimizer(clipped)
-    found["refused"].append(refused(lambda: make(model, clipped, micro_batch_num=4), "grad_clip=None", "max_grad_norm"))
+    found["refused"].append(
+        refused(
+            lambda: make(model, clipped, micro_batch_num=4), "leave out the optimizer's `grad_clip`", "max_grad_norm"
+        )
+    )
     return found
 
 

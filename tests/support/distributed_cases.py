@@ -200,14 +200,14 @@ def trained(hcg, case, steps=STEPS, keep=None, frozen=None):
 @contextlib.contextmanager
 def sums_that_stay():
     """Let each process have its own sums for those of all: what an optimizer does that knows of no pieces."""
-    from paddle_ldopt.optimizers._pieces import sums
+    from paddle_ldopt.optimizers._pieces import piece
 
-    real = sums.dist
-    sums.dist = types.SimpleNamespace(**{**vars(real), "all_reduce": lambda *args, **how: None})
+    real = piece.dist
+    piece.dist = types.SimpleNamespace(**{**vars(real), "all_reduce": lambda *args, **how: None})
     try:
         yield
     finally:
-        sums.dist = real
+        piece.dist = real
 
 
 # ---- tensor parallel, whose layers have no CPU kernel: gradients are given
