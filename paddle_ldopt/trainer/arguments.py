@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 from .._messages import refusal, shown
-from .._paddle import NoticedArguments
 from ..build import OFF
 from ..config import BUILT_IN, DECAY_FIELDS, decay_problems, json_object, option_problems, tell_all
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
 from . import lr_scheduler
 from .base import check_mixed_in_first, name_of
+from .required_mixin import MixinRequired
 
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
 
@@ -33,7 +33,7 @@ def _flag(default: Any, text: str) -> Any:
 
 
 @dataclasses.dataclass
-class LdoptArgumentsMixin(NoticedArguments, _Arguments):
+class LdoptArgumentsMixin(MixinRequired, _Arguments):
     """Give TrainingArguments the layer-wise arguments, and `optim` and `lr_scheduler_type` the names of ours.
 
     Args:

@@ -229,7 +229,7 @@ def all_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
     opening = getattr(inner, "_ratio_of", None)
     if not isinstance(opening, _Opening):
         return optimizer, {}
-    opened = stand_in(inner, _ratio_of=opening.ratio_of, _step_ratios=None, _parameter_list=parameters_of(optimizer))
+    opened = stand_in(inner, parameters_of(optimizer), _ratio_of=opening.ratio_of, _step_ratios=None)
     return opened, opening.starts
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from paddle import distributed
 
 from .._messages import refusal
-from .._paddle import telling
 from . import folders
 from .base import TrainerMixin, check_mixed_in_first, name_of
+from .data_errors import raising_errors
 
 
 class ResumeMixin(TrainerMixin):
@@ -70,7 +70,7 @@ class ResumeMixin(TrainerMixin):
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, as the Trainer's own `evaluation_loop`."""
-        return super().evaluation_loop(telling(dataloader), *args, **kwargs)
+        return super().evaluation_loop(raising_errors(dataloader), *args, **kwargs)
 
     def _checked(self, checkpoint: Any) -> Optional[str]:
         """Return the folder to resume from, None without a resume; raise if the training must not go on from it."""
@@ -129,7 +129,7 @@ class ResumeMixin(TrainerMixin):
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         call = inspect.signature(super()._inner_training_loop).bind(*args, **kwargs)
         given = call.arguments
-        given["train_dataloader"] = telling(given["train_dataloader"])
+        given["train_dataloader"] = raising_errors(given["train_dataloader"])
         self._steps_of_an_epoch = given["num_update_steps_per_epoch"]  # all steps, if the length is unknown
         state, checkpoint = None, self._resumed_from
         if checkpoint is not None and not getattr(self.args, "ignore_load_lr_and_optim", False):
