@@ -2,7 +2,8 @@
 
 from .declared import attribute, declare, lazy
 
-_READER, _ERRORS = "paddle.io.dataloader.dataloader_iter._DataLoaderIterSingleProcess", "Raising the errors of a data set"
+_ERRORS = "Raising the errors of a data set"
+_READER = "paddle.io.dataloader.dataloader_iter._DataLoaderIterSingleProcess"
 reader_class = lazy(_READER, _ERRORS)
 end_reading = attribute(_READER, "_exit_thread_unexpectedly", _ERRORS)  # () -> the waiting `next` gets a SystemError
 declare(_READER, _ERRORS, "_thread_loop")
