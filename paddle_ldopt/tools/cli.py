@@ -17,7 +17,7 @@ import paddle
 from .._checks import checked_bool, checked_choice, checked_int
 from .._messages import refusal, shown
 from ..config import json_object
-from ..layers.decay import CONVENTIONS, LayerDecay
+from ..layers.decay import OPTIONS, LayerDecay, idle_options
 from ..layers.map import Layer, LayerMap
 from ..layers.table import markdown, rich_table
 from ..optimizers.registry import optimizer_class
@@ -54,14 +54,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _add_layers(add: Any) -> None:
     model = "a PaddleNLP class (BertForSequenceClassification: its default size), a local folder, or a hub name"
     add("--model", required=True, help=model)
-    add("--decay", type=float, default=1.0, help="ratio of the rates of neighbouring layers, in (0, 1]")
     add("--lr", type=float, help="learning rate of the head")
-    add("--convention", choices=list(CONVENTIONS), default="paddlenlp")
-    add("--min-ratio", type=float, default=0.0, help="floor of the ratios")
-    add("--head-ratio", type=float, default=1.0, help="ratio of the head")
-    add("--freeze-below", type=float, default=0.0, help="freeze layers whose ratio is below")
+    for name, option in OPTIONS.items():
+        add(
+            _flag(name),
+            type=type(option.default),
+            dest=name,
+            default=option.default,
+            help=f"{option.doc}: {option.span}",
+        )
     add("--plot", metavar="FILE", help="draw the rates into a .png, .svg or .pdf")
     add("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _flag(name: str) -> str:
+    """Return what the command line calls an option of `LayerDecay`."""
+    return "--decay" if name == "layerwise_decay" else f"--{name.replace('_', '-')}"
 
 
 def _add_schedule(add: Any) -> None:
@@ -218,12 +226,10 @@ def _show_layers(options: argparse.Namespace) -> None:
     """Print the table of `options.model`, draw it if asked."""
     if options.plot:
         check_picture(options.plot)
-    decay = LayerDecay(options.decay, options.convention, options.min_ratio, options.head_ratio, options.freeze_below)
-    for field in ("convention", "min_ratio", "freeze_below"):
-        value = getattr(decay, field)
-        if decay.layerwise_decay == 1.0 and value != getattr(LayerDecay(1.0), field):
-            idle = f"`--{field.replace('_', '-')}` has no effect without `--decay`: every layer has a ratio of 1."
-            raise refusal(ValueError, idle, **{field: value}, decay=options.decay)
+    given = {name: getattr(options, name) for name in OPTIONS}
+    for problem in idle_options(given, {name: _flag(name) for name in OPTIONS}):
+        raise ValueError(problem)
+    decay = LayerDecay(**given)
     layers = LayerMap.from_model(load_model(options.model))
     table = layers.table(decay, options.lr)
     if options.json:

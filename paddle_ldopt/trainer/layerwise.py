@@ -8,7 +8,7 @@ from paddle import distributed
 from .._messages import refusal
 from .._paddle import leave_out_frozen, parameters_of, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
-from ..config import DECAY_FIELDS, OPTIMIZERS, LdoptConfig, json_object
+from ..config import OPTIMIZERS, LdoptConfig, json_object, settings_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..optimizers.apply import apply_layerwise_decay
@@ -213,8 +213,7 @@ class LayerwiseRatesMixin(TrainerMixin):
             ratios = _hook_ratios(optimizer, self.model)
             layers = None if decay == OFF else layers_of(optimizer)
         fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
-        fields = {argument: getattr(decay, field) for argument, field in DECAY_FIELDS.items()}
-        return {"optimizer": name, "rule": fields, "ratios": ratios, **fingerprint}
+        return {"optimizer": name, "rule": settings_of(decay), "ratios": ratios, **fingerprint}
 
     @functools.cached_property
     def _config(self) -> Optional[LdoptConfig]:

@@ -15,7 +15,7 @@ import paddle
 from ..._checks import checked_int
 from ..._messages import refusal, wrong_type
 from ..._paddle import decay_fun_is_replaced, flatten_groups, groups_by_name, parameters_of, sharding_setting
-from ...layers.paddlenlp_hook import N_LAYERS, adapt_hook, check_decay, check_documented_rule, layerwise_lr_decay
+from ...layers.paddlenlp_hook import N_LAYERS, adapt_hook, check_decay, check_documented_hook, layerwise_lr_decay
 from .._pieces import unknown_parameter
 
 _Base: Any = object
@@ -37,7 +37,7 @@ class LayerwiseMixin(_Base):
     """
 
     _ratio_of: Optional[Ratio] = None  # None: every ratio is 1
-    _documented = False  # whether the ratios are those of PaddleNLP's documented rule
+    _documented = False  # whether the ratios are those of PaddleNLP's documented hook
     _built_with: Optional[list[Any]] = None  # the parameters, before anything wraps them; None without `_ratio_of`
     _by_name: dict[str, Any] = {}  # the same
     _step_ratios: Optional[dict[str, Any]] = None  # the ratios of the running step, by parameter name
@@ -75,7 +75,7 @@ class LayerwiseMixin(_Base):
     def _check_ratios(self, params: list[Any]) -> None:
         with self._with_ratios(params):
             if self._documented:
-                check_documented_rule([self._structured[param.name] for param in params])
+                check_documented_hook([self._structured[param.name] for param in params])
 
     def layerwise_ratio(self, param: Any) -> Any:
         """Return the ratio of `param`'s learning rate to the optimizer's that holds now, groups and ParamAttr aside."""
