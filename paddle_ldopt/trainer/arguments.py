@@ -10,6 +10,7 @@ from ..build import OFF
 from ..config import BUILT_IN, DECAY_FIELDS, decay_problems, json_object, option_problems, tell_all
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
+from ..schedules.factory import SCHEDULES
 from . import lr_scheduler
 from .base import check_mixed_in_first, name_of
 
@@ -84,7 +85,7 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
         args: Any = self
         tell_all(_problems(args))
         optim, kind = name_of(args.optim), name_of(args.lr_scheduler_type)
-        ours = kind in lr_scheduler.SCHEDULERS and kind not in BUILT_IN
+        ours = kind in SCHEDULES and kind not in BUILT_IN
         if optim in REGISTRY:
             args.optim = "adamw"  # the enum of the Trainer refuses names it does not have
         if ours:
@@ -94,7 +95,7 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
         except ValueError as error:
             for enum, names, received in (
                 ("OptimizerNames", REGISTRY, {"optim": optim}),
-                ("SchedulerType", lr_scheduler.SCHEDULERS, {"lr_scheduler_type": kind}),
+                ("SchedulerType", SCHEDULES, {"lr_scheduler_type": kind}),
             ):
                 if enum in str(error):  # the Trainer's error about an unknown name
                     own = ", ".join(map(repr, names))
