@@ -10,8 +10,8 @@ import paddle
 from .._checks import checked_number, checked_steps, refused
 from .._messages import refusal, shown, unknown
 from ..build import OPTIMIZERS, build_optimizer
-from ..schedules import ON_METRIC, SchedulerType, get_scheduler
-from ..schedules.factory import kwargs_problems
+from ..schedules import ON_METRIC, get_scheduler
+from ..schedules.factory import SCHEDULES, kwargs_problems
 from .decay import decay_problems
 
 _Check = Callable[[Any, str], Any]
@@ -128,18 +128,16 @@ def _idle_schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[s
 
 
 def _schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
-    kind, kinds = config.lr_scheduler_type, [member.value for member in SchedulerType]
-    if not isinstance(kind, str) or kind not in kinds:
-        yield unknown("schedule", kind, None, kinds, f"lr_scheduler_type={shown(kind)}")
+    kind = config.lr_scheduler_type
+    if not isinstance(kind, str) or kind not in SCHEDULES:
+        yield unknown("schedule", kind, None, SCHEDULES, f"lr_scheduler_type={shown(kind)}")
         return
     if unreadable:
         return
-    received = f"Received: warmup_steps={shown(config.warmup_steps)}, warmup_ratio={shown(config.warmup_ratio)}"
-    if config.warmup_steps and config.warmup_ratio:
-        yield f"`warmup_steps` and `warmup_ratio` exclude each other. {received}"
-    if (kind in ON_METRIC or kind == "constant") and (config.warmup_steps or config.warmup_ratio):
-        advice = ": use 'constant_with_warmup'" if kind == "constant" else ""
-        yield f"The schedule {shown(kind)} has no warm-up{advice}. {received}"
+    given = {"warmup_steps": config.warmup_steps, "warmup_ratio": config.warmup_ratio}
+    if all(given.values()):
+        yield str(refusal(ValueError, "`warmup_steps` and `warmup_ratio` exclude each other.", **given))
+    yield from SCHEDULES[kind].idle_warmup(**given)
     warmup = config.warmup_steps or int(config.warmup_ratio * _LONG)
     found = list(kwargs_problems(kind, config.lr_scheduler_kwargs))
     found = found or list(_tried(lambda: build_schedule(config, warmup, _LONG)))

@@ -88,7 +88,8 @@ def _schedule(schedule: Any) -> Record:
     """Return the class of a schedule and the arguments that it keeps: unlike its state they stay what they are."""
     names = [*inspect.signature(type(schedule)).parameters, "base_lr"]
     kept = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
-    arguments = {name: _argument(value) for name, value in kept.items() if name not in ("last_epoch", "verbose")}
+    named = {"rule" if name == "curve" else name: value for name, value in kept.items()}  # as files have always had it
+    arguments = {name: _argument(value) for name, value in named.items() if name not in ("last_epoch", "verbose")}
     return {"class": type(schedule).__name__, **arguments}
 
 

@@ -15,15 +15,16 @@ from typing import Any, Optional, Union
 import paddle
 
 from .._checks import checked_bool, checked_choice, checked_int
-from .._messages import refusal, shown
+from .._messages import refusal, shown, tell_all
 from ..config import json_object
 from ..layers.decay import OPTIONS, LayerDecay, idle_options
 from ..layers.map import Layer, LayerMap
 from ..layers.table import markdown, rich_table
 from ..optimizers.registry import optimizer_class
 from ..plots import check_picture, plot_schedule, text_plot
-from ..schedules import ON_METRIC, SchedulerType, get_scheduler
+from ..schedules import ON_METRIC, get_scheduler
 from ..schedules.ahead import schedule_rates
+from ..schedules.factory import SCHEDULES
 from .memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, plan
 from .memory.optimizer import sizing_options
 
@@ -73,7 +74,7 @@ def _flag(name: str) -> str:
 
 
 def _add_schedule(add: Any) -> None:
-    kinds = ", ".join(kind.value for kind in SchedulerType if kind.value not in ON_METRIC)
+    kinds = ", ".join(kind.name for kind in SCHEDULES.values() if not kind.on_metric)
     add("--type", required=True, metavar="KIND", help=kinds)
     add("--steps", type=int, required=True, help="optimizer steps of the training")
     add("--warmup", type=int, default=0, help="steps of the warm-up")
@@ -200,13 +201,11 @@ def _show_schedule(options: argparse.Namespace) -> None:
 
 def _schedule(options: argparse.Namespace) -> Any:
     """Return the schedule that the options of ``schedule`` ask for."""
-    kind = checked_choice(options.type, "type", [kind.value for kind in SchedulerType])
+    kind = checked_choice(options.type, "type", SCHEDULES)
     if kind in ON_METRIC:
         raise refusal(ValueError, "`--type` must be a schedule that follows no evaluation metric.", type=kind)
     checked_int(options.steps, "steps", 1)
-    if kind == "constant" and options.warmup:
-        advice = "The schedule 'constant' has no warm-up; 'constant_with_warmup' has."
-        raise refusal(ValueError, advice, warmup=options.warmup)
+    tell_all(SCHEDULES[kind].idle_warmup(warmup=options.warmup))
     kwargs = json_object(options.kwargs, "kwargs") or None
     return get_scheduler(kind, options.lr, options.warmup, options.steps, kwargs)
 

@@ -17,6 +17,7 @@ from ..config import (
     with_decay_settings,
 )
 from ..optimizers.registry import REGISTRY
+from ..schedules.factory import SCHEDULES
 from . import lr_scheduler
 from .base import check_mixed_in_first, name_of
 from .required_mixin import MixinRequired
@@ -88,7 +89,7 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         args: Any = self
         tell_all(_problems(args))
         optim, kind = name_of(args.optim), name_of(args.lr_scheduler_type)
-        ours = kind in lr_scheduler.SCHEDULERS and kind not in BUILT_IN
+        ours = kind in SCHEDULES and kind not in BUILT_IN
         if optim in REGISTRY:
             args.optim = "adamw"  # the enum of the Trainer refuses names it does not have
         if ours:
@@ -98,7 +99,7 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         except ValueError as error:
             for enum, names, received in (
                 ("OptimizerNames", REGISTRY, {"optim": optim}),
-                ("SchedulerType", lr_scheduler.SCHEDULERS, {"lr_scheduler_type": kind}),
+                ("SchedulerType", SCHEDULES, {"lr_scheduler_type": kind}),
             ):
                 if enum in str(error):  # the Trainer's error about an unknown name
                     own = ", ".join(map(repr, names))

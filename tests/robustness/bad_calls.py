@@ -473,7 +473,7 @@ CALLS = {
     ),
     # ---- schedules
     "RuleSchedule": Row(
-        lambda: (ldopt.RuleSchedule, {"learning_rate": 0.1, "rule": lambda step: 0.5}), free=("verbose",)
+        lambda: (ldopt.RuleSchedule, {"learning_rate": 0.1, "curve": lambda step: 0.5}), free=("verbose",)
     ),
     "ReduceLROnPlateau": Row(lambda: (ldopt.ReduceLROnPlateau, {"learning_rate": 0.1}), free=("verbose",)),
     "GreedyLR": Row(lambda: (ldopt.GreedyLR, {"learning_rate": 0.1}), free=("verbose",)),
