@@ -8,12 +8,13 @@ import types
 from typing import Any, Optional
 
 from .._checks import checked_steps, plain_number
+from .._files import Path, checked_path
 from .._messages import refusal, shown, tell_all, unknown
 from ..build import OPTIMIZERS, build_optimizer
 from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules import ON_METRIC
 from .decay import SETTINGS, DecaySettings, with_decay_settings
-from .files import Path, checked_path, json_object, read_json, read_yaml
+from .files import json_object, read_json, read_yaml
 from .problems import build_schedule, config_problems
 
 # Kinds that every Trainer has -> the fields of its arguments that shape them. Without `lr_scheduler_kwargs` they stay

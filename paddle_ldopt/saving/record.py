@@ -11,7 +11,7 @@ import paddle
 import safetensors
 from paddle.optimizer.lr import LRScheduler
 
-from .._messages import refusal, shown
+from .._messages import quoted, refusal, shown
 from .._paddle import grad_clip, inner_clip, parameters_of, rate_source
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..version import __version__
@@ -19,7 +19,6 @@ from .json_state import to_json
 
 Record = dict[str, Any]
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # the value of a setting that one side lacks
-_SHOWN = 3
 # names for `changed` beside the optimizer's own options
 _NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learning_rate", "schedule")
 
@@ -161,7 +160,7 @@ def check_same(there: Record, here: Record, changed: Collection[str] = ()) -> No
 def _check_parameters(there: Record, here: Record) -> None:
     missing, unexpected = sorted(set(here) - set(there)), sorted(set(there) - set(here))
     if missing or unexpected:
-        problem = f"The saved state is of another model: it lacks {some(missing)}, and has beside {some(unexpected)}."
+        problem = f"The saved state is of another model: it lacks {quoted(missing)}, and also has {quoted(unexpected)}."
         raise ValueError(f"{problem} Received: {len(here)} parameters, not {len(there)}")
     for name, now in here.items():
         was = there[name]
@@ -190,9 +189,3 @@ def _said(value: str, where: str, was: Any, now: Any) -> str:
         pairs = (was, now), (now, was)
         was, now = ({k: v for k, v in one.items() if other.get(k, ABSENT) != v} for one, other in pairs)
     return f"{value}={shown(now)} (in the file {shown(was)}) of {where}"
-
-
-def some(names: Sequence[Any]) -> str:
-    """Return the first few names for an error message, "nothing" without any."""
-    more = f", ... {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
-    return ", ".join(map(repr, names[:_SHOWN])) + more or "nothing"
