@@ -20,8 +20,8 @@ from ..layers.rates import applied_rates, next_rate, used_rates
 from ..layers.table import LayerTable
 from ..plots import name_lines
 from .base import Callback
-from .callbacks import all_open
 from .folders import write_whole
+from .unfreezing import all_open
 
 _STYLE = """:root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
