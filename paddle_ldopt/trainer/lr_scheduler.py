@@ -11,7 +11,7 @@ from ..schedules import ON_METRIC, MetricSchedule, get_scheduler
 from ..schedules.factory import SCHEDULES
 from .base import name_of
 
-_LONG = 10**9  # stands for a number of steps that is not known before the data are
+_MANY_STEPS = 10**9  # stands for the number of steps that is not known before the data are
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # arguments of schedules
 
 
@@ -50,7 +50,7 @@ def schedule_problem(args: Any) -> Iterator[str]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about a number of steps that may be a stand-in; they come again
-                _build(args, args.max_steps if args.max_steps > 0 else _LONG)
+                _build(args, args.max_steps if args.max_steps > 0 else _MANY_STEPS)
         except (TypeError, ValueError) as error:
             yield f"{'' if kwargs else f'`lr_scheduler_type` {shown(kind)} without '}`lr_scheduler_kwargs`: {error}"
 
