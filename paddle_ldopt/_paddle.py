@@ -116,7 +116,7 @@ new_state = _attribute(OPTIMIZER, "_add_accumulator", _EVERY)  # (state name, pa
 new_master = _attribute(OPTIMIZER, "_create_master_weight", _EVERY)  # (param) -> Tensor
 state_getter = _attribute(OPTIMIZER, "_get_accumulator_master", _EVERY)  # (state name, param) -> Tensor
 is_low_precision = _attribute(OPTIMIZER, "_is_dtype_fp16_or_bf16", _EVERY)
-decay_fun = _attribute(_ADAMW, "_apply_decay_param_fun", _EVERY)
+weight_decay_fun = _attribute(_ADAMW, "_apply_decay_param_fun", _EVERY)
 keeps_masters = _attribute(_ADAMW, "_multi_precision", _EVERY)
 _auxiliary = _attribute(OPTIMIZER, "_get_auxiliary_var", _EVERY)
 _create_accumulators = _attribute(OPTIMIZER, "_create_accumulators", _EVERY)
@@ -412,7 +412,7 @@ def sharding_setting(*names: str) -> Any:
     return next((name for name in names if getattr(configs, name)), None)
 
 
-def decay_fun_is_replaced(optimizer: Any) -> bool:
+def weight_decay_fun_is_replaced(optimizer: Any) -> bool:
     """Return whether sharding version 1 has put a function for its buffers in place of `apply_decay_param_fun`."""
     module = getattr(_decayed_names(optimizer), "__module__", None)
     return topology() is not None and module == sharding_v1().__module__
