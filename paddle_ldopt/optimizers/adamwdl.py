@@ -14,7 +14,8 @@ from .._checks import Option, checked_bool, one_of_two
 from .._paddle import global_rate, masters, rate_factor, ratio_in_kernel, set_attributes, state_getter
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ._base.arithmetic import root
-from ._base.declared import DeclaredMixin, Task
+from ._base.collecting import Task
+from ._base.declared import DeclaredMixin
 from ._base.layerwise import LayerwiseMixin
 from ._base.rule_optimizer import checked_rate
 from ._base.sharded_state import ShardedStateMixin

@@ -27,7 +27,8 @@ from ..._checks import checked_bool, checked_number, checked_state
 from .._fused.step import FusedMixin
 from .._pieces import Piece, PieceFinder, answer_locally, answer_together
 from ..declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP
-from .declared import DeclaredMixin, Task, compute_dtype
+from .collecting import Task
+from .declared import DeclaredMixin, compute_dtype
 from .layerwise import LayerwiseMixin
 from .sharded_state import ShardedStateMixin
 
