@@ -54,9 +54,10 @@ class Seen(NamedTuple):
                 if not all(map(_Tensor.is_contiguous, grads + params)):
                     return None
                 settings = [param.__dict__ for param in params]
-                for own in settings:
-                    get = own.get
-                    if not (get("regularizer") is get("main_grad") is get(sharded) is None):
+                for own in settings:  # `in` is much faster than a call of `get`
+                    if own["regularizer"] is not None or ("main_grad" in own and own["main_grad"] is not None):
+                        return None
+                    if sharded in own and own[sharded] is not None:
                         return None
                 factors = [own["optimize_attr"]["learning_rate"] for own in settings]
                 sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
