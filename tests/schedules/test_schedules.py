@@ -7,7 +7,6 @@ import inspect
 import math
 import pickle
 import re
-import sys
 import time
 import warnings
 
@@ -16,6 +15,7 @@ import hypothesis
 import numpy as np
 import paddle
 import pytest
+import schedule_cases
 from hypothesis import strategies as st
 
 from paddle_ldopt import schedules
@@ -57,12 +57,7 @@ def advance(schedule):
 
 
 def rates(schedule, steps):
-    """Return the rate of each of the next steps of the optimizer."""
-    out = []
-    for _ in range(steps):
-        out.append(schedule())
-        advance(schedule)
-    return out
+    return schedule_cases.rates(schedule, steps, advance)
 
 
 def optimizer_of(learning_rate=0.1):
@@ -337,11 +332,6 @@ def test_resume_from_a_copy(kind, how, tmp_path):
         assert rates(second, 150 - at) == whole[at:]
 
 
-def a_million_takes():
-    """Return the seconds allowed; no limit while coverage traces each line, which takes longer than the step."""
-    return 2.0 if sys.gettrace() is None else math.inf
-
-
 @closed_kind
 def test_a_million_steps(kind):
     million = 1_000_000
@@ -355,9 +345,9 @@ def test_a_million_steps(kind):
         for _ in range(million - 1):
             schedule.step()
         best = min(best, time.process_time() - start)
-        if best < a_million_takes():
+        if best < schedule_cases.a_million_takes():
             break
-    assert best < a_million_takes()
+    assert best < schedule_cases.a_million_takes()
     assert schedule.last_epoch == million - 1
     from_last_epoch = make(kind, last_epoch=million - 2, **more)
     from_state = make(kind, **more)
@@ -377,9 +367,9 @@ def test_a_million_steps_on_a_metric(kind):
         for loss in losses[:-1]:
             schedule.step(loss)
         best = min(best, time.process_time() - start)
-        if best < a_million_takes():
+        if best < schedule_cases.a_million_takes():
             break
-    assert best < a_million_takes()
+    assert best < schedule_cases.a_million_takes()
     other = make(kind, **more)
     other.set_state_dict(schedule.state_dict())
     assert other.last_epoch == million - 1
