@@ -22,7 +22,7 @@ ARROWS = {
     "_files": {"_messages"},
     "_paddle": set(),
     "kernels": set(),
-    "plots": {"_checks", "_files"},
+    "plots": {"_files"},
     "schedules": {"_checks", "_paddle"},
     "layers": {"_checks", "_files", "_paddle", "plots", "schedules"},
     "optimizers": {"_checks", "_paddle", "kernels", "layers", "schedules"},
@@ -31,20 +31,10 @@ ARROWS = {
     "tensorflow_recipe": {"_checks", "_paddle", "build", "layers", "optimizers", "schedules"},
     "config": {"_checks", "_files", "_messages", "build", "layers", "optimizers", "schedules"},
     "saving": {"_checks", "_files", "_paddle", "layers", "optimizers", "version"},
-    "parallel": {"_checks", "_files", "_paddle", "optimizers", "saving", "schedules"},
+    "parallel": {"_checks", "_files", "_paddle", "saving", "schedules"},
     "tools": {"_checks", "config", "layers", "optimizers", "plots", "schedules"},
-    "trainer": {
-        "_checks",
-        "_files",
-        "_paddle",
-        "build",
-        "config",
-        "layers",
-        "optimizers",
-        "plots",
-        "saving",
-        "schedules",
-    },  # fmt: skip
+    "trainer": {"_checks", "_files", "_paddle", "build", "config", "layers", "optimizers", "plots", "saving"}
+    | {"schedules"},
     "__main__": {"tools"},
 }
 

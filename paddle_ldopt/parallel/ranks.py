@@ -93,21 +93,10 @@ class Ranks:
             problem = "The step failed in another process and was undone in all: see the error of that process."
             raise RuntimeError(f"{problem} Received: an error in process {failed - 1}")
 
-    def sum_over_data(self, value: Any) -> Any:
-        """Return the sum of a float32 Tensor over all processes that have data of their own."""
-        return self._sum(value, *self.data_groups)
-
     def sum_of_squares(self, split: Any, whole: Any) -> Any:
         """Return the sum over all parameters, from this process's over split ones and over whole ones."""
-        both = paddle.concat([split, whole])
-        self._sum(both, self.group("sharding"), self.group("pipe"))
-        return self._sum(both[:1], self.group("model")) + both[1:]
-
-    def _sum(self, value: Any, *groups: Any) -> Any:
-        for group in groups:
-            if group is not None:
-                dist.all_reduce(value, group=group)
-        return value
+        both = sum_over([self.group("sharding"), self.group("pipe")], paddle.concat([split, whole]))
+        return sum_over([self.group("model")], both[:1]) + both[1:]
 
     def repeated(self) -> set[int]:
         """Return the ids of parameters, and of their slices, that another stage counts: copies of tied weights."""
@@ -121,6 +110,14 @@ class Ranks:
         ]
         slices = _paddle.slices(self.shards) if self.sliced else {}
         return {id(tensor) for copy in copies for tensor in (copy, slices.get(copy.name, copy))}
+
+
+def sum_over(groups: list[Any], value: Any) -> Any:
+    """Add up a Tensor, in place, over groups of processes one after the other; None is a process alone."""
+    for group in groups:
+        if group is not None:
+            dist.all_reduce(value, group=group)
+    return value
 
 
 def _communicate_group(network: Any, processes: int) -> Any:

@@ -270,8 +270,8 @@ def test_a_state_of_another_scaler_is_an_error():
         ({"micro_batch_num": 2.0}, TypeError, "micro_batch_num=2.0"),
         ({"local_norm": None}, TypeError, "local_norm=None"),
         ({"calculate_per_token_loss": "yes"}, TypeError, "calculate_per_token_loss='yes'"),
-        ({"parallel_config": {}}, TypeError, "parallel_config={}"),
-        ({"print_separate_loss": True}, TypeError, "print_separate_loss=True"),
+        ({"parallel_config": {}}, TypeError, "unexpected keyword argument 'parallel_config'"),
+        ({"print_separate_loss": True}, TypeError, "unexpected keyword argument 'print_separate_loss'"),
         ({"global_norm_spike_threshold": 2.0}, ValueError, "global_norm_spike_threshold=2.0"),
         ({"use_skip_data_by_global_norm": 1}, TypeError, "use_skip_data_by_global_norm=1"),
         ({"use_skip_data_by_global_norm": True, "use_clip_grad": False}, ValueError, "use_clip_grad=False"),
@@ -280,7 +280,7 @@ def test_a_state_of_another_scaler_is_an_error():
 def test_wrong_arguments(arguments, error, message):
     network = paddle.nn.Linear(2, 1)
     optimizer = paddle.optimizer.SGD(parameters=network.parameters())
-    with pytest.raises(error, match=f"Received: .*{message}"):
+    with pytest.raises(error, match=message if "unexpected" in message else f"Received: .*{message}"):
         ldopt.PipelineWithLossScale(network, optimizer, **arguments)
 
 
