@@ -35,7 +35,38 @@ def several(kinds, steps, **degrees):
     return runs
 
 
-def compare(kinds, steps, ranks, **degrees):
+ALL = [*cases.ARGUMENTS, "ragged"]
+
+
+def slow(degrees):
+    kinds = {"staged": ALL} if "pp" in degrees else {"staged": ALL, "whole": ALL}
+    return pytest.param(4, kinds, degrees, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kinds", "degrees"),
+    [
+        (1, {"staged": ["lamb", "ragged"]}, {}),
+        (2, {"staged": ALL}, {"pp": 2}),
+        (2, {"staged": ["lamb", "ragged"], "whole": ["came", "ragged"]}, {"dp": 2}),
+        (2, {"staged": ["came", "ragged"], "whole": ["lamb", "ragged"]}, {"sharding": 2}),
+        # slices of parameters: the norm is that of all, and update rules are answered with sums over all
+        (2, {"whole": ["adamwdl", "came", "adafactor", "lamb", "ragged"]}, {"sharding": 2, "sharding_configs": V2}),
+        (4, {"staged": ["came", "ragged"]}, {"pp": 2, "dp": 2}),
+        (4, {"staged": ["lamb", "ragged"]}, {"pp": 2, "sharding": 2, "sharding_configs": V2}),
+        (4, {"whole": ["lamb", "ragged"]}, {"dp": 2, "sharding": 2, "sharding_configs": V2}),
+        slow({"pp": 2, "dp": 2}),
+        slow({"pp": 2, "sharding": 2}),
+        slow({"pp": 2, "sharding": 2, "sharding_configs": V2}),
+        slow({"pp": 4}),
+        slow({"dp": 2, "sharding": 2}),
+        slow({"dp": 2, "sharding": 2, "sharding_configs": V2}),
+        slow({"dp": 4}),
+        slow({"sharding": 4}),
+    ],
+    ids=str,
+)
+def test_several_processes_are_one(ranks, kinds, degrees, steps=20):
     results = launch(several, ranks=ranks, timeout=300, kinds=kinds, steps=steps, **degrees)
     for kind, names in kinds.items():
         for name in names:
@@ -44,69 +75,6 @@ def compare(kinds, steps, ranks, **degrees):
             parts = ranks // degrees.get("pp", 1)
             optimizer, faults = ("sgd", FAULTS) if ragged else (name, {})
             cases.check(runs, optimizer, steps, OVERFLOWS, ragged, parts, scaler(), faults=faults)
-
-
-ALL = [*cases.ARGUMENTS, "ragged"]
-
-
-@pytest.mark.parametrize(
-    ("degrees", "kinds"),
-    [
-        ({"pp": 2}, {"staged": ALL}),
-        ({"dp": 2}, {"staged": ["lamb", "ragged"], "whole": ["came", "ragged"]}),
-        ({"sharding": 2}, {"staged": ["came", "ragged"], "whole": ["lamb", "ragged"]}),
-    ],
-    ids=lambda value: "x".join(value),
-)
-def test_two_processes_are_one(degrees, kinds):
-    compare(kinds, 20, 2, **degrees)
-
-
-def test_one_process_under_fleet():
-    compare({"staged": ["lamb", "ragged"]}, 20, 1)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "degrees"),
-    [
-        ({"staged": ["came", "ragged"]}, {"pp": 2, "dp": 2}),
-        ({"staged": ["lamb", "ragged"]}, {"pp": 2, "sharding": 2, "sharding_configs": V2}),
-        ({"whole": ["lamb", "ragged"]}, {"dp": 2, "sharding": 2, "sharding_configs": V2}),
-    ],
-    ids=["pp x dp", "pp x v2", "dp x v2"],
-)
-def test_four_processes_are_one(kinds, degrees):
-    compare(kinds, 20, 4, **degrees)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "degrees",
-    [
-        {"pp": 2, "dp": 2},
-        {"pp": 2, "sharding": 2},
-        {"pp": 2, "sharding": 2, "sharding_configs": V2},
-        {"pp": 4},
-        {"dp": 2, "sharding": 2},
-        {"dp": 2, "sharding": 2, "sharding_configs": V2},
-        {"dp": 4},
-        {"sharding": 4},
-    ],
-    ids=str,
-)
-def test_four_processes_are_one_with_every_optimizer(degrees):
-    compare({"staged": ALL} if "pp" in degrees else {"staged": ALL, "whole": ALL}, 20, 4, **degrees)
-
-
-def test_slices_of_parameters():
-    """Sharding v2: the norm is that of all slices, whose update rules are answered with sums over all."""
-    compare(
-        {"whole": ["adamwdl", "came", "adafactor", "lamb", "ragged"]},
-        20,
-        2,
-        sharding=2,
-        sharding_configs=V2,
-    )
 
 
 # ---- many overflows

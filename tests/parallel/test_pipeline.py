@@ -285,25 +285,20 @@ def test_wrong_arguments(arguments, error, message):
 
 
 def test_wrong_networks_and_optimizers():
-    network, other = paddle.nn.Linear(2, 1), paddle.nn.Linear(2, 1)
-    clip = paddle.nn.ClipGradByNorm(1.0)
-    optimizer = paddle.optimizer.SGD(parameters=network.parameters())
-    with pytest.raises(TypeError, match="Received: network of type function"):
-        ldopt.PipelineWithLossScale(lambda inputs: inputs, optimizer)
-    with pytest.raises(TypeError, match="Received: optimizer of type float"):
-        ldopt.PipelineWithLossScale(network, 0.1)
-    with pytest.raises(ValueError, match="parameters of the network. Received: 2 others"):
-        ldopt.PipelineWithLossScale(other, optimizer)
-    with pytest.raises(ValueError, match="Received: grad_clip=ClipGradByNorm"):
-        ldopt.PipelineWithLossScale(network, paddle.optimizer.SGD(parameters=network.parameters(), grad_clip=clip))
-    groups = [{"params": network.parameters(), "grad_clip": clip}]
-    with pytest.raises(ValueError, match="Received: grad_clip=ClipGradByNorm"):
-        ldopt.PipelineWithLossScale(network, paddle.optimizer.SGD(parameters=groups))
+    network, sgd, clip = paddle.nn.Linear(2, 1), paddle.optimizer.SGD, paddle.nn.ClipGradByNorm(1.0)
+    optimizer, params = sgd(parameters=network.parameters()), network.parameters()
     virtual = cases.Staged(num_stages=1, num_virtual_pipeline_stages=2, seg_method="layer:Block")
-    with pytest.raises(ValueError, match="leave out num_virtual_pipeline_stages.* Received: network of type Staged"):
-        ldopt.PipelineWithLossScale(virtual, optimizer)
-    with pytest.raises(ValueError, match="one loss function. Received: loss_fn=\\[None\\]"):
-        ldopt.PipelineWithLossScale(cases.Staged(None, num_stages=1), optimizer)
+    for wrong, other, error, says in (
+        (lambda inputs: inputs, optimizer, TypeError, "Received: network of type function"),
+        (network, 0.1, TypeError, "Received: optimizer of type float"),
+        (paddle.nn.Linear(2, 1), optimizer, ValueError, "parameters of the network. Received: 2 others"),
+        (network, sgd(parameters=params, grad_clip=clip), ValueError, "Received: grad_clip=ClipGradByNorm"),
+        (network, sgd(parameters=[{"params": params, "grad_clip": clip}]), ValueError, "grad_clip=ClipGradByNorm"),
+        (virtual, optimizer, ValueError, "leave out num_virtual_pipeline_stages.* Received: network of type Staged"),
+        (cases.Staged(None, num_stages=1), optimizer, ValueError, r"one loss function. Received: loss_fn=\[None\]"),
+    ):
+        with pytest.raises(error, match=says):
+            ldopt.PipelineWithLossScale(wrong, other)
 
 
 def test_parameter_groups_are_clipped_together():
