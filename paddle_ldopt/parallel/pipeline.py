@@ -7,7 +7,7 @@ import paddle
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .._checks import checked_bool, checked_number, checked_steps
-from .._messages import refusal, shown
+from .._messages import refusal
 from .._paddle import grad_clip, param_groups, rate_source, unwrap
 from ..schedules import MetricSchedule
 from .gradients import Gradients
@@ -216,7 +216,7 @@ class PipelineWithLossScale:
             return None
         if self._epoch not in (None, schedule.last_epoch):
             problem = "The step advances the schedule: don't call its `step`; after loading its state, load this one's."
-            raise ValueError(f"{problem} Received: last_epoch={schedule.last_epoch} after {self._epoch}")
+            raise refusal(ValueError, problem, last_epoch=schedule.last_epoch, expected=self._epoch)
         return schedule
 
     def state_dict(self) -> dict[str, Any]:
@@ -226,7 +226,8 @@ class PipelineWithLossScale:
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the `state_dict` of a step with a scaler of the same class, after the network's and the optimizer's."""
         if not isinstance(state_dict, dict) or set(state_dict) != {"scaler"}:
-            raise ValueError(f"`state_dict` must be a dict with the key 'scaler' alone. Received: {shown(state_dict)}")
+            problem = "`state_dict` must be a dict with the key 'scaler' alone."
+            raise refusal(ValueError, problem, state_dict=state_dict)
         self.scaler.set_state_dict(state_dict["scaler"])
         self._epoch = None
 

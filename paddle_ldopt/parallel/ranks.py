@@ -9,7 +9,7 @@ import paddle
 import paddle.distributed as dist
 
 from .. import _paddle
-from .._messages import wrong_type
+from .._messages import refusal, wrong_type
 
 _SERVED = "`fleet.distributed_model` (pipeline, data, tensor parallel, sharding stage 1) or `paddle.DataParallel`"
 _AXES = ("data", "sharding", "pipe", "model")
@@ -33,10 +33,9 @@ class Ranks:
         self.sliced = isinstance(self.shards, _paddle.sharding_v2())  # version 2 cuts parameters into slices
         for setting in ("tensor_fusion", "comm_overlap"):
             if getattr(self.shards, setting, False):
-                raise ValueError(
-                    "Each parameter must keep its own gradient until the overflow check: "
-                    f"set {setting}=False in the strategy's sharding_configs. Received: {setting}=True"
-                )
+                problem = "Each parameter must keep its own gradient until the overflow check"
+                todo = f"set {setting}=False in the strategy's sharding_configs."
+                raise refusal(ValueError, f"{problem}: {todo}", **{setting: True})
 
     def group(self, axis: str) -> Any:
         """Return the group of an axis of the hybrid topology, None if this process is alone in it."""
@@ -126,7 +125,7 @@ def _communicate_group(network: Any, processes: int) -> Any:
     on = _paddle.overlaps(network)
     if on:
         problem = "Gradients must be reduced after the overflow check: switch this off in the strategy's pp_configs."
-        raise ValueError(f"{problem} Received: {', '.join(f'{name}=True' for name in on)}")
+        raise refusal(ValueError, problem, **dict.fromkeys(on, True))
     layers = _paddle.unwrap_model(network)
     chunks = layers.get_num_virtual_stages() if isinstance(layers, _paddle.pipeline_layer()) else 1
     staged = _paddle.pipeline_engine()
@@ -139,7 +138,7 @@ def _communicate_group(network: Any, processes: int) -> Any:
         degrees = {} if hcg is None else {axis: getattr(hcg, f"get_{axis}_parallel_world_size")() for axis in _AXES}
         if hcg is not None and math.prod(degrees.values()) != processes:
             problem = "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination."
-            raise ValueError(f"{problem} Received: {degrees} in {processes} processes, so another one besides")
+            raise refusal(ValueError, problem, **degrees, processes=processes)
         return hcg
     if processes > 1 and not isinstance(network, paddle.DataParallel):
         raise ValueError(f"With several processes `network` must be wrapped by {_SERVED}. {received}")

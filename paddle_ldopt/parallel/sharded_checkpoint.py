@@ -215,7 +215,7 @@ def _pieces(optimizer: Any) -> Optional[dict[str, tuple[int, int]]]:
         for name in ("tensor_fusion", "comm_overlap"):
             if type(wrapper) is _paddle.sharding_v1() and getattr(wrapper, name):
                 problem = f"Fused state belongs to no parameter: set {name}=False in the strategy's sharding_configs."
-                raise ValueError(f"{problem} Received: {name}=True")
+                raise refusal(ValueError, problem, **{name: True})
     return None
 
 

@@ -190,7 +190,7 @@ def test_a_schedule_that_is_advanced_elsewhere_is_an_error():
     inputs = cases.tensors(cases.batch(0))
     step(*inputs)
     optimizer._learning_rate.step()
-    with pytest.raises(ValueError, match="Received: last_epoch=2 after 1"):
+    with pytest.raises(ValueError, match="Received: last_epoch=2, expected=1"):
         step(*inputs)
     optimizer.set_state_dict(optimizer.state_dict())
     step.set_state_dict(step.state_dict())
@@ -250,7 +250,7 @@ def test_a_state_of_another_scaler_is_an_error():
     _, _, other = made(scale_sense=2.0)
     with pytest.raises(ValueError, match="Received: keys=\\['loss_scale'\\]"):
         step.set_state_dict(other.state_dict())
-    with pytest.raises(ValueError, match="alone. Received: .'other': 1."):
+    with pytest.raises(ValueError, match="alone. Received: state_dict=.'other': 1."):
         step.set_state_dict({"other": 1})
 
 
