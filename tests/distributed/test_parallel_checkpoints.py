@@ -128,10 +128,8 @@ def test_bytes_are_those_of_the_formulas(runs, layout, name):
     if kind == "dp":  # the reducer, in C++, is not seen
         assert mean["all_reduce"] == answer.sent_sums == 0
     elif version == ["v1"]:
-        assert (mean["reduce"] * share / 2, mean["broadcast"] * share / 2) == (
-            answer.sent_gradients,
-            answer.sent_parameters,
-        )
+        sent = mean["reduce"] * share / 2, mean["broadcast"] * share / 2
+        assert sent == (answer.sent_gradients, answer.sent_parameters)
         assert mean["all_reduce"] == answer.sent_sums == 0
     else:  # gloo's stand-in for reduce_scatter is an all_reduce of the whole
         gradients = answer.sent_gradients / (share / 2)

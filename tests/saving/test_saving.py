@@ -1,8 +1,11 @@
 """`save_optimizer` and `load_optimizer`: a resume is exact, and whatever is wrong with a file changes nothing."""
 
+import dataclasses
+import hashlib
 import json
 import os
 import pickle
+import re
 import stat
 import struct
 import subprocess
@@ -13,7 +16,7 @@ import numpy as np
 import paddle
 import pytest
 import safetensors.paddle
-from saving_cases import CASES, Run, bits, refused, same, sealed, write_raw
+from saving_cases import CASES, Run, bits, digest, refused, same, sealed, write_raw
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.plots import plot_schedule, write_schedule
@@ -121,8 +124,6 @@ def test_another_process_reads_it(path):
         "from saving_cases import Run, digest; import paddle_ldopt as ldopt; run = Run('came', guard=False);"
         "print(ldopt.load_optimizer(sys.argv[1], run.optimizer, run.model).step, digest(run.state()))"
     )
-    from saving_cases import digest
-
     out = subprocess.run([sys.executable, "-c", code, path, *sys.path], capture_output=True, text=True, check=True)
     assert out.stdout.split()[-2:] == [str(HALF), digest(run.state())]
 
@@ -281,22 +282,13 @@ def test_the_file_is_plain_safetensors(saved):
     record = json.loads(metadata["record"])
     assert (metadata["format"], metadata["version"]) == ("paddle_ldopt.optimizer", "1")
     assert record["optimizer"] == "Came" and record["step"] == HALF
-    assert record["layerwise"] == {**ldopt_rule(), "n_layers": 12, "constant": True}
+    assert record["layerwise"] == {**dataclasses.asdict(ldopt.LayerDecay(0.5)), "n_layers": 12, "constant": True}
     assert record["parameters"]["blocks.0.weight"]["ratio"] == 0.25
     assert record["parameters"]["blocks.0.weight"]["layer"] == ["blocks", 1, 2]
     assert record["packages"]["paddle"] == paddle.__version__
 
 
-def ldopt_rule():
-    import dataclasses
-
-    return dataclasses.asdict(ldopt.LayerDecay(0.5))
-
-
 def test_the_checksum_is_what_the_document_says(saved):
-    import hashlib
-    import re
-
     data = read(saved)
     (said,) = re.findall(rb'"sha256":"([0-9a-f]{64})"', data)
     assert hashlib.sha256(data.replace(said, b"0" * 64)).hexdigest().encode() == said
@@ -316,10 +308,7 @@ WRONG = {
     "stored type": ({"compression": True}, r"changed=\['compression'\]"),
     "rate": ({"rate": 2e-3}, r"changed=\['learning_rate'\]"),
     "ratios": ({"decay": 0.6}, r"changed=\['layerwise_decay'\]. Received: ratio=0.21"),
-    "decayed": (
-        {"apply_decay_param_fun": lambda name: False},
-        r"changed=\['apply_decay_param_fun'\]. Received: decayed=False",
-    ),
+    "decayed": ({"apply_decay_param_fun": lambda name: False}, r"changed=\['apply_decay_param_fun'\]. .*decayed=False"),
     "clipping": ({"grad_clip": paddle.nn.ClipGradByNorm(1.0)}, r"changed=\['grad_clip'\]"),
     "schedule": ({"rate": paddle.optimizer.lr.StepDecay(1e-3, 2)}, r"changed=\['learning_rate', 'schedule'\]"),
 }
@@ -849,10 +838,8 @@ def hostile_pickles(mark):
     yield "a persistent object", b"Vx\nQ."
     yield "an extension", b"\x82\x01."
     yield "objects", pickle.dumps({"a": np.array([Runs(os.mkdir, mark)], dtype=object)})
-    yield (
-        "a large array in few bytes",
-        pickle.dumps({"a": np.zeros(4, "f4")}).replace(b"K\x04\x85", b"J\xff\xff\xff\x7f\x85"),
-    )
+    large = pickle.dumps({"a": np.zeros(4, "f4")}).replace(b"K\x04\x85", b"J\xff\xff\xff\x7f\x85")
+    yield "a large array in few bytes", large
     yield "records", pickle.dumps({"a": np.zeros(2, [("x", "f4")])})
     yield "the wrong byte order", pickle.dumps({"a": np.zeros(2, ">f4")})
     yield "text", pickle.dumps({"a": np.array(["x"])})
