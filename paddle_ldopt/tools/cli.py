@@ -24,7 +24,7 @@ from ..optimizers.registry import optimizer_class
 from ..plots import check_picture, plot_schedule, text_plot
 from ..schedules import ON_METRIC, SchedulerType, get_scheduler
 from ..schedules.ahead import schedule_rates
-from .memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, plan
+from .memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, estimate
 from .memory.optimizer import sizing_options
 
 __all__ = ["load_model", "main"]
@@ -103,7 +103,7 @@ def _show_memory(options: argparse.Namespace) -> None:
     if options.no_masters:
         shared["multi_precision"] = False
     specs = [_spec(text, shared) for text in options.optimizer]
-    plans = [plan(model, spec, layout, options.tokens) for layout in _layouts(options) for spec in specs]
+    plans = [estimate(model, spec, layout, options.tokens) for layout in _layouts(options) for spec in specs]
     if options.json:
         answer = {"model": name, "size": size, "plans": [answer.to_dict() for answer in plans]}
         print(json.dumps(answer, indent=1))

@@ -587,9 +587,9 @@ CALLS = {
     ),
     "memory.Layout": Row(lambda: (memory.Layout, {"sharding": 2}), words={"split_param": "(split_param|stage)"}),
     "memory.OptimizerSpec": Row(lambda: (memory.OptimizerSpec, {"name": "came"}), words={"dtype": "dtype"}),
-    "memory.plan": Row(
+    "memory.estimate": Row(
         lambda: (
-            memory.plan,
+            memory.estimate,
             {
                 "model": memory.Transformer(256, 2),
                 "optimizer": memory.OptimizerSpec("came"),
@@ -648,7 +648,7 @@ NO_CALLS = {
     "OptimizerInfo": "a row of the registry",
     "LayerMap": "made by from_names and from_model",
     "memory.ITEMSIZE": "a constant",
-    "memory.MemoryUse": "what `plan` returns",
+    "memory.MemoryUse": "what `estimate` returns",
     "trainer.OptimizerName": "a string",
     "trainer.SchedulerName": "a string",
     "trainer.LdoptTrainerMixin": "built by a Trainer: tests/trainer/test_trainer.py",
