@@ -240,7 +240,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
     options = {"beta1": 2.0, "clip_threshold": -1.0, "beta3": 7.0}
     with pytest.raises(ValueError, match="^3 settings are wrong:"):
         LdoptConfig("came", options)
-    with pytest.raises(TypeError, match="must be a dict"):
+    with pytest.raises(TypeError, match="must be a dict of settings"):
         LdoptConfig.from_dict([])
 
 

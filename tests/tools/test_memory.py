@@ -360,7 +360,7 @@ def test_a_model_by_its_name(capsys):
         ([], "Received: params=None, model=None, shape={}"),
         (["--params", "7e9", "--hidden", "8"], "shape={'hidden': 8}"),
         (["--hidden", "8"], "Received: shape={'hidden': 8}"),
-        (["--params", "7e9", "--layout", "dp=2", "--mp", "2"], "Received: layout=['dp=2'], {'mp': 2}"),
+        (["--params", "7e9", "--layout", "dp=2", "--mp", "2"], "Received: layout=['dp=2'], mp=2"),
         (["--params", "7e9", "--layout", "dp"], "Received: 'dp'"),
         (["--params", "7e9", "--layout", "split_param=1"], "Received: 'split_param=1'"),
         (["--params", "7e9", "--layout", "dp=x"], "Received: 'dp=x'"),
