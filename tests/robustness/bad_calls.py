@@ -292,7 +292,7 @@ BUILT = {  # optimizer -> what it is built with
     "Lamb": {"learning_rate": 0.01},
     "Adafactor": {"lr": 0.01, "relative_step": False, "beta1": 0.9},
     "Came": {"learning_rate": 0.01},
-    "AdamWeightDecay": {"clipnorm": 1.0, "clipvalue": 1.0, "exclude_from_weight_decay": ["bias"]},
+    "AdamWeightDecay": {"clipnorm": 1.0, "clipvalue": 1.0},
 }
 SCHEDULES = {
     "get_constant_schedule": {},

@@ -40,11 +40,7 @@ def load(entry):
 def follow(entry, dtype, build, tol=None):
     """Take the peer's steps with an optimizer of ours and compare where the peer was recorded.
 
-    Args:
-        entry (dict): of the index.
-        dtype (str): of our parameters.
-        build (callable): (parameters by name, name_dict) -> (optimizer, what to call after each step or None).
-        tol (dict, optional): instead of the entry's tolerance.
+    `build` takes (parameters by name, name_dict) and returns (optimizer, what to call after each step or None).
     """
     case = load(entry)
     params, name_dict = make_params(case.params(), dtype)
