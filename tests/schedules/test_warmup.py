@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import paddle
 import pytest
-from golden_cases import cases, follow, load, needs_golden
+from golden_cases import cases, each, follow, load, needs_golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import bert_like, llrd_ratio, make_params, take_steps
@@ -28,10 +28,6 @@ FACTORY = [case for case in cases("adamweightdecay") if case["cls"].endswith(".c
 
 
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")
-
-
-def by_id(entry):
-    return entry["id"]
 
 
 def rates(schedule, steps):
@@ -60,8 +56,7 @@ def one_param():
 # ---- TensorFlow's own numbers
 
 
-@needs_golden
-@pytest.mark.parametrize("entry", SCHEDULES, ids=by_id)
+@each(SCHEDULES)
 def test_rates_are_tensorflows(entry):
     options = dict(entry["options"])
     if "decay_schedule_fn" in options:
@@ -81,10 +76,9 @@ def test_the_golden_schedules_are_there():
     assert len(SCHEDULES) >= 5 and len(FACTORY) >= 2
 
 
-@needs_golden
 @pytest.mark.parametrize("named", ["name_dict", "tensor names"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("entry", FACTORY, ids=by_id)
+@each(FACTORY)
 def test_trajectory_is_tensorflows(entry, dtype, named):
     def build(params, name_dict):
         if named == "tensor names":

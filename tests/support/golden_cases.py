@@ -32,6 +32,12 @@ def cases(family, kind="trajectory", trusts=("reference", "compatible")):
     return [c for c in entries if c["family"] == family and c["kind"] == kind and c["trust"] in trusts]
 
 
+def each(entries):
+    """Parametrize a test by `entry`, an index entry; it is skipped where the folder is not there."""
+    missing = [pytest.param({"id": "no folder"}, marks=needs_golden)]
+    return pytest.mark.parametrize("entry", entries if FOLDER.exists() else missing, ids=lambda entry: entry["id"])
+
+
 def load(entry):
     """Return the case of an index entry."""
     return loader().load_case(str(FOLDER), entry["id"])
