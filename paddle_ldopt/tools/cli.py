@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import paddle
 
@@ -28,6 +28,8 @@ from .memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, estimat
 from .memory.optimizer import sizing_options
 
 __all__ = ["load_model", "main"]
+
+_Add = Callable[..., argparse.Action]  # a command's `add_argument`
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -55,7 +57,7 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _add_layers(add: Any) -> None:
+def _add_layers(add: _Add) -> None:
     model = "a PaddleNLP class (BertForSequenceClassification: its default size), a local folder, or a hub name"
     add("--model", required=True, help=model)
     for name, option in OPTIONS.items():
@@ -66,7 +68,7 @@ def _add_layers(add: Any) -> None:
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
-def _add_schedule(add: Any) -> None:
+def _add_schedule(add: _Add) -> None:
     kinds = ", ".join(kind.value for kind in SchedulerType if kind.value not in ON_METRIC)
     add("--type", required=True, metavar="KIND", help=kinds)
     add("--steps", type=int, required=True, help="optimizer steps of the training")
@@ -78,7 +80,7 @@ def _add_schedule(add: Any) -> None:
     add("--plot", metavar="FILE", help="draw into a .png, .svg or .pdf instead of the terminal")
 
 
-def _add_memory(add: Any) -> None:
+def _add_memory(add: _Add) -> None:
     add("--params", type=float, help="size of a plausible decoder, from 1e9")
     for field in dataclasses.fields(Transformer):
         add(_flag(field.name), type=int, help="a decoder by its shape")

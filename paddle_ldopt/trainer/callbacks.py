@@ -32,10 +32,10 @@ class LayerLRCallback(Callback):
         TypeError: from the training, if the Trainer lacks `LdoptTrainerMixin`: a callback alone cannot add to its logs.
         ValueError: the model's layers are not found; a parameter that is not in `layers`.
 
-    Examples::
-
-        trainer.add_callback(LayerLRCallback())
-        trainer.train()  # loss: 0.69, learning_rate: 1e-3, lr/embeddings: 1.25e-4, lr/block_0: 2.5e-4, ...
+    Examples:
+        >>> trainer.add_callback(LayerLRCallback())  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+        loss: 0.69, learning_rate: 1e-3, lr/embeddings: 1.25e-4, lr/block_0: 2.5e-4, ...
     """
 
     attached = False  # the mixin of the Trainer sets it
@@ -144,9 +144,8 @@ class GradualUnfreezeCallback(Callback):
     Differs from ULMFiT: `stop_gradient` stays, because Paddle refuses to make the state of a parameter that is opened
     after a resume. The backward pass goes through closed layers, so they save no time.
 
-    Examples::
-
-        trainer.add_callback(GradualUnfreezeCallback(every_k_steps=100))  # --layerwise_lr_decay 0.8
+    Examples:
+        >>> trainer.add_callback(GradualUnfreezeCallback(every_k_steps=100))  # doctest: +SKIP
 
     Source: Howard and Ruder 2018, "Universal Language Model Fine-tuning for Text Classification", section 3.3.
     """
