@@ -10,14 +10,14 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 
 import paddle
 
 from .._checks import checked_bool, checked_choice, checked_int
 from .._messages import refusal, shown
 from ..config import json_object
-from ..layers.decay import OPTIONS, LayerDecay
+from ..layers.decay import CONVENTIONS, LayerDecay
 from ..layers.map import Layer, LayerMap
 from ..layers.table import markdown, rich_table
 from ..optimizers.registry import optimizer_class
@@ -28,8 +28,6 @@ from .memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, estimat
 from .memory.optimizer import sizing_options
 
 __all__ = ["load_model", "main"]
-
-_Add = Callable[..., argparse.Action]  # a command's `add_argument`
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -53,22 +51,20 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _add_layers(add: _Add) -> None:
+def _add_layers(add: Any) -> None:
     model = "a PaddleNLP class (BertForSequenceClassification: its default size), a local folder, or a hub name"
     add("--model", required=True, help=model)
-    for name, option in OPTIONS.items():
-        flag = "--decay" if name == "layerwise_decay" else _flag(name)
-        add(flag, dest=name, type=type(option.default), default=option.default, help=f"{option.doc}; {option.span}")
+    add("--decay", type=float, default=1.0, help="ratio of the rates of neighbouring layers, in (0, 1]")
     add("--lr", type=float, help="learning rate of the head")
+    add("--convention", choices=list(CONVENTIONS), default="paddlenlp")
+    add("--min-ratio", type=float, default=0.0, help="floor of the ratios")
+    add("--head-ratio", type=float, default=1.0, help="ratio of the head")
+    add("--freeze-below", type=float, default=0.0, help="freeze layers whose ratio is below")
     add("--plot", metavar="FILE", help="draw the rates into a .png, .svg or .pdf")
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
-def _add_schedule(add: _Add) -> None:
+def _add_schedule(add: Any) -> None:
     kinds = ", ".join(kind.value for kind in SchedulerType if kind.value not in ON_METRIC)
     add("--type", required=True, metavar="KIND", help=kinds)
     add("--steps", type=int, required=True, help="optimizer steps of the training")
@@ -80,10 +76,10 @@ def _add_schedule(add: _Add) -> None:
     add("--plot", metavar="FILE", help="draw into a .png, .svg or .pdf instead of the terminal")
 
 
-def _add_memory(add: _Add) -> None:
+def _add_memory(add: Any) -> None:
     add("--params", type=float, help="size of a plausible decoder, from 1e9")
     for field in dataclasses.fields(Transformer):
-        add(_flag(field.name), type=int, help="a decoder by its shape")
+        add(f"--{field.name.replace('_', '-')}", type=int, help="a decoder by its shape")
     add("--model", help="a model as in `layers`, by its parameters alone; it is not cut")
     several = "one or several, such as: came came,compression adafactor,beta1=0.9 adamweightdecay,amsgrad"
     add("--optimizer", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
@@ -92,7 +88,7 @@ def _add_memory(add: _Add) -> None:
     add("--no-masters", action="store_true", help="no float32 masters of low-precision parameters")
     for field in dataclasses.fields(Layout):
         kind = {"action": "store_true", "default": None} if field.name == "split_param" else {"type": int}
-        add(_flag(field.name), **kind, help="the layout, in fleet's words")
+        add(f"--{field.name.replace('_', '-')}", **kind, help="the layout, in fleet's words")
     layouts = "several layouts instead, such as: dp=8 sharding=8 sharding=8,split_param,mp=8"
     add("--layout", nargs="+", metavar="SETTING[,SETTING...]", help=layouts)
     add("--tokens", type=int, help="tokens of a step of one pipeline: batch times length")
@@ -222,12 +218,12 @@ def _show_layers(options: argparse.Namespace) -> None:
     """Print the table of `options.model`, draw it if asked."""
     if options.plot:
         check_picture(options.plot)
-    decay = LayerDecay(**{name: getattr(options, name) for name in OPTIONS})
-    for name in ("convention", "min_ratio", "freeze_below"):
-        value = getattr(decay, name)
-        if decay.layerwise_decay == 1.0 and value != OPTIONS[name].default:
-            idle = f"`{_flag(name)}` has no effect without `--decay`: every layer has a ratio of 1."
-            raise refusal(ValueError, idle, **{name: value}, decay=decay.layerwise_decay)
+    decay = LayerDecay(options.decay, options.convention, options.min_ratio, options.head_ratio, options.freeze_below)
+    for field in ("convention", "min_ratio", "freeze_below"):
+        value = getattr(decay, field)
+        if decay.layerwise_decay == 1.0 and value != getattr(LayerDecay(1.0), field):
+            idle = f"`--{field.replace('_', '-')}` has no effect without `--decay`: every layer has a ratio of 1."
+            raise refusal(ValueError, idle, **{field: value}, decay=options.decay)
     layers = LayerMap.from_model(load_model(options.model))
     table = layers.table(decay, options.lr)
     if options.json:
