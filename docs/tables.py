@@ -10,6 +10,7 @@ import sys
 from paddle_ldopt.layers.table import markdown
 from paddle_ldopt.optimizers.declaration import COMMON
 from paddle_ldopt.optimizers.registry import REGISTRY
+from paddle_ldopt.schedules.factory import REQUIRED, SCHEDULES
 from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, estimate, gib
 
 PAGES = [pathlib.Path(__file__).parent / name for name in ("options.md", "scaling.md")]
@@ -60,6 +61,17 @@ def options_table():
                 default = f"`{declared.default}`"
                 rows.append([name, f"`{option}`", default, declared.span, ", ".join(ways), declared.doc])
     return _text_table(["optimizer", "option", "default", "range", "given as", "meaning"], rows)
+
+
+def schedules_table():
+    """Return the table of the arguments of each kind of schedule."""
+    rows = []
+    for kind in SCHEDULES.values():
+        for option, declared in kind.options.items():
+            default = "" if declared.default is REQUIRED else f"`{declared.default}`"
+            if option != "last_epoch":  # the same for all
+                rows.append([f"`{kind.name}`", f"`{option}`", default, declared.span])
+    return _text_table(["kind", "argument", "default", "range"], rows)
 
 
 def states_table():
@@ -140,7 +152,7 @@ def combinations_table():
 
 def tables():
     """Return name -> table, as between the marks of the page."""
-    answer = {"options": options_table(), "states": states_table()}
+    answer = {"options": options_table(), "states": states_table(), "schedules": schedules_table()}
     answer.update(models=models_table(), combinations=combinations_table())
     for size, params in SIZES.items():
         answer[f"memory {size}"] = memory_table(params)

@@ -13,6 +13,7 @@ except ImportError as error:
     ) from error
 
 from . import optimizers as _optimizers
+from . import schedules as _schedules
 from .accumulation import GradientAccumulator
 from .build import create
 from .config import LdoptConfig
@@ -22,28 +23,7 @@ from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import *  # noqa: F403
 from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
-from .schedules import (
-    GreedyLR,
-    MetricSchedule,
-    ReduceLROnPlateau,
-    RuleSchedule,
-    SchedulerType,
-    get_constant_schedule,
-    get_constant_schedule_with_cool_down,
-    get_constant_schedule_with_warmup,
-    get_cosine_schedule_with_warmup,
-    get_cosine_with_hard_restarts_schedule_with_warmup,
-    get_cosine_with_min_lr_schedule_with_warmup,
-    get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
-    get_greedy_schedule,
-    get_inverse_sqrt_schedule,
-    get_linear_schedule_with_warmup,
-    get_polynomial_decay_schedule_with_warmup,
-    get_reduce_on_plateau_schedule,
-    get_scheduler,
-    get_wsd_schedule,
-)
-from .schedules.warmup import WarmUp
+from .schedules import *  # noqa: F403
 from .tensorflow_recipe import create_optimizer
 from .version import __version__
 
@@ -55,49 +35,28 @@ __all__ = [
     "DynamicLossScaler",
     "FixedLossScaler",
     "GradientAccumulator",
-    "GreedyLR",
     "Layer",
     "LayerDecay",
     "LayerMap",
     "LdoptConfig",
     "LoadReport",
-    "MetricSchedule",
     "PipelineWithLossScale",
-    "ReduceLROnPlateau",
-    "RuleSchedule",
-    "SchedulerType",
-    "WarmUp",
     "__version__",
     "convert_torch_optimizer",
     "create",
     "create_optimizer",
     "decayed_parameter_names",
-    "get_constant_schedule",
-    "get_constant_schedule_with_cool_down",
-    "get_constant_schedule_with_warmup",
-    "get_cosine_schedule_with_warmup",
-    "get_cosine_with_hard_restarts_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
-    "get_greedy_schedule",
-    "get_inverse_sqrt_schedule",
-    "get_linear_schedule_with_warmup",
-    "get_polynomial_decay_schedule_with_warmup",
-    "get_reduce_on_plateau_schedule",
-    "get_scheduler",
-    "get_wsd_schedule",
     "layerwise_lr_decay",
     "load_optimizer",
     "save_optimizer",
 ]
 __all__ += _optimizers.__all__
-
-_OF_PARALLEL = {"AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "PipelineWithLossScale"}
+__all__ += _schedules.__all__
 
 
 def __getattr__(name: str) -> _Any:
     """Import `parallel`, and with it Paddle's engines, when it is first used."""
-    if name == "parallel" or name in _OF_PARALLEL:
+    if name == "parallel" or name in __all__:  # nothing else is left of `__all__`
         module = _importlib.import_module(".parallel", __name__)
         return module if name == "parallel" else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

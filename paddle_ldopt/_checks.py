@@ -6,7 +6,7 @@ A leaf of the import graph, without Paddle. Checks that know more than a type an
 import dataclasses
 import math
 import numbers
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, Callable, Optional
 
 from ._messages import refusal, wrong_type
@@ -22,6 +22,7 @@ __all__ = [
     "checked_steps",
     "one_of_two",
     "plain_number",
+    "refused",
 ]
 
 _MOST_STEPS = 2**53  # beyond it a float does not count, and beyond 2^63 nothing else does
@@ -114,6 +115,15 @@ def checked_state(state_dict: Any) -> dict[str, Any]:
     if not isinstance(state_dict, dict):
         raise wrong_type(state_dict, "state_dict", "a dict")
     return state_dict
+
+
+def refused(given: dict[str, tuple[Callable[[Any, str], Any], Any]]) -> Iterator[str]:
+    """Yield the message of each check that refuses its value; `given` is name -> (check, value)."""
+    for name, (check, value) in given.items():
+        try:
+            check(value, name)
+        except (TypeError, ValueError) as error:
+            yield str(error)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional, TypeVar
 
-__all__ = ["nearest", "problem", "refusal", "shown", "some", "tell_all", "unknown", "wrong_type"]
+__all__ = ["nearest", "problem", "quoted", "refusal", "shown", "some", "tell_all", "unknown", "wrong_type"]
 
 E = TypeVar("E", bound=Exception)
 
@@ -96,6 +96,11 @@ def some(items: Iterable[str], most: int = 4, separator: str = ", ") -> str:
     """Return the first of many items for a message, and how many more there are."""
     every = list(items)
     return separator.join([*every[:most], *([f"... {len(every) - most} more"] if len(every) > most else [])])
+
+
+def quoted(names: Iterable[Any], most: int = 3) -> str:
+    """Return the first of many names in quotes, and how many more there are; "nothing" without any."""
+    return some(map(repr, names), most) or "nothing"
 
 
 def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:

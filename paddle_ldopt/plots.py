@@ -8,11 +8,11 @@ import csv
 import math
 import os
 import re
-from typing import Any, Union
+from typing import Any
 
+from ._files import Path, checked_path
 from ._messages import refusal
 
-Path = Union[str, os.PathLike[str]]
 Series = dict[str, list[float]]  # layer -> its rates by step
 MOST_POINTS = 10_000  # of a schedule in a file: beyond that, every k-th step
 
@@ -59,10 +59,9 @@ def plot_table(table: Any, path: Path) -> str:
 
 def check_picture(path: Path) -> None:
     """Raise ValueError if the ending of `path` is no format that can be drawn, TypeError if it is no path."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise refusal(TypeError, "`path` must be a string or a path.", path=path)
-    if os.path.splitext(os.fspath(path))[1].lower() not in (".png", ".svg", ".pdf"):
-        raise refusal(ValueError, "`path` must end in .png, .svg or .pdf.", path=os.fspath(path))
+    path = checked_path(path)
+    if os.path.splitext(path)[1].lower() not in (".png", ".svg", ".pdf"):
+        raise refusal(ValueError, "`path` must end in .png, .svg or .pdf.", path=path)
 
 
 def name_lines(axes: Any) -> None:

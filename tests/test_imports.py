@@ -19,20 +19,32 @@ ARROWS = {
     "version": set(),
     "_messages": set(),
     "_checks": {"_messages"},
+    "_files": {"_messages"},
     "_paddle": set(),
     "kernels": set(),
-    "plots": set(),
+    "plots": {"_files"},
     "schedules": {"_checks", "_paddle"},
-    "layers": {"_checks", "_paddle", "plots", "schedules"},
+    "layers": {"_checks", "_files", "_paddle", "plots", "schedules"},
     "optimizers": {"_checks", "_paddle", "kernels", "layers"},
     "accumulation": {"_checks", "_paddle"},
     "build": {"_checks", "_paddle", "layers", "optimizers"},
     "tensorflow_recipe": {"_checks", "_paddle", "build", "layers", "optimizers", "schedules"},
-    "config": {"_checks", "_messages", "build", "layers", "optimizers", "schedules"},
-    "saving": {"_checks", "_paddle", "layers", "optimizers", "version"},
-    "parallel": {"_checks", "_paddle", "saving", "schedules"},
+    "config": {"_checks", "_files", "_messages", "build", "layers", "optimizers", "schedules"},
+    "saving": {"_checks", "_files", "_paddle", "layers", "optimizers", "version"},
+    "parallel": {"_checks", "_files", "_paddle", "saving", "schedules"},
     "tools": {"_checks", "config", "layers", "optimizers", "plots", "schedules"},
-    "trainer": {"_checks", "_paddle", "build", "config", "layers", "optimizers", "plots", "saving", "schedules"},
+    "trainer": {
+        "_checks",
+        "_files",
+        "_paddle",
+        "build",
+        "config",
+        "layers",
+        "optimizers",
+        "plots",
+        "saving",
+        "schedules",
+    },  # fmt: skip
     "__main__": {"tools"},
 }
 
@@ -80,7 +92,7 @@ def test_imports_point_one_way(name):
         assert not [p for i, p in enumerate(parts) if i > 1 and p.startswith("_") and parts[:i] != home[:i]], module
     if part(name) not in ("trainer", "tools"):
         assert not outer & {"paddlenlp", "paddleformers"}
-    if name.endswith(("._checks", "._messages", ".stacks")):
+    if name.endswith(("._checks", "._files", "._messages", ".stacks")):
         assert "paddle" not in outer
 
 

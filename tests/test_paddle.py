@@ -3,6 +3,7 @@
 import ast
 import inspect
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 
 import paddle_ldopt
 from paddle_ldopt import _paddle
+from paddle_ldopt._paddle import declared
 
 ROOT = pathlib.Path(paddle_ldopt.__file__).parent
 TREES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
@@ -38,26 +40,38 @@ def is_super(node):
 
 @pytest.mark.parametrize(("owner", "name", "feature"), _paddle.PRIVATE, ids=lambda value: value or "-")
 def test_every_private_part_is_where_it_was(owner, name, feature):
-    found = _paddle._object(owner)
+    found = declared.object_at(owner)
     if name and not hasattr(found, name):  # an attribute of instances: some method of the class sets it
         sources = [inspect.getsource(cls) for cls in found.__mro__[:-1] if cls.__module__.startswith("paddle")]
         assert any(f".{name}{end}" in text for text in sources for end in " :,"), f"{owner} has no {name}: {feature}"
 
 
-@pytest.mark.parametrize("path", [path for path in TREES if path.name != "_paddle.py"], ids=str)
+def touched(tree):
+    """Yield (line, name) of the attributes that a module reads or sets: by a dot, a keyword, or a name in quotes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not is_super(node.value):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Call):
+            yield from ((node.lineno, keyword.arg or "") for keyword in node.keywords)
+            quoted = node.args if getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr", "delattr") else []
+            yield from ((node.lineno, value) for arg in quoted if isinstance(value := getattr(arg, "value", None), str))
+        elif isinstance(node, ast.Subscript) and getattr(getattr(node.value, "func", None), "id", "") == "vars":
+            yield node.lineno, str(getattr(node.slice, "value", ""))
+
+
+@pytest.mark.parametrize("path", [path for path in TREES if path.parts[0] != "_paddle"], ids=str)
 def test_nothing_goes_past_the_door(path):
     passed = [
-        f"line {node.lineno}: {node.attr}"
-        for node in ast.walk(TREES[path])
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
-        if (node.attr not in OURS or node.attr in INHERITED) and not is_super(node.value)
-        if node.attr not in ("_replace", "_asdict", "_fields")  # of every NamedTuple
+        f"line {line}: {name}"
+        for line, name in touched(TREES[path])
+        if re.fullmatch(r"_[a-zA-Z]\w*", name) and (name not in OURS or name in INHERITED)
+        if name not in ("_replace", "_asdict", "_fields", "_Unpickler")  # of every NamedTuple, and of pickle
     ]
     assert not passed
 
 
 def test_a_part_that_has_moved_is_named_when_it_is_used():
-    gone = _paddle._part("paddle.Tensor", "_gone", "Every feature")
+    gone = declared.part("paddle.Tensor", "_gone", "Every feature")
     _paddle.PRIVATE.pop()
     with pytest.raises(_paddle.MovedError, match=r"Every feature is not available.*Received: no paddle.Tensor._gone"):
         gone()

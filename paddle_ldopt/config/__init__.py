@@ -2,19 +2,23 @@
 
 from .._messages import tell_all, unknown
 from ..build import OPTIMIZERS
+from .decay import DecaySettings, decay_of, decay_problems, settings_of, with_decay_settings
 from .files import json_object, read_yaml
-from .problems import DECAY_FIELDS, decay_problems, option_problems
+from .problems import option_problems
 from .settings import BUILT_IN, LdoptConfig
 
 __all__ = [
     "BUILT_IN",
     "OPTIMIZERS",
-    "DECAY_FIELDS",
+    "DecaySettings",
     "LdoptConfig",
+    "decay_of",
+    "decay_problems",
     "json_object",
     "option_problems",
     "read_yaml",
-    "decay_problems",
+    "settings_of",
     "tell_all",
     "unknown",
+    "with_decay_settings",
 ]

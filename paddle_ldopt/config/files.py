@@ -1,15 +1,15 @@
 """Settings in JSON and YAML; an unreadable file, or one with a key twice, is one ValueError with its name."""
 
 import contextlib
+import functools
 import json
 import os
 import re
 from collections.abc import Iterator
-from typing import Any, Union
+from typing import Any
 
-from .._messages import refusal, shown
-
-Path = Union[str, "os.PathLike[str]"]
+from .._files import Path, checked_path, unique_keys
+from .._messages import shown
 
 
 def json_object(value: Any, name: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file; raise ValueError if it cannot be read or has a key twice."""
     with open(checked_path(path), encoding="utf-8") as file, _naming("JSON", path):
-        return json.load(file, object_pairs_hook=_once)
+        return json.load(file, object_pairs_hook=unique_keys)
 
 
 def read_yaml(path: Path) -> Any:
@@ -41,7 +41,8 @@ def read_yaml(path: Path) -> Any:
         """PyYAML's, with the numbers of YAML 1.2."""
 
     def mapping(loader: Any, node: Any) -> dict[Any, Any]:
-        return _once([(loader.construct_object(k, True), loader.construct_object(v, True)) for k, v in node.value])
+        read = functools.partial(loader.construct_object, deep=True)
+        return unique_keys([(read(key), read(value)) for key, value in node.value])
 
     exponent = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+.0123456789"))
@@ -53,13 +54,6 @@ def read_yaml(path: Path) -> Any:
             raise ValueError(str(error)) from error
 
 
-def checked_path(path: Any) -> Path:
-    """Return a path, raise TypeError if it is none: `open` takes a number for a file that is open, and closes it."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise refusal(TypeError, "`path` must be a string or a path.", path=path)
-    return path
-
-
 @contextlib.contextmanager
 def _naming(kind: str, path: Path) -> Iterator[None]:
     """Turn every error that the content of a file can be into a ValueError that names the file."""
@@ -69,12 +63,3 @@ def _naming(kind: str, path: Path) -> Iterator[None]:
         raise ValueError(f"This {kind} is nested too deeply. Received: {os.fspath(path)!r}") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"This {kind} cannot be read: {error}. Received: {os.fspath(path)!r}") from error
-
-
-def _once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return a dict of (key, value), raise ValueError if a key is there twice: the first would be lost."""
-    out = dict(pairs)
-    if len(out) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"A key is there twice. Received: {shown(next(k for k in keys if keys.count(k) > 1))}")
-    return out

@@ -7,46 +7,15 @@ from typing import Any, Callable, Optional
 
 import paddle
 
-from .._checks import checked_number, checked_steps
+from .._checks import checked_number, checked_steps, refused
 from .._messages import problem, refusal, shown, unknown
-from ..build import OFF, OPTIMIZERS, build_optimizer
-from ..layers.decay import OPTIONS, LayerDecay
-from ..schedules import ON_METRIC, SchedulerType, get_scheduler
-from ..schedules.factory import kwargs_problems
+from ..build import OPTIMIZERS, build_optimizer
+from ..schedules import ON_METRIC, get_scheduler
+from ..schedules.factory import SCHEDULES, kwargs_problems
+from .decay import decay_problems
 
-DECAY_FIELDS = {  # our setting -> field of LayerDecay
-    "layerwise_lr_decay": "layerwise_decay",
-    "layerwise_convention": "convention",
-    "layerwise_min_ratio": "min_ratio",
-    "layerwise_head_ratio": "head_ratio",
-    "layerwise_freeze_below": "freeze_below",
-}
 _Check = Callable[[Any, str], Any]
 _LONG = 10**9  # stands for a number of steps that is not known yet
-
-
-def decay_problems(settings: Any) -> Iterator[str]:
-    """Yield the problems of the layer-wise settings of an object with the attributes of `DECAY_FIELDS`."""
-    given = {argument: getattr(settings, argument) for argument in DECAY_FIELDS}
-    found = list(_refused({name: (OPTIONS[field].checked, given[name]) for name, field in DECAY_FIELDS.items()}))
-    yield from found
-    if found:
-        return
-    decay = LayerDecay(**{field: given[argument] for argument, field in DECAY_FIELDS.items()})
-    for argument, field in DECAY_FIELDS.items():
-        value = getattr(decay, field)
-        if decay.layerwise_decay == 1.0 and field != "head_ratio" and value != getattr(OFF, field):
-            why = "every layer has a ratio of 1 (the head `layerwise_head_ratio`)."
-            idle = f"`{argument}` has no effect while `layerwise_lr_decay` is 1: {why}"
-            yield str(refusal(ValueError, idle, **{argument: value}))
-    if decay.min_ratio and decay.freeze_below:
-        why = "a floor above the limit leaves nothing to freeze, a floor below it has no effect."
-        both = {name: given[name] for name in ("layerwise_min_ratio", "layerwise_freeze_below")}
-        exclude = f"`layerwise_min_ratio` and `layerwise_freeze_below` exclude each other: {why}"
-        yield str(refusal(ValueError, exclude, **both))
-    rules = settings.layerwise_rules
-    if isinstance(rules, (str, dict)) and rules and decay == OFF:
-        yield f"`layerwise_rules` have no effect without a layer-wise decay. Received: layerwise_rules={shown(rules)}"
 
 
 def option_problems(
@@ -60,7 +29,7 @@ def option_problems(
     known = OPTIMIZERS[optim].arguments
     yield from (unknown(f"option of {shown(optim)}", key, options[key], known) for key in options if key not in known)
     valid = {name: value for name, value in options.items() if name in known}
-    found = list(_refused({name: (known[name].checked, value) for name, value in valid.items()}))
+    found = list(refused({name: (known[name].checked, value) for name, value in valid.items()}))
     yield from found
     if not found:
         rate = {} if learning_rate is None else {"learning_rate": get_scheduler("constant", learning_rate)}
@@ -76,7 +45,7 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     may_be_none = ("learning_rate", "layerwise_rules")
     checks = {name: (check, getattr(config, name)) for name, check in _CHECKS.items()}
     unreadable = list(
-        _refused({name: given for name, given in checks.items() if name not in may_be_none or given[1] is not None})
+        refused({name: given for name, given in checks.items() if name not in may_be_none or given[1] is not None})
     )
     yield from [*unreadable, *decay_problems(config)]
     yield from _optimizer_problems(config, bool(unreadable))
@@ -91,15 +60,6 @@ def build_schedule(config: Any, warmup: int, steps: Optional[int]) -> Any:
     kind, kwargs = config.lr_scheduler_type, config.lr_scheduler_kwargs or None
     timed = {} if kind in ON_METRIC else {"num_warmup_steps": warmup, "num_training_steps": steps}
     return get_scheduler(kind, config.learning_rate, **timed, scheduler_specific_kwargs=kwargs)
-
-
-def _refused(given: dict[str, tuple[_Check, Any]]) -> Iterator[str]:
-    """Yield the message of each check that refuses its value; `given` is name -> (check, value)."""
-    for name, (check, value) in given.items():
-        try:
-            check(value, name)
-        except (TypeError, ValueError) as error:
-            yield str(error)
 
 
 def _tried(build: Callable[[], Any]) -> Iterator[str]:
@@ -165,18 +125,16 @@ def _idle_schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[s
 
 
 def _schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
-    kind, kinds = config.lr_scheduler_type, [member.value for member in SchedulerType]
-    if not isinstance(kind, str) or kind not in kinds:
-        yield unknown("schedule", kind, None, kinds, f"lr_scheduler_type={shown(kind)}")
+    kind = config.lr_scheduler_type
+    if not isinstance(kind, str) or kind not in SCHEDULES:
+        yield unknown("schedule", kind, None, SCHEDULES, f"lr_scheduler_type={shown(kind)}")
         return
     if unreadable:
         return
     given = {"warmup_steps": config.warmup_steps, "warmup_ratio": config.warmup_ratio}
     if all(given.values()):
         yield problem("`warmup_steps` and `warmup_ratio` exclude each other.", **given)
-    if (kind in ON_METRIC or kind == "constant") and any(given.values()):
-        advice = ": use 'constant_with_warmup'" if kind == "constant" else ""
-        yield problem(f"The schedule {shown(kind)} has no warm-up{advice}.", **given)
+    yield from SCHEDULES[kind].idle_warmup(**given)
     warmup = config.warmup_steps or int(config.warmup_ratio * _LONG)
     found = list(kwargs_problems(kind, config.lr_scheduler_kwargs))
     found = found or list(_tried(lambda: build_schedule(config, warmup, _LONG)))

@@ -8,13 +8,14 @@ import types
 from typing import Any, Optional
 
 from .._checks import checked_steps, plain_number
+from .._files import Path, checked_path
 from .._messages import refusal, tell_all, unknown, wrong_type
 from ..build import OPTIMIZERS, build_optimizer
-from ..layers.decay import LayerDecay
 from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules import ON_METRIC
-from .files import Path, checked_path, json_object, read_json, read_yaml
-from .problems import DECAY_FIELDS, build_schedule, config_problems
+from .decay import SETTINGS, DecaySettings, with_decay_settings
+from .files import json_object, read_json, read_yaml
+from .problems import build_schedule, config_problems
 
 # Kinds that every Trainer has -> the fields of its arguments that shape them. Without `lr_scheduler_kwargs` they stay
 # the Trainer's own, so that adding our mixin to a training changes nothing in it.
@@ -28,7 +29,8 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class LdoptConfig:
+@with_decay_settings
+class LdoptConfig(DecaySettings):
     """Hold all that decides how a model's weights are updated; choose it to keep a training's settings in one file.
 
     The names are those of the Trainer's arguments with `LdoptArgumentsMixin`. The Trainer's mixin saves the object as
@@ -42,8 +44,8 @@ class LdoptConfig:
             ``{"relative_step": True}``, which sets it.
         weight_decay: at least 0.
         max_grad_norm: at least 0, the norm that all gradients together are clipped to; 0 is off.
-        layerwise_lr_decay: ratio of the rates of neighbouring layers, in (0, 1]; 1 is off.
-        layerwise_convention, layerwise_min_ratio, layerwise_head_ratio, layerwise_freeze_below: as in `LayerDecay`.
+        layerwise_lr_decay: ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. Each further option of
+            `LayerDecay` is a setting of its own, such as `layerwise_min_ratio`.
         layerwise_rules: the `rules` of `LayerMap.from_model`.
         lr_scheduler_type: any `SchedulerType`.
         lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`.
@@ -70,11 +72,6 @@ class LdoptConfig:
     learning_rate: Optional[float] = 5e-5
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    layerwise_lr_decay: float = 1.0
-    layerwise_convention: str = "paddlenlp"
-    layerwise_min_ratio: float = 0.0
-    layerwise_head_ratio: float = 1.0
-    layerwise_freeze_below: float = 0.0
     layerwise_rules: Optional[dict] = None  # type: ignore[type-arg]
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: dict = dataclasses.field(default_factory=dict)  # type: ignore[type-arg]
@@ -112,11 +109,6 @@ class LdoptConfig:
             advice = "`warmup_ratio` is a part of all steps: give their number."
             raise refusal(ValueError, advice, num_training_steps=None)
         return build_schedule(self, int(self.warmup_ratio * checked_steps(steps, "num_training_steps")), steps)
-
-    @property
-    def layerwise_rule(self) -> LayerDecay:
-        """The `LayerDecay` that the settings make together."""
-        return LayerDecay(**{field: getattr(self, argument) for argument, field in DECAY_FIELDS.items()})
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LdoptConfig":
@@ -175,7 +167,7 @@ class LdoptConfig:
         kwargs.update(json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs"))
         if kind in ON_METRIC and args.greater_is_better is not None:
             kwargs["mode"] = "max" if args.greater_is_better else "min"
-        own = {name: getattr(args, name) for name in DECAY_FIELDS if hasattr(args, name)}
+        own = {name: getattr(args, name) for name in SETTINGS.values() if hasattr(args, name)}
         rules = json_object(getattr(args, "layerwise_rules", None), "layerwise_rules")
         return cls(
             optim=optim,

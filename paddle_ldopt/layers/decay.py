@@ -1,9 +1,11 @@
 """LayerDecay: layer id -> ratio of the layer's learning rate, by the conventions of the field."""
 
 import dataclasses
-from typing import Callable, Union
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable, Union
 
 from .._checks import Option, checked_choice
+from .._messages import refusal
 from .paddlenlp_hook import check_decay
 
 # With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: the exponent of the decay for all ids but the head's,
@@ -17,19 +19,10 @@ CONVENTIONS: dict[str, Callable[[int, int], int]] = {
     "xlnet": lambda layer_id, n: n - layer_id if layer_id else 0,
 }
 
-# the fields of `LayerDecay`
-OPTIONS = {
-    "layerwise_decay": Option(1.0, "ratio of the rates of neighbouring layers", 0.0, 1.0, "(]", check=check_decay),
-    "convention": Option(
-        "paddlenlp",
-        "power of the decay in each layer",
-        check=lambda value, name: checked_choice(value, name, CONVENTIONS),
-        kind=" or ".join(CONVENTIONS),
-    ),
-    "min_ratio": Option(0.0, "floor of the ratios", 0.0, 1.0),
-    "head_ratio": Option(1.0, "ratio of the head", ends="()"),
-    "freeze_below": Option(0.0, "layers whose ratio is below it are frozen", 0.0, 1.0),
-}
+
+def _option(default: Any, doc: str, *limits: Any, **how: Any) -> Any:
+    """Return a field of `LayerDecay` with its declaration, which settings, command line and tables read."""
+    return dataclasses.field(default=default, metadata={"option": Option(default, doc, *limits, **how)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +40,10 @@ class LayerDecay:
         min_ratio: floor of the ratios, in [0, 1].
         head_ratio: ratio of the head, above 0; often more than 1 for a newly initialised one.
         freeze_below: layers whose ratio is below it, in [0, 1], are frozen (ratio 0: neither the weights nor the
-            optimizer's state change).
+            optimizer's state change). It excludes `min_ratio`.
+
+    Raises:
+        TypeError, ValueError: an option of the wrong type or out of range, or one that has no effect beside the others.
 
     Examples:
         >>> from paddle_ldopt import LayerDecay
@@ -57,15 +53,24 @@ class LayerDecay:
         [0.1, 0.125, 0.25, 2.0]
     """
 
-    layerwise_decay: float
-    convention: str = OPTIONS["convention"].default
-    min_ratio: float = OPTIONS["min_ratio"].default
-    head_ratio: float = OPTIONS["head_ratio"].default
-    freeze_below: float = OPTIONS["freeze_below"].default
+    layerwise_decay: float = _option(
+        1.0, "ratio of the rates of neighbouring layers; 1 is off", 0.0, 1.0, "(]", check=check_decay
+    )
+    convention: str = _option(
+        "paddlenlp",
+        "power of the decay in each layer",
+        check=lambda value, name: checked_choice(value, name, CONVENTIONS),
+        kind=" or ".join(CONVENTIONS),
+    )
+    min_ratio: float = _option(0.0, "floor of the ratios", 0.0, 1.0)
+    head_ratio: float = _option(1.0, "ratio of the head", ends="()")
+    freeze_below: float = _option(0.0, "layers whose ratio is below it are frozen", 0.0, 1.0)
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
             object.__setattr__(self, name, option.checked(getattr(self, name), name))
+        for problem in idle_options(vars(self), dict(zip(OPTIONS, OPTIONS))):
+            raise ValueError(problem)
 
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""
@@ -73,6 +78,23 @@ class LayerDecay:
             return self.head_ratio
         ratio = max(self.layerwise_decay ** CONVENTIONS[self.convention](layer_id, n_layers), self.min_ratio)
         return 0.0 if ratio < self.freeze_below else ratio
+
+
+OPTIONS: dict[str, Option] = {field.name: field.metadata["option"] for field in dataclasses.fields(LayerDecay)}
+
+
+def idle_options(values: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each option that has no effect beside the others; `names` spells them for the caller."""
+    decay, limits = values["layerwise_decay"], ("min_ratio", "freeze_below")
+    for option in ("convention", *limits) if decay == 1.0 else ():
+        if values[option] != OPTIONS[option].default:
+            why = f"every layer has a ratio of 1 (the head `{names['head_ratio']}`)."
+            idle = f"`{names[option]}` has no effect while `{names['layerwise_decay']}` is 1: {why}"
+            yield str(refusal(ValueError, idle, **{names[option]: values[option]}))
+    if all(values[option] for option in limits):
+        why = "a floor above the limit leaves nothing to freeze, a floor below it has no effect."
+        exclude = f"{' and '.join(f'`{names[option]}`' for option in limits)} exclude each other: {why}"
+        yield str(refusal(ValueError, exclude, **{names[option]: values[option] for option in limits}))
 
 
 def as_decay(layerwise_decay: Union[float, LayerDecay]) -> LayerDecay:

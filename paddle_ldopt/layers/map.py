@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional, Union
 
 from .._checks import checked_steps
+from .._files import Path
 from .._messages import refusal, shown, some
 from .._paddle import checked_model, own_parameters, sublayers, unwrap_model
-from ..plots import Path, plot_table
+from ..plots import plot_table
 from .decay import LayerDecay, as_decay
 from .fronts import Fact
 from .places import Layer, place

@@ -1,4 +1,4 @@
-"""PaddleNLP's documented rule for the ratio of a parameter, and the contracts of hooks that give a ratio."""
+"""PaddleNLP's documented hook for the ratio of a parameter, and the contracts of hooks that give a ratio."""
 
 import functools
 import inspect
@@ -23,7 +23,7 @@ _ANY_BLOCK = re.compile(r"[\w.]*\b(layers|layer|h|block|blocks|resblocks)\.\d+")
 
 
 def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param: Any) -> float:
-    r"""Return the ratio of PaddleNLP's documented rule, for models whose blocks are called ``encoder.layers.<i>``.
+    r"""Return the ratio of PaddleNLP's documented hook, for models whose blocks are called ``encoder.layers.<i>``.
 
     .. math::
         r = d^{n-i} \text{ (block } i\text{)}, \qquad d^{n+1} \text{ (embedding)}, \qquad 1 \text{ (all else)}
@@ -183,19 +183,19 @@ def _bind(hook: Callable[..., Any], settings: tuple[Any, ...]) -> tuple[Callable
     return four, True
 
 
-def check_documented_rule(names: list[str]) -> None:
+def check_documented_hook(names: list[str]) -> None:
     """Raise if PaddleNLP's rule finds no block among the structured `names`, warn if it passes numbered blocks over."""
     others = [name for name in names if not _ENCODER_BLOCK.search(name)]
     if len(others) == len(names):
         raise ValueError(
-            "The default rule decays blocks called 'encoder.layers.<i>' and finds none, so `layerwise_decay` would do "
+            "The default hook decays blocks called 'encoder.layers.<i>' and finds none, so `layerwise_decay` would do "
             "nothing to this model's blocks. Give layers=LayerMap.from_model(model), which knows every architecture. "
             f"Received: parameters {some(map(repr, names))}"
         )
     passed_over = sorted({match.group() for match in map(_ANY_BLOCK.search, others) if match})
     if passed_over:
         warnings.warn(
-            "The default rule decays blocks called 'encoder.layers.<i>' only and leaves others at the full rate: "
+            "The default hook decays blocks called 'encoder.layers.<i>' only and leaves others at the full rate: "
             f"{some(passed_over)}. layers=LayerMap.from_model(model) decays them too.",
             stacklevel=5,
         )

@@ -4,11 +4,10 @@
 of the optimizer, and refuses in all processes, before anything changes, a checkpoint that does not fit in one.
 """
 
-import contextlib
 import json
-import math
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Callable, Optional
 
 import paddle
@@ -16,19 +15,27 @@ import paddle.distributed as dist
 from paddle.optimizer.lr import LRScheduler
 
 from .. import _paddle
-from .._messages import refusal, shown
+from .._files import checked_path, digest, write_file
+from .._messages import quoted, refusal, shown
 from .._paddle import rate_source, unwrap, unwrap_model, wrappers
-from ..saving.container import damage, digest, strict_json
 from ..saving.json_state import check_part, set_parts
-from ..saving.record import check_same, describe, merged, some
+from ..saving.record import check_same, describe, merged
 from ..saving.state import checked_names, one_of_ours
+from .checkpoint_folder import (
+    COMPLETE,
+    FORMAT,
+    RECORD,
+    SCHEDULE,
+    check_files,
+    held,
+    read_metadata,
+    read_pickle,
+    read_record,
+    readable,
+    share,
+)
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
-
-RECORD = "ldopt_checkpoint.json"
-SCHEDULE = "schedule.pdparams"
-FORMAT = 1
-_COMPLETE = "holds a checkpoint already"
 
 
 def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[Callable[[str], str]] = None) -> None:
@@ -60,17 +67,16 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
     """
 
     def prepare() -> tuple[Any, Any]:
-        _check_arguments(folder, network, rename)
-        weights = unwrap_model(network).sharded_state_dict()
-        state = _sharded(weights, optimizer, _pieces(optimizer), rename)
-        record = _described(weights, optimizer, rename)
-        held = _held(folder)
-        if held:
-            raise refusal(ValueError, f"`folder` {held}: give another one, or delete it.", folder=os.fspath(folder))
+        path, weights, names = _checked_arguments(folder, network, rename)
+        state = _sharded(weights, optimizer, _pieces(optimizer), names)
+        record = _described(weights, optimizer, names)
+        found = held(path)
+        if found:
+            raise refusal(ValueError, f"`folder` {found}: give another one, or delete it.", folder=path)
         return state, record
 
     state, records = _together(prepare)
-    folder, rank, processes = os.fspath(folder), dist.get_rank(), dist.get_world_size()
+    folder, rank = os.fspath(folder), dist.get_rank()
 
     def write() -> None:
         dist.save_state_dict(state, folder)
@@ -84,17 +90,13 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
     if any(listed != listings[0] for listed in listings):
         problem = "All processes must save to the same folder, on a disk that all of them see: delete what was written."
         raise ValueError(f"{problem} Received: files {shown(listings)} of the processes")
-    own = names[rank::processes]
-    _, digests = _together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in own}))
+    _, digests = _together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in share(names)}))
 
     def finish() -> None:
         if rank == 0:
             files = {name: written for found in digests for name, written in found.items()}
-            record = {"format": FORMAT, "processes": processes, **merged(records), "files": files}
-            path = os.path.join(folder, RECORD)
-            with open(f"{path}.part", "w", encoding="utf-8") as file:
-                json.dump(record, file)
-            os.replace(f"{path}.part", path)
+            record = {"format": FORMAT, "processes": dist.get_world_size(), **merged(records), "files": files}
+            write_file(os.path.join(folder, RECORD), [json.dumps(record).encode()])
 
     _together(finish)
 
@@ -125,24 +127,23 @@ def load_checkpoint(
     """
 
     def prepare() -> tuple[Any, Any]:
-        _check_arguments(folder, network, rename)
+        path, weights, names = _checked_arguments(folder, network, rename)
         allowed = set(checked_names(changed, "changed"))
-        held, path = _held(folder), os.fspath(folder)
-        if held != _COMPLETE:
-            found = held or "is not there or empty"
+        found = held(path) or "is not there or empty"
+        if found != COMPLETE:
             problem = f"`folder` {found}: give a complete checkpoint, which `save_checkpoint` wrote to its end."
             raise refusal(ValueError, problem, folder=path)
-        record = _read_record(path)
-        weights, pieces = unwrap_model(network).sharded_state_dict(), _pieces(optimizer)
-        here = _described(weights, optimizer, rename)
-        _check_record(path, record, here, allowed)
-        saved = _read_metadata(path, record)
-        schedule = _read_schedule(path, record, rate_source(unwrap(optimizer)), allowed)
-        state = _sharded(weights, optimizer, pieces, rename)
+        record, pieces = read_record(path), _pieces(optimizer)
+        here = _described(weights, optimizer, names)
+        _check_same(path, record, here, allowed)
+        check_files(path, record)
+        saved = read_metadata(path, record)
+        schedule = _saved_schedule(path, record, rate_source(unwrap(optimizer)), allowed)
+        state = _sharded(weights, optimizer, pieces, names)
         _check_tensors(saved, state)
         frozen = {name for name, param in here["parameters"].items() if param["ratio"] == 0.0}
         idle = {key for key in saved if "layerwise_decay" in allowed and key.rpartition(".")[0] in frozen}
-        return (state, schedule, saved), ({*state, *idle}, digest(os.path.join(folder, RECORD)))
+        return (state, schedule, saved), ({*state, *idle}, digest(os.path.join(path, RECORD)))
 
     (state, schedule, saved), found = _together(prepare)
     if any(record != found[0][1] for _, record in found):
@@ -153,7 +154,7 @@ def load_checkpoint(
         raise ValueError(
             "The checkpoint has tensors of another network, of masters (`multi_precision`) or of parameters that are "
             "frozen here: build the same network and optimizer, and freeze parameters after loading. "
-            f"Received: nothing for {some(left)}"
+            f"Received: nothing for {quoted(left)}"
         )
     _paddle.forget_checkpoint(os.fspath(folder))
     dist.load_state_dict(state, os.fspath(folder))
@@ -161,16 +162,12 @@ def load_checkpoint(
         rate_source(unwrap(optimizer)).set_state_dict(schedule)
 
 
-def _check_arguments(folder: Any, network: Any, rename: Any) -> None:
-    if not isinstance(folder, (str, os.PathLike)):
-        raise refusal(TypeError, "`folder` must be a path.", folder=folder)
-    try:
-        os.fsencode(folder)
-    except UnicodeEncodeError as error:
-        raise refusal(ValueError, f"`folder` must be a path ({error.reason}).", folder=folder) from error
+def _checked_arguments(folder: Any, network: Any, rename: Any) -> tuple[str, Any, dict[str, str]]:
+    """Return the folder, the network's weights, and structured name -> name in the checkpoint."""
+    folder = checked_path(folder, "folder")
     _paddle.checked_model(network, "network")
     if not hasattr(network, "sharded_state_dict"):
-        raise RuntimeError(f"Checkpoints for any layout need Paddle 3.2 or later. Received: {paddle.__version__}")
+        raise refusal(RuntimeError, "Checkpoints for any layout need Paddle 3.2 or later.", paddle=paddle.__version__)
     for param in unwrap_model(network).parameters():
         here = list(_paddle.local_shape(param)) if param.is_dist() else param.shape
         if here != list(param.shape):
@@ -178,21 +175,20 @@ def _check_arguments(folder: Any, network: Any, rename: Any) -> None:
             raise ValueError(f"{problem} Received: DistTensor '{param.name}' of shape {list(param.shape)}, {here} here")
     if rename is not None and not callable(rename):
         raise refusal(TypeError, "`rename` must be callable.", rename=rename)
+    weights = unwrap_model(network).sharded_state_dict()
+    names: dict[str, str] = {}
+    for name in weights:
+        new = name if rename is None else rename(name)
+        if not isinstance(new, str):
+            raise refusal(TypeError, "`rename` must return a string.", name=name, returned=new)
+        names[name] = new
+    twice = [name for name, times in Counter(names.values()).items() if times > 1]
+    if twice:
+        raise refusal(ValueError, "`rename` must give each parameter another name.", returned=twice)
+    return folder, weights, names
 
 
-def _held(folder: Any) -> Optional[str]:
-    """Return in words what a folder holds, None if there is nothing: a checkpoint is complete if it has a record."""
-    if not os.path.isdir(folder):
-        return "is a file" if os.path.lexists(folder) else None
-    names = os.listdir(folder)
-    if RECORD in names:
-        return _COMPLETE
-    if any(name.endswith((".distcp", ".metadata", ".lock", ".part")) for name in names):
-        return f"holds a checkpoint that was cut short while it was saved, without {RECORD}"
-    return "holds other files" if names else None
-
-
-def _described(weights: Any, optimizer: Any, rename: Any) -> dict[str, Any]:
+def _described(weights: Any, optimizer: Any, names: dict[str, str]) -> dict[str, Any]:
     """Return the record of the parameters that the network has here, each as a whole."""
     inner = one_of_ours(optimizer)
     own = {param.name for param in _paddle.parameters_of(optimizer) if not param.stop_gradient}
@@ -200,30 +196,20 @@ def _described(weights: Any, optimizer: Any, rename: Any) -> dict[str, Any]:
     for key in sorted(weights):
         if weights[key].local_tensor.name in own:
             first.setdefault(weights[key].local_tensor.name, key)
-    names = {name: _new_name(rename, key) for name, key in first.items()}
-    record = describe(inner, names, [weights[key].local_tensor for key in first.values()])
-    for name, key in first.items():
-        record["parameters"][names[name]]["shape"] = list(weights[key].global_shape)
+    renamed = {name: names[key] for name, key in first.items()}
+    record = describe(inner, renamed, [weights[key].local_tensor for key in first.values()])
+    for key in first.values():
+        record["parameters"][names[key]]["shape"] = list(weights[key].global_shape)
     return record
 
 
-def _new_name(rename: Any, name: str) -> str:
-    new = name if rename is None else rename(name)
-    if not isinstance(new, str):
-        raise TypeError(f"`rename` must return a string. Received: {shown(new)} for '{name}'")
-    return new
-
-
-def _sharded(weights: Any, optimizer: Any, pieces: Any, rename: Any) -> dict[str, Any]:
-    """Return key -> ShardedWeight to save, or to load into; `rename` changes the parameter's name in each key."""
+def _sharded(weights: Any, optimizer: Any, pieces: Any, names: dict[str, str]) -> dict[str, Any]:
+    """Return key -> ShardedWeight to save, or to load into, with the parameter's name in the checkpoint in each key."""
     out: dict[str, Any] = {}
     for key, value in {**weights, **one_of_ours(optimizer).sharded_state_dict(weights, pieces)}.items():
         name = key if key in weights else key.rpartition(".")[0]
-        new = _new_name(rename, name) + key[len(name) :]
-        if new in out:
-            raise ValueError(f"`rename` must give each parameter another name. Received: {shown(new)} for '{name}' too")
-        value.key = new
-        out[new] = value
+        value.key = names[name] + key[len(name) :]
+        out[value.key] = value
     return out
 
 
@@ -244,97 +230,27 @@ def _pieces(optimizer: Any) -> Optional[dict[str, tuple[int, int]]]:
     return None
 
 
-# ---- the files of a checkpoint
-
-
-def _damaged(folder: str, problem: str) -> ValueError:
-    todo = "Load another one, or restore the file."
-    return ValueError(f"The checkpoint is damaged: {problem}. {todo} Received: folder={folder!r}")
-
-
-@contextlib.contextmanager
-def _readable(path: str) -> Iterator[None]:
-    """Raise ValueError if the block fails over a file's contents."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"The file is not one that `save_checkpoint` writes: {error!r}. Received: {path!r}") from error
-
-
-def _read_record(folder: str) -> dict[str, Any]:
-    path = os.path.join(folder, RECORD)
-    with _readable(path), open(path, encoding="utf-8") as file:
-        try:
-            record = strict_json(file.read())
-        except ValueError as error:
-            raise ValueError(f"The record of the checkpoint cannot be read: {error}. Received: {path!r}") from error
-        if record["format"] != FORMAT:
-            problem = f"The checkpoint has another format than {FORMAT}."
-            raise ValueError(f"{problem} Received: format={shown(record['format'])} in {shown(path)}")
-    return record
-
-
-def _check_record(folder: str, record: Any, here: Any, allowed: set[str]) -> None:
-    """Raise unless the files are those that were saved, by an optimizer like the one here."""
-    with _readable(os.path.join(folder, RECORD)):
+def _check_same(folder: str, record: Any, here: Any, allowed: set[str]) -> None:
+    """Raise unless the checkpoint was saved by an optimizer like the one here."""
+    with readable(os.path.join(folder, RECORD)):
         # a record of version 0.1 names the optimizer only
         there = record if "parameters" in record else {**here, "optimizer": record["optimizer"]}
         common = sorted(set(there["parameters"]) & set(here["parameters"]))  # the tensors show the others
         there, here = ({**one, "parameters": {n: one["parameters"][n] for n in common}} for one in (there, here))
         check_same(there, here, allowed)
-        listed = sorted(record.get("files", {}).items())[dist.get_rank() :: dist.get_world_size()]
-        wrong = [words for name, written in listed if (words := damage(folder, name, written)) is not None]
-    if wrong:
-        raise _damaged(folder, wrong[0])
 
 
-def _loaded(folder: str, name: str) -> Any:
-    """Return what `paddle.save` wrote; raise ValueError if it cannot be read."""
-    try:
-        return paddle.load(os.path.join(folder, name))
-    except Exception as error:  # damaged pickles fail in every way
-        raise _damaged(folder, f"'{name}' cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
-
-
-def _read_metadata(folder: str, record: Any) -> dict[str, str]:
-    """Return key -> "dtype shape" of the tensors in a checkpoint; raise if a file lacks any of them."""
-    names = [name for name in os.listdir(folder) if name.endswith(".metadata")]
-    if len(names) != 1:
-        raise _damaged(folder, f"it must have one '.metadata' file, not {names}")
-    metadata = _loaded(folder, names[0])
-    with _readable(os.path.join(folder, names[0])):
-        found = metadata.state_dict_metadata.items()
-        saved = {key: f"{pieces[0].dtype} {list(map(int, pieces[0].global_shape))}" for key, pieces in found}
-        if "files" not in record:  # of version 0.1, which has no checksums
-            _check_sizes(folder, metadata)
-    return saved
-
-
-def _check_sizes(folder: str, metadata: Any) -> None:
-    """Raise unless the files of this process have the tensors that the metadata says."""
-    files: dict[str, dict[str, int]] = {}
-    for index, name in metadata.storage_metadata.items():
-        begin, end = index.flattened_range or (0, math.prod(index.local_shape))
-        files.setdefault(name, {})[index.tensor_key] = end - begin
-    for name in sorted(files)[dist.get_rank() :: dist.get_world_size()]:
-        tensors = _loaded(folder, name)
-        wrong = [key for key, size in files[name].items() if key not in tensors or tensors[key].size != size]
-        if wrong:
-            raise _damaged(folder, f"'{name}' is not the file that was saved, it lacks {some(wrong)}")
-
-
-def _read_schedule(folder: str, record: Any, schedule: Any, allowed: set[str]) -> Any:
+def _saved_schedule(folder: str, record: Any, schedule: Any, allowed: set[str]) -> Any:
     """Return the state that the schedule is to have, None if it keeps its own."""
     if not isinstance(schedule, LRScheduler):
         return None
     there = record.get("schedule") or {}
     if ("schedule" in allowed) if "schedule" not in record else there.get("class") != type(schedule).__name__:
         return None
-    path = os.path.join(folder, SCHEDULE)
-    if not os.path.exists(path):
+    if not os.path.exists(os.path.join(folder, SCHEDULE)):
         problem = "The checkpoint has no schedule. If that is meant, give changed=['schedule']."
-        raise ValueError(f"{problem} Received: {type(schedule).__name__} as the rate, no {path!r}")
-    state = _loaded(folder, SCHEDULE)
+        raise ValueError(f"{problem} Received: {type(schedule).__name__} as the rate, no {SCHEDULE} in {shown(folder)}")
+    state = read_pickle(folder, SCHEDULE)
     check_part(schedule, state, "The schedule's state")
     set_parts(set_parts([(schedule, state)]))  # whether it takes the state; then back: another process may refuse
     return state

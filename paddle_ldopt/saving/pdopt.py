@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .._messages import shown
+from .._files import opened
+from .._messages import quoted, refusal, shown
 from .._paddle import parameters_of, prefixed
-from .container import read_file, refused
-from .record import some
 from .state import MASTER, States
 
 _COUNTED = re.compile(r"(_fp32_master)_\d+(?=_)|_\d+$")  # Paddle numbers what one process has several of
@@ -60,10 +59,6 @@ class _Array:
         self.values = np.frombuffer(data, dtype.code).reshape(shape, order="F" if by_columns else "C")
 
 
-class _Name:
-    """Stands for a class that is only ever named."""
-
-
 def _new_array(kind: Any, shape: Any, code: Any) -> _Array:
     return _Array()
 
@@ -86,11 +81,10 @@ _KNOWN = {
     **{(module, "tuple"): tuple for module in ("builtins", "__builtin__")},
     ("_codecs", "encode"): _bytes,
     ("numpy", "dtype"): _Type,
-    ("numpy", "ndarray"): _Name,
+    ("numpy", "ndarray"): None,  # is only ever named
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _new_array for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _number for core in ("core", "_core")},
 }
-_CALLABLE = (tuple, _bytes, _Type, _new_array, _number)
 _Interpreter: Any = vars(pickle)["_Unpickler"]  # Python's own, written in Python
 
 
@@ -109,7 +103,7 @@ class _Reader(_Interpreter):
 
     def load_reduce(self) -> None:
         function = self.stack[-2]
-        if not any(function is known for known in _CALLABLE) or type(self.stack[-1]) is not tuple:
+        if not any(function is known for known in _KNOWN.values()) or type(self.stack[-1]) is not tuple:
             raise ValueError("it calls what is no array")
         self.stack[-2:] = [function(*self.stack[-1])]
 
@@ -119,16 +113,16 @@ class _Reader(_Interpreter):
             raise ValueError("it changes what is no array")
         self.stack[-1].build(state)
 
-    def _checked(self, keys: list[Any]) -> None:
+    def _check_keys(self, keys: list[Any]) -> None:
         if not all(type(key) is str for key in keys):
             raise ValueError("a key that is no text")
 
     def load_setitem(self) -> None:
-        self._checked(self.stack[-2:-1])
+        self._check_keys(self.stack[-2:-1])
         super().load_setitem()
 
     def load_setitems(self) -> None:
-        self._checked(self.stack[0::2])
+        self._check_keys(self.stack[0::2])
         super().load_setitems()
 
     dispatch[pickle.REDUCE[0]] = load_reduce
@@ -137,16 +131,16 @@ class _Reader(_Interpreter):
     dispatch[pickle.SETITEMS[0]] = load_setitems
 
 
-def read_pdopt(path: Any, optimizer: Any) -> tuple[States, Any]:
+def read_pdopt(path: str, optimizer: Any) -> tuple[States, Any]:
     """Return the state in a ``.pdopt`` for an optimizer's parameters, and its schedule's state, None without one."""
     found = _unpickled(path)
     masters = {name: _array(value) for name, value in found.pop("master_weights", {}).items()}
     schedule = found.pop("LR_Scheduler", None)
     found.pop("StructuredToParameterName@@", None)  # where there are no masters: what Paddle calls the state itself
     if not (schedule is None or _is_plain(schedule)):
-        raise refused(path, "The schedule's state must be numbers.")
+        raise refusal(ValueError, "The schedule's state must be numbers.", path=path)
     states: States = {}
-    known = {_COUNTED.sub(lambda found: found[1] or "", key): key for key in found}
+    known = {_COUNTED.sub(lambda match: match[1] or "", key): key for key in found}
     for param in parameters_of(optimizer):
         held = {}
         for name, (_, shape) in optimizer.state_layout(param).items():
@@ -163,12 +157,13 @@ def read_pdopt(path: Any, optimizer: Any) -> tuple[States, Any]:
     if left:
         problem = "The file names no parameters or states of this optimizer. Paddle's names depend on what was built"
         todo = "before in the process: build model and optimizer as the program that saved, first of all."
-        raise ValueError(f"{problem} {todo} Received: {some(left)} ({len(left)} of them)")
+        raise ValueError(f"{problem} {todo} Received: {quoted(left)} ({len(left)} of them)")
     return states, schedule
 
 
-def _unpickled(path: Any) -> dict[str, Any]:
-    data = read_file(path)
+def _unpickled(path: str) -> dict[str, Any]:
+    with opened(path) as file:
+        data = file.read()
     try:
         stream = io.BytesIO(data)
         found = _Reader(stream).load()
@@ -178,7 +173,7 @@ def _unpickled(path: Any) -> dict[str, Any]:
             raise ValueError("it is no dict")
     except Exception as error:  # damaged pickles fail in every way
         problem = f"The file is no plain .pdopt: {type(error).__name__}: {str(error)[:200]}. Nothing of it was run."
-        raise refused(path, problem, f"{len(data)} bytes") from None
+        raise refusal(ValueError, problem, path=path, bytes=len(data)) from None
     return found
 
 

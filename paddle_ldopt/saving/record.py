@@ -11,7 +11,7 @@ import paddle
 import safetensors
 from paddle.optimizer.lr import LRScheduler
 
-from .._messages import refusal, shown
+from .._messages import quoted, refusal, shown
 from .._paddle import grad_clip, inner_clip, parameters_of, rate_source
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..version import __version__
@@ -19,7 +19,6 @@ from .json_state import to_json
 
 Record = dict[str, Any]
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # the value of a setting that one side lacks
-_SHOWN = 3
 # names for `changed` beside the optimizer's own options
 _NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learning_rate", "schedule")
 
@@ -30,20 +29,20 @@ def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[An
     parameters = {}
     for param in parameters_of(optimizer) if params is None else params:
         own = {name: _plain(value) for name, value in optimizer.options_of(param).items()}
-        layers = getattr(optimizer._ratio_of, "layers", None)
+        layers = getattr(optimizer.ratio_of, "layers", None)
         layer = {} if layers is None else {"layer": list(dataclasses.astuple(layers.layer_of(param.name)))}
         parameters[names[param.name]] = {
             "shape": list(param.shape),
             "dtype": str(param.dtype).rpartition(".")[2],
             "options": _index(options, own),
-            "decayed": bool(optimizer.is_decayed(param)),
+            "decayed": bool(optimizer.has_weight_decay(param)),
             "ratio": _plain(optimizer.layerwise_ratio(param)),
             "multiplier": _plain((getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)),
             **layer,
         }
     rate = rate_source(optimizer)
     schedule = rate if isinstance(rate, LRScheduler) else None
-    lambs = getattr(optimizer, "_schedule", None)  # Lamb's, whose rate of now is no argument
+    lambs = getattr(optimizer, "rate_function", None)  # Lamb's, whose rate of now is no argument
     return {
         "optimizer": type(optimizer).__name__,
         "arguments": {name: _plain(value) for name, value in optimizer.fixed_options().items()},
@@ -77,7 +76,7 @@ def _plain(value: Any) -> Any:
 
 def _layerwise(optimizer: Any) -> Record:
     """Return the decay of the rates, and whether the ratios stay constant: those of other people's hooks may not."""
-    decay, ratio_of = optimizer.layerwise_decay, optimizer._ratio_of
+    decay, ratio_of = optimizer.layerwise_decay, optimizer.ratio_of
     documented = optimizer.set_param_lr_fun is layerwise_lr_decay
     constant = ratio_of is None or getattr(ratio_of, "is_constant", False) or documented
     plain = dataclasses.asdict(decay) if _is_dataclass(decay) else {"layerwise_decay": _plain(decay)}
@@ -88,7 +87,8 @@ def _schedule(schedule: Any) -> Record:
     """Return the class of a schedule and the arguments that it keeps: unlike its state they stay what they are."""
     names = [*inspect.signature(type(schedule)).parameters, "base_lr"]
     kept = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
-    arguments = {name: _argument(value) for name, value in kept.items() if name not in ("last_epoch", "verbose")}
+    named = {"rule" if name == "curve" else name: value for name, value in kept.items()}  # as files have always had it
+    arguments = {name: _argument(value) for name, value in named.items() if name not in ("last_epoch", "verbose")}
     return {"class": type(schedule).__name__, **arguments}
 
 
@@ -160,7 +160,7 @@ def check_same(there: Record, here: Record, changed: Collection[str] = ()) -> No
 def _check_parameters(there: Record, here: Record) -> None:
     missing, unexpected = sorted(set(here) - set(there)), sorted(set(there) - set(here))
     if missing or unexpected:
-        problem = f"The saved state is of another model: it lacks {some(missing)}, and has beside {some(unexpected)}."
+        problem = f"The saved state is of another model: it lacks {quoted(missing)}, and also has {quoted(unexpected)}."
         raise ValueError(f"{problem} Received: {len(here)} parameters, not {len(there)}")
     for name, now in here.items():
         was = there[name]
@@ -189,9 +189,3 @@ def _said(value: str, where: str, was: Any, now: Any) -> str:
         pairs = (was, now), (now, was)
         was, now = ({k: v for k, v in one.items() if other.get(k, ABSENT) != v} for one, other in pairs)
     return f"{value}={shown(now)} (in the file {shown(was)}) of {where}"
-
-
-def some(names: Sequence[Any]) -> str:
-    """Return the first few names for an error message, "nothing" without any."""
-    more = f", ... {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
-    return ", ".join(map(repr, names[:_SHOWN])) + more or "nothing"

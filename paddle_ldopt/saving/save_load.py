@@ -1,6 +1,5 @@
 """`save_optimizer` and `load_optimizer`."""
 
-import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional
 
@@ -8,14 +7,15 @@ import numpy as np
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_int
+from .._files import checked_path
 from .._messages import refusal, shown
 from .._paddle import parameters_of, rate_source
 from ..optimizers.declaration import GLOBAL_STEP, STEP
-from .container import Arrays, checked_path, read_record, refused, write_file
 from .json_state import check_part, from_json, set_parts, to_json
 from .pdopt import read_pdopt
 from .record import check_same, describe
 from .report import LoadReport
+from .safetensors_file import Arrays, read_record, write_record
 from .state import (
     States,
     check_state,
@@ -70,21 +70,23 @@ def save_optimizer(
         0
     """
     inner = checked_optimizer(optimizer)
-    if checked_path(path).endswith(_PDOPT):
-        raise refused(path, "`load_optimizer` would take it for Paddle's own, by its name: end it in .safetensors.")
+    path = checked_path(path)
+    if path.endswith(_PDOPT):
+        problem = "`load_optimizer` would take it for Paddle's own, by its name: end it in .safetensors."
+        raise refusal(ValueError, problem, path=path)
     step = None if step is None else checked_int(step, "step")
     _check_scaler(scaler)
     names, structured = structured_names(inner, model)
     states = state_of(inner)
     record = describe(inner, names)
     record["naming"] = "structured" if structured else "paddle"
-    record["step"] = steps_of(inner, states) if step is None else int(step)
+    record["step"] = steps_of(inner, states) if step is None else step
     record["with_state"] = [names[tensor] for tensor in states]
     rate = rate_source(inner)
     for key, part in (("schedule", rate if isinstance(rate, LRScheduler) else None), ("scaler", scaler)):
         record[f"{key}_state"] = None if part is None else to_json(part.state_dict(), f"The {key}'s state")
     arrays = {f"{names[tensor]}.{name}": value for tensor, held in states.items() for name, value in held.items()}
-    write_file(path, arrays, record)
+    write_record(path, arrays, record)
 
 
 def load_optimizer(
@@ -132,10 +134,11 @@ def load_optimizer(
     inner = checked_optimizer(optimizer)
     _check_scaler(scaler)
     changed = set(checked_names(changed, "changed"))
-    if checked_path(path).endswith(_PDOPT):
+    path = checked_path(path)
+    if path.endswith(_PDOPT):
         if scaler is not None or model is not None or changed - {"schedule"}:
-            problem = "A .pdopt holds Paddle's names, no options and no scaler"
-            raise refused(path, f"{problem}: leave out `model`, `scaler` and `changed`.")
+            problem = "A .pdopt holds Paddle's names, no options and no scaler: leave out `model`, `scaler`, `changed`."
+            raise refusal(ValueError, problem, path=path)
         saved = _from_pdopt(path, inner, "schedule" in changed)
     else:
         record, arrays = read_record(path)
@@ -143,7 +146,8 @@ def load_optimizer(
         try:
             saved = _from_record(record, arrays, inner, names, structured, changed)
         except (KeyError, TypeError, AttributeError, IndexError) as error:  # signed, but not written by us
-            raise refused(path, f"The file's record is not what `save_optimizer` writes: {error!r}.") from error
+            problem = f"The file's record is not what `save_optimizer` writes: {error!r}."
+            raise refusal(ValueError, problem, path=path) from error
     _fit_counts(inner, saved.states)
     check_state(inner, saved.states, saved.names)
     set_parts(_checked_parts(inner, saved, scaler))
@@ -151,7 +155,7 @@ def load_optimizer(
     step = steps_of(inner, saved.states) if saved.step is None else saved.step
     matched = tuple((name, name) for tensor, name in saved.names.items() if tensor in saved.states)
     missing = tuple(name for tensor, name in saved.names.items() if tensor not in saved.states)
-    return LoadReport(os.fspath(path), step, matched, missing)
+    return LoadReport(path, step, matched, missing)
 
 
 class _Saved(NamedTuple):

@@ -7,11 +7,10 @@ import numpy as np
 import paddle
 
 from .. import _paddle
-from .._messages import shown, wrong_type
+from .._messages import quoted, refusal, wrong_type
 from .._paddle import create_state, masters, parameters_of, prefixed
 from ..optimizers import ShardedStateMixin
 from ..optimizers.declaration import COUNTERS, GLOBAL_STEP, STEP
-from .record import some
 
 MASTER = "master"  # the float32 value of a parameter of lower precision
 States = dict[str, dict[str, tuple[str, Any]]]  # param.name -> {state name: (dtype, values)}
@@ -51,7 +50,7 @@ def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str],
 
     They are those of `model`, without one those that the optimizer was built with, otherwise Paddle's.
     """
-    known = optimizer._structured
+    known = optimizer.structured_names
     if model is not None:
         model = _paddle.unwrap_model(_paddle.checked_model(model))
         known = {param.name: name for name, param in model.named_parameters()}
@@ -60,16 +59,16 @@ def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str],
     if unnamed:
         source = "`model`" if model is not None else "`layers` or `name_dict`"
         problem = f"{source} must name every parameter of the optimizer: build it after the model is complete."
-        raise ValueError(f"{problem} Received: no name for {some(unnamed)}")
+        raise ValueError(f"{problem} Received: no name for {quoted(unnamed)}")
     if len(set(names.values())) < len(names):
-        raise ValueError(f"Two parameters must not have the same name. Received: {some(sorted(names.values()))}")
+        raise ValueError(f"Two parameters must not have the same name. Received: {quoted(sorted(names.values()))}")
     return names, bool(known)
 
 
 def layout_of(optimizer: Any, param: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return state name -> (dtype, shape) of all that a parameter has once it was updated, its master included."""
     layout = {name: (_dtype(dtype), tuple(shape)) for name, (dtype, shape) in optimizer.state_layout(param).items()}
-    return {**layout, MASTER: ("float32", tuple(param.shape))} if optimizer._has_master(param) else layout
+    return {**layout, MASTER: ("float32", tuple(param.shape))} if optimizer.has_master(param) else layout
 
 
 def state_of(optimizer: Any) -> States:
@@ -77,35 +76,29 @@ def state_of(optimizer: Any) -> States:
     states: States = {}
     for param in parameters_of(optimizer):
         optimizer.check_type(param)
-        held = _live(optimizer, param) or _waiting(optimizer, param)
-        if held:
+        if held := _tensors(optimizer, param):
             states[param.name] = {name: (_dtype(tensor.dtype), tensor.numpy()) for name, tensor in held.items()}
     return states
 
 
 def _master(optimizer: Any, param: Any) -> dict[str, Any]:
     """Return {MASTER: tensor}, {} for a parameter without a master."""
-    master = masters(optimizer).get(param.name) if optimizer._has_master(param) else None
+    master = masters(optimizer).get(param.name) if optimizer.has_master(param) else None
     return {} if master is None else {MASTER: master}
 
 
-def _live(optimizer: Any, param: Any) -> dict[str, Any]:
-    """Return the tensors of a parameter's state, {} before its first update."""
-    if param.name not in _paddle.with_state(optimizer):
-        return {}
-    master, held = _master(optimizer, param), _paddle.accumulators(optimizer)
+def _tensors(optimizer: Any, param: Any) -> dict[str, Any]:
+    """Return the tensors of a parameter's state: before its first update those that Paddle loaded for it, or {}."""
+    master = _master(optimizer, param)
     owner = master.get(MASTER, param).name
-    return {**{name: held[prefixed(optimizer, name)][owner] for name in optimizer.state_layout(param)}, **master}
-
-
-def _waiting(optimizer: Any, param: Any) -> dict[str, Any]:
-    """Return the state that Paddle loaded and has not yet assigned to the parameter."""
-    master, holder = _master(optimizer, param), _paddle.waiting_state(optimizer)
-    owner = master.get(MASTER, param).name
-    held = {name: holder.get(f"{owner}_{prefixed(optimizer, name)}_0") for name in optimizer.state_layout(param)}
-    if any(value is None for value in held.values()):
+    keys = {name: prefixed(optimizer, name) for name in optimizer.state_layout(param)}
+    if param.name in _paddle.with_state(optimizer):
+        held = _paddle.accumulators(optimizer)
+        return {**{name: held[key][owner] for name, key in keys.items()}, **master}
+    loaded = {name: _paddle.waiting_state(optimizer).get(f"{owner}_{key}_0") for name, key in keys.items()}
+    if any(value is None for value in loaded.values()):
         return {}
-    found = {name: x if isinstance(x, paddle.Tensor) else paddle.to_tensor(x) for name, x in held.items()}
+    found = {name: x if isinstance(x, paddle.Tensor) else paddle.to_tensor(x) for name, x in loaded.items()}
     return {**found, **master}
 
 
@@ -145,7 +138,7 @@ def set_state(optimizer: Any, states: States) -> None:
         create_state(optimizer, [param for param in params if param.name in states])
         for param in params:
             given = states.get(param.name, {})
-            for name, tensor in _live(optimizer, param).items():
+            for name, tensor in _tensors(optimizer, param).items():
                 if name in given:
                     tensor.set_value(np.array(given[name][1]))
                 elif name == MASTER:
@@ -163,5 +156,5 @@ def checked_names(names: Any, argument: str) -> list[str]:
     single = isinstance(names, (str, bytes, paddle.Tensor)) or getattr(names, "ndim", 1) == 0
     listed: list[Any] = list(names) if isinstance(names, Iterable) and not single else [None]
     if not all(isinstance(name, str) for name in listed):
-        raise TypeError(f"`{argument}` must be a list of names. Received: {argument}={shown(names)}")
+        raise refusal(TypeError, f"`{argument}` must be a list of names.", **{argument: names})
     return listed

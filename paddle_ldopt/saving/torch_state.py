@@ -10,12 +10,12 @@ import numpy as np
 import paddle
 
 from .._checks import checked_bool, checked_int
-from .._messages import refusal, shown, wrong_type
+from .._files import checked_path
+from .._messages import quoted, refusal, shown, wrong_type
 from .._paddle import checked_model, parameters_of, unwrap_model
 from ..optimizers.declaration import GLOBAL_STEP, STEP
-from .container import read_tensors, refused
-from .record import some
 from .report import LoadReport
+from .safetensors_file import read_tensors
 from .state import MASTER, States, check_state, checked_names, checked_optimizer, layout_of, set_state, structured_names
 
 __all__ = ["convert_torch_optimizer"]
@@ -124,17 +124,17 @@ def convert_torch_optimizer(
     unexpected += [there for there, given in found.values() if given]
     if strict and (missing or unexpected):
         problem = "The checkpoint and the optimizer have other parameters or states: give `rename`, or strict=False."
-        left = f"no state for {some(missing)} ({len(missing)}), no use for {some(unexpected)} ({len(unexpected)})"
+        left = f"no state for {quoted(missing)} ({len(missing)}), no use for {quoted(unexpected)} ({len(unexpected)})"
         raise ValueError(f"{problem} Received: {left}, {len(matched)} matched")
     if not matched:
         problem = "No parameter of the checkpoint is one of the model's: give `rename`, or other `names`."
-        raise ValueError(f"{problem} Received: {some(unexpected)}")
+        raise ValueError(f"{problem} Received: {quoted(unexpected)}")
     for state in states.values():
         if GLOBAL_STEP in state:
             state[GLOBAL_STEP] = "float32", np.full([1], max(steps), "float32")
     check_state(inner, states, ours, optional=(MASTER,))
     set_state(inner, states)
-    label = os.fspath(source) if isinstance(source, (str, os.PathLike)) else "a state_dict"
+    label = "a state_dict" if isinstance(source, Mapping) else os.fspath(source)
     done = tuple(name for _, name in matched if name in turned)
     return LoadReport(label, max(steps), tuple(matched), tuple(missing), tuple(unexpected), done)
 
@@ -149,7 +149,7 @@ def _turned(model: Any, transpose: Optional[Iterable[str]]) -> set[str]:
     turned = set(checked_names(transpose, "transpose"))
     wrong = sorted(name for name in turned if name not in named or len(named[name].shape) != 2)
     if wrong:
-        raise ValueError(f"`transpose` must name matrices of the model. Received: {some(wrong)}")
+        raise refusal(ValueError, "`transpose` must name matrices of the model.", transpose=wrong)
     return turned
 
 
@@ -160,9 +160,7 @@ def _read(source: Any) -> tuple[dict[Any, Given], Any]:
     """Return (parameter's number or name -> {state: array}, names by number or None)."""
     if isinstance(source, Mapping):
         return _from_dict(source)
-    if not isinstance(source, (str, os.PathLike)):
-        raise wrong_type(source, "source", "a path or a dict")
-    path = os.fspath(source)
+    path = checked_path(source, "source", "a dict or a path")
     if not path.endswith(".safetensors"):
         return _from_dict(_by_torch(path))
     found: dict[Any, Given] = {}
@@ -181,14 +179,14 @@ def _by_torch(path: str) -> Any:
         problem = "Only PyTorch reads this file: install it (a CPU build will do), or save it as safetensors there."
         raise refusal(ImportError, problem, path=path) from None
     if tuple(map(int, torch.__version__.split(".")[:2])) < _LEAST_TORCH:
-        raise ImportError(f"PyTorch 2.6 or later is needed to read it safely. Received: torch {torch.__version__}")
+        raise refusal(ImportError, "PyTorch 2.6 or later is needed to read it safely.", torch=torch.__version__)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:
-        reason = str(error).splitlines()[0][:200]
-        raise refused(path, f"PyTorch's weights-only loader refuses the file: {reason}.") from None
+        problem = f"PyTorch's weights-only loader refuses the file: {str(error).splitlines()[0][:200]}."
+        raise refusal(ValueError, problem, path=path) from None
     for key in ("optimizer", "optimizer_state_dict"):
         if isinstance(found, Mapping) and "state" not in found and isinstance(found.get(key), Mapping):
             return found[key]
@@ -204,14 +202,14 @@ def _from_dict(checkpoint: Any) -> tuple[dict[Any, Given], Any]:
     named: dict[Any, str] = {}
     for key, state in checkpoint["state"].items():
         if not isinstance(state, Mapping) or not _are(str, list(state)):
-            raise ValueError(f"A parameter's state must be a dict by names. Received: {_short(state)} of {shown(key)}")
+            raise refusal(ValueError, "A parameter's state must be a dict by names.", parameter=key, state=state)
         found[int(key) if str(key).isdecimal() else key] = {name: _array(value) for name, value in state.items()}
     for group in checkpoint["param_groups"]:
         settings: Any = group if isinstance(group, Mapping) else {}
         params, known = settings.get("params"), settings.get("param_names", ())
         if not _are((int, str), params) or not _are(str, known):
             problem = "A group must be a dict with 'params', a list of numbers, and maybe 'param_names', one of names."
-            raise ValueError(f"{problem} Received: {_short(group)}")
+            raise refusal(ValueError, problem, group=group)
         named.update(zip(params, known))
         for key in params:
             if found.get(key) and settings.get("step") is not None:
@@ -223,10 +221,6 @@ def _are(kind: Any, values: Any) -> bool:
     return isinstance(values, (list, tuple)) and all(isinstance(value, kind) for value in values)
 
 
-def _short(value: Any) -> str:
-    return f"{type(value).__name__} {str(value)[:200]}"
-
-
 def _array(value: Any) -> Any:
     """Return a Tensor of PyTorch, or anything that NumPy takes, as an array."""
     if hasattr(value, "detach"):
@@ -235,7 +229,7 @@ def _array(value: Any) -> Any:
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise ValueError(f"A state must be an array: {error}. Received: {_short(value)}") from None
+        raise refusal(ValueError, f"A state must be an array: {error}.", value=value) from None
 
 
 def _named(read: tuple[dict[Any, Given], Any], names: Any) -> dict[str, Given]:
@@ -246,11 +240,11 @@ def _named(read: tuple[dict[Any, Given], Any], names: Any) -> dict[str, Given]:
     known = known or {}
     twice = sorted(name for name, times in Counter(known.values()).items() if times > 1)
     if twice:
-        raise ValueError(f"Two parameters must not have the same name. Received: {some(twice)} twice in `names`")
+        raise ValueError(f"Two parameters must not have the same name. Received: {quoted(twice)} twice in `names`")
     unnamed = sorted(key for key in found if isinstance(key, int) and key not in known)
     if unnamed:
         problem = "PyTorch numbers its parameters: give `names`, the names of all in the order of their numbers."
-        raise ValueError(f"{problem} Received: no name for {some(unnamed)}, {len(known)} names")
+        raise ValueError(f"{problem} Received: no name for {quoted(unnamed)}, {len(known)} names")
     return {known[key] if isinstance(key, int) else key: state for key, state in found.items()}
 
 
@@ -261,13 +255,13 @@ def _renamed(found: dict[str, Given], rename: Any, strict: bool) -> dict[str, tu
     unknown = sorted(set(rename) - set(found), key=str) if isinstance(rename, Mapping) else []
     if strict and unknown:
         problem = "`rename` must name parameters of the checkpoint: correct it, or give strict=False."
-        raise ValueError(f"{problem} Received: {some(unknown)}, which it has not")
+        raise ValueError(f"{problem} Received: {quoted(unknown)}, which it has not")
     out: dict[str, tuple[str, Given]] = {}
     for there, state in found.items():
         name = rename(there) if callable(rename) else (rename or {}).get(there, there)
         if name in out:
-            twice = f"{shown(name)} for {shown(there)} too"
-            raise ValueError(f"`rename` must give each parameter another name. Received: {twice}")
+            problem = f"`rename` must give each parameter another name than {shown(name)}, which is taken."
+            raise refusal(ValueError, problem, parameter=there)
         if name is not None:
             out[name] = there, state
     return out
@@ -279,11 +273,13 @@ def _renamed(found: dict[str, Given], rename: Any, strict: bool) -> dict[str, tu
 def _step_of(given: Given, step: Optional[int], name: str) -> int:
     """Return the number of updates that a parameter has had."""
     if "step" not in given and step is None:
-        raise ValueError(f"The checkpoint does not say how many steps were taken: give `step`. Received: '{name}'")
+        problem = "The checkpoint does not say how many steps were taken: give `step`."
+        raise refusal(ValueError, problem, parameter=name)
     taken = np.asarray(given.get("step", step))
     number = taken.item() if taken.size == 1 and taken.dtype.kind in "iuf" else -1
     if not (np.isfinite(number) and number >= 0 and number == int(number)):
-        raise ValueError(f"A number of steps must be a whole number from 0 on. Received: {_short(taken)} of '{name}'")
+        problem = "A number of steps must be a whole number from 0 on."
+        raise refusal(ValueError, problem, parameter=name, step=taken)
     return int(number)
 
 
@@ -305,7 +301,7 @@ def _state(optimizer: Any, param: Any, given: Given, step: int, turned: bool, th
             problem = f"'{there}' lacks {shown(wanted)}: the checkpoint is of another optimizer, or of other options."
             raise ValueError(f"{problem} Received: {', '.join(sorted(given)) or 'nothing else'}")
         if values.dtype.kind not in "iuf":
-            raise ValueError(f"A state must be made of numbers. Received: {_short(values)} as {name} of '{there}'")
+            raise refusal(ValueError, "A state must be made of numbers.", parameter=there, state=name, value=values)
         values = values.reshape(shape) if (values.shape, shape) == ((), (1,)) else values  # a single number's
         if values.shape != shape:
             problem = f"The state of '{there}' has another shape here: give `transpose`, `rename` or `names`."

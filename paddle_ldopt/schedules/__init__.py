@@ -1,48 +1,22 @@
 """Learning-rate schedules: transformers' functions and more, on Paddle's `LRScheduler`.
 
 `curves` has their shapes, step -> factor of the peak, `functions` builds schedules on these, and `metric` those that
-follow a metric. `options` declares all arguments, `factory` builds a schedule by its name, `warmup` goes before any
+follow a metric. `factory` has the table of all kinds, `options` the types of their arguments; `warmup` goes before any
 other schedule, `ahead` reads the rates of a schedule in advance.
 """
 
-from .factory import ON_METRIC, SchedulerType, get_scheduler
-from .functions import (
-    RuleSchedule,
-    get_constant_schedule,
-    get_constant_schedule_with_cool_down,
-    get_constant_schedule_with_warmup,
-    get_cosine_schedule_with_warmup,
-    get_cosine_with_hard_restarts_schedule_with_warmup,
-    get_cosine_with_min_lr_schedule_with_warmup,
-    get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
-    get_inverse_sqrt_schedule,
-    get_linear_schedule_with_warmup,
-    get_polynomial_decay_schedule_with_warmup,
-    get_wsd_schedule,
-)
-from .metric import GreedyLR, MetricSchedule, ReduceLROnPlateau, get_greedy_schedule, get_reduce_on_plateau_schedule
-from .warmup import WarmUp
+from . import curve_schedule, factory, functions, metric, warmup
+from .curve_schedule import *  # noqa: F403
+from .factory import *  # noqa: F403
+from .functions import *  # noqa: F403
+from .metric import *  # noqa: F403
+from .warmup import *  # noqa: F403
 
-__all__ = [
-    "ON_METRIC",
-    "GreedyLR",
-    "MetricSchedule",
-    "ReduceLROnPlateau",
-    "RuleSchedule",
-    "SchedulerType",
-    "WarmUp",
-    "get_constant_schedule",
-    "get_constant_schedule_with_cool_down",
-    "get_constant_schedule_with_warmup",
-    "get_cosine_schedule_with_warmup",
-    "get_cosine_with_hard_restarts_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
-    "get_greedy_schedule",
-    "get_inverse_sqrt_schedule",
-    "get_linear_schedule_with_warmup",
-    "get_polynomial_decay_schedule_with_warmup",
-    "get_reduce_on_plateau_schedule",
-    "get_scheduler",
-    "get_wsd_schedule",
-]
+ON_METRIC = tuple(kind.name for kind in factory.SCHEDULES.values() if kind.on_metric)  # the kinds that follow a metric
+
+__all__: list[str] = []
+__all__ += curve_schedule.__all__
+__all__ += factory.__all__
+__all__ += functions.__all__
+__all__ += metric.__all__
+__all__ += warmup.__all__

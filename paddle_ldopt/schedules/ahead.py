@@ -41,13 +41,13 @@ def peak_learning_rate(
     if follows_metric(learning_rate):
         return float(learning_rate.last_lr) / divisor(0)  # most only ever fall
     rates: list[tuple[int, float]] = [(0, float(learning_rate.last_lr))]
-    turns = getattr(getattr(learning_rate, "rule", None), "turns", None)
+    turns = getattr(getattr(learning_rate, "curve", None), "turns", None)
     if turns is not None and divisor(1) == divisor(0):
         now = learning_rate.last_epoch
         turning = [step - now for step in turns(now + (num_steps or 0))]
         last = max(turning) if num_steps is None else num_steps
         ahead = [i for i in (0, last, *turning) if 0 <= i <= last]
-        rates += [(i, learning_rate.base_lr * learning_rate.rule(now + i)) for i in ahead]
+        rates += [(i, learning_rate.base_lr * learning_rate.curve(now + i)) for i in ahead]
     else:
         if num_steps is None:
             lengths = [getattr(learning_rate, name, None) for name in ("warmup_steps", "total_steps")]

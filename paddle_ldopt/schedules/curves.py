@@ -38,7 +38,11 @@ class Warmup:
 
     def __call__(self, step: int) -> float:
         """Return the factor of a step, counted from 0."""
-        return step / self.warmup if step < self.warmup else self._after(step - self.warmup)
+        return self._before(step) if step < self.warmup else self._after(step - self.warmup)
+
+    def _before(self, step: int) -> float:
+        """Return the factor of a step of the warm-up."""
+        return step / self.warmup
 
     def _after(self, k: int) -> float:
         """Return the factor `k` steps after the warm-up."""
@@ -84,14 +88,14 @@ class CosineOneAhead(Cosine):
 
     start: Optional[float] = None
 
-    def __call__(self, step: int) -> float:
-        """Return the factor of a step, counted from 0."""
-        if step >= self.warmup:
-            return self._after(step - self.warmup + 1)
+    def _before(self, step: int) -> float:
         if self.start is None:
             return (step + 1.0) / self.warmup
         # the sum of the rounded parts may be an ulp above 1
         return min(1.0, self.start + (1.0 - self.start) * step / max(1, self.warmup - 1))
+
+    def _after(self, k: int) -> float:
+        return super()._after(k + 1)
 
     def _turns(self, until: int) -> list[int]:
         return [self.warmup, *(max(step - 1, 0) for step in super()._turns(until + 1))]
@@ -152,18 +156,16 @@ class StableDecay(Warmup):
     floor: float = 0.0
     cycles: float = 0.5
 
-    def __call__(self, step: int) -> float:
-        """Return the factor of a step, counted from 0."""
-        k = step - self.warmup - self.stable
-        if step < self.warmup:
-            factor = _RISES[self.rise](step / self.warmup)
-        elif k < 0:
+    def _before(self, step: int) -> float:
+        return _RISES[self.rise](step / self.warmup) * (1.0 - self.floor) + self.floor
+
+    def _after(self, k: int) -> float:
+        k -= self.stable
+        if k < 0:
             return 1.0
-        elif k < self.decay:
-            factor = FALLS[self.fall](k / self.decay, self.cycles)
-        else:
+        if k >= self.decay:
             return self.floor
-        return factor * (1.0 - self.floor) + self.floor
+        return FALLS[self.fall](k / self.decay, self.cycles) * (1.0 - self.floor) + self.floor
 
     def _turns(self, until: int) -> list[int]:
         start = max(self.warmup, self.warmup + self.stable)  # a decay that begins before that is cut
@@ -182,11 +184,11 @@ class CoolDown(Warmup):
     end2: float = 0.0
     cycles: float = 0.5
 
-    def __call__(self, step: int) -> float:
-        """Return the factor of a step, counted from 0."""
-        if step < self.warmup:
-            return self.start + (1.0 - self.start) * (step / self.warmup)
-        k = step - self.warmup - self.keep
+    def _before(self, step: int) -> float:
+        return self.start + (1.0 - self.start) * (step / self.warmup)
+
+    def _after(self, k: int) -> float:
+        k -= self.keep
         if k < 0:
             return 1.0
         if k < self.decay:

@@ -1,15 +1,91 @@
-"""Any schedule by its name."""
+"""Any schedule by its name: `schedule` puts a function into the table of all kinds, `get_scheduler` calls it.
 
+    @schedule("triangle")
+    def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1) -> RuleSchedule:
+        return scheduled(optimizer, curves.Linear(num_warmup_steps, num_warmup_steps), last_epoch)
+
+Checks, `LdoptConfig`, the Trainer, the command line and the tables of the docs read the options from its signature.
+"""
+
+import dataclasses
 import enum
 from collections.abc import Iterator
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional, TypeVar, Union
 
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option
 from .._messages import nearest, refusal, shown
-from . import functions, metric
-from .options import REQUIRED, options_of
+from .options import REQUIRED, checks_arguments, options_of
+
+__all__ = ["SchedulerType", "get_scheduler"]
+
+_Function = TypeVar("_Function", bound=Callable[..., LRScheduler])
+_GENERAL = ("num_warmup_steps", "num_training_steps")  # every kind is given these
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of schedule: the function that builds it, and what this takes beside the optimizer."""
+
+    name: str
+    function: Callable[..., LRScheduler]
+    options: dict[str, Option]
+    on_metric: bool  # it is stepped with a metric
+
+    @property
+    def specific(self) -> dict[str, Option]:
+        """The options that `scheduler_specific_kwargs` may give."""
+        return {key: option for key, option in self.options.items() if key not in _GENERAL}
+
+    def idle_warmup(self, **given: Any) -> Iterator[str]:
+        """Yield the message that a warm-up would be ignored, if one is given and the kind has none."""
+        if any(given.values()) and "num_warmup_steps" not in self.options:
+            other = f"{self.name}_with_warmup"
+            advice = f": use {shown(other)}" if other in SCHEDULES else ", it would be ignored"
+            yield str(refusal(ValueError, f"The schedule {shown(self.name)} has no warm-up{advice}.", **given))
+
+    def unknown(self, key: Any, value: Any) -> str:
+        """Return the message about a keyword that the function does not take."""
+        return (
+            f"{self.function.__name__}() got an unexpected keyword argument {shown(key)} in "
+            f"`scheduler_specific_kwargs`; it takes {', '.join(self.specific)}. Received: {key}={shown(value)}"
+        )
+
+    def missing(self, key: str) -> str:
+        """Return the message about an argument that was not given."""
+        name = f"SchedulerType.{self.name.upper()}"
+        return f"{name} requires `{key}`, please provide that argument. Received: {key}=None"
+
+
+SCHEDULES: dict[str, Kind] = {}
+
+
+def schedule(name: str, on_metric: Optional[type] = None) -> Callable[[_Function], _Function]:
+    """Return a decorator that has a function check its arguments, and puts it into the table under that name.
+
+    A function that passes its keywords on to the class of a schedule that follows a metric names this class.
+    """
+
+    def add(function: _Function) -> _Function:
+        checked = checks_arguments(function)
+        options = options_of(on_metric.__init__ if on_metric else function)  # type: ignore[misc]
+        options.pop("learning_rate", None)
+        SCHEDULES[name] = Kind(name, checked, options, on_metric is not None)
+        return checked
+
+    return add
+
+
+def kind_of(name: Any) -> Kind:
+    """Return the kind of that name, or of a member of an enum, ours or another library's, that has it as its value."""
+    plain = getattr(name, "value", name)
+    plain = plain.replace("-", "_") if isinstance(plain, str) else None
+    if plain not in SCHEDULES:
+        wrong = f"{shown(name)} is not a valid SchedulerType"
+        advice = f"please select one of {list(SCHEDULES)}{nearest(plain, SCHEDULES)}"
+        raise refusal(ValueError, f"{wrong}, {advice}.", name=name)
+    return SCHEDULES[plain]
 
 
 class SchedulerType(str, enum.Enum):
@@ -40,36 +116,9 @@ class SchedulerType(str, enum.Enum):
     COOL_DOWN = "cool_down"
 
     @classmethod
-    def _missing_(cls, value: object) -> "SchedulerType":
-        name = getattr(value, "value", value)  # another library's enum has the name as its value
-        name = name.replace("-", "_") if isinstance(name, str) else name
-        names = [member.value for member in cls]
-        if name in names and not (isinstance(value, str) and name == value):
-            return cls(name)
-        wrong = f"{shown(name)} is not a valid SchedulerType"
-        raise refusal(ValueError, f"{wrong}, please select one of {names}{nearest(name, names)}.", name=value)
-
-
-FUNCTIONS: dict[SchedulerType, Callable[..., LRScheduler]] = {
-    SchedulerType.LINEAR: functions.get_linear_schedule_with_warmup,
-    SchedulerType.COSINE: functions.get_cosine_schedule_with_warmup,
-    SchedulerType.COSINE_WITH_RESTARTS: functions.get_cosine_with_hard_restarts_schedule_with_warmup,
-    SchedulerType.POLYNOMIAL: functions.get_polynomial_decay_schedule_with_warmup,
-    SchedulerType.CONSTANT: functions.get_constant_schedule,
-    SchedulerType.CONSTANT_WITH_WARMUP: functions.get_constant_schedule_with_warmup,
-    SchedulerType.INVERSE_SQRT: functions.get_inverse_sqrt_schedule,
-    SchedulerType.REDUCE_ON_PLATEAU: metric.get_reduce_on_plateau_schedule,
-    SchedulerType.COSINE_WITH_MIN_LR: functions.get_cosine_with_min_lr_schedule_with_warmup,
-    SchedulerType.COSINE_WARMUP_WITH_MIN_LR: functions.get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
-    SchedulerType.WARMUP_STABLE_DECAY: functions.get_wsd_schedule,
-    SchedulerType.GREEDY: metric.get_greedy_schedule,
-    SchedulerType.COOL_DOWN: functions.get_constant_schedule_with_cool_down,
-}
-_CLASSES = {SchedulerType.REDUCE_ON_PLATEAU: metric.ReduceLROnPlateau, SchedulerType.GREEDY: metric.GreedyLR}
-
-ON_METRIC = tuple(kind.value for kind in _CLASSES)  # the kinds that follow a metric
-_OPTIONS = {kind: options_of(_CLASSES.get(kind, function)) for kind, function in FUNCTIONS.items()}
-_GENERAL = ("num_warmup_steps", "num_training_steps")  # every kind is given these
+    def _missing_(cls, value: object) -> Optional["SchedulerType"]:
+        name = kind_of(value).name
+        return next((member for member in cls if member.value == name), None)
 
 
 def get_scheduler(
@@ -89,8 +138,7 @@ def get_scheduler(
         optimizer: a Paddle optimizer, also in wrappers of `fleet` and `amp`, or the peak, above 0. The schedule is
             attached to an optimizer. The peak is then its current rate, or that of its schedule if this is one of ours.
         num_warmup_steps: w, at least 0. Step 0 is taken at rate 0, step w is the first at the peak.
-        num_training_steps: n, at least 1; below w, a warning. Kinds without w or n ignore them, as in transformers:
-            "constant", "reduce_lr_on_plateau" and "greedy" have no warm-up.
+        num_training_steps: n, at least 1; below w, a warning. Kinds without w or n ignore them, as in transformers.
         scheduler_specific_kwargs: further arguments of the kind's function.
 
     Returns:
@@ -107,53 +155,33 @@ def get_scheduler(
 
     Source: ``transformers.optimization``, 4.37, and 4.57 for WSD and the kinds with a lowest rate.
     """
-    kind = SchedulerType(name)
-    options = _OPTIONS[kind]
+    kind = kind_of(name)
     kwargs = {} if scheduler_specific_kwargs is None else scheduler_specific_kwargs
     if not isinstance(kwargs, dict):
         raise refusal(TypeError, "`scheduler_specific_kwargs` must be a dict.", scheduler_specific_kwargs=kwargs)
     for key, value in kwargs.items():
-        if key not in _specific(kind):
-            raise TypeError(_unknown(kind, key, value))
+        if key not in kind.specific:
+            raise TypeError(kind.unknown(key, value))
     general = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
-    arguments = {key: value for key, value in general.items() if key in options and value is not None} | kwargs
-    for key, option in options.items():
+    arguments = {key: value for key, value in general.items() if key in kind.options and value is not None} | kwargs
+    for key, option in kind.options.items():
         if option.default is REQUIRED and arguments.get(key) is None:
-            raise ValueError(_missing(kind, key))
-    return FUNCTIONS[kind](optimizer, **arguments)
+            raise ValueError(kind.missing(key))
+    return kind.function(optimizer, **arguments)
 
 
-def kwargs_problems(kind: str, kwargs: dict[str, Any]) -> Iterator[str]:
+def kwargs_problems(name: str, kwargs: dict[str, Any]) -> Iterator[str]:
     """Yield a message for each of the `scheduler_specific_kwargs` that is unknown, missing or out of range.
 
     Limits that depend on the peak or on another argument are checked when the schedule is built.
     """
-    name = SchedulerType(kind)
-    specific = _specific(name)
-    for key, value in kwargs.items():
-        if key not in specific:
-            yield _unknown(name, key, value)
-    for key, option in specific.items():
+    kind = kind_of(name)
+    yield from (kind.unknown(key, value) for key, value in kwargs.items() if key not in kind.specific)
+    for key, option in kind.specific.items():
         if option.default is REQUIRED and kwargs.get(key) is None:
-            yield _missing(name, key)
+            yield kind.missing(key)
         elif key in kwargs:
             try:
                 option.checked(kwargs[key], key)
             except (TypeError, ValueError) as error:
                 yield str(error)
-
-
-def _specific(kind: SchedulerType) -> dict[str, Option]:
-    """Return the options of a kind that `scheduler_specific_kwargs` may give."""
-    return {key: option for key, option in _OPTIONS[kind].items() if key not in _GENERAL}
-
-
-def _unknown(kind: SchedulerType, key: Any, value: Any) -> str:
-    return (
-        f"{FUNCTIONS[kind].__name__}() got an unexpected keyword argument {shown(key)} in `scheduler_specific_kwargs`; "
-        f"it takes {', '.join(_specific(kind))}. Received: {key}={shown(value)}"
-    )
-
-
-def _missing(kind: SchedulerType, key: str) -> str:
-    return f"SchedulerType.{kind.name} requires `{key}`, please provide that argument. Received: {key}=None"

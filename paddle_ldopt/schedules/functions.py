@@ -1,80 +1,44 @@
-"""Schedules that are a function of the step alone, on Paddle's `LRScheduler`.
+"""Schedules that are a function of the step alone.
 
 Each function builds a curve, step -> factor of the peak; `get_scheduler` describes the arguments that they share.
 """
 
 import warnings
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
-from .._checks import checked_number
 from .._messages import refusal
 from . import curves
-from ._base import Schedule, attach, peak_of
-from .options import checked, checked_share
+from ._base import peak_of
+from .curve_schedule import RuleSchedule, scheduled
+from .factory import schedule
+from .options import LastStep, NonNegative, Positive, Shape, Share, Steps, StepsFrom1, checked_share
+
+__all__ = [
+    "get_constant_schedule",
+    "get_constant_schedule_with_cool_down",
+    "get_constant_schedule_with_warmup",
+    "get_cosine_schedule_with_warmup",
+    "get_cosine_with_hard_restarts_schedule_with_warmup",
+    "get_cosine_with_min_lr_schedule_with_warmup",
+    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+    "get_inverse_sqrt_schedule",
+    "get_linear_schedule_with_warmup",
+    "get_polynomial_decay_schedule_with_warmup",
+    "get_wsd_schedule",
+]
 
 
-class RuleSchedule(Schedule):
-    r"""A peak and a curve, step -> factor: the schedule that every function of this module returns.
-
-    .. math::
-        \eta_t = \eta \cdot \text{rule}(t), \qquad t = \text{last\_epoch}
-
-    Any step costs the same, and a resume, from `last_epoch` or from `state_dict`, gives the numbers of a run that was
-    never stopped, bit for bit.
-
-    Args:
-        learning_rate: the peak, above 0.
-        rule: the curve, step from 0 -> factor in [0, 1]; to pickle the schedule, not a lambda.
-        last_epoch: the last step that was taken, -1 for none.
-        verbose: print every change, as Paddle's schedules do.
-
-    Examples:
-        >>> from paddle_ldopt.schedules import RuleSchedule
-        >>> from paddle_ldopt.schedules.curves import Linear
-        >>> schedule = RuleSchedule(0.1, Linear(warmup=1, decay=2))
-        >>> [(schedule(), schedule.step())[0] for _ in range(4)]
-        [0.0, 0.1, 0.05, 0.0]
-    """
-
-    def __init__(
-        self, learning_rate: float, rule: Callable[[int], float], last_epoch: int = -1, verbose: bool = False
-    ) -> None:
-        if not callable(rule):
-            raise refusal(TypeError, "`rule` must be callable.", rule=rule)
-        self.rule = rule
-        peak = checked_number(learning_rate, "learning_rate", ends="(]")
-        super().__init__(peak, checked("last_epoch", last_epoch), verbose)
-
-    def get_lr(self) -> float:
-        """Return the rate of step `last_epoch`."""
-        return self.base_lr * self.rule(self.last_epoch)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.base_lr!r}, {self.rule!r}, last_epoch={self.last_epoch})"
-
-
-def _scheduled(optimizer: Any, curve: Callable[[int], float], last_epoch: int) -> RuleSchedule:
-    return attach(RuleSchedule(peak_of(optimizer), curve, last_epoch), optimizer)
-
-
-def _phases(num_warmup_steps: int, num_training_steps: int) -> tuple[int, int]:
-    """Return the steps of the warm-up and those after it; the latter are below 0 if the training ends before it."""
-    warmup, total = checked("num_warmup_steps", num_warmup_steps), checked("num_training_steps", num_training_steps)
-    return warmup, _steps_left(total, stacklevel=4, num_warmup_steps=warmup)
-
-
-def _steps_left(num_training_steps: int, stacklevel: int = 3, **phases: int) -> int:
+def _steps_left(num_training_steps: int, **phases: int) -> int:
     """Return the number of training steps left after `phases`; if they do not fit it is negative, with a warning."""
     left = num_training_steps - sum(phases.values())
     if left < 0:
         longer = "The schedule is longer than the training, which stops in the middle of it."
-        warnings.warn(
-            refusal(UserWarning, longer, **phases, num_training_steps=num_training_steps), stacklevel=stacklevel
-        )
+        warnings.warn(refusal(UserWarning, longer, **phases, num_training_steps=num_training_steps), stacklevel=4)
     return left
 
 
-def get_constant_schedule(optimizer: Any, last_epoch: int = -1) -> RuleSchedule:
+@schedule("constant")
+def get_constant_schedule(optimizer: Any, last_epoch: LastStep = -1) -> RuleSchedule:
     r"""Keep the learning rate constant.
 
     Examples:
@@ -86,10 +50,13 @@ def get_constant_schedule(optimizer: Any, last_epoch: int = -1) -> RuleSchedule:
         >>> opt.get_lr()
         5e-05
     """
-    return _scheduled(optimizer, curves.Warmup(), last_epoch)
+    return scheduled(optimizer, curves.Warmup(), last_epoch)
 
 
-def get_constant_schedule_with_warmup(optimizer: Any, num_warmup_steps: int, last_epoch: int = -1) -> RuleSchedule:
+@schedule("constant_with_warmup")
+def get_constant_schedule_with_warmup(
+    optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1
+) -> RuleSchedule:
     r"""Raise the learning rate from 0 in a line, then keep it.
 
     .. math::
@@ -101,11 +68,12 @@ def get_constant_schedule_with_warmup(optimizer: Any, num_warmup_steps: int, las
         >>> [(schedule(), schedule.step())[0] for _ in range(4)]
         [0.0, 0.05, 0.1, 0.1]
     """
-    return _scheduled(optimizer, curves.Warmup(checked("num_warmup_steps", num_warmup_steps)), last_epoch)
+    return scheduled(optimizer, curves.Warmup(num_warmup_steps), last_epoch)
 
 
+@schedule("linear")
 def get_linear_schedule_with_warmup(
-    optimizer: Any, num_warmup_steps: int, num_training_steps: int, last_epoch: int = -1
+    optimizer: Any, num_warmup_steps: Steps, num_training_steps: StepsFrom1, last_epoch: LastStep = -1
 ) -> RuleSchedule:
     r"""Raise the learning rate in a line, then lower it in a line to 0: the default for fine-tuning.
 
@@ -118,12 +86,17 @@ def get_linear_schedule_with_warmup(
         >>> [(schedule(), schedule.step())[0] for _ in range(6)]
         [0.0, 0.05, 0.1, 0.05, 0.0, 0.0]
     """
-    warmup, decay = _phases(num_warmup_steps, num_training_steps)
-    return _scheduled(optimizer, curves.Linear(warmup, decay), last_epoch)
+    decay = _steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    return scheduled(optimizer, curves.Linear(num_warmup_steps, decay), last_epoch)
 
 
+@schedule("cosine")
 def get_cosine_schedule_with_warmup(
-    optimizer: Any, num_warmup_steps: int, num_training_steps: int, num_cycles: float = 0.5, last_epoch: int = -1
+    optimizer: Any,
+    num_warmup_steps: Steps,
+    num_training_steps: StepsFrom1,
+    num_cycles: Positive = 0.5,
+    last_epoch: LastStep = -1,
 ) -> RuleSchedule:
     r"""Raise the learning rate in a line, then lower it to 0 along half a cosine.
 
@@ -138,12 +111,17 @@ def get_cosine_schedule_with_warmup(
         >>> [round((schedule(), schedule.step())[0], 6) for _ in range(4)]
         [0.0, 0.1, 0.05, 0.0]
     """
-    warmup, decay = _phases(num_warmup_steps, num_training_steps)
-    return _scheduled(optimizer, curves.Cosine(warmup, decay, checked("num_cycles", num_cycles)), last_epoch)
+    decay = _steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    return scheduled(optimizer, curves.Cosine(num_warmup_steps, decay, num_cycles), last_epoch)
 
 
+@schedule("cosine_with_restarts")
 def get_cosine_with_hard_restarts_schedule_with_warmup(
-    optimizer: Any, num_warmup_steps: int, num_training_steps: int, num_cycles: float = 1, last_epoch: int = -1
+    optimizer: Any,
+    num_warmup_steps: Steps,
+    num_training_steps: StepsFrom1,
+    num_cycles: Positive = 1,
+    last_epoch: LastStep = -1,
 ) -> RuleSchedule:
     r"""Raise the learning rate in a line, then lower it along half a cosine, several times from the peak.
 
@@ -159,17 +137,18 @@ def get_cosine_with_hard_restarts_schedule_with_warmup(
         >>> [round((schedule(), schedule.step())[0], 6) for _ in range(5)]
         [0.1, 0.05, 0.1, 0.05, 0.0]
     """
-    warmup, decay = _phases(num_warmup_steps, num_training_steps)
-    return _scheduled(optimizer, curves.CosineRestarts(warmup, decay, checked("num_cycles", num_cycles)), last_epoch)
+    decay = _steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    return scheduled(optimizer, curves.CosineRestarts(num_warmup_steps, decay, num_cycles), last_epoch)
 
 
+@schedule("polynomial")
 def get_polynomial_decay_schedule_with_warmup(
     optimizer: Any,
-    num_warmup_steps: int,
-    num_training_steps: int,
-    lr_end: float = 1e-7,
-    power: float = 1.0,
-    last_epoch: int = -1,
+    num_warmup_steps: Steps,
+    num_training_steps: StepsFrom1,
+    lr_end: NonNegative = 1e-7,
+    power: Positive = 1.0,
+    last_epoch: LastStep = -1,
 ) -> RuleSchedule:
     r"""Raise the learning rate in a line, then lower it to `lr_end` along a power of the remaining share.
 
@@ -187,16 +166,17 @@ def get_polynomial_decay_schedule_with_warmup(
         >>> [round((schedule(), schedule.step())[0], 6) for _ in range(4)]
         [0.1, 0.04, 0.02, 0.02]
     """
-    peak, lr_end = peak_of(optimizer), checked("lr_end", lr_end)
+    peak = peak_of(optimizer)
     if lr_end >= peak:
         sentence = f"lr_end ({lr_end}) must be smaller than initial lr ({peak})."
         raise refusal(ValueError, sentence, lr_end=lr_end, peak=peak)
-    warmup, decay = _phases(num_warmup_steps, num_training_steps)
-    return _scheduled(optimizer, curves.Polynomial(warmup, decay, checked("power", power), lr_end / peak), last_epoch)
+    decay = _steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    return scheduled(optimizer, curves.Polynomial(num_warmup_steps, decay, power, lr_end / peak), last_epoch)
 
 
+@schedule("inverse_sqrt")
 def get_inverse_sqrt_schedule(
-    optimizer: Any, num_warmup_steps: int, timescale: Optional[float] = None, last_epoch: int = -1
+    optimizer: Any, num_warmup_steps: Steps, timescale: Optional[Positive] = None, last_epoch: LastStep = -1
 ) -> RuleSchedule:
     r"""Raise the learning rate in a line, then lower it with the root of the steps: for runs without a set end.
 
@@ -211,19 +191,19 @@ def get_inverse_sqrt_schedule(
         >>> [round((schedule(), schedule.step())[0], 6) for _ in range(5)]
         [0.0, 0.1, 0.070711, 0.057735, 0.05]
     """
-    warmup = checked("num_warmup_steps", num_warmup_steps)
-    scale = (warmup or 10_000) if timescale is None else checked("timescale", timescale)
-    return _scheduled(optimizer, curves.InverseSqrt(warmup, scale), last_epoch)
+    scale = (num_warmup_steps or 10_000) if timescale is None else timescale
+    return scheduled(optimizer, curves.InverseSqrt(num_warmup_steps, scale), last_epoch)
 
 
+@schedule("cosine_with_min_lr")
 def get_cosine_with_min_lr_schedule_with_warmup(
     optimizer: Any,
-    num_warmup_steps: int,
-    num_training_steps: int,
-    num_cycles: float = 0.5,
-    last_epoch: int = -1,
-    min_lr: Optional[float] = None,
-    min_lr_rate: Optional[float] = None,
+    num_warmup_steps: Steps,
+    num_training_steps: StepsFrom1,
+    num_cycles: Positive = 0.5,
+    last_epoch: LastStep = -1,
+    min_lr: Optional[NonNegative] = None,
+    min_lr_rate: Optional[Share] = None,
 ) -> RuleSchedule:
     r"""Raise the learning rate in a line, then lower it along half a cosine to a rate above 0.
 
@@ -240,20 +220,21 @@ def get_cosine_with_min_lr_schedule_with_warmup(
         >>> [round((schedule(), schedule.step())[0], 6) for _ in range(3)]
         [0.1, 0.06, 0.02]
     """
-    warmup, decay = _phases(num_warmup_steps, num_training_steps)
-    cycles, floor = checked("num_cycles", num_cycles), _floor(optimizer, min_lr, min_lr_rate)
-    return _scheduled(optimizer, curves.Cosine(warmup, decay, cycles, floor), last_epoch)
+    decay = _steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    floor = _floor(optimizer, min_lr, min_lr_rate)
+    return scheduled(optimizer, curves.Cosine(num_warmup_steps, decay, num_cycles, floor), last_epoch)
 
 
+@schedule("cosine_warmup_with_min_lr")
 def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
     optimizer: Any,
-    num_warmup_steps: int,
-    num_training_steps: int,
-    num_cycles: float = 0.5,
-    last_epoch: int = -1,
-    min_lr: Optional[float] = None,
-    min_lr_rate: Optional[float] = None,
-    warmup_lr_rate: Optional[float] = None,
+    num_warmup_steps: Steps,
+    num_training_steps: StepsFrom1,
+    num_cycles: Positive = 0.5,
+    last_epoch: LastStep = -1,
+    min_lr: Optional[NonNegative] = None,
+    min_lr_rate: Optional[Share] = None,
+    warmup_lr_rate: Optional[Share] = None,
 ) -> RuleSchedule:
     r"""Start above 0, reach the peak with the last step of the warm-up, then lower the rate along half a cosine.
 
@@ -272,34 +253,35 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
         >>> [round((schedule(), schedule.step())[0], 6) for _ in range(4)]
         [0.05, 0.1, 0.06, 0.02]
     """
-    warmup, decay = _phases(num_warmup_steps, num_training_steps)
-    cycles, floor = checked("num_cycles", num_cycles), _floor(optimizer, min_lr, min_lr_rate)
-    start = None if warmup_lr_rate is None else checked("warmup_lr_rate", warmup_lr_rate)
-    return _scheduled(optimizer, curves.CosineOneAhead(warmup, decay, cycles, floor, start), last_epoch)
+    decay = _steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    floor = _floor(optimizer, min_lr, min_lr_rate)
+    curve = curves.CosineOneAhead(num_warmup_steps, decay, num_cycles, floor, warmup_lr_rate)
+    return scheduled(optimizer, curve, last_epoch)
 
 
 def _floor(optimizer: Any, min_lr: Optional[float], min_lr_rate: Optional[float]) -> float:
     """Return the lowest rate as a share of the peak."""
-    if (min_lr is None) == (min_lr_rate is None):
+    if min_lr is not None and min_lr_rate is None:
+        return checked_share("min_lr", min_lr, peak_of(optimizer))
+    if min_lr_rate is None or min_lr is not None:
         how = "One of min_lr or min_lr_rate should be set through the `lr_scheduler_kwargs`."
         how = how if min_lr is None else "Only one of min_lr or min_lr_rate should be set."
         raise refusal(ValueError, how, min_lr=min_lr, min_lr_rate=min_lr_rate)
-    if min_lr is None:
-        return checked("min_lr_rate", min_lr_rate)
-    return checked_share("min_lr", min_lr, peak_of(optimizer))
+    return min_lr_rate
 
 
+@schedule("warmup_stable_decay")
 def get_wsd_schedule(
     optimizer: Any,
-    num_warmup_steps: int,
-    num_decay_steps: int,
-    num_training_steps: Optional[int] = None,
-    num_stable_steps: Optional[int] = None,
-    warmup_type: str = "linear",
-    decay_type: str = "cosine",
-    min_lr_ratio: float = 0,
-    num_cycles: float = 0.5,
-    last_epoch: int = -1,
+    num_warmup_steps: Steps,
+    num_decay_steps: Steps,
+    num_training_steps: Optional[StepsFrom1] = None,
+    num_stable_steps: Optional[Steps] = None,
+    warmup_type: Shape = "linear",
+    decay_type: Shape = "cosine",
+    min_lr_ratio: Share = 0,
+    num_cycles: Positive = 0.5,
+    last_epoch: LastStep = -1,
 ) -> RuleSchedule:
     r"""Warm up, stay at the peak, decay in the last steps: a run that can be made longer from before its decay.
 
@@ -323,33 +305,35 @@ def get_wsd_schedule(
         >>> [(schedule(), schedule.step())[0] for _ in range(7)]
         [0.0, 0.05, 0.1, 0.1, 0.1, 0.05, 0.0]
     """
-    _require_one(num_training_steps=num_training_steps, num_stable_steps=num_stable_steps)
-    warmup, decay = checked("num_warmup_steps", num_warmup_steps), checked("num_decay_steps", num_decay_steps)
-    total = None if num_training_steps is None else checked("num_training_steps", num_training_steps)
     if num_stable_steps is None:
-        stable = _steps_left(total or 0, num_warmup_steps=warmup, num_decay_steps=decay)
+        if num_training_steps is None:
+            raise _one_needed(num_training_steps=None, num_stable_steps=None)
+        stable = _steps_left(num_training_steps, num_warmup_steps=num_warmup_steps, num_decay_steps=num_decay_steps)
     else:
-        stable = checked("num_stable_steps", num_stable_steps)
-        if total is not None and warmup + stable + decay != total:
-            phases = f"The phases of the schedule have {warmup} + {stable} + {decay} steps, the training {total}"
-            warnings.warn(f"{phases}: num_stable_steps will be used.", stacklevel=2)
-    rise, fall = checked("warmup_type", warmup_type), checked("decay_type", decay_type)
-    floor, cycles = checked("min_lr_ratio", min_lr_ratio), checked("num_cycles", num_cycles)
-    return _scheduled(optimizer, curves.StableDecay(warmup, stable, decay, rise, fall, floor, cycles), last_epoch)
+        stable = num_stable_steps
+        if num_training_steps not in (None, num_warmup_steps + stable + num_decay_steps):
+            phases = f"{num_warmup_steps} + {stable} + {num_decay_steps} steps, the training {num_training_steps}"
+            message = f"The phases of the schedule have {phases}: num_stable_steps will be used."
+            warnings.warn(message, stacklevel=3)
+    curve = curves.StableDecay(
+        num_warmup_steps, stable, num_decay_steps, warmup_type, decay_type, min_lr_ratio, num_cycles
+    )
+    return scheduled(optimizer, curve, last_epoch)
 
 
+@schedule("cool_down")
 def get_constant_schedule_with_cool_down(
     optimizer: Any,
-    num_warmup_steps: int,
-    num_training_steps: Optional[int] = None,
-    keep_steps: int = 0,
-    decay_steps: Optional[int] = None,
-    num_cycles: float = 0.5,
-    lr_end1: float = 0.0,
-    final_steps: int = 0,
-    lr_end2: Optional[float] = None,
-    warmup_lr_init: float = 0.0,
-    last_epoch: int = -1,
+    num_warmup_steps: Steps,
+    num_training_steps: Optional[StepsFrom1] = None,
+    keep_steps: Steps = 0,
+    decay_steps: Optional[Steps] = None,
+    num_cycles: Positive = 0.5,
+    lr_end1: NonNegative = 0.0,
+    final_steps: Steps = 0,
+    lr_end2: Optional[NonNegative] = None,
+    warmup_lr_init: NonNegative = 0.0,
+    last_epoch: LastStep = -1,
 ) -> RuleSchedule:
     r"""Warm up, stay at the peak, cool down along half a cosine, then train on at one or two low rates.
 
@@ -376,21 +360,18 @@ def get_constant_schedule_with_cool_down(
 
     Source: ``mindformers.core.ConstantWithCoolDownLR``; DeepSeek-V3 (arXiv 2412.19437), section 4.2.
     """
-    peak, final = peak_of(optimizer), checked("final_steps", final_steps)
-    warmup, keep = checked("num_warmup_steps", num_warmup_steps), checked("keep_steps", keep_steps)
-    _require_one(num_training_steps=num_training_steps, decay_steps=decay_steps)
-    if decay_steps is not None:
-        decay = checked("decay_steps", decay_steps)
-    else:
-        total = checked("num_training_steps", num_training_steps)
-        decay = max(0, _steps_left(total, num_warmup_steps=warmup, keep_steps=keep, final_steps=final))
-    end = checked_share("lr_end1", lr_end1, peak)
-    last = end if lr_end2 is None else checked_share("lr_end2", lr_end2, peak)
-    start, cycles = checked_share("warmup_lr_init", warmup_lr_init, peak), checked("num_cycles", num_cycles)
-    return _scheduled(optimizer, curves.CoolDown(warmup, keep, decay, final, start, end, last, cycles), last_epoch)
+    peak = peak_of(optimizer)
+    if decay_steps is None:
+        if num_training_steps is None:
+            raise _one_needed(num_training_steps=None, decay_steps=None)
+        phases = {"num_warmup_steps": num_warmup_steps, "keep_steps": keep_steps, "final_steps": final_steps}
+        decay_steps = max(0, _steps_left(num_training_steps, **phases))
+    start = checked_share("warmup_lr_init", warmup_lr_init, peak)
+    end1 = checked_share("lr_end1", lr_end1, peak)
+    end2 = end1 if lr_end2 is None else checked_share("lr_end2", lr_end2, peak)
+    curve = curves.CoolDown(num_warmup_steps, keep_steps, decay_steps, final_steps, start, end1, end2, num_cycles)
+    return scheduled(optimizer, curve, last_epoch)
 
 
-def _require_one(**lengths: Optional[int]) -> None:
-    """Raise if all of these are None."""
-    if all(steps is None for steps in lengths.values()):
-        raise refusal(ValueError, f"Either {' or '.join(lengths)} must be specified.", **lengths)
+def _one_needed(**lengths: None) -> ValueError:
+    return refusal(ValueError, f"Either {' or '.join(lengths)} must be specified.", **lengths)

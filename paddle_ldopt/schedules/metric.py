@@ -4,11 +4,14 @@ import collections
 import math
 from typing import Any, Optional
 
-from .._checks import as_float, checked_number, checked_state
+from .._checks import as_float, checked_state
 from .._messages import refusal
 from .._paddle import start_without_step
 from ._base import Schedule, attach, peak_of
-from .options import checked
+from .factory import schedule
+from .options import Factor, Flag, Mode, NonNegative, Positive, Steps, StepsFrom1, ThresholdMode, checks_arguments
+
+__all__ = ["GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "get_greedy_schedule", "get_reduce_on_plateau_schedule"]
 
 
 class MetricSchedule(Schedule):
@@ -22,32 +25,33 @@ class MetricSchedule(Schedule):
         False
     """
 
+    @checks_arguments
     def __init__(
         self,
-        learning_rate: float,
-        mode: str = "min",
-        factor: float = 0.1,
-        patience: int = 10,
-        threshold: float = 1e-4,
-        threshold_mode: str = "rel",
-        cooldown: int = 0,
-        min_lr: float = 0.0,
-        eps: float = 1e-8,
-        verbose: bool = False,
+        learning_rate: Positive,
+        mode: Mode = "min",
+        factor: Factor = 0.1,
+        patience: Steps = 10,
+        threshold: NonNegative = 1e-4,
+        threshold_mode: ThresholdMode = "rel",
+        cooldown: Steps = 0,
+        min_lr: NonNegative = 0.0,
+        eps: NonNegative = 1e-8,
+        verbose: Flag = False,
     ) -> None:
         # not Paddle's: it would take a first step, without a metric
         start_without_step(self)
-        self.base_lr = self.last_lr = checked_number(learning_rate, "learning_rate", ends="(]")
+        self.base_lr = self.last_lr = learning_rate
         self.last_epoch = 0
-        self.verbose = checked("verbose", verbose)
-        self.mode = checked("mode", mode)
-        self.factor = checked("factor", factor)
-        self.patience = checked("patience", patience)
-        self.threshold = checked("threshold", threshold)
-        self.threshold_mode = checked("threshold_mode", threshold_mode)
-        self.cooldown = checked("cooldown", cooldown)
-        self.min_lr = checked("min_lr", min_lr)
-        self.eps = checked("eps", eps)
+        self.verbose = verbose
+        self.mode = mode
+        self.factor = factor
+        self.patience = patience
+        self.threshold = threshold
+        self.threshold_mode = threshold_mode
+        self.cooldown = cooldown
+        self.min_lr = min_lr
+        self.eps = eps
         self._check_limits()
         self._restart()
 
@@ -188,29 +192,30 @@ class GreedyLR(MetricSchedule):
     Source: ``transformers.optimization.GreedyLR``, 5; arXiv 2512.14527.
     """
 
+    @checks_arguments
     def __init__(
         self,
-        learning_rate: float,
-        mode: str = "min",
-        factor: float = 0.95,
-        patience: int = 10,
-        threshold: float = 1e-6,
-        threshold_mode: str = "abs",
-        cooldown: int = 0,
-        warmup: int = 0,
-        min_lr: float = 1e-3,
-        max_lr: float = 1.0,
-        eps: float = 1e-8,
-        verbose: bool = False,
-        smooth: bool = False,
-        window_size: int = 50,
-        reset_start: int = 500,
+        learning_rate: Positive,
+        mode: Mode = "min",
+        factor: Factor = 0.95,
+        patience: Steps = 10,
+        threshold: NonNegative = 1e-6,
+        threshold_mode: ThresholdMode = "abs",
+        cooldown: Steps = 0,
+        warmup: Steps = 0,
+        min_lr: NonNegative = 1e-3,
+        max_lr: Positive = 1.0,
+        eps: NonNegative = 1e-8,
+        verbose: Flag = False,
+        smooth: Flag = False,
+        window_size: StepsFrom1 = 50,
+        reset_start: StepsFrom1 = 500,
     ) -> None:
-        self.warmup = checked("warmup", warmup)
-        self.max_lr = checked("max_lr", max_lr)
-        self.smooth = checked("smooth", smooth)
-        self.window_size = checked("window_size", window_size)
-        self.reset_start = checked("reset_start", reset_start)
+        self.warmup = warmup
+        self.max_lr = max_lr
+        self.smooth = smooth
+        self.window_size = window_size
+        self.reset_start = reset_start
         super().__init__(
             learning_rate, mode, factor, patience, threshold, threshold_mode, cooldown, min_lr, eps, verbose
         )
@@ -281,6 +286,7 @@ class GreedyLR(MetricSchedule):
     set_dict = set_state_dict
 
 
+@schedule("reduce_lr_on_plateau", on_metric=ReduceLROnPlateau)
 def get_reduce_on_plateau_schedule(optimizer: Any, **kwargs: Any) -> ReduceLROnPlateau:
     r"""Build a `ReduceLROnPlateau` with these arguments from an optimizer or the first rate; see `get_scheduler`.
 
@@ -295,6 +301,7 @@ def get_reduce_on_plateau_schedule(optimizer: Any, **kwargs: Any) -> ReduceLROnP
     return attach(ReduceLROnPlateau(peak_of(optimizer), **kwargs), optimizer)
 
 
+@schedule("greedy", on_metric=GreedyLR)
 def get_greedy_schedule(optimizer: Any, **kwargs: Any) -> GreedyLR:
     r"""Build a `GreedyLR` with these arguments from an optimizer or the first rate; see `get_scheduler`.
 

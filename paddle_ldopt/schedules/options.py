@@ -1,4 +1,4 @@
-"""The arguments of all schedules, declared once: a name has the same meaning and range in every kind.
+"""The arguments of all schedules: types that say which values they may have, and checks by a function's signature.
 
 Limits that depend on the peak or on another argument are checked where the schedule is built.
 """
@@ -6,77 +6,72 @@ Limits that depend on the peak or on another argument are checked where the sche
 import dataclasses
 import functools
 import inspect
-from typing import Any, Callable
+import typing
+from typing import Annotated, Any, Callable, Optional, TypeVar
 
 from .._checks import Option, checked_bool, checked_choice, checked_number, checked_steps
 from .curves import FALLS
 
 REQUIRED = inspect.Parameter.empty  # the default of an argument that has none
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _number(doc: str, high: float = float("inf"), ends: str = "[]") -> Option:
-    return Option(REQUIRED, doc, high=high, ends=ends)
-
-
-def _steps(doc: str, least: int = 0) -> Option:
+def _steps(least: int) -> Option:
     check = functools.partial(checked_steps, least=least)
-    return Option(REQUIRED, doc, check=check, kind=f"a number of steps from {least} on")
+    return Option(REQUIRED, "", check=check, kind=f"an int from {least}")
 
 
-def _choice(doc: str, *choices: str) -> Option:
-    return Option(REQUIRED, doc, check=functools.partial(checked_choice, choices=choices), kind=" or ".join(choices))
+def _choice(*choices: str) -> Option:
+    return Option(REQUIRED, "", check=functools.partial(checked_choice, choices=choices), kind=" or ".join(choices))
 
 
-OPTIONS = {
-    "num_warmup_steps": _steps("steps of the warm-up"),
-    "num_training_steps": _steps("steps of the training", least=1),
-    "num_stable_steps": _steps("steps at the peak"),
-    "num_decay_steps": _steps("steps of the decay"),
-    "keep_steps": _steps("steps at the peak"),
-    "decay_steps": _steps("steps of the cool-down"),
-    "final_steps": _steps("steps at `lr_end1`"),
-    "num_cycles": _number("waves of the cosine, or falls from the peak", ends="(]"),
-    "power": _number("exponent of the decay; 1 is linear", ends="(]"),
-    "timescale": _number("steps in which the square of the rate halves", ends="(]"),
-    "lr_end": _number("the last rate, below the peak"),
-    "lr_end1": _number("rate at the end of the cool-down, up to the peak"),
-    "lr_end2": _number("the last rate, up to the peak"),
-    "warmup_lr_init": _number("rate at the start of the warm-up, up to the peak"),
-    "min_lr": _number("the lowest rate"),
-    "min_lr_rate": _number("the lowest rate as a share of the peak", high=1.0),
-    "min_lr_ratio": _number("the lowest rate as a share of the peak", high=1.0),
-    "warmup_lr_rate": _number("rate at the start of the warm-up as a share of the peak", high=1.0),
-    "warmup_type": _choice("curve of the warm-up", *FALLS),
-    "decay_type": _choice("curve of the decay", *FALLS),
-    "last_epoch": _steps("the last step that was taken; -1 for none", least=-1),
-    "mode": _choice("the better direction of the metric", "min", "max"),
-    "factor": _number("factor of a reduction", high=1.0, ends="()"),
-    "patience": _steps("steps without a change that are tolerated"),
-    "threshold": _number("the smallest improvement of the metric that counts"),
-    "threshold_mode": _choice("unit of `threshold`: a share of the best metric, or the metric's", "rel", "abs"),
-    "cooldown": _steps("steps after a reduction that do not count"),
-    "warmup": _steps("steps after an increase that do not count"),
-    "max_lr": _number("the highest rate", ends="(]"),
-    "eps": _number("smaller changes of the rate are not made"),
-    "verbose": Option(REQUIRED, "print every change", check=lambda value, name: bool(value), kind="a bool"),
-    "smooth": Option(REQUIRED, "judge the mean of the last metrics", check=checked_bool, kind="a bool"),
-    "window_size": _steps("metrics in the mean", least=1),
-    "reset_start": _steps("reductions due at the lowest rate before a restart", least=1),
-}
+Steps = Annotated[int, _steps(0)]
+StepsFrom1 = Annotated[int, _steps(1)]
+LastStep = Annotated[int, _steps(-1)]  # the last step that was taken; -1 for none
+NonNegative = Annotated[float, Option(REQUIRED, "")]
+Positive = Annotated[float, Option(REQUIRED, "", ends="(]")]
+Share = Annotated[float, Option(REQUIRED, "", high=1.0)]
+Factor = Annotated[float, Option(REQUIRED, "", high=1.0, ends="()")]  # of a reduction
+Flag = Annotated[bool, Option(REQUIRED, "", check=checked_bool)]
+Shape = Annotated[str, _choice(*FALLS)]
+Mode = Annotated[str, _choice("min", "max")]
+ThresholdMode = Annotated[str, _choice("rel", "abs")]
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, Option]:
-    """Return the options of a schedule's function or class; names and defaults are those of its signature."""
-    _, *parameters = inspect.signature(function).parameters.items()
+    """Return the options of a function: its parameters of the types above, with the signature's defaults."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    taken = inspect.signature(function).parameters
+    declared = [(name, parameter.default, _declared(hints.get(name))) for name, parameter in taken.items()]
     return {
-        name: dataclasses.replace(OPTIONS[name], default=taken.default, optional=taken.default is None)
-        for name, taken in parameters
+        name: dataclasses.replace(option, default=default, optional=default is None)
+        for name, default, option in declared
+        if option is not None
     }
 
 
-def checked(name: str, value: Any) -> Any:
-    """Return the value of an argument as it is kept, such as a float of an int; raise if it is out of range."""
-    return OPTIONS[name].checked(value, name)
+def _declared(hint: Any) -> Optional[Option]:
+    """Return the option in a type such as ``Optional[Steps]``."""
+    if isinstance(hint, Option):
+        return hint
+    return next(filter(None, map(_declared, typing.get_args(hint))), None)
+
+
+def checks_arguments(function: _Function) -> _Function:
+    """Decorate a function that gets its arguments checked, and as they are kept, such as a float of an int."""
+    options, signature = options_of(function), inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{function.__qualname__}() {error}") from None
+        given = {name: value for name, value in bound.arguments.items() if name in options}
+        bound.arguments.update({name: options[name].checked(value, name) for name, value in given.items()})
+        return function(*bound.args, **bound.kwargs)
+
+    return typing.cast(_Function, checked)
 
 
 def checked_share(name: str, value: Any, peak: float) -> float:

@@ -6,9 +6,12 @@ from typing import Any, Callable, Optional, Union
 
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import checked_number, checked_state, checked_steps
+from .._checks import checked_state, checked_steps
 from .._messages import refusal
 from .ahead import copy_schedule
+from .options import Flag, LastStep, NonNegative, Positive, Steps, checks_arguments
+
+__all__ = ["WarmUp"]
 
 
 class WarmUp(LRScheduler):
@@ -47,18 +50,19 @@ class WarmUp(LRScheduler):
     Source: ``transformers.WarmUp`` of ``optimization_tf.py``.
     """
 
+    @checks_arguments
     def __init__(
         self,
-        initial_learning_rate: float,
+        initial_learning_rate: NonNegative,
         decay_schedule_fn: Union[Callable[[int], float], LRScheduler],
-        warmup_steps: int,
-        power: float = 1.0,
+        warmup_steps: Steps,
+        power: Positive = 1.0,
         name: Optional[str] = None,
         *,
-        last_epoch: int = -1,
-        verbose: bool = False,
+        last_epoch: LastStep = -1,
+        verbose: Flag = False,
     ) -> None:
-        self.initial_learning_rate = checked_number(initial_learning_rate, "initial_learning_rate", 0.0, ends="[)")
+        self.initial_learning_rate = initial_learning_rate
         if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, type) or _needs_metric(decay_schedule_fn):
             kinds = "a function of the step or a Paddle scheduler that needs no metric: a warm-up has none"
             advice = "Attach a schedule that follows a metric when the warm-up has ended."
@@ -68,13 +72,13 @@ class WarmUp(LRScheduler):
         if name is not None and not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string or None.", name=name)
         self.decay_schedule_fn = decay_schedule_fn
-        self.warmup_steps = checked_steps(warmup_steps, "warmup_steps", 0)
-        self.power = checked_number(power, "power", 0.0, ends="()")
+        self.warmup_steps = warmup_steps
+        self.power = power
         self.name = name
         # stepped along, not set anew from the original: a scheduler may compute its rate from its last one
         self._decay = copy_schedule(decay_schedule_fn) if isinstance(decay_schedule_fn, LRScheduler) else None
         self._decayed_rate(0, copy_schedule(self._decay))  # a function that cannot be used is refused now, not later
-        super().__init__(self.initial_learning_rate, checked_steps(last_epoch, "last_epoch", -1), verbose)
+        super().__init__(self.initial_learning_rate, last_epoch, verbose)
 
     def __call__(self, step: Optional[int] = None) -> float:
         """Return the rate of step `step`, at least 0, or the present one.

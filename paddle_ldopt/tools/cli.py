@@ -15,15 +15,16 @@ from typing import Any, Optional, Union
 import paddle
 
 from .._checks import checked_bool, checked_choice, checked_int
-from .._messages import refusal, shown
+from .._messages import refusal, shown, tell_all
 from ..config import json_object
-from ..layers.decay import CONVENTIONS, LayerDecay
+from ..layers.decay import OPTIONS, LayerDecay, idle_options
 from ..layers.map import Layer, LayerMap
 from ..layers.table import markdown, rich_table
 from ..optimizers.registry import optimizer_class
 from ..plots import check_picture, plot_schedule, text_plot
-from ..schedules import ON_METRIC, SchedulerType, get_scheduler
+from ..schedules import ON_METRIC, get_scheduler
 from ..schedules.ahead import schedule_rates
+from ..schedules.factory import SCHEDULES
 from .memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, estimate
 from .memory.optimizer import sizing_options
 
@@ -54,18 +55,26 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _add_layers(add: Any) -> None:
     model = "a PaddleNLP class (BertForSequenceClassification: its default size), a local folder, or a hub name"
     add("--model", required=True, help=model)
-    add("--decay", type=float, default=1.0, help="ratio of the rates of neighbouring layers, in (0, 1]")
     add("--lr", type=float, help="learning rate of the head")
-    add("--convention", choices=list(CONVENTIONS), default="paddlenlp")
-    add("--min-ratio", type=float, default=0.0, help="floor of the ratios")
-    add("--head-ratio", type=float, default=1.0, help="ratio of the head")
-    add("--freeze-below", type=float, default=0.0, help="freeze layers whose ratio is below")
+    for name, option in OPTIONS.items():
+        add(
+            _flag(name),
+            type=type(option.default),
+            dest=name,
+            default=option.default,
+            help=f"{option.doc}: {option.span}",
+        )
     add("--plot", metavar="FILE", help="draw the rates into a .png, .svg or .pdf")
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
+def _flag(name: str) -> str:
+    """Return what the command line calls an option of `LayerDecay`."""
+    return "--decay" if name == "layerwise_decay" else f"--{name.replace('_', '-')}"
+
+
 def _add_schedule(add: Any) -> None:
-    kinds = ", ".join(kind.value for kind in SchedulerType if kind.value not in ON_METRIC)
+    kinds = ", ".join(kind.name for kind in SCHEDULES.values() if not kind.on_metric)
     add("--type", required=True, metavar="KIND", help=kinds)
     add("--steps", type=int, required=True, help="optimizer steps of the training")
     add("--warmup", type=int, default=0, help="steps of the warm-up")
@@ -192,13 +201,11 @@ def _show_schedule(options: argparse.Namespace) -> None:
 
 def _schedule(options: argparse.Namespace) -> Any:
     """Return the schedule that the options of ``schedule`` ask for."""
-    kind = checked_choice(options.type, "type", [kind.value for kind in SchedulerType])
+    kind = checked_choice(options.type, "type", SCHEDULES)
     if kind in ON_METRIC:
         raise refusal(ValueError, "`--type` must be a schedule that follows no evaluation metric.", type=kind)
     checked_int(options.steps, "steps", 1)
-    if kind == "constant" and options.warmup:
-        advice = "The schedule 'constant' has no warm-up; 'constant_with_warmup' has."
-        raise refusal(ValueError, advice, warmup=options.warmup)
+    tell_all(SCHEDULES[kind].idle_warmup(warmup=options.warmup))
     kwargs = json_object(options.kwargs, "kwargs") or None
     return get_scheduler(kind, options.lr, options.warmup, options.steps, kwargs)
 
@@ -218,12 +225,10 @@ def _show_layers(options: argparse.Namespace) -> None:
     """Print the table of `options.model`, draw it if asked."""
     if options.plot:
         check_picture(options.plot)
-    decay = LayerDecay(options.decay, options.convention, options.min_ratio, options.head_ratio, options.freeze_below)
-    for field in ("convention", "min_ratio", "freeze_below"):
-        value = getattr(decay, field)
-        if decay.layerwise_decay == 1.0 and value != getattr(LayerDecay(1.0), field):
-            idle = f"`--{field.replace('_', '-')}` has no effect without `--decay`: every layer has a ratio of 1."
-            raise refusal(ValueError, idle, **{field: value}, decay=options.decay)
+    given = {name: getattr(options, name) for name in OPTIONS}
+    for problem in idle_options(given, {name: _flag(name) for name in OPTIONS}):
+        raise ValueError(problem)
+    decay = LayerDecay(**given)
     layers = LayerMap.from_model(load_model(options.model))
     table = layers.table(decay, options.lr)
     if options.json:

@@ -4,12 +4,13 @@ Importing it imports neither of them: the mixins take the Trainer they are mixed
 """
 
 from .arguments import LdoptArgumentsMixin, OptimizerName, SchedulerName
-from .callbacks import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallback
+from .callbacks import LayerLRCallback, ScheduleCallback
 from .folders import last_checkpoint
 from .mixin import LdoptTrainerMixin
 from .report import RunReport
 from .resume import ResumeMixin
 from .stopping import StopOnSigterm
+from .unfreezing import GradualUnfreezeCallback
 
 __all__ = [
     "GradualUnfreezeCallback",

@@ -5,13 +5,22 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 from .._messages import refusal, shown
-from .._paddle import NoticedArguments
 from ..build import OFF
-from ..config import BUILT_IN, DECAY_FIELDS, decay_problems, json_object, option_problems, tell_all
-from ..layers.decay import LayerDecay
+from ..config import (
+    BUILT_IN,
+    DecaySettings,
+    decay_problems,
+    json_object,
+    option_problems,
+    settings_of,
+    tell_all,
+    with_decay_settings,
+)
 from ..optimizers.registry import REGISTRY
+from ..schedules.factory import SCHEDULES
 from . import lr_scheduler
 from .base import check_mixed_in_first, name_of
+from .required_mixin import MixinRequired
 
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
 
@@ -33,12 +42,13 @@ def _flag(default: Any, text: str) -> Any:
 
 
 @dataclasses.dataclass
-class LdoptArgumentsMixin(NoticedArguments, _Arguments):
+@with_decay_settings
+class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
     """Give TrainingArguments the layer-wise arguments, and `optim` and `lr_scheduler_type` the names of ours.
 
     Args:
-        layerwise_lr_decay: 1 is off, 0.8 to 0.95 usual. This and the next four are the fields of `LayerDecay`.
-        layerwise_head_ratio: has an effect without a decay, too.
+        layerwise_lr_decay: 1 is off, 0.8 to 0.95 usual. Each further option of `LayerDecay` is an argument of its own,
+            such as `layerwise_min_ratio`. `layerwise_head_ratio` has an effect without a decay, too.
         allow_layerwise_change: resume even if the checkpoint has another rule or layer map.
         optim (str): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
         optim_kwargs: other options of an optimizer of `list_optimizers`, as a JSON object:
@@ -68,11 +78,6 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
         0.8
     """
 
-    layerwise_lr_decay: float = _flag(1.0, "Ratio of the learning rates of neighbouring layers, in (0, 1]; 1.0 is off.")
-    layerwise_convention: str = _flag("paddlenlp", "The layers' powers of the decay: paddlenlp, electra or xlnet.")
-    layerwise_min_ratio: float = _flag(0.0, "Floor of the layers' learning-rate ratios, in [0, 1].")
-    layerwise_head_ratio: float = _flag(1.0, "Learning-rate ratio of the head, above 0.")
-    layerwise_freeze_below: float = _flag(0.0, "Freeze the layers whose ratio is below this, in [0, 1].")
     allow_layerwise_change: bool = _flag(False, "Resume even if the checkpoint has other layer-wise settings.")
     optim_kwargs: Optional[str] = _flag(None, "What else the optimizer takes, as JSON: '{\"clip_threshold\": 2.0}'.")
     layerwise_rules: Optional[str] = _flag(None, 'Parameters\' names and layers, as JSON: \'{"adapter": "head"}\'.')
@@ -86,7 +91,7 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
         args: Any = self
         tell_all(_problems(args))
         optim, kind = name_of(args.optim), name_of(args.lr_scheduler_type)
-        ours = kind in lr_scheduler.SCHEDULERS and kind not in BUILT_IN
+        ours = kind in SCHEDULES and kind not in BUILT_IN
         if optim in REGISTRY:
             args.optim = "adamw"  # the enum of the Trainer refuses names it does not have
         if ours:
@@ -96,7 +101,7 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
         except ValueError as error:
             for enum, names, received in (
                 ("OptimizerNames", REGISTRY, {"optim": optim}),
-                ("SchedulerType", lr_scheduler.SCHEDULERS, {"lr_scheduler_type": kind}),
+                ("SchedulerType", SCHEDULES, {"lr_scheduler_type": kind}),
             ):
                 if enum in str(error):  # the Trainer's error about an unknown name
                     own = ", ".join(map(repr, names))
@@ -111,8 +116,8 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
     def check_trainer(self) -> None:
         """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
         args: Any = self
-        given = {name: (getattr(args, name), getattr(OFF, field)) for name, field in DECAY_FIELDS.items()}
-        asked = {name: value for name, (value, off) in given.items() if value != off}
+        given, off = settings_of(args.layerwise_rule), settings_of(OFF)
+        asked = {name: value for name, value in given.items() if value != off[name]}
         if name_of(args.optim) in REGISTRY:
             asked["optim"] = name_of(args.optim)
         if lr_scheduler.is_ours(args):
@@ -120,11 +125,6 @@ class LdoptArgumentsMixin(NoticedArguments, _Arguments):
         if asked and not self.ldopt_served:
             problem = "The Trainer lacks LdoptTrainerMixin and would ignore what the arguments ask for"
             raise refusal(RuntimeError, f"{problem}: class MyTrainer(LdoptTrainerMixin, Trainer).", **asked)
-
-    @property
-    def layerwise_rule(self) -> LayerDecay:
-        """The `LayerDecay` that the arguments make together."""
-        return LayerDecay(**{field: getattr(self, argument) for argument, field in DECAY_FIELDS.items()})
 
 
 def _problems(args: Any) -> Iterator[str]:

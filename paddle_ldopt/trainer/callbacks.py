@@ -1,22 +1,19 @@
-"""Callbacks that show the rate of each layer, or open the layers one by one; for any Trainer like PaddleNLP's."""
+"""Callbacks that show the rate of each layer: one logs it in each step, the other shows the whole schedule."""
 
 import os
-import warnings
 from typing import Any, Optional, Union
 
-from .._checks import checked_steps
 from .._messages import refusal
-from .._paddle import parameters_of, stand_in, unwrap
+from .._paddle import parameters_of, unwrap
 from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, next_rate, rate_divisor
 from ..layers.table import short_names
-from ..optimizers import LayerwiseMixin
-from ..optimizers.apply import apply_layerwise_decay
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import follows_metric, schedule_rates
 from .base import Callback
 from .passed import sets_own_rate
 from .stages import map_layers
+from .unfreezing import all_open, layers_of
 
 
 class LayerLRCallback(Callback):
@@ -123,118 +120,6 @@ class ScheduleCallback(Callback):
         table = os.path.splitext(self.path)[0] + ".csv"
         write_schedule(table, first, series)
         print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(first, series)}")
-
-
-class GradualUnfreezeCallback(Callback):
-    r"""Open the layers one by one from the top, as ULMFiT does: the head first, one more layer every k steps.
-
-    .. math::
-        \text{layer } i \text{ of } n \text{ blocks is trained from step } k (n + 1 - i)
-
-    A closed layer has a rate of 0: neither its weights nor its optimizer state change, and its gradients do not count
-    in clipping. A resume with the same callback is exact. In a model of several towers each opens from its own top.
-
-    Args:
-        every_k_steps: k, optimizer steps, at least 1; the steps of an epoch in ULMFiT.
-        layers: for an optimizer that has no layers of its own; all ratios stay 1 then.
-
-    Raises:
-        TypeError, ValueError: `every_k_steps` is no whole number above 0; from the training: no layers.
-
-    Differs from ULMFiT: `stop_gradient` stays, because Paddle refuses to make the state of a parameter that is opened
-    after a resume. The backward pass goes through closed layers, so they save no time.
-
-    Examples:
-        >>> trainer.add_callback(GradualUnfreezeCallback(every_k_steps=100))  # doctest: +SKIP
-
-    Source: Howard and Ruder 2018, "Universal Language Model Fine-tuning for Text Classification", section 3.3.
-    """
-
-    def __init__(self, every_k_steps: int, layers: Optional[LayerMap] = None):
-        self.every_k_steps = checked_steps(every_k_steps, "every_k_steps", 1)
-        self.layers: Any = layers
-        self._ratio: Any = None  # the optimizer's, while it trains
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Put the opening of the layers before the optimizer's own ratios."""
-        optimizer = unwrap(optimizer)
-        own, layers, name = layers_of(optimizer), self.layers, type(optimizer).__name__
-        if own is None and layers is None:
-            raise ValueError(
-                "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or `layers` "
-                f"(LayerMap.from_model(model)) to the callback. Received: optimizer={name}"
-            )
-        if own is None and isinstance(optimizer, LayerwiseMixin) and "_plain" not in vars(type(optimizer)):
-            if optimizer._ratio_of is not None:
-                problem = "GradualUnfreezeCallback cannot open layers of an optimizer whose ratios come from a hook."
-                raise refusal(ValueError, problem, set_param_lr_fun=optimizer.set_param_lr_fun)
-            optimizer._ratio_of = layers.ratio_fn(1.0)
-        elif own is None:
-            apply_layerwise_decay(optimizer, layers, 1.0)
-        elif layers is not None and layers is not own:
-            problem = "The optimizer has layers of its own: leave out the callback's."
-            raise refusal(ValueError, problem, layers=layers, optimizer=name)
-        self._restore(optimizer)  # of a training that did not come to its end
-        self._ratio = optimizer._ratio_of = _Opening(optimizer._ratio_of, self.every_k_steps)
-        self._ratio.step = state.global_step
-        late = sorted(start for start in set(self._ratio.starts.values()) if start >= state.max_steps)
-        if late:
-            problem = f"The layers that open at steps {late} are never trained: the training ends before."
-            received = f"every_k_steps={self.every_k_steps}, max_steps={state.max_steps}"
-            warnings.warn(f"{problem} Received: {received}", stacklevel=2)
-
-    def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Open what is to be open in the step that comes, clear the gradients of the rest."""
-        self._ratio.step = state.global_step
-        for param in parameters_of(unwrap(optimizer)):
-            if not param.stop_gradient and self._ratio.is_closed(param):
-                # zeros, not None: Paddle makes the state of what has a gradient, and a checkpoint needs all of it
-                param.clear_gradient(True)
-                if getattr(param, "main_grad", None) is not None:
-                    param.main_grad.zero_()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Leave the optimizer as it was."""
-        self._restore(unwrap(optimizer))
-
-    def _restore(self, optimizer: Any) -> None:
-        if isinstance(optimizer._ratio_of, _Opening):
-            optimizer._ratio_of = optimizer._ratio_of.ratio_of
-
-
-class _Opening:
-    """A function parameter -> ratio that is 0 for the layers that are closed at its `step`."""
-
-    def __init__(self, ratio_of: Any, every_k_steps: int):
-        self.ratio_of, self.decay, self.layers, self.step = ratio_of, ratio_of.decay, ratio_of.layers, 0
-        layers = {self.layers.layer_of(name) for name in self.layers.names}
-        # (tower, layer id) -> the step from which it is trained
-        self.starts = {(at.tower, at.index): every_k_steps * max(at.depth + 1 - at.index, 0) for at in layers}
-
-    def is_closed(self, param: Any) -> bool:
-        layer = self.layers.layer_of(param.name)
-        return self.step < self.starts[layer.tower, layer.index]
-
-    def __call__(self, param: Any) -> float:
-        return 0.0 if self.is_closed(param) else self.ratio_of(param)
-
-
-def all_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
-    """Return the optimizer, or a stand-in in which every layer is open, to read from; and the steps that open layers.
-
-    They are by tower and layer id, of the layers that gradual unfreezing opens.
-    """
-    inner = unwrap(optimizer)
-    opening = getattr(inner, "_ratio_of", None)
-    if not isinstance(opening, _Opening):
-        return optimizer, {}
-    opened = stand_in(inner, _ratio_of=opening.ratio_of, _step_ratios=None, _parameter_list=parameters_of(optimizer))
-    return opened, opening.starts
-
-
-def layers_of(optimizer: Any) -> Optional[LayerMap]:
-    """Return the LayerMap that an optimizer has its ratios from, None if they come from elsewhere or it has none."""
-    return getattr(getattr(optimizer, "_ratio_of", None), "layers", None)
 
 
 def _find_layers(layers: Optional[LayerMap], optimizer: Any, model: Any) -> LayerMap:

@@ -10,10 +10,10 @@ import os
 import re
 import tempfile
 import warnings
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
 
+from .._files import Path, checked_path, damages, digest, write_file
 from .._messages import refusal
-from ..saving.container import damage, digest
 
 RECORD = "ldopt_layerwise.json"
 PARTIAL = RECORD + ".partial"
@@ -100,7 +100,7 @@ def _damage(folder: str) -> Optional[str]:
     try:
         with open(path, encoding="utf-8") as file:
             listed = json.load(file)["files"].items()
-        wrong = [words for name, written in listed if (words := damage(folder, name, written)) is not None]
+        wrong = damages(folder, listed)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{FILES} cannot be read ({error})"
     except OSError as error:
@@ -119,15 +119,13 @@ def check_writable(output_dir: str) -> None:
         raise refusal(ValueError, f"{problem}, or save none by save_strategy='no'.", output_dir=output_dir) from error
 
 
-def last_checkpoint(output_dir: Union[str, os.PathLike[str]]) -> Optional[str]:
+def last_checkpoint(output_dir: Path) -> Optional[str]:
     """Return the newest sound checkpoint in the Trainer's `output_dir`, to resume from after a crash; None without one.
 
     It is the ``checkpoint-<step>`` with the greatest step. Checkpoints that were cut short are skipped, damaged ones
     with a warning. A checkpoint of a Trainer without our mixins is complete if it has a trainer state.
     """
-    if not isinstance(output_dir, (str, os.PathLike)):
-        raise refusal(TypeError, "`output_dir` must be a path.", output_dir=output_dir)
-    for _, folder in reversed(_complete(os.fspath(output_dir))):
+    for _, folder in reversed(_complete(checked_path(output_dir, "output_dir"))):
         problem = _damage(folder)
         if problem is None:
             return folder
@@ -194,18 +192,18 @@ def within(folder: str, path: str) -> Optional[str]:
     return os.path.join(folder, os.path.basename(path)) if inside else None
 
 
-def write_whole(path: Union[str, os.PathLike[str]], text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all, so that a process that is killed meanwhile leaves the old one.
 
     A link stays a link: the file it leads to is written. A device or a pipe is written through, never replaced.
     """
     path = os.path.realpath(path)
-    regular = os.path.isfile(path) or not os.path.exists(path)
-    written = f"{path}.part" if regular else path
-    with open(written, "w", encoding="utf-8", errors="backslashreplace") as file:  # file names may be no UTF-8
-        file.write(text)
-    if regular:
-        os.replace(written, path)
+    content = text.encode("utf-8", "backslashreplace")  # file names may be no UTF-8
+    if os.path.isfile(path) or not os.path.exists(path):
+        write_file(path, [content])
+    else:
+        with open(path, "wb") as file:
+            file.write(content)
 
 
 def state_of(checkpoint: str, state_class: Any) -> Any:

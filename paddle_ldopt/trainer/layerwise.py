@@ -1,14 +1,14 @@
 """Layer-wise learning rates in a Trainer: from its arguments to layers, optimizer, schedule and table."""
 
 import functools
-from typing import Any, Optional
+from typing import Any
 
 from paddle import distributed
 
 from .._messages import refusal
 from .._paddle import leave_out_frozen, parameters_of, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
-from ..config import DECAY_FIELDS, OPTIMIZERS, LdoptConfig, json_object
+from ..config import json_object
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..optimizers.apply import apply_layerwise_decay
@@ -17,11 +17,9 @@ from ..schedules import ON_METRIC
 from . import lr_scheduler
 from .arguments import LdoptArgumentsMixin
 from .base import TrainerMixin, check_mixed_in_first, name_of
-from .callbacks import GradualUnfreezeCallback, all_open, layers_of
 from .passed import OwnRate, check_passed_optimizer, check_passed_settings, sets_own_rate
 from .stages import gathered, map_layers
-
-_DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor", "pipeline")]  # of the arguments
+from .unfreezing import all_open, layers_of
 
 
 class LayerwiseRatesMixin(TrainerMixin):
@@ -55,16 +53,17 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train, as the Trainer's own `train`, after all checks that are possible beforehand."""
+        self._prepare()
+        return super().train(*args, **kwargs)
+
+    def _prepare(self) -> None:
+        """Called before a training begins, in all processes."""
         _serve(self.args)  # they may be others than at the beginning
         self._check_optimizer()
         self._check_scheduler()
-        config, _ = self._config, self._settings  # in all processes, and both before there is an optimizer
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "extra_logs"):
                 callback.attached = True
-            if hasattr(callback, "config") and config is not None:
-                callback.config = config
-        return super().train(*args, **kwargs)
 
     def create_optimizer(self, lr_scheduler: Any = None) -> Any:
         """Return the Trainer's optimizer; make it, with the layer-wise rates, if there is none."""
@@ -190,49 +189,6 @@ class LayerwiseRatesMixin(TrainerMixin):
             return
         raise refusal(ValueError, problem, **received, lr_scheduler_type=kind)
 
-    @property
-    def _record(self) -> dict[str, Any]:
-        """The layer-wise settings of the training, for its checkpoints."""
-        callbacks = self.callback_handler.callbacks
-        unfreezing = (c.every_k_steps for c in callbacks if isinstance(c, GradualUnfreezeCallback))
-        return {
-            **self._settings,
-            "unfreeze_every_k_steps": next(unfreezing, None),
-            "layout": {name: max(getattr(self.args, field, 1), 1) for name, field in _DEGREES},
-        }
-
-    @functools.cached_property
-    def _settings(self) -> dict[str, Any]:
-        """The part of the record that stays: taken before an optimizer is made, or from the one that was given."""
-        if self.optimizer is None:
-            name, decay, ratios = self._optimizer_name(), self._decay, None
-            layers = None if decay == OFF else self.layer_map
-        else:
-            optimizer = unwrap(self.optimizer)
-            name, decay = type(optimizer).__name__, getattr(getattr(optimizer, "_ratio_of", None), "decay", OFF)
-            ratios = _hook_ratios(optimizer, self.model)
-            layers = None if decay == OFF else layers_of(optimizer)
-        fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
-        fields = {argument: getattr(decay, field) for argument, field in DECAY_FIELDS.items()}
-        return {"optimizer": name, "rule": fields, "ratios": ratios, **fingerprint}
-
-    @functools.cached_property
-    def _config(self) -> Optional[LdoptConfig]:
-        """The arguments as an `LdoptConfig`; None if the optimizer was given, or is one that the Trainer alone has."""
-        if self.optimizer is not None or not hasattr(self.args, "layerwise_rules"):
-            return None
-        return LdoptConfig.from_arguments(self.args) if name_of(self.args.optim) in OPTIMIZERS else None
-
-    def _optimizer_name(self) -> str:
-        """Return the class name of the optimizer that is to be made."""
-        optim = name_of(self.args.optim)
-        if optim in REGISTRY:
-            return REGISTRY[optim].cls.__name__
-        try:
-            return self.get_optimizer_cls_and_kwargs(self.args)[0].__name__
-        except ValueError:  # one that only the create_optimizer of a subclass knows
-            return optim
-
     def _freeze(self, layers: LayerMap) -> None:
         """Set `stop_gradient` on the parameters whose ratio is 0."""
         params, ratio_of = self.model.parameters(), layers.ratio_fn(self._decay)
@@ -263,13 +219,3 @@ def _check_unified(args: Any, optimizer: Any, processes: int) -> None:
             "because matrices and vectors have different states: set unified_checkpoint=False."
         )
         raise refusal(ValueError, problem, unified_checkpoint=True, processes=processes)
-
-
-def _hook_ratios(optimizer: Any, model: Any) -> Optional[dict[str, float]]:
-    """Return structured name -> ratio if the optimizer's ratios come from a hook of the user's, None if not."""
-    ratio_of = getattr(optimizer, "_ratio_of", None)
-    if ratio_of is None or hasattr(ratio_of, "decay"):
-        return None
-    names = {param.name: name for name, param in model.named_parameters()}
-    trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]
-    return {names.get(param.name, param.name): float(optimizer.layerwise_ratio(param)) for param in trained}

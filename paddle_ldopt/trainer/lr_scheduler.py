@@ -7,11 +7,11 @@ from typing import Any
 
 from .._messages import refusal, shown
 from ..config import BUILT_IN, json_object
-from ..schedules import ON_METRIC, MetricSchedule, SchedulerType, get_scheduler
+from ..schedules import ON_METRIC, MetricSchedule, get_scheduler
+from ..schedules.factory import SCHEDULES
 from .base import name_of
 
-SCHEDULERS = [kind.value for kind in SchedulerType]
-_LONG = 10**9  # stands for a number of steps that is not known before the data are
+_MANY_STEPS = 10**9  # stands for the number of steps that is not known before the data are
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # arguments of schedules
 
 
@@ -22,29 +22,27 @@ def _kwargs_of(args: Any) -> dict[str, Any]:
 def is_ours(args: Any) -> bool:
     """Return whether we build the schedule: of a kind that the Trainer lacks, or with `lr_scheduler_kwargs`."""
     kind = name_of(args.lr_scheduler_type)
-    return kind in SCHEDULERS and (kind not in BUILT_IN or bool(_kwargs_of(args)))
+    return kind in SCHEDULES and (kind not in BUILT_IN or bool(_kwargs_of(args)))
 
 
 def schedule_problem(args: Any) -> Iterator[str]:
     """Yield why `lr_scheduler_kwargs` and the rest make no schedule, if they make none: one reason."""
     kind, kwargs = name_of(args.lr_scheduler_type), _kwargs_of(args)
     fields, received = BUILT_IN.get(kind, ()), f"lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
+    warmup = {"warmup_steps": args.warmup_steps, "warmup_ratio": args.warmup_ratio}
+    idle = list(SCHEDULES[kind].idle_warmup(**warmup)) if kind in SCHEDULES else []
     twice = [field for field in fields if field in kwargs and getattr(args, field) != getattr(type(args), field)]
     elsewhere = [key for key in _FROM_ELSEWHERE if key in kwargs]
-    if kind not in SCHEDULERS:
+    if kind not in SCHEDULES:
         if kwargs:  # else the Trainer says that there is no such kind
-            yield f"`lr_scheduler_kwargs` are for {', '.join(map(repr, SCHEDULERS))}. Received: {received}"
+            yield f"`lr_scheduler_kwargs` are for {', '.join(map(repr, SCHEDULES))}. Received: {received}"
     elif kwargs and kind in BUILT_IN and not fields:
         yield f"The schedule {shown(kind)} takes no `lr_scheduler_kwargs`. Received: {received}"
     elif twice:
         received = f"Received: {twice[0]}={shown(getattr(args, twice[0]))}, {received}"
         yield f"`{twice[0]}` is an argument of its own and in `lr_scheduler_kwargs`: leave one out. {received}"
-    elif (kind in ON_METRIC or kind == "constant") and (args.warmup_steps or args.warmup_ratio):
-        advice = ": use 'constant_with_warmup'" if kind == "constant" else ""
-        yield (
-            f"The schedule {shown(kind)} has no warm-up, so `warmup_steps` and `warmup_ratio` would be ignored"
-            f"{advice}. Received: warmup_steps={shown(args.warmup_steps)}, warmup_ratio={shown(args.warmup_ratio)}"
-        )
+    elif idle:
+        yield from idle
     elif elsewhere:
         source = _FROM_ELSEWHERE[elsewhere[0]]
         yield f"The `{elsewhere[0]}` of a schedule comes from {source}: leave it out. Received: {received}"
@@ -52,7 +50,7 @@ def schedule_problem(args: Any) -> Iterator[str]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about a number of steps that may be a stand-in; they come again
-                _build(args, args.max_steps if args.max_steps > 0 else _LONG)
+                _build(args, args.max_steps if args.max_steps > 0 else _MANY_STEPS)
         except (TypeError, ValueError) as error:
             yield f"{'' if kwargs else f'`lr_scheduler_type` {shown(kind)} without '}`lr_scheduler_kwargs`: {error}"
 

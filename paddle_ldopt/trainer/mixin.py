@@ -1,11 +1,20 @@
 """Layer-wise learning rates, and resumes that keep to them, for any Trainer of the PaddleNLP family."""
 
-from typing import Any
+import functools
+from typing import Any, Optional
 
+from .._paddle import parameters_of, unwrap
+from ..build import OFF
+from ..config import OPTIMIZERS, LdoptConfig, settings_of
+from ..optimizers.registry import REGISTRY
+from .base import name_of
 from .folders import CONFIG, RECORD
 from .layerwise import LayerwiseRatesMixin
 from .record import check_record
 from .resume import ResumeMixin
+from .unfreezing import GradualUnfreezeCallback, layers_of
+
+_DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor", "pipeline")]  # of the arguments
 
 
 class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
@@ -47,6 +56,13 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
         >>> trainer.train(resume_from_checkpoint=True if resume else None)  # doctest: +SKIP
     """
 
+    def _prepare(self) -> None:
+        super()._prepare()
+        config, _ = self._config, self._settings  # both before there is an optimizer
+        for callback in self.callback_handler.callbacks:
+            if hasattr(callback, "config") and config is not None:
+                callback.config = config
+
     def _check_checkpoint(self, folder: str) -> None:
         super()._check_checkpoint(folder)
         allowed = getattr(self.args, "allow_layerwise_change", False)
@@ -56,3 +72,55 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
     def _files(self) -> dict[str, Any]:
         config = {} if self._config is None else {CONFIG: self._config.to_dict()}
         return {**super()._files(), **config, RECORD: self._record}
+
+    @property
+    def _record(self) -> dict[str, Any]:
+        """The layer-wise settings of the training, for its checkpoints."""
+        callbacks = self.callback_handler.callbacks
+        unfreezing = (c.every_k_steps for c in callbacks if isinstance(c, GradualUnfreezeCallback))
+        return {
+            **self._settings,
+            "unfreeze_every_k_steps": next(unfreezing, None),
+            "layout": {name: max(getattr(self.args, field, 1), 1) for name, field in _DEGREES},
+        }
+
+    @functools.cached_property
+    def _settings(self) -> dict[str, Any]:
+        """The part of the record that stays: taken before an optimizer is made, or from the one that was given."""
+        if self.optimizer is None:
+            name, decay, ratios = self._optimizer_name(), self._decay, None
+            layers = None if decay == OFF else self.layer_map
+        else:
+            optimizer = unwrap(self.optimizer)
+            name, decay = type(optimizer).__name__, getattr(getattr(optimizer, "ratio_of", None), "decay", OFF)
+            ratios = _hook_ratios(optimizer, self.model)
+            layers = None if decay == OFF else layers_of(optimizer)
+        fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
+        return {"optimizer": name, "rule": settings_of(decay), "ratios": ratios, **fingerprint}
+
+    @functools.cached_property
+    def _config(self) -> Optional[LdoptConfig]:
+        """The arguments as an `LdoptConfig`; None if the optimizer was given, or is one that the Trainer alone has."""
+        if self.optimizer is not None or not hasattr(self.args, "layerwise_rules"):
+            return None
+        return LdoptConfig.from_arguments(self.args) if name_of(self.args.optim) in OPTIMIZERS else None
+
+    def _optimizer_name(self) -> str:
+        """Return the class name of the optimizer that is to be made."""
+        optim = name_of(self.args.optim)
+        if optim in REGISTRY:
+            return REGISTRY[optim].cls.__name__
+        try:
+            return self.get_optimizer_cls_and_kwargs(self.args)[0].__name__
+        except ValueError:  # one that only the create_optimizer of a subclass knows
+            return optim
+
+
+def _hook_ratios(optimizer: Any, model: Any) -> Optional[dict[str, float]]:
+    """Return structured name -> ratio if the optimizer's ratios come from a hook of the user's, None if not."""
+    ratio_of = getattr(optimizer, "ratio_of", None)
+    if ratio_of is None or hasattr(ratio_of, "decay"):
+        return None
+    names = {param.name: name for name, param in model.named_parameters()}
+    trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]
+    return {names.get(param.name, param.name): float(optimizer.layerwise_ratio(param)) for param in trained}

@@ -8,8 +8,7 @@ from typing import Any, Optional
 
 from .._messages import refusal
 from ..build import OFF
-from ..config import DECAY_FIELDS
-from ..layers.decay import LayerDecay
+from ..config import decay_of, settings_of
 from ..layers.map import Layer
 from ..saving import record as records
 from .folders import FORMAT, RECORD, read_json
@@ -70,9 +69,9 @@ def check_record(folder: str, record: dict[str, Any], allowed: bool, new_optimiz
 
 def _is_active(record: dict[str, Any]) -> bool:
     """Return whether the settings give any layer another rate than the others."""
-    decay, ratios = record["rule"], record["ratios"] or {}
+    ratios = record["ratios"] or {}
     return (
-        any(value != getattr(OFF, DECAY_FIELDS[argument]) for argument, value in decay.items())
+        decay_of(record["rule"]) != OFF
         or any(ratio != 1.0 for ratio in ratios.values())
         or record["unfreeze_every_k_steps"] is not None
     )
@@ -89,7 +88,7 @@ def _has_parts(folder: str) -> bool:
 
 def _frozen(record: dict[str, Any]) -> set[str]:
     """Return the names of the parameters that the decay of a record freezes."""
-    decay = LayerDecay(**{field: record["rule"][argument] for argument, field in DECAY_FIELDS.items()})
+    decay = decay_of(record["rule"])
     layers = record["layers"] or {}
     return {name for name, (_, index, depth) in layers.items() if decay.ratio(index, depth) == 0}
 
@@ -124,7 +123,7 @@ def _settings(record: dict[str, Any], now: dict[str, Any], with_layers: bool) ->
     """Return what is compared of a record, as `saving.record.differences` takes it."""
     unfrozen = record.get("unfreeze_every_k_steps", now.get("unfreeze_every_k_steps"))  # not in those of version 0.1
     return {
-        "rule": {key: record["rule"].get(key) for key in now["rule"]},
+        "rule": settings_of(decay_of(record["rule"])),
         "optimizer": {
             "the optimizer": record["optimizer"],
             "every_k_steps of GradualUnfreezeCallback": unfrozen or "not used",

@@ -9,18 +9,19 @@ import math
 import numbers
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
 from urllib.parse import quote
 
-from .._messages import refusal, wrong_type
+from .._files import Path, checked_path
+from .._messages import wrong_type
 from .._paddle import parameters_of
 from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, next_rate, used_rates
 from ..layers.table import LayerTable
 from ..plots import name_lines
 from .base import Callback
-from .callbacks import all_open
 from .folders import write_whole
+from .unfreezing import all_open
 
 _STYLE = """:root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
@@ -51,18 +52,16 @@ class RunReport(Callback):
         layers: the layers whose rates are shown.
     """
 
-    def __init__(self, folder: Union[str, os.PathLike[str]], title: str, layers: LayerMap):
-        if not isinstance(folder, (str, os.PathLike)):
-            raise refusal(TypeError, "`folder` must be a path.", folder=folder)
+    def __init__(self, folder: Path, title: str, layers: LayerMap):
         if not hasattr(layers, "table"):
             raise wrong_type(layers, "layers", "a LayerMap")
-        self.folder, self.title, self.layers = folder, title, layers
+        self.folder, self.title, self.layers = checked_path(folder, "folder"), title, layers
         self.config: Any = None
         self._table: Any = None  # until training begins
         self._recording = False
         self._starts: Any = None  # (tower, layer id) -> the step from which it is trained; None before the first step
         self._rates: list[Any] = []  # of the steps since something was logged
-        self._history = os.path.join(folder, "history.jsonl")
+        self._history = os.path.join(self.folder, "history.jsonl")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Take the layer table, drop what was logged after the checkpoint that is gone on from."""
@@ -147,7 +146,7 @@ class RunReport(Callback):
             _section("Learning rates", self._rate_plots(curves, list(rates))),
             '</div><div class="row">',
             config,
-            _section("Files", _links(os.fspath(self.folder))),
+            _section("Files", _links(self.folder)),
             "</div>",
             f"<details><summary>Settings</summary>{_pairs(settings)}</details>",
         ]

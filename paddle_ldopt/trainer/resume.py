@@ -1,18 +1,15 @@
 """Repairs of the Trainer's resume and of its checkpoints, for any Trainer of the PaddleNLP family."""
 
-import functools
 import inspect
 import os
-import random
 from typing import Any, Optional
 
-import numpy as np
 from paddle import distributed
 
 from .._messages import refusal
-from .._paddle import telling
-from . import folders
+from . import epoch_rng, folders
 from .base import TrainerMixin, check_mixed_in_first, name_of
+from .data_errors import raising_errors
 
 
 class ResumeMixin(TrainerMixin):
@@ -70,7 +67,7 @@ class ResumeMixin(TrainerMixin):
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, as the Trainer's own `evaluation_loop`."""
-        return super().evaluation_loop(telling(dataloader), *args, **kwargs)
+        return super().evaluation_loop(raising_errors(dataloader), *args, **kwargs)
 
     def _checked(self, checkpoint: Any) -> Optional[str]:
         """Return the folder to resume from, None without a resume; raise if the training must not go on from it."""
@@ -88,7 +85,7 @@ class ResumeMixin(TrainerMixin):
 
     def _check_checkpoint(self, folder: str) -> None:
         folders.check_complete(folder)
-        _read_epoch_rng(folder)  # files written in the background are not listed, so damage shows only here
+        epoch_rng.read(folder)  # files written in the background are not listed, so damage shows only here
 
     def _files(self) -> dict[str, Any]:
         """Return the content of our files in a checkpoint, by their names."""
@@ -106,16 +103,15 @@ class ResumeMixin(TrainerMixin):
         skips = not (self.args.ignore_data_skip or getattr(self.args, "ignore_load_lr_and_optim", False))
         if checkpoint is not None and skips and self.state.global_step > 0:
             self._restore_rng(checkpoint)
-        (kind, keys, *rest), (version, state, gauss) = np.random.get_state(), random.getstate()
-        self._epoch_rng = {"numpy": [kind, np.asarray(keys).tolist(), *rest], "python": [version, list(state), gauss]}
+        self._epoch_rng = epoch_rng.now()
 
     def _restore_rng(self, checkpoint: str) -> None:
         """Restore what the first epoch after a resume begins with; the Trainer does so after the batches it skips."""
         if self.state.global_step % self._steps_of_an_epoch == 0:
             self._load_rng_state(checkpoint)
         elif self.args.world_size <= 1:  # else the samplers shuffle with the epoch's number
-            if epoch_rng := _read_epoch_rng(checkpoint):
-                _set_epoch_rng(epoch_rng)
+            if states := epoch_rng.read(checkpoint):
+                epoch_rng.restore(states)
             elif self.state.global_step > self._steps_of_an_epoch:
                 effect = "the batches that follow are not those that would have followed without the interruption"
                 self._logger.warning(f"{checkpoint} does not say how its epoch was shuffled: {effect}")
@@ -129,7 +125,7 @@ class ResumeMixin(TrainerMixin):
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         call = inspect.signature(super()._inner_training_loop).bind(*args, **kwargs)
         given = call.arguments
-        given["train_dataloader"] = telling(given["train_dataloader"])
+        given["train_dataloader"] = raising_errors(given["train_dataloader"])
         self._steps_of_an_epoch = given["num_update_steps_per_epoch"]  # all steps, if the length is unknown
         state, checkpoint = None, self._resumed_from
         if checkpoint is not None and not getattr(self.args, "ignore_load_lr_and_optim", False):
@@ -226,16 +222,3 @@ class ResumeMixin(TrainerMixin):
         saved = super()._sorted_checkpoints(*call.args, **call.kwargs)
         best = self.state.best_model_checkpoint
         return folders.oldest_first(saved, self.state.global_step, best and os.path.normpath(best))
-
-
-def _read_epoch_rng(folder: str) -> Any:
-    """Return the states of the generators in a checkpoint's epoch, None if it has none; raise if they are damaged."""
-    check = functools.partial(_set_epoch_rng, of_numpy=np.random.RandomState(), of_python=random.Random())
-    return folders.read_json(folder, folders.EPOCH_RNG, "states of the generators", check)
-
-
-def _set_epoch_rng(epoch_rng: dict[str, Any], of_numpy: Any = np.random, of_python: Any = random) -> None:
-    kind, keys, *rest = epoch_rng["numpy"]
-    of_numpy.set_state((kind, np.array(keys, dtype="uint32"), *rest))
-    version, state, gauss = epoch_rng["python"]
-    of_python.setstate((version, tuple(state), gauss))

@@ -23,8 +23,7 @@ from paddle_ldopt._paddle import unwrap_model
 from paddle_ldopt.layers.map import _all_paths
 from paddle_ldopt.layers.rates import applied_rates
 from paddle_ldopt.plots import name_lines
-from paddle_ldopt.schedules import RuleSchedule, get_linear_schedule_with_warmup
-from paddle_ldopt.schedules import curves as rules
+from paddle_ldopt.schedules import RuleSchedule, curves, get_linear_schedule_with_warmup
 from paddle_ldopt.schedules.ahead import peak_learning_rate, schedule_rates
 
 PARTS = ("attn.w", "attn.b", "mlp.w")
@@ -597,37 +596,37 @@ def test_a_schedule_that_cannot_be_read_ahead_has_no_known_peak(planned):
     assert next(schedule.rates) == 0.1 and len([*schedule.rates]) == 97
 
 
-RULES = [
-    rules.Warmup(7),
-    rules.Linear(30, 40),
-    rules.InverseSqrt(20, 30),
-    rules.Polynomial(10, 30, 2.0, 0.3),
-    rules.Cosine(10, 50, 0.5, 0.1),
-    rules.Cosine(10, 50, 3.3),
-    rules.Cosine(0, 7, 40.0),
-    rules.Cosine(5, 0, 0.5),
-    rules.CosineOneAhead(10, 50, 1.7, 0.1),
-    rules.CosineOneAhead(10, 50, 0.5, 0.1, 0.2),
-    rules.CosineOneAhead(1, 50, 0.5, 0.1, 0.2),
-    rules.CosineRestarts(10, 50, 3.3),
-    rules.CosineRestarts(0, 53, 7),
-    rules.StableDecay(10, 20, 30, "linear", "cosine", 0.1, 0.5),
-    rules.StableDecay(10, 20, 30, "1-sqrt", "cosine", 0.1, 1.4),
-    rules.StableDecay(10, 0, 30, "cosine", "1-sqrt", 0.0, 0.5),
-    rules.CoolDown(10, 20, 30, 10, 0.1, 0.2, 0.8, 0.5),
-    rules.CoolDown(10, 0, 30, 10, 0.1, 0.2, 0.0, 1.9),
+CURVES = [
+    curves.Warmup(7),
+    curves.Linear(30, 40),
+    curves.InverseSqrt(20, 30),
+    curves.Polynomial(10, 30, 2.0, 0.3),
+    curves.Cosine(10, 50, 0.5, 0.1),
+    curves.Cosine(10, 50, 3.3),
+    curves.Cosine(0, 7, 40.0),
+    curves.Cosine(5, 0, 0.5),
+    curves.CosineOneAhead(10, 50, 1.7, 0.1),
+    curves.CosineOneAhead(10, 50, 0.5, 0.1, 0.2),
+    curves.CosineOneAhead(1, 50, 0.5, 0.1, 0.2),
+    curves.CosineRestarts(10, 50, 3.3),
+    curves.CosineRestarts(0, 53, 7),
+    curves.StableDecay(10, 20, 30, "linear", "cosine", 0.1, 0.5),
+    curves.StableDecay(10, 20, 30, "1-sqrt", "cosine", 0.1, 1.4),
+    curves.StableDecay(10, 0, 30, "cosine", "1-sqrt", 0.0, 0.5),
+    curves.CoolDown(10, 20, 30, 10, 0.1, 0.2, 0.8, 0.5),
+    curves.CoolDown(10, 0, 30, 10, 0.1, 0.2, 0.0, 1.9),
 ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
-def test_the_peak_of_a_schedule_of_ours_is_that_of_all_its_steps(rule):
-    schedule, end = RuleSchedule(0.3, rule), max(rule.turns())
+@pytest.mark.parametrize("curve", CURVES, ids=str)
+def test_the_peak_of_a_schedule_of_ours_is_that_of_all_its_steps(curve):
+    schedule, end = RuleSchedule(0.3, curve), max(curve.turns())
     for start in range(0, end + 5):
         schedule.step(start)
-        ahead = [schedule.base_lr * rule(step) for step in range(start, max(end, start) + 1)]
+        ahead = [schedule.base_lr * curve(step) for step in range(start, max(end, start) + 1)]
         assert peak_learning_rate(schedule) == max(ahead), start
         for num_steps in (0, 1, 5, 33):
-            ahead = [schedule.base_lr * rule(step) for step in range(start, start + num_steps + 1)]
+            ahead = [schedule.base_lr * curve(step) for step in range(start, start + num_steps + 1)]
             assert peak_learning_rate(schedule, num_steps) == max(ahead), (start, num_steps)
 
 

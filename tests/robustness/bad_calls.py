@@ -457,7 +457,7 @@ CALLS = {
         also=(OSError,),
     ),
     # ---- schedules
-    "RuleSchedule": Row(call(ldopt.RuleSchedule, learning_rate=0.1, rule=lambda step: 0.5), free=("verbose",)),
+    "RuleSchedule": Row(call(ldopt.RuleSchedule, learning_rate=0.1, curve=lambda step: 0.5), free=("verbose",)),
     "ReduceLROnPlateau": Row(call(ldopt.ReduceLROnPlateau, learning_rate=0.1), free=("verbose",)),
     "GreedyLR": Row(call(ldopt.GreedyLR, learning_rate=0.1), free=("verbose",)),
     **{

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from paddle_ldopt import schedules
 from paddle_ldopt.schedules import MetricSchedule, RuleSchedule, SchedulerType, get_scheduler
-from paddle_ldopt.schedules.factory import FUNCTIONS, kwargs_problems
+from paddle_ldopt.schedules.factory import SCHEDULES, kwargs_problems
 
 # kind -> arguments of its function that make a schedule of 100 steps at a peak of 0.1
 KINDS = {
@@ -44,7 +44,7 @@ closed_kind = pytest.mark.parametrize("kind", [k for k in KINDS if k not in ON_M
 
 
 def make(kind, optimizer=0.1, **more):
-    return FUNCTIONS[SchedulerType(kind)](optimizer, **{**KINDS[kind], **more})
+    return SCHEDULES[kind].function(optimizer, **{**KINDS[kind], **more})
 
 
 def metric(step):
@@ -70,8 +70,8 @@ def optimizer_of(learning_rate=0.1):
 
 
 def test_every_kind_is_tested():
-    assert list(KINDS) == [kind.value for kind in SchedulerType] == [kind.value for kind in FUNCTIONS]
-    assert set(schedules.__all__) >= {function.__name__ for function in FUNCTIONS.values()}
+    assert KINDS.keys() == {kind.value for kind in SchedulerType} == SCHEDULES.keys()
+    assert set(schedules.__all__) >= {kind.function.__name__ for kind in SCHEDULES.values()}
 
 
 # ---- the peers' numbers
@@ -130,7 +130,7 @@ def test_cool_down_is_mindformers():
     assert got[10] == got[19] == got[20] == 0.005  # the fall starts at 20 with the peak itself
     assert got[29] > got[30] == got[39] > got[40] == got[59]
     by_default = schedules.get_constant_schedule_with_cool_down(0.005, 10, 40, keep_steps=10, final_steps=10)
-    assert by_default.rule.decay == 10 and by_default.rule.end2 == by_default.rule.end1 == 0.0
+    assert by_default.curve.decay == 10 and by_default.curve.end2 == by_default.curve.end1 == 0.0
     zero_last = schedules.get_constant_schedule_with_cool_down(0.005, 0, 10, lr_end1=0.002, lr_end2=0.0)
     zero_last.step(10)
     assert zero_last() == 0.0, "MindFormers takes lr_end2=0 for none"
@@ -298,7 +298,7 @@ def test_a_schedule_is_a_function_of_the_step(kind):
     for step in np.random.default_rng(0).permutation(120):
         jumping.step(int(step))
         assert jumping() == jumping.last_lr == want[step]
-    assert repr(schedule).startswith(f"RuleSchedule(0.1, {type(schedule.rule).__name__}(")
+    assert repr(schedule).startswith(f"RuleSchedule(0.1, {type(schedule.curve).__name__}(")
 
 
 @closed_kind
@@ -344,7 +344,7 @@ def a_million_takes():
 def test_a_million_steps(kind):
     million = 1_000_000
     long = {"num_warmup_steps": 10_000, "num_training_steps": million} if kind != "constant" else {}
-    arguments = inspect.signature(FUNCTIONS[SchedulerType(kind)]).parameters
+    arguments = inspect.signature(SCHEDULES[kind].function).parameters
     more = {k: v for k, v in long.items() if k in arguments}
     best = math.inf
     for _ in range(3):  # other work on the machine only adds time
@@ -476,7 +476,7 @@ def test_numpy_arguments(kind):
     want = rates(make(kind), 30)
     got = make(kind, np.float64(0.1), **more)
     assert rates(got, 30) == want
-    assert all(type(v) is not np.int64 for v in vars(getattr(got, "rule", got)).values())
+    assert all(type(v) is not np.int64 for v in vars(getattr(got, "curve", got)).values())
 
 
 # ---- by name
@@ -539,7 +539,7 @@ def test_an_unknown_argument_is_refused(kind, key):
 
 
 def test_kinds_do_not_ignore_their_arguments():
-    assert get_scheduler("inverse_sqrt", 0.1, 0, None, {"timescale": 30}).rule.timescale == 30
+    assert get_scheduler("inverse_sqrt", 0.1, 0, None, {"timescale": 30}).curve.timescale == 30
     assert get_scheduler("constant", 0.1, None, None, {"last_epoch": 4}).last_epoch == 5
 
 
@@ -616,7 +616,7 @@ def test_each_wrong_argument_is_told_at_once():
 @every_kind
 def test_wrong_types_are_refused(kind):
     parameters = list(
-        inspect.signature(make(kind).__class__ if kind in ON_METRIC else FUNCTIONS[SchedulerType(kind)]).parameters
+        inspect.signature(make(kind).__class__ if kind in ON_METRIC else SCHEDULES[kind].function).parameters
     )[1:]
     flags = {"verbose", "smooth"}
     names = {"mode", "threshold_mode", "warmup_type", "decay_type"}
@@ -631,10 +631,10 @@ def test_wrong_types_are_refused(kind):
 def test_the_phases_of_wsd():
     with pytest.warns(UserWarning, match=r"10 \+ 50 \+ 20 steps, the training 100: num_stable_steps will be used"):
         schedule = make("warmup_stable_decay", num_stable_steps=50)
-    assert schedule.rule.stable == 50
+    assert schedule.curve.stable == 50
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert make("warmup_stable_decay", num_stable_steps=70).rule == make("warmup_stable_decay").rule
+        assert make("warmup_stable_decay", num_stable_steps=70).curve == make("warmup_stable_decay").curve
 
 
 RISE = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
@@ -660,7 +660,7 @@ def test_a_training_that_ends_within_the_warmup_is_warned_of(kind, specific, wan
         schedule = get_scheduler(kind, 1.0, 8, 2, specific)
     assert caught[0].filename.endswith("factory.py"), "the caller of the kind's function"
     np.testing.assert_allclose(rates(schedule, 10)[2:], want, atol=1e-12)
-    curve = schedule.rule
+    curve = schedule.curve
     assert max(map(curve, range(10))) == max(curve(step) for step in curve.turns())
 
 
@@ -677,7 +677,7 @@ def test_a_greedy_state_without_some_keys_keeps_what_was_there():
 
 
 def test_a_curve_must_be_callable():
-    with pytest.raises(TypeError, match="`rule` must be callable. Received: rule=0.5"):
+    with pytest.raises(TypeError, match="`curve` must be callable. Received: curve=0.5"):
         RuleSchedule(0.1, 0.5)
 
 
@@ -799,7 +799,7 @@ def legal(draw):
 @hypothesis.settings(max_examples=400, deadline=None)
 def test_properties(drawn):
     kind, peak, arguments, top = drawn
-    schedule = FUNCTIONS[SchedulerType(kind)](peak, **arguments)
+    schedule = SCHEDULES[kind].function(peak, **arguments)
     got = rates(schedule, 150)
     for far in (10**6, 10**12):
         schedule.step(far)
@@ -867,4 +867,4 @@ def test_illegal_arguments_raise(drawn, data):
     else:
         arguments = {**arguments, key: bad}
     with pytest.raises((TypeError, ValueError), match="Received: "):
-        FUNCTIONS[SchedulerType(kind)](peak, **arguments)
+        SCHEDULES[kind].function(peak, **arguments)

@@ -15,8 +15,15 @@ from paddle_ldopt.layers import rates
 from paddle_ldopt.plots import text_plot
 from paddle_ldopt.schedules import ahead
 from paddle_ldopt.schedules.ahead import schedule_rates
-from paddle_ldopt.trainer import RunReport, layerwise, passed
-from paddle_ldopt.trainer.callbacks import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallback
+from paddle_ldopt.trainer import (
+    GradualUnfreezeCallback,
+    LayerLRCallback,
+    RunReport,
+    ScheduleCallback,
+    layerwise,
+    mixin,
+    passed,
+)
 
 LAYERS = ["embeddings", "block 0", "block 1", "head"]
 DECAYED = {"layerwise_lr_decay": 0.5, "optim": "adamwdl"}
@@ -336,7 +343,7 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
     state = types.SimpleNamespace(global_step=0, max_steps=9, is_world_process_zero=True)
     if name == "opening":
         GradualUnfreezeCallback(2).on_train_begin(None, state, None, optimizer=optimizer)
-        watch(optimizer._ratio_of, written)
+        watch(optimizer.ratio_of, written)
     if stepped:
         for param in model.parameters():
             param.grad = paddle.ones_like(param)
@@ -362,7 +369,7 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
         for event in ("on_train_begin", "on_step_begin", "on_optimizer_begin", "on_step_end"):
             getattr(callback, event)(None, state, None, model=model, **given)
     logs.extra_logs(), report.write({}, {})
-    layerwise._hook_ratios(optimizer, model), passed.sets_own_rate(optimizer)
+    mixin._hook_ratios(optimizer, model), passed.sets_own_rate(optimizer)
     passed.check_passed_optimizer(optimizer, schedule, "", layerwise.OFF)
     [optimizer.layerwise_ratio(param) for param in model.parameters()]
     assert not written

@@ -114,7 +114,7 @@ def test_from_a_command_line_and_through_a_file(tmp_path):
     "kwargs, message",
     [
         ({"lr_scheduler_type": "no_such"}, "'inverse_sqrt'.*Received: lr_scheduler_type='no_such'$"),
-        ({"lr_scheduler_type": "no_such", "lr_scheduler_kwargs": '{"a": 1}'}, "are for 'linear'"),
+        ({"lr_scheduler_type": "no_such", "lr_scheduler_kwargs": '{"a": 1}'}, "are for 'constant', .*'linear'"),
         (
             {"lr_scheduler_kwargs": '{"a": 1}'},
             "'linear' takes no `lr_scheduler_kwargs`. Received: lr_scheduler_kwargs=",

@@ -1,0 +1,126 @@
+"""Files: paths are checked, files written whole, and read only if they are what was written. Without Paddle."""
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import stat
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Union
+
+from ._messages import refusal, shown
+
+__all__ = ["Path", "checked_path", "damages", "digest", "opened", "strict_json", "unique_keys", "write_file"]
+
+Path = Union[str, os.PathLike[str]]
+
+
+def checked_path(path: Any, argument: str = "path", kind: str = "a path") -> str:
+    """Return a path as a str; raise TypeError for all else (`open` would take a number for an open file).
+
+    `kind` follows "must be" in the error.
+    """
+    name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(name, str):
+        raise refusal(TypeError, f"`{argument}` must be {kind}: a str or an os.PathLike of one.", **{argument: path})
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as error:
+        raise refusal(ValueError, f"`{argument}` must be a path ({error.reason}).", **{argument: path}) from error
+    return name
+
+
+def write_file(path: str, parts: Iterable[Any]) -> None:
+    """Write bytes and arrays to a regular file: completely and to the disk, or not at all."""
+    if os.path.islink(path):
+        problem = "A link would be replaced by the file: give the path it leads to."
+        raise refusal(ValueError, problem, path=path, target=os.path.realpath(path))
+    if os.path.exists(path) and not os.path.isfile(path):
+        kind = "a folder" if os.path.isdir(path) else "a device, a pipe or a socket, which the file would replace"
+        raise refusal(ValueError, "`path` must be that of a regular file.", path=path, kind=kind)
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "There is no such folder to write into", folder)
+    unfinished = os.path.join(folder, f".ldopt-{secrets.token_hex(8)}.part")
+    try:
+        with open(unfinished, "xb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        raise
+    with contextlib.suppress(OSError):  # some file systems, and Windows, cannot
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[Any]:
+    """Open a regular file to read its bytes; raise ValueError for a link, a folder, a device or a pipe."""
+    if os.path.islink(path):
+        problem = "`path` must be that of a file, not of a link to one."
+        raise refusal(ValueError, problem, path=path, target=os.path.realpath(path))
+    flags = (getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))  # a pipe: no wait
+    descriptor = os.open(path, os.O_RDONLY | sum(flags))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise refusal(ValueError, "`path` must be that of a file, not of a folder or a device.", path=path)
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+def digest(path: str) -> list[int]:
+    """Return [bytes, CRC-32] of a file."""
+    size = checksum = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            size, checksum = size + len(block), zlib.crc32(block, checksum)
+    return [size, checksum]
+
+
+def damages(folder: str, written: Iterable[tuple[str, list[int]]]) -> list[str]:
+    """Return in words which files of a folder differ from those whose names and `digest` are given."""
+    found = []
+    for name, expected in written:
+        path = os.path.join(folder, name)
+        if not os.path.isfile(path):  # a device may have no end
+            found.append(f"'{name}' is not there")
+        elif os.path.getsize(path) != expected[0]:
+            found.append(f"'{name}' has {os.path.getsize(path)} bytes of {expected[0]}")
+        elif digest(path) != expected:
+            found.append(f"'{name}' has other bytes than were saved")
+    return found
+
+
+def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return a dict of (key, value), raise ValueError if a key is there twice: its first value would be lost."""
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise ValueError(f"the key {shown(twice)} is there twice")
+    return out
+
+
+def strict_json(text: str) -> Any:
+    """Return what JSON says, in which no key is there twice and no number is NaN or infinite; else raise ValueError."""
+
+    def unknown(name: str) -> Any:
+        raise ValueError(f"{name} is no number of JSON's")
+
+    def finite(digits: str) -> float:
+        number = float(digits)
+        return number if abs(number) < float("inf") else unknown(digits)
+
+    try:
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=unknown, parse_float=finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

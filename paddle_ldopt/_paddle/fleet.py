@@ -1,0 +1,150 @@
+"""Several processes: the topology and engines of `fleet`, and its sharding."""
+
+import importlib
+import math
+from typing import Any
+
+import paddle
+
+from .declared import FLEET, SAVING, attribute, lazy
+from .optimizers import param_groups, parameter_list
+from .rates import decayed_names
+
+_STEP = "The pipeline training step"
+_META, _UTILS = f"{FLEET}.meta_parallel", f"{FLEET}.utils"
+_DYGRAPH = f"{FLEET}.meta_optimizers.dygraph_optimizer"
+_ENGINE, _HYBRID = f"{_META}.PipelineParallel", f"{_DYGRAPH}.HybridParallelOptimizer"
+_ANY_ENGINE = f"{_META}.meta_parallel_base.MetaParallelBase"
+pipeline_engine = lazy(_ENGINE, _STEP)
+pipeline_layer = lazy(f"{_META}.PipelineLayer", _STEP)
+sharding_engine = lazy(f"{_META}.ShardingParallel", _STEP)
+tensor_engine = lazy(f"{_META}.TensorParallel", _STEP)
+hybrid_optimizer = lazy(_HYBRID, _STEP)
+all_reduce_gradients = lazy(f"{_UTILS}.hybrid_parallel_util.fused_allreduce_gradients_with_group", _STEP)
+hybrid_parameters = lazy(f"{_UTILS}.hybrid_parallel_util.obtain_optimizer_parameters_list", _STEP)
+
+hybrid_group = attribute(_ANY_ENGINE, "_hcg", _STEP)
+engine_layers = attribute(_ANY_ENGINE, "_layers", _STEP)
+loss_functions = attribute(f"{_META}.PipelineLayer", "_loss_fn", _STEP)
+has_dynamic_shape = attribute(_ENGINE, "_dynamic_shape", _STEP)
+delays_scale = attribute(_ENGINE, "_delay_scale_loss", _STEP)  # losses are not divided by the micro-batches' number
+prepare_training = attribute(_ENGINE, "_prepare_training", _STEP)
+sharded_optimizer = attribute(_HYBRID, "_inner_opt", _STEP)
+reduced_step = attribute(_HYBRID, "_step", _STEP)  # the step with gradients that are reduced already
+_backward_step = attribute(_ENGINE, "_backward_step", _STEP)
+_found_overflow = attribute("paddle.amp.AmpScaler", "_cache_found_inf", _STEP)
+_number_of_stages = attribute(f"{_META}.PipelineLayer", "_num_stages", "Layer-wise rates in a pipeline")
+
+_V2 = f"{_DYGRAPH}.dygraph_sharding_optimizer.DygraphShardingOptimizerV2"
+_FUSION = f"{_UTILS}.tensor_fusion_helper"
+_VIEW = f"{_FUSION}.ShardingGradView"
+sharding_v1 = lazy(f"{_DYGRAPH}.dygraph_sharding_optimizer.DygraphShardingOptimizer", SAVING)
+sharding_v2 = lazy(_V2, SAVING)
+slices = attribute(_V2, "_slice_params", SAVING)  # param.name -> the piece that is in this process
+collect_buffers = attribute(_V2, "_collect_comm_buffers", SAVING)
+assign_slice_gradients = attribute(_V2, "_assign_slice_grad", _STEP)
+_buffers = attribute(_V2, "_comm_buffer_list", SAVING)
+_views = attribute(f"{_FUSION}.FusedCommBuffer", "_sharding_param_grad_view", SAVING)
+_view_begin = attribute(_VIEW, "_param_begin", SAVING)  # both in the buffer, like the index of the parameter
+_view_end = attribute(_VIEW, "_param_end", SAVING)
+_view_index = attribute(_VIEW, "_index", SAVING)
+_view_param = attribute(_VIEW, "_param", SAVING)
+
+
+def topology() -> Any:
+    """Return the communicate group of `fleet`, None if it was not started."""
+    return getattr(paddle.distributed.fleet.fleet, "_hcg", None)
+
+
+def sharding_setting(*names: str) -> Any:
+    """Return the first of these settings that is on in the `sharding_configs` of `fleet`, None without sharding."""
+    hcg = topology()
+    if hcg is None or hcg.get_sharding_parallel_world_size() == 1:
+        return None
+    configs = paddle.distributed.fleet.fleet._user_defined_strategy.hybrid_configs["sharding_configs"]
+    return next((name for name in names if getattr(configs, name)), None)
+
+
+def weight_decay_fun_is_replaced(optimizer: Any) -> bool:
+    """Return whether sharding version 1 has put a function for its buffers in place of `apply_decay_param_fun`."""
+    module = getattr(decayed_names(optimizer), "__module__", None)
+    return topology() is not None and module == sharding_v1().__module__
+
+
+def slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
+    """Return ``param.name`` -> range of the flattened parameter here, and fill the slices as the first step would."""
+    collect_buffers(optimizer)()
+    ranges = {}
+    for buffer in _buffers(optimizer):
+        for name, view in _views(buffer).items():
+            begin, end, index = _view_begin(view), _view_end(view), _view_index(view)
+            if begin < end:
+                view.fill_slice_param(slices(optimizer)[name])
+                ranges[name] = (begin - index, min(end - index, math.prod(_view_param(view).shape)))
+    return {name: (begin, end) for name, (begin, end) in ranges.items() if begin < end}
+
+
+def overlaps(network: Any) -> list[str]:
+    """Return the settings that are on by which an engine reduces gradients while it computes others."""
+    names = ("dp_comm_overlap", "sharding_comm_overlap", "release_gradients")
+    return [name for name in names if getattr(network, f"_{name}", False)]
+
+
+def is_pipeline_engine(network: Any) -> bool:
+    """Return whether `fleet` made an engine of a PipelineLayer: of stages or, since Paddle 3.3, for one process."""
+    alone = any(cls.__name__ == "NoPipelineParallel" for cls in type(network).__mro__)
+    return alone or isinstance(network, pipeline_engine())
+
+
+def pipeline_of(model: Any) -> Any:
+    """Return the `PipelineLayer` of several stages that a model is or wraps, None if it has none."""
+    parts = [part for part in model.sublayers(include_self=True) if isinstance(part, pipeline_layer())]
+    return next((part for part in parts if _number_of_stages(part) > 1), None)
+
+
+def engine_with(engine: Any, loss: Any, forward: Any, guarded: Any) -> Any:
+    """Return a pipeline engine that shares everything with `engine` but the loss function and the forward of its stage.
+
+    `guarded` is given the backward step of a micro-batch and returns the one to call. The engine has hooks around its
+    calls, and none that replaces a result. So that nothing is patched on the user's engine, the parts are replaced in
+    subclasses whose instances share its attributes.
+    """
+    layers = _sharing(engine_layers(engine), _loss_fn=[loss], forward=forward)
+    return _sharing(engine, _layers=layers, _backward_step=guarded(_backward_step(engine)))
+
+
+def _sharing(layer: Any, **own: Any) -> Any:
+    """Return a Layer of a subclass that shares all attributes of `layer` except its own."""
+
+    def fixed(value: Any) -> property:
+        return property(lambda self: value)
+
+    cls = type(type(layer).__name__, (type(layer),), {name: fixed(value) for name, value in own.items()})
+    other: Any = object.__new__(cls)
+    object.__setattr__(other, "__dict__", vars(layer))
+    return other
+
+
+def report_overflow(scaler: Any, overflow: bool) -> None:
+    """Tell Paddle's GradScaler of an overflow in any process: its `unscale_` looks for one in this process only."""
+    _found_overflow(scaler)
+    scaler._cache_found_inf = overflow
+
+
+def inner_clip(clip: Any) -> Any:
+    """Return the gradient clip inside the one of `fleet`."""
+    return getattr(clip, "_clip", clip)
+
+
+def forget_checkpoint(folder: str) -> None:
+    """Have `paddle.distributed.load_state_dict` list the files of a folder anew: another checkpoint may be there."""
+    module = importlib.import_module(paddle.distributed.load_state_dict.__module__)
+    getattr(module, "PATH_TO_CHECKPOINT_FILES", {}).pop(folder, None)
+
+
+def leave_out_frozen(optimizer: Any) -> None:
+    """Leave an optimizer its trained parameters if sharding version 2 is on, which refuses to split frozen ones."""
+    if sharding_setting("split_param") and not isinstance(param_groups(optimizer)[0], dict):  # it refuses groups itself
+        trained = [param for param in parameter_list(optimizer) if not param.stop_gradient]
+        # as Paddle does with the slices
+        optimizer._parameter_list = optimizer._param_groups = trained

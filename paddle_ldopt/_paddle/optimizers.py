@@ -1,0 +1,109 @@
+"""The parameters, groups and state of Paddle's optimizers."""
+
+import contextlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import paddle
+
+from .declared import ADAMW, EVERY, OPTIMIZER, attribute, lazy
+
+accumulators = attribute(OPTIMIZER, "_accumulators", EVERY)  # state -> param.name -> Tensor
+waiting_state = attribute(OPTIMIZER, "_accumulators_holder", "Loading an optimizer")  # loaded, of no step yet
+with_state = attribute(OPTIMIZER, "_already_create_accumulator", EVERY)  # names of parameters
+masters = attribute(OPTIMIZER, "_master_weights", EVERY)  # param.name -> float32 Tensor
+parameter_list = attribute(OPTIMIZER, "_parameter_list", EVERY)  # of this process; flat or groups
+param_groups = attribute(OPTIMIZER, "_param_groups", EVERY)
+grad_clip = attribute(OPTIMIZER, "_grad_clip", "Gradient clipping")
+state_prefix = attribute(OPTIMIZER, "_name", EVERY)  # None or the argument `name`
+new_state = attribute(OPTIMIZER, "_add_accumulator", EVERY)  # (state name, param, fill_value=, ...)
+new_master = attribute(OPTIMIZER, "_create_master_weight", EVERY)  # (param) -> Tensor
+state_getter = attribute(OPTIMIZER, "_get_accumulator_master", EVERY)  # (state name, param) -> Tensor
+is_low_precision = attribute(OPTIMIZER, "_is_dtype_fp16_or_bf16", EVERY)
+weight_decay_fun = attribute(ADAMW, "_apply_decay_param_fun", EVERY)
+keeps_masters = attribute(ADAMW, "_multi_precision", EVERY)
+_auxiliary = attribute(OPTIMIZER, "_get_auxiliary_var", EVERY)
+_create_accumulators = attribute(OPTIMIZER, "_create_accumulators", EVERY)
+_layer_helper = lazy("paddle.base.layer_helper.LayerHelper", EVERY)
+
+
+def found_inf(optimizer: Any) -> Any:
+    """Return the flag by which a gradient scaler has the running step skipped, None if there is none."""
+    return _auxiliary(optimizer)("found_inf")
+
+
+def set_attributes(optimizer: Any, **values: Any) -> None:
+    """Set what Paddle's code reads of an optimizer, and its own classes set in their constructors."""
+    for name, value in values.items():
+        setattr(optimizer, f"_{name}", value)
+
+
+def prefixed(optimizer: Any, state: str = "") -> str:
+    """Return the key in `accumulators` of a state: its name after the prefix that the optimizer may have."""
+    return f"{state_prefix(optimizer)}_{state}" if state_prefix(optimizer) else state
+
+
+def create_state(optimizer: Any, params: list[Any]) -> None:
+    """Create the state that the first step would create, so that there is something to load or to step into."""
+    with paddle.no_grad():
+        optimizer.helper = _layer_helper()(type(optimizer).__name__)
+        _create_accumulators(optimizer)(paddle.static.default_main_program().global_block(), params)
+
+
+@contextlib.contextmanager
+def waiting_state_as(optimizer: Any, held: dict[str, Any]) -> Iterator[None]:
+    """Let `held` be the state that was loaded for parameters without a step yet."""
+    before, optimizer._accumulators_holder = optimizer._accumulators_holder, held
+    try:
+        yield
+    finally:
+        optimizer._accumulators_holder = before
+
+
+def drop_waiting_state(optimizer: Any) -> None:
+    """Forget the state that was loaded and not yet assigned to its parameters."""
+    optimizer._accumulators_holder = {}
+
+
+def flatten_groups(parameters: Any) -> list[Any]:
+    """Return a plain list of the parameters in a list of Tensors or of parameter groups."""
+    out: list[Any] = []
+    for item in parameters:
+        params = item["params"] if isinstance(item, dict) else item
+        out.extend([params] if hasattr(params, "stop_gradient") else params)
+    return out
+
+
+def groups_by_name(optimizer: Any) -> dict[str, dict[str, Any]]:
+    """Return, by the name of each of the optimizer's parameters, the group that it is in, {} if it is in none."""
+    found: dict[str, dict[str, Any]] = {}
+    for item in param_groups(optimizer) or []:
+        grouped = isinstance(item, dict)
+        found.update((param.name, item if grouped else {}) for param in (item["params"] if grouped else [item]))
+    return found
+
+
+def stand_in(optimizer: Any, params: Any = None, **attributes: Any) -> Any:
+    """Return one of the same class that shares the state and has attributes, and perhaps parameters, of its own.
+
+    A reader can ask it without a trace: attributes that the reader, or the code of the class, sets on it are its own.
+    """
+    other = object.__new__(type(optimizer))
+    for name, value in dict(vars(optimizer)).items():  # a copy of the dict: another thread may add to it
+        bound = isinstance(value, types.MethodType) and value.__self__ is optimizer
+        vars(other)[name] = types.MethodType(value.__func__, other) if bound else value
+    if params is not None:
+        other._parameter_list = params
+    vars(other).update(attributes)
+    return other
+
+
+def is_called_by(name: str) -> bool:
+    """Return whether the function that asks was called by one of this name.
+
+    DygraphShardingOptimizerV2.sharded_state_dict gets its state from `state_dict` like everybody else, and places rows
+    and columns wrongly: nothing but its name tells that it is the one who asks.
+    """
+    return sys._getframe(2).f_code.co_name == name

@@ -1,0 +1,103 @@
+"""How Paddle's optimizers take their rate, scale it for a parameter and decay weights."""
+
+import functools
+import inspect
+import types
+from typing import Any
+
+import paddle
+
+from .declared import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare, setting
+from .optimizers import stand_in
+
+rate_source = attribute(OPTIMIZER, "_learning_rate", EVERY)  # a float or the LRScheduler
+rate_factor = attribute(OPTIMIZER, "_create_param_lr", EVERY)  # ((param, grad)) -> the rate, a Tensor
+global_rate = attribute(OPTIMIZER, "_global_learning_rate", EVERY)  # () -> Tensor
+create_rate = attribute(OPTIMIZER, "_create_global_learning_rate", FUSED)
+ratio_in_kernel = attribute(ADAMW, "_lr_ratio", "AdamWDL")  # None, or parameter -> ratio
+declare(OPTIMIZER, "Reading a schedule ahead", "_learning_rate_map")
+declare(OPTIMIZER, "Reading the rate of each parameter", "_append_optimize_multi_tensor_op")
+declare("paddle.optimizer.lr.LRScheduler", "Schedules that follow a metric", "_var_name")
+
+_DECAY = "The weight decay in layer tables"
+decayed_names = setting(ADAMW, "_apply_decay_param_fun", _DECAY)
+_not_decayed = setting("paddle.optimizer.Lamb", "_exclude_from_weight_decay_fn", _DECAY)
+_adamw_decay = setting(ADAMW, "_weight_decay", _DECAY)
+_lamb_decay = setting("paddle.optimizer.Lamb", "_lamb_weight_decay", _DECAY)
+_momentum_decay = setting("paddle.optimizer.Momentum", "_regularization_coeff", _DECAY)
+_coefficient = setting("paddle.regularizer.L2Decay", "_coeff", _DECAY)
+
+
+def set_rate_source(optimizer: Any, source: Any) -> None:
+    """Give an optimizer another schedule, and no variable of the one before; no code of its class is called."""
+    vars(optimizer).update(_learning_rate=source, _learning_rate_map={})
+
+
+def start_without_step(schedule: Any) -> None:
+    """Set what the constructor of Paddle's `LRScheduler` sets beside its documented attributes; it also steps."""
+    schedule._var_name = None
+
+
+def rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, float]]:
+    """Return ``param.name`` -> (factor, own) of the rate factor * optimizer's + own that a step would use."""
+    if not asks_for_rates(optimizer.__class__):  # its own rate for all, whatever groups say
+        return {param.name: (1.0, 0.0) for param in params}
+    other, rates = stand_in(optimizer, _lr_ratio=None), []  # AdamWDL has a ratio set during a step on a GPU
+    for rate in (0.0, 1.0):  # a rate of its own (a Tensor in `optimize_attr`, "lr" of a group) shows at 0
+        tensor = paddle.full([], rate, "float64")
+        vars(other)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
+        with paddle.no_grad():
+            # the method of the class: a function set on the instance asks the live object
+            rates.append([float(type(other)._create_param_lr(other, (param, None))) for param in params])
+    return {param.name: (one - zero, zero) for param, zero, one in zip(params, *rates)}
+
+
+@functools.lru_cache(maxsize=128)
+def asks_for_rates(cls: Any) -> bool:
+    """Return whether the step of an optimizer class asks `_create_param_lr` for the rate of each parameter.
+
+    Paddle's Muon and others ignore it without a word, so the names in the code that `step` can reach tell.
+    """
+    ahead, seen = _definition("step", cls.__mro__), set()
+    while ahead:
+        name, function, bases = ahead.pop()
+        names = _names_in(function.__code__)
+        if names & {"_create_param_lr", "rate_factor"}:  # ours has the door's name for it
+            return True
+        seen.add(function)
+        found = []
+        for other in names - {"_append_optimize_multi_tensor_op"}:  # of Adam and Momentum, whose other way asks, too
+            found += _definition(other, bases if other == name else cls.__mro__)  # itself: by `super()`
+            helper = function.__globals__.get(other)
+            if isinstance(helper, types.FunctionType) and helper.__module__ == function.__module__:
+                found.append((other, helper, ()))
+        ahead += [item for item in found if item[1] not in seen]
+    return False
+
+
+def _definition(name: str, bases: Any) -> list[Any]:
+    """Return (name, function, classes behind its own) of the method that the first of the classes has, if any has."""
+    for i, base in enumerate(bases):
+        if name in vars(base):
+            held = vars(base)[name]
+            function = inspect.unwrap(getattr(held, "__func__", held)) if callable(held) else None
+            return [(name, function, bases[i + 1 :])] if isinstance(function, types.FunctionType) else []
+    return []
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """Return the names that code mentions, comprehensions and functions within it included."""
+    inner = [_names_in(const) for const in code.co_consts if isinstance(const, types.CodeType)]
+    return {*code.co_names, *code.co_freevars}.union(*inner)
+
+
+def decays_weights(optimizer: Any, param: Any, group: dict[str, Any]) -> bool:
+    """Return whether an optimizer of Paddle decays the weights of `param`, in `group`, by any of its options for it."""
+    chosen, excluded = decayed_names(optimizer), _not_decayed(optimizer)
+    if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):
+        return False
+    for decay in (_adamw_decay(optimizer), _lamb_decay(optimizer)):
+        if isinstance(decay, (int, float)):
+            return group.get("weight_decay", decay) != 0
+    regularizer = param.regularizer or optimizer.regularization  # L1Decay or L2Decay, added to the gradient
+    return bool(_coefficient(regularizer) or _momentum_decay(optimizer))

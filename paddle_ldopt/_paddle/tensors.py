@@ -1,0 +1,75 @@
+"""Tensors, networks, and the modes that code runs in."""
+
+import functools
+import os
+from typing import Any
+
+import paddle
+
+from .._messages import wrong_type
+from .declared import EVERY, FUSED, SAVING, attribute, lazy, part
+
+_TENSOR, _NETWORK = "paddle.Tensor", "paddle.nn.Layer"
+_GRAPH = "Static graphs"
+
+grad_of = part(_TENSOR, "_grad_ivar", EVERY)  # None where there is no gradient
+slice_of = part(_TENSOR, "_slice", "Sharding version 2")  # (tensor, begin, end), a view
+is_allocated = part(_TENSOR, "_is_initialized", EVERY)
+local_shape = attribute(_TENSOR, "_local_shape", SAVING)  # of a DistTensor
+bytes_behind = part(_TENSOR, "_holder_size", FUSED)  # of the allocation that a tensor is in
+bytes_before = part(_TENSOR, "_offset", FUSED)  # those of them before its first element
+version_of = part(_TENSOR, "_inplace_version", FUSED)  # how often it was changed in place; the public property is slow
+bump_version = part(_TENSOR, "_bump_inplace_version", FUSED)
+SHARDS_ITSELF = "_need_shard_auto"  # in the `__dict__` of a parameter that Paddle's step shards
+view_of = part("paddle._C_ops", "view_shape", FUSED)  # (tensor, shape), which `detach` would not keep
+assign_out = part("paddle._C_ops", "assign_out_", EVERY)  # `paddle.assign` without its checks
+_squared_norm = part("paddle._C_ops", "squared_l2_norm", EVERY)
+
+sublayers = attribute(_NETWORK, "_sub_layers", "Layer maps")  # name -> Layer or None, a shared one under each name
+own_parameters = attribute(_NETWORK, "_parameters", "Layer maps")  # name -> Parameter or None, without sublayers'
+
+in_to_static_mode = part("paddle.base.dygraph.base", "in_to_static_mode", FUSED)
+flags = functools.lru_cache(None)(part("paddle.base.core", "globals", FUSED))  # `paddle.get_flags` takes 7 us
+graph_value = lazy("paddle.pir.Value", _GRAPH)
+_data_type = lazy("paddle.base.core.DataType", _GRAPH)
+_graph_dtype = lazy("paddle.pir.core.convert_np_dtype_to_dtype_", _GRAPH)
+_in_pir_mode = lazy("paddle.framework.in_pir_mode", _GRAPH)
+
+
+def square_sum(tensor: Any) -> Any:
+    """Return the sum of the squares of a tensor, shape []; in dygraph without a tensor of squares."""
+    return _squared_norm(tensor).reshape([]) if paddle.in_dynamic_mode() else (tensor * tensor).sum()
+
+
+def is_float64(tensor: Any) -> bool:
+    """Return whether a tensor, or a variable of a graph, is of type float64."""
+    return bool(tensor.dtype == paddle.float64 or tensor.dtype == _data_type().FLOAT64)
+
+
+def state_dtype(dtype: Any) -> Any:
+    """Return a dtype in the spelling that `new_state` takes in the mode that is on."""
+    return _graph_dtype()(str(dtype).rpartition(".")[2]) if _in_pir_mode()() else dtype
+
+
+def checked_model(model: Any, argument: str = "model") -> Any:
+    """Return `model` if it is a `paddle.nn.Layer`, raise TypeError otherwise."""
+    if not isinstance(model, paddle.nn.Layer):
+        raise wrong_type(model, argument, "a paddle.nn.Layer")
+    return model
+
+
+def _run_untranslated() -> None:
+    """Have `paddle.jit.to_static` run this package's code as it is, as it does Paddle's own.
+
+    Its bytecode translator follows code outside Paddle into the optimizer and fails there, on `super()` of a `super()`.
+    """
+    try:
+        from paddle.jit.sot.opcode_translator import skip_files
+    except ImportError:  # a Paddle without the translator, or with it elsewhere
+        return
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    skip_files.skip_file_names.add(package + os.sep)
+    paddle.framework.core.eval_frame_skip_file_prefix(tuple(skip_files.skip_file_names))
+
+
+_run_untranslated()

@@ -1,0 +1,81 @@
+"""What `fleet`, `amp`, group sharding and LookAhead wrap around an optimizer or a network."""
+
+from typing import Any
+
+from .declared import FLEET, declare
+from .optimizers import flatten_groups
+from .tensors import sublayers
+
+_SHARDING = f"{FLEET}.meta_parallel.sharding"
+# attribute in which wrappers keep their optimizer -> one of these wrappers
+_INNER = {
+    "_inner_opt": f"{FLEET}.meta_optimizers.HybridParallelOptimizer",  # and the others of `fleet` and `amp`
+    "_optim": f"{_SHARDING}.group_sharded_optimizer_stage2.GroupShardedOptimizerStage2",
+    "inner_optimizer": "paddle.incubate.LookAhead",
+    "inner_opt": f"{FLEET}.meta_optimizers.meta_optimizer_base.MetaOptimizerBase",  # static `fleet`
+    "_optimizer": "paddle.incubate.asp.asp.OptimizerWithSparsityGuarantee",  # and static `amp`
+}
+# the same of networks
+_INSIDE = {
+    "_layers": "paddle.DataParallel",
+    "_layer": f"{_SHARDING}.group_sharded_stage2.GroupShardedStage2",
+}
+# By name: not all are in every Paddle. MetaParallelBase is the base of tensor, pipeline, sharding and segment parallel.
+_WRAPPERS = {"DataParallel", "MetaParallelBase", "MixPrecisionLayer"}
+_WRAPPERS |= {"GroupShardedStage2", "GroupShardedStage3", "FullyShard"}
+for wrapped, names in ("Optimizers", _INNER), ("Networks", _INSIDE):
+    for attribute, owner in names.items():
+        declare(owner, f"{wrapped} in wrappers", attribute)
+
+
+def wrappers(optimizer: Any) -> list[Any]:
+    """Return an optimizer and the optimizers inside it, from the outermost wrapper to the optimizer itself."""
+    found = [optimizer]
+    while True:
+        inner = [value for name in _INNER for value in [getattr(found[-1], name, None)] if value is not None]
+        if not inner:
+            return found
+        found.append(inner[0])
+
+
+def unwrap(optimizer: Any) -> Any:
+    """Return the optimizer inside the wrappers of `fleet` and `amp`, and inside LookAhead."""
+    return wrappers(optimizer)[-1]
+
+
+def may_have_cut(optimizer: Any) -> bool:
+    """Return whether an optimizer is a wrapper of `fleet` or group sharding, which may have cut the parameters up."""
+    return hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim")
+
+
+def is_group_sharded(optimizer: Any) -> bool:
+    """Return whether `group_sharded_parallel` (stages 2 and 3) has wrapped an optimizer."""
+    return any(hasattr(wrapper, "_optim") for wrapper in wrappers(optimizer))
+
+
+def check_wrapper_state(optimizer: Any) -> None:
+    """Raise TypeError if checkpoints of the optimizer would lack the state that a wrapper of it keeps."""
+    for wrapper in wrappers(optimizer)[:-1]:
+        if not may_have_cut(wrapper):
+            name = type(wrapper).__name__
+            raise TypeError(
+                f"{name} keeps state of its own, such as slow weights or masks, which a checkpoint of the optimizer "
+                f"inside would lose: train without {name}, or save both states yourself. Received: optimizer={name}"
+            )
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """Return the parameters of an optimizer in order, groups flattened; of a sharded one those of all ranks."""
+    # within the wrapper for sharding are this rank's parameters only
+    lists = [getattr(wrapper, "_parameter_list", None) or [] for wrapper in wrappers(optimizer)]
+    return flatten_groups(max(lists, key=len))
+
+
+def unwrap_model(model: Any) -> Any:
+    """Return the network inside the wrappers of `fleet`, group sharding and `paddle.DataParallel`."""
+    while any(cls.__name__ in _WRAPPERS and cls.__module__.startswith("paddle.") for cls in type(model).__mro__):
+        inside = next((layer for key in _INSIDE for layer in [sublayers(model).get(key)] if layer), None)
+        if inside is None:
+            break
+        model = inside
+    return model

@@ -1,0 +1,281 @@
+"""`apply_layerwise_decay`: layer-wise decay for any Paddle optimizer."""
+
+import copy
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from paddle.incubate.asp import asp
+
+from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay, reset_layerwise_decay
+from paddle_ldopt._paddle import parameters_of, unwrap
+from paddle_ldopt.parallel import save_checkpoint
+from paddle_ldopt.saving import load_optimizer, save_optimizer
+from paddle_ldopt.schedules import get_linear_schedule_with_warmup
+
+
+class Net(paddle.nn.Layer):
+    """An embedding, two blocks, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = paddle.nn.Embedding(6, 4)
+        self.blocks = paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0) for _ in range(2)])
+        self.head = paddle.nn.Linear(4, 3)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def net(seed=5):
+    paddle.seed(seed)
+    model = Net()
+    return model, LayerMap.from_model(model)
+
+
+def train(model, optimizer, steps=4):
+    for i in range(steps):
+        model(paddle.to_tensor([[i % 6, 1, 2]])).square().mean().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return [p.numpy().copy() for p in model.parameters()]
+
+
+def with_rates_set_by_hand(cls, ratios, **how):
+    """Train with Paddle's own per-parameter rates: one group a parameter."""
+    model, _ = net()
+    groups = [{"params": [p], "learning_rate": r} for p, r in zip(model.parameters(), ratios)]
+    return train(model, cls(learning_rate=0.05, parameters=groups, **how))
+
+
+OPTIMIZERS = {
+    "SGD": {},
+    "Momentum": {},
+    "Momentum, multi-tensor": {"use_multi_tensor": True},
+    "Adagrad": {},
+    "Adam": {},
+    "Adam, multi-tensor": {"use_multi_tensor": True},
+    "AdamW": {},
+    "Adamax": {},
+    "Adadelta": {},
+    "RMSProp": {},
+    "NAdam": {},
+    "RAdam": {},
+    "ASGD": {"batch_num": 2},
+    "Lamb": {},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_optimizer_gets_the_rates_that_groups_would_give(name):
+    cls, how = getattr(paddle.optimizer, name.split(",")[0]), OPTIMIZERS[name]
+    model, layers = net()
+    rule = LayerDecay(0.5, min_ratio=0.2)
+    ratios = [rule.ratio(layers.layer_of(n).index, 2) for n in layers.names]
+    opt = cls(learning_rate=0.05, parameters=model.parameters(), **how)
+    assert apply_layerwise_decay(opt, layers, rule) is opt
+    assert type(opt).__name__ == cls.__name__ and isinstance(opt, cls)
+    for got, want in zip(train(model, opt), with_rates_set_by_hand(cls, ratios, **how)):
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
+
+
+def test_applying_twice_or_to_two_optimizers_never_compounds():
+    model, layers = net()
+    first = paddle.optimizer.SGD(0.05, parameters=model.parameters())
+    second = paddle.optimizer.Adam(0.05, parameters=model.parameters())
+    third = paddle.optimizer.Adam(0.05, parameters=model.parameters())
+    for opt in (first, first, second):
+        apply_layerwise_decay(opt, layers, layerwise_decay=0.5)
+    assert first.layerwise_ratio(model.embed.weight) == second.layerwise_ratio(model.embed.weight) == 0.125
+    assert {row.ratio for row in layers.table(optimizer=third).rows} == {(1.0, 1.0)}
+    assert all(p.optimize_attr["learning_rate"] == 1.0 for p in model.parameters())
+    apply_layerwise_decay(first, layers, layerwise_decay=0.8)
+    assert first.layerwise_ratio(model.embed.weight) == pytest.approx(0.8**3)
+
+
+def test_reset_undoes_it():
+    model, layers = net()
+    opt = apply_layerwise_decay(paddle.optimizer.Momentum(0.05, parameters=model.parameters()), layers, 0.5)
+    assert type(opt).__doc__ == paddle.optimizer.Momentum.__doc__
+    assert reset_layerwise_decay(opt) is opt and type(opt) is paddle.optimizer.Momentum
+    want, _ = net()
+    for got, expected in zip(
+        train(model, opt), train(want, paddle.optimizer.Momentum(0.05, parameters=want.parameters()))
+    ):
+        np.testing.assert_array_equal(got, expected)
+    own = AdamWDL(0.05, parameters=model.parameters(), layers=layers, layerwise_decay=0.5)
+    for other in (opt, own):
+        assert reset_layerwise_decay(other) is other, "an optimizer that it was not applied to is left alone"
+    assert own.layerwise_ratio(model.embed.weight) == 0.125
+
+
+def test_a_copied_optimizer_keeps_the_decay():
+    model, layers = net()
+    opt = apply_layerwise_decay(paddle.optimizer.SGD(0.05, parameters=model.parameters()), layers, 0.5)
+    assert copy.copy(opt).layerwise_ratio(model.embed.weight) == 0.125
+    assert copy.deepcopy(opt.ratio_of) is opt.ratio_of, "it holds the model's parameters"
+
+
+def test_with_a_schedule_and_state():
+    model, layers = net()
+    schedule = paddle.optimizer.lr.ExponentialDecay(0.05, 0.5)
+    opt = apply_layerwise_decay(paddle.optimizer.Adam(schedule, parameters=model.parameters()), layers, 0.5)
+    train(model, opt, 1)
+    schedule.step()
+    rows = {r.label: r for r in layers.table(optimizer=opt).rows}
+    assert rows["embeddings"].learning_rate[0] == pytest.approx(0.025 * 0.125)
+    assert any("moment1" in key for key in opt.state_dict())
+
+
+class Muon(paddle.optimizer.Optimizer):
+    """Paddle's (3.4) in outline: the step takes the optimizer's rate for all parameters."""
+
+    def _apply_optimize(self, loss, startup_program, params_grads):
+        for param, grad in params_grads:
+            self._update(param, grad)
+
+    def _update(self, param, grad):
+        paddle.assign(param - self.get_lr() * grad.sign(), param)
+
+
+class FlatAdam(paddle.optimizer.Adam):
+    """Overrides the update of a class that asks for rates."""
+
+    def _append_optimize_op(self, block, param_and_grad):
+        Muon._update(self, *param_and_grad)
+
+
+def ask(optimizer, pair):
+    return optimizer._create_param_lr(pair)
+
+
+class AsksElsewhere(paddle.optimizer.SGD):
+    """Asks for the rates in a function of its module, called from a comprehension."""
+
+    def _append_optimize_op(self, block, param_and_grad):
+        (rate,) = [ask(self, pair) for pair in [param_and_grad]]
+        paddle.assign(param_and_grad[0] - rate * param_and_grad[1], param_and_grad[0])
+
+
+class Calls(paddle.optimizer.SGD):
+    """Leaves the update to its base, and asks for no rate of matrices if told so."""
+
+    flat = False
+
+    def _append_optimize_op(self, block, param_and_grad):
+        if self.flat and param_and_grad[0].ndim == 2:
+            return Muon._update(self, *param_and_grad)
+        return super()._append_optimize_op(block, param_and_grad)
+
+
+FLAT = [
+    paddle.optimizer.LBFGS,
+    paddle.optimizer.Rprop,
+    paddle.incubate.optimizer.LBFGS,
+    lambda parameters: paddle.incubate.ModelAverage(0.15, parameters=parameters),
+    lambda parameters: Muon(0.1, parameters=parameters),
+    FlatAdam,
+]
+
+
+@pytest.mark.filterwarnings("ignore:[\\s\\S]*LBFGS:Warning")  # the older of the two is deprecated
+@pytest.mark.parametrize("make", FLAT)
+def test_an_optimizer_that_asks_for_no_rates_is_refused_and_shown_with_its_own_rate(make):
+    model, layers = net()
+    for param in model.parameters():  # as a group's "learning_rate" does
+        param.optimize_attr["learning_rate"] = 0.5
+    opt = make(parameters=model.parameters())
+    with pytest.raises(TypeError, match=f"use another optimizer. Received: optimizer={type(opt).__name__}"):
+        apply_layerwise_decay(opt, layers, layerwise_decay=0.8)
+    rows = layers.table(optimizer=opt).rows
+    assert {(row.ratio, row.learning_rate) for row in rows} == {((1.0, 1.0), (opt.get_lr(), opt.get_lr()))}
+
+
+@pytest.mark.parametrize("cls", [AsksElsewhere, Calls])
+def test_an_optimizer_of_the_users_own_that_asks_for_rates(cls):
+    model, layers = net()
+    opt = apply_layerwise_decay(cls(0.05, parameters=model.parameters()), layers, 0.5)
+    ratios = [0.5 ** (3 - layers.layer_of(name).index) for name in layers.names]
+    want = with_rates_set_by_hand(paddle.optimizer.SGD, ratios)
+    for got, expected in zip(train(model, opt), want):
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_an_optimizer_that_asks_for_some_rates_only_fails_in_its_first_step():
+    model, layers = net()
+    opt = apply_layerwise_decay(Calls(0.05, parameters=model.parameters()), layers, 0.5)
+    opt.flat = True
+    with pytest.raises(
+        RuntimeError, match=r"some parameters only.*Received: optimizer=Calls, no rate asked for \d+ par"
+    ):
+        train(model, opt, 1)
+
+
+@pytest.mark.filterwarnings("ignore:Op `increment` is executed through:DeprecationWarning")  # LookAhead's step
+@pytest.mark.parametrize("wrap", [paddle.incubate.LookAhead, asp.OptimizerWithSparsityGuarantee])
+def test_wrappers_that_leave_the_parameters_alone_are_looked_through(wrap):
+    model, layers = net()
+    inner = paddle.optimizer.SGD(0.05, parameters=model.parameters())
+    opt = apply_layerwise_decay(wrap(inner), layers, 0.5)
+    assert unwrap(opt) is inner and inner.layerwise_ratio(model.embed.weight) == 0.125
+    assert [p.name for p in parameters_of(opt)] == [p.name for p in model.parameters()]
+    schedule = get_linear_schedule_with_warmup(opt, 0, 10)
+    assert schedule.base_lr == 0.05 and inner._learning_rate is schedule
+    assert layers.table(optimizer=opt).to_dict() == layers.table(optimizer=inner).to_dict()
+    model(paddle.to_tensor([[0, 1, 2]])).square().mean().backward()
+    bias, grad = model.head.bias.numpy().copy(), model.head.bias.grad.numpy()
+    opt.step()
+    np.testing.assert_allclose(model.head.bias.numpy(), bias - 0.05 * grad, rtol=1e-5)
+    assert reset_layerwise_decay(opt) is opt and type(inner) is paddle.optimizer.SGD
+
+
+def test_checkpoints_refuse_lookahead_whose_weights_they_would_lose(tmp_path):
+    opt = paddle.incubate.LookAhead(AdamWDL(parameters=net()[0].parameters()))
+    for call in (
+        lambda: save_optimizer(tmp_path / "opt.safetensors", opt),
+        lambda: load_optimizer(tmp_path / "opt.safetensors", opt),
+        lambda: save_checkpoint(tmp_path / "folder", net()[0], opt),
+    ):
+        with pytest.raises(TypeError, match="LookAhead keeps state of its own.*Received: optimizer=LookAhead"):
+            call()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "make, error, match",
+    [
+        (lambda m: object(), TypeError, "Received: optimizer=object"),
+        (
+            lambda m: SimpleNamespace(_inner_opt=paddle.optimizer.SGD(parameters=m.parameters())),
+            TypeError,
+            "before `fleet` or group sharding wraps it. Received: optimizer=SimpleNamespace",
+        ),
+        (lambda m: AdamWDL(parameters=m.parameters()), ValueError, "a layer-wise decay of its own"),
+        (
+            lambda m: paddle.optimizer.SGD(parameters=paddle.nn.Linear(2, 2).parameters()),
+            ValueError,
+            "from the model that is trained",
+        ),
+    ],
+)
+def test_what_cannot_be_decayed(make, error, match):
+    model, layers = net()
+    opt = make(model)
+    cls = type(opt)
+    with pytest.raises(error, match=match):
+        apply_layerwise_decay(opt, layers, layerwise_decay=0.8)
+    assert type(opt) is cls
+
+
+def test_apply_needs_a_layer_map_and_a_decay():
+    model, layers = net()
+    opt = paddle.optimizer.SGD(parameters=model.parameters())
+    with pytest.raises(TypeError, match="`layers` must be a LayerMap. Received: layers=dict"):
+        apply_layerwise_decay(opt, {}, layerwise_decay=0.8)
+    with pytest.raises(ValueError, match="Received: layerwise_decay=0"):
+        apply_layerwise_decay(opt, layers, layerwise_decay=0)
+    assert type(opt) is paddle.optimizer.SGD

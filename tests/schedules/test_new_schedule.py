@@ -1,0 +1,67 @@
+"""A schedule of a few lines is known everywhere: the paragraph "A new schedule" of CONTRIBUTING."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import tables
+import trainer_common as common
+
+import paddle_ldopt as ldopt
+from paddle_ldopt.schedules.curve_schedule import scheduled
+from paddle_ldopt.schedules.factory import SCHEDULES, schedule
+from paddle_ldopt.schedules.options import LastStep, Share, Steps
+from paddle_ldopt.tools.cli import main
+
+
+@dataclasses.dataclass(frozen=True)
+class Triangle(ldopt.schedules.curves.Warmup):
+    """Up and down again, on to a floor."""
+
+    floor: float = 0.0
+
+    def _after(self, k: int) -> float:
+        return max(self.floor, 1.0 - k / self.warmup)
+
+
+@pytest.fixture
+def triangle():
+    @schedule("triangle")
+    def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, floor: Share = 0.0, last_epoch: LastStep = -1):
+        return scheduled(optimizer, Triangle(num_warmup_steps, floor), last_epoch)
+
+    yield get_triangle_schedule
+    del SCHEDULES["triangle"]
+
+
+RATES = [0.0, 0.05, 0.1, 0.05, 0.02, 0.02]
+
+
+def rates_of(built):
+    return [(built(), built.step())[0] for _ in RATES]
+
+
+def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsys):
+    assert rates_of(triangle(0.1, 2, 0.2)) == pytest.approx(RATES)
+    assert rates_of(ldopt.get_scheduler("triangle", 0.1, 2, 6, {"floor": 0.2})) == pytest.approx(RATES)
+    with pytest.raises(ValueError, match=r"`floor` must be in \[0, 1\]. Received: floor=2"):
+        triangle(0.1, 2, floor=2)
+
+    settings = {"lr_scheduler_type": "triangle", "learning_rate": 0.1, "warmup_steps": 2}
+    config = ldopt.LdoptConfig(**settings, lr_scheduler_kwargs={"floor": 0.2})
+    assert rates_of(config.build(common.tiny_model(), 6)[1]) == pytest.approx(RATES)
+    with pytest.raises(ValueError, match="unexpected keyword argument 'flor'.*it takes floor, last_epoch"):
+        ldopt.LdoptConfig(**settings, lr_scheduler_kwargs={"flor": 0.2})
+
+    trainer = common.trainer(tmp_path, **settings, lr_scheduler_kwargs='{"floor": 0.2}', max_steps=3)
+    trainer.train()
+    assert trainer.lr_scheduler() == pytest.approx(RATES[3])
+
+    capsys.readouterr()
+    options = ["--steps", "6", "--lr", "0.1", "--kwargs", '{"floor": 0.2}']
+    assert main(["schedule", "--type", "triangle", "--warmup", "2", *options]) == 0
+    assert "0.1" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["schedule", "--help"])
+    assert "triangle" in capsys.readouterr().out
+    assert "| `triangle` | `floor` | `0.0` | [0, 1] |" in tables.schedules_table()
