@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import paddle
 import pytest
-from golden_cases import cases, follow, load, needs_golden
+from golden_cases import cases, each, follow, load, needs_golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import bert_like, llrd_ratio, make_params, take_steps
@@ -23,10 +23,6 @@ FACTORY = [case for case in cases("adamweightdecay") if case["cls"].endswith(".c
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")
 
 
-def by_id(entry):
-    return entry["id"]
-
-
 def one_param():
     return [paddle.create_parameter([2], "float32")]
 
@@ -34,8 +30,7 @@ def one_param():
 # ---- TensorFlow's own numbers
 
 
-@needs_golden
-@pytest.mark.parametrize("entry", SCHEDULES, ids=by_id)
+@each(SCHEDULES)
 def test_rates_are_tensorflows(entry):
     _, schedule = create_optimizer(**entry["options"], parameters=one_param())
     want = load(entry).arrays["lr"]
@@ -47,10 +42,9 @@ def test_the_golden_cases_are_there():
     assert len(SCHEDULES) >= 3 and len(FACTORY) >= 2
 
 
-@needs_golden
 @pytest.mark.parametrize("named", ["name_dict", "tensor names"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("entry", FACTORY, ids=by_id)
+@each(FACTORY)
 def test_trajectory_is_tensorflows(entry, dtype, named):
     def build(params, name_dict):
         if named == "tensor names":

@@ -15,7 +15,7 @@ from distributed_launch import launch
 import paddle_ldopt as ldopt
 from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
 from paddle_ldopt.parallel.sharded_checkpoint import RECORD
-from paddle_ldopt.tools.memory import Layout, OptimizerSpec, plan
+from paddle_ldopt.tools.memory import Layout, OptimizerSpec, estimate
 
 NAMES = ldopt.list_optimizers()
 CASES = {name: {"name": name} for name in NAMES}
@@ -120,7 +120,7 @@ def test_bytes_are_those_of_the_formulas(runs, layout, name):
         sizes += [[rows, columns], [columns]]
     dtype = "bfloat16" if name in LOW else "float32"
     layout = Layout(**{kind: int(degree)}, split_param=version == ["v2"])
-    answer = plan(dict(zip(names, sizes)), OptimizerSpec(name.split(",")[0], dtype=dtype), layout)
+    answer = estimate(dict(zip(names, sizes)), OptimizerSpec(name.split(",")[0], dtype=dtype), layout)
     assert (answer.state, answer.masters) == max((rank["held"] for rank in found), key=sum)
     n = int(degree)
     share = 2 * (n - 1) / n

@@ -89,9 +89,8 @@ def call(entry, optimizer):
     return function(*first, optimizer, **options)
 
 
-@golden_cases.needs_golden
 @pytest.mark.parametrize("first", ["optimizer", "learning rate"])
-@pytest.mark.parametrize("entry", ours("schedule"), ids=lambda e: e["opt"])
+@golden_cases.each(ours("schedule"))
 def test_rates_are_the_peers(entry, first):
     want = golden_cases.load(entry).arrays["lr"]
     want = want[:, 0] if want.ndim == 2 else want
@@ -109,8 +108,7 @@ def test_rates_are_the_peers(entry, first):
     np.testing.assert_allclose(got, want, **entry["tol"])
 
 
-@golden_cases.needs_golden
-@pytest.mark.parametrize("entry", ours("error"), ids=lambda e: e["opt"])
+@golden_cases.each(ours("error"))
 def test_errors_are_the_peers(entry):
     kind = {"ValueError": ValueError, "TypeError": TypeError}[entry["error"]["type"]]
     with pytest.raises(kind, match="Received: ") as error:

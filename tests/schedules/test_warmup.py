@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import paddle
 import pytest
-from golden_cases import cases, load, needs_golden
+from golden_cases import cases, each, load, needs_golden
 from schedule_cases import rates
 
 import paddle_ldopt as ldopt
@@ -30,8 +30,7 @@ def constant(step, rate):
     return rate
 
 
-@needs_golden
-@pytest.mark.parametrize("entry", SCHEDULES, ids=lambda entry: entry["id"])
+@each(SCHEDULES)
 def test_rates_are_tensorflows(entry):
     decays = {
         "CosineDecay(1e-2, 120)": functools.partial(cosine, start=1e-2, steps=120),
