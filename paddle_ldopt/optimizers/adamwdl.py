@@ -10,7 +10,7 @@ from typing import Any, Callable, ClassVar, Optional, Union
 import paddle
 from paddle.optimizer import AdamW
 
-from .._checks import Option, checked_bool, one_of_two
+from .._checks import Option, checked_bool
 from .._paddle import global_rate, masters, rate_factor, ratio_in_kernel, set_attributes, state_getter
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ._base.arithmetic import root
@@ -65,7 +65,6 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         weight_decay (float|Tensor, optional): decoupled decay :math:`\lambda`, scaled by the layer's own rate. None is
             0; a regularizer of Paddle's (`L2Decay`) is an error.
         lazy_mode: of a sparse gradient, which Paddle takes on a GPU only, update the rows that it has.
-        lr_ratio: another name for a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`; works on CPU too.
 
     **The arguments that all optimizers take**:
 
@@ -88,6 +87,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
             in every step. It returns the ratio, or multiplies ``param.optimize_attr["learning_rate"]`` by it. A ratio
             of 0 freezes the parameter. None: all ratios are 1.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name, for `set_param_lr_fun`.
+        lr_ratio: another name for a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`; works on CPU too.
         fused: whether a step is one call of the package's C library, which is several times as fast. None: where it
             can, which is all in dygraph on a CPU but float64; Paddle's operations do the rest. True: an error if it
             cannot do all. False: never. The state is the same, and numbers agree to float32 rounding; numbers below
@@ -152,12 +152,12 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         fused: Optional[bool] = None,
     ) -> None:
         checked_bool(multi_precision, "multi_precision")
-        hook = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
         layerwise = {
             "layerwise_decay": layerwise_decay,
             "n_layers": n_layers,
-            "set_param_lr_fun": hook,
+            "set_param_lr_fun": set_param_lr_fun,
             "layers": layers,
+            "lr_ratio": lr_ratio,
         }
         own = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay, "lazy_mode": lazy_mode}
         arguments = {**own, **layerwise, "name_dict": name_dict}
