@@ -93,7 +93,7 @@ def create_optimizer(
         >>> from paddle_ldopt import create_optimizer
         >>> model = paddle.nn.Sequential(paddle.nn.Linear(4, 4), paddle.nn.LayerNorm(4))
         >>> optimizer, schedule = create_optimizer(2e-5, 100, 10, weight_decay_rate=0.01, model=model)
-        >>> print(schedule(10), [optimizer.is_decayed(p) for p in model.parameters()])
+        >>> print(schedule(10), [optimizer.has_weight_decay(p) for p in model.parameters()])
         2e-05 [True, False, False, False]
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.

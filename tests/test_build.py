@@ -9,9 +9,8 @@ import tables
 import trainer_common as common
 
 import paddle_ldopt as ldopt
-from paddle_ldopt._checks import Option, checked_bool
-from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
-from paddle_ldopt.optimizers.declaration import ELEMENT, State, register
+from paddle_ldopt._checks import checked_bool
+from paddle_ldopt.optimizers import ELEMENT, Option, RuleOptimizer, State, register
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.tools.cli import main
 from paddle_ldopt.tools.memory import Layout, OptimizerSpec, plan
@@ -124,7 +123,7 @@ def test_bad_calls(arguments, error, match):
 def test_create_leaves_exclusion_to_patterns():
     model, patterns = Net(), {"include_in_weight_decay": ["head.bias"], "exclude_from_weight_decay": ["bias", "norm"]}
     opt = ldopt.create("adamweightdecay", model, weight_decay_rate=0.1, **patterns)
-    assert opt.is_decayed(model.head.bias) and not opt.is_decayed(model.blocks[0].linear1.bias)
+    assert opt.has_weight_decay(model.head.bias) and not opt.has_weight_decay(model.blocks[0].linear1.bias)
 
 
 def test_create_with_a_rate_or_without_and_with_layers_or_params_of_its_own():
@@ -151,8 +150,9 @@ def momentum():
         def states(options, shape):
             return {"moment": State(ELEMENT)} if options["mass"] else {}
 
-        def rule(self, param, grad, state, lr, options, piece=None):
-            moment = options["mass"] * state["moment"] + grad
+        @staticmethod
+        def rule(param, grad, state, lr, *, piece, mass):
+            moment = mass * state["moment"] + grad
             return param - lr * moment, {"moment": moment}
             yield  # no sums over the parameter
 

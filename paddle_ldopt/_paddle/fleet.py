@@ -65,7 +65,7 @@ def sharding_setting(*names: str) -> Any:
     return next((name for name in names if getattr(configs, name)), None)
 
 
-def decay_fun_is_replaced(optimizer: Any) -> bool:
+def weight_decay_fun_is_replaced(optimizer: Any) -> bool:
     """Return whether sharding version 1 has put a function for its buffers in place of `apply_decay_param_fun`."""
     module = getattr(decayed_names(optimizer), "__module__", None)
     return topology() is not None and module == sharding_v1().__module__

@@ -1,4 +1,4 @@
-"""Adafactor, and a scheduler that reports its rates (ports of `transformers.Adafactor` and `AdafactorSchedule`).
+"""Adam with a second moment of rows and columns (a port of `transformers.Adafactor`).
 
 Paper: Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, Shazeer & Stern, https://arxiv.org/abs/1804.04235
 (Algorithm 4 for matrices, 5 for vectors; decay of the second moment: 7.2; relative step size: 8). Ported from
@@ -9,11 +9,9 @@ import math
 from typing import Any, ClassVar, Optional
 
 import paddle
-from paddle.optimizer.lr import LRScheduler
 
-from .._checks import Option, checked_bool, checked_number, one_of_two
-from .._messages import wrong_type
-from .._paddle import masters, param_groups, parameters_of, square_sum, unwrap
+from .._checks import Option, checked_bool, one_of_two
+from .._paddle import masters, parameters_of, square_sum
 from ._base.arithmetic import over_, plus_, times_
 from ._base.factored import (
     FactoredOptimizer,
@@ -28,9 +26,9 @@ from ._base.factored import (
 from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
-from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_decay, register
+from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_weight_decay, register
 
-__all__ = ["Adafactor", "AdafactorSchedule", "adafactor_update"]
+__all__ = ["Adafactor", "adafactor_update"]
 
 _EPS = (1e-30, 1e-3)  # the default
 _USED_LR = "used_lr"  # the state that `used_lr` and AdafactorSchedule report
@@ -52,11 +50,7 @@ def adafactor_update(
     relative_step: bool,
     warmup_init: bool,
 ) -> Update:
-    """Return (new parameter, new state) of Algorithm 4 or 5, as a rule of `RuleOptimizer`.
-
-    `piece` is what the tensors are of the parameter; all other arguments are `Adafactor`'s. See `Adafactor.states` for
-    the state; "used_lr" is only written.
-    """
+    """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options."""
     t, shape, factored = state[STEP], piece.shape, is_factored(piece.shape)
     decay = t ** paddle.full_like(t, decay_rate)  # 1 - beta2_t (7.2); Paddle takes a plain exponent as a float32
 
@@ -159,7 +153,7 @@ class Adafactor(FactoredOptimizer):
         "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
         "decay_rate": Option(-0.8, "exponent of the second moment's decay", -math.inf, 0.0, "(]", group=True),
         "beta1": Option(None, "decay of the momentum", high=1.0, ends="[)", optional=True, group=True),
-        "weight_decay": Option(0.0, "decoupled decay of the weights", group=True, read=plain_decay),
+        "weight_decay": Option(0.0, "decoupled decay of the weights", group=True, read=plain_weight_decay),
         "scale_parameter": Option(True, "scale the rate by the parameter's RMS", check=checked_bool, group=True),
         "relative_step": Option(True, "set the rate from the step", check=checked_bool),
         "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool, group=True),
@@ -210,13 +204,7 @@ class Adafactor(FactoredOptimizer):
             return 1.0
         return super()._first_rate(rate, parameters)
 
-    def rule(
-        self, param: Any, grad: Any, state: dict[str, Any], lr: Any, options: dict[str, Any], piece: Any = None
-    ) -> Update:
-        """Return the generator of a parameter's update."""
-        options = {**self._fixed, **options}
-        del options["lr"]  # it is in the argument by now
-        return adafactor_update(param, grad, state, lr, piece=piece or Piece(param.shape), **options)
+    rule = staticmethod(adafactor_update)
 
     def fused_rule(self, options: dict[str, Any]) -> FusedRule:
         """Return the rule as the C library knows it."""
@@ -248,65 +236,3 @@ class Adafactor(FactoredOptimizer):
     def get_lr(self) -> float:
         """Return the rate `lr`, or, with `relative_step`, the one that the first parameter was updated with, or 0.0."""
         return next(iter(self.used_lr().values()), 0.0) if self.sets_own_rate else float(super().get_lr())
-
-
-class AdafactorSchedule(LRScheduler):
-    """A scheduler that sets nothing and reports the rates `Adafactor` used: for logs, and for what needs a scheduler.
-
-    It goes to a Trainer beside an optimizer that sets its rate itself: ``optimizers=(opt, AdafactorSchedule(opt))``.
-
-    Args:
-        optimizer (Adafactor): the optimizer; may be wrapped. Any other is a TypeError.
-        initial_lr: at least 0, the rate that is reported of a group before its first update.
-
-    Differs from transformers: a group whose first parameter has no gradient is reported like all others, and nothing is
-    ever written into the optimizer (there an `lr` of its own compounds with the parameter's scale from step to step).
-
-    Examples:
-        >>> import paddle
-        >>> from paddle_ldopt import Adafactor, AdafactorSchedule
-        >>> linear = paddle.nn.Linear(4, 2)
-        >>> opt = Adafactor([{"params": [linear.weight]}, {"params": [linear.bias]}], scale_parameter=False)
-        >>> schedule = AdafactorSchedule(opt, initial_lr=1e-3)
-        >>> linear(paddle.ones([1, 4])).mean().backward()
-        >>> print(schedule.get_lr())
-        [0.001, 0.001]
-        >>> opt.step()
-        >>> schedule.step()
-        >>> print([round(lr, 6) for lr in schedule.get_lr()])
-        [0.01, 0.01]
-
-    Source: ``transformers.optimization.AdafactorSchedule``, 4.37.
-    """
-
-    last_epoch: int
-
-    def __init__(self, optimizer: Any, initial_lr: float = 0.0) -> None:
-        self.optimizer = unwrap(optimizer)
-        if not isinstance(self.optimizer, Adafactor):
-            raise wrong_type(self.optimizer, "optimizer", "an Adafactor")
-        super().__init__(checked_number(initial_lr, "initial_lr"))
-
-    def get_lr(self) -> list[float]:
-        """Return the rate really used by each group's first updated parameter, in the order of the groups.
-
-        The parameters of a group differ if their scales or layers do: `Adafactor.used_lr` has every one.
-        """
-        used = self.optimizer.used_lr()
-        groups = param_groups(self.optimizer) or []
-        groups = [g["params"] for g in groups] if groups and isinstance(groups[0], dict) else [groups]
-        return [next((used[p.name] for p in group if p.name in used), self.base_lr) for group in groups]
-
-    def step(self, epoch: Optional[int] = None) -> None:
-        """Take over the rates of the optimizer's last step. `last_lr` and a call give the first group's, a float."""
-        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        self.last_lrs = self.get_lr()
-        self.last_lr = self.last_lrs[0]
-
-    def get_last_lr(self) -> list[float]:
-        """Return the rate of each group at the last `step` of this scheduler."""
-        return self.last_lrs
-
-    def state_keys(self) -> None:
-        """Name what `state_dict` has."""
-        self.keys = ["last_epoch", "last_lr", "last_lrs"]

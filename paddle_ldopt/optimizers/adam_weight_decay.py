@@ -5,31 +5,24 @@ weight decay, Loshchilov & Hutter, https://arxiv.org/abs/1711.05101; AMSGrad, Re
 https://arxiv.org/abs/1904.09237. Clipping and `decay` are those of Keras 2 (`keras.optimizers.legacy`).
 """
 
-import contextlib
-import re
-import warnings
-from collections.abc import Iterator
 from typing import Any, ClassVar, Optional, Union
 
 import paddle
-from paddle.optimizer.lr import LRScheduler
 
-from .. import kernels
 from .._checks import Option, checked_bool, one_of_two
 from .._messages import refusal
-from .._paddle import flatten_groups, keeps_masters, parameter_list, rate_source, square_sum
-from ..layers.paddlenlp_hook import check_decay, layerwise_lr_decay
+from .._paddle import flatten_groups, parameter_list, square_sum
 from ._base.arithmetic import one_minus_power, over_, plus_, root, times_
-from ._base.declared import LAYERWISE
-from ._base.rule_optimizer import RuleOptimizer, Update, largest
-from ._base.step_count import StepCount
+from ._base.keras_config import KerasConfigMixin
+from ._base.name_patterns import PATTERNS, NamePatterns
+from ._base.rule_optimizer import RuleOptimizer, Update
+from ._base.step_count import SharedStepCount
 from ._fused.plan import FusedRule
-from .declaration import ELEMENT, SCALAR, STEP, State, plain_decay, register
+from ._pieces import Piece
+from .declaration import ELEMENT, SCALAR, STEP, State, plain_weight_decay, register
 from .groups import is_listed
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
-
-_PATTERNS = ("include_in_weight_decay", "exclude_from_weight_decay")
 
 
 def adam_weight_decay_update(
@@ -38,6 +31,7 @@ def adam_weight_decay_update(
     state: dict[str, Any],
     lr: Any,
     *,
+    piece: Piece,
     beta_1: float,
     beta_2: float,
     epsilon: float,
@@ -47,7 +41,7 @@ def adam_weight_decay_update(
     clipvalue: Optional[float] = None,
     clipnorm: Optional[float] = None,
 ) -> Update:
-    """Return the generator of one update: it yields [sum of squares] if `clipnorm` is set, returns (param, state)."""
+    """Return (new parameter, new state). See `AdamWeightDecay` for the options."""
     t = state[STEP]
     if decay:
         lr = lr / (1.0 + decay * (t - 1.0))  # Keras counts the iterations before this one
@@ -69,27 +63,13 @@ def adam_weight_decay_update(
     return plus_(over_(-step_size * m, plus_(root(v), epsilon)), param), new_state
 
 
-def _compiled(value: Any, name: str) -> list[Any]:
-    """Return the regular expressions of a list, raise if it is none."""
-    if not isinstance(value, (list, tuple)) or not all(isinstance(pattern, str) for pattern in value):
-        raise refusal(TypeError, f"`{name}` must be a list of strings or None.", **{name: value})
-    try:
-        return [re.compile(pattern) for pattern in value]
-    except re.error as error:
-        raise refusal(ValueError, f"`{name}` must hold regular expressions: {error}.", **{name: value}) from None
-
-
-def _patterns_option(doc: str) -> Option:
-    return Option(None, doc, optional=True, check=_compiled, kind="regular expressions")
-
-
 @register(
     "numbers of TensorFlow's BERT fine-tuning; 8 bytes",
     weight_decay="weight_decay_rate",
-    own_exclusion=_PATTERNS,
+    own_exclusion=tuple(PATTERNS),
     trainer={"beta_1": "adam_beta1", "beta_2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
-class AdamWeightDecay(StepCount, RuleOptimizer):
+class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
     r"""Adam whose weight decay is switched on and off by regular expressions: to reproduce TensorFlow fine-tuning.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate / (1 + decay \, (t - 1))`, and t the
@@ -145,7 +125,7 @@ class AdamWeightDecay(StepCount, RuleOptimizer):
         ...     2e-5, weight_decay_rate=0.01, exclude_from_weight_decay=["(?i)norm", "bias"],
         ...     parameters=model.parameters(), name_dict=names,
         ... )
-        >>> print([names[p.name] for p in model.parameters() if opt.is_decayed(p)])
+        >>> print([names[p.name] for p in model.parameters() if opt.has_weight_decay(p)])
         ['dense.weight']
         >>> model(paddle.rand([2, 4])).square().mean().backward()
         >>> opt.step()
@@ -163,15 +143,14 @@ class AdamWeightDecay(StepCount, RuleOptimizer):
         "beta_2": Option(0.999, "decay of the second moment", high=1.0, ends="[)", group=True),
         "epsilon": Option(1e-7, "added to the root of the second moment", group=True),
         "weight_decay": Option(
-            0.0, "decoupled decay of the weights", called="weight_decay_rate", group=True, read=plain_decay
+            0.0, "decoupled decay of the weights", called="weight_decay_rate", group=True, read=plain_weight_decay
         ),
         "clipnorm": Option(None, "scale each gradient down to this norm", ends="()", optional=True, group=True),
         "clipvalue": Option(None, "cut each element of the gradients", ends="()", optional=True, group=True),
         "amsgrad": Option(False, "divide by the greatest second moment so far", check=checked_bool),
         "decay": Option(0.0, "of the rate by time: lr / (1 + decay t)"),
         "global_clipnorm": Option(None, "scale all gradients down to this norm together", ends="()", optional=True),
-        "include_in_weight_decay": _patterns_option("names that are decayed in any case"),
-        "exclude_from_weight_decay": _patterns_option("names that are not decayed"),
+        **PATTERNS,
     }
 
     @staticmethod
@@ -211,44 +190,36 @@ class AdamWeightDecay(StepCount, RuleOptimizer):
     ) -> None:
         if name is not None and not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string or None.", name=name)
-        self._name_given, self._clip_given, self._common = name, grad_clip, common
+        self._given = {"name": name, "grad_clip": grad_clip, **common}
+        common.update(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, amsgrad=amsgrad, decay=decay, clipnorm=clipnorm)
+        common.update(include_in_weight_decay=include_in_weight_decay, clipvalue=clipvalue, fused=fused)
+        common.update(exclude_from_weight_decay=exclude_from_weight_decay, global_clipnorm=global_clipnorm)
         if global_clipnorm is not None:
-            global_clipnorm = self.OPTIONS["global_clipnorm"].checked(global_clipnorm, "global_clipnorm")
-            grad_clip = paddle.nn.ClipGradByGlobalNorm(global_clipnorm)
-        patterns = dict(zip(_PATTERNS, (include_in_weight_decay, exclude_from_weight_decay)))
-        own = {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "amsgrad": amsgrad, "decay": decay, **patterns}
-        clips = {
-            "clipnorm": clipnorm,
-            "clipvalue": clipvalue,
-            "global_clipnorm": global_clipnorm,
-            "grad_clip": grad_clip,
-        }
+            norm = self.OPTIONS["global_clipnorm"].checked(global_clipnorm, "global_clipnorm")
+            grad_clip = paddle.nn.ClipGradByGlobalNorm(norm)
+        rate = one_of_two("learning_rate", learning_rate, "lr", lr, 0.001)
+        weight_decay = one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0)
         super().__init__(
-            one_of_two("learning_rate", learning_rate, "lr", lr, 0.001),
+            rate,
             _paddles_groups(parameters),
-            weight_decay=one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0),
+            weight_decay=weight_decay,
+            grad_clip=grad_clip,
             multi_precision=multi_precision,
             name=None if name == "AdamWeightDecay" else name,
-            fused=fused,
-            **{**own, **clips, **common},
+            **common,
         )
-        self._patterns = {name: self._fixed[name] or [] for name in _PATTERNS}
+        self.patterns = NamePatterns(self._fixed)
         self._warn_of_idle_patterns(flatten_groups(parameter_list(self) or []))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         """Raise ValueError if gradients are clipped by `global_clipnorm` and in another way."""
-        clips = {"grad_clip": self._clip_given, **{name: options[name] for name in ("clipnorm", "clipvalue")}}
+        clips = {"grad_clip": self._given["grad_clip"], **{name: options[name] for name in ("clipnorm", "clipvalue")}}
         given = {argument: value for argument, value in clips.items() if value is not None}
         if given and options["global_clipnorm"] is not None and not group:
             wrong = "`global_clipnorm` cannot be combined with other gradient clipping."
             raise refusal(ValueError, wrong, global_clipnorm=options["global_clipnorm"], **given)
 
-    def rule(
-        self, param: Any, grad: Any, state: dict[str, Any], lr: Any, options: dict[str, Any], piece: Any = None
-    ) -> Update:
-        """Return the generator of one parameter's update; its only sum needs no `piece`."""
-        own = {name: options[name] for name in self._defaults}
-        return adam_weight_decay_update(param, grad, state, lr, **self.fixed_options(), **own)
+    rule = staticmethod(adam_weight_decay_update)
 
     def fixed_options(self) -> dict[str, Any]:
         """Return the options that change the rule and that no parameter group overrides."""
@@ -266,117 +237,23 @@ class AdamWeightDecay(StepCount, RuleOptimizer):
     def _clips_values(self) -> bool:
         return self._defaults["clipvalue"] is not None or self._defaults["clipnorm"] is not None
 
-    # ---- what is decayed
-
-    def is_decayed(self, param: Any) -> bool:
+    def has_weight_decay(self, param: Any) -> bool:
         """Return whether `apply_decay_param_fun` and the patterns let the parameter be decayed."""
-        if not super().is_decayed(param):
-            return False
-        name = self._searched_name(param)
-        include, exclude = self._patterns.values()
-        return any(p.search(name) for p in include) or not any(p.search(name) for p in exclude)
-
-    def _searched_name(self, param: Any) -> str:
-        return f"{self.structured_name(param)}:0"
+        return super().has_weight_decay(param) and self.patterns.find(self.structured_name(param))
 
     def _warn_of_idle_patterns(self, params: list[Any]) -> None:
-        names = [self._searched_name(param) for param in params]
-        idle = {
-            argument: [p.pattern for p in patterns if not any(p.search(name) for name in names)]
-            for argument, patterns in self._patterns.items()
-        }
-        if names and any(idle.values()):
-            remedy = "" if self._structured else " Give `name_dict` or `layers` to have structured names searched."
-            found = ", ".join(f"{argument}={patterns}" for argument, patterns in idle.items() if patterns)
-            where = f"They are searched in names like {', '.join(map(repr, names[:4]))}."
-            warnings.warn(f"Patterns that find no parameter: {found}. {where}{remedy}", stacklevel=3)
-
-    # ---- the step count, one for all parameters as TensorFlow's `iterations`
-
-    _number_of_this_step: Optional[float] = None  # within a step, once it is known
-    _in_step = False
+        remedy = "" if self.structured_names else " Give `name_dict` or `layers` to have structured names searched."
+        self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        if parameter_list(self) is None and not isinstance(params_grads, dict):
+        if parameter_list(self) is None and not isinstance(params_grads, dict):  # a static graph: known by now
             self._warn_of_idle_patterns([param for param, _ in params_grads])
         return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-
-    @contextlib.contextmanager
-    def _one_step(self) -> Iterator[None]:
-        outermost = not self._in_step
-        self._in_step = True
-        try:
-            yield
-        finally:
-            if outermost:
-                self._in_step, self._number_of_this_step = False, None
-
-    def _advance(self, param: Any, step: Any) -> Any:
-        """Return 1 + the largest count of any parameter before this step."""
-        if not paddle.in_dynamic_mode():  # a graph updates all its parameters or none: they count alike
-            return step + 1.0
-        return paddle.full([], self._this_step(), step.dtype)
-
-    def _count_steps(self, plan: Any) -> None:
-        held = self._held(STEP)
-        if self._number_of_this_step is None and len(plan.records) == len(held):
-            taken = max(kernels.largest_step(plan.records), largest(self._loaded(STEP)))
-            self._number_of_this_step = self._with_elsewhere(taken) + 1.0
-
-    def _this_step(self) -> float:
-        """Return the number of the running step, from 1."""
-        if self._number_of_this_step is None:
-            self._number_of_this_step = self._steps_taken() + 1.0
-        return self._number_of_this_step
-
-    def _largest_count(self) -> float:
-        """Return the largest count of any parameter."""
-        return self._largest_of(STEP)
 
     def rate_divisor(self, ahead: int = 0) -> float:
         """Return what `decay` divides the rate by in the next step, or in one that is `ahead` of it."""
         decay: float = self._fixed["decay"]
         return 1.0 + decay * (self._steps_taken() + ahead) if decay else 1.0
-
-    # ---- configuration
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments that JSON can hold, to be given to `from_config`.
-
-        The rate is the present one. "not_in_config" names the arguments that JSON cannot hold, where there are any.
-        """
-        common = {"grad_clip": self._clip_given, "apply_decay_param_fun": None, **LAYERWISE, **self._common}
-        default = common["set_param_lr_fun"] is layerwise_lr_decay
-        objects = {**common, "set_param_lr_fun": None if default else common["set_param_lr_fun"]}
-        plain = {"n_layers": objects.pop("n_layers")}
-        if not hasattr(objects["layerwise_decay"], "layerwise_decay"):
-            plain["layerwise_decay"] = check_decay(objects.pop("layerwise_decay"))
-        rate = rate_source(self)
-        missing = [argument for argument, value in objects.items() if value is not None]
-        missing += ["learning_rate"] if isinstance(rate, LRScheduler) else []
-        config = {
-            "name": self._name_given,
-            **{self.OPTIONS[name].called or name: value for name, value in {**self._defaults, **self._fixed}.items()},
-            **{name: [p.pattern for p in patterns] or None for name, patterns in self._patterns.items()},
-            "multi_precision": keeps_masters(self),
-            **plain,
-            "fused": self._fused,
-            **({} if "learning_rate" in missing else {"learning_rate": rate}),
-        }
-        return {**config, "not_in_config": missing} if missing else config
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], **arguments: Any) -> "AdamWeightDecay":
-        """Build an optimizer from the `get_config` of this class or of transformers'.
-
-        `arguments` are the parameters, all that "not_in_config" names (or None for it), and whatever is to differ.
-        """
-        config = dict(config)
-        lacking = [argument for argument in config.pop("not_in_config", ()) if argument not in arguments]
-        if lacking:
-            wrong = f"`from_config` must be given what the configuration cannot hold: {', '.join(lacking)}."
-            raise ValueError(f"{wrong} Received: {', '.join(arguments) or 'nothing'}")
-        return cls(**{**config, **arguments})
 
 
 def _paddles_groups(parameters: Any) -> Any:

@@ -8,44 +8,26 @@ import math
 from typing import Any, Callable, ClassVar, Optional, Union
 
 import paddle
-from paddle.optimizer import AdamW
 
 from .._checks import Option, checked_bool
-from .._paddle import global_rate, masters, rate_factor, ratio_in_kernel, set_attributes, state_getter
-from ..layers.paddlenlp_hook import layerwise_lr_decay
-from ._base.arithmetic import root
+from .._paddle import global_rate, set_attributes, state_getter
+from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.declared import DeclaredMixin, Task
-from ._base.layerwise import LayerwiseMixin
+from ._base.paddle_adamw import BETA_OF, LayerwiseAdamW
 from ._base.rule_optimizer import checked_rate
 from ._base.sharded_state import ShardedStateMixin
 from ._fused.plan import FusedRule
 from ._fused.step import FusedMixin, layer_rates
-from .declaration import ELEMENT, SCALAR, State, plain_decay, register
+from .declaration import ELEMENT, SCALAR, State, plain_weight_decay, register
 
 __all__ = ["AdamWDL"]
-
-_LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes is slow
-_BETA_OF = {"beta1_pow_acc": "beta1", "beta2_pow_acc": "beta2"}  # states that are powers of these options
-
-
-def adamw_update(
-    param: Any, grad: Any, state: list[Any], lr: Any, *, beta1: float, beta2: float, epsilon: float, weight_decay: float
-) -> tuple[Any, ...]:
-    """Return the new parameter, moments and powers of Algorithm 2 in Paddle's order: decay first, epsilon un-hatted."""
-    moment1, moment2, beta1_pow, beta2_pow = state
-    param = param * (1.0 - lr * weight_decay)
-    moment1 = beta1 * moment1 + (1.0 - beta1) * grad
-    moment2 = beta2 * moment2 + (1.0 - beta2) * grad * grad
-    scale = (1.0 - beta2_pow).sqrt()  # the powers are those of this step
-    param = param - lr * scale / (1.0 - beta1_pow) * moment1 / (root(moment2) + epsilon * scale)
-    return param, moment1, moment2, beta1_pow * beta1, beta2_pow * beta2
 
 
 @register(
     "AdamW, layer by layer: the choice for fine-tuning; 8 bytes",
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
-class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, AdamW):
+class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
     r"""AdamW that gives each layer its own learning rate: the choice for fine-tuning a pretrained transformer.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate`:
@@ -117,7 +99,9 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "weight_decay": Option(0.01, "decoupled decay, scaled by the layer's rate", group=True, read=plain_decay),
+        "weight_decay": Option(
+            0.01, "decoupled decay, scaled by the layer's rate", group=True, read=plain_weight_decay
+        ),
         "beta1": Option(0.9, "decay of the first moment", high=1.0, ends="[)", group=True, tensor=True),
         "beta2": Option(0.999, "decay of the second moment", high=1.0, ends="[)", group=True, tensor=True),
         "epsilon": Option(1e-8, "added to the root of the second moment", group=True, tensor=True),
@@ -127,7 +111,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
         """Return the moments and the powers of the betas."""
-        return {**dict.fromkeys(("moment1", "moment2"), State(ELEMENT)), **dict.fromkeys(_BETA_OF, State(SCALAR))}
+        return {**dict.fromkeys(("moment1", "moment2"), State(ELEMENT)), **dict.fromkeys(BETA_OF, State(SCALAR))}
 
     def __init__(
         self,
@@ -142,7 +126,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         lazy_mode: bool = False,
         multi_precision: bool = False,
         layerwise_decay: Any = 1.0,
-        n_layers: int = 12,
+        n_layers: int = N_LAYERS,
         set_param_lr_fun: Optional[Callable[..., Any]] = layerwise_lr_decay,
         name_dict: Optional[dict[str, str]] = None,
         name: Optional[str] = None,
@@ -151,33 +135,26 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        checked_bool(multi_precision, "multi_precision")
-        layerwise = {
-            "layerwise_decay": layerwise_decay,
-            "n_layers": n_layers,
-            "set_param_lr_fun": set_param_lr_fun,
-            "layers": layers,
-            "lr_ratio": lr_ratio,
-        }
-        own = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay, "lazy_mode": lazy_mode}
-        arguments = {**own, **layerwise, "name_dict": name_dict}
-        parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, fused)
+        arguments = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay}
+        arguments.update(lazy_mode=lazy_mode, layerwise_decay=layerwise_decay, n_layers=n_layers, layers=layers)
+        arguments.update(set_param_lr_fun=set_param_lr_fun, name_dict=name_dict, lr_ratio=lr_ratio)
+        common: dict[str, Any] = {"apply_decay_param_fun": apply_decay_param_fun, "multi_precision": multi_precision}
+        parameters = self._read_arguments(parameters, arguments, **common, fused=fused)
         rate = checked_rate(learning_rate, "learning_rate")
-        common = {"apply_decay_param_fun": apply_decay_param_fun, "grad_clip": grad_clip, "name": name}
-        super().__init__(rate, parameters=parameters, multi_precision=multi_precision, **common, **self._defaults)
-        if self._ratio_of is not None and paddle.is_compiled_with_cuda():
+        super().__init__(rate, parameters=parameters, grad_clip=grad_clip, name=name, **common, **self._defaults)
+        if self.ratio_of is not None and paddle.is_compiled_with_cuda():
             set_attributes(self, lr_ratio=self._ratio_for_kernel)
 
     counts_steps = False
 
     def initial_state(self, param: Any, name: str) -> float:
         """Return the number that a state is full of before the first update."""
-        return float(self.options_of(param)[_BETA_OF[name]]) if name in _BETA_OF else 0.0
+        return float(self.options_of(param)[BETA_OF[name]]) if name in BETA_OF else 0.0
 
     # ---- the fused step
 
     def _collects(self) -> bool:
-        return self._fused is not False
+        return self.fused is not False
 
     _bumps_version = False  # as Paddle's kernel
 
@@ -211,26 +188,10 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
         for task in self.update_fused(tasks):
             self._update_by_paddle(block, task.param, task.grad)
 
-    # ---- Paddle's operations
-
-    def _ratio_for_kernel(self, param: Any) -> float:  # on a GPU, where it saves an operation
-        return self.layerwise_ratio(param) if paddle.in_dynamic_mode() and param.place.is_gpu_place() else 1.0
-
-    def _create_param_lr(self, param_and_grad: Any) -> Any:
-        param, dygraph = param_and_grad[0], paddle.in_dynamic_mode()
-        if ratio_in_kernel(self) is not None and dygraph and param.place.is_gpu_place():
-            return super(LayerwiseMixin, self)._create_param_lr(param_and_grad)  # Paddle's
-        lr = super()._create_param_lr(param_and_grad)
-        if not dygraph or lr.dtype == param.dtype:
-            return lr
-        # it has the type of the first parameter, and Paddle's kernel needs this one's
-        double = paddle.float64 in (lr.dtype, param.dtype) and param.dtype not in _LOW_PRECISION
-        return lr.astype(param.dtype) if double else lr
-
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
         param, grad = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
         if self._collected is None:
-            if self._fused and paddle.in_dynamic_mode():
+            if self.fused and paddle.in_dynamic_mode():
                 why = "`fused=True` is not possible inside `dist.shard_optimizer`, which calls Paddle's operations"
                 raise ValueError(f"{why}: use None or False. Received: fused=True")
             return self._update_by_paddle(block, param, grad)
@@ -241,44 +202,3 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Adam
             rate = layer_rates(own, 1.0, ratio) if absolute else layer_rates(global_rate(self)(), own, ratio)
             self._collected.append(Task(param, grad, self.fused_options(param), rate))
         return None
-
-    def _update_by_paddle(self, block: Any, param: Any, grad: Any) -> Any:
-        """Update a parameter by Paddle's code, which reads the options of a group, and the decay function, itself."""
-        if paddle.in_dynamic_mode():
-            low_precision = param.dtype in _LOW_PRECISION
-            if low_precision and param.place.is_cpu_place():
-                return self._low_precision_step(param, grad)
-            if not low_precision and grad.dtype != param.dtype:
-                grad = grad.astype(param.dtype)  # Paddle's kernel takes no other type
-        group = self.group_of(param)
-        given = {**group, "params": (param, grad)} if group else (param, grad)
-        decay = 0.0
-        if self._ratio_of is not None and param.dtype == paddle.float64:
-            decay = self.fused_options(param)["weight_decay"]
-        if not decay:
-            return super()._append_optimize_op(block, given)
-        # Paddle's kernel takes the decay as a float32: too coarse next to float64 parameters, so decay them here
-        if self.layerwise_ratio(param) != 0.0:
-            paddle.assign(param * (1.0 - rate_factor(self)((param, grad)) * decay), param)
-        try:
-            undecayed = {**self._defaults, **group, "weight_decay": 0.0, "params": (param, grad)}
-            return super()._append_optimize_op(block, undecayed)
-        finally:
-            set_attributes(self, weight_decay=self._defaults["weight_decay"])  # for parameters without a group
-
-    def _low_precision_step(self, param: Any, grad: Any) -> None:
-        """Update a float16 or bfloat16 parameter on a CPU, for which Paddle's kernel does not exist."""
-        if self.layerwise_ratio(param) == 0.0:
-            return
-        has_master, options = self._has_master(param), self.fused_options(param)
-        weight = masters(self)[param.name] if has_master else param.astype("float32")
-        stored = [state_getter(self)(name, param) for name in ("moment1", "moment2", *_BETA_OF)]
-        state, rate = [value.astype("float32") for value in stored], rate_factor(self)((param, grad))
-        numbers = {name: float(options[name]) for name in ("beta1", "beta2", "epsilon", "weight_decay")}
-        new_weight, *new_state = adamw_update(weight, grad.astype("float32"), state, rate, **numbers)
-        for new, old in zip(new_state, stored):
-            paddle.assign(new.reshape(old.shape).astype(old.dtype), old)
-        new_weight = new_weight.reshape(param.shape)  # the powers are of shape [1], the parameter may be of []
-        if has_master:
-            paddle.assign(new_weight, weight)
-        paddle.assign(new_weight.astype(param.dtype), param)

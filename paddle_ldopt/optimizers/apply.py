@@ -54,7 +54,7 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
     for param in parameters_of(inner):
         ratio_of(param)
     inner.__class__ = _layerwise_class(plain)  # on purpose: wrappers and schedules already hold this very object
-    inner._ratio_of, inner._asked = ratio_of, set()
+    inner.ratio_of, inner._asked = ratio_of, set()
     return optimizer
 
 
@@ -72,7 +72,7 @@ def reset_layerwise_decay(optimizer: Any) -> Any:
     inner = _inside(optimizer)
     if "_plain" in vars(type(inner)):
         inner.__class__ = type(inner)._plain
-        for name in ("_ratio_of", "_asked"):
+        for name in ("ratio_of", "_asked"):
             vars(inner).pop(name, None)
     return optimizer
 

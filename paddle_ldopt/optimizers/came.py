@@ -27,7 +27,7 @@ from ._base.mindspore import without_order
 from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
-from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_decay, register
+from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_weight_decay, register
 
 __all__ = ["Came", "came_update"]
 
@@ -53,12 +53,10 @@ def came_update(
     scale_parameter: bool = False,
     relative_step: bool = False,
     warmup_init: bool = False,
+    compression: bool = False,
     loss_scale: int = 1,
 ) -> Update:
-    """Return (new parameter, new state): Algorithm 2 of the paper, as a rule of `RuleOptimizer`.
-
-    `piece` is what the tensors are of the parameter; all other arguments are `Came`'s. See `Came.states` for the state.
-    """
+    """Return (new parameter, new state): Algorithm 2 of the paper. See `Came` for the options."""
     t, shape = state[STEP], piece.shape
     new_state: dict[str, Any] = {}
 
@@ -100,7 +98,19 @@ def came_update(
             step = times_((yield from factored_average("exp_avg_res", instability, beta3)), step)  # m / sqrt(S)
     if weight_decay:
         step = plus_(weight_decay * param, step)
+    if compression and beta1:
+        new_state["exp_avg"] = _fit_for_float16(new_state["exp_avg"])
     return plus_(-lr * step, param), new_state
+
+
+def _fit_for_float16(m: Any) -> Any:
+    """Return m as numbers that a float16 can hold and that decay to 0.
+
+    |m| may reach clip_threshold * sqrt(size), so the largest saturate. Denormal numbers are rounded towards 0, or
+    beta1 * m would be rounded to m again and again; and Paddle makes 2e-7 of some numbers far below the least float16.
+    """
+    m = m.clip(-_FLOAT16_MAX, _FLOAT16_MAX)
+    return paddle.where(m.abs() < 2.0**-14, (m * 2.0**24).trunc() * 2.0**-24, m)
 
 
 @register("large language models in half of AdamW's memory; needs a warm-up; 4 bytes", trainer={"beta1": "adam_beta1"})
@@ -181,7 +191,7 @@ class Came(FactoredOptimizer):
         "beta1": Option(0.9, "decay of the momentum; 0: none", high=1.0, ends="[)", optional=True, group=True),
         "beta2": Option(None, "a constant decay of V", high=1.0, ends="[)", optional=True, group=True),
         "beta3": Option(0.99, "decay of the instability", high=1.0, ends="[)", group=True),
-        "weight_decay": Option(0.0, "decoupled decay of the weights", high=1.0, group=True, read=plain_decay),
+        "weight_decay": Option(0.0, "decoupled decay of the weights", high=1.0, group=True, read=plain_weight_decay),
         "scale_parameter": Option(False, "scale the rate by the parameter's RMS", check=checked_bool, group=True),
         "relative_step": Option(False, "set the rate from the step", check=checked_bool),
         "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool),
@@ -235,7 +245,6 @@ class Came(FactoredOptimizer):
         layerwise.update(beta1=beta1, beta2=beta2, beta3=beta3, weight_decay=weight_decay, compression=compression)
         layerwise.update(scale_parameter=scale_parameter, relative_step=relative_step, warmup_init=warmup_init)
         layerwise.update(apply_decay_param_fun=apply_decay_param_fun, multi_precision=multi_precision)
-        # any order of updates gives the same
         parameters, _ = without_order(one_of_two("parameters", parameters, "params", params))
         super().__init__(learning_rate, parameters, grad_clip=grad_clip, name=name, fused=fused, **layerwise)
 
@@ -247,22 +256,7 @@ class Came(FactoredOptimizer):
             wrong = "`beta2` takes the place of `decay_rate`: give one of them, or the group 'beta2': None."
             raise refusal(ValueError, wrong, **{name: options[name] for name in ("beta2", "decay_rate")})
 
-    def rule(
-        self, param: Any, grad: Any, state: dict[str, Any], lr: Any, options: dict[str, Any], piece: Any = None
-    ) -> Update:
-        """Return the generator of a parameter's update."""
-        options = {**self._fixed, **options}
-        compression = options.pop("compression")
-        del options["lr"]  # it is in the argument by now
-        piece = piece or Piece(param.shape)
-        new_param, new_state = yield from came_update(param, grad, state, lr, piece=piece, **options)
-        if compression and "exp_avg" in new_state:  # saturate: |m| may reach clip_threshold * sqrt(size)
-            m = new_state["exp_avg"].clip(-_FLOAT16_MAX, _FLOAT16_MAX)
-            # Denormal ones towards 0, or beta1 * m would be rounded to m and never come to rest. (And Paddle makes 2e-7
-            # of some numbers that are far below the least float16.)
-            denormal = (m * 2.0**24).trunc() * 2.0**-24
-            new_state["exp_avg"] = paddle.where(m.abs() < 2.0**-14, denormal, m)
-        return new_param, new_state
+    rule = staticmethod(came_update)
 
     def fused_rule(self, options: dict[str, Any]) -> FusedRule:
         """Return the rule as the C library knows it."""

@@ -1,23 +1,12 @@
 """How an optimizer declares itself: its options, its states, and its row in the table of optimizers.
 
-    @register("when to choose it; bytes of state a parameter", trainer={"beta": "adam_beta1"})
-    class Momentum(RuleOptimizer):
-        OPTIONS = {"beta": Option(0.9, "decay of the momentum", high=1.0, ends="[)", group=True)}
-
-        @staticmethod
-        def states(options, shape):
-            return {"momentum": State(ELEMENT)}
-
-        def rule(self, param, grad, state, lr, options, piece=None):
-            yield []  # no sum over the whole parameter
-            momentum = options["beta"] * state["momentum"] + grad
-            return param - lr * momentum, {"momentum": momentum}
-
 Argument checks, parameter groups, `LdoptConfig`, the Trainer, the memory calculator and the tables of the docs read it
-from there.
+from there. `paddle_ldopt.optimizers` shows a whole optimizer.
 """
 
 import dataclasses
+import inspect
+from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Optional
 
 from paddle.regularizer import WeightDecayRegularizer
@@ -93,10 +82,20 @@ def register(summary: str, **fields: Any) -> Callable[[type], type]:
 
     def add(cls: type) -> type:
         options = {**cls.OPTIONS, **COMMON}  # type: ignore[attr-defined]
+        _hold_equal(options, inspect.signature(cls).parameters)
         REGISTRY[cls.__name__.lower()] = OptimizerInfo(cls, summary, options=options, **fields)
         return cls
 
     return add
+
+
+def _hold_equal(options: dict[str, Option], signature: Mapping[str, inspect.Parameter]) -> None:
+    """Raise if a constructor that names an option for its readers gives it another default than the declaration."""
+    for name, option in options.items():
+        named = signature.get(option.called or name)
+        if named is not None and option.argument and named.default != option.default:
+            wrong = f"The constructor's default of `{named.name}` must be that of OPTIONS, {option.default!r}."
+            raise refusal(TypeError, wrong, **{named.name: named.default})
 
 
 def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:
@@ -111,7 +110,7 @@ def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:
     return check
 
 
-def plain_decay(value: Any, name: str) -> Any:
+def plain_weight_decay(value: Any, name: str) -> Any:
     """Return 0 for a weight decay of None, any other value but a regularizer of Paddle's as it is."""
     if isinstance(value, WeightDecayRegularizer):
         penalty = type(value).__name__

@@ -15,10 +15,10 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option, checked_bool, checked_state, one_of_two
 from .._messages import refusal
-from .._paddle import decay_fun, flatten_groups, square_sum
+from .._paddle import flatten_groups, square_sum, weight_decay_fun
 from ._base.arithmetic import one_minus_power, over_, plus_, root_, times_
 from ._base.mindspore import StepFunction, decay_or_function, is_convolution, rate_or_function, without_order
-from ._base.rule_optimizer import RuleOptimizer, Task, Update, largest
+from ._base.rule_optimizer import RuleOptimizer, Task, Update, Values, largest
 from ._base.step_count import StepCount
 from ._fused.plan import FusedRule
 from ._pieces import Piece
@@ -35,19 +35,15 @@ def lamb_update(
     state: dict[str, Any],
     lr: Any,
     *,
+    piece: Piece,
     beta1: float,
     beta2: float,
     eps: float,
     weight_decay: float,
     grad_centralization: bool = False,
-    piece: Optional[Piece] = None,
 ) -> Update:
-    """Return (new x, new moments): Algorithm 2 of arXiv 1904.00962, as a rule of `RuleOptimizer`.
-
-    `piece` is what the tensors are of the parameter; all other arguments are `Lamb`'s. With `grad_centralization` the
-    gradient of each output channel of a convolution loses its mean. State: `moment1` and `moment2` like the parameter.
-    """
-    t, piece = state[STEP], piece or Piece(param.shape)
+    """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options."""
+    t = state[STEP]
     if grad_centralization and is_convolution(piece.shape):
         (sums,) = yield [piece.channel_sums(grad)]
         grad = grad - piece.spread_channels(sums / math.prod(piece.shape[1:]))  # arXiv 2004.01461, eq. 1
@@ -182,7 +178,7 @@ class Lamb(StepCount, RuleOptimizer):
     def _first_rate(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         self._grouped = bool(groups)
-        self._schedule = rate if isinstance(rate, StepFunction) else None
+        self.rate_function = rate if isinstance(rate, StepFunction) else None
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
         self._step_functions = [value for value in values if isinstance(value, StepFunction)]
         self._counts_steps = bool(self._step_functions)
@@ -193,7 +189,7 @@ class Lamb(StepCount, RuleOptimizer):
             if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
                 idle = "'grad_centralization' has no effect on a group without a convolution's weight"
                 warnings.warn(idle, stacklevel=4)
-        return rate if self._schedule is None else first[rate]
+        return rate if self.rate_function is None else first[rate]
 
     # ---- the rule
 
@@ -202,15 +198,16 @@ class Lamb(StepCount, RuleOptimizer):
         counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._counts_steps else {}
         return {**super()._states_of(param), **counted}
 
-    def rule(
-        self, param: Any, grad: Any, state: dict[str, Any], lr: Any, options: dict[str, Any], piece: Any = None
-    ) -> Update:
-        """Return `lamb_update`, and the optimizer's count of steps beside it if a schedule needs it."""
-        options = {**options, "weight_decay": self._now(options["weight_decay"])}
-        del options["lr"]  # it is in the argument by now
-        new_param, new_state = yield from lamb_update(param, grad, state, lr, piece=piece, **options)
+    rule = staticmethod(lamb_update)
+
+    def _counted(self, state: Values) -> Values:
         counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._counts_steps else {}
-        return new_param, {**new_state, **counted}
+        return {**super()._counted(state), **counted}
+
+    def fused_options(self, param: Any = None) -> Values:
+        """Return all options as they are in this step."""
+        options = super().fused_options(param)
+        return {**options, "weight_decay": self._now(options["weight_decay"])}
 
     def fused_rule(self, options: dict[str, Any]) -> FusedRule:
         """Return the rule as the C library knows it."""
@@ -222,14 +219,10 @@ class Lamb(StepCount, RuleOptimizer):
         """Return the flag that depends on a parameter's shape."""
         return ("centralize",) if options["grad_centralization"] and is_convolution(shape) else ()
 
-    def decay_now(self, options: dict[str, Any]) -> float:
-        """Return the decay of this step."""
-        return self._now(options["weight_decay"])
-
-    def is_decayed(self, param: Any) -> bool:
+    def has_weight_decay(self, param: Any) -> bool:
         """Return whether the parameter is decayed: see `apply_decay_param_fun`."""
-        if self._grouped or decay_fun(self) is not None:
-            return super().is_decayed(param)
+        if self._grouped or weight_decay_fun(self) is not None:
+            return super().has_weight_decay(param)
         names = (param.name, self.structured_name(param))
         return not any(part in known for known in names for part in ("beta", "gamma"))
 
@@ -238,15 +231,15 @@ class Lamb(StepCount, RuleOptimizer):
     @property
     def sets_own_rate(self) -> bool:
         """Whether the rate is a function of the optimizer's steps."""
-        return self._schedule is not None
+        return self.rate_function is not None
 
     def get_lr(self) -> float:
         """Return the rate of the next step, for a layer whose ratio is 1; of a schedule that has run out, its last."""
-        return float(super().get_lr()) if self._schedule is None else self._now(self._schedule)
+        return float(super().get_lr()) if self.rate_function is None else self._now(self.rate_function)
 
     def set_lr(self, value: float) -> None:
         """Set the rate; a RuntimeError where it is a schedule."""
-        if self._schedule is not None:
+        if self.rate_function is not None:
             advice = "build the optimizer with a number to set it."
             raise refusal(
                 RuntimeError, f"The rate follows the schedule given as `learning_rate`; {advice}", value=value
@@ -256,8 +249,8 @@ class Lamb(StepCount, RuleOptimizer):
     def set_lr_scheduler(self, scheduler: Any) -> None:
         """Take the rate from a Paddle scheduler from now on, which the caller steps."""
         super().set_lr_scheduler(scheduler)
-        self._step_functions = [function for function in self._step_functions if function is not self._schedule]
-        self._schedule = None
+        self._step_functions = [function for function in self._step_functions if function is not self.rate_function]
+        self.rate_function = None
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, that of a run without schedules included."""
@@ -303,8 +296,8 @@ class Lamb(StepCount, RuleOptimizer):
         taken = self._steps_taken()
         self._scheduled = {GLOBAL_STEP: taken + 1.0, **{value: value(taken) for value in self._step_functions}}
         try:
-            if self._schedule is not None:
-                super().set_lr(self._scheduled[self._schedule])
+            if self.rate_function is not None:
+                super().set_lr(self._scheduled[self.rate_function])
             yield
         finally:
             self._scheduled = {}
@@ -323,7 +316,7 @@ class Lamb(StepCount, RuleOptimizer):
     def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return the rate of a schedule now and at its peak; of a callable the peak is not known."""
         own = super().own_rate(param)
-        rate: Any = self._schedule if own is None else own
+        rate: Any = self.rate_function if own is None else own
         if not isinstance(rate, StepFunction):
             return None
         factor = factor if own is None else self.layerwise_ratio(param)

@@ -29,20 +29,20 @@ def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[An
     parameters = {}
     for param in parameters_of(optimizer) if params is None else params:
         own = {name: _plain(value) for name, value in optimizer.options_of(param).items()}
-        layers = getattr(optimizer._ratio_of, "layers", None)
+        layers = getattr(optimizer.ratio_of, "layers", None)
         layer = {} if layers is None else {"layer": list(dataclasses.astuple(layers.layer_of(param.name)))}
         parameters[names[param.name]] = {
             "shape": list(param.shape),
             "dtype": str(param.dtype).rpartition(".")[2],
             "options": _index(options, own),
-            "decayed": bool(optimizer.is_decayed(param)),
+            "decayed": bool(optimizer.has_weight_decay(param)),
             "ratio": _plain(optimizer.layerwise_ratio(param)),
             "multiplier": _plain((getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)),
             **layer,
         }
     rate = rate_source(optimizer)
     schedule = rate if isinstance(rate, LRScheduler) else None
-    lambs = getattr(optimizer, "_schedule", None)  # Lamb's, whose rate of now is no argument
+    lambs = getattr(optimizer, "rate_function", None)  # Lamb's, whose rate of now is no argument
     return {
         "optimizer": type(optimizer).__name__,
         "arguments": {name: _plain(value) for name, value in optimizer.fixed_options().items()},
@@ -76,7 +76,7 @@ def _plain(value: Any) -> Any:
 
 def _layerwise(optimizer: Any) -> Record:
     """Return the decay of the rates, and whether the ratios stay constant: those of other people's hooks may not."""
-    decay, ratio_of = optimizer.layerwise_decay, optimizer._ratio_of
+    decay, ratio_of = optimizer.layerwise_decay, optimizer.ratio_of
     documented = optimizer.set_param_lr_fun is layerwise_lr_decay
     constant = ratio_of is None or getattr(ratio_of, "is_constant", False) or documented
     plain = dataclasses.asdict(decay) if _is_dataclass(decay) else {"layerwise_decay": _plain(decay)}

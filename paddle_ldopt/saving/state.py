@@ -50,7 +50,7 @@ def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str],
 
     They are those of `model`, without one those that the optimizer was built with, otherwise Paddle's.
     """
-    known = optimizer._structured
+    known = optimizer.structured_names
     if model is not None:
         model = _paddle.unwrap_model(_paddle.checked_model(model))
         known = {param.name: name for name, param in model.named_parameters()}
@@ -68,7 +68,7 @@ def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str],
 def layout_of(optimizer: Any, param: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return state name -> (dtype, shape) of all that a parameter has once it was updated, its master included."""
     layout = {name: (_dtype(dtype), tuple(shape)) for name, (dtype, shape) in optimizer.state_layout(param).items()}
-    return {**layout, MASTER: ("float32", tuple(param.shape))} if optimizer._has_master(param) else layout
+    return {**layout, MASTER: ("float32", tuple(param.shape))} if optimizer.has_master(param) else layout
 
 
 def state_of(optimizer: Any) -> States:
@@ -83,7 +83,7 @@ def state_of(optimizer: Any) -> States:
 
 def _master(optimizer: Any, param: Any) -> dict[str, Any]:
     """Return {MASTER: tensor}, {} for a parameter without a master."""
-    master = masters(optimizer).get(param.name) if optimizer._has_master(param) else None
+    master = masters(optimizer).get(param.name) if optimizer.has_master(param) else None
     return {} if master is None else {MASTER: master}
 
 

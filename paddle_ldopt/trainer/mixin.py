@@ -92,7 +92,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
             layers = None if decay == OFF else self.layer_map
         else:
             optimizer = unwrap(self.optimizer)
-            name, decay = type(optimizer).__name__, getattr(getattr(optimizer, "_ratio_of", None), "decay", OFF)
+            name, decay = type(optimizer).__name__, getattr(getattr(optimizer, "ratio_of", None), "decay", OFF)
             ratios = _hook_ratios(optimizer, self.model)
             layers = None if decay == OFF else layers_of(optimizer)
         fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
@@ -118,7 +118,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
 
 def _hook_ratios(optimizer: Any, model: Any) -> Optional[dict[str, float]]:
     """Return structured name -> ratio if the optimizer's ratios come from a hook of the user's, None if not."""
-    ratio_of = getattr(optimizer, "_ratio_of", None)
+    ratio_of = getattr(optimizer, "ratio_of", None)
     if ratio_of is None or hasattr(ratio_of, "decay"):
         return None
     names = {param.name: name for name, param in model.named_parameters()}

@@ -39,7 +39,7 @@ def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: La
     chosen = REGISTRY.get(optim)
     if chosen is not None and not isinstance(optimizer, chosen.cls):
         raise _ignored("`optim`", "leave one of them out", f"optim={shown(optim)}, optimizers=({name}, ...)")
-    own = getattr(getattr(optimizer, "_ratio_of", None), "decay", None)
+    own = getattr(getattr(optimizer, "ratio_of", None), "decay", None)
     if decay not in (own, OFF):
         raise _ignored(
             "the arguments' layer-wise decay",
@@ -56,7 +56,7 @@ def check_passed_settings(optimizer: Any, args: Any, layers: Optional[LayerMap])
     options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
     remedy = "leave them out, or build the optimizer with"
     for param in parameters_of(optimizer):
-        has = {"fused": optimizer._fused, **optimizer.fixed_options(), **optimizer.options_of(param)} if options else {}
+        has = {"fused": optimizer.fused, **optimizer.fixed_options(), **optimizer.options_of(param)} if options else {}
         for option, value in options.items():
             own = has.get(option, "unknown")
             if (list(own) if isinstance(own, tuple) else own) != value:  # JSON has lists only
@@ -64,7 +64,7 @@ def check_passed_settings(optimizer: Any, args: Any, layers: Optional[LayerMap])
                 raise _ignored("`optim_kwargs`", f"{remedy} the same", received)
         if layers is None:
             continue
-        own = optimizer._ratio_of.layers.layer_of(param.name)
+        own = optimizer.ratio_of.layers.layer_of(param.name)
         if layers.layer_of(param.name) != own:
             rules = f"layerwise_rules={shown(args.layerwise_rules)}"
             received = f"{rules}, and {name} with '{param.name}' in {own.label}"

@@ -53,17 +53,17 @@ class GradualUnfreezeCallback(Callback):
                 f"(LayerMap.from_model(model)) to the callback. Received: optimizer={name}"
             )
         if own is None and isinstance(optimizer, LayerwiseMixin) and "_plain" not in vars(type(optimizer)):
-            if optimizer._ratio_of is not None:
+            if optimizer.ratio_of is not None:
                 problem = "GradualUnfreezeCallback cannot open layers of an optimizer whose ratios come from a hook."
                 raise refusal(ValueError, problem, set_param_lr_fun=optimizer.set_param_lr_fun)
-            optimizer._ratio_of = layers.ratio_fn(1.0)
+            optimizer.ratio_of = layers.ratio_fn(1.0)
         elif own is None:
             apply_layerwise_decay(optimizer, layers, 1.0)
         elif layers is not None and layers is not own:
             problem = "The optimizer has layers of its own: leave out the callback's."
             raise refusal(ValueError, problem, layers=layers, optimizer=name)
         self._restore(optimizer)  # of a training that did not come to its end
-        self._ratio = optimizer._ratio_of = _Opening(optimizer._ratio_of, self.every_k_steps)
+        self._ratio = optimizer.ratio_of = _Opening(optimizer.ratio_of, self.every_k_steps)
         self._ratio.step = state.global_step
         late = sorted(start for start in set(self._ratio.starts.values()) if start >= state.max_steps)
         if late:
@@ -86,8 +86,8 @@ class GradualUnfreezeCallback(Callback):
         self._restore(unwrap(optimizer))
 
     def _restore(self, optimizer: Any) -> None:
-        if isinstance(optimizer._ratio_of, _Opening):
-            optimizer._ratio_of = optimizer._ratio_of.ratio_of
+        if isinstance(optimizer.ratio_of, _Opening):
+            optimizer.ratio_of = optimizer.ratio_of.ratio_of
 
 
 class _Opening:
@@ -113,13 +113,13 @@ def all_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
     They are by tower and layer id, of the layers that gradual unfreezing opens.
     """
     inner = unwrap(optimizer)
-    opening = getattr(inner, "_ratio_of", None)
+    opening = getattr(inner, "ratio_of", None)
     if not isinstance(opening, _Opening):
         return optimizer, {}
-    opened = stand_in(inner, parameters_of(optimizer), _ratio_of=opening.ratio_of, _step_ratios=None)
+    opened = stand_in(inner, parameters_of(optimizer), ratio_of=opening.ratio_of, _step_ratios=None)
     return opened, opening.starts
 
 
 def layers_of(optimizer: Any) -> Optional[LayerMap]:
     """Return the LayerMap that an optimizer has its ratios from, None if they come from elsewhere or it has none."""
-    return getattr(getattr(optimizer, "_ratio_of", None), "layers", None)
+    return getattr(getattr(optimizer, "ratio_of", None), "layers", None)

@@ -186,7 +186,7 @@ def cosine(world, names):
 def tensorflow(world, names):
     assert names["accumulator"].step == 0
     for optimizer in (names["opt"], names["by_hand"]):
-        decayed = {p.name for p in world.model.parameters() if optimizer.is_decayed(p)}
+        decayed = {p.name for p in world.model.parameters() if optimizer.has_weight_decay(p)}
         assert decayed == set(names["decay_params"])
     assert all((move == 0).all() for *_, move in world.moves(world.model, world.start))  # the rate of step 0 is 0
     assert names["schedule"]() == pytest.approx(2e-6)

@@ -12,7 +12,7 @@ from golden_cases import cases, follow, load, loader, needs_golden
 from reference import bert_like, llrd_ratio, make_params, take_steps
 from reference_adafactor import adafactor
 
-from paddle_ldopt.optimizers.adafactor import Adafactor, AdafactorSchedule
+from paddle_ldopt import Adafactor, AdafactorSchedule
 
 EXTERNAL = {"lr": 0.01, "relative_step": False, "scale_parameter": False}
 SHAPES = {"0-D": (), "one": (1,), "bias": (6,), "row": (1, 5), "column": (5, 1), "weight": (4, 6)}

@@ -347,7 +347,7 @@ def test_without_structured_names_the_tensors_names_are_searched():
     opt = AdamWeightDecay(
         0.1, weight_decay_rate=0.1, exclude_from_weight_decay=[r"\.b_0"], parameters=model.parameters()
     )
-    assert opt.is_decayed(model.weight) and not opt.is_decayed(model.bias)
+    assert opt.has_weight_decay(model.weight) and not opt.has_weight_decay(model.bias)
 
 
 def test_apply_decay_param_fun_and_patterns_must_both_agree():
@@ -359,7 +359,7 @@ def test_apply_decay_param_fun_and_patterns_must_both_agree():
         parameters=list(params.values()),
         name_dict=name_dict,
     )
-    assert [n for n, p in params.items() if opt.is_decayed(p)] == [NAMES[0], NAMES[3]]
+    assert [n for n, p in params.items() if opt.has_weight_decay(p)] == [NAMES[0], NAMES[3]]
 
 
 def test_a_pattern_that_finds_nothing_warns():
@@ -510,14 +510,14 @@ def test_config_keeps_everything():
         json.loads(json.dumps(config)), parameters=list(params.values()), name_dict=name_dict
     )
     assert again.get_config() == config
-    assert [again.is_decayed(p) for p in params.values()] == [opt.is_decayed(p) for p in params.values()]
+    assert [again.has_weight_decay(p) for p in params.values()] == [opt.has_weight_decay(p) for p in params.values()]
     every = {*inspect.signature(AdamWeightDecay).parameters, *LAYERWISE} - {
         "lr",
         "weight_decay",
         "parameters",
         "common",
     }
-    objects = {"grad_clip", "set_param_lr_fun", "name_dict", "layers"}
+    objects = {"grad_clip", "set_param_lr_fun", "name_dict", "layers", "lr_ratio"}
     assert set(given) == every - objects, "an argument that the configuration forgets"
 
 

@@ -82,7 +82,7 @@ def test_it_can_be_switched_in_mid_run(name):
     arrays, grads = problem(steps=6, shapes={n: SHAPES[n] for n in ("0-D", "odd", "small", "volume", "convolution")})
 
     def switch(opt):
-        opt._fused = False if opt._fused is None else None
+        opt.fused = False if opt.fused is None else None
 
     want, _ = run(name, arrays, grads, fused=False)
     got, _ = run(name, arrays, grads, each_step=switch)

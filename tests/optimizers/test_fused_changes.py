@@ -397,7 +397,8 @@ def test_steps_in_which_nothing_moves_are_not_counted():
 
 
 class Constant(ldopt.Lamb):
-    def rule(self, param, grad, state, lr, options, piece=None):
+    @staticmethod
+    def rule(param, grad, state, lr, **options):
         yield []
         return param * 0.0 + 42.0, {name: state[name] for name in ("moment1", "moment2")}
 
@@ -412,7 +413,7 @@ def test_ratios_of_layers_are_asked_for_once_and_again_where_something_is_unfroz
 
     ratio_of.is_constant = True  # as a LayerMap's
     opt = make(name, params)
-    opt._ratio_of = ratio_of
+    opt.ratio_of = ratio_of
     params[2].stop_gradient = True
     for _ in range(3):
         give_gradients(params[:2])
@@ -435,7 +436,8 @@ class Descent(RuleOptimizer):
     def state_kinds(self, param):
         return {}
 
-    def rule(self, param, grad, state, lr, options, piece=None):
+    @staticmethod
+    def rule(param, grad, state, lr, **options):
         yield []
         return param - lr * grad, {}
 

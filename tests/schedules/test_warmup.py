@@ -334,7 +334,7 @@ def names_of(model):
 
 
 def decayed(optimizer, model):
-    return {name for name, param in model.named_parameters() if optimizer.is_decayed(param)}
+    return {name for name, param in model.named_parameters() if optimizer.has_weight_decay(param)}
 
 
 def weights(model):
@@ -382,7 +382,7 @@ def test_an_idle_include_warns_and_nothing_to_exclude_does_not():
         create_optimizer(1e-3, 10, 2, weight_decay_rate=0.1, include_in_weight_decay=["nothing"], model=Net())
     plain = paddle.nn.Linear(2, 2, bias_attr=False)
     optimizer, _ = create_optimizer(1e-3, 10, 2, weight_decay_rate=0.1, parameters=plain.parameters())
-    assert optimizer.is_decayed(plain.weight)
+    assert optimizer.has_weight_decay(plain.weight)
 
 
 def test_the_decay_is_applied_where_it_is_said():
@@ -437,7 +437,7 @@ def test_parameters_may_be_a_part_of_the_model_or_groups():
     assert [p.name for p in optimizer._parameter_list] == [p.name for p in head]
     groups = [{"params": iter(head), "learning_rate": 0.5}, {"params": model.norm.parameters()}]
     optimizer, _ = create_optimizer(1e-3, 10, 2, weight_decay_rate=0.1, parameters=groups)
-    assert optimizer.is_decayed(head[0]) and not optimizer.is_decayed(head[1])
+    assert optimizer.has_weight_decay(head[0]) and not optimizer.has_weight_decay(head[1])
 
 
 def test_frozen_parameters_of_the_model_stay_until_they_are_unfrozen():

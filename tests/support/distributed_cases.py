@@ -448,7 +448,7 @@ def slices(hcg):
     optimizers = []
     trained(hcg, "came", steps=1, keep=optimizers.append)
     inner = unwrap(optimizers[0])
-    names = {own: inner._structured[own] for own in inner._finder.params}
+    names = {own: inner.structured_names[own] for own in inner._finder.params}
     shapes = {
         (names.get(own, own), state): list(value.shape)
         for state, by_param in inner._accumulators.items()

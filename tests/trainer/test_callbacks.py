@@ -343,7 +343,7 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
     state = types.SimpleNamespace(global_step=0, max_steps=9, is_world_process_zero=True)
     if name == "opening":
         GradualUnfreezeCallback(2).on_train_begin(None, state, None, optimizer=optimizer)
-        watch(optimizer._ratio_of, written)
+        watch(optimizer.ratio_of, written)
     if stepped:
         for param in model.parameters():
             param.grad = paddle.ones_like(param)

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, NamedTuple, Optional
 
 import paddle
 
-from ..._checks import Option
+from ..._checks import Option, checked_bool
 from ..._messages import nearest, refusal
-from ..._paddle import decay_fun, flatten_groups, found_inf, is_float64
-from ...layers.paddlenlp_hook import layerwise_lr_decay
+from ..._paddle import flatten_groups, found_inf, is_float64, weight_decay_fun
+from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from .._fused.step import check_fused
 from .._pieces import MissingGradients, refuse_sharded_groups
 from ..declaration import COLUMN, ELEMENT, ROW, SCALAR, State
@@ -18,7 +18,7 @@ __all__ = ["LAYERWISE", "DeclaredMixin", "Task", "compute_dtype"]
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
 # The layer-wise arguments that all optimizers take, with their defaults; `AdamWDL` documents them.
-LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": 12, "set_param_lr_fun": layerwise_lr_decay}
+LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_param_lr_fun": layerwise_lr_decay}
 LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
 
@@ -61,6 +61,7 @@ class DeclaredMixin(_Base):
         parameters: Any,
         arguments: dict[str, Any],
         apply_decay_param_fun: Optional[Callable[..., Any]],
+        multi_precision: Any,
         fused: Any,
     ) -> Any:
         """Check what a constructor was given, before anything is changed; return the parameters or groups as a list.
@@ -71,7 +72,8 @@ class DeclaredMixin(_Base):
         for name in arguments.keys() - known:
             wrong = f"{type(self).__name__} has no argument `{name}`{nearest(name, known)}."
             raise refusal(TypeError, wrong, **{name: arguments[name]})
-        self._fused = check_fused(fused)
+        checked_bool(multi_precision, "multi_precision")
+        self.fused = check_fused(fused)
         if apply_decay_param_fun is not None and not callable(apply_decay_param_fun):
             wrong = "`apply_decay_param_fun` must be callable."
             raise refusal(TypeError, wrong, apply_decay_param_fun=apply_decay_param_fun)
@@ -108,19 +110,20 @@ class DeclaredMixin(_Base):
 
     def fused_options(self, param: Any = None) -> dict[str, Any]:
         """Return all options of a parameter, or of one without a group; "weight_decay" is 0 where it is not decayed."""
-        options = {**self._fixed, **(self._defaults if param is None else self.options_of(param))}
-        if param is not None and not self.is_decayed(param):
+        options = {**self.fixed_options(), **(self._defaults if param is None else self.options_of(param))}
+        if param is not None and options.get("weight_decay") and not self.has_weight_decay(param):
             options["weight_decay"] = 0.0
+        options.pop("lr", None)  # `own_rate` has it
         return options
 
-    def is_decayed(self, param: Any) -> bool:
+    def has_weight_decay(self, param: Any) -> bool:
         """Return whether `apply_decay_param_fun` lets the parameter be decayed."""
-        chosen = decay_fun(self)
+        chosen = weight_decay_fun(self)
         return chosen is None or bool(chosen(param.name))
 
     def structured_name(self, param: Any) -> str:
         """Return the parameter's name in the model, or ``param.name`` if it was not told."""
-        return self._structured.get(param.name, param.name)
+        return self.structured_names.get(param.name, param.name)
 
     # ---- states
 

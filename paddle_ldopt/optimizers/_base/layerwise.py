@@ -14,7 +14,7 @@ import paddle
 
 from ..._checks import checked_int, one_of_two
 from ..._messages import refusal, wrong_type
-from ..._paddle import decay_fun_is_replaced, flatten_groups, groups_by_name, parameters_of, sharding_setting
+from ..._paddle import flatten_groups, groups_by_name, parameters_of, sharding_setting, weight_decay_fun_is_replaced
 from ...layers.paddlenlp_hook import N_LAYERS, adapt_hook, check_decay, check_documented_hook, layerwise_lr_decay
 from .._pieces import unknown_parameter
 
@@ -36,12 +36,12 @@ class LayerwiseMixin(_Base):
     before the step changes anything. A ratio of 0 freezes: neither the parameter nor its state is touched.
     """
 
-    _ratio_of: Optional[Ratio] = None  # None: every ratio is 1
+    ratio_of: Optional[Ratio] = None  # None: every ratio is 1
     _documented = False  # whether the ratios are those of PaddleNLP's documented hook
-    _built_with: Optional[list[Any]] = None  # the parameters, before anything wraps them; None without `_ratio_of`
+    _built_with: Optional[list[Any]] = None  # the parameters, before anything wraps them; None without `ratio_of`
     _by_name: dict[str, Any] = {}  # the same
     _step_ratios: Optional[dict[str, Any]] = None  # the ratios of the running step, by parameter name
-    _structured: Mapping[str, str] = {}  # param.name -> structured name, where it was told
+    structured_names: Mapping[str, str] = {}  # param.name -> structured name, where it was told
     _groups: dict[str, dict[str, Any]] = {}  # param.name -> its group, as far as they were asked for
 
     def _init_layerwise(
@@ -64,29 +64,29 @@ class LayerwiseMixin(_Base):
             raise ValueError(f"`parameters` holds no trainable parameter. Received: {received}")
         if name_dict is not None and not isinstance(name_dict, Mapping):
             raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")
-        self._structured = name_dict or getattr(layers, "name_dict", None) or {}
-        _refuse_names_before_sharding(params or [], self._structured, apply_decay_param_fun)
+        self.structured_names = name_dict or getattr(layers, "name_dict", None) or {}
+        _refuse_names_before_sharding(params or [], self.structured_names, apply_decay_param_fun)
         self.n_layers = checked_int(n_layers, "n_layers")
         choose = _ratios_of_hook if layers is None else functools.partial(_ratios_of_layers, layers)
-        self._ratio_of = choose(layerwise_decay, self.n_layers, set_param_lr_fun, name_dict)
+        self.ratio_of = choose(layerwise_decay, self.n_layers, set_param_lr_fun, name_dict)
         self._documented = layers is None and set_param_lr_fun is layerwise_lr_decay
-        if params is not None and self._ratio_of is not None:
+        if params is not None and self.ratio_of is not None:
             self._check_ratios([param for param in params if not param.stop_gradient])
             self._built_with = params
 
     def _check_ratios(self, params: list[Any]) -> None:
         with self._with_ratios(params):
             if self._documented:
-                check_documented_hook([self._structured[param.name] for param in params])
+                check_documented_hook([self.structured_names[param.name] for param in params])
 
     def layerwise_ratio(self, param: Any) -> Any:
         """Return the ratio of `param`'s learning rate to the optimizer's that holds now, groups and ParamAttr aside."""
-        if self._ratio_of is None:
+        if self.ratio_of is None:
             return 1.0
-        for known in (self._step_ratios, getattr(self._ratio_of, "last", None)):
+        for known in (self._step_ratios, getattr(self.ratio_of, "last", None)):
             if known and param.name in known:
                 return known[param.name]
-        return self._ratio_of(self._original(param))
+        return self.ratio_of(self._original(param))
 
     def group_of(self, param: Any) -> dict[str, Any]:
         """Return the parameter group that `param` is in, {} if it is in none."""
@@ -118,7 +118,7 @@ class LayerwiseMixin(_Base):
     @contextlib.contextmanager
     def _with_ratios(self, params: list[Any]) -> Iterator[None]:
         """Hold the ratios of one step, all asked for and checked before the step changes anything."""
-        ratio_of: Any = self._ratio_of
+        ratio_of: Any = self.ratio_of
         self._step_ratios = {p.name: ratio_of(self._original(p)) for p in params}
         try:
             yield
@@ -127,15 +127,15 @@ class LayerwiseMixin(_Base):
 
     def step(self) -> Any:
         """Update all parameters once: Paddle's own step, after the ratios of all trainable parameters were checked."""
-        if self._ratio_of is None or not paddle.in_dynamic_mode():
+        if self.ratio_of is None or not paddle.in_dynamic_mode():
             return super().step()
         with self._with_ratios([p for p in parameters_of(self) if not p.stop_gradient]):
             return super().step()
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
         # `minimize` and the sharding wrappers come here without passing `step`
-        self._check_decay_fun()
-        if self._ratio_of is None or self._step_ratios is not None:
+        self._check_weight_decay_fun()
+        if self.ratio_of is None or self._step_ratios is not None:
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
         params = [p for p, _ in (params_grads["params"] if isinstance(params_grads, dict) else params_grads)]
         if self._built_with is None and self._documented:  # a static graph: they are known by now
@@ -143,10 +143,10 @@ class LayerwiseMixin(_Base):
         with self._with_ratios(params):
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
 
-    def _check_decay_fun(self) -> None:
+    def _check_weight_decay_fun(self) -> None:
         """Raise if sharding v1 has replaced `apply_decay_param_fun` by one for buffers that it does not update."""
         known = sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")
-        if decay_fun_is_replaced(self) and not known:
+        if weight_decay_fun_is_replaced(self) and not known:
             setting = sharding_setting("comm_overlap", "tensor_fusion")
             raise ValueError(
                 f"With `{setting}` sharding replaces `apply_decay_param_fun`, and no parameter would be decayed: set "
@@ -192,19 +192,19 @@ def _ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: A
     return adapt_hook(hook, decay, name_dict, n_layers)
 
 
-def _refuse_names_before_sharding(params: list[Any], names: Any, is_decayed: Any) -> None:
+def _refuse_names_before_sharding(params: list[Any], names: Any, has_weight_decay: Any) -> None:
     """Raise if names were collected before `dist.shard_tensor`, which adds ".dist" to them: all look-ups would miss."""
 
     def answer(name: str) -> Optional[bool]:
         try:
-            return bool(is_decayed(name))
+            return bool(has_weight_decay(name))
         except LookupError:
             return None
 
     for param in [param for param in params if param.name.endswith(".dist")]:
         before = param.name.removesuffix(".dist")
         stale = ["`name_dict` or `layers`"] if before in names and param.name not in names else []
-        if is_decayed is not None and answer(param.name) == answer("no parameter's name") != answer(before):
+        if has_weight_decay is not None and answer(param.name) == answer("no parameter's name") != answer(before):
             stale.append("`apply_decay_param_fun`")
         if stale:
             raise ValueError(

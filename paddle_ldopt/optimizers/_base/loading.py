@@ -26,7 +26,7 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     masters, prefix, waiting = state_dict.get("master_weights", {}), prefixed(optimizer), []
     for param in parameters_of(optimizer):
         if param.name not in with_state(optimizer):
-            master = masters.get(param.name) if optimizer._has_master(param) else param
+            master = masters.get(param.name) if optimizer.has_master(param) else param
             owner = getattr(master, "name", f"{param.name}_fp32_master_0")
             layout = optimizer.state_layout(param).items()
             waiting.append((param, master, {f"{owner}_{prefix}{name}_0": (name, form) for name, form in layout}))
@@ -79,7 +79,7 @@ def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, kno
         if not given and not param.stop_gradient:
             missing.append(param.name)
         known |= given
-    names = tuple(f"{name}_" for name in optimizer._structured)  # parameters of the model that are not trained here
+    names = tuple(f"{name}_" for name in optimizer.structured_names)  # of parameters that are not trained here
     unknown = sorted(key for key in left - known if not (names and key.startswith(names)))
     if unknown and (missing or not left & known):
         raise ValueError(

@@ -15,7 +15,7 @@ from paddle.regularizer import WeightDecayRegularizer
 from ..._checks import checked_number, plain_number
 from ..._messages import refusal, shown
 from ..._paddle import flatten_groups
-from ..declaration import plain_decay
+from ..declaration import plain_weight_decay
 from ..groups import is_listed
 
 __all__ = ["StepFunction", "decay_or_function", "is_convolution", "rate_or_function", "without_order"]
@@ -75,7 +75,7 @@ def decay_or_function(value: Any, argument: str) -> Any:
     """Return a weight decay as a float, 0 for None, or as a `StepFunction`; raise if it is neither."""
     if callable(value) and not isinstance(value, WeightDecayRegularizer):
         return StepFunction(value, argument)
-    return checked_number(plain_decay(value, argument), argument, kind="a number or a callable of the step")
+    return checked_number(plain_weight_decay(value, argument), argument, kind="a number or a callable of the step")
 
 
 def without_order(parameters: Any) -> tuple[Any, Optional[list[Any]]]:

@@ -2,7 +2,7 @@
 
 A rule is a generator over tensors in float32 (float64 for float64 parameters), so that it reads like its paper:
 
-    def rule(param, grad, state, lr, *, beta1, weight_decay):
+    def rule(param, grad, state, lr, *, piece, beta1, weight_decay):
         moment = beta1 * state["moment1"] + (1 - beta1) * grad
         (square,) = yield [(moment * moment).sum()]       # sums over the whole tensor, wherever its pieces are
         return param - lr * moment / square.sqrt(), {"moment1": moment}
@@ -15,7 +15,7 @@ process has all of one after the other, those in pieces side by side. In a graph
 
 import math
 from collections.abc import Generator
-from typing import Any, Callable, Optional
+from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
 import paddle
@@ -23,7 +23,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
-from ..._checks import checked_bool, checked_number, checked_state
+from ..._checks import checked_number, checked_state
 from .._fused.step import FusedMixin
 from .._pieces import Piece, PieceFinder, answer_locally, answer_together
 from ..declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP
@@ -31,16 +31,26 @@ from .declared import DeclaredMixin, Task, compute_dtype
 from .layerwise import LayerwiseMixin
 from .sharded_state import ShardedStateMixin
 
-__all__ = ["STEP", "RuleOptimizer", "Task", "Update", "checked_rate", "largest"]
+__all__ = ["STEP", "RuleOptimizer", "Task", "Update", "Values", "checked_rate", "largest"]
 
 _INFIX = "_fp32_master_0_"  # the only spelling of state names that PaddleNLP's unified checkpoint splits generically
-Update = Generator[list[Any], list[Any], tuple[Any, dict[str, Any]]]  # a running rule
+Values = dict[str, Any]  # by name, of states or of options
+Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule
 
 
 class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
     """Base of the optimizers whose update is a pure function: a subclass declares itself and has a `rule`.
 
     It takes the arguments that all optimizers take (see `AdamWDL`) and the options that the class declares.
+
+    `rule` is a static method, called with
+
+    - param, grad: values of the parameter, or of the piece that the process has, and of its gradient, in float32 or
+      float64;
+    - state: its state by name, in the same type; `STEP` counts this update already;
+    - lr: its learning rate, a Tensor of shape [], with the layer's ratio in it;
+    - piece: the `Piece` that the tensors are of the parameter, by which it sums over rows, columns or the whole;
+    - and all options by name; "weight_decay" is 0 where it is not to be decayed.
     """
 
     def __init__(
@@ -56,8 +66,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         **arguments: Any,
     ) -> None:
         rate = self._read_rate(learning_rate)
-        checked_bool(multi_precision, "multi_precision")
-        parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, fused)
+        parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, multi_precision, fused)
         self._finder = PieceFinder(_paddle.flatten_groups(parameters or []))
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
@@ -67,20 +76,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
 
     # ---- what a subclass says
 
-    def rule(
-        self, param: Any, grad: Any, state: dict[str, Any], lr: Any, options: dict[str, Any], piece: Any = None
-    ) -> Update:
-        """Return the update rule's generator; it returns the new parameter and the new state.
-
-        Args:
-            param: value of the parameter, or of the piece that the process has, float32 or float64, as `grad`.
-            grad: its gradient.
-            state: its state; `STEP` counts this update already. Rows and columns are the whole tensor's.
-            lr: its learning rate, a Tensor of shape [], with the layer's ratio in it.
-            options: all options; "weight_decay" is 0 where it is not to be decayed.
-            piece: what the tensors are of the parameter, a `Piece`. None: all of it.
-        """
-        raise NotImplementedError
+    rule: ClassVar[Callable[..., Update]]
 
     def own_rate(self, param: Any) -> Optional[float]:
         """Return the rate that the parameter's group has instead of the optimizer's, None if it has none."""
@@ -150,7 +146,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
                     "in dygraph, or use AdamWDL, AdamWeightDecay or Lamb. "
                     f"Received: {type(self).__name__} with state {', '.join(other)} of '{param.name}'"
                 )
-            owner = _paddle.new_master(self)(param) if self._has_master(param) else param
+            owner = _paddle.new_master(self)(param) if self.has_master(param) else param
             for name, (dtype, shape) in self.state_layout(param).items():
                 _paddle.new_state(self)(name, owner, fill_value=0.0, dtype=_paddle.state_dtype(dtype), shape=shape)
             _paddle.with_state(self).add(param.name)
@@ -236,7 +232,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         """Do the updates that were collected, in their order."""
         pieces = self._finder.find(_paddle.parameter_list(self))
         tasks = [task._replace(piece=pieces[task.param.name]) for task in tasks if task.param.name in pieces]
-        if self._fused and any(task.piece.groups or task.piece.slice_size is not None for task in tasks):
+        if self.fused and any(task.piece.groups or task.piece.slice_size is not None for task in tasks):
             where = "parameters in pieces (tensor parallel, sharding version 2)"
             raise ValueError(f"`fused=True` does not go with {where}: use None or False. Received: fused=True")
         self._update_whole([task for task in tasks if not task.piece.groups])
@@ -274,7 +270,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
     def _start(self, task: Task) -> tuple[Update, Callable[..., None]]:
         """Return the rule of a task, to be run, and a function that writes its result."""
         param, piece = task.param, task.piece or Piece(self.whole_shape(task.param))
-        target = _paddle.masters(self)[param.name] if self._has_master(param) else param
+        target = _paddle.masters(self)[param.name] if self.has_master(param) else param
         dtype, kinds = compute_dtype(param), {**self.state_kinds(param), STEP: SCALAR}
         stored_as = _paddle.state_getter(self)
         stored = {name: stored_as(name, param) for name in kinds}
@@ -284,15 +280,18 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
                 state[name] = state[name].reshape([])
             elif kind == ELEMENT:
                 state[name] = piece.view(state[name])
-        state[STEP] = self._advance(param, state[STEP])
+        counted = self._counted(state)
+        state.update(counted)
         grad = task.grad.astype(dtype)
         if list(grad.shape) != list(target.shape):  # ClipGradByGlobalNorm makes [1] of []
             grad = grad.reshape(target.shape)
-        rule = self.rule(piece.view(target.astype(dtype)), piece.view(grad), state, task.lr, task.options, piece)
+        rule = self.rule(
+            piece.view(target.astype(dtype)), piece.view(grad), state, task.lr, piece=piece, **task.options
+        )
 
         def write(new_param: Any, new_state: dict[str, Any]) -> None:
             overflow = None if paddle.in_dynamic_mode() else _paddle.found_inf(self)
-            for name, value in {**new_state, STEP: state[STEP]}.items():
+            for name, value in {**new_state, **counted}.items():
                 _write(value, stored[name], overflow, piece if kinds[name] == ELEMENT else None)
             _write(new_param, target, overflow, piece)
             if target is not param:
@@ -306,11 +305,11 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         empty = paddle.zeros([0], dtype)
         state = {n: empty if kinds[n] == ELEMENT else paddle.zeros(shapes[n], dtype) for n in kinds}
         state[STEP] = paddle.ones([], dtype)
-        return self.rule(empty, empty, state, paddle.zeros([], dtype), self.fused_options(param), piece)
+        return self.rule(empty, empty, state, paddle.zeros([], dtype), piece=piece, **self.fused_options(param))
 
-    def _advance(self, param: Any, step: Any) -> Any:
-        """Return the number of this update, from 1, of the parameter; a subclass may count in another way."""
-        return step + 1.0
+    def _counted(self, state: Values) -> Values:
+        """Return the counters after this update, given the state before it; a subclass may count in another way."""
+        return {STEP: state[STEP] + 1.0}
 
 
 def _write(value: Any, target: Any, overflow: Any = None, piece: Optional[Piece] = None) -> None:

@@ -1,9 +1,16 @@
 """One count of steps for all parameters, for optimizers whose rule or schedules depend on it."""
 
 import contextlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Optional
 
-__all__ = ["StepCount"]
+import paddle
+
+from ... import kernels
+from ..declaration import STEP
+from .rule_optimizer import Values, largest
+
+__all__ = ["SharedStepCount", "StepCount"]
 
 _Base: Any = object
 
@@ -39,3 +46,40 @@ class StepCount(_Base):
         # of a step: all parameters or a group of them; of `minimize` and the sharding wrappers: a whole step
         with self._one_step():
             return super()._apply_optimize(*args, **kwargs)
+
+
+class SharedStepCount(StepCount):
+    """The count of an optimizer whose rule has one t for all parameters, as TensorFlow's `iterations`."""
+
+    _number_of_this_step: Optional[float] = None  # within a step, once it is known
+    _in_step = False
+
+    @contextlib.contextmanager
+    def _one_step(self) -> Iterator[None]:
+        outermost = not self._in_step
+        self._in_step = True
+        try:
+            yield
+        finally:
+            if outermost:
+                self._in_step, self._number_of_this_step = False, None
+
+    def _counted(self, state: Values) -> Values:
+        """Return 1 + the largest count of any parameter before this step."""
+        if not paddle.in_dynamic_mode():  # a graph updates all its parameters or none: they count alike
+            return super()._counted(state)
+        return {STEP: paddle.full([], self._this_step(), state[STEP].dtype)}
+
+    def _count_steps(self, plan: Any) -> None:
+        if self._number_of_this_step is None and len(plan.records) == len(self._held(STEP)):
+            taken = max(kernels.largest_step(plan.records), largest(self._loaded(STEP)))
+            self._number_of_this_step = self._with_elsewhere(taken) + 1.0
+
+    def _this_step(self) -> float:
+        """Return the number of the running step, from 1."""
+        if self._number_of_this_step is None:
+            self._number_of_this_step = self._steps_taken() + 1.0
+        return self._number_of_this_step
+
+    def _largest_count(self) -> float:
+        return self._largest_of(STEP)

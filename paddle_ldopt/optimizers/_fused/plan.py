@@ -214,7 +214,7 @@ class Plan:
         kinds, get = self.optimizer.state_kinds(param), _paddle.state_getter(self.optimizer)
         state = {name: get(name, param) for name in {*kinds, STEP}}
         tensors: dict[Union[str, int], Any] = {"param": param, "step": state[STEP]}
-        if self.optimizer._has_master(param):
+        if self.optimizer.has_master(param):
             tensors = {**tensors, "param": _paddle.masters(self.optimizer)[param.name], "copy": param}
         if rule.aux in state:
             tensors["aux"] = state[rule.aux]
@@ -249,8 +249,8 @@ class Plan:
 
     def decayed(self) -> NDArray[Any]:
         """Return for each parameter 1.0 if it is decayed, 0.0 otherwise."""
-        if self._decayed is None or _paddle.decay_fun(self.optimizer) is not None:
-            self._decayed = np.array(list(map(self.optimizer.is_decayed, self.params)), "f8")
+        if self._decayed is None or _paddle.weight_decay_fun(self.optimizer) is not None:
+            self._decayed = np.array(list(map(self.optimizer.has_weight_decay, self.params)), "f8")
         return self._decayed
 
     def grad_types(self, seen: Seen) -> Any:

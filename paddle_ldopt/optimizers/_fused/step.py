@@ -55,7 +55,7 @@ class FusedMixin(_Base):
     `_update(tasks)`, which does what it has collected.
     """
 
-    _fused: Optional[bool] = None
+    fused: Optional[bool] = None
     _missing: MissingGradients
     _plan: Optional[Plan] = None  # of the last step that was fused
     _waiting: Optional[list[Any]] = None  # within a step of parameter groups: the updates of those that Paddle has done
@@ -81,10 +81,6 @@ class FusedMixin(_Base):
         """Return the names of flags that depend on a parameter's shape."""
         return ()
 
-    def decay_now(self, options: dict[str, Any]) -> Any:
-        """Return the decay of this step that is in the options."""
-        return options["weight_decay"]
-
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict`; if it is of another optimizer, raise before anything is changed."""
         state_dict = loadable(self, state_dict)
@@ -101,11 +97,11 @@ class FusedMixin(_Base):
 
     def update_fused(self, updates: list[Any]) -> list[Any]:
         """Do the updates of whole parameters that the C library can do, return the others; raise if it must do all."""
-        if not updates or self._fused is False:
+        if not updates or self.fused is False:
             return updates
         why = _why_not_here()
         if why is not None:
-            if self._fused:
+            if self.fused:
                 raise _not_possible(f": {why}. Use None or False.")
             if paddle.in_dynamic_mode() and updates[0].param.place.is_cpu_place():
                 _warn_once(f"Optimizers use Paddle's operations, which are slower: {why}.")
@@ -120,7 +116,7 @@ class FusedMixin(_Base):
             why = self._plan.refused.get(update.param.name) or why
             if why is None:
                 chosen.append(update._replace(grad=grad))
-            elif self._fused:
+            elif self.fused:
                 advice = "Use None, which leaves such parameters to Paddle's operations, or False."
                 raise _not_possible(f" for parameter '{update.param.name}': {why}. {advice}")
             else:
@@ -136,7 +132,7 @@ class FusedMixin(_Base):
             if id(update.lr) not in rates:
                 rates[id(update.lr)] = float(update.lr)
             plan.fill_rule(record, list(update.param.shape), update.options)
-            record["weight_decay"] = self.decay_now(update.options)
+            record["weight_decay"] = update.options["weight_decay"]
             record["lr"] = rates[id(update.lr)]
         records["grad"] = [update.grad.data_ptr() for update in updates]
         records["grad_type"] = [TYPES[update.grad.dtype] for update in updates]
@@ -206,14 +202,14 @@ class FusedMixin(_Base):
         """Raise if a parameter was cast since its state was made, so that its state has or lacks a float32 master."""
         has = param.name in _paddle.masters(self)
         known = paddle.in_dynamic_mode() and param.name in _paddle.with_state(self)
-        if known and has != self._has_master(param):
+        if known and has != self.has_master(param):
             raise ValueError(
                 f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
                 "build a new optimizer for it. "
                 f"Received: dtype {str(param.dtype).rpartition('.')[2]}, {'a' if has else 'no'} float32 master weight"
             )
 
-    def _has_master(self, param: Any) -> bool:
+    def has_master(self, param: Any) -> bool:
         return bool(_paddle.keeps_masters(self) and _paddle.is_low_precision(self)(param.dtype))
 
     def _takes_sparse(self, param: Any) -> bool:
@@ -231,7 +227,7 @@ class FusedMixin(_Base):
         clip, params = _paddle.grad_clip(self), _paddle.parameter_list(self)
         by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm
         return (
-            self._fused is not False
+            self.fused is not False
             and _why_not_here() is None
             and bool(params)
             and not isinstance(params[0], dict)
@@ -266,7 +262,7 @@ class FusedMixin(_Base):
         records, params = plan.records.take(plan.rows), seen.params  # by an index it takes ten times as long
         _paddle.create_rate(self)()
         records["lr"] = layer_rates(_paddle.global_rate(self)(), seen.factors, ratios)
-        records["weight_decay"] = self.decay_now(options) * plan.decayed()[plan.rows]
+        records["weight_decay"] = options["weight_decay"] * plan.decayed()[plan.rows]
         records["grad"], records["grad_type"] = seen.addresses, types
         records["held"][:, kernels.PLACES["grad"]] = seen.held
         clip = _paddle.grad_clip(self)
@@ -293,7 +289,7 @@ class FusedMixin(_Base):
 
     def _ratios_now(self, params: list[Any], frozen: list[bool]) -> list[float]:
         """Return the parameters' ratios, each asked for and checked unless it is frozen."""
-        ratio_of = self._ratio_of
+        ratio_of = self.ratio_of
         if ratio_of is None:
             return [1.0] * len(params)
         kept = self._kept_ratios

@@ -1,0 +1,54 @@
+"""`get_config` and `from_config` of Keras: the arguments of an optimizer as a dict for JSON."""
+
+from typing import Any
+
+from paddle.optimizer.lr import LRScheduler
+
+from ..._paddle import keeps_masters, rate_source
+from ...layers.paddlenlp_hook import check_decay, layerwise_lr_decay
+from .declared import LAYERWISE
+
+__all__ = ["KerasConfigMixin"]
+
+_Base: Any = object
+
+
+class KerasConfigMixin(_Base):
+    """Adds both methods to an optimizer whose constructor sets `_given`."""
+
+    _given: dict[str, Any]  # arguments that are no options, as the constructor was given them
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that JSON can hold, to be given to `from_config`.
+
+        The rate is the present one. "not_in_config" names the arguments that JSON cannot hold, where there are any.
+        """
+        objects = {"grad_clip": None, "apply_decay_param_fun": None, **LAYERWISE, **self._given}
+        plain = {name: objects.pop(name) for name in ("name", "n_layers")}
+        if objects["set_param_lr_fun"] is layerwise_lr_decay:
+            del objects["set_param_lr_fun"]
+        if not hasattr(objects["layerwise_decay"], "layerwise_decay"):
+            plain["layerwise_decay"] = check_decay(objects.pop("layerwise_decay"))
+        if isinstance(rate_source(self), LRScheduler):
+            objects["learning_rate"] = rate_source(self)
+        else:
+            plain["learning_rate"] = rate_source(self)
+        options = {
+            self.OPTIONS[name].called or name: value for name, value in {**self._defaults, **self._fixed}.items()
+        }
+        own = {"multi_precision": keeps_masters(self), "fused": self.fused, **self.patterns.texts()}
+        missing = [argument for argument, value in objects.items() if value is not None]
+        return {**options, **own, **plain, **({"not_in_config": missing} if missing else {})}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], **arguments: Any) -> Any:
+        """Build an optimizer from the `get_config` of this class or of transformers'.
+
+        `arguments` are the parameters, all that "not_in_config" names (or None for it), and whatever is to differ.
+        """
+        config = dict(config)
+        lacking = [argument for argument in config.pop("not_in_config", ()) if argument not in arguments]
+        if lacking:
+            wrong = f"`from_config` must be given what the configuration cannot hold: {', '.join(lacking)}."
+            raise ValueError(f"{wrong} Received: {', '.join(arguments) or 'nothing'}")
+        return cls(**{**config, **arguments})
