@@ -42,7 +42,7 @@ def _flag(default: Any, text: str) -> Any:
 
 
 @dataclasses.dataclass
-@with_decay_settings
+@with_decay_settings(str)
 class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
     """Give TrainingArguments the layer-wise arguments, and `optim` and `lr_scheduler_type` the names of ours.
 
@@ -53,7 +53,9 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         optim (str): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
         optim_kwargs: other options of an optimizer of `list_optimizers`, as a JSON object:
             ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's own arguments (`adam_beta1`...) stay.
-        layerwise_rules: the `rules` of `LayerMap.from_model`, as a JSON object.
+        layerwise_rules: the `rules` of `LayerMap.from_model`, as a JSON object; so are `layerwise_towers` and
+            `layerwise_multipliers`: ``--layerwise_towers '{"vision_model": 0.65, "text_model": {"scale": 0.1}}'``.
+        layerwise_granularity: that of `LayerMap.from_model`.
         lr_scheduler_type (str): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup" and
             "polynomial" stay the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless `lr_scheduler_kwargs`
             are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, on
@@ -79,6 +81,7 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
     allow_layerwise_change: bool = _flag(False, "Resume even if the checkpoint has other layer-wise settings.")
     optim_kwargs: Optional[str] = _flag(None, "What else the optimizer takes, as JSON: '{\"clip_threshold\": 2.0}'.")
     layerwise_rules: Optional[str] = _flag(None, 'Parameters\' names and layers, as JSON: \'{"adapter": "head"}\'.')
+    layerwise_granularity: str = _flag("block", "What a layer is: block, stage, or a number of groups of blocks.")
     lr_scheduler_kwargs: Optional[str] = _flag(None, "What else the schedule takes, as JSON: '{\"num_cycles\": 3}'.")
 
     def __init_subclass__(cls, **kwargs: Any):

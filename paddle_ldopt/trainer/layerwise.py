@@ -10,6 +10,7 @@ from .._paddle import leave_out_frozen, parameters_of, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
 from ..config import json_object
 from ..layers.decay import LayerDecay
+from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
@@ -49,7 +50,8 @@ class LayerwiseRatesMixin(TrainerMixin):
         if rules and self.layer_rules is not None:
             problem = "The Trainer has `layer_rules` and its arguments `layerwise_rules`: leave one of them out."
             raise refusal(ValueError, problem, layerwise_rules=rules)
-        return map_layers(self.model, rules or self.layer_rules)
+        granularity = checked_granularity(getattr(self.args, "layerwise_granularity", "block"))
+        return map_layers(self.model, rules or self.layer_rules, granularity)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train, as the Trainer's own `train`, after all checks that are possible beforehand."""
