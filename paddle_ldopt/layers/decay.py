@@ -17,6 +17,8 @@ CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
     "electra": lambda decay, i, n: decay ** (n + 2 - i),
     # top block 1, embeddings undecayed, as in zihangdai/xlnet
     "xlnet": lambda decay, i, n: decay ** (n - i if i else 0),
+    # top block 1, embeddings with the first block, as ERNIEKit's `vit_lr_ratio`
+    "ernie_vl": lambda decay, i, n: decay ** (n - max(i, 1)),
     # a line up from the bound, as in ERNIEKit: embeddings and first block at the bound, the head 3 parts above the top
     "linear": lambda bound, i, n: bound + max(i - 1, 0) / (n + 2) * (1 - bound),
 }
@@ -72,7 +74,8 @@ class LayerDecay:
     Args:
         layerwise_decay: d, the ratio of the rates of neighbouring layers, in (0, 1].
         convention: which power each layer gets: "paddlenlp" (the same numbers as BEiT), "electra" (one power lower for
-            all but the head), "xlnet" (top block and embeddings at the full rate), or "linear", without a decay:
+            all but the head), "xlnet" (top block and embeddings at the full rate), "ernie_vl" (top block at the full
+            rate, embeddings at that of the first block), or "linear", without a decay:
             :math:`b + (i - 1) (1 - b) / (n + 2)` as in ERNIEKit, with the embeddings at b as the first block.
         min_ratio: floor of the ratios, in [0, 1].
         head_ratio: ratio of the head, above 0; often more than 1 for a newly initialised one.

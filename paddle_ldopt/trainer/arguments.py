@@ -16,10 +16,12 @@ from ..config import (
     tell_all,
     with_decay_settings,
 )
+from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
 from ..schedules.factory import SCHEDULES
 from . import lr_scheduler
 from .base import check_mixed_in_first, name_of
+from .erniekit import with_erniekit
 from .required_mixin import MixinRequired
 
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
@@ -113,11 +115,17 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         if ours:
             args.lr_scheduler_type = SchedulerName(kind)
         lr_scheduler.check_evaluation(args)
+        _ = self.layerwise_rule  # raises if ERNIEKit's arguments, which are complete by now, do not fit
+
+    @property
+    def layerwise_rule(self) -> LayerDecay:
+        """The `LayerDecay` that the arguments make together, with those that ERNIEKit has of its own."""
+        return with_erniekit(super().layerwise_rule, self)
 
     def check_trainer(self) -> None:
         """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
         args: Any = self
-        given, off = settings_of(args.layerwise_rule), settings_of(OFF)
+        given, off = settings_of(super().layerwise_rule), settings_of(OFF)
         asked = {name: value for name, value in given.items() if value != off[name]}
         if name_of(args.optim) in REGISTRY:
             asked["optim"] = name_of(args.optim)

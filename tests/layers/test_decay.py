@@ -18,6 +18,8 @@ CONVENTIONS = {
     "electra": [0.5**6, 0.5**5, 0.5**4, 0.5**3, 0.5**2, 1.0],
     # xlnet, model_utils.py: d^(n-1-l) for layer l, every other variable untouched
     "xlnet": [1.0, 0.5**3, 0.5**2, 0.5, 1.0, 1.0],
+    # ERNIEKit, vl_sft/pretraining_trainer.py, vit_lr_ratio: d^(n-1-l) for block l, all before the blocks as block 0
+    "ernie_vl": [0.5**3, 0.5**3, 0.5**2, 0.5, 1.0, 1.0],
     # ERNIEKit, erniekit/train/dpo/trainer.py: depth 0 for embeddings, i for block i, n + 2 for norm and head
     "linear": [0.5, 0.5, *(0.5 + i / 6 * (1 - 0.5) for i in (1, 2, 3)), 1.0],
 }
@@ -52,7 +54,7 @@ def test_floor_head_and_freezing():
         (
             {"convention": "beit2"},
             ValueError,
-            "'paddlenlp', 'electra', 'xlnet', 'linear'. Received: convention='beit2'",
+            "'paddlenlp', 'electra', 'xlnet', 'ernie_vl', 'linear'. Received: convention='beit2'",
         ),
         ({"convention": ["xlnet"]}, ValueError, "Received: convention="),
         ({"min_ratio": -0.1}, ValueError, "Received: min_ratio=-0.1"),
