@@ -11,7 +11,7 @@ from paddle_ldopt.layers.table import markdown
 from paddle_ldopt.optimizers.declaration import COMMON
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.schedules.factory import REQUIRED, SCHEDULES
-from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, gib, plan
+from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, estimate, gib
 
 PAGES = [pathlib.Path(__file__).parent / name for name in ("options.md", "scaling.md")]
 SIZES = {"7 B": 7e9, "70 B": 70e9, "400 B": 400e9, "1 T": 1e12}
@@ -39,14 +39,14 @@ LAYOUTS = [
 
 
 @functools.lru_cache
-def plans(model):
-    """Return layout -> one plan for each optimizer, None where it is refused."""
-    return {layout: [_plan(model, optimizer, layout) for optimizer in OPTIMIZERS] for layout in LAYOUTS}
+def estimates(model):
+    """Return layout -> one estimate for each optimizer, None where it is refused."""
+    return {layout: [_estimate(model, optimizer, layout) for optimizer in OPTIMIZERS] for layout in LAYOUTS}
 
 
-def _plan(model, optimizer, layout):
+def _estimate(model, optimizer, layout):
     try:
-        return plan(model, optimizer, layout, TOKENS)
+        return estimate(model, optimizer, layout, TOKENS)
     except ValueError:
         return None
 
@@ -109,7 +109,7 @@ def models_table():
 def memory_table(params):
     """Return the table of one size: GiB of state, and in all, for each layout and optimizer."""
     rows = []
-    for layout, answers in plans(Transformer.of_size(params)).items():
+    for layout, answers in estimates(Transformer.of_size(params)).items():
         shown = [f"{gib(answer.state)} / {gib(answer.total)}" if answer else "refused" for answer in answers]
         rows.append([str(layout), str(layout.devices), *shown])
     return markdown(["layout", "devices", *map(str, OPTIMIZERS)], rows)
@@ -119,7 +119,7 @@ def sent_table(params):
     """Return the table of one size: GiB that a device sends, for each layout."""
     asking = [i for i, optimizer in enumerate(OPTIMIZERS) if optimizer.sums((1, 1)) and not str(optimizer).count(",")]
     rows = []
-    for layout, answers in plans(Transformer.of_size(params)).items():
+    for layout, answers in estimates(Transformer.of_size(params)).items():
         first = answers[0]
         common = (first.sent_gradients, first.sent_parameters, first.sent_activations)
         sums = [gib(answers[i].sent_sums) if answers[i] else "refused" for i in asking]

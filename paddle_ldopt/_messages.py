@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional, TypeVar
 
-__all__ = ["nearest", "quoted", "refusal", "shown", "some", "tell_all", "unknown", "wrong_type"]
+__all__ = ["nearest", "problem", "quoted", "refusal", "shown", "some", "tell_all", "unknown", "wrong_type"]
 
 E = TypeVar("E", bound=Exception)
 
@@ -41,9 +41,14 @@ def shown(value: Any) -> str:
     return text
 
 
+def problem(sentence: str, /, **received: Any) -> str:
+    """Return a sentence with advice and, after "Received:", each value by its name."""
+    return f"{sentence} Received: {', '.join(f'{name}={shown(value)}' for name, value in received.items())}"
+
+
 def refusal(kind: type[E], sentence: str, /, **received: Any) -> E:
-    """Return the exception whose message is a sentence with advice and, after "Received:", each value by its name."""
-    return kind(f"{sentence} Received: {', '.join(f'{name}={shown(value)}' for name, value in received.items())}")
+    """Return the exception whose message is a `problem`."""
+    return kind(problem(sentence, **received))
 
 
 def wrong_type(value: Any, name: str, expected: str) -> TypeError:

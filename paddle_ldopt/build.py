@@ -7,7 +7,8 @@ from typing import Any, Optional, Union
 import paddle
 
 from ._checks import Option, checked_bool
-from ._messages import refusal, wrong_type
+from ._messages import refusal
+from ._paddle import checked_model
 from .layers.decay import LayerDecay
 from .layers.granularity import Granularity
 from .layers.map import LayerMap
@@ -54,8 +55,8 @@ def build_optimizer(
     """
     info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
     own_parameters = any(name in arguments for name in ("parameters", "params"))
-    if not hasattr(model, "named_sublayers") and not (model is None and own_parameters):
-        raise wrong_type(model, "model", "a paddle.nn.Layer")
+    if model is not None or not own_parameters:
+        checked_model(model)
     if not own_parameters:
         arguments["parameters"] = parameters_to_train(model) if groups is None else list(groups)
     grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])

@@ -83,7 +83,7 @@ def start(args):
     strategy.pipeline_configs = {"accumulate_steps": args.micro_batch_num, "micro_batch_size": args.micro_batch_size}
     if not paddle.is_compiled_with_cuda():
         strategy.hybrid_configs["pp_configs"].use_batch_p2p_comm = False  # gloo has no batched messages
-        dist.ParallelEnv._device_id = 0  # a PipelineLayer asks for the number of the device, which a CPU lacks
+        dist.ParallelEnv.device_id = 0  # a PipelineLayer asks for the number of the device, which a CPU lacks
     fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
     paddle.seed(args.seed + dist.get_rank())
     return fleet.get_hybrid_communicate_group()
@@ -101,15 +101,18 @@ def llama(length):
 
     from paddle_ldopt.trainer.stages import map_layers
 
-    def loss(logits, labels):
-        counts = (labels != IGNORED).astype("float32")
-        losses = paddle.nn.functional.cross_entropy(logits, labels.clip(min=0), reduction="none")
-        total, count = (losses.flatten() * counts.flatten()).sum(), counts.sum()
-        return (total, count) if network.training else total / count
+    class Llama(LlamaForCausalLMPipe):
+        def get_loss_fn(self, config):
+            return self.loss_of
+
+        def loss_of(self, logits, labels):
+            counts = (labels != IGNORED).astype("float32")
+            losses = paddle.nn.functional.cross_entropy(logits, labels.clip(min=0), reduction="none")
+            total, count = (losses.flatten() * counts.flatten()).sum(), counts.sum()
+            return (total, count) if self.training else total / count
 
     config = {"vocab_size": VOCABULARY, "max_position_embeddings": length, "use_flash_attention": False}
-    network = LlamaForCausalLMPipe(LlamaConfig(**config, **SHAPE, tie_word_embeddings=False))
-    network._loss_fn = [loss]
+    network = Llama(LlamaConfig(**config, **SHAPE, tie_word_embeddings=False))
     return network, map_layers(network)
 
 

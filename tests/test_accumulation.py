@@ -8,7 +8,7 @@ import paddle
 import pipeline_cases
 import pytest
 from distributed_launch import launch
-from golden_cases import cases, load, loader, needs_golden
+from golden_cases import cases, each, load, loader
 
 from paddle_ldopt import AdamWDL
 from paddle_ldopt.accumulation import GradientAccumulator
@@ -25,10 +25,9 @@ def tensor(*values, dtype="float32"):
 # ---- TensorFlow's own numbers
 
 
-@needs_golden
 @pytest.mark.filterwarnings(LEFT_OUT)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("entry", TABLES, ids=lambda entry: entry["id"])
+@each(TABLES)
 def test_sums_are_tensorflows(entry, dtype):
     want, accumulator, steps = load(entry).arrays, GradientAccumulator(), []
     shapes = dict(loader().PARAMSETS[entry["paramset"]])
@@ -54,8 +53,7 @@ def test_sums_are_tensorflows(entry, dtype):
     assert steps == want["step_log"].tolist() and seen == len(want) - 1
 
 
-@needs_golden
-@pytest.mark.parametrize("entry", ERRORS, ids=lambda entry: entry["id"])
+@each(ERRORS)
 def test_errors_are_transformers(entry):
     accumulator = GradientAccumulator()
     with pytest.raises(ValueError, match=re.escape(entry["error"]["match"])):

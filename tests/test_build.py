@@ -13,7 +13,7 @@ from paddle_ldopt._checks import checked_bool
 from paddle_ldopt.optimizers import ELEMENT, Option, RuleOptimizer, State, register
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.tools.cli import main
-from paddle_ldopt.tools.memory import Layout, OptimizerSpec, plan
+from paddle_ldopt.tools.memory import Layout, OptimizerSpec, estimate
 
 
 class Net(paddle.nn.Layer):
@@ -182,7 +182,7 @@ def test_an_optimizer_of_ten_lines_is_known_everywhere(momentum, tmp_path, capsy
     trainer = common.trainer(tmp_path, optim="momentum", optim_kwargs='{"mass": 0.5}', weight_decay=0.0, max_steps=1)
     trainer.train()
     assert type(trainer.optimizer) is momentum
-    assert plan({"w": [2, 2]}, OptimizerSpec("momentum"), Layout()).state == 4 * 4 + 4
+    assert estimate({"w": [2, 2]}, OptimizerSpec("momentum"), Layout()).state == 4 * 4 + 4
     capsys.readouterr()
     assert main(["memory", "--params", "1e9", "--optimizer", "momentum", "momentum,mass=0", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["plans"]) == 2

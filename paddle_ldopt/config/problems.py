@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 import paddle
 
 from .._checks import checked_number, checked_steps, refused
-from .._messages import refusal, shown, unknown
+from .._messages import problem, refusal, shown, unknown
 from ..build import OPTIMIZERS, build_optimizer
 from ..schedules import ON_METRIC, get_scheduler
 from ..schedules.factory import SCHEDULES, kwargs_problems
@@ -74,13 +74,13 @@ def _tried(build: Callable[[], Any]) -> Iterator[str]:
 
 def _checked_names(value: Any, field: str) -> None:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise TypeError(f"`{field}` must be a dict. Received: {field}={shown(value)}")
+        raise refusal(TypeError, f"`{field}` must be a dict.", **{field: value})
 
 
 def _checked_rules(value: Any, field: str) -> None:
     _checked_names(value, field)
     if any(isinstance(layer, bool) or not isinstance(layer, (int, str)) for layer in value.values()):
-        raise TypeError(f"`{field}` must map names to layer ids or strings. Received: {field}={shown(value)}")
+        raise refusal(TypeError, f"`{field}` must map names to layer ids or strings.", **{field: value})
 
 
 _CHECKS: dict[str, _Check] = {
@@ -103,8 +103,7 @@ def _optimizer_problems(config: Any, unreadable: bool) -> Iterator[str]:
         return
     elif _sets_its_rate(config) != (config.learning_rate is None):
         advice = "`learning_rate` must be None with `relative_step`, which sets the rate, and only then."
-        received = {"optim": optim, "learning_rate": config.learning_rate, "optim_kwargs": options}
-        yield str(refusal(ValueError, advice, **received))
+        yield problem(advice, optim=optim, learning_rate=config.learning_rate, optim_kwargs=options)
     else:
         sure = {} if unreadable else {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
         rate = None if config.learning_rate is None else 1e-3
@@ -120,11 +119,9 @@ def _sets_its_rate(config: Any) -> bool:
 
 def _idle_schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
-    given = {name: getattr(config, name) for name in schedule}
-    given = {name: value for name, value in given.items() if value != defaults[name]}
+    given = {name: getattr(config, name) for name in schedule if getattr(config, name) != defaults[name]}
     if given:
-        received = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
-        yield f"No schedule has an effect while `learning_rate` is None: the step sets it. Received: {received}"
+        yield problem("No schedule has an effect while `learning_rate` is None: the step sets it.", **given)
 
 
 def _schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
@@ -136,9 +133,9 @@ def _schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
         return
     given = {"warmup_steps": config.warmup_steps, "warmup_ratio": config.warmup_ratio}
     if all(given.values()):
-        yield str(refusal(ValueError, "`warmup_steps` and `warmup_ratio` exclude each other.", **given))
+        yield problem("`warmup_steps` and `warmup_ratio` exclude each other.", **given)
     yield from SCHEDULES[kind].idle_warmup(**given)
     warmup = config.warmup_steps or int(config.warmup_ratio * _LONG)
     found = list(kwargs_problems(kind, config.lr_scheduler_kwargs))
     found = found or list(_tried(lambda: build_schedule(config, warmup, _LONG)))
-    yield from (f"`lr_scheduler_kwargs`: {problem}" for problem in found)
+    yield from (f"`lr_scheduler_kwargs`: {wrong}" for wrong in found)

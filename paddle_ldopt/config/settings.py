@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from .._checks import checked_steps, plain_number
 from .._files import Path, checked_path
-from .._messages import refusal, shown, tell_all, unknown
+from .._messages import refusal, tell_all, unknown, wrong_type
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
@@ -112,16 +112,15 @@ class LdoptConfig(DecaySettings):
         if not self.warmup_ratio:
             return build_schedule(self, self.warmup_steps, steps)
         if steps is None:
-            raise refusal(
-                ValueError, "`warmup_ratio` is a part of all steps: give their number.", num_training_steps=None
-            )
+            advice = "`warmup_ratio` is a part of all steps: give their number."
+            raise refusal(ValueError, advice, num_training_steps=None)
         return build_schedule(self, int(self.warmup_ratio * checked_steps(steps, "num_training_steps")), steps)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LdoptConfig":
         """Return the object with the settings of a dict; raise ValueError that lists all problems."""
         if not isinstance(values, dict):
-            raise TypeError(f"The settings must be a dict. Received: {shown(values)}")
+            raise wrong_type(values, "values", "a dict of settings")
         known = _defaults(cls)
         wrong = (unknown("setting", key, value, known) for key, value in values.items() if key not in known)
         valid = {key: value for key, value in values.items() if key in known}

@@ -27,7 +27,7 @@ from ..plots import check_picture, plot_schedule, text_plot
 from ..schedules import ON_METRIC, get_scheduler
 from ..schedules.ahead import schedule_rates
 from ..schedules.factory import SCHEDULES
-from .memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, plan
+from .memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, estimate
 from .memory.optimizer import sizing_options
 
 __all__ = ["load_model", "main"]
@@ -112,7 +112,7 @@ def _show_memory(options: argparse.Namespace) -> None:
     if options.no_masters:
         shared["multi_precision"] = False
     specs = [_spec(text, shared) for text in options.optimizer]
-    plans = [plan(model, spec, layout, options.tokens) for layout in _layouts(options) for spec in specs]
+    plans = [estimate(model, spec, layout, options.tokens) for layout in _layouts(options) for spec in specs]
     if options.json:
         answer = {"model": name, "size": size, "plans": [answer.to_dict() for answer in plans]}
         print(json.dumps(answer, indent=1))
@@ -158,7 +158,7 @@ def _layouts(options: argparse.Namespace) -> list[Layout]:
     if not options.layout:
         return [Layout(**single)]
     if single:
-        raise ValueError(f"`--layout` takes the place of the others. Received: layout={options.layout}, {single}")
+        raise refusal(ValueError, "`--layout` takes the place of the others.", layout=options.layout, **single)
     flags = {field.name: field.name == "split_param" for field in dataclasses.fields(Layout)}
     return [Layout(**_settings(text, text.split(","), flags, int)) for text in options.layout]
 

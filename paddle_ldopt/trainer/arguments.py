@@ -69,15 +69,17 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         RuntimeError: from the constructor of a Trainer without `LdoptTrainerMixin`, which would ignore the arguments.
         TypeError: at the definition of the class, if the mixin does not come first.
 
-    Examples::
-
-        @dataclass
-        class MyArguments(LdoptArgumentsMixin, TrainingArguments):
-            pass
-
-        # --output_dir out --optim adamwdl --layerwise_lr_decay 0.8
-        (args,) = PdArgumentParser(MyArguments).parse_args_into_dataclasses()
-        args.layerwise_rule  # LayerDecay(layerwise_decay=0.8, convention='paddlenlp', ...)
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+        >>> from paddle_ldopt.trainer import LdoptArgumentsMixin
+        >>> @dataclass
+        ... class MyArguments(LdoptArgumentsMixin, TrainingArguments):
+        ...     pass
+        >>> line = "--output_dir out --device cpu --optim adamwdl --layerwise_lr_decay 0.8"
+        >>> (args,) = PdArgumentParser(MyArguments).parse_args_into_dataclasses(line.split())
+        >>> args.layerwise_rule.layerwise_decay
+        0.8
     """
 
     allow_layerwise_change: bool = _flag(False, "Resume even if the checkpoint has other layer-wise settings.")

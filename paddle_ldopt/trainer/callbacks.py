@@ -29,10 +29,10 @@ class LayerLRCallback(Callback):
         TypeError: from the training, if the Trainer lacks `LdoptTrainerMixin`: a callback alone cannot add to its logs.
         ValueError: the model's layers are not found; a parameter that is not in `layers`.
 
-    Examples::
-
-        trainer.add_callback(LayerLRCallback())
-        trainer.train()  # loss: 0.69, learning_rate: 1e-3, lr/embeddings: 1.25e-4, lr/block_0: 2.5e-4, ...
+    Examples:
+        >>> trainer.add_callback(LayerLRCallback())  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+        loss: 0.69, learning_rate: 1e-3, lr/embeddings: 1.25e-4, lr/block_0: 2.5e-4, ...
     """
 
     attached = False  # the mixin of the Trainer sets it

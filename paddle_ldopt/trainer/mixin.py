@@ -49,13 +49,13 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
             each other, a checkpoint that does not fit, a schedule that follows a metric and no `eval_dataset`. In the
             training: an evaluation without that metric.
 
-    Examples::
-
-        class MyTrainer(LdoptTrainerMixin, Trainer):
-            layer_rules = {r"adapter_in": "embeddings"}
-
-        trainer = MyTrainer(model=model, args=args, train_dataset=train)  # args: MyArguments
-        trainer.train(resume_from_checkpoint=True if resume else None)
+    Examples:
+        >>> from paddlenlp.trainer import Trainer
+        >>> from paddle_ldopt.trainer import LdoptTrainerMixin
+        >>> class MyTrainer(LdoptTrainerMixin, Trainer):
+        ...     layer_rules = {r"adapter_in": "embeddings"}
+        >>> trainer = MyTrainer(model=model, args=args, train_dataset=train)  # doctest: +SKIP
+        >>> trainer.train(resume_from_checkpoint=True if resume else None)  # doctest: +SKIP
     """
 
     def _prepare(self) -> None:

@@ -37,13 +37,13 @@ class ResumeMixin(TrainerMixin):
         TypeError: at the definition of the class, if the mixin does not come first.
         ValueError: from `train`: a checkpoint that is incomplete or damaged, or none; an `output_dir` without rights.
 
-    Examples::
-
-        class MyTrainer(ResumeMixin, Trainer):
-            pass
-
-        trainer = MyTrainer(model=model, args=args, train_dataset=train)  # args: TrainingArguments
-        trainer.train(resume_from_checkpoint=True if resume else None)
+    Examples:
+        >>> from paddlenlp.trainer import Trainer
+        >>> from paddle_ldopt.trainer import ResumeMixin
+        >>> class MyTrainer(ResumeMixin, Trainer):
+        ...     pass
+        >>> trainer = MyTrainer(model=model, args=args, train_dataset=train)  # doctest: +SKIP
+        >>> trainer.train(resume_from_checkpoint=True if resume else None)  # doctest: +SKIP
     """
 
     _rotation: Optional[list[Any]] = None  # while a checkpoint is saved: calls of `_rotate_checkpoints` that wait

@@ -15,12 +15,12 @@ class StopOnSigterm(Callback):
     by ``SystemExit(143)``, the code that a shell gives for the signal; a second signal kills at once. The callback
     listens within ``with stop:``, in the main thread; `asked` is True once the signal has come.
 
-    Examples::
-
-        stop = StopOnSigterm()
-        trainer.add_callback(stop)
-        with stop:
-            trainer.train(resume_from_checkpoint=True if resume else None)
+    Examples:
+        >>> from paddle_ldopt.trainer import StopOnSigterm
+        >>> stop = StopOnSigterm()
+        >>> trainer.add_callback(stop)  # doctest: +SKIP
+        >>> with stop:  # doctest: +SKIP
+        ...     trainer.train(resume_from_checkpoint=True if resume else None)
     """
 
     asked = False

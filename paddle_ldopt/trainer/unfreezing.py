@@ -31,9 +31,8 @@ class GradualUnfreezeCallback(Callback):
     Differs from ULMFiT: `stop_gradient` stays, because Paddle refuses to make the state of a parameter that is opened
     after a resume. The backward pass goes through closed layers, so they save no time.
 
-    Examples::
-
-        trainer.add_callback(GradualUnfreezeCallback(every_k_steps=100))  # --layerwise_lr_decay 0.8
+    Examples:
+        >>> trainer.add_callback(GradualUnfreezeCallback(every_k_steps=100))  # doctest: +SKIP
 
     Source: Howard and Ruder 2018, "Universal Language Model Fine-tuning for Text Classification", section 3.3.
     """

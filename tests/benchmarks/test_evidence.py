@@ -4,21 +4,16 @@ import copy
 import dataclasses
 import json
 import math
-import pathlib
 import re
-import sys
 
+import evidence_report as report
+import llrd_evidence as evidence
 import paddle
 import pytest
 from paddlenlp.transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+from project import ROOT
 
 import paddle_ldopt as ldopt
-
-ROOT = pathlib.Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
-
-import evidence_report as report  # noqa: E402
-import llrd_evidence as evidence  # noqa: E402
 
 DOCS = ROOT / "docs" / "evidence.md"
 WORDS = ["good", "fine", "nice", "bad", "poor", "worse", "thing", "book", "film"]

@@ -34,10 +34,5 @@ def test_the_other_numbers():
     assert "`LayerDecay(0.1, min_ratio=0.1)`" in TEXT
 
 
-def test_it_is_short_and_its_links_are_there():
+def test_it_is_short():
     assert len(TEXT.splitlines()) < 150
-    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
-        assert (PAGE.parent / target).exists(), target
-    root = PAGE.parents[1]
-    for script in re.findall(r"`(recipes/\w+\.py)`", TEXT):
-        assert (root / script).exists(), script

@@ -285,13 +285,6 @@ def test_every_block_is_checked_or_an_old_call():
         assert any(block.startswith(("# after", "# before and after")) for block in blocks), head
 
 
-def test_links_are_there():
-    anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in sections()}
-    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
-        found = target[1:] in anchors if target.startswith("#") else (PAGE.parent / target).exists()
-        assert found, target
-
-
 def test_the_lengths_of_steps_without_bias_correction():
     sizes = [(1 - 0.9**t) / math.sqrt(1 - 0.999**t) for t in (1, 10, 100, 1000)]
     assert [round(size, 1) for size in sizes] == [3.2, 6.5, 3.2, 1.3]

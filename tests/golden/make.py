@@ -271,42 +271,25 @@ def ours(optimizer, **arguments):
 
 def adamw_cases():
     """Return AdamW's: torch, alone and with a rate for each layer, and timm's layer-wise decay."""
-    cls = "torch.optim.AdamW"
     plain = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
     other = {"lr": 0.003, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1}
     mine = {"learning_rate": 0.01, "weight_decay": 0.01}
     mine_other = {"learning_rate": 0.003, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6, "weight_decay": 0.1}
     matrices = [name for name, shape in SHAPES.items() if len(shape) > 1]
     kernel = (1e-8, "Paddle's kernel takes epsilon, and the decay if all rates are equal, as float32")
-    yield Case("adamwdl-torch", "torch", cls, plain, ours("adamwdl", **mine), tolerance=kernel)
-    yield Case("adamwdl-torch-gaps", "torch", cls, other, ours("adamwdl", **mine_other), kind="gaps", tolerance=kernel)
-    yield Case(
-        "adamwdl-torch-layerwise",
-        "torch",
-        cls,
-        other,
-        {**ours("adamwdl", **mine_other), "layerwise_decay": 0.8},
-        decay=0.8,
-        tolerance=kernel,
-    )
-    yield Case(
-        "adamwdl-torch-layerwise-schedule",
-        "torch",
-        cls,
-        plain,
-        {**ours("adamwdl", weight_decay=0.01), "layerwise_decay": 0.5, "rates": RATES},
-        decay=0.5,
-        rates=RATES,
-        tolerance=kernel,
-    )
-    yield Case(
-        "adamwdl-timm-layerwise",
-        "timm",
-        "timm.optim.param_groups_layer_decay",
-        {"lr": 0.01, "weight_decay": 0.05, "layer_decay": 0.65},
-        {**ours("adamwdl", learning_rate=0.01, weight_decay=0.05), "layerwise_decay": 0.65, "decayed": matrices},
-        tolerance=kernel,
-    )
+    layerwise = {**ours("adamwdl", **mine_other), "layerwise_decay": 0.8}
+    scheduled = {**ours("adamwdl", weight_decay=0.01), "layerwise_decay": 0.5, "rates": RATES}
+    for name, options, our_call, more in (
+        ("", plain, ours("adamwdl", **mine), {}),
+        ("-gaps", other, ours("adamwdl", **mine_other), {"kind": "gaps"}),
+        ("-layerwise", other, layerwise, {"decay": 0.8}),
+        ("-layerwise-schedule", plain, scheduled, {"decay": 0.5, "rates": RATES}),
+    ):
+        yield Case(f"adamwdl-torch{name}", "torch", "torch.optim.AdamW", options, our_call, **more, tolerance=kernel)
+    timm = {"lr": 0.01, "weight_decay": 0.05, "layer_decay": 0.65}
+    groups = {**ours("adamwdl", learning_rate=0.01, weight_decay=0.05), "layerwise_decay": 0.65, "decayed": matrices}
+    cls = "timm.optim.param_groups_layer_decay"
+    yield Case("adamwdl-timm-layerwise", "timm", cls, timm, groups, tolerance=kernel)
 
 
 def lamb_cases():
@@ -314,41 +297,18 @@ def lamb_cases():
     paper = {"max_grad_norm": None, "always_adapt": True}
     other = {"betas": (0.8, 0.99), "eps": 1e-4}
     mine_other = {"beta1": 0.8, "beta2": 0.99, "eps": 1e-4}
-    for name, options, mine, more, decay in (
-        ("", {"lr": 0.01, "weight_decay": 0.01}, {"learning_rate": 0.01, "weight_decay": 0.01}, {}, 1.0),
-        ("-undecayed", {"lr": 0.01, "weight_decay": 0.0, **other}, {"learning_rate": 0.01, **mine_other}, {}, 1.0),
-        (
-            "-layerwise",
-            {"lr": 0.02, "weight_decay": 0.1},
-            {"learning_rate": 0.02, "weight_decay": 0.1},
-            {"layerwise_decay": 0.75},
-            0.75,
-        ),
+    decayed, layerwise = {"learning_rate": 0.01, "weight_decay": 0.01}, {"learning_rate": 0.02, "weight_decay": 0.1}
+    for name, options, our_call, decay in (
+        ("", {"lr": 0.01, "weight_decay": 0.01}, ours("lamb", **decayed), 1.0),
+        ("-undecayed", {"lr": 0.01, "weight_decay": 0.0, **other}, ours("lamb", learning_rate=0.01, **mine_other), 1.0),
+        ("-layerwise", {"lr": 0.02, "weight_decay": 0.1}, {**ours("lamb", **layerwise), "layerwise_decay": 0.75}, 0.75),
     ):
-        yield Case(
-            f"lamb-timm{name}",
-            "timm",
-            "timm.optim.Lamb",
-            {**options, **paper},
-            {**ours("lamb", **mine), **more},
-            decay=decay,
-        )
-    yield Case(
-        "lamb-optax-schedule",
-        "optax",
-        "optax.lamb",
-        {"weight_decay": 0.01},
-        ours("lamb", learning_rate=RATES, weight_decay=0.01),
-        rates=RATES,
-    )
-    yield Case(
-        "lamb-optax-gaps",
-        "optax",
-        "optax.lamb",
-        {"learning_rate": 0.01, "b1": 0.8, "b2": 0.99, "eps": 1e-4, "weight_decay": 0.1},
-        ours("lamb", learning_rate=0.01, weight_decay=0.1, **mine_other),
-        kind="gaps",
-    )
+        yield Case(f"lamb-timm{name}", "timm", "timm.optim.Lamb", {**options, **paper}, our_call, decay=decay)
+    scheduled = ours("lamb", learning_rate=RATES, weight_decay=0.01)
+    yield Case("lamb-optax-schedule", "optax", "optax.lamb", {"weight_decay": 0.01}, scheduled, rates=RATES)
+    gaps = {"learning_rate": 0.01, "b1": 0.8, "b2": 0.99, "eps": 1e-4, "weight_decay": 0.1}
+    our_call = ours("lamb", learning_rate=0.01, weight_decay=0.1, **mine_other)
+    yield Case("lamb-optax-gaps", "optax", "optax.lamb", gaps, our_call, kind="gaps")
 
 
 def adafactor_cases():
@@ -369,52 +329,27 @@ def adafactor_cases():
         ("schedule", {"lr": RATES[0], **external, "beta1": 0.9}, {"rates": RATES}, {"rates": RATES}),
     ):
         mine = {k: v for k, v in options.items() if k != "lr" or "rates" not in more}
+        our_call = {**ours("adafactor", **mine), **more}
+        yield Case(f"adafactor-transformers-{name}", "transformers", cls, options, our_call, **case)
+    why = "rounding alone: its least variance is below all of these, and its rate the relative one"
+    tolerance = (ROUNDING[0], why)
+    yield Case(
+        "adafactor-torch", "torch", "torch.optim.Adafactor", {"lr": 0.01}, ours("adafactor"), tolerance=tolerance
+    )
+    unscaled = {"multiply_by_parameter_scale": False, "momentum": 0.9, "dtype_momentum": "float64"}
+    for name, options, our_call in (
+        ("scaled", {"learning_rate": 0.05}, ours("adafactor", lr=0.05, **scaled)),
+        ("momentum", {"learning_rate": 0.01, **unscaled}, ours("adafactor", lr=0.01, beta1=0.9, **external)),
+    ):
         yield Case(
-            f"adafactor-transformers-{name}",
-            "transformers",
-            cls,
-            options,
-            {**ours("adafactor", **mine), **more},
-            **case,
+            f"adafactor-optax-{name}",
+            "optax",
+            "optax.adafactor",
+            {**options, "min_dim_size_to_factor": 1},
+            our_call,
+            leaves_out=("encoder.layers.1.conv.weight",),  # optax factors its two largest dimensions, not the last two
+            tolerance=(1e-7, "optax computes 1 - t^-0.8 in float32"),
         )
-    yield Case(
-        "adafactor-torch",
-        "torch",
-        "torch.optim.Adafactor",
-        {"lr": 0.01},
-        ours("adafactor"),
-        tolerance=(
-            ROUNDING[0],
-            "rounding alone: its least variance is below all of these, and its rate the relative one",
-        ),
-    )
-    optax = {"min_dim_size_to_factor": 1}
-    decay = (1e-7, "optax computes 1 - t^-0.8 in float32")
-    convolution = ("encoder.layers.1.conv.weight",)  # optax factors its two largest dimensions, not the last two
-    yield Case(
-        "adafactor-optax-scaled",
-        "optax",
-        "optax.adafactor",
-        {"learning_rate": 0.05, **optax},
-        ours("adafactor", lr=0.05, **scaled),
-        leaves_out=convolution,
-        tolerance=decay,
-    )
-    yield Case(
-        "adafactor-optax-momentum",
-        "optax",
-        "optax.adafactor",
-        {
-            "learning_rate": 0.01,
-            "multiply_by_parameter_scale": False,
-            "momentum": 0.9,
-            "dtype_momentum": "float64",
-            **optax,
-        },
-        ours("adafactor", lr=0.01, beta1=0.9, **external),
-        leaves_out=convolution,
-        tolerance=decay,
-    )
 
 
 def came_cases():
@@ -436,6 +371,7 @@ def came_cases():
 
 def adam_weight_decay_cases():
     """Return AdamWeightDecay's: TensorFlow, whose rounded numbers are what ours is given."""
+    why = "ours is given the rates and betas as TensorFlow's float32 has them"
     patterns = {"include_in_weight_decay": ["layers.0.norm1"], "exclude_from_weight_decay": ["norm", "bias", "conv"]}
     for name, options, kind in (
         ("", {"learning_rate": 0.01, "weight_decay_rate": 0.01}, "steps"),
@@ -447,17 +383,11 @@ def adam_weight_decay_cases():
         mine = {"beta_1": 0.9, "beta_2": 0.999, **options}
         rounded = {"learning_rate", "beta_1", "beta_2", "decay"}
         mine = {key: float(np.float32(value)) if key in rounded else value for key, value in mine.items()}
+        our_call = ours("adamweightdecay", **mine)
+        tolerance = (ROUNDING[0], f"rounding alone: {why}")
+        cls = "transformers.AdamWeightDecay"
         yield Case(
-            f"adamweightdecay-tensorflow{name}",
-            "tensorflow",
-            "transformers.AdamWeightDecay",
-            options,
-            ours("adamweightdecay", **mine),
-            kind=kind,
-            tolerance=(
-                ROUNDING[0],
-                "rounding alone: ours is given the rates and betas as TensorFlow's float32 has them",
-            ),
+            f"adamweightdecay-tensorflow{name}", "tensorflow", cls, options, our_call, kind=kind, tolerance=tolerance
         )
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from golden_cases import cases, follow, load, loader, needs_golden
+from golden_cases import cases, each, follow, load, loader
 from reference import bert_like, llrd_ratio, make_params, take_steps
 from reference_adafactor import adafactor
 
@@ -72,26 +72,19 @@ def test_signature_is_the_documented_one():
     ]
 
 
-@needs_golden
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("entry", cases("adafactor"), ids=lambda entry: entry["id"])
+@each(cases("adafactor"))
 def test_trajectory_is_the_peers(entry, dtype):
     follow(entry, dtype, lambda params, _: (Adafactor(list(params.values()), **entry["options"]), None))
 
 
-@needs_golden
-@pytest.mark.parametrize(
-    "entry",
-    [entry for entry in cases("adafactor", trusts=("quirk",)) if (entry["peer"], entry["opt"]) == ("torch", "d3")],
-    ids=lambda entry: entry["id"],
-)
+@each([entry for entry in cases("adafactor", trusts=("quirk",)) if (entry["peer"], entry["opt"]) == ("torch", "d3")])
 def test_torch_agrees_where_its_rules_are_the_same(entry):
     # its rate of 0.01 is a relative step, its d the clip threshold; elsewhere its weight decay and eps1 differ
     follow(entry, "float64", lambda params, _: (Adafactor(list(params.values()), clip_threshold=3.0), None))
 
 
-@needs_golden
-@pytest.mark.parametrize("entry", cases("adafactor", "error"), ids=lambda entry: entry["id"])
+@each(cases("adafactor", "error"))
 def test_error_is_the_peers(entry):
     params, _ = make_params({"w": np.ones((2, 2))})
     error = {"ValueError": ValueError, "TypeError": TypeError}[entry["error"]["type"]]
@@ -99,13 +92,8 @@ def test_error_is_the_peers(entry):
         Adafactor(list(params.values()), **entry["options"])
 
 
-@needs_golden
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(
-    "entry",
-    [entry for entry in cases("schedule", "schedule") if entry["cls"].endswith("AdafactorSchedule")],
-    ids=lambda entry: entry["id"],
-)
+@each([entry for entry in cases("schedule", "schedule") if entry["cls"].endswith("AdafactorSchedule")])
 def test_schedule_is_the_peers(entry, dtype):
     arrays, grads = loader().inputs(*entry["options"]["inputs"].split("/"))
     params, _ = make_params(arrays, dtype)

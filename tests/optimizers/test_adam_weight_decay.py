@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import paddle
 import pytest
-from golden_cases import cases, follow, needs_golden
+from golden_cases import cases, each, follow
 from reference import bert_like, llrd_ratio, make_params, take_steps
 from reference_adam_weight_decay import adam_weight_decay
 
@@ -21,10 +21,6 @@ FACTORY = [case for case in FAMILY if case["cls"].endswith(".create_optimizer")]
 ANCHOR = [case for case in cases("adamweightdecay", trusts=("quirk",)) if "anchor" in case["id"]]
 
 
-def by_id(entry):
-    return entry["id"]
-
-
 # ---- TensorFlow's own trajectories
 
 
@@ -34,22 +30,19 @@ def ours(options, params, name_dict):
         return AdamWeightDecay(**options, parameters=list(params.values()), name_dict=name_dict), None
 
 
-@needs_golden
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("entry", CLASS + ANCHOR, ids=by_id)
+@each(CLASS + ANCHOR)
 def test_trajectory_is_tensorflows(entry, dtype):
     follow(entry, dtype, lambda *where: ours(entry["options"], *where))
 
 
-@needs_golden
-@pytest.mark.parametrize("entry", CLASS + ANCHOR, ids=by_id)
+@each(CLASS + ANCHOR)
 def test_trajectory_with_the_numbers_that_tensorflow_rounds(entry):
     follow(entry, "float64", lambda *where: ours(entry["effective_options"], *where), tol=entry["tol_effective"])
 
 
-@needs_golden
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("entry", FACTORY, ids=by_id)
+@each(FACTORY)
 def test_trajectory_under_a_schedule_is_that_of_create_optimizer(entry, dtype):
     how = entry["options"]
     assert how["num_warmup_steps"] == 0

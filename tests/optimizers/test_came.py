@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from golden_cases import cases, follow, needs_golden
+from golden_cases import cases, each, follow
 from reference import make_params, take_steps
 from reference_came import came
 
@@ -99,16 +99,14 @@ def came_arguments(entry):
     return dict(options, learning_rate=rate, eps=(eps1, 1e-3, eps3), beta1=beta1, beta2=beta2, beta3=beta3)
 
 
-@needs_golden
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("entry", cases("came"), ids=lambda entry: entry["id"])
+@each(cases("came"))
 def test_trajectory_is_the_peers(entry, dtype):
     how = came_arguments(entry)
     follow(entry, dtype, lambda params, name_dict: (Came(parameters=list(params.values()), **how), None))
 
 
-@needs_golden
-@pytest.mark.parametrize("entry", cases("came", kind="error", trusts=("reference",)), ids=lambda entry: entry["id"])
+@each(cases("came", kind="error", trusts=("reference",)))
 def test_what_mindformers_refuses_is_refused(entry):
     error = {"ValueError": ValueError, "TypeError": TypeError}[entry["error"]["type"]]
     with pytest.raises(error, match="Received: "):

@@ -2,7 +2,7 @@
 
 import paddle
 import pytest
-from golden_cases import cases, follow, needs_golden
+from golden_cases import cases, each, follow
 
 from paddle_ldopt import AdamWDL
 
@@ -27,8 +27,7 @@ def adamwdl(entry, params, name_dict):
     return AdamWDL(rate, **how), getattr(rate, "step", None)
 
 
-@needs_golden
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("entry", cases("adamwdl", trusts=("reference",)), ids=lambda entry: entry["id"])
+@each(cases("adamwdl", trusts=("reference",)))
 def test_trajectory_is_the_peers(entry, dtype):
     follow(entry, dtype, lambda params, name_dict: adamwdl(entry, params, name_dict))

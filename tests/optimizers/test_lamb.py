@@ -7,7 +7,7 @@ import re
 import numpy as np
 import paddle
 import pytest
-from golden_cases import cases, follow, needs_golden
+from golden_cases import cases, each, follow, needs_golden
 from optimizer_cases import same
 from reference import make_params, take_steps
 from reference_lamb import lamb
@@ -185,9 +185,8 @@ def golden(entry, params, name_dict):
     return Lamb(rate, parameters=list(params.values()), **how), None
 
 
-@needs_golden
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("entry", cases("lamb"), ids=lambda entry: entry["id"])
+@each(cases("lamb"))
 def test_trajectory_is_the_peers(entry, dtype):
     follow(entry, dtype, lambda params, name_dict: golden(entry, params, name_dict))
 

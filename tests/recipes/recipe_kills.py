@@ -26,9 +26,7 @@ def die():
 def watch(folder, moment):
     """Count what this process does to the files of a folder; die in time. Return the list that counts.
 
-    Args:
-        folder (str): the folder.
-        moment (tuple|None): (which of these events, seconds after it) to die at.
+    `moment` is (which of these events, seconds after it), or None.
     """
     seen = []
 
@@ -70,11 +68,7 @@ def child(name, argv, folder, moment, log):
 def run(name, argv, folder, moment=None):
     """Run a recipe in a process of its own: return whether it was killed, its steps, its file events.
 
-    Args:
-        name (str): the recipe.
-        argv (list[str]): its arguments.
-        folder (Path): its folder, whose file events are counted.
-        moment (tuple, optional): when it is killed, see `watch`.
+    The events are those of `folder`; `moment` is that of `watch`.
     """
     log = folder.parent / f"{folder.name}.log"
     context = multiprocessing.get_context("forkserver")

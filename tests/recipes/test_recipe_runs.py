@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 
 import matching
 import paddle
@@ -23,7 +22,6 @@ OF_SEQ2SEQ = (seq2seq.Options, seq2seq.Arguments)
 def config(tmp_path, monkeypatch):
     """A function that parses a config and what is given beside it; the folder of runs is a temporary one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["no such file"])  # next to it the parser looks for a file of arguments
 
     def parsed(text, *classes, more=()):
         (tmp_path / "c.yaml").write_text(text)
@@ -85,8 +83,7 @@ def test_null_for_what_must_have_a_value_is_an_error_that_names_it(config, capsy
     assert "invalid choice: 'max_grad_norm'" in capsys.readouterr().err
 
 
-def test_a_value_of_a_config_may_begin_with_dashes(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["no such file"])
+def test_a_value_of_a_config_may_begin_with_dashes(tmp_path):
     (tmp_path / "c.yaml").write_text('arguments: "--fp16"\nlearning_rates: [1e-4, 3e-4]\n')
     (options,) = arguments.parse_line(["--config", str(tmp_path / "c.yaml")], sweep.Options)
     assert options.arguments == "--fp16" and options.learning_rates == [1e-4, 3e-4]

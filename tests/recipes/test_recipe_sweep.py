@@ -19,7 +19,6 @@ FAST = "--max_steps 2 --evaluation_strategy steps --eval_steps 2 --save_strategy
 def recipe(monkeypatch, tmp_path):
     """A recipe that trains nothing: best by validation at a rate of 1e-3, on the test rows at 1e-2."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["no such file"])
     calls, killed = [], []
 
     def run(argv):
@@ -140,7 +139,6 @@ def test_wrong_input(recipe, monkeypatch):
 
 def test_the_config_runs_by_its_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["no such file"])
     path = "recipes/configs/vit/sweep.yaml"
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     program, recipe, *argv = shlex.split((ROOT / path).read_text().splitlines()[0].lstrip("# "))

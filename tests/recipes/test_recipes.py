@@ -12,7 +12,6 @@ import signal
 import sys
 import types
 
-import language_model_sft
 import numpy as np
 import paddle
 import pytest
@@ -40,7 +39,6 @@ ENCODERS = {
     "sequence_classification",
     "token_classification",
 }
-TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 WORDS = ["alpha", "beta", "gamma", "delta", "value", "path", "name", "None"]
 SENTENCES = [f"Return the {a} of {b} or {c}" for a in WORDS for b in WORDS for c in WORDS[:2] if a != b]
 
@@ -65,36 +63,9 @@ OWN = {  # reading the library's own files takes seconds: rows of the same form
 }
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """A folder with a very small untrained encoder; its vocabulary is the offline encoder's."""
-    try:
-        pretrained.minilm_dir()
-    except ValueError as error:
-        # where CI runs, the encoder must be there
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(str(error))
-    folder = tmp_path_factory.mktemp("tiny")
-    paddle.seed(0)
-    with contextlib.redirect_stdout(None), pytest.warns(UserWarning, match="RANDOMLY"):
-        pretrained.load_model("BertForSequenceClassification", 2, TINY).bert.save_pretrained(folder)
-        pretrained.load_tokenizer("BertForSequenceClassification").save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def tiny_llama(tmp_path_factory):
-    """A folder with a very small untrained language model of bytes."""
-    folder = tmp_path_factory.mktemp("llama")
-    paddle.seed(0)
-    with contextlib.redirect_stdout(None), pytest.warns(UserWarning, match="RANDOMLY"):
-        config = {**language_model_sft.SMALL, **TINY}
-        pretrained.load_model("LlamaForCausalLM", config=config, task="CausalLM").save_pretrained(folder)
-    return str(folder)
-
-
 def shorten(monkeypatch):
     """Have the recipes take few rows and draw no pictures."""
-    monkeypatch.setattr(sys, "argv", ["no such file"])  # next to it the parser looks for a file of arguments
+    monkeypatch.setattr(sys, "argv", ["no such file"])  # as conftest.py, in processes of their own too
     monkeypatch.setattr(report, "_image", lambda *_, **__: "<img>")  # drawing takes most of the time of so small a run
     kinds = {
         part: [(f"{text} {kind}", kind) for kind in ("class", "function", "module") for text in SENTENCES[:60]]

@@ -17,6 +17,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.paddlenlp_hook import adapt_hook, check_decay, check_ratio
 from paddle_ldopt.optimizers._base.declared import LAYERWISE
+from paddle_ldopt.schedules.factory import SCHEDULES
 from paddle_ldopt.tools import memory
 
 NAN, INF = float("nan"), float("inf")
@@ -158,15 +159,21 @@ def state_of(function, arguments):
     return plain(function.__self__.state_dict())
 
 
-def model_parameters():
-    return MODEL.parameters()
+class Lazy:
+    """An argument that is made anew for each call."""
+
+    def __init__(self, make):
+        self.make = make
 
 
-def new(cls, /, **arguments):
-    return lambda: (
-        cls,
-        {name: a() if name in ("parameters", "model", "layers") else a for name, a in arguments.items()},
-    )
+def call(function, /, **arguments):
+    """Return what `Row.make` is for a function and its valid arguments."""
+    return lambda: (function, {k: a.make() if isinstance(a, Lazy) else a for k, a in arguments.items()})
+
+
+def method(build, called, /, **arguments):
+    """Return what `Row.make` is for a method of an object that is built anew for each call."""
+    return lambda: call(getattr(build(), called), **arguments)()
 
 
 def trained(cls=ldopt.Adafactor, **more):
@@ -181,10 +188,6 @@ def trained(cls=ldopt.Adafactor, **more):
     return opt
 
 
-def method(build, called, /, **arguments):
-    return lambda: (getattr(build(), called), {k: a() if isinstance(a, Lazy) else a for k, a in arguments.items()})
-
-
 @functools.cache
 def saved_folder():
     """Return a checkpoint in the form of `paddle.distributed`."""
@@ -193,29 +196,22 @@ def saved_folder():
     return folder
 
 
-class Lazy:
-    """An argument that is made anew for each call."""
-
-    def __init__(self, make):
-        self.make = make
-
-    def __call__(self):
-        return self.make()
-
-
 def layer_map():
     return ldopt.LayerMap.from_model(MODEL)
 
 
-def accumulator(called=True, **more):
+def accumulator(**more):
     out = ldopt.GradientAccumulator(**more)
-    if called:
-        out([paddle.ones([2])], **({"weight": 1.0} if more.get("reduction") == "token" else {}))
+    out([paddle.ones([2])], **({"weight": 1.0} if more else {}))
     return out
 
 
-def pipeline(**more):
-    return parallel.PipelineWithLossScale(MODEL, paddle.optimizer.SGD(0.1, parameters=MODEL.parameters()), **more)
+def sgd(parameters=None):
+    return paddle.optimizer.SGD(0.1, parameters=parameters or MODEL.parameters())
+
+
+def pipeline():
+    return parallel.PipelineWithLossScale(MODEL, sgd())
 
 
 @dataclasses.dataclass
@@ -280,110 +276,119 @@ WORDS = {
 }
 
 
-def optimizer_row(cls, /, words=(), loose=(), **arguments):
-    return Row(
-        new(cls, parameters=model_parameters, **arguments),
-        words={**WORDS, **dict(words)},
-        free=("name",),
-        loose=loose,
-    )
+def loading_row(build):
+    """Return the row of a `set_state_dict`, which gets the state of another object that is built alike."""
+    state = Lazy(lambda: build().state_dict())
+    return Row(method(build, "set_state_dict", state_dict=state), state=state_of, words={"state_dict": "(state|State)"})
 
 
-def schedule_row(function, **arguments):
-    return Row(lambda: (function, {"optimizer": 0.1, **arguments}), words=WORDS, free=("verbose",))
+def one_parameter():
+    return [paddle.create_parameter([2], "float32")]
+
+
+def schedule_rows():
+    """Return function -> row of every kind of schedule; the values are of the options that have no default."""
+    valid = {**TIMED, "num_decay_steps": 3, "timescale": 5, "min_lr": 0.01, "warmup_lr_rate": 0.5}
+    valid |= {"factor": 0.5, "patience": 1}
+    rows = {}
+    for kind in SCHEDULES.values():
+        options = {key: valid[key] for key in valid.keys() & kind.options.keys()}
+        rows[kind.function.__name__] = Row(
+            call(kind.function, optimizer=0.1, **options), words=WORDS, free=("verbose",)
+        )
+    return rows
 
 
 TIMED = {"num_warmup_steps": 2, "num_training_steps": 10}
-LOADED = {"also": (), "state": state_of, "words": {"state_dict": "(state|State)"}}
+STACK = "(`model`|stack of blocks)"
+BUILT = {  # optimizer -> what it is built with
+    "AdamWDL": {"learning_rate": 0.01, "fused": None},
+    "Lamb": {"learning_rate": 0.01},
+    "Adafactor": {"lr": 0.01, "relative_step": False, "beta1": 0.9},
+    "Came": {"learning_rate": 0.01},
+    "AdamWeightDecay": {"clipnorm": 1.0, "clipvalue": 1.0},
+}
+LOADED = {  # what has a state, built
+    "GradientAccumulator": accumulator,
+    "AdaptiveLossScaler": ldopt.AdaptiveLossScaler,
+    "PipelineWithLossScale": pipeline,
+    "RuleSchedule": lambda: schedules.get_constant_schedule(0.1),
+    "GreedyLR": lambda: ldopt.GreedyLR(0.1),
+    "ReduceLROnPlateau": lambda: ldopt.ReduceLROnPlateau(0.1),
+    "WarmUp": lambda: ldopt.WarmUp(0.1, paddle.optimizer.lr.ExponentialDecay(0.1, 0.9), 3),
+}
 CALLS = {
     # ---- optimizers
-    "AdamWDL": optimizer_row(ldopt.AdamWDL, learning_rate=0.01, fused=None),
-    "Lamb": optimizer_row(ldopt.Lamb, learning_rate=0.01, loose=("learning_rate", "weight_decay")),  # schedules
-    "Adafactor": optimizer_row(ldopt.Adafactor, lr=0.01, relative_step=False, beta1=0.9),
-    "Came": optimizer_row(ldopt.Came, learning_rate=0.01),
-    "AdamWeightDecay": optimizer_row(
-        ldopt.AdamWeightDecay, learning_rate=0.01, clipnorm=1.0, clipvalue=1.0, exclude_from_weight_decay=["bias"]
-    ),
-    "AdafactorSchedule": Row(lambda: (ldopt.AdafactorSchedule, {"optimizer": trained(ldopt.Adafactor)}), words=WORDS),
+    **{
+        name: Row(
+            call(getattr(ldopt, name), parameters=Lazy(MODEL.parameters), **more),
+            words=WORDS,
+            free=("name",),
+            loose=("learning_rate", "weight_decay") if name == "Lamb" else (),  # which takes schedules
+        )
+        for name, more in BUILT.items()
+    },
+    "AdafactorSchedule": Row(call(ldopt.AdafactorSchedule, optimizer=Lazy(trained)), words=WORDS),
     "create": Row(
-        lambda: (ldopt.create, {"name": "came", "model": MODEL, "layerwise_decay": 0.5, "learning_rate": 0.01}),
-        words={**WORDS, "rules": "([Rr]ule)", "model": "(`model`|stack of blocks)"},
+        call(ldopt.create, name="came", model=MODEL, layerwise_decay=0.5, learning_rate=0.01),
+        words={**WORDS, "rules": "([Rr]ule)", "model": STACK},
     ),
-    "optimizer_class": Row(lambda: (ldopt.optimizer_class, {"name": "lamb"})),
-    "list_optimizers": Row(lambda: (ldopt.list_optimizers, {})),
+    "optimizer_class": Row(call(ldopt.optimizer_class, name="lamb")),
+    "list_optimizers": Row(call(ldopt.list_optimizers)),
     "create_optimizer": Row(
-        lambda: (
-            ldopt.create_optimizer,
-            {"init_lr": 0.01, "num_train_steps": 10, "num_warmup_steps": 2, "model": MODEL, "adam_clipnorm": 1.0},
+        call(
+            ldopt.create_optimizer, init_lr=0.01, num_train_steps=9, num_warmup_steps=2, model=MODEL, adam_clipnorm=1.0
         ),
-        words={**WORDS, "model": "(`model`|stack of blocks)"},
+        words={**WORDS, "model": STACK},
     ),
-    "decayed_parameter_names": Row(lambda: (ldopt.decayed_parameter_names, {"model": MODEL})),
+    "decayed_parameter_names": Row(call(ldopt.decayed_parameter_names, model=MODEL)),
     "WarmUp": Row(
-        lambda: (
-            ldopt.WarmUp,
-            {"initial_learning_rate": 0.1, "decay_schedule_fn": lambda step: 0.1, "warmup_steps": 3},
-        ),
+        call(ldopt.WarmUp, initial_learning_rate=0.1, decay_schedule_fn=lambda step: 0.1, warmup_steps=3),
         free=("verbose",),
     ),
     # ---- layers
     "layerwise_lr_decay": Row(
-        lambda: (
+        call(
             ldopt.layerwise_lr_decay,
-            {
-                "decay_rate": 0.5,
-                "name_dict": {MODEL.head.weight.name: "head"},
-                "n_layers": 2,
-                "param": MODEL.head.weight,
-            },
+            decay_rate=0.5,
+            name_dict={MODEL.head.weight.name: "head"},
+            n_layers=2,
+            param=MODEL.head.weight,
         ),
         words={"param": "(param|name)"},
     ),
-    "Layer": Row(lambda: (ldopt.Layer, {"tower": "a", "index": 1, "depth": 2}), free=("tower", "index", "depth")),
-    "LayerDecay": Row(lambda: (ldopt.LayerDecay, {"layerwise_decay": 0.5})),
+    "Layer": Row(call(ldopt.Layer, tower="a", index=1, depth=2), free=("tower", "index", "depth")),
+    "LayerDecay": Row(call(ldopt.LayerDecay, layerwise_decay=0.5)),
     "LayerMap.from_names": Row(
-        lambda: (ldopt.LayerMap.from_names, {"names": list(START), "rules": {"embeddings": 0}}),
+        call(ldopt.LayerMap.from_names, names=list(START), rules={"embeddings": 0}),
         words={"names": "(names|Found no stack|LayerMap|match no)", "rules": "([Rr]ule)"},
     ),
     "LayerMap.from_model": Row(
-        lambda: (ldopt.LayerMap.from_model, {"model": MODEL, "rules": {"embeddings": 0}}),
+        call(ldopt.LayerMap.from_model, model=MODEL, rules={"embeddings": 0}),
         words={"model": "(model|stack|parameters|match no)", "rules": "([Rr]ule)"},
     ),
     "LayerMap.layer_of": Row(method(layer_map, "layer_of", name="head.weight")),
     "LayerMap.ratio_fn": Row(method(layer_map, "ratio_fn", layerwise_decay=0.5)),
     "LayerMap.table": Row(method(layer_map, "table", layerwise_decay=0.5, learning_rate=0.1, num_steps=5), words=WORDS),
     "LayerMap.plot": Row(
-        method(layer_map, "plot", path=path(".svg"), layerwise_decay=0.5),
-        words={**WORDS, "path": "path"},
-        also=(OSError,),
+        method(layer_map, "plot", path=path(".svg"), layerwise_decay=0.5), words=WORDS, also=(OSError,)
     ),
     "apply_layerwise_decay": Row(
-        lambda: (
-            ldopt.apply_layerwise_decay,
-            {
-                "optimizer": paddle.optimizer.SGD(0.1, parameters=MODEL.parameters()),
-                "layers": layer_map(),
-                "layerwise_decay": 0.5,
-            },
-        ),
+        call(ldopt.apply_layerwise_decay, optimizer=Lazy(sgd), layers=Lazy(layer_map), layerwise_decay=0.5),
         state=lambda function, arguments: type(arguments["optimizer"]),
     ),
-    "reset_layerwise_decay": Row(
-        lambda: (ldopt.reset_layerwise_decay, {"optimizer": paddle.optimizer.SGD(0.1, parameters=MODEL.parameters())})
-    ),
+    "reset_layerwise_decay": Row(call(ldopt.reset_layerwise_decay, optimizer=Lazy(sgd))),
     "hooks.adapt_hook": Row(
-        lambda: (adapt_hook, {"hook": lambda param: 1.0}),
+        call(adapt_hook, hook=lambda param: 1.0),
         words={"hook": "set_param_lr_fun"},
         free=("layerwise_decay", "name_dict", "n_layers"),
     ),
-    "hooks.check_decay": Row(
-        lambda: (check_decay, {"value": 0.5}), words={"value": "layerwise_decay"}, free=("argument",)
-    ),
+    "hooks.check_decay": Row(call(check_decay, value=0.5), words={"value": "layerwise_decay"}, free=("argument",)),
     "hooks.check_ratio": Row(
-        lambda: (check_ratio, {"ratio": 0.5, "name": "w"}), words={"ratio": "(ratio|learning-rate)"}, free=("name",)
+        call(check_ratio, ratio=0.5, name="w"), words={"ratio": "(ratio|learning-rate)"}, free=("name",)
     ),
     # ---- accumulation
-    "GradientAccumulator": Row(lambda: (ldopt.GradientAccumulator, {"reduction": "mean"})),
+    "GradientAccumulator": Row(call(ldopt.GradientAccumulator, reduction="mean")),
     "GradientAccumulator.__call__": Row(
         method(
             lambda: accumulator(reduction="token"), "__call__", gradients=Lazy(lambda: [paddle.ones([2])]), weight=2.0
@@ -392,243 +397,141 @@ CALLS = {
         words={"gradients": "([Gg]radient|Layer|parameters|model)"},
     ),
     "GradientAccumulator.write_gradients": Row(
-        method(accumulator, "write_gradients", target=Lazy(lambda: [paddle.create_parameter([2], "float32")])),
-        state=state_of,
+        method(accumulator, "write_gradients", target=Lazy(one_parameter)), state=state_of
     ),
     "GradientAccumulator.apply": Row(
-        method(
-            accumulator,
-            "apply",
-            optimizer=Lazy(lambda: paddle.optimizer.SGD(0.1, parameters=[paddle.create_parameter([2], "float32")])),
-        ),
+        method(accumulator, "apply", optimizer=Lazy(lambda: sgd(one_parameter()))),
         state=state_of,
         words={"optimizer": "(optimizer|target)"},
     ),
     "GradientAccumulator.synchronize": Row(method(accumulator, "synchronize", group=None), state=state_of),
-    "GradientAccumulator.set_state_dict": Row(
-        method(accumulator, "set_state_dict", state_dict=Lazy(lambda: accumulator().state_dict())), **LOADED
-    ),
     # ---- files of optimizers
     "save_optimizer": Row(
-        lambda: (
-            ldopt.save_optimizer,
-            {"path": path(".safetensors").make(), "optimizer": trained(), "model": MODEL, "step": 1},
-        ),
+        call(ldopt.save_optimizer, path=path(".safetensors"), optimizer=Lazy(trained), model=MODEL, step=1),
         also=(OSError,),
         words={"path": "", "optimizer": "", "scaler": ""},
     ),
     "load_optimizer": Row(
-        lambda: (ldopt.load_optimizer, {"path": saved_file(), "optimizer": trained(), "model": MODEL}),
+        call(ldopt.load_optimizer, path=Lazy(saved_file), optimizer=Lazy(trained), model=MODEL),
         also=(OSError,),
         words={"path": "", "optimizer": "", "scaler": ""},
     ),
     "convert_torch_optimizer": Row(
-        lambda: (
+        call(
             ldopt.convert_torch_optimizer,
-            {
-                "source": {"state": {0: TORCH_STATE}, "param_groups": [{"params": [0]}]},
-                "optimizer": trained(ldopt.AdamWDL),
-                "model": MODEL,
-                "names": [FIRST],
-                "strict": False,
-                "transpose": [],
-            },
+            source={"state": {0: TORCH_STATE}, "param_groups": [{"params": [0]}]},
+            optimizer=Lazy(lambda: trained(ldopt.AdamWDL)),
+            model=MODEL,
+            names=[FIRST],
+            strict=False,
+            transpose=[],
         ),
         also=(OSError, ImportError),
         words={"source": "", "optimizer": ""},
         free=("strict",),
     ),
     # ---- scalers and the step
-    "FixedLossScaler": Row(lambda: (ldopt.FixedLossScaler, {"loss_scale_value": 8.0})),
-    "DynamicLossScaler": Row(lambda: (ldopt.DynamicLossScaler, {"loss_scale_value": 8.0})),
-    "AdaptiveLossScaler": Row(lambda: (ldopt.AdaptiveLossScaler, {"scale_window": 20})),
-    "LossScaler": Row(lambda: (parallel.LossScaler, {"loss_scale_value": 8.0})),
-    "AdaptiveLossScaler.set_state_dict": Row(
-        method(ldopt.AdaptiveLossScaler, "set_state_dict", state_dict=ldopt.AdaptiveLossScaler().state_dict()), **LOADED
-    ),
+    "FixedLossScaler": Row(call(ldopt.FixedLossScaler, loss_scale_value=8.0)),
+    "DynamicLossScaler": Row(call(ldopt.DynamicLossScaler, loss_scale_value=8.0)),
+    "AdaptiveLossScaler": Row(call(ldopt.AdaptiveLossScaler, scale_window=20)),
+    "LossScaler": Row(call(parallel.LossScaler, loss_scale_value=8.0)),
     "PipelineWithLossScale": Row(
-        lambda: (
+        call(
             parallel.PipelineWithLossScale,
-            {
-                "network": MODEL,
-                "optimizer": paddle.optimizer.SGD(0.1, parameters=MODEL.parameters()),
-                "max_grad_norm": 1.0,
-                "use_clip_grad": True,
-                "use_skip_data_by_global_norm": True,
-                "global_norm_spike_threshold": 2.0,
-            },
+            network=MODEL,
+            optimizer=Lazy(sgd),
+            max_grad_norm=1.0,
+            use_clip_grad=True,
+            use_skip_data_by_global_norm=True,
+            global_norm_spike_threshold=2.0,
         ),
         words={"scale_sense": "(scale_sense|loss_scale)"},
     ),
-    "PipelineWithLossScale.set_state_dict": Row(
-        method(pipeline, "set_state_dict", state_dict=Lazy(lambda: pipeline().state_dict())), **LOADED
-    ),
     "parallel.save_checkpoint": Row(
-        lambda: (parallel.save_checkpoint, {"folder": tempfile.mkdtemp(), "network": MODEL, "optimizer": trained()}),
+        call(parallel.save_checkpoint, folder=Lazy(tempfile.mkdtemp), network=MODEL, optimizer=Lazy(trained)),
         also=(OSError,),
     ),
     "parallel.load_checkpoint": Row(
-        lambda: (parallel.load_checkpoint, {"folder": saved_folder(), "network": MODEL, "optimizer": trained()}),
+        call(parallel.load_checkpoint, folder=Lazy(saved_folder), network=MODEL, optimizer=Lazy(trained)),
         also=(OSError,),
     ),
     # ---- schedules
-    "RuleSchedule": Row(
-        lambda: (ldopt.RuleSchedule, {"learning_rate": 0.1, "curve": lambda step: 0.5}), free=("verbose",)
-    ),
-    "ReduceLROnPlateau": Row(lambda: (ldopt.ReduceLROnPlateau, {"learning_rate": 0.1}), free=("verbose",)),
-    "GreedyLR": Row(lambda: (ldopt.GreedyLR, {"learning_rate": 0.1}), free=("verbose",)),
-    "ReduceLROnPlateau.step": Row(
-        method(lambda: ldopt.ReduceLROnPlateau(0.1), "step", metrics=0.5),
-        state=state_of,
-        free=("epoch",),
-        loose=("metrics",),
-    ),
-    "GreedyLR.step": Row(
-        method(lambda: ldopt.GreedyLR(0.1), "step", metrics=0.5), state=state_of, free=("epoch",), loose=("metrics",)
-    ),
-    "RuleSchedule.set_state_dict": Row(
-        method(
-            lambda: schedules.get_constant_schedule(0.1),
-            "set_state_dict",
-            state_dict=schedules.get_constant_schedule(0.1).state_dict(),
-        ),
-        **LOADED,
-    ),
-    "GreedyLR.set_state_dict": Row(
-        method(lambda: ldopt.GreedyLR(0.1), "set_state_dict", state_dict=ldopt.GreedyLR(0.1).state_dict()), **LOADED
-    ),
-    "ReduceLROnPlateau.set_state_dict": Row(
-        method(
-            lambda: ldopt.ReduceLROnPlateau(0.1), "set_state_dict", state_dict=ldopt.ReduceLROnPlateau(0.1).state_dict()
-        ),
-        **LOADED,
-    ),
-    "WarmUp.set_state_dict": Row(
-        method(
-            lambda: ldopt.WarmUp(0.1, paddle.optimizer.lr.ExponentialDecay(0.1, 0.9), 3),
-            "set_state_dict",
-            state_dict=ldopt.WarmUp(0.1, paddle.optimizer.lr.ExponentialDecay(0.1, 0.9), 3).state_dict(),
-        ),
-        **LOADED,
-    ),
+    "RuleSchedule": Row(call(ldopt.RuleSchedule, learning_rate=0.1, curve=lambda step: 0.5), free=("verbose",)),
+    "ReduceLROnPlateau": Row(call(ldopt.ReduceLROnPlateau, learning_rate=0.1), free=("verbose",)),
+    "GreedyLR": Row(call(ldopt.GreedyLR, learning_rate=0.1), free=("verbose",)),
+    **{
+        f"{name}.step": Row(
+            method(LOADED[name], "step", metrics=0.5), state=state_of, free=("epoch",), loose=("metrics",)
+        )
+        for name in ("ReduceLROnPlateau", "GreedyLR")
+    },
     "WarmUp.__call__": Row(method(lambda: ldopt.WarmUp(0.1, lambda k: 0.1, 3), "__call__", step=3)),
     "SchedulerType": Row(
-        lambda: (ldopt.SchedulerType, {"value": "cosine"}),
+        call(ldopt.SchedulerType, value="cosine"),
         words={"value": "(name|ambiguous)"},  # the latter is Enum's own word on an array
         free=("names", "module", "qualname", "type", "start", "boundary"),
     ),
     "get_scheduler": Row(
-        lambda: (ldopt.get_scheduler, {"name": "cosine", "optimizer": 0.1, **TIMED, "scheduler_specific_kwargs": {}}),
+        call(ldopt.get_scheduler, name="cosine", optimizer=0.1, **TIMED, scheduler_specific_kwargs={}),
         words={**WORDS, "scheduler_specific_kwargs": "(scheduler_specific_kwargs|keyword)"},
     ),
-    "get_constant_schedule": schedule_row(ldopt.get_constant_schedule),
-    "get_constant_schedule_with_warmup": schedule_row(ldopt.get_constant_schedule_with_warmup, num_warmup_steps=2),
-    "get_constant_schedule_with_cool_down": schedule_row(ldopt.get_constant_schedule_with_cool_down, **TIMED),
-    "get_cosine_schedule_with_warmup": schedule_row(ldopt.get_cosine_schedule_with_warmup, **TIMED),
-    "get_cosine_with_hard_restarts_schedule_with_warmup": schedule_row(
-        ldopt.get_cosine_with_hard_restarts_schedule_with_warmup, **TIMED
-    ),
-    "get_cosine_with_min_lr_schedule_with_warmup": schedule_row(
-        ldopt.get_cosine_with_min_lr_schedule_with_warmup, **TIMED, min_lr=0.01
-    ),
-    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate": schedule_row(
-        ldopt.get_cosine_with_min_lr_schedule_with_warmup_lr_rate, **TIMED, min_lr_rate=0.1, warmup_lr_rate=0.5
-    ),
-    "get_inverse_sqrt_schedule": schedule_row(ldopt.get_inverse_sqrt_schedule, num_warmup_steps=2, timescale=5),
-    "get_linear_schedule_with_warmup": schedule_row(ldopt.get_linear_schedule_with_warmup, **TIMED),
-    "get_polynomial_decay_schedule_with_warmup": schedule_row(ldopt.get_polynomial_decay_schedule_with_warmup, **TIMED),
-    "get_wsd_schedule": schedule_row(ldopt.get_wsd_schedule, **TIMED, num_decay_steps=3),
-    "get_greedy_schedule": schedule_row(ldopt.get_greedy_schedule, factor=0.5, patience=1),
-    "get_reduce_on_plateau_schedule": schedule_row(ldopt.get_reduce_on_plateau_schedule, factor=0.5, patience=1),
+    **schedule_rows(),
     # ---- settings
     "LdoptConfig": Row(
-        lambda: (ldopt.LdoptConfig, {"layerwise_lr_decay": 0.5}),
+        call(ldopt.LdoptConfig, layerwise_lr_decay=0.5),
         words={
             "learning_rate": "(learning_rate|rate|relative_step)",
             "lr_scheduler_type": "(schedule|lr_scheduler_type)",
-            "optim": "optim",
             "optim_kwargs": "(optim_kwargs|option)",
         },
     ),
-    "LdoptConfig.from_dict": Row(
-        lambda: (ldopt.LdoptConfig.from_dict, {"values": {"optim": "lamb"}}), words={"values": "setting"}
-    ),
+    "LdoptConfig.from_dict": Row(call(ldopt.LdoptConfig.from_dict, values={"optim": "lamb"})),
     "LdoptConfig.build": Row(
         method(ldopt.LdoptConfig, "build", model=MODEL, num_training_steps=10),
-        words={"model": "(`model`|parameters|stack)", "num_training_steps": "num_training_steps"},
+        words={"model": "(`model`|parameters|stack)"},
     ),
-    "LdoptConfig.from_yaml": Row(
-        lambda: (ldopt.LdoptConfig.from_yaml, {"path": settings_file(".yaml")}),
-        also=(OSError,),
-        words={"path": "(path|codec)"},
-    ),
-    "LdoptConfig.from_json": Row(
-        lambda: (ldopt.LdoptConfig.from_json, {"path": settings_file(".json")}),
-        also=(OSError,),
-        words={"path": "(path|codec)"},
-    ),
+    **{
+        f"LdoptConfig.from_{kind}": Row(
+            call(getattr(ldopt.LdoptConfig, f"from_{kind}"), path=Lazy(lambda kind=kind: settings_file(f".{kind}"))),
+            also=(OSError,),
+            words={"path": "(path|codec)"},
+        )
+        for kind in ("yaml", "json")
+    },
     "LdoptArgumentsMixin": Row(
-        lambda: (OurArguments, {"optim": "lamb", "layerwise_lr_decay": 0.5}),
-        words={
-            "optim": "optim",
-            "lr_scheduler_type": "(schedule|lr_scheduler)",
-            "optim_kwargs": "(optim_kwargs|option)",
-        },
+        call(OurArguments, optim="lamb", layerwise_lr_decay=0.5),
+        words={"lr_scheduler_type": "(schedule|lr_scheduler)", "optim_kwargs": "(optim_kwargs|option)"},
         free=tuple(field.name for field in dataclasses.fields(Arguments)),
     ),
     # ---- memory
-    "memory.Weight": Row(
-        lambda: (memory.Weight, {"name": "w", "shape": (2, 3)}), free=("name", "shape", "split", "parts")
-    ),
-    "memory.Transformer": Row(lambda: (memory.Transformer, {"hidden": 256, "layers": 2})),
-    "memory.Transformer.of_size": Row(lambda: (memory.Transformer.of_size, {"params": 7e9})),
+    "memory.Weight": Row(call(memory.Weight, name="w", shape=(2, 3)), free=("name", "shape", "split", "parts")),
+    "memory.Transformer": Row(call(memory.Transformer, hidden=256, layers=2)),
+    "memory.Transformer.of_size": Row(call(memory.Transformer.of_size, params=7e9)),
     "memory.Transformer.weights": Row(
         method(lambda: memory.Transformer(256, 2), "weights", mp=1, pp=1, stage=0), numbers=("mp", "pp", "stage")
     ),
-    "memory.Layout": Row(lambda: (memory.Layout, {"sharding": 2}), words={"split_param": "(split_param|stage)"}),
-    "memory.OptimizerSpec": Row(lambda: (memory.OptimizerSpec, {"name": "came"}), words={"dtype": "dtype"}),
-    "memory.plan": Row(
-        lambda: (
-            memory.plan,
-            {
-                "model": memory.Transformer(256, 2),
-                "optimizer": memory.OptimizerSpec("came"),
-                "layout": memory.Layout(pp=2),
-                "tokens": 4,
-            },
+    "memory.Layout": Row(call(memory.Layout, sharding=2), words={"split_param": "(split_param|stage)"}),
+    "memory.OptimizerSpec": Row(call(memory.OptimizerSpec, name="came")),
+    "memory.estimate": Row(
+        call(
+            memory.estimate,
+            model=memory.Transformer(256, 2),
+            optimizer=memory.OptimizerSpec("came"),
+            layout=memory.Layout(pp=2),
+            tokens=4,
         )
     ),
-    "memory.cells": Row(lambda: (memory.cells, {"plans": []}), free=("plans",)),
-    "memory.gib": Row(lambda: (memory.gib, {"size": 1}), free=("size",)),
+    "memory.cells": Row(call(memory.cells, plans=[]), free=("plans",)),
+    "memory.gib": Row(call(memory.gib, size=1), free=("size",)),
     # ---- trainer
-    "trainer.GradualUnfreezeCallback": Row(
-        lambda: (trainer.GradualUnfreezeCallback, {"every_k_steps": 5}), free=("layers",)
-    ),
-    "trainer.LayerLRCallback": Row(lambda: (trainer.LayerLRCallback, {})),
-    "trainer.ScheduleCallback": Row(lambda: (trainer.ScheduleCallback, {"path": "a.svg"}), free=("layers",)),
-    "trainer.RunReport": Row(
-        lambda: (trainer.RunReport, {"folder": "a", "title": "b", "layers": layer_map()}), free=("title",)
-    ),
-    "trainer.last_checkpoint": Row(
-        lambda: (trainer.last_checkpoint, {"output_dir": tempfile.gettempdir()}), also=(OSError,)
-    ),
+    "trainer.GradualUnfreezeCallback": Row(call(trainer.GradualUnfreezeCallback, every_k_steps=5), free=("layers",)),
+    "trainer.LayerLRCallback": Row(call(trainer.LayerLRCallback)),
+    "trainer.ScheduleCallback": Row(call(trainer.ScheduleCallback, path="a.svg"), free=("layers",)),
+    "trainer.RunReport": Row(call(trainer.RunReport, folder="a", title="b", layers=Lazy(layer_map)), free=("title",)),
+    "trainer.last_checkpoint": Row(call(trainer.last_checkpoint, output_dir=tempfile.gettempdir()), also=(OSError,)),
 }
-for _name, _cls, _more in (
-    ("AdamWDL", ldopt.AdamWDL, {}),
-    ("Lamb", ldopt.Lamb, {"learning_rate": 0.01}),
-    ("Adafactor", ldopt.Adafactor, {"lr": 0.01, "relative_step": False}),
-    ("Came", ldopt.Came, {"learning_rate": 0.01}),
-    ("AdamWeightDecay", ldopt.AdamWeightDecay, {}),
-):
-
-    def _build(cls=_cls, more=_more):
-        return trained(cls, **more)
-
-    def _loading(build=_build):
-        opt = build()
-        return opt.set_state_dict, {"state_dict": opt.state_dict()}
-
-    CALLS[f"{_name}.set_state_dict"] = Row(_loading, **LOADED)
+for _name, _more in BUILT.items():
+    LOADED[_name] = _build = functools.partial(trained, getattr(ldopt, _name), **_more)
     CALLS[f"{_name}.set_lr"] = Row(
         method(_build, "set_lr", value=0.1), also=(RuntimeError,), state=state_of, words={"value": "(value|lr|rate)"}
     )
@@ -638,6 +541,7 @@ for _name, _cls, _more in (
         state=state_of,
         words={"scheduler": "(scheduler|lr)"},
     )
+CALLS.update((f"{_name}.set_state_dict", loading_row(_build)) for _name, _build in LOADED.items())
 
 # what is public and is no call
 NO_CALLS = {
@@ -648,7 +552,7 @@ NO_CALLS = {
     "OptimizerInfo": "a row of the registry",
     "LayerMap": "made by from_names and from_model",
     "memory.ITEMSIZE": "a constant",
-    "memory.MemoryUse": "what `plan` returns",
+    "memory.MemoryUse": "what `estimate` returns",
     "trainer.OptimizerName": "a string",
     "trainer.SchedulerName": "a string",
     "trainer.LdoptTrainerMixin": "built by a Trainer: tests/trainer/test_trainer.py",

@@ -23,10 +23,7 @@ def _elsewhere(tmp_path_factory):
 def outcome(row, name, spoils):
     """Call with spoilt arguments; return what is wrong with what happened, None if nothing is.
 
-    Args:
-        row (Row): the valid call.
-        name (str): what it is called.
-        spoils (dict[str, str]): argument -> name of the value that it is given.
+    `spoils` is argument -> name of the value that it is given.
     """
     bad_calls.reset()
     function, valid = row.make()

@@ -1,6 +1,6 @@
 """An optimizer's files that commit 489f6b6 wrote, before the package was rebuilt, load, and the run goes on bit by bit.
 
-They come from `write(OLD)` with that commit's package and its tests/saving_cases.py (Paddle 3.3.1): four steps, the
+They come from `write(OLD)` with that commit's package and tests/support/saving_cases.py (Paddle 3.3.1): four steps, the
 files, and in values.npz the parameters before and after three more steps with Paddle's operations.
 """
 

@@ -29,15 +29,7 @@ def start_fleet(dp=1, sharding=1, pp=1, mp=1, accumulate_steps=1, micro_batch_si
 
     It can be started again, with other degrees.
 
-    Args:
-        dp (int): degree of data parallelism.
-        sharding (int): of sharding, stage 1.
-        pp (int): stages of the pipeline.
-        mp (int): of tensor parallelism.
-        accumulate_steps (int): micro-batches of a pipeline's step.
-        micro_batch_size (int): samples in each.
-        sharding_configs (dict): of the strategy, such as ``{"split_param": True}`` for version 2.
-        **pipeline: further ``pp_configs`` of the strategy.
+    `sharding_configs` are those of the strategy; `pipeline` are further ``pp_configs``.
     """
     complete_cpu()
     strategy = fleet.DistributedStrategy()

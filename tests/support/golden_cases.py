@@ -32,6 +32,12 @@ def cases(family, kind="trajectory", trusts=("reference", "compatible")):
     return [c for c in entries if c["family"] == family and c["kind"] == kind and c["trust"] in trusts]
 
 
+def each(entries):
+    """Parametrize a test by `entry`, an index entry; it is skipped where the folder is not there."""
+    missing = [pytest.param({"id": "no folder"}, marks=needs_golden)]
+    return pytest.mark.parametrize("entry", entries if FOLDER.exists() else missing, ids=lambda entry: entry["id"])
+
+
 def load(entry):
     """Return the case of an index entry."""
     return loader().load_case(str(FOLDER), entry["id"])
@@ -40,11 +46,7 @@ def load(entry):
 def follow(entry, dtype, build, tol=None):
     """Take the peer's steps with an optimizer of ours and compare where the peer was recorded.
 
-    Args:
-        entry (dict): of the index.
-        dtype (str): of our parameters.
-        build (callable): (parameters by name, name_dict) -> (optimizer, what to call after each step or None).
-        tol (dict, optional): instead of the entry's tolerance.
+    `build` takes (parameters by name, name_dict) and returns (optimizer, what to call after each step or None).
     """
     case = load(entry)
     params, name_dict = make_params(case.params(), dtype)

@@ -12,16 +12,8 @@ needs_library = pytest.mark.skipif(kernels.library() is None, reason=str(kernels
 def adamw(params, grads, ratios, *, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.01, decayed=None):
     """Train with Algorithm 2 of arXiv 1711.05101, the rate of each parameter scaled by its ratio.
 
-    Args:
-        params (dict[str, ndarray]): start.
-        grads (list[dict[str, ndarray|None]]): one dict a step; None: no gradient in this step.
-        ratios (dict[str, float]|callable): name -> ratio; or (name, step from 1) -> ratio.
-        lr (float|callable): the rate, or step from 1 -> rate.
-        beta1 (float): decay of the first moment.
-        beta2 (float): decay of the second moment.
-        epsilon (float): added to the root of the second moment.
-        weight_decay (float): decoupled decay.
-        decayed (callable, optional): name -> whether weights are decayed.
+    `grads` has one dict a step, in which None is no gradient; `ratios` is name -> ratio, or a function of name and
+    step, `lr` a rate or a function of the step, both from 1; `decayed` says whether the weights of a name are decayed.
     """
     x = {n: a.astype("float64") for n, a in params.items()}
     m, v, t = (dict.fromkeys(params, 0.0) for _ in range(3))

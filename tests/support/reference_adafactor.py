@@ -22,21 +22,8 @@ def adafactor(
 ):
     """Train, the rate of each parameter scaled by its ratio.
 
-    Args:
-        params (dict[str, ndarray]): start.
-        grads (list[dict[str, ndarray|None]]): one dict a step; None: no gradient in this step.
-        ratios (float|dict[str, float]): name -> ratio, or one of all.
-        lr (float|callable): the rate, or step of the whole optimizer from 1 -> rate.
-        eps (tuple): epsilon 1 and 2.
-        clip_threshold (float): d.
-        decay_rate (float): -c.
-        beta1 (float): of the momentum.
-        weight_decay (float): decoupled decay.
-        scale_parameter (bool): multiply by the parameter's RMS.
-        relative_step (bool): the rate of section 8.
-        warmup_init (bool): its warm-up.
-        decayed (callable, optional): name -> whether weights are decayed.
-        used (list, optional): is given name -> rate of each step.
+    The options are those of `Adafactor`. `grads` has one dict a step, in which None is no gradient; `lr` is a
+    rate or a function of the step from 1; `decayed` is a function of the name; `used` gets the rates of each step.
     """
     x = {name: array.astype("float64") for name, array in params.items()}
     sums, momentum, count = {}, dict.fromkeys(params, 0.0), dict.fromkeys(params, 0)

@@ -22,21 +22,8 @@ def adam_weight_decay(
 ):
     """Return what the parameters become.
 
-    Args:
-        params (dict[str, ndarray]): start.
-        grads (list[dict[str, ndarray|None]]): one dict a step; None: no gradient in this step.
-        lr (float|callable): the rate, or step from 1 -> rate.
-        beta_1 (float): decay of the first moment.
-        beta_2 (float): decay of the second moment.
-        epsilon (float): added to the root of the uncorrected second moment.
-        weight_decay_rate (float): decoupled decay.
-        decayed (callable, optional): name -> whether weights are decayed.
-        ratios (dict[str, float], optional): name -> ratio of the rate.
-        amsgrad (bool): divide by the largest second moment so far.
-        decay (float): inverse time decay of the rate.
-        clipvalue (float, optional): of each element.
-        clipnorm (float, optional): of each gradient.
-        global_clipnorm (float, optional): of all gradients together.
+    The options are those of `AdamWeightDecay`. `grads` has one dict a step, in which None is no gradient; `lr`
+    is a rate or a function of the step from 1; `decayed` is a function of the name.
     """
     x = {n: np.asarray(a, "float64") for n, a in params.items()}
     m, v, v_max = ({n: np.zeros_like(a) for n, a in x.items()} for _ in range(3))

@@ -22,21 +22,8 @@ def came(
 ):
     """Train, and return (parameters, first moments) after every step.
 
-    Args:
-        params (dict[str, ndarray]): start.
-        grads (list[dict[str, ndarray|None]]): one dict a step; None: no gradient in this step.
-        lr (float|callable): the rate, or name -> rate; 1.0 with `relative_step`.
-        eps (tuple): added to the squared gradient, least RMS of a parameter, added to the squared instability.
-        clip_threshold (float): largest RMS of u.
-        decay_rate (float): of beta2_t = 1 - t^-decay_rate.
-        beta1 (float): decay of m; 0: no m and no confidence.
-        beta2 (float): a constant instead of beta2_t.
-        beta3 (float): decay of S.
-        weight_decay (float): decoupled decay.
-        scale_parameter (bool): scale the rate by the RMS of the parameter.
-        relative_step (bool): scale the rate by min(1e-2, 1 / sqrt(t)).
-        warmup_init (bool): 1e-6 t instead of 1e-2.
-        loss_scale (int): divides gradients.
+    The options are those of `Came`. `grads` has one dict a step, in which None is no gradient; `lr` is a rate, 1.0
+    with `relative_step`, or a function of the name.
     """
     x = {n: np.array(a, "float64") for n, a in params.items()}
     m, t = {n: np.zeros_like(a) for n, a in x.items()}, dict.fromkeys(x, 0)

@@ -6,16 +6,9 @@ import numpy as np
 def lamb(params, grads, *, lr, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.0, ratios=None, centralized=()):
     """Train with Algorithm 2, the rate and the decay of each parameter its own.
 
-    Args:
-        params (dict[str, ndarray]): start.
-        grads (list[dict[str, ndarray|None]]): one dict a step; None: no gradient in this step.
-        lr (float|callable): the rate, or (name, step from 0) -> rate.
-        beta1 (float): decay of the first moment.
-        beta2 (float): decay of the second moment.
-        eps (float): added to the root of the second moment.
-        weight_decay (float|callable): the decay, or (name, step from 0) -> decay.
-        ratios (dict[str, float], optional): name -> ratio of the rate; 1 if absent.
-        centralized (Container[str]): names of those whose gradient loses the mean of each output channel.
+    The options are those of `Lamb`. `grads` has one dict a step, in which None is no gradient; `lr` and
+    `weight_decay` are numbers or functions of name and step from 0; the gradients of those in `centralized` lose the
+    mean of each output channel.
     """
     x = {n: np.array(a, "float64") for n, a in params.items()}
     m, v, t = (dict.fromkeys(params, 0.0) for _ in range(3))

@@ -4,8 +4,10 @@ Formulas alone, of the memory and the traffic of Paddle's engine and our optimiz
 running step and the losses of the allocator are not counted.
 """
 
-from .calculation import MemoryUse, cells, gib, plan
+from .calculation import MemoryUse, cells, estimate, gib
 from .model import Layout, Transformer, Weight
 from .optimizer import ITEMSIZE, OptimizerSpec
 
-__all__ = ["ITEMSIZE", "Layout", "MemoryUse", "OptimizerSpec", "Transformer", "Weight", "cells", "gib", "plan"]
+__all__ = ["ITEMSIZE", "Layout", "MemoryUse", "OptimizerSpec", "Transformer", "Weight", "cells", "estimate", "gib"]
+
+plan = estimate  # its first name

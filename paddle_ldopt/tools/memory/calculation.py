@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from ..._checks import checked_int
-from ..._messages import refusal, shown
+from ..._messages import refusal, shown, wrong_type
 from ...optimizers.declaration import ELEMENT
 from .model import Layout, Transformer, Weight
 from .optimizer import ITEMSIZE, OptimizerSpec
@@ -50,7 +50,7 @@ class MemoryUse:
         return {**dataclasses.asdict(self), "devices": self.layout.devices, "total": self.total}
 
 
-def plan(
+def estimate(
     model: Union[Transformer, dict[str, list[int]]],
     optimizer: OptimizerSpec,
     layout: Layout,
@@ -63,15 +63,16 @@ def plan(
     in a step, for what its stages send. ValueError: a layout that the model or the optimizer cannot be cut by.
 
     Examples:
-        >>> from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, plan
-        >>> answer = plan(Transformer.of_size(7e9), OptimizerSpec("came"), Layout(sharding=8))
+        >>> from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, estimate
+        >>> answer = estimate(Transformer.of_size(7e9), OptimizerSpec("came"), Layout(sharding=8))
         >>> print(f"{answer.total / 2**30:.1f} GiB, of it {answer.state / 2**30:.1f} of state")
         31.4 GiB, of it 3.2 of state
     """
-    wanted: list[tuple[str, Any, Any]] = [("model", model, (Transformer, dict)), ("layout", layout, Layout)]
-    for name, value, kinds in [*wanted, ("optimizer", optimizer, OptimizerSpec)]:
-        if not isinstance(value, kinds):
-            raise TypeError(f"`{name}` is of the wrong type. Received: {name} of type {type(value).__name__}")
+    if not isinstance(model, (Transformer, dict)):
+        raise wrong_type(model, "model", "a Transformer or a dict")
+    for name, value, kind in (("layout", layout, Layout), ("optimizer", optimizer, OptimizerSpec)):
+        if not isinstance(value, kind):
+            raise wrong_type(value, name, f"an instance of {kind.__name__}")
     if tokens is not None:
         tokens = checked_int(tokens, "tokens", 1)
     if layout.stage == 3 and optimizer.name != "adamwdl":

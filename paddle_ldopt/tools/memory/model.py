@@ -64,7 +64,7 @@ class Transformer:
         _check_counts(self, "intermediate", "heads", "kv_heads")
         for name, number in (("heads", self.hidden), ("kv_heads", self.heads)):
             if number % getattr(self, name):
-                raise ValueError(f"`{name}` must divide {number}. Received: {name}={getattr(self, name)}")
+                raise refusal(ValueError, f"`{name}` must divide {number}.", **{name: getattr(self, name)})
 
     @classmethod
     def of_size(cls, params: float) -> "Transformer":
@@ -96,7 +96,7 @@ class Transformer:
             raise refusal(ValueError, "`stage` must be from 0 to `pp` - 1.", stage=stage, pp=pp)
         for name in ("vocab", "intermediate", "heads", "kv_heads") if mp > 1 else ():
             if getattr(self, name) % mp:
-                raise ValueError(f"`mp` must divide `{name}`. Received: mp={mp}, {name}={getattr(self, name)}")
+                raise refusal(ValueError, f"`mp` must divide `{name}`.", mp=mp, **{name: getattr(self, name)})
         if self.layers % pp:
             raise refusal(ValueError, "`pp` must divide `layers`.", pp=pp, layers=self.layers)
         h, wide = self.hidden, self.intermediate
