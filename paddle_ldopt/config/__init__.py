@@ -2,7 +2,7 @@
 
 from .._messages import tell_all, unknown
 from ..build import OPTIMIZERS
-from .decay import DecaySettings, decay_of, decay_problems, settings_of, with_decay_settings
+from .decay import DecaySettings, decay_of, decay_problems, option_of, settings_of, with_decay_settings
 from .files import json_object, read_yaml
 from .problems import option_problems
 from .settings import BUILT_IN, LdoptConfig
@@ -15,6 +15,7 @@ __all__ = [
     "decay_of",
     "decay_problems",
     "json_object",
+    "option_of",
     "option_problems",
     "read_yaml",
     "settings_of",
