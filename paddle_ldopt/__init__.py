@@ -52,6 +52,7 @@ __all__ = [
 ]
 __all__ += _optimizers.__all__
 __all__ += _schedules.__all__
+__all__.remove("ON_METRIC")
 
 
 def __getattr__(name: str) -> _Any:

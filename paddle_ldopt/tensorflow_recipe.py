@@ -8,7 +8,6 @@ from typing import Any, Callable, Optional, Union
 
 import paddle
 
-from ._checks import checked_number, checked_steps
 from ._messages import refusal
 from ._paddle import flatten_groups
 from .build import build_optimizer
@@ -18,7 +17,8 @@ from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.groups import checked_parameters
-from .schedules.warmup import WarmUp
+from .schedules import WarmUp
+from .schedules.options import NonNegative, Positive, Share, Steps, StepsFrom1, checks_arguments
 
 
 def create_optimizer(
@@ -157,20 +157,17 @@ _NOT_DECAYED = r"(?i:norm)|\bln_|bias"
 _NOT_DECAYED_UNNAMED = _NOT_DECAYED + r"|\.b_\d+:0$"  # linear_0.b_0: Paddle's own name of a bias
 
 
-def _schedule(init_lr: float, num_train_steps: int, num_warmup_steps: int, min_lr_ratio: float, power: float) -> WarmUp:
+@checks_arguments
+def _schedule(
+    init_lr: NonNegative, num_train_steps: StepsFrom1, num_warmup_steps: Steps, min_lr_ratio: Share, power: Positive
+) -> WarmUp:
     """Return the schedule of `create_optimizer`."""
-    init_lr = checked_number(init_lr, "init_lr")
-    num_train_steps = checked_steps(num_train_steps, "num_train_steps", 1)
-    num_warmup_steps = checked_steps(num_warmup_steps, "num_warmup_steps", 0)
-    min_lr_ratio = checked_number(min_lr_ratio, "min_lr_ratio", 0.0, 1.0)
-    power = checked_number(power, "power", 0.0, ends="()")
     if num_warmup_steps > num_train_steps:
-        received = f"num_warmup_steps={num_warmup_steps}, num_train_steps={num_train_steps}"
-        warnings.warn(
-            f"The training ends before the warm-up does: the peak is not reached. Received: {received}", stacklevel=3
-        )
-    steps = max(0, num_train_steps - num_warmup_steps)
-    decay = functools.partial(_polynomial, start=init_lr, end=init_lr * min_lr_ratio, steps=steps, power=power)
+        early = "The training ends before the warm-up does: the peak is not reached."
+        steps = {"num_warmup_steps": num_warmup_steps, "num_train_steps": num_train_steps}
+        warnings.warn(refusal(UserWarning, early, **steps), stacklevel=4)
+    length = max(0, num_train_steps - num_warmup_steps)
+    decay = functools.partial(_polynomial, start=init_lr, end=init_lr * min_lr_ratio, steps=length, power=power)
     return WarmUp(init_lr, decay, num_warmup_steps)
 
 

@@ -33,18 +33,8 @@ ARROWS = {
     "saving": {"_checks", "_files", "_paddle", "layers", "optimizers", "version"},
     "parallel": {"_checks", "_files", "_paddle", "saving", "schedules"},
     "tools": {"_checks", "config", "layers", "optimizers", "plots", "schedules"},
-    "trainer": {
-        "_checks",
-        "_files",
-        "_paddle",
-        "build",
-        "config",
-        "layers",
-        "optimizers",
-        "plots",
-        "saving",
-        "schedules",
-    },  # fmt: skip
+    "trainer": {"_checks", "_files", "_paddle", "build", "config", "layers", "optimizers", "plots", "saving"}
+    | {"schedules"},
     "__main__": {"tools"},
 }
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Optional
 
+import paddle
 import paddle.distributed as dist
 
 from .._messages import refusal
@@ -21,6 +22,23 @@ class Share:
     received: list[bool]
     count: int
     weight: float
+
+
+def check_group(group: Any, sums: list[Any]) -> None:
+    """Raise if the sums of the processes of a group cannot be added."""
+    if group is not None and not hasattr(group, "is_member"):
+        raise refusal(TypeError, "`group` must be a paddle.distributed Group.", group=group)
+    if group is not None and not group.is_member():
+        raise refusal(ValueError, "`group` must hold this process.", group=group)
+    if dist.get_world_size(group) > 1 and any(total is not None and total.is_dist() for total in sums):
+        what = "Gradients of DistTensors (`dist.shard_tensor`) are those of all processes already"
+        received = f"{len(sums)} gradients, DistTensors among them"
+        raise ValueError(f"{what}: call `apply` without `synchronize`. Received: {received}")
+
+
+def slot_of(total: Any) -> Slot:
+    """Return what other processes are told of a sum."""
+    return None if total is None else (list(total.shape), str(total.dtype).rpartition(".")[2])
 
 
 def gathered(mine: Share, group: Any) -> list[Share]:
@@ -63,6 +81,18 @@ def agreed_slots(shares: list[Share]) -> tuple[list[Slot], Optional[list[str]]]:
             raise ValueError(f"{needed} Received: {list(column)} at {place}")
         slots.append(present[0] if present else None)
     return slots, first.names
+
+
+def summed(sums: list[Any], slots: list[Slot], group: Any) -> list[Any]:
+    """Add up the sums of all processes in place; those of a process that lacks them begin as zeros."""
+    out = []
+    for slot, total in zip(slots, sums or [None] * len(slots)):
+        if slot is not None:
+            total = paddle.zeros(*slot) if total is None else total
+            if dist.get_world_size(group) > 1:
+                dist.all_reduce(total, op=dist.ReduceOp.SUM, group=group)
+        out.append(total)
+    return out
 
 
 def _difference(names: Optional[list[str]], rank: int, others: Optional[list[str]], other: int) -> str:

@@ -1,6 +1,8 @@
-"""The checks of an accumulator's state before it is loaded."""
+"""The state of an accumulator: its checks before it is loaded, and Tensors of our own."""
 
 from typing import Any
+
+import paddle
 
 from .._checks import checked_bool, checked_number, checked_state, checked_steps
 from .._messages import refusal, shown
@@ -39,3 +41,8 @@ def check_state(state: Any, reduction: str) -> None:
         if str(dtype).rpartition(".")[2] not in ("float32", "float64"):
             received = f"{type(total).__name__} of {dtype=!s} at {place}"
             raise ValueError(f"`gradients` must be Tensors or arrays of float32 or float64. Received: {received}")
+
+
+def own_tensor(value: Any) -> Any:
+    """Return a Tensor of our own with the value of a Tensor or array, None for None: sums are added to in place."""
+    return value.clone() if isinstance(value, paddle.Tensor) else value if value is None else paddle.to_tensor(value)

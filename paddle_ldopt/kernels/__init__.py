@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .layout import FLAGS, PLACES, RULES, TENSOR, TYPES
 
 __all__ = ["FLAGS", "PLACES", "RULES", "TENSOR", "TYPES", "largest_step", "library", "load", "norm", "outside", "step"]
-__all__ += ["threads", "why_not"]
+__all__ += ["why_not"]
 
 _FOLDER = pathlib.Path(__file__).absolute().parent
 
@@ -26,9 +26,8 @@ def load(path: str) -> ctypes.CDLL:
     """Return the C library in a file; raise OSError if it was not built from the sources of this package."""
     library = ctypes.CDLL(path)
     library.ldopt_layout.restype = library.ldopt_sources.restype = ctypes.c_int64
-    library.ldopt_step.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
-    library.ldopt_square_sum.argtypes = library.ldopt_step.argtypes
-    library.ldopt_outside.argtypes = library.ldopt_largest_step.argtypes = library.ldopt_step.argtypes[:2]
+    for call in (library.ldopt_step, library.ldopt_square_sum, library.ldopt_outside, library.ldopt_largest_step):
+        call.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.ldopt_outside.restype = ctypes.c_int64
     library.ldopt_square_sum.restype = library.ldopt_largest_step.restype = ctypes.c_double
     if library.ldopt_layout() != TENSOR.itemsize or not _fits(library.ldopt_sources()):
@@ -64,39 +63,37 @@ def why_not() -> Optional[str]:
     return _found()[1]
 
 
-def step(tensors: NDArray[Any], most_threads: int = 0, using: Optional[ctypes.CDLL] = None) -> None:
+def step(tensors: NDArray[Any]) -> None:
     """Update all tensors in place; raise MemoryError, or ValueError if a shape exceeds its memory, with none changed.
 
-    Args:
-        tensors: of dtype `TENSOR`, contiguous; the memory they point to must live until this returns.
-        most_threads: limit of the threads; 0 is that of OpenMP (OMP_NUM_THREADS).
-        using: another library than the package's own.
+    `tensors` are of dtype `TENSOR` and contiguous; the memory they point to must live until this returns. The threads
+    are those of OpenMP (OMP_NUM_THREADS).
     """
-    failed = (using or library()).ldopt_step(tensors.ctypes.data, len(tensors), most_threads)
+    failed = library().ldopt_step(tensors.ctypes.data, len(tensors))
     if failed == 1:
         raise MemoryError("The fused step cannot allocate its buffers: nothing was updated")
     if failed:
-        _refuse_outside(tensors, using)
+        _refuse_outside(tensors)
 
 
-def norm(tensors: NDArray[Any], most_threads: int = 0, using: Optional[ctypes.CDLL] = None) -> float:
+def norm(tensors: NDArray[Any]) -> float:
     """Return the norm of all gradients together; arguments and errors as in `step`."""
-    squares = (using or library()).ldopt_square_sum(tensors.ctypes.data, len(tensors), most_threads)
+    squares = library().ldopt_square_sum(tensors.ctypes.data, len(tensors))
     if squares == -1:
         raise MemoryError("The norm of the gradients cannot be computed")
     if squares < 0:
-        _refuse_outside(tensors, using)
+        _refuse_outside(tensors)
     return math.sqrt(squares)
 
 
-def outside(tensors: NDArray[Any], using: Optional[ctypes.CDLL] = None) -> Optional[int]:
+def outside(tensors: NDArray[Any]) -> Optional[int]:
     """Return the index of the first tensor whose shape needs more memory than is allocated, None if none does."""
-    index = int((using or library()).ldopt_outside(tensors.ctypes.data, len(tensors)))
+    index = int(library().ldopt_outside(tensors.ctypes.data, len(tensors)))
     return None if index < 0 else index
 
 
-def _refuse_outside(tensors: NDArray[Any], using: Optional[ctypes.CDLL]) -> None:
-    index = outside(tensors, using)
+def _refuse_outside(tensors: NDArray[Any]) -> None:
+    index = outside(tensors)
     shape = [tensors[index][name].item() for name in ("batch", "rows", "cols")]
     raise ValueError(
         "A tensor's shape needs more memory than is allocated for it, as that of a parameter of which this process has "
@@ -108,8 +105,3 @@ def _refuse_outside(tensors: NDArray[Any], using: Optional[ctypes.CDLL]) -> None
 def largest_step(tensors: NDArray[Any]) -> float:
     """Return the largest step counter of the tensors, 0 if there are none."""
     return float(library().ldopt_largest_step(tensors.ctypes.data, len(tensors)))
-
-
-def threads() -> int:
-    """Return how many threads a step uses at most."""
-    return int(library().ldopt_threads())

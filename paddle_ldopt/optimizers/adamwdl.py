@@ -12,7 +12,8 @@ import paddle
 from .._checks import Option, checked_bool, one_of_two
 from .._paddle import global_rate, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
-from ._base.declared import DeclaredMixin, Task
+from ._base.collecting import Task
+from ._base.declared import DeclaredMixin
 from ._base.paddle_adamw import BETA_OF, LayerwiseAdamW
 from ._base.rule_optimizer import checked_rate
 from ._base.sharded_state import ShardedStateMixin

@@ -45,7 +45,7 @@ class MicroBatches:
     def split(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return this process's inputs of a step, each Tensor replaced by the list of its micro-batches."""
         if self._pipeline_layer is not None and len(inputs) < 2:
-            raise TypeError(f"A PipelineLayer's step takes inputs and labels. Received: {len(inputs)} inputs")
+            raise refusal(TypeError, "A PipelineLayer's step takes inputs and labels.", inputs=len(inputs))
         shapes = [list(tensor.shape) for tensor in _tensors(inputs)]
         for shape in shapes:
             if not shape or shape[0] == 0 or shape[0] % self._count:
@@ -55,7 +55,7 @@ class MicroBatches:
         if fixed and self._shapes not in (None, shapes):
             problem = "Stages know each other's shapes from the first step: give inputs of the same shapes,"
             todo = "or set enable_dynamic_shape in the strategy's pp_configs."
-            raise ValueError(f"{problem} {todo} Received: shapes={shapes} after {self._shapes}")
+            raise refusal(ValueError, f"{problem} {todo}", shapes=shapes, first_step=self._shapes)
         self._next_shapes = shapes
         return tuple(_split(value, self._count) for value in inputs)
 

@@ -7,17 +7,15 @@ import paddle
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .._checks import checked_bool, checked_number, checked_steps
-from .._messages import refusal, shown
+from .._messages import refusal
 from .._paddle import grad_clip, param_groups, rate_source, unwrap
 from ..schedules import MetricSchedule
 from .gradients import Gradients
 from .micro_batches import MicroBatches
-from .ranks import Ranks
+from .ranks import Ranks, sum_over
 from .scalers import LossScaler, as_scaler
 
 __all__ = ["PipelineWithLossScale", "StepOutput", "StepOutputWithLocalNorm"]
-
-_SKIP = {"global_norm_spike_threshold": 1.0, "use_skip_data_by_global_norm": False}
 
 
 class StepOutput(NamedTuple):
@@ -92,8 +90,9 @@ class PipelineWithLossScale:
         micro_batch_num (int, optional): m, at least 1; with fleet's pipeline, its `accumulate_steps`.
         local_norm (bool, optional): also return the norm of each parameter's gradient.
         calculate_per_token_loss (bool, optional): weight micro-batches and processes by their tokens.
-        **kwargs: `use_skip_data_by_global_norm` (bool): make no update if the global norm is
-            `global_norm_spike_threshold` (float, above 0) or more; the scale adapts as after any step.
+        use_skip_data_by_global_norm (bool, optional): make no update if the global norm is too high; the scale adapts
+            as after any step.
+        global_norm_spike_threshold (float, optional): the lowest norm that is too high, above 0.
 
     Raises:
         TypeError, ValueError: an argument, loss or input of a wrong type, out of range or without effect; an
@@ -137,22 +136,24 @@ class PipelineWithLossScale:
         micro_batch_num: int = 1,
         local_norm: bool = False,
         calculate_per_token_loss: bool = False,
-        **kwargs: Any,
+        *,
+        use_skip_data_by_global_norm: bool = False,
+        global_norm_spike_threshold: float = 1.0,
     ) -> None:
         self.scaler: LossScaler = as_scaler(scale_sense)
         self._clips = checked_bool(use_clip_grad, "use_clip_grad")
         self._max_norm = checked_number(max_grad_norm, "max_grad_norm", ends="(]")
-        if not use_clip_grad and max_grad_norm != 1.0:
-            problem = "`max_grad_norm` has no effect without clipping: leave it out, or set use_clip_grad=True."
-            raise refusal(ValueError, problem, max_grad_norm=max_grad_norm, use_clip_grad=False)
         self._gives_local_norm = checked_bool(local_norm, "local_norm")
         self._per_token = checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
-        self._spike = _spike_threshold(use_clip_grad, **kwargs)
-        count = checked_steps(micro_batch_num, "micro_batch_num", least=1)
+        self._skips = checked_bool(use_skip_data_by_global_norm, "use_skip_data_by_global_norm")
+        self._spike = checked_number(global_norm_spike_threshold, "global_norm_spike_threshold", ends="(]")
+        _check_effect("max_grad_norm", self._max_norm, 1.0, "use_clip_grad", self._clips)
+        _check_effect("use_skip_data_by_global_norm", self._skips, False, "use_clip_grad", self._clips)
+        _check_effect("global_norm_spike_threshold", self._spike, 1.0, "use_skip_data_by_global_norm", self._skips)
+        self._count = checked_steps(micro_batch_num, "micro_batch_num", least=1)
         self._ranks = Ranks(network, optimizer)
         _check_own_clip(optimizer)
-        self._micro_batches = MicroBatches(self._ranks, count, self._per_token)
-        self._count = count
+        self._micro_batches = MicroBatches(self._ranks, self._count, self._per_token)
         self._gradients = Gradients(self._ranks)
         self._optimizer = optimizer
         self._epoch: Optional[int] = None  # of the schedule after the last step
@@ -185,7 +186,7 @@ class PipelineWithLossScale:
                 gradients.reduce()
                 norm = gradients.global_norm()
             overflow = bool(self._ranks.agree(not math.isfinite(norm)))  # the reduction can overflow, too
-            if not overflow and (self._spike is None or norm < self._spike):
+            if not overflow and not (self._skips and norm >= self._spike):
                 if self._clips:
                     gradients.clip(norm, self._max_norm)
                 gradients.apply()
@@ -201,8 +202,8 @@ class PipelineWithLossScale:
         """Return the loss of all processes, and the factor of the sum of this process's gradients."""
         ranks = self._ranks
         if tokens is None:
-            return (ranks.sum_over_data(loss) / ranks.data_ranks).reshape([]), 1.0 / self._count
-        both = ranks.sum_over_data(paddle.concat([loss * self._count, tokens]))
+            return (sum_over(ranks.data_groups, loss) / ranks.data_ranks).reshape([]), 1.0 / self._count
+        both = sum_over(ranks.data_groups, paddle.concat([loss * self._count, tokens]))
         total = both[1].item()
         if not total > 0:
             raise ValueError(f"A step must have a token that counts. Received: {total:g} tokens in all micro-batches")
@@ -215,7 +216,7 @@ class PipelineWithLossScale:
             return None
         if self._epoch not in (None, schedule.last_epoch):
             problem = "The step advances the schedule: don't call its `step`; after loading its state, load this one's."
-            raise ValueError(f"{problem} Received: last_epoch={schedule.last_epoch} after {self._epoch}")
+            raise refusal(ValueError, problem, last_epoch=schedule.last_epoch, expected=self._epoch)
         return schedule
 
     def state_dict(self) -> dict[str, Any]:
@@ -225,29 +226,19 @@ class PipelineWithLossScale:
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the `state_dict` of a step with a scaler of the same class, after the network's and the optimizer's."""
         if not isinstance(state_dict, dict) or set(state_dict) != {"scaler"}:
-            raise ValueError(f"`state_dict` must be a dict with the key 'scaler' alone. Received: {shown(state_dict)}")
+            problem = "`state_dict` must be a dict with the key 'scaler' alone."
+            raise refusal(ValueError, problem, state_dict=state_dict)
         self.scaler.set_state_dict(state_dict["scaler"])
         self._epoch = None
 
     load_state_dict = set_state_dict
 
 
-def _spike_threshold(use_clip_grad: bool, **kwargs: Any) -> Optional[float]:
-    """Return the least norm that is skipped, None if none is."""
-    unknown = [f"{name}={shown(value)}" for name, value in sorted(kwargs.items()) if name not in _SKIP]
-    if unknown:
-        problem = f"The other arguments are {', '.join(_SKIP)}; fleet's strategy says how processes share the work."
-        raise TypeError(f"{problem} Received: {', '.join(unknown)}")
-    options = {**_SKIP, **kwargs}
-    skips = checked_bool(options["use_skip_data_by_global_norm"], "use_skip_data_by_global_norm")
-    threshold = checked_number(options["global_norm_spike_threshold"], "global_norm_spike_threshold", ends="(]")
-    if skips and not use_clip_grad:
-        problem = "`use_skip_data_by_global_norm` needs the norm that clipping takes: set use_clip_grad=True."
-        raise refusal(ValueError, problem, use_skip_data_by_global_norm=True, use_clip_grad=False)
-    if not skips and "global_norm_spike_threshold" in kwargs:
-        problem = "`global_norm_spike_threshold` has an effect with use_skip_data_by_global_norm=True only."
-        raise refusal(ValueError, problem, global_norm_spike_threshold=threshold)
-    return threshold if skips else None
+def _check_effect(name: str, value: Any, default: Any, needed: str, is_on: bool) -> None:
+    """Raise ValueError if an argument was given that has no effect without another one."""
+    if value != default and not is_on:
+        problem = f"`{name}` has no effect without `{needed}`: leave it out, or set {needed}=True."
+        raise refusal(ValueError, problem, **{name: value, needed: False})
 
 
 def _check_own_clip(optimizer: Any) -> None:

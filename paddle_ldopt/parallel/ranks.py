@@ -9,7 +9,7 @@ import paddle
 import paddle.distributed as dist
 
 from .. import _paddle
-from .._messages import wrong_type
+from .._messages import refusal, wrong_type
 
 _SERVED = "`fleet.distributed_model` (pipeline, data, tensor parallel, sharding stage 1) or `paddle.DataParallel`"
 _AXES = ("data", "sharding", "pipe", "model")
@@ -33,10 +33,9 @@ class Ranks:
         self.sliced = isinstance(self.shards, _paddle.sharding_v2())  # version 2 cuts parameters into slices
         for setting in ("tensor_fusion", "comm_overlap"):
             if getattr(self.shards, setting, False):
-                raise ValueError(
-                    "Each parameter must keep its own gradient until the overflow check: "
-                    f"set {setting}=False in the strategy's sharding_configs. Received: {setting}=True"
-                )
+                problem = "Each parameter must keep its own gradient until the overflow check"
+                todo = f"set {setting}=False in the strategy's sharding_configs."
+                raise refusal(ValueError, f"{problem}: {todo}", **{setting: True})
 
     def group(self, axis: str) -> Any:
         """Return the group of an axis of the hybrid topology, None if this process is alone in it."""
@@ -93,21 +92,10 @@ class Ranks:
             problem = "The step failed in another process and was undone in all: see the error of that process."
             raise RuntimeError(f"{problem} Received: an error in process {failed - 1}")
 
-    def sum_over_data(self, value: Any) -> Any:
-        """Return the sum of a float32 Tensor over all processes that have data of their own."""
-        return self._sum(value, *self.data_groups)
-
     def sum_of_squares(self, split: Any, whole: Any) -> Any:
         """Return the sum over all parameters, from this process's over split ones and over whole ones."""
-        both = paddle.concat([split, whole])
-        self._sum(both, self.group("sharding"), self.group("pipe"))
-        return self._sum(both[:1], self.group("model")) + both[1:]
-
-    def _sum(self, value: Any, *groups: Any) -> Any:
-        for group in groups:
-            if group is not None:
-                dist.all_reduce(value, group=group)
-        return value
+        both = sum_over([self.group("sharding"), self.group("pipe")], paddle.concat([split, whole]))
+        return sum_over([self.group("model")], both[:1]) + both[1:]
 
     def repeated(self) -> set[int]:
         """Return the ids of parameters, and of their slices, that another stage counts: copies of tied weights."""
@@ -123,13 +111,21 @@ class Ranks:
         return {id(tensor) for copy in copies for tensor in (copy, slices.get(copy.name, copy))}
 
 
+def sum_over(groups: list[Any], value: Any) -> Any:
+    """Add up a Tensor, in place, over groups of processes one after the other; None is a process alone."""
+    for group in groups:
+        if group is not None:
+            dist.all_reduce(value, group=group)
+    return value
+
+
 def _communicate_group(network: Any, processes: int) -> Any:
     """Return the hybrid communicate group of a network, None without one; raise if the way is not supported."""
     received = f"Received: network of type {type(network).__name__} in {processes} process(es)"
     on = _paddle.overlaps(network)
     if on:
         problem = "Gradients must be reduced after the overflow check: switch this off in the strategy's pp_configs."
-        raise ValueError(f"{problem} Received: {', '.join(f'{name}=True' for name in on)}")
+        raise refusal(ValueError, problem, **dict.fromkeys(on, True))
     layers = _paddle.unwrap_model(network)
     chunks = layers.get_num_virtual_stages() if isinstance(layers, _paddle.pipeline_layer()) else 1
     staged = _paddle.pipeline_engine()
@@ -142,7 +138,7 @@ def _communicate_group(network: Any, processes: int) -> Any:
         degrees = {} if hcg is None else {axis: getattr(hcg, f"get_{axis}_parallel_world_size")() for axis in _AXES}
         if hcg is not None and math.prod(degrees.values()) != processes:
             problem = "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination."
-            raise ValueError(f"{problem} Received: {degrees} in {processes} processes, so another one besides")
+            raise refusal(ValueError, problem, **degrees, processes=processes)
         return hcg
     if processes > 1 and not isinstance(network, paddle.DataParallel):
         raise ValueError(f"With several processes `network` must be wrapped by {_SERVED}. {received}")

@@ -21,19 +21,8 @@ from .._paddle import rate_source, unwrap, unwrap_model, wrappers
 from ..saving.json_state import check_part, set_parts
 from ..saving.record import check_same, describe, merged
 from ..saving.state import checked_names, one_of_ours
-from .checkpoint_folder import (
-    COMPLETE,
-    FORMAT,
-    RECORD,
-    SCHEDULE,
-    check_files,
-    held,
-    read_metadata,
-    read_pickle,
-    read_record,
-    readable,
-    share,
-)
+from . import checkpoint_folder as files
+from .checkpoint_folder import RECORD, SCHEDULE
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -70,7 +59,7 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
         path, weights, names = _checked_arguments(folder, network, rename)
         state = _sharded(weights, optimizer, _pieces(optimizer), names)
         record = _described(weights, optimizer, names)
-        found = held(path)
+        found = files.held(path)
         if found:
             raise refusal(ValueError, f"`folder` {found}: give another one, or delete it.", folder=path)
         return state, record
@@ -90,12 +79,12 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
     if any(listed != listings[0] for listed in listings):
         problem = "All processes must save to the same folder, on a disk that all of them see: delete what was written."
         raise ValueError(f"{problem} Received: files {shown(listings)} of the processes")
-    _, digests = _together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in share(names)}))
+    _, digests = _together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in files.share(names)}))
 
     def finish() -> None:
         if rank == 0:
-            files = {name: written for found in digests for name, written in found.items()}
-            record = {"format": FORMAT, "processes": dist.get_world_size(), **merged(records), "files": files}
+            written = {name: summed for found in digests for name, summed in found.items()}
+            record = {"format": files.FORMAT, "processes": dist.get_world_size(), **merged(records), "files": written}
             write_file(os.path.join(folder, RECORD), [json.dumps(record).encode()])
 
     _together(finish)
@@ -129,15 +118,15 @@ def load_checkpoint(
     def prepare() -> tuple[Any, Any]:
         path, weights, names = _checked_arguments(folder, network, rename)
         allowed = set(checked_names(changed, "changed"))
-        found = held(path) or "is not there or empty"
-        if found != COMPLETE:
+        found = files.held(path) or "is not there or empty"
+        if found != files.COMPLETE:
             problem = f"`folder` {found}: give a complete checkpoint, which `save_checkpoint` wrote to its end."
             raise refusal(ValueError, problem, folder=path)
-        record, pieces = read_record(path), _pieces(optimizer)
+        record, pieces = files.read_record(path), _pieces(optimizer)
         here = _described(weights, optimizer, names)
         _check_same(path, record, here, allowed)
-        check_files(path, record)
-        saved = read_metadata(path, record)
+        files.check_files(path, record)
+        saved = files.read_metadata(path, record)
         schedule = _saved_schedule(path, record, rate_source(unwrap(optimizer)), allowed)
         state = _sharded(weights, optimizer, pieces, names)
         _check_tensors(saved, state)
@@ -226,13 +215,13 @@ def _pieces(optimizer: Any) -> Optional[dict[str, tuple[int, int]]]:
         for name in ("tensor_fusion", "comm_overlap"):
             if type(wrapper) is _paddle.sharding_v1() and getattr(wrapper, name):
                 problem = f"Fused state belongs to no parameter: set {name}=False in the strategy's sharding_configs."
-                raise ValueError(f"{problem} Received: {name}=True")
+                raise refusal(ValueError, problem, **{name: True})
     return None
 
 
 def _check_same(folder: str, record: Any, here: Any, allowed: set[str]) -> None:
     """Raise unless the checkpoint was saved by an optimizer like the one here."""
-    with readable(os.path.join(folder, RECORD)):
+    with files.readable(os.path.join(folder, RECORD)):
         # a record of version 0.1 names the optimizer only
         there = record if "parameters" in record else {**here, "optimizer": record["optimizer"]}
         common = sorted(set(there["parameters"]) & set(here["parameters"]))  # the tensors show the others
@@ -250,7 +239,7 @@ def _saved_schedule(folder: str, record: Any, schedule: Any, allowed: set[str]) 
     if not os.path.exists(os.path.join(folder, SCHEDULE)):
         problem = "The checkpoint has no schedule. If that is meant, give changed=['schedule']."
         raise ValueError(f"{problem} Received: {type(schedule).__name__} as the rate, no {SCHEDULE} in {shown(folder)}")
-    state = read_pickle(folder, SCHEDULE)
+    state = files.read_pickle(folder, SCHEDULE)
     check_part(schedule, state, "The schedule's state")
     set_parts(set_parts([(schedule, state)]))  # whether it takes the state; then back: another process may refuse
     return state

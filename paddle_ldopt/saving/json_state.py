@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import ReduceOnPlateau
 
-from .._messages import shown
+from .._messages import refusal, shown
 
 _DTYPES = {name: np.dtype(name) for name in ("bool", "int32", "int64", "float16", "float32", "float64")}
 _LISTS = (list, tuple, collections.deque)
@@ -55,7 +55,7 @@ def check_like(there: Any, here: Any, where: str, may_be_none: tuple[str, ...] =
     """Raise ValueError unless a state that was read is made like the one here; for None there may be a number."""
     if isinstance(here, dict) and isinstance(there, dict):
         if set(there) != set(here):
-            raise ValueError(f"{where} must have {sorted(here)}. Received: {shown(sorted(there))}")
+            raise refusal(ValueError, f"{where} must have {sorted(here)}.", keys=sorted(there))
         for key, value in there.items():
             if value is not None or key not in may_be_none:
                 check_like(value, here[key], f"{where}[{shown(key)}]")

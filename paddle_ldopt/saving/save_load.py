@@ -8,7 +8,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_int
 from .._files import checked_path
-from .._messages import refusal, shown
+from .._messages import refusal
 from .._paddle import parameters_of, rate_source
 from ..optimizers.declaration import GLOBAL_STEP, STEP
 from .json_state import check_part, from_json, set_parts, to_json
@@ -213,7 +213,7 @@ def _by_parameter(record: Any, arrays: Arrays, names: dict[str, str]) -> States:
     for key, value in arrays.items():
         owner, _, state = key.rpartition(".")
         if owner not in states:
-            raise ValueError(f"The file has a tensor of no parameter. Received: {shown(key)}")
+            raise refusal(ValueError, "The file has a tensor of no parameter.", tensor=key)
         states[owner][state] = value
     return {tensor: states[name] for tensor, name in names.items() if name in states}
 

@@ -119,15 +119,15 @@ def check_state(optimizer: Any, states: States, names: dict[str, str], optional:
         layout, name = layout_of(optimizer, param), names[param.name]
         if set(layout) - set(state) - set(optional) or set(state) - set(layout):
             problem = f"The state of '{name}' must be {', '.join(sorted(layout))}: give the optimizer the same options."
-            raise ValueError(f"{problem} Received: {', '.join(sorted(state)) or 'nothing'}")
+            raise refusal(ValueError, problem, state=sorted(state))
         for key, (dtype, values) in state.items():
             if (dtype, values.shape) != layout[key]:
                 wanted = f"'{name}.{key}' must be {layout[key][0]} {list(layout[key][1])}"
                 problem = f"{wanted}: build the same model, and the optimizer with the same options."
-                raise ValueError(f"{problem} Received: {dtype} {list(values.shape)}")
+                raise refusal(ValueError, problem, dtype=dtype, shape=list(values.shape))
             if key in COUNTERS and not (np.isfinite(values).all() and (values >= 0).all()):
                 problem = f"'{name}.{key}' must be a finite number from 0 on."
-                raise ValueError(f"{problem} Received: {values.reshape(-1).tolist()}")
+                raise refusal(ValueError, problem, values=values.reshape(-1).tolist())
 
 
 def set_state(optimizer: Any, states: States) -> None:

@@ -14,7 +14,7 @@ from .warmup import *  # noqa: F403
 
 ON_METRIC = tuple(kind.name for kind in factory.SCHEDULES.values() if kind.on_metric)  # the kinds that follow a metric
 
-__all__: list[str] = []
+__all__ = ["ON_METRIC"]
 __all__ += curve_schedule.__all__
 __all__ += factory.__all__
 __all__ += functions.__all__

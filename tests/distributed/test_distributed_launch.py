@@ -34,26 +34,19 @@ def test_each_rank_returns_its_result():
     assert launch(squares, ranks=3, timeout=30, base=5) == [(0, 25), (1, 25), (2, 25)]
 
 
-def test_a_failed_rank_is_shown_and_the_others_are_killed():
+@pytest.mark.parametrize(
+    "work, arguments, says, killed, returncodes",
+    [
+        (fail, {"grace": 0.5, "hang": True}, "Rank 1 failed.*rank 0 was here.*on purpose", [0], [-9, 1]),
+        (fail, {"hang": False}, "Rank 1 failed", [], [0, 1]),
+        (hang, {"timeout": 2}, "did not end within 2 seconds", [0, 1], [-9, -9]),
+        (leave, {}, "without a result", [], [0, 0]),
+    ],
+    ids=["the others hang", "the others end", "all hang", "no result"],
+)
+def test_a_rank_that_fails(work, arguments, says, killed, returncodes):
     start = time.monotonic()
-    with pytest.raises(LaunchError, match="(?s)Rank 1 failed.*rank 0 was here.*on purpose") as error:
-        launch(fail, timeout=30, grace=0.5, hang=True)
+    with pytest.raises(LaunchError, match=f"(?s){says}") as error:
+        launch(work, **{"timeout": 30, **arguments})
     assert time.monotonic() - start < 20
-    assert error.value.killed == [0] and error.value.returncodes == [-9, 1]
-
-
-def test_the_others_may_end_by_themselves():
-    with pytest.raises(LaunchError, match="Rank 1 failed") as error:
-        launch(fail, timeout=30, hang=False)
-    assert error.value.killed == [] and error.value.returncodes == [0, 1]
-
-
-def test_the_time_is_limited():
-    with pytest.raises(LaunchError, match="did not end within 2 seconds") as error:
-        launch(hang, timeout=2)
-    assert error.value.killed == [0, 1]
-
-
-def test_a_rank_without_a_result_is_an_error():
-    with pytest.raises(LaunchError, match="without a result"):
-        launch(leave, timeout=30)
+    assert error.value.killed == killed and error.value.returncodes == returncodes

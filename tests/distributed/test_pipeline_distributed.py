@@ -35,7 +35,38 @@ def several(kinds, steps, **degrees):
     return runs
 
 
-def compare(kinds, steps, ranks, **degrees):
+ALL = [*cases.ARGUMENTS, "ragged"]
+
+
+def slow(degrees):
+    kinds = {"staged": ALL} if "pp" in degrees else {"staged": ALL, "whole": ALL}
+    return pytest.param(4, kinds, degrees, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kinds", "degrees"),
+    [
+        (1, {"staged": ["lamb", "ragged"]}, {}),
+        (2, {"staged": ALL}, {"pp": 2}),
+        (2, {"staged": ["lamb", "ragged"], "whole": ["came", "ragged"]}, {"dp": 2}),
+        (2, {"staged": ["came", "ragged"], "whole": ["lamb", "ragged"]}, {"sharding": 2}),
+        # slices of parameters: the norm is that of all, and update rules are answered with sums over all
+        (2, {"whole": ["adamwdl", "came", "adafactor", "lamb", "ragged"]}, {"sharding": 2, "sharding_configs": V2}),
+        (4, {"staged": ["came", "ragged"]}, {"pp": 2, "dp": 2}),
+        (4, {"staged": ["lamb", "ragged"]}, {"pp": 2, "sharding": 2, "sharding_configs": V2}),
+        (4, {"whole": ["lamb", "ragged"]}, {"dp": 2, "sharding": 2, "sharding_configs": V2}),
+        slow({"pp": 2, "dp": 2}),
+        slow({"pp": 2, "sharding": 2}),
+        slow({"pp": 2, "sharding": 2, "sharding_configs": V2}),
+        slow({"pp": 4}),
+        slow({"dp": 2, "sharding": 2}),
+        slow({"dp": 2, "sharding": 2, "sharding_configs": V2}),
+        slow({"dp": 4}),
+        slow({"sharding": 4}),
+    ],
+    ids=str,
+)
+def test_several_processes_are_one(ranks, kinds, degrees, steps=20):
     results = launch(several, ranks=ranks, timeout=300, kinds=kinds, steps=steps, **degrees)
     for kind, names in kinds.items():
         for name in names:
@@ -44,69 +75,6 @@ def compare(kinds, steps, ranks, **degrees):
             parts = ranks // degrees.get("pp", 1)
             optimizer, faults = ("sgd", FAULTS) if ragged else (name, {})
             cases.check(runs, optimizer, steps, OVERFLOWS, ragged, parts, scaler(), faults=faults)
-
-
-ALL = [*cases.ARGUMENTS, "ragged"]
-
-
-@pytest.mark.parametrize(
-    ("degrees", "kinds"),
-    [
-        ({"pp": 2}, {"staged": ALL}),
-        ({"dp": 2}, {"staged": ["lamb", "ragged"], "whole": ["came", "ragged"]}),
-        ({"sharding": 2}, {"staged": ["came", "ragged"], "whole": ["lamb", "ragged"]}),
-    ],
-    ids=lambda value: "x".join(value),
-)
-def test_two_processes_are_one(degrees, kinds):
-    compare(kinds, 20, 2, **degrees)
-
-
-def test_one_process_under_fleet():
-    compare({"staged": ["lamb", "ragged"]}, 20, 1)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "degrees"),
-    [
-        ({"staged": ["came", "ragged"]}, {"pp": 2, "dp": 2}),
-        ({"staged": ["lamb", "ragged"]}, {"pp": 2, "sharding": 2, "sharding_configs": V2}),
-        ({"whole": ["lamb", "ragged"]}, {"dp": 2, "sharding": 2, "sharding_configs": V2}),
-    ],
-    ids=["pp x dp", "pp x v2", "dp x v2"],
-)
-def test_four_processes_are_one(kinds, degrees):
-    compare(kinds, 20, 4, **degrees)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "degrees",
-    [
-        {"pp": 2, "dp": 2},
-        {"pp": 2, "sharding": 2},
-        {"pp": 2, "sharding": 2, "sharding_configs": V2},
-        {"pp": 4},
-        {"dp": 2, "sharding": 2},
-        {"dp": 2, "sharding": 2, "sharding_configs": V2},
-        {"dp": 4},
-        {"sharding": 4},
-    ],
-    ids=str,
-)
-def test_four_processes_are_one_with_every_optimizer(degrees):
-    compare({"staged": ALL} if "pp" in degrees else {"staged": ALL, "whole": ALL}, 20, 4, **degrees)
-
-
-def test_slices_of_parameters():
-    """Sharding v2: the norm is that of all slices, whose update rules are answered with sums over all."""
-    compare(
-        {"whole": ["adamwdl", "came", "adafactor", "lamb", "ragged"]},
-        20,
-        2,
-        sharding=2,
-        sharding_configs=V2,
-    )
 
 
 # ---- many overflows
@@ -267,11 +235,8 @@ def two_stages():
     with paddle.utils.unique_name.guard():
         clipped = paddle.optimizer.SGD(1.0, network.parameters(), grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0))
         clipped = fleet.distributed_optimizer(clipped)
-    found["refused"].append(
-        refused(
-            lambda: make(model, clipped, micro_batch_num=4), "leave out the optimizer's `grad_clip`", "max_grad_norm"
-        )
-    )
+    says = "leave out the optimizer's `grad_clip`", "max_grad_norm"
+    found["refused"].append(refused(lambda: make(model, clipped, micro_batch_num=4), *says))
     return found
 
 
@@ -406,16 +371,11 @@ def data_parallel():
     step._gradients.reduce = reduce_with_inf
     kept = [param.numpy().copy() for param in network.parameters()]
     output = step(paddle.ones([4, 3]), paddle.zeros([4], "int64"))
-    found["reduction"] = (
-        cases.row_of(output),
-        all(np.array_equal(a, b.numpy()) for a, b in zip(kept, network.parameters())),
-    )
+    unchanged = all(np.array_equal(a, b.numpy()) for a, b in zip(kept, network.parameters()))
+    found["reduction"] = cases.row_of(output), unchanged
 
     found["unused"] = []
-    for configs in (
-        {},
-        {"split_param": True},
-    ):  # sharding gives zeros to a parameter that no process uses: it would decay
+    for configs in ({}, V2):  # sharding gives zeros to a parameter that no process uses: it would decay
         start_fleet(sharding=2, sharding_configs=configs)
         with paddle.utils.unique_name.guard():
             network = Sometimes()

@@ -190,7 +190,7 @@ def test_a_schedule_that_is_advanced_elsewhere_is_an_error():
     inputs = cases.tensors(cases.batch(0))
     step(*inputs)
     optimizer._learning_rate.step()
-    with pytest.raises(ValueError, match="Received: last_epoch=2 after 1"):
+    with pytest.raises(ValueError, match="Received: last_epoch=2, expected=1"):
         step(*inputs)
     optimizer.set_state_dict(optimizer.state_dict())
     step.set_state_dict(step.state_dict())
@@ -250,7 +250,7 @@ def test_a_state_of_another_scaler_is_an_error():
     _, _, other = made(scale_sense=2.0)
     with pytest.raises(ValueError, match="Received: keys=\\['loss_scale'\\]"):
         step.set_state_dict(other.state_dict())
-    with pytest.raises(ValueError, match="alone. Received: .'other': 1."):
+    with pytest.raises(ValueError, match="alone. Received: state_dict=.'other': 1."):
         step.set_state_dict({"other": 1})
 
 
@@ -270,8 +270,8 @@ def test_a_state_of_another_scaler_is_an_error():
         ({"micro_batch_num": 2.0}, TypeError, "micro_batch_num=2.0"),
         ({"local_norm": None}, TypeError, "local_norm=None"),
         ({"calculate_per_token_loss": "yes"}, TypeError, "calculate_per_token_loss='yes'"),
-        ({"parallel_config": {}}, TypeError, "parallel_config={}"),
-        ({"print_separate_loss": True}, TypeError, "print_separate_loss=True"),
+        ({"parallel_config": {}}, TypeError, "unexpected keyword argument 'parallel_config'"),
+        ({"print_separate_loss": True}, TypeError, "unexpected keyword argument 'print_separate_loss'"),
         ({"global_norm_spike_threshold": 2.0}, ValueError, "global_norm_spike_threshold=2.0"),
         ({"use_skip_data_by_global_norm": 1}, TypeError, "use_skip_data_by_global_norm=1"),
         ({"use_skip_data_by_global_norm": True, "use_clip_grad": False}, ValueError, "use_clip_grad=False"),
@@ -280,30 +280,25 @@ def test_a_state_of_another_scaler_is_an_error():
 def test_wrong_arguments(arguments, error, message):
     network = paddle.nn.Linear(2, 1)
     optimizer = paddle.optimizer.SGD(parameters=network.parameters())
-    with pytest.raises(error, match=f"Received: .*{message}"):
+    with pytest.raises(error, match=message if "unexpected" in message else f"Received: .*{message}"):
         ldopt.PipelineWithLossScale(network, optimizer, **arguments)
 
 
 def test_wrong_networks_and_optimizers():
-    network, other = paddle.nn.Linear(2, 1), paddle.nn.Linear(2, 1)
-    clip = paddle.nn.ClipGradByNorm(1.0)
-    optimizer = paddle.optimizer.SGD(parameters=network.parameters())
-    with pytest.raises(TypeError, match="Received: network of type function"):
-        ldopt.PipelineWithLossScale(lambda inputs: inputs, optimizer)
-    with pytest.raises(TypeError, match="Received: optimizer of type float"):
-        ldopt.PipelineWithLossScale(network, 0.1)
-    with pytest.raises(ValueError, match="parameters of the network. Received: 2 others"):
-        ldopt.PipelineWithLossScale(other, optimizer)
-    with pytest.raises(ValueError, match="Received: grad_clip=ClipGradByNorm"):
-        ldopt.PipelineWithLossScale(network, paddle.optimizer.SGD(parameters=network.parameters(), grad_clip=clip))
-    groups = [{"params": network.parameters(), "grad_clip": clip}]
-    with pytest.raises(ValueError, match="Received: grad_clip=ClipGradByNorm"):
-        ldopt.PipelineWithLossScale(network, paddle.optimizer.SGD(parameters=groups))
+    network, sgd, clip = paddle.nn.Linear(2, 1), paddle.optimizer.SGD, paddle.nn.ClipGradByNorm(1.0)
+    optimizer, params = sgd(parameters=network.parameters()), network.parameters()
     virtual = cases.Staged(num_stages=1, num_virtual_pipeline_stages=2, seg_method="layer:Block")
-    with pytest.raises(ValueError, match="leave out num_virtual_pipeline_stages.* Received: network of type Staged"):
-        ldopt.PipelineWithLossScale(virtual, optimizer)
-    with pytest.raises(ValueError, match="one loss function. Received: loss_fn=\\[None\\]"):
-        ldopt.PipelineWithLossScale(cases.Staged(None, num_stages=1), optimizer)
+    for wrong, other, error, says in (
+        (lambda inputs: inputs, optimizer, TypeError, "Received: network of type function"),
+        (network, 0.1, TypeError, "Received: optimizer of type float"),
+        (paddle.nn.Linear(2, 1), optimizer, ValueError, "parameters of the network. Received: 2 others"),
+        (network, sgd(parameters=params, grad_clip=clip), ValueError, "Received: grad_clip=ClipGradByNorm"),
+        (network, sgd(parameters=[{"params": params, "grad_clip": clip}]), ValueError, "grad_clip=ClipGradByNorm"),
+        (virtual, optimizer, ValueError, "leave out num_virtual_pipeline_stages.* Received: network of type Staged"),
+        (cases.Staged(None, num_stages=1), optimizer, ValueError, r"one loss function. Received: loss_fn=\[None\]"),
+    ):
+        with pytest.raises(error, match=says):
+            ldopt.PipelineWithLossScale(wrong, other)
 
 
 def test_parameter_groups_are_clipped_together():

@@ -71,15 +71,12 @@ def test_dynamic_follows_the_reference(window, factor):
     assert trajectory(scaler, overflows) == reference(overflows, 2**10, factor, window)
 
 
-def test_dynamic_stays_finite():
-    scaler = DynamicLossScaler(2**126, 2, 1)
-    assert [scale for scale, _ in trajectory(scaler, [False] * 3 + [True])] == [2.0**126, 2.0**127, 2.0**127, 2.0**127]
-    assert scaler.get_loss_scale() == 2.0**126
-
-
-def test_dynamic_never_falls_below_1():
-    scaler = DynamicLossScaler(3, 2, 10)
-    assert [scale for scale, _ in trajectory(scaler, [True] * 4)] == [3.0, 1.5, 1.0, 1.0]
+def test_dynamic_stays_finite_and_never_falls_below_1():
+    for start, window, overflows, expected in (
+        (2**126, 1, [False] * 3 + [True] * 2, [2.0**126, 2.0**127, 2.0**127, 2.0**127, 2.0**126]),
+        (3, 10, [True] * 4, [3.0, 1.5, 1.0, 1.0]),
+    ):
+        assert [scale for scale, _ in trajectory(DynamicLossScaler(start, 2, window), overflows)] == expected
 
 
 @pytest.mark.parametrize(("seed", "rate", "start"), [(0, 0.001, 20), (1, 0.005, 1000), (2, 0.03, 50), (3, 0.0, 20)])

@@ -17,6 +17,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.paddlenlp_hook import adapt_hook, check_decay, check_ratio
 from paddle_ldopt.optimizers._base.declared import LAYERWISE
+from paddle_ldopt.schedules.factory import SCHEDULES
 from paddle_ldopt.tools import memory
 
 NAN, INF = float("nan"), float("inf")
@@ -285,6 +286,19 @@ def one_parameter():
     return [paddle.create_parameter([2], "float32")]
 
 
+def schedule_rows():
+    """Return function -> row of every kind of schedule; the values are of the options that have no default."""
+    valid = {**TIMED, "num_decay_steps": 3, "timescale": 5, "min_lr": 0.01, "warmup_lr_rate": 0.5}
+    valid |= {"factor": 0.5, "patience": 1}
+    rows = {}
+    for kind in SCHEDULES.values():
+        options = {key: valid[key] for key in valid.keys() & kind.options.keys()}
+        rows[kind.function.__name__] = Row(
+            call(kind.function, optimizer=0.1, **options), words=WORDS, free=("verbose",)
+        )
+    return rows
+
+
 TIMED = {"num_warmup_steps": 2, "num_training_steps": 10}
 STACK = "(`model`|stack of blocks)"
 BUILT = {  # optimizer -> what it is built with
@@ -293,21 +307,6 @@ BUILT = {  # optimizer -> what it is built with
     "Adafactor": {"lr": 0.01, "relative_step": False, "beta1": 0.9},
     "Came": {"learning_rate": 0.01},
     "AdamWeightDecay": {"clipnorm": 1.0, "clipvalue": 1.0},
-}
-SCHEDULES = {
-    "get_constant_schedule": {},
-    "get_constant_schedule_with_warmup": {"num_warmup_steps": 2},
-    "get_constant_schedule_with_cool_down": TIMED,
-    "get_cosine_schedule_with_warmup": TIMED,
-    "get_cosine_with_hard_restarts_schedule_with_warmup": TIMED,
-    "get_cosine_with_min_lr_schedule_with_warmup": {**TIMED, "min_lr": 0.01},
-    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate": {**TIMED, "min_lr_rate": 0.1, "warmup_lr_rate": 0.5},
-    "get_inverse_sqrt_schedule": {"num_warmup_steps": 2, "timescale": 5},
-    "get_linear_schedule_with_warmup": TIMED,
-    "get_polynomial_decay_schedule_with_warmup": TIMED,
-    "get_wsd_schedule": {**TIMED, "num_decay_steps": 3},
-    "get_greedy_schedule": {"factor": 0.5, "patience": 1},
-    "get_reduce_on_plateau_schedule": {"factor": 0.5, "patience": 1},
 }
 LOADED = {  # what has a state, built
     "GradientAccumulator": accumulator,
@@ -476,10 +475,7 @@ CALLS = {
         call(ldopt.get_scheduler, name="cosine", optimizer=0.1, **TIMED, scheduler_specific_kwargs={}),
         words={**WORDS, "scheduler_specific_kwargs": "(scheduler_specific_kwargs|keyword)"},
     ),
-    **{
-        name: Row(call(getattr(ldopt, name), optimizer=0.1, **more), words=WORDS, free=("verbose",))
-        for name, more in SCHEDULES.items()
-    },
+    **schedule_rows(),
     # ---- settings
     "LdoptConfig": Row(
         call(ldopt.LdoptConfig, layerwise_lr_decay=0.5),

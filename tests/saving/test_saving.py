@@ -1,8 +1,11 @@
 """`save_optimizer` and `load_optimizer`: a resume is exact, and whatever is wrong with a file changes nothing."""
 
+import dataclasses
+import hashlib
 import json
 import os
 import pickle
+import re
 import stat
 import struct
 import subprocess
@@ -13,7 +16,7 @@ import numpy as np
 import paddle
 import pytest
 import safetensors.paddle
-from saving_cases import CASES, Run, bits, refused, same, sealed, write_raw
+from saving_cases import CASES, Run, bits, digest, refused, same, sealed, write_raw
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.plots import plot_schedule, write_schedule
@@ -21,6 +24,7 @@ from paddle_ldopt.saving import safetensors_file
 from paddle_ldopt.trainer.folders import write_whole
 
 HALF, ALL = 3, 6
+SLOW = (pytest.mark.slow, pytest.mark.fault, pytest.mark.timeout(1800))
 
 
 @pytest.fixture
@@ -120,8 +124,6 @@ def test_another_process_reads_it(path):
         "from saving_cases import Run, digest; import paddle_ldopt as ldopt; run = Run('came', guard=False);"
         "print(ldopt.load_optimizer(sys.argv[1], run.optimizer, run.model).step, digest(run.state()))"
     )
-    from saving_cases import digest
-
     out = subprocess.run([sys.executable, "-c", code, path, *sys.path], capture_output=True, text=True, check=True)
     assert out.stdout.split()[-2:] == [str(HALF), digest(run.state())]
 
@@ -280,22 +282,13 @@ def test_the_file_is_plain_safetensors(saved):
     record = json.loads(metadata["record"])
     assert (metadata["format"], metadata["version"]) == ("paddle_ldopt.optimizer", "1")
     assert record["optimizer"] == "Came" and record["step"] == HALF
-    assert record["layerwise"] == {**ldopt_rule(), "n_layers": 12, "constant": True}
+    assert record["layerwise"] == {**dataclasses.asdict(ldopt.LayerDecay(0.5)), "n_layers": 12, "constant": True}
     assert record["parameters"]["blocks.0.weight"]["ratio"] == 0.25
     assert record["parameters"]["blocks.0.weight"]["layer"] == ["blocks", 1, 2]
     assert record["packages"]["paddle"] == paddle.__version__
 
 
-def ldopt_rule():
-    import dataclasses
-
-    return dataclasses.asdict(ldopt.LayerDecay(0.5))
-
-
 def test_the_checksum_is_what_the_document_says(saved):
-    import hashlib
-    import re
-
     data = read(saved)
     (said,) = re.findall(rb'"sha256":"([0-9a-f]{64})"', data)
     assert hashlib.sha256(data.replace(said, b"0" * 64)).hexdigest().encode() == said
@@ -315,10 +308,7 @@ WRONG = {
     "stored type": ({"compression": True}, r"changed=\['compression'\]"),
     "rate": ({"rate": 2e-3}, r"changed=\['learning_rate'\]"),
     "ratios": ({"decay": 0.6}, r"changed=\['layerwise_decay'\]. Received: ratio=0.21"),
-    "decayed": (
-        {"apply_decay_param_fun": lambda name: False},
-        r"changed=\['apply_decay_param_fun'\]. Received: decayed=False",
-    ),
+    "decayed": ({"apply_decay_param_fun": lambda name: False}, r"changed=\['apply_decay_param_fun'\]. .*decayed=False"),
     "clipping": ({"grad_clip": paddle.nn.ClipGradByNorm(1.0)}, r"changed=\['grad_clip'\]"),
     "schedule": ({"rate": paddle.optimizer.lr.StepDecay(1e-3, 2)}, r"changed=\['learning_rate', 'schedule'\]"),
 }
@@ -430,29 +420,19 @@ def read(path):
         return file.read()
 
 
-def damage(path, victim, flips, cuts, seed):
-    data, count = read(path), 0
-    for what, damaged in each_damage(data, np.random.default_rng(seed), flips, cuts):
+@pytest.mark.parametrize(
+    "case, flips, cuts", [("came", 200, 60), *(pytest.param(case, 1000, 300, marks=SLOW) for case in CASES)]
+)
+def test_a_damaged_file_changes_nothing(case, flips, cuts, path):
+    run, victim, count = Run(case).train(HALF), Run(case, seed=1).train(1), 0
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    for what, damaged in each_damage(read(path), np.random.default_rng(1), flips, cuts):
         with open(path, "wb") as file:
             file.write(damaged)
         with refused("", ValueError, victim, what):
             ldopt.load_optimizer(path, victim.optimizer, victim.model)
         count += 1
-    return count
-
-
-def test_a_damaged_file_changes_nothing(saved, victim):
-    assert damage(saved, victim, flips=200, cuts=60, seed=0) > 260
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("case", CASES)
-def test_damaged_files_of_all_optimizers_change_nothing(case, path):
-    run, victim = Run(case).train(HALF), Run(case, seed=1).train(1)
-    ldopt.save_optimizer(path, run.optimizer, run.model)
-    assert damage(path, victim, flips=1000, cuts=300, seed=1) > 1290
+    assert count > flips + cuts - 10
 
 
 # ---- hostile files: the checksum is right
@@ -461,31 +441,25 @@ def test_damaged_files_of_all_optimizers_change_nothing(case, path):
 def hostile_records():
     """Yield (what, a function that changes the record of a file)."""
 
-    def put(*keys, value):
-        def change(record):
-            for key in keys[:-1]:
-                record = record[key]
-            record[keys[-1]] = value
-
-        return change
-
-    def drop(*keys):
+    def put(*keys, value=...):
         def change(record):
             for key in keys[:-1]:
                 record = record[key]
             del record[keys[-1]]
+            if value is not ...:
+                record[keys[-1]] = value
 
         return change
 
     keys = ("optimizer", "arguments", "options", "learning_rate", "schedule", "grad_clip", "layerwise", "parameters")
     keys += ("naming", "step", "with_state", "schedule_state", "scaler_state")
     for key in keys:
-        yield f"no {key}", drop(key)
+        yield f"no {key}", put(key)
         for value in ("x", -1, [], {}, [[1]], {"a": {}}, True):
             if (key, value) not in (("grad_clip", {}), ("naming", "x")):
                 yield f"{key} = {value!r}", put(key, value=value)
     for key in ("shape", "dtype", "options", "decayed", "ratio", "multiplier"):
-        yield f"no {key} of a parameter", drop("parameters", "blocks.0.weight", key)
+        yield f"no {key} of a parameter", put("parameters", "blocks.0.weight", key)
         yield f"odd {key} of a parameter", put("parameters", "blocks.0.weight", key, value={"x": 1e30})
     yield "options of a far parameter", put("parameters", "blocks.0.weight", "options", value=10**9)
     yield "state of a stranger", put("with_state", value=["blocks.9.weight"])
@@ -555,8 +529,16 @@ def test_a_plateau_schedule_has_no_best_before_its_first_metric(path):
             ldopt.load_optimizer(path + ".hostile", used.optimizer, used.model)
 
 
-def hostile_tensors(saved, victim, names):
-    """Try every change of the tensors whose name has one of `names` in it; return how many."""
+@pytest.mark.parametrize(
+    "names, least",
+    [
+        (("blocks.0.weight.exp_avg_sq_row", "blocks.0.bias.exp_avg", "scale.b"), 60),
+        pytest.param(("",), 500, marks=SLOW),
+    ],
+    ids=["some", "all"],
+)
+def test_hostile_tensors_change_nothing(saved, victim, names, least):
+    """Each change of the tensors whose name has one of `names` in it."""
     count = 0
     for name, tensor in safetensors.deserialize(read(saved)):
         if not any(part in name for part in names):
@@ -586,18 +568,7 @@ def hostile_tensors(saved, victim, names):
             with refused("", ValueError, victim, (name, what, shape)):
                 ldopt.load_optimizer(saved + ".hostile", victim.optimizer, victim.model)
             count += 1
-    return count
-
-
-def test_hostile_tensors_change_nothing(saved, victim):
-    assert hostile_tensors(saved, victim, ("blocks.0.weight.exp_avg_sq_row", "blocks.0.bias.exp_avg", "scale.b")) > 60
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-@pytest.mark.timeout(1800)
-def test_hostile_tensors_of_any_name_change_nothing(saved, victim):
-    assert hostile_tensors(saved, victim, ("",)) > 500
+    assert count > least
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
@@ -777,8 +748,9 @@ def umask():
     return mask
 
 
-def cycles(path, count):
-    """Save and load over and over; return how much the process has grown by, in MB, after a first fifth."""
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux says how much memory a process has")
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=SLOW)])
+def test_saving_and_loading_over_and_over_leaves_nothing_behind(path, count):
     run, sizes = Run("came bf16").train(1), []
     other = Run("came bf16")
     for i in range(count):
@@ -789,20 +761,7 @@ def cycles(path, count):
             sizes.append(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
     assert same(run.state(), other.state())
     assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)]
-    return max(sizes[-(count // 5) :]) - max(sizes[: count // 5])
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux says how much memory a process has")
-def test_saving_and_loading_leaves_nothing_behind(path):
-    assert cycles(path, 20) < 4.0
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux says how much memory a process has")
-def test_a_thousand_cycles_leave_nothing_behind(path):
-    assert cycles(path, 1000) < 4.0
+    assert max(sizes[-(count // 5) :]) - max(sizes[: count // 5]) < 4.0, "MB"
 
 
 def test_a_report_prints_as_a_table(saved):
@@ -879,10 +838,8 @@ def hostile_pickles(mark):
     yield "a persistent object", b"Vx\nQ."
     yield "an extension", b"\x82\x01."
     yield "objects", pickle.dumps({"a": np.array([Runs(os.mkdir, mark)], dtype=object)})
-    yield (
-        "a large array in few bytes",
-        pickle.dumps({"a": np.zeros(4, "f4")}).replace(b"K\x04\x85", b"J\xff\xff\xff\x7f\x85"),
-    )
+    large = pickle.dumps({"a": np.zeros(4, "f4")}).replace(b"K\x04\x85", b"J\xff\xff\xff\x7f\x85")
+    yield "a large array in few bytes", large
     yield "records", pickle.dumps({"a": np.zeros(2, [("x", "f4")])})
     yield "the wrong byte order", pickle.dumps({"a": np.zeros(2, ">f4")})
     yield "text", pickle.dumps({"a": np.array(["x"])})
@@ -911,7 +868,8 @@ def test_no_code_in_a_pdopt_is_run(tmp_path, victim):
     assert os.path.exists(mark)
 
 
-def damage_pdopt(tmp_path, flips, cuts):
+@pytest.mark.parametrize("flips, cuts, least", [(60, 20, 40), pytest.param(2000, 300, 1000, marks=SLOW)])
+def test_a_damaged_pdopt_is_refused_or_loads_numbers(tmp_path, flips, cuts, least):
     run = Run("lamb").train(HALF)
     path, draw, refusals = str(tmp_path / "a.pdopt"), np.random.default_rng(0), 0
     paddle.save(run.optimizer.state_dict(), path)
@@ -930,15 +888,4 @@ def damage_pdopt(tmp_path, flips, cuts):
             refusals += 1
         else:
             assert "flipped" in what
-    return refusals
-
-
-def test_a_damaged_pdopt_is_refused_or_loads_numbers(tmp_path):
-    assert damage_pdopt(tmp_path, 60, 20) > 40
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-@pytest.mark.timeout(1800)
-def test_a_damaged_pdopt_at_many_places(tmp_path):
-    assert damage_pdopt(tmp_path, 2000, 300) > 1000
+    assert refusals > least

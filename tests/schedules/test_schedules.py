@@ -7,7 +7,6 @@ import inspect
 import math
 import pickle
 import re
-import sys
 import time
 import warnings
 
@@ -16,6 +15,7 @@ import hypothesis
 import numpy as np
 import paddle
 import pytest
+import schedule_cases
 from hypothesis import strategies as st
 
 from paddle_ldopt import schedules
@@ -57,12 +57,7 @@ def advance(schedule):
 
 
 def rates(schedule, steps):
-    """Return the rate of each of the next steps of the optimizer."""
-    out = []
-    for _ in range(steps):
-        out.append(schedule())
-        advance(schedule)
-    return out
+    return schedule_cases.rates(schedule, steps, advance)
 
 
 def optimizer_of(learning_rate=0.1):
@@ -335,11 +330,6 @@ def test_resume_from_a_copy(kind, how, tmp_path):
         assert rates(second, 150 - at) == whole[at:]
 
 
-def a_million_takes():
-    """Return the seconds allowed; no limit while coverage traces each line, which takes longer than the step."""
-    return 2.0 if sys.gettrace() is None else math.inf
-
-
 @closed_kind
 def test_a_million_steps(kind):
     million = 1_000_000
@@ -353,9 +343,9 @@ def test_a_million_steps(kind):
         for _ in range(million - 1):
             schedule.step()
         best = min(best, time.process_time() - start)
-        if best < a_million_takes():
+        if best < schedule_cases.a_million_takes():
             break
-    assert best < a_million_takes()
+    assert best < schedule_cases.a_million_takes()
     assert schedule.last_epoch == million - 1
     from_last_epoch = make(kind, last_epoch=million - 2, **more)
     from_state = make(kind, **more)
@@ -375,9 +365,9 @@ def test_a_million_steps_on_a_metric(kind):
         for loss in losses[:-1]:
             schedule.step(loss)
         best = min(best, time.process_time() - start)
-        if best < a_million_takes():
+        if best < schedule_cases.a_million_takes():
             break
-    assert best < a_million_takes()
+    assert best < schedule_cases.a_million_takes()
     other = make(kind, **more)
     other.set_state_dict(schedule.state_dict())
     assert other.last_epoch == million - 1
@@ -846,25 +836,3 @@ def test_properties_on_a_metric(kind, peak, factor, patience, cooldown, mode, th
     twin = make(kind, peak, cooldown=cooldown, **more)
     twin.set_state_dict(pickle.loads(pickle.dumps(schedule.state_dict())))
     assert rates(twin, 20) == rates(schedule, 20)
-
-
-bad_steps = st.integers(max_value=-1) | st.floats() | st.booleans() | st.text() | st.none()
-bad_number = st.sampled_from([-1.0, math.nan, math.inf, "1", True, [], {}])
-
-
-@hypothesis.given(legal(), st.data())
-@hypothesis.settings(max_examples=200, deadline=None)
-def test_illegal_arguments_raise(drawn, data):
-    kind, peak, arguments, _ = drawn
-    optional = ("timescale", "lr_end2", "warmup_lr_rate")
-    numeric = [k for k in arguments if not k.endswith("_type")]
-    key = data.draw(st.sampled_from([*numeric, "optimizer"]))
-    bad = data.draw(bad_steps if key.endswith("steps") else bad_number)
-    if bad is None and key in ("num_stable_steps", "num_training_steps", "decay_steps", *optional):
-        bad = -1
-    if key == "optimizer":
-        peak = bad
-    else:
-        arguments = {**arguments, key: bad}
-    with pytest.raises((TypeError, ValueError), match="Received: "):
-        SCHEDULES[kind].function(peak, **arguments)

@@ -1,5 +1,6 @@
 """The C library driven by NumPy alone: no Paddle, so that it also runs under the sanitizers (`make sanitize`)."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -31,6 +32,22 @@ def placed(array, offset):
     view = memory[offset : offset + array.size].reshape(array.shape)
     view[...] = array
     return view, memory
+
+
+@contextlib.contextmanager
+def threads_of_openmp(kernels, count):
+    """Let OpenMP use so many threads, None: as many as ever. The library is linked to it, or has one thread."""
+    library = kernels.library()
+    if count is None or not hasattr(library, "omp_set_num_threads"):
+        yield
+        return
+    before = library.omp_get_max_threads()
+    library.omp_set_num_threads(count)
+    assert library.omp_get_max_threads() == count
+    try:
+        yield
+    finally:
+        library.omp_set_num_threads(before)
 
 
 class Optimizer:
@@ -123,8 +140,11 @@ class Optimizer:
                 states.update({3: batch * rows, 4: batch * cols})
         return states
 
-    def step(self, grads, threads=0, using=None):
-        """Take one step, check that nothing outside the arrays was written, return the norm of the gradients."""
+    def step(self, grads, threads=None):
+        """Take one step, check that nothing outside the arrays was written, return the norm of the gradients.
+
+        `threads` is the number of OpenMP's, None as many as ever.
+        """
         chosen, kept = [], []
         for i, grad in enumerate(grads.values()):
             if grad is None:
@@ -138,14 +158,15 @@ class Optimizer:
         if self.rule == "adam_weight_decay":
             given["count"] += 1
             self.tensors["count"] += 1
-        norm = self.kernels.norm(given, threads, using)
-        self.kernels.step(given, threads, using)
+        with threads_of_openmp(self.kernels, threads):
+            norm = self.kernels.norm(given)
+            self.kernels.step(given)
         for view, memory in self.memory + kept:
             outside = np.concatenate([memory[: self.offset], memory[self.offset + view.size :]])
             assert (outside == 77).all(), "written outside of an array"
         return norm
 
-    def refuses_short_memory(self, using=None):
+    def refuses_short_memory(self):
         """Check that no tensor is touched if one of its buffers is a byte short; return how many there were."""
         before, short, tensors = self.bits(), 0, self.tensors
         for i, j in np.argwhere(tensors["held"] * (tensors["batch"] * tensors["rows"] * tensors["cols"] > 0)[:, None]):
@@ -158,7 +179,7 @@ class Optimizer:
             records[field][index], records["held"][i, j] = memory.ctypes.data, memory.size
             for call in (self.kernels.step, self.kernels.norm):
                 try:
-                    call(records, using=using)
+                    call(records)
                 except ValueError as error:
                     assert f"Received: tensor {i} of shape" in str(error)
                 else:

@@ -22,10 +22,8 @@ enum pass {
 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int has(const struct tensor *t, int flag) { return (t->flags & flag) != 0; }
-static int64_t elements(const struct tensor *t) { return t->batch * t->rows * t->cols; }
 
 /* ---- tiles */
 

@@ -57,9 +57,6 @@ struct plan {
     int64_t shared_bytes, own_bytes;
 };
 
-static int64_t elements(const struct tensor *t) { return t->batch * t->rows * t->cols; }
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* ---- sizes: a shape may promise more than the process holds (a parameter of which it has a part) */
 
 static int reaches_outside(const struct tensor *t)
@@ -166,16 +163,15 @@ static void run(const struct tensor *tensors, int threads, const struct plan *pl
     }
 }
 
-static int team(int64_t size, int threads)
+static int team(int64_t size)
 {
-    if (threads <= 0) threads = omp_get_max_threads();
-    if (forked) threads = 1;
+    int threads = forked ? 1 : omp_get_max_threads();
     return threads > 1 + size / PER_THREAD ? (int)(1 + size / PER_THREAD) : threads;
 }
 
 /* Return the sum of the squares of all gradients, or -1 if there is not enough memory,
    -2 if a tensor reaches outside of its own. */
-EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n, int threads)
+EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n)
 {
     int64_t size = 0, *first;
     double *sums, total = 0;
@@ -188,7 +184,7 @@ EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n, int thre
         size += elements(&tensors[i]);
         first[i + 1] = first[i] + norm_tiles(&tensors[i]);
     }
-    threads = team(size, threads);
+    int threads = team(size);
     sums = malloc((size_t)first[n] * sizeof *sums + 1);
     stages = malloc((size_t)threads * sizeof *stages);
     if (!sums || !stages) {
@@ -223,9 +219,9 @@ EXPORT double ldopt_square_sum(const struct tensor *tensors, int64_t n, int thre
     return total;
 }
 
-/* Update all tensors. `threads`: at most so many, 0: as many as OpenMP has. Return 0, or with nothing changed
-   1 if there is not enough memory, 2 if a tensor reaches outside of its own. */
-EXPORT int ldopt_step(const struct tensor *tensors, int64_t n, int threads)
+/* Update all tensors. Return 0, or with nothing changed 1 if there is not enough memory, 2 if a tensor reaches outside
+   of its own. */
+EXPORT int ldopt_step(const struct tensor *tensors, int64_t n)
 {
     int64_t size = 0, most = SHARED;
     struct plan plan = {0};
@@ -233,7 +229,7 @@ EXPORT int ldopt_step(const struct tensor *tensors, int64_t n, int threads)
     int failed;
     if (ldopt_outside(tensors, n) >= 0) return 2;
     for (int64_t i = 0; i < n; i++) size += elements(&tensors[i]);
-    threads = team(size, threads);
+    int threads = team(size);
     if (most > size / (4 * threads)) most = larger(OWN, size / (4 * threads));
     if (threads == 1) most = size;
     plan.order = malloc((size_t)n * sizeof *plan.order + 1);
@@ -263,8 +259,7 @@ EXPORT double ldopt_largest_step(const struct tensor *tensors, int64_t n)
 #define LDOPT_SOURCES 0
 #endif
 
-/* What the caller must agree on: the size of `struct tensor`, the checksum of the sources (see setup.py; 0 is not known)
-   and the number of threads that a step may use. */
+/* What the caller must agree on: the size of `struct tensor` and the checksum of the sources (see setup.py; 0 is not
+   known). */
 EXPORT int64_t ldopt_layout(void) { return (int64_t)sizeof(struct tensor); }
 EXPORT int64_t ldopt_sources(void) { return LDOPT_SOURCES; }
-EXPORT int ldopt_threads(void) { return forked ? 1 : omp_get_max_threads(); }

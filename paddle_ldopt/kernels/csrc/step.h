@@ -58,6 +58,9 @@ struct stage {
     float grad[CHUNK], param[CHUNK], moment[CHUNK];
 };
 
+static inline int64_t elements(const struct tensor *t) { return t->batch * t->rows * t->cols; }
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
 /* rules.c */
 void cut(const struct tensor *t, struct work *w);
 int64_t scratch_bytes(const struct work *w);

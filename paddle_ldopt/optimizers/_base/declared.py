@@ -1,19 +1,27 @@
 """What follows from an optimizer's declaration: its arguments checked, the options of each parameter, its states."""
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Optional
 
 import paddle
 
-from ..._checks import Option, checked_bool
+from ..._checks import Option, checked_bool, checked_number
 from ..._messages import nearest, refusal
-from ..._paddle import flatten_groups, found_inf, is_float64, weight_decay_fun
+from ..._paddle import (
+    flatten_groups,
+    is_float64,
+    is_low_precision,
+    keeps_masters,
+    masters,
+    weight_decay_fun,
+    with_state,
+)
 from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from .._fused.step import check_fused
 from .._pieces import MissingGradients, refuse_sharded_groups
 from ..declaration import COLUMN, ELEMENT, ROW, SCALAR, State
 from ..groups import checked_parameters
 
-__all__ = ["LAYERWISE", "DeclaredMixin", "Task", "compute_dtype"]
+__all__ = ["LAYERWISE", "DeclaredMixin", "compute_dtype"]
 
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
@@ -22,24 +30,12 @@ LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_
 LAYERWISE.update(name_dict=None, layers=None)
 
 
-class Task(NamedTuple):
-    """One update of one parameter, collected and not yet done."""
-
-    param: Any  # the parameter, or the flat slice of it that `fleet` gives
-    grad: Any  # its gradient, as it comes
-    options: dict[str, Any]  # all of them; "weight_decay" is 0 where it is not to be decayed
-    lr: Any  # the layer's ratio is in it; of a rule a Tensor of shape [] in the type of its arithmetic
-    piece: Any = None  # the `Piece` of the parameter that this process has; known once it is to be done
-
-
 class DeclaredMixin(_Base):
     """Reads the options, states and sums that the class declares; see `declaration`."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
     _defaults: dict[str, Any]  # the optimizer's own value of each option that a group may override
     _fixed: dict[str, Any]  # the other options
-    _collected: Optional[list[Task]] = None  # while a step is collected: its tasks
-    _rates: dict[Any, Any]  # of what is collected: what makes a rate -> its Tensor
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
@@ -90,12 +86,16 @@ class DeclaredMixin(_Base):
         self._fixed = {name: value for name, value in options.items() if not self.OPTIONS[name].group}
         layerwise = {name: arguments.get(name, default) for name, default in LAYERWISE.items()}
         self._init_layerwise(groups, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
-        self._missing, self._rates = MissingGradients(flatten_groups(groups or [])), {}
+        self._missing, self._rates = MissingGradients(flatten_groups(groups or [])), dict[Any, Any]()
         return groups
 
     def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the options among what is given, each checked."""
         return {name: option.checked(given[name], name) for name, option in self.OPTIONS.items() if name in given}
+
+    def set_lr(self, value: float) -> None:
+        """Set the rate, at least 0; a scheduler's cannot be set."""
+        super().set_lr(checked_number(value, "value"))
 
     # ---- options
 
@@ -152,24 +152,18 @@ class DeclaredMixin(_Base):
             for name, state in self._states_of(param).items()
         }
 
-    # ---- the step
+    def check_type(self, param: Any) -> None:
+        """Raise if a parameter was cast since its state was made, so that its state has or lacks a float32 master."""
+        has, known = param.name in masters(self), paddle.in_dynamic_mode() and param.name in with_state(self)
+        if known and has != self.has_master(param):
+            raise ValueError(
+                f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
+                "build a new optimizer for it. "
+                f"Received: dtype {str(param.dtype).rpartition('.')[2]}, {'a' if has else 'no'} float32 master weight"
+            )
 
-    def _collects(self) -> bool:
-        """Return whether a dygraph step is collected before it is done."""
-        return True
-
-    def _create_optimization_pass(self, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        if not paddle.in_dynamic_mode() or not self._collects():
-            return super()._create_optimization_pass(params_grads, *args, **kwargs)
-        self._collected, self._rates = [], {}
-        try:
-            done = super()._create_optimization_pass(params_grads, *args, **kwargs)  # found_inf: collects nothing
-            tasks, overflow = self._collected, bool(found_inf(self))
-        finally:
-            self._collected, self._rates = None, {}
-        if not overflow:
-            self._update_or_wait(tasks)
-        return done
+    def has_master(self, param: Any) -> bool:
+        return bool(keeps_masters(self) and is_low_precision(self)(param.dtype))
 
 
 def compute_dtype(param: Any) -> Any:

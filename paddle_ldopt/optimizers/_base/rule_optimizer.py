@@ -27,7 +27,8 @@ from ..._checks import checked_number, checked_state
 from .._fused.step import FusedMixin
 from .._pieces import Piece, PieceFinder, answer_locally, answer_together
 from ..declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP
-from .declared import DeclaredMixin, Task, compute_dtype
+from .collecting import Task
+from .declared import DeclaredMixin, compute_dtype
 from .layerwise import LayerwiseMixin
 from .sharded_state import ShardedStateMixin
 
@@ -195,8 +196,9 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
 
     def _loaded(self, state: str) -> list[Any]:
         """Return the values of a state that were loaded for parameters that had no gradient since."""
-        live, part = {value.name for value in self._held(state).values()}, f"{_paddle.prefixed(self, state)}_"
-        return [value for key, value in _paddle.waiting_state(self).items() if part in key and key not in live]
+        waiting, part = _paddle.waiting_state(self), f"{_paddle.prefixed(self, state)}_"
+        live = {value.name for value in self._held(state).values()} if waiting else ()  # most of a tiny step's time
+        return [value for key, value in waiting.items() if part in key and key not in live]
 
     def _largest_of(self, state: str) -> float:
         """Return the largest value of a state."""

@@ -12,6 +12,7 @@ import paddle
 from ... import _paddle
 from ..._paddle import create_state, prefixed
 from ..declaration import ELEMENT, ROW, SCALAR, STEP
+from .loading import loadable
 
 _Base: Any = object
 
@@ -56,6 +57,12 @@ class ShardedStateMixin(_Base):
                 key = f"{keys[param.name]}.{name}_0"
                 found[key] = _placed(key, value, kind, weight, piece)
         return found
+
+    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the result of `state_dict`; if it is of another optimizer, raise before anything is changed."""
+        super().set_state_dict(loadable(self, state_dict))
+
+    load_state_dict = set_state_dict
 
     def _state_of(self, param: Any) -> dict[str, tuple[Any, str]]:
         """Return state name -> (value, kind) of a parameter, with its master as "w"."""

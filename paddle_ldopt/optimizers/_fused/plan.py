@@ -2,7 +2,6 @@
 
 import math
 import operator
-from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -11,14 +10,12 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..declaration import STEP
+from .memory import TYPES, addresses, held_bytes, same_shapes, versions, why_not
+from .seen import Seen
 
-__all__ = ["TYPES", "FusedRule", "Plan", "Seen", "held_bytes", "why_not"]
+__all__ = ["FusedRule", "Plan"]
 
-TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
 _Tensor = paddle.Tensor
-_frozen, _dtype = _Tensor.stop_gradient.__get__, _Tensor.dtype.__get__
-_SHARDS_ITSELF = _paddle.SHARDS_ITSELF
-_BLOCK = 64  # parameters of which a plain step reads all before it goes on to the next ones
 _CHECKED = 2048  # states whose address is checked in one step: all of a model with some 500 parameters
 
 
@@ -30,61 +27,6 @@ class FusedRule(NamedTuple):
     fields: dict[str, Any]  # field of the struct -> number
     flags: tuple[str, ...] = ()  # names in `kernels.FLAGS`
     aux: Optional[str] = None  # name of the state of one number, beside the counter
-
-
-class Seen(NamedTuple):
-    """What a plain step reads of parameters and gradients; the gradients' memory must live until it is done."""
-
-    frozen: list[bool]  # of all parameters, whether they are
-    live: list[int]  # numbers of those that have a gradient and are not frozen; the lists below are of these
-    params: list[Any]
-    grads: list[Any]
-    addresses: list[int]  # of the gradients
-    held: list[int]  # bytes that are allocated for each of the gradients
-    weights: list[int]  # addresses of the parameters
-    factors: list[Any]  # of the parameters' own `optimize_attr`
-    sizes: list[int]  # bytes of an element of each parameter
-    types: list[Any]  # of the gradients
-
-    @classmethod
-    def of(cls, every: list[Any]) -> "Optional[Seen]":
-        """Return it; None if there is nothing to do, or a parameter or gradient that only Paddle's step can serve.
-
-        It goes through the parameters by blocks that the cache holds: of 10,000 tensors this is most of a step's time.
-        """
-        seen = cls(*([] for _ in cls._fields))
-        try:
-            for begin in range(0, len(every), _BLOCK):
-                block = every[begin : begin + _BLOCK]
-                frozen, found = list(map(_frozen, block)), list(map(_paddle.grad_of, block))
-                live = [i for i, grad in enumerate(found) if grad is not None and not frozen[i]]
-                addresses = _addresses([found[i] for i in live])
-                if 0 in addresses:  # empty gradients
-                    live = [i for i, address in zip(live, addresses) if address != 0]
-                    addresses = [address for address in addresses if address != 0]
-                params, grads = [block[i] for i in live], [found[i] for i in live]
-                weights = _addresses(params)
-                if None in addresses or None in weights:  # a sparse gradient; a parameter that was cleared
-                    return None
-                if any(map(_Tensor.is_dist, params)) or not _same_shapes(grads, params):
-                    return None
-                if not all(map(_Tensor.is_contiguous, grads + params)):
-                    return None
-                settings = [param.__dict__ for param in params]
-                for own in settings:
-                    get = own.get
-                    if not (get("regularizer") is get("main_grad") is get(_SHARDS_ITSELF) is None):
-                        return None
-                factors = [own["optimize_attr"]["learning_rate"] for own in settings]
-                sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
-                numbers = [begin + i for i in live]
-                held = map(operator.sub, map(_paddle.bytes_behind, grads), map(_paddle.bytes_before, grads))
-                new: Any = frozen, numbers, params, grads, addresses, held, weights, factors, sizes, types
-                for all_seen, of_block in zip(seen, new):
-                    all_seen += of_block
-        except (AttributeError, KeyError, TypeError):  # no parameters of Paddle's layers
-            return None
-        return seen if seen.live and set(map(type, seen.factors)) <= {int, float} else None
 
 
 class Plan:
@@ -121,8 +63,8 @@ class Plan:
                 for tensors in (self._states, self.params)
             )
         self._sizes = list(map(_Tensor.element_size, self.params))
-        self._addresses = [_addresses(tensors) for tensors in (self.params, self._masters, self._states)]
-        self._versions = _versions(self._masters), _versions(self._states)
+        self._addresses = [addresses(tensors) for tensors in (self.params, self._masters, self._states)]
+        self._versions = versions(self._masters), versions(self._states)
         self._rule: Optional[FusedRule] = None
         self._decayed: Any = None
         self.live: Optional[list[int]] = None  # which parameters had a gradient in the last plain step, by number
@@ -149,19 +91,19 @@ class Plan:
         params, masters, states = self._addresses
         if seen is None:
             now, sizes = self.params, list(map(_Tensor.element_size, self.params))
-            held = _addresses(now) == params and sizes == self._sizes and _same_shapes(now, self._as_planned)
+            held = addresses(now) == params and sizes == self._sizes and same_shapes(now, self._as_planned)
         else:
-            addresses, sizes, shapes = self._live
-            held = seen.weights == addresses and seen.sizes == sizes and _same_shapes(seen.params, shapes)
+            at, sizes, shapes = self._live
+            held = seen.params_at == at and seen.sizes == sizes and same_shapes(seen.params, shapes)
         part = slice(self._checked, self._checked + _CHECKED)
         self._checked = part.stop if part.stop < len(self._states) else 0
-        some, versions, now_held = self._states[part], self._versions, _held(self.optimizer)
+        some, (of_masters, of_states), now_held = self._states[part], self._versions, _held(self.optimizer)
         return (
             held
             and len(now_held) == len(self._held)
             and all(map(operator.is_, now_held, self._held))
-            and (_addresses(self._masters), _addresses(some)) == (masters, states[part])
-            and (_versions(self._masters), _versions(some)) == (versions[0], versions[1][part])
+            and (addresses(self._masters), addresses(some)) == (masters, states[part])
+            and (versions(self._masters), versions(some)) == (of_masters, of_states[part])
         )
 
     def follow(self, seen: Seen) -> bool:
@@ -261,38 +203,9 @@ class Plan:
         return None if None in types else types
 
 
-def _addresses(tensors: Iterable[Any]) -> list[int]:
-    return list(map(_Tensor.data_ptr, tensors))  # None of a cleared one
-
-
-def _versions(tensors: Iterable[Any]) -> list[int]:
-    """Return how often Paddle has changed each tensor in place: its values, or its shape, strides or type."""
-    return list(map(_paddle.version_of, tensors))
-
-
-def _same_shapes(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
-    return all(map(_Tensor.is_same_shape, tensors, others))
-
-
 def _held(optimizer: Any) -> list[Any]:
     """Return the tensors of all states and masters."""
     tensors: list[Any] = []
     for held in (*_paddle.accumulators(optimizer).values(), _paddle.masters(optimizer)):
         tensors += held.values()
     return tensors
-
-
-def held_bytes(tensor: Any) -> int:
-    """Return how many bytes are allocated for a tensor, from its first element on; 0 of a DistTensor."""
-    return _paddle.bytes_behind(tensor) - _paddle.bytes_before(tensor)
-
-
-def why_not(tensor: Any) -> Optional[str]:
-    """Return why the C library cannot work on a tensor even if it is contiguous, None if it can."""
-    if tensor.is_dist():
-        return "it is a DistTensor"  # of a global shape, of which this process may have a part
-    if tensor.data_ptr() is None:
-        return "its memory was given back"
-    if tensor.dtype not in TYPES:
-        return f"the type is {tensor.dtype}"
-    return None if tensor.place.is_cpu_place() else f"it is on {tensor.place}"

@@ -18,17 +18,14 @@ import paddle
 from numpy.typing import NDArray
 
 from ... import _paddle, kernels
-from ..._checks import checked_number
 from ..._messages import refusal
-from .._base.loading import loadable
-from .._pieces import MissingGradients
-from .plan import TYPES, FusedRule, Plan, Seen, held_bytes, why_not
+from .._base.collecting import CollectingMixin
+from .memory import TYPES, held_bytes, why_not
+from .plan import FusedRule, Plan
+from .seen import Seen
 
 __all__ = ["FusedMixin", "FusedRule", "check_fused", "layer_rates"]
 
-_Base: Any = object
-_FLOATS = {*TYPES, paddle.float64}
-_COMPLEX = {paddle.complex64, paddle.complex128}
 _SMALLEST = float(np.finfo("float32").tiny)
 
 
@@ -47,7 +44,7 @@ def _not_possible(why: str) -> ValueError:
     return refusal(ValueError, f"`fused=True` is not possible{why}", fused=True)
 
 
-class FusedMixin(_Base):
+class FusedMixin(CollectingMixin):
     """Lets the C library do the updates that it can do; put before the other bases of an optimizer.
 
     A subclass has `fused_rule`; `fused_options(param=None)`, the options of a parameter's group as they are now, or
@@ -56,10 +53,7 @@ class FusedMixin(_Base):
     """
 
     fused: Optional[bool] = None
-    _missing: MissingGradients
     _plan: Optional[Plan] = None  # of the last step that was fused
-    _waiting: Optional[list[Any]] = None  # within a step of parameter groups: the updates of those that Paddle has done
-    _groups_left = 0  # the number of the others
     _kept_ratios: Any = None  # function, parameters, which of them were frozen, ratios: of the last plain step
     _bumps_version = True  # whether an update by Paddle's ops shows in `Tensor.inplace_version`, as it then does here
 
@@ -82,16 +76,11 @@ class FusedMixin(_Base):
         return ()
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict`; if it is of another optimizer, raise before anything is changed."""
-        state_dict = loadable(self, state_dict)
+        """Load the result of `state_dict`."""
         self._plan = None
         super().set_state_dict(state_dict)
 
     load_state_dict = set_state_dict
-
-    def set_lr(self, value: float) -> None:
-        """Set the rate, at least 0; a scheduler's cannot be set."""
-        super().set_lr(checked_number(value, "value"))
 
     # ---- updates that were collected
 
@@ -142,81 +131,16 @@ class FusedMixin(_Base):
     def _count_steps(self, plan: Plan) -> None:
         """Count this step, of which the plan holds, if the optimizer counts for all parameters together."""
 
-    def _step_elsewhere(self) -> None:
-        """Count a step in which other processes alone have updates, if the optimizer counts for all parameters."""
-
     def _call(self, records: NDArray[Any], params: list[Any]) -> None:
         kernels.step(records)
         if self._bumps_version:
             collections.deque(map(_paddle.bump_version, params), maxlen=0)
 
-    # ---- Paddle's step
+    # ---- a step in which there is nothing else to do
 
     def step(self) -> Any:
         """Update all parameters that have a gradient once."""
-        if self._may_be_plain() and self._plain_step():
-            return
-        if paddle.in_dynamic_mode() and isinstance((_paddle.parameter_list(self) or [None])[0], dict):
-            self._waiting, self._groups_left = [], len(_paddle.param_groups(self))
-        try:
-            super().step()
-        finally:
-            self._waiting = None
-
-    def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(params_grads, dict):
-            params_grads = self._missing.drop_from(params_grads)
-        for param, grad in params_grads["params"] if isinstance(params_grads, dict) else params_grads:
-            self._check_gradient(param, grad)
-        done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-        if not params_grads and self._missing.are_elsewhere() and not _paddle.found_inf(self):
-            self._step_elsewhere()
-        if self._waiting is not None:
-            self._groups_left -= 1
-            if self._groups_left == 0:
-                waiting, self._waiting = self._waiting, None
-                self._update(waiting)
-        return done
-
-    def _update_or_wait(self, tasks: list[Any]) -> None:
-        """Do updates, but those of a group when all groups are there: an error comes before anything is changed."""
-        if self._waiting is None:
-            self._update(tasks)
-        else:
-            self._waiting += tasks
-
-    # ---- checks of a parameter
-
-    def _check_gradient(self, param: Any, grad: Any) -> None:
-        """Raise TypeError if a parameter is no floating-point tensor, or its gradient complex or sparse."""
-        if getattr(grad, "is_selected_rows", lambda: False)() and not self._takes_sparse(param):
-            needs = f"{type(self).__name__} needs dense gradients: build the embedding with sparse=False."
-            raise TypeError(f"{needs} Received: a sparse gradient of '{param.name}'")
-        if paddle.in_dynamic_mode() and (param.dtype not in _FLOATS or grad.dtype in _COMPLEX):
-            raise TypeError(
-                "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones into "
-                f"two. Received: '{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
-            )
-
-    def check_type(self, param: Any) -> None:
-        """Raise if a parameter was cast since its state was made, so that its state has or lacks a float32 master."""
-        has = param.name in _paddle.masters(self)
-        known = paddle.in_dynamic_mode() and param.name in _paddle.with_state(self)
-        if known and has != self.has_master(param):
-            raise ValueError(
-                f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
-                "build a new optimizer for it. "
-                f"Received: dtype {str(param.dtype).rpartition('.')[2]}, {'a' if has else 'no'} float32 master weight"
-            )
-
-    def has_master(self, param: Any) -> bool:
-        return bool(_paddle.keeps_masters(self) and _paddle.is_low_precision(self)(param.dtype))
-
-    def _takes_sparse(self, param: Any) -> bool:
-        """Return whether there is a rule for a sparse gradient of the parameter."""
-        return False
-
-    # ---- a step in which there is nothing else to do
+        return None if self._may_be_plain() and self._plain_step() else super().step()
 
     def _may_be_plain(self) -> bool:
         """Return whether a step needs nothing but updates, as far as that shows without looking at parameters.
@@ -263,7 +187,7 @@ class FusedMixin(_Base):
         _paddle.create_rate(self)()
         records["lr"] = layer_rates(_paddle.global_rate(self)(), seen.factors, ratios)
         records["weight_decay"] = options["weight_decay"] * plan.decayed()[plan.rows]
-        records["grad"], records["grad_type"] = seen.addresses, types
+        records["grad"], records["grad_type"] = seen.grads_at, types
         records["held"][:, kernels.PLACES["grad"]] = seen.held
         clip = _paddle.grad_clip(self)
         if clip is not None:

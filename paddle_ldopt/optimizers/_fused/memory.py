@@ -1,0 +1,44 @@
+"""The memory of tensors: where it is, whether it has changed, and whether the C library can work on it."""
+
+from collections.abc import Iterable
+from typing import Any, Optional
+
+import paddle
+
+from ... import _paddle, kernels
+
+__all__ = ["TYPES", "addresses", "held_bytes", "same_shapes", "versions", "why_not"]
+
+TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
+_Tensor = paddle.Tensor
+
+
+def addresses(tensors: Iterable[Any]) -> list[int]:
+    """Return the address of each tensor, None of a cleared one, 0 of an empty one."""
+    return list(map(_Tensor.data_ptr, tensors))
+
+
+def versions(tensors: Iterable[Any]) -> list[int]:
+    """Return how often Paddle has changed each tensor in place: its values, or its shape, strides or type."""
+    return list(map(_paddle.version_of, tensors))
+
+
+def same_shapes(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Return whether each tensor has the shape of its counterpart."""
+    return all(map(_Tensor.is_same_shape, tensors, others))
+
+
+def held_bytes(tensor: Any) -> int:
+    """Return how many bytes are allocated for a tensor, from its first element on; 0 of a DistTensor."""
+    return _paddle.bytes_behind(tensor) - _paddle.bytes_before(tensor)
+
+
+def why_not(tensor: Any) -> Optional[str]:
+    """Return why the C library cannot work on a tensor even if it is contiguous, None if it can."""
+    if tensor.is_dist():
+        return "it is a DistTensor"  # of a global shape, of which this process may have a part
+    if tensor.data_ptr() is None:
+        return "its memory was given back"
+    if tensor.dtype not in TYPES:
+        return f"the type is {tensor.dtype}"
+    return None if tensor.place.is_cpu_place() else f"it is on {tensor.place}"

@@ -1,0 +1,391 @@
+"""create_optimizer: TensorFlow's rates and trajectories, what is decayed, resumes, and every error."""
+
+import inspect
+import math
+import pickle
+import time
+import warnings
+
+import numpy as np
+import paddle
+import pytest
+from golden_cases import cases, each, follow, load, needs_golden
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import bert_like, llrd_ratio, make_params, take_steps
+from reference_adam_weight_decay import adam_weight_decay
+from schedule_cases import a_million_takes, rates
+
+from paddle_ldopt import AdamWeightDecay, LayerMap, WarmUp, create_optimizer, decayed_parameter_names
+
+SCHEDULES = [case for case in cases("schedule", "schedule") if case["cls"].endswith(".create_optimizer")]
+FACTORY = [case for case in cases("adamweightdecay") if case["cls"].endswith(".create_optimizer")]
+pytestmark = pytest.mark.filterwarnings("error::UserWarning")
+
+
+def one_param():
+    return [paddle.create_parameter([2], "float32")]
+
+
+# ---- TensorFlow's own numbers
+
+
+@each(SCHEDULES)
+def test_rates_are_tensorflows(entry):
+    _, schedule = create_optimizer(**entry["options"], parameters=one_param())
+    want = load(entry).arrays["lr"]
+    np.testing.assert_allclose(rates(schedule, len(want)), want, **entry["tol"])
+
+
+@needs_golden
+def test_the_golden_cases_are_there():
+    assert len(SCHEDULES) >= 3 and len(FACTORY) >= 2
+
+
+@pytest.mark.parametrize("named", ["name_dict", "tensor names"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@each(FACTORY)
+def test_trajectory_is_tensorflows(entry, dtype, named):
+    def build(params, name_dict):
+        if named == "tensor names":
+            for name, param in params.items():
+                param.name = name
+            name_dict = None
+        optimizer, schedule = create_optimizer(
+            **entry["options"], parameters=list(params.values()), name_dict=name_dict
+        )
+        return optimizer, schedule.step
+
+    with paddle.utils.unique_name.guard():
+        follow(entry, dtype, build)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay_rate": 0.1}, {"adam_clipnorm": 0.3}], ids=str)
+def test_trajectory_under_warm_up_is_the_references(options):
+    arrays, grads = bert_like(steps=12)
+    params, name_dict = make_params(arrays, "float64")
+    optimizer, schedule = create_optimizer(
+        0.01, 10, 4, 0.1, 0.8, 0.9, 1e-3, power=2.0, parameters=params.values(), name_dict=name_dict, **options
+    )
+    got = take_steps(optimizer, params, grads, schedule.step)
+    rate = [0.01 * k / 4 if k < 4 else 0.01 * (0.1 + 0.9 * (1 - (min(k, 10) - 4) / 6) ** 2) for k in range(12)]
+    given = {"clipnorm": options.get("adam_clipnorm"), "weight_decay_rate": options.get("weight_decay_rate", 0.0)}
+    decayed = {n for n in arrays if "norm" not in n and "bias" not in n}
+    want = reference(arrays, grads, rate, decayed, **given)
+    for name in arrays:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-11, atol=1e-13, err_msg=name)
+
+
+def reference(arrays, grads, rate, decayed, **given):
+    how = {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-3, **given}
+    return adam_weight_decay(arrays, grads, lr=lambda t: rate[t - 1], decayed=decayed.__contains__, **how)
+
+
+# ---- the schedule
+
+
+def test_a_resume_through_the_optimizers_state():
+    params = one_param()
+    optimizer, schedule = create_optimizer(1e-2, 30, 5, parameters=params)
+    rates(schedule, 12)
+    params[0].grad = paddle.ones([2])
+    optimizer.step()
+    state = optimizer.state_dict()
+    again, other = create_optimizer(1e-2, 30, 5, parameters=params)
+    again.set_state_dict(state)
+    assert again.get_lr() == other() == schedule() and other.last_epoch == 12
+    assert rates(other, 30) == rates(schedule, 30)
+
+
+def test_a_million_steps_and_a_resume_there():
+    _, schedule = create_optimizer(1e-3, 900_000, 1000, 0.01, power=2.0, parameters=one_param())
+    start = time.process_time()
+    for _ in range(10**6 - 1):
+        schedule.step()
+    assert time.process_time() - start < a_million_takes()
+    resumed = WarmUp(**schedule.get_config(), last_epoch=10**6 - 2)
+    copied = pickle.loads(pickle.dumps(schedule))
+    assert resumed() == copied() == schedule() == schedule(10**6 - 1) == 1e-5
+    assert rates(resumed, 3) == rates(copied, 3) == rates(schedule, 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    peak=st.floats(0, 10),
+    steps=st.integers(1, 60),
+    part=st.floats(0, 1),
+    ratio=st.floats(0, 1),
+    power=st.floats(0.01, 8),
+)
+def test_any_schedule_of_the_factory_is_sound(peak, steps, part, ratio, power):
+    warmup = int(part * steps)
+    _, schedule = create_optimizer(peak, steps, warmup, ratio, power=power, parameters=one_param())
+    got = np.array(rates(schedule, steps + 5))
+    assert np.isfinite(got).all() and (got >= 0).all() and (got <= peak * (1 + 1e-12)).all()
+    np.testing.assert_allclose(got[:warmup], [peak * k / warmup for k in range(warmup)], rtol=1e-12)
+    assert (np.diff(got[warmup:]) <= 1e-12 * peak).all()
+    np.testing.assert_allclose(got[steps:], peak * ratio, rtol=1e-12, atol=1e-300)
+    if warmup < steps:
+        assert got[warmup] == pytest.approx(peak, rel=1e-12)
+
+
+# ---- what the factory decays
+
+
+class Block(paddle.nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.q_proj = paddle.nn.Linear(4, 4)
+        self.input_layernorm = paddle.nn.LayerNorm(4)
+        self.ln_1 = paddle.nn.LayerNorm(4)
+        self.post = paddle.nn.LayerNorm(4)  # no name tells it: its class does
+        self.query = paddle.nn.Linear(4, 4, bias_attr=False)
+
+    def forward(self, x):
+        return self.query(self.post(self.ln_1(self.input_layernorm(self.q_proj(x)))))
+
+
+class Net(paddle.nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.embeddings = paddle.nn.Embedding(5, 4)
+        self.layers = paddle.nn.LayerList([Block() for _ in range(3)])
+        self.norm = paddle.nn.LayerNorm(4)
+        self.classifier = paddle.nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.embeddings(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.classifier(self.norm(x))
+
+
+def names_of(model):
+    return {param.name: name for name, param in model.named_parameters()}
+
+
+def decayed(optimizer, model):
+    return {name for name, param in model.named_parameters() if optimizer.has_weight_decay(param)}
+
+
+def weights(model):
+    return {n for n, p in model.named_parameters() if p.name in decayed_parameter_names(model)}
+
+
+def test_norms_and_biases_are_not_decayed_and_nothing_is_warned_of():
+    model = Net()
+    given = {"model": {"model": model}}
+    given["tensor names"] = {"parameters": model.parameters()}
+    given["a generator"] = {"parameters": (p for p in model.parameters())}
+    for how in given.values():
+        optimizer, _ = create_optimizer(1e-3, 10, 2, weight_decay_rate=0.1, **how)
+        assert isinstance(optimizer, AdamWeightDecay)
+        assert decayed(optimizer, model) == weights(model) and len(weights(model)) == 8
+    # by structured names alone, a norm that is called "post" cannot be told
+    optimizer, _ = create_optimizer(
+        1e-3, 10, 2, weight_decay_rate=0.1, parameters=model.parameters(), name_dict=names_of(model)
+    )
+    assert decayed(optimizer, model) == weights(model) | {f"layers.{i}.post.weight" for i in range(3)}
+
+
+def test_include_wins():
+    model = Net()
+    wanted = weights(model) | {"norm.weight", "norm.bias"}
+    for how in ({"model": model}, {"model": model, "layers": LayerMap.from_model(model)}):
+        optimizer, _ = create_optimizer(1e-3, 10, 2, weight_decay_rate=0.1, include_in_weight_decay=[r"^norm\."], **how)
+        assert decayed(optimizer, model) == wanted
+    optimizer, _ = create_optimizer(
+        1e-3,
+        10,
+        2,
+        weight_decay_rate=0.1,
+        include_in_weight_decay=["ln_1"],
+        parameters=model.parameters(),
+        name_dict=names_of(model),
+    )
+    assert {n for n in decayed(optimizer, model) if "ln_1" in n} == {
+        f"layers.{i}.ln_1.{kind}" for i in range(3) for kind in ("weight", "bias")
+    }
+
+
+def test_an_idle_include_warns_and_nothing_to_exclude_does_not():
+    with pytest.warns(UserWarning, match="include_in_weight_decay=.'nothing'"):
+        create_optimizer(1e-3, 10, 2, weight_decay_rate=0.1, include_in_weight_decay=["nothing"], model=Net())
+    plain = paddle.nn.Linear(2, 2, bias_attr=False)
+    optimizer, _ = create_optimizer(1e-3, 10, 2, weight_decay_rate=0.1, parameters=plain.parameters())
+    assert optimizer.has_weight_decay(plain.weight)
+
+
+def test_the_decay_is_applied_where_it_is_said():
+    model = Net()
+    optimizer, schedule = create_optimizer(0.1, 10, 0, weight_decay_rate=0.5, model=model)
+    before = {n: p.numpy() for n, p in model.named_parameters()}
+    for param in model.parameters():
+        param.grad = paddle.zeros_like(param)
+    optimizer.step()
+    for name, param in model.named_parameters():
+        factor = 0.95 if name in weights(model) else 1.0
+        np.testing.assert_allclose(param.numpy(), factor * before[name], rtol=1e-6, err_msg=name)
+    assert optimizer._learning_rate is schedule and isinstance(schedule, WarmUp)
+
+
+def test_without_decay_it_is_adam_with_tensorflows_epsilon():
+    model = paddle.nn.Linear(1, 1, bias_attr=False)
+    model.weight.set_value(np.zeros([1, 1], "float32"))
+    optimizer, _ = create_optimizer(0.1, 10, 0, adam_epsilon=1.0, model=model)
+    model.weight.grad = paddle.full([1, 1], 1.0)
+    optimizer.step()
+    root = math.sqrt(1 - 0.999)
+    assert model.weight.item() == pytest.approx(-0.1 * root / (1 - 0.9) * 0.1 / (root + 1.0), rel=1e-5)
+
+
+# ---- layers, groups and training
+
+
+def test_layerwise_decay_of_a_model():
+    model = Net()
+    optimizer, _ = create_optimizer(1e-3, 10, 2, weight_decay_rate=0.1, layerwise_decay=0.5, model=model)
+    ratios = {n: optimizer.layerwise_ratio(p) for n, p in model.named_parameters()}
+    want = LayerMap.from_model(model).ratio_fn(0.5)
+    assert ratios == {n: want(p) for n, p in model.named_parameters()}
+    assert ratios["layers.0.q_proj.weight"] == 0.125 and ratios["classifier.weight"] == 1.0
+
+
+def test_layerwise_decay_by_the_documented_rule():
+    arrays, _ = bert_like()
+    params, name_dict = make_params(arrays)
+    optimizer, _ = create_optimizer(
+        1e-3, 10, 2, parameters=list(params.values()), layerwise_decay=0.5, n_layers=3, name_dict=name_dict
+    )
+    for name, param in params.items():
+        assert optimizer.layerwise_ratio(param) == llrd_ratio(name, 0.5, 3)
+
+
+def test_parameters_may_be_a_part_of_the_model_or_groups():
+    model = Net()
+    head = model.classifier.parameters()
+    optimizer, _ = create_optimizer(1e-3, 10, 2, weight_decay_rate=0.1, parameters=head, model=model)
+    assert [p.name for p in optimizer._parameter_list] == [p.name for p in head]
+    groups = [{"params": iter(head), "learning_rate": 0.5}, {"params": model.norm.parameters()}]
+    optimizer, _ = create_optimizer(1e-3, 10, 2, weight_decay_rate=0.1, parameters=groups)
+    assert optimizer.has_weight_decay(head[0]) and not optimizer.is_decayed(head[1])
+
+
+def test_frozen_parameters_of_the_model_stay_until_they_are_unfrozen():
+    model, moved = Net(), []
+    weight = model.embeddings.weight
+    weight.stop_gradient = True
+    optimizer, schedule = create_optimizer(1e-3, 10, 2, model=model)
+    for frozen in (True, True, False):
+        weight.stop_gradient, before = frozen, weight.numpy()
+        model(paddle.arange(5).reshape([5, 1])).sum().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        schedule.step()
+        moved.append(not np.array_equal(weight.numpy(), before))
+    assert moved == [False, False, True]
+
+
+def test_a_model_learns():
+    paddle.seed(0)
+    model, x = Net(), paddle.arange(5).reshape([5, 1])
+    y = paddle.to_tensor([0, 1, 0, 1, 1])
+    optimizer, schedule = create_optimizer(
+        0.05, 40, 4, weight_decay_rate=0.01, adam_global_clipnorm=1.0, layerwise_decay=0.8, model=model
+    )
+    losses = []
+    for _ in range(40):
+        loss = paddle.nn.functional.cross_entropy(model(x)[:, 0], y)
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        schedule.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0] and schedule() == 0.0
+
+
+def test_in_static_graph_mode():
+    warnings.filterwarnings("ignore", "(Tensor|Value) do not have 'place'")  # Paddle, of its own doing
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+            x = paddle.static.data("x", [2, 4])
+            model = paddle.nn.Sequential(paddle.nn.Linear(4, 3), paddle.nn.LayerNorm(3))
+            loss = model(x).sum()
+            optimizer, schedule = create_optimizer(0.1, 10, 0, weight_decay_rate=0.5)
+            optimizer.minimize(loss)
+            assert decayed(optimizer, model) == {"0.weight"}
+            exe = paddle.static.Executor()
+            exe.run(paddle.static.default_startup_program())
+            exe.run(feed={"x": np.ones([2, 4], "float32")}, fetch_list=[loss])
+            schedule.step()
+    finally:
+        paddle.disable_static()
+
+
+# ---- arguments
+
+
+def test_the_signature_is_transformers():
+    names = "init_lr num_train_steps num_warmup_steps min_lr_ratio adam_beta1 adam_beta2 adam_epsilon adam_clipnorm "
+    names += "adam_global_clipnorm weight_decay_rate power include_in_weight_decay"
+    assert list(inspect.signature(create_optimizer).parameters)[:12] == names.split()
+
+
+def test_arguments_reach_the_optimizer():
+    optimizer, schedule = create_optimizer(
+        1e-3, 10, 2, 0.5, 0.8, 0.95, 1e-5, 0.7, weight_decay_rate=0.1, multi_precision=True, model=Net()
+    )
+    config = optimizer.get_config()
+    assert (config["beta_1"], config["beta_2"], config["epsilon"], config["clipnorm"]) == (0.8, 0.95, 1e-5, 0.7)
+    assert config["weight_decay_rate"] == 0.1 and config["multi_precision"] is True
+    optimizer, _ = create_optimizer(1e-3, 10, 2, adam_global_clipnorm=0.7, model=Net())
+    assert optimizer.get_config()["global_clipnorm"] == 0.7
+
+
+@pytest.mark.parametrize(
+    "argument, value, error",
+    [
+        ("init_lr", -1.0, ValueError),
+        ("init_lr", None, TypeError),
+        ("num_train_steps", 0, ValueError),
+        ("num_train_steps", 10.0, TypeError),
+        ("num_warmup_steps", -1, ValueError),
+        ("min_lr_ratio", 1.5, ValueError),
+        ("min_lr_ratio", -0.1, ValueError),
+        ("adam_beta1", 1.0, ValueError),
+        ("adam_beta2", -0.1, ValueError),
+        ("adam_epsilon", -1e-8, ValueError),
+        ("adam_clipnorm", 0.0, ValueError),
+        ("adam_global_clipnorm", -1.0, ValueError),
+        ("weight_decay_rate", -0.1, ValueError),
+        ("power", 0.0, ValueError),
+        ("include_in_weight_decay", "norm", TypeError),
+        ("include_in_weight_decay", ["("], ValueError),
+        ("include_in_weight_decay", [3], TypeError),
+        ("model", "bert", TypeError),
+        ("parameters", "bert", TypeError),
+        ("layerwise_decay", 1.5, ValueError),
+    ],
+)
+def test_bad_arguments_of_the_factory(argument, value, error):
+    arguments = {"init_lr": 1e-3, "num_train_steps": 10, "num_warmup_steps": 2, "weight_decay_rate": 0.1}
+    with pytest.raises(error, match=f"`{argument}`.*Received: .*{argument.rpartition('_')[2]}"):
+        create_optimizer(**{**arguments, "model": Net(), argument: value})
+
+
+def test_what_contradicts_itself_is_refused():
+    with pytest.raises(ValueError, match="`parameters` or `model`"):
+        create_optimizer(1e-3, 10, 2)
+    with pytest.raises(ValueError, match="adam_clipnorm=1.0, adam_global_clipnorm=2.0"):
+        create_optimizer(1e-3, 10, 2, adam_clipnorm=1.0, adam_global_clipnorm=2.0, model=Net())
+    with pytest.raises(ValueError, match="`include_in_weight_decay` has no effect"):
+        create_optimizer(1e-3, 10, 2, include_in_weight_decay=["norm"], model=Net())
+    with pytest.raises(ValueError, match="`layerwise_decay` has no effect"):
+        create_optimizer(1e-3, 10, 2, layerwise_decay=0.5, parameters=one_param())
+
+
+def test_a_training_that_ends_within_the_warmup_of_the_factory_is_warned_of():
+    with pytest.warns(UserWarning, match="Received: num_warmup_steps=8, num_train_steps=2"):
+        _, schedule = create_optimizer(1.0, 2, 8, model=paddle.nn.Linear(2, 2))
+    assert [schedule(step) for step in (1, 7, 8)] == [0.125, 0.875, 0.0]
