@@ -28,7 +28,7 @@ ARROWS = {
     "accumulation": {"_checks", "_paddle"},
     "build": {"_checks", "_paddle", "layers", "optimizers", "schedules"},
     "tensorflow_recipe": {"_checks", "_paddle", "build", "layers", "optimizers", "schedules"},
-    "config": {"_checks", "_messages", "build", "layers", "optimizers", "schedules"},
+    "config": {"_checks", "_messages", "_paddle", "build", "layers", "optimizers", "schedules"},
     "saving": {"_checks", "_paddle", "layers", "optimizers", "version"},
     "parallel": {"_checks", "_paddle", "optimizers", "saving", "schedules"},
     "tools": {"_checks", "config", "layers", "optimizers", "plots", "schedules"},

@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 from .._checks import checked_steps, plain_number
 from .._messages import refusal, shown, tell_all, unknown
+from .._paddle import parameters_of
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
@@ -105,6 +106,9 @@ class LdoptConfig(DecaySettings):
             **({} if schedule is None else {"learning_rate": schedule}),
             **self.optim_kwargs,
         )
+        if self.layerwise_rule.moves:
+            opt.training_steps = num_training_steps
+            opt.layerwise_ratio(parameters_of(opt)[0])  # raises if nobody knows the steps
         return opt, AdafactorSchedule(opt) if schedule is None and isinstance(opt, Adafactor) else schedule
 
     def _schedule(self, steps: Optional[int]) -> Any:

@@ -1,7 +1,9 @@
 """Callbacks that show the rate of each layer, or open the layers one by one; for any Trainer like PaddleNLP's."""
 
+import copy
 import os
 import warnings
+from collections.abc import Iterable
 from typing import Any, Optional, Union
 
 from .._checks import checked_steps
@@ -9,6 +11,7 @@ from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, next_rate, rate_divisor
+from ..layers.ratios import moves
 from ..layers.table import short_names
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
@@ -60,7 +63,7 @@ class LayerLRCallback(Callback):
 
     def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the rate of the step that comes; the schedule goes on before anything is logged."""
-        self._step = optimizer, next_rate(optimizer)
+        self._step = at_this_step(optimizer), next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
         """Return the rates of the last step, by what they are called in the logs."""
@@ -109,6 +112,7 @@ class ScheduleCallback(Callback):
             return
         opened, starts = all_open(optimizer)
         rows = layers.table(optimizer=opened).rows  # in all processes: those of a pipeline have a part each
+        moved = _moved_ratios(unwrap(opened), range(first, first + len(rates)))
         if not state.is_world_process_zero:
             return
         short = short_names([row.tower for row in rows])
@@ -117,6 +121,8 @@ class ScheduleCallback(Callback):
             ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
             closed = starts.get((row.tower, row.index), 0) - first
             own = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
+            if moved and ratio:
+                own = [rate * ratios[row.tower, row.index] for rate, ratios in zip(own, moved)]
             series[short[row.tower] + row.label] = own
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         plot_schedule(self.path, first, series)
@@ -219,6 +225,14 @@ class _Opening:
     def __call__(self, param: Any) -> float:
         return 0.0 if self.is_closed(param) else self.ratio_of(param)
 
+    is_constant = False
+
+    def at(self, progress: float) -> "_Opening":
+        """Return the function when the share `progress` of the training is over."""
+        other = copy.copy(self)
+        other.ratio_of = self.ratio_of.at(progress)
+        return other
+
 
 def all_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
     """Return the optimizer, or a stand-in in which every layer is open, to read from; and the steps that open layers.
@@ -231,6 +245,24 @@ def all_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
         return optimizer, {}
     opened = stand_in(inner, _ratio_of=opening.ratio_of, _step_ratios=None, _parameter_list=parameters_of(optimizer))
     return opened, opening.starts
+
+
+def at_this_step(optimizer: Any) -> Any:
+    """Return the optimizer, or one to read from in which a decay that moves stays as it is now."""
+    inner = unwrap(optimizer)
+    if moves(getattr(inner, "_ratio_of", None)):
+        return stand_in(inner, _ratio_of=inner.ratio_now(), _step_ratios=None, _parameter_list=parameters_of(optimizer))
+    return optimizer
+
+
+def _moved_ratios(optimizer: Any, steps: Iterable[int]) -> list[dict[tuple[str, int], float]]:
+    """Return for each step (tower, layer id) -> the ratio over that of now, none if the decay does not move."""
+    ratio_of: Any = getattr(optimizer, "_ratio_of", None)
+    if not moves(ratio_of):
+        return []
+    now = optimizer.ratio_now().by_layer()
+    moved = [ratio_of.at(optimizer.progress_at(step)).by_layer() for step in steps]
+    return [{at: ratio / now[at] if now[at] else 0.0 for at, ratio in ratios.items()} for ratios in moved]
 
 
 def layers_of(optimizer: Any) -> Optional[LayerMap]:

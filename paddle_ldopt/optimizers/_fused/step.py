@@ -293,9 +293,9 @@ class FusedMixin(_Base):
 
     def _ratios_now(self, params: list[Any], frozen: list[bool]) -> list[float]:
         """Return the parameters' ratios, each asked for and checked unless it is frozen."""
-        ratio_of = self._ratio_of
-        if ratio_of is None:
+        if self._ratio_of is None:
             return [1.0] * len(params)
+        ratio_of = self.ratio_now()
         kept = self._kept_ratios
         if kept is not None and kept[0] is ratio_of and kept[1] is params and kept[2] == frozen:
             return kept[3]
