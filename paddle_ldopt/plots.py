@@ -48,11 +48,14 @@ def plot_table(table: Any, path: Path) -> str:
     for tower, rows in towers.items():
         heights = [(row.peak_learning_rate if known else row.ratio)[1] for row in rows]
         axes.plot([row.index for row in rows], heights, marker="o", label=tower)
+        if rows[0].end_ratio is not None:
+            ends = [row.end_ratio[1] for row in rows]
+            axes.plot([row.index for row in rows], ends, marker="o", ls="--", label=f"{tower} at the end".strip())
     longest = max(towers.values(), key=len)
     step = max(1, math.ceil(len(longest) / 14))
     ticks = {row.index: row.label for i, row in enumerate(longest) if i % step == 0 or row is longest[-1]}
     axes.set_xticks(list(ticks), [label.replace("block ", "").replace("embeddings", "emb") for label in ticks.values()])
-    if len(towers) > 1:
+    if len(axes.lines) > 1:
         name_lines(axes)
     return _write(axes, path, "layer", "learning rate at the peak" if known else "ratio to the head's learning rate")
 

@@ -10,6 +10,7 @@ from typing import Any, Optional
 from .._checks import checked_steps, plain_number
 from .._files import Path, checked_path
 from .._messages import refusal, tell_all, unknown, wrong_type
+from .._paddle import parameters_of
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
@@ -106,6 +107,9 @@ class LdoptConfig(DecaySettings):
             **({} if schedule is None else {"learning_rate": schedule}),
             **self.optim_kwargs,
         )
+        if self.layerwise_rule.moves:
+            opt.training_steps = num_training_steps
+            opt.layerwise_ratio(parameters_of(opt)[0])  # raises if nobody knows the steps
         return opt, AdafactorSchedule(opt) if schedule is None and isinstance(opt, Adafactor) else schedule
 
     def _schedule(self, steps: Optional[int]) -> Any:

@@ -163,14 +163,19 @@ class LayerDecay:
         return self.own_ratio(layer_id, n_layers, progress) / mean
 
     def own_ratio(self, layer_id: int, n_layers: int, progress: float = 0.0) -> float:
-        """Return the ratio of a layer before multipliers and mean, as if the model had this tower only."""
+        """Return the ratio of a layer before multipliers and mean, as if the model had this tower only.
+
+        It is a value of a static graph if `progress` is.
+        """
         if layer_id > n_layers:
             return self.head_ratio * self.scale
         decay = self.bound if self.convention == "linear" else self.layerwise_decay
         if self.end is not None:
             decay = (1.0 - progress) * decay + progress * self.end
-        ratio = max(CONVENTIONS[self.convention](decay, layer_id, n_layers), self.min_ratio)
-        return 0.0 if ratio < self.freeze_below else ratio * self.scale
+        ratio: Any = CONVENTIONS[self.convention](decay, layer_id, n_layers)
+        if self.min_ratio:
+            ratio = ratio.clip(self.min_ratio) if hasattr(ratio, "clip") else max(ratio, self.min_ratio)
+        return 0.0 if self.freeze_below and ratio < self.freeze_below else ratio * self.scale
 
     @property
     def moves(self) -> bool:
@@ -238,7 +243,7 @@ _OF_THE_WHOLE = ("towers", "multipliers", "preserve_mean", "steps")
 
 def mean_of(ratios: Any) -> float:
     """Return the mean of the ratios that are not 0, 1 if there is none."""
-    trained = [ratio for ratio in ratios if ratio]
+    trained = [ratio for ratio in ratios if not isinstance(ratio, float) or ratio]
     return sum(trained) / len(trained) if trained else 1.0
 
 

@@ -27,6 +27,7 @@ class Rate:
     decayed: Optional[bool]
     frozen: bool
     multiplier: float = 1.0  # the factors of the decay's `multipliers` in the ratio
+    end: Optional[float] = None  # the ratio at the end of the training, if the decay moves
 
 
 def applied_rates(optimizer: Any, learning_rate: Optional[float] = None) -> dict[str, float]:
@@ -84,7 +85,11 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
         else:
             decayed = decays_weights(optimizer, param, groups.get(param.name, {}))
         multiplier = 1.0 if ratios is None else ratios.multiplier_of(param)
-        rates[param.name] = Rate(ratio, rate, ahead, decayed, frozen, multiplier)
+        end = None
+        if ratios is not None and ratios.decay.moves:
+            of_layer = optimizer.layerwise_ratio(param)
+            end, ahead = ratio / of_layer * ratios.at(1.0)(param) if of_layer else 0.0, None
+        rates[param.name] = Rate(ratio, rate, ahead, decayed, frozen, multiplier, end)
     return rates
 
 
@@ -117,5 +122,7 @@ def planned_rates(
         frozen = ratio == 0 or (param is not None and bool(param.stop_gradient))
         scaled_now, scaled_peak = (None if rate is None else ratio * rate for rate in (now, peak))
         multiplier = ratios.multipliers.get(name, 1.0)
-        rates[tensor] = Rate(ratio, scaled_now, scaled_peak, decayed, frozen, multiplier)
+        end = ratios.at(1.0).of(name) if ratios.decay.moves else None
+        scaled_peak = None if ratios.decay.moves else scaled_peak  # the greatest product of two that move
+        rates[tensor] = Rate(ratio, scaled_now, scaled_peak, decayed, frozen, multiplier, end)
     return rates

@@ -15,14 +15,13 @@ class LayerRatios:
     Raise ValueError if the decay has a tower without blocks in the map, or a multiplier that matches no parameter.
     """
 
-    is_constant = True  # a step may keep the ratios
-
     def __init__(self, layers: Any, decay: LayerDecay) -> None:
         self.layers, self.decay = layers, decay
+        self.is_constant = not decay.moves  # a step may keep the ratios
         self._towers = _towers_by_name(layers, decay.towers or {})
         self.multipliers = _multipliers_by_name(layers.names, decay.multipliers or {})
         self._now: dict[str, float] = self._ratios(0.0)
-        self._latest = (0.0, self)
+        self._latest: tuple[Any, LayerRatios] = (0.0, self)
 
     def __call__(self, param: Any) -> float:
         """Return the ratio of a parameter."""
@@ -39,17 +38,28 @@ class LayerRatios:
         """Return the product of the decay's `multipliers` that is in the ratio of a parameter."""
         return self.multipliers.get(self.layers.name_of(param.name), 1.0)
 
-    def at(self, progress: float) -> "LayerRatios":
-        """Return the ratios when the share `progress` of the training is over; they differ if the decay moves."""
+    def at(self, progress: Any) -> "LayerRatios":
+        """Return the ratios when the share `progress` of the training is over; they differ if the decay moves.
+
+        They are values of a static graph if `progress` is.
+        """
         if not self.decay.moves:
             return self
-        if self._latest[0] != progress:
+        if not isinstance(progress, float) or self._latest[0] != progress:
             moved = copy.copy(self)
-            moved._now = self._ratios(progress)
+            moved._now, moved.is_constant = self._ratios(progress), True
             self._latest = (progress, moved)
         return self._latest[1]
 
-    def _ratios(self, progress: float) -> dict[str, float]:
+    def by_layer(self) -> dict[tuple[str, int], float]:
+        """Return (tower, layer id) -> the greatest ratio in the layer."""
+        greatest: dict[tuple[str, int], float] = {}
+        for name, ratio in self._now.items():
+            at = self.layers.layer_of(name)
+            greatest[at.tower, at.index] = max(ratio, greatest.get((at.tower, at.index), 0.0))
+        return greatest
+
+    def _ratios(self, progress: Any) -> dict[str, float]:
         """Return structured name -> ratio."""
         places = {name: (self.layers.layer_of(name), self._towers[name]) for name in self.layers.names}
         decays: dict[Optional[str], LayerDecay] = {None: self.decay}
@@ -57,6 +67,12 @@ class LayerRatios:
         own = {(at, tower): decays[tower].own_ratio(at.index, at.depth, progress) for at, tower in set(places.values())}
         mean = mean_of(ratio for (at, _), ratio in own.items() if at.is_block) if self.decay.preserve_mean else 1.0
         return {name: own[place] * self.multipliers.get(name, 1.0) / mean for name, place in places.items()}
+
+
+def moves(ratio_of: Any) -> bool:
+    """Return whether a function parameter -> ratio changes in the course of the training by its decay."""
+    decay = getattr(ratio_of, "decay", None)
+    return decay is not None and decay.moves
 
 
 def _towers_by_name(layers: Any, towers: Iterable[str]) -> dict[str, Optional[str]]:

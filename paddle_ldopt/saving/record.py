@@ -14,6 +14,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._messages import quoted, refusal, shown
 from .._paddle import grad_clip, inner_clip, parameters_of, rate_source
 from ..layers.paddlenlp_hook import layerwise_lr_decay
+from ..layers.ratios import LayerRatios, moves
 from ..version import __version__
 from .json_state import to_json
 
@@ -37,7 +38,7 @@ def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[An
             "dtype": str(param.dtype).rpartition(".")[2],
             "options": _index(options, own),
             "decayed": bool(optimizer.has_weight_decay(param)),
-            "ratio": _plain(optimizer.layerwise_ratio(param)),
+            "ratio": _ratio(optimizer, param),
             "multiplier": _plain((getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)),
             **layer,
         }
@@ -61,6 +62,13 @@ def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[An
     }
 
 
+def _ratio(optimizer: Any, param: Any) -> Any:
+    """Return the ratio of a parameter, as JSON holds it; of a decay that moves those of its start and its end."""
+    if moves(optimizer.ratio_of):
+        return [_plain(optimizer.ratio_of.at(progress)(param)) for progress in (0.0, 1.0)]
+    return _plain(optimizer.layerwise_ratio(param))
+
+
 def _index(options: list[Any], own: Any) -> int:
     """Return the index of `own` in `options`, and append it if it is not there."""
     if own not in options:
@@ -79,7 +87,7 @@ def _layerwise(optimizer: Any) -> Record:
     """Return the decay of the rates, and whether the ratios stay constant: those of other people's hooks may not."""
     decay, ratio_of = optimizer.layerwise_decay, optimizer.ratio_of
     documented = optimizer.set_param_lr_fun is layerwise_lr_decay
-    constant = ratio_of is None or getattr(ratio_of, "is_constant", False) or documented
+    constant = ratio_of is None or isinstance(ratio_of, LayerRatios) or documented
     plain = dataclasses.asdict(decay) if _is_dataclass(decay) else {"layerwise_decay": _plain(decay)}
     return {**plain, "n_layers": _plain(optimizer.n_layers), "constant": constant}
 

@@ -22,6 +22,20 @@ def follows_metric(schedule: Any) -> bool:
     return hasattr(schedule, "num_bad_epochs")
 
 
+def length_of(schedule: Any) -> Optional[int]:
+    """Return the number of steps that a schedule is made for, from its first; None if it does not tell."""
+    curve = getattr(schedule, "rule", None)
+    if hasattr(curve, "decay"):
+        return sum(getattr(curve, phase, 0) for phase in ("warmup", "keep", "stable", "decay", "final"))
+    if isinstance(schedule, paddle.optimizer.lr.OneCycleLR):
+        return int(schedule.total_steps)
+    if isinstance(schedule, paddle.optimizer.lr.PolynomialDecay):
+        return None if schedule.cycle else int(schedule.decay_steps)
+    inside = getattr(schedule, "decay_schedule_fn", getattr(schedule, "learning_rate", None))  # WarmUp, LinearWarmup
+    after = length_of(inside) if isinstance(inside, LRScheduler) else None
+    return None if after is None else int(schedule.warmup_steps) + after
+
+
 def peak_learning_rate(
     learning_rate: Any, num_steps: Optional[int] = None, divisor: Optional[Callable[[int], float]] = None
 ) -> Optional[float]:

@@ -1,12 +1,14 @@
 """Callbacks that show the rate of each layer: one logs it in each step, the other shows the whole schedule."""
 
 import os
+from collections.abc import Iterable
 from typing import Any, Optional, Union
 
 from .._messages import refusal
-from .._paddle import parameters_of, unwrap
+from .._paddle import parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, next_rate, rate_divisor
+from ..layers.ratios import moves
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import follows_metric, schedule_rates
@@ -57,7 +59,7 @@ class LayerLRCallback(Callback):
 
     def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the rate of the step that comes; the schedule goes on before anything is logged."""
-        self._step = optimizer, next_rate(optimizer)
+        self._step = at_this_step(optimizer), next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
         """Return the rates of the last step, by what they are called in the logs."""
@@ -106,6 +108,7 @@ class ScheduleCallback(Callback):
             return
         opened, starts = all_open(optimizer)
         rows = layers.table(optimizer=opened).rows  # in all processes: those of a pipeline have a part each
+        moved = _moved_ratios(unwrap(opened), range(first, first + len(rates)))
         if not state.is_world_process_zero:
             return
         short = short_names([row.tower for row in rows])
@@ -114,12 +117,32 @@ class ScheduleCallback(Callback):
             ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
             closed = starts.get((row.tower, row.index), 0) - first
             own = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
+            if moved and ratio:
+                own = [rate * ratios[row.tower, row.index] for rate, ratios in zip(own, moved)]
             series[short[row.tower] + row.label] = own
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         plot_schedule(self.path, first, series)
         table = os.path.splitext(self.path)[0] + ".csv"
         write_schedule(table, first, series)
         print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(first, series)}")
+
+
+def at_this_step(optimizer: Any) -> Any:
+    """Return the optimizer, or one to read from in which a decay that moves stays as it is now."""
+    inner = unwrap(optimizer)
+    if moves(getattr(inner, "ratio_of", None)):
+        return stand_in(inner, parameters_of(optimizer), ratio_of=inner.ratio_now(), _step_ratios=None)
+    return optimizer
+
+
+def _moved_ratios(optimizer: Any, steps: Iterable[int]) -> list[dict[tuple[str, int], float]]:
+    """Return for each step (tower, layer id) -> the ratio over that of now, none if the decay does not move."""
+    ratio_of: Any = getattr(optimizer, "ratio_of", None)
+    if not moves(ratio_of):
+        return []
+    now = optimizer.ratio_now().by_layer()
+    moved = [ratio_of.at(optimizer.progress_at(step)).by_layer() for step in steps]
+    return [{at: ratio / now[at] if now[at] else 0.0 for at, ratio in ratios.items()} for ratios in moved]
 
 
 def _find_layers(layers: Optional[LayerMap], optimizer: Any, model: Any) -> LayerMap:

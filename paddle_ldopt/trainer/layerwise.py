@@ -12,6 +12,7 @@ from ..config import json_object
 from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap
+from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
 from ..schedules import ON_METRIC
@@ -76,7 +77,7 @@ class LayerwiseRatesMixin(TrainerMixin):
             return super().create_optimizer(lr_scheduler)
         decay, args = self._decay, self.args
         layers = None if decay == OFF else self.layer_map
-        if layers is not None and decay.freeze_below:
+        if layers is not None:
             self._freeze(layers)
         info = REGISTRY.get(name_of(args.optim))
         if info is not None:
@@ -153,6 +154,8 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     def _begin_training(self) -> None:
         super()._begin_training()
+        if isinstance(optimizer := unwrap(self.optimizer), LayerwiseMixin):
+            optimizer.training_steps = self.state.max_steps
         layers = layers_of(unwrap(self.optimizer))
         if layers is not None:
             ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
@@ -199,6 +202,8 @@ class LayerwiseRatesMixin(TrainerMixin):
         """Set `stop_gradient` on the parameters whose ratio is 0."""
         params, ratio_of = self.model.parameters(), layers.ratio_fn(self._decay)
         frozen = [param for param in params if not param.stop_gradient and ratio_of(param) == 0]
+        if not frozen and not self._decay.freeze_below:
+            return
         for param in frozen:
             param.stop_gradient = True
         of = sorted({layers.layer_of(param.name) for param in frozen}, key=lambda layer: (layer.tower, layer.index))

@@ -14,9 +14,10 @@ from urllib.parse import quote
 
 from .._files import Path, checked_path
 from .._messages import wrong_type
-from .._paddle import parameters_of
+from .._paddle import parameters_of, unwrap
 from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, next_rate, used_rates
+from ..layers.ratios import moves
 from ..layers.table import LayerTable
 from ..plots import name_lines
 from .base import Callback
@@ -79,19 +80,28 @@ class RunReport(Callback):
         """Note the rate of the step if it is known by then, and before the first when each layer is opened."""
         if self._recording and self._starts is None:
             self._starts = all_open(optimizer)[1]
-        if self._recording and used_rates(optimizer) is None:
+        if self._recording and _moves(optimizer):
+            self._rates.append(self._by_layer(optimizer))
+        elif self._recording and used_rates(optimizer) is None:
             self._rates.append(next_rate(optimizer))
 
     def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the greatest rate of each layer if the optimizer has set the rates itself in the step."""
-        if self._recording and used_rates(optimizer) is not None:
-            applied = applied_rates(optimizer)
-            of_layer: dict[Any, list[float]] = {}
-            for param in parameters_of(optimizer):
-                layer = self.layers.layer_of(param.name)
-                of_layer.setdefault((layer.tower, layer.index), []).append(applied[param.name])
-            rates = [of_layer.get((row.tower, row.index)) for row in self._table.rows]
-            self._rates.append([rates and max(rates) for rates in rates])
+        if (
+            self._recording
+            and used_rates(optimizer) is not None
+            and not moves(getattr(unwrap(optimizer), "ratio_of", None))
+        ):
+            self._rates.append(self._by_layer(optimizer))
+
+    def _by_layer(self, optimizer: Any) -> list[Optional[float]]:
+        """Return the greatest rate of each row of the table; None where this process has no parameter of it."""
+        applied = applied_rates(optimizer)
+        of_layer: dict[Any, list[float]] = {}
+        for param in parameters_of(optimizer):
+            layer = self.layers.layer_of(param.name)
+            of_layer.setdefault((layer.tower, layer.index), []).append(applied[param.name])
+        return [max(of_layer.get((row.tower, row.index), []), default=None) for row in self._table.rows]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Keep losses and metrics; the summary at the end is no point of a curve."""
@@ -164,6 +174,10 @@ class RunReport(Callback):
             for tower in [row.tower] if row.tower in towers else towers:
                 towers[tower].append((row, heights))
         return _plots("learning rate of each layer by step", _draw_rates, towers, steps, panels=len(towers))
+
+
+def _moves(optimizer: Any) -> bool:
+    return moves(getattr(unwrap(optimizer), "ratio_of", None))
 
 
 def _curves(rows: Iterable[Any], rates: dict[int, Any], starts: dict[Any, int]) -> list[Any]:

@@ -72,7 +72,7 @@ def _shared(pipeline: Any) -> dict[str, str]:
 def _added(first: Any, second: Any) -> Any:
     """Return the row of a layer of which two stages hold a part."""
     ends = {}
-    for field in ("ratio", "learning_rate", "peak_learning_rate", "multiplier"):
+    for field in ("ratio", "learning_rate", "peak_learning_rate", "end_ratio", "multiplier"):
         both = [getattr(row, field) for row in (first, second)]
         if field == "multiplier" and any(both):
             both = [ends_of_one or (1.0, 1.0) for ends_of_one in both]

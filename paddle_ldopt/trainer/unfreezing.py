@@ -1,5 +1,6 @@
 """A callback that opens the layers one by one, and how an optimizer is read whose layers are closed."""
 
+import copy
 import warnings
 from typing import Any, Optional
 
@@ -104,6 +105,14 @@ class _Opening:
 
     def __call__(self, param: Any) -> float:
         return 0.0 if self.is_closed(param) else self.ratio_of(param)
+
+    is_constant = False
+
+    def at(self, progress: float) -> "_Opening":
+        """Return the function when the share `progress` of the training is over."""
+        other = copy.copy(self)
+        other.ratio_of = self.ratio_of.at(progress)
+        return other
 
 
 def all_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:

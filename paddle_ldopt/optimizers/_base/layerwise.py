@@ -11,11 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, Optional
 
 import paddle
+from paddle.optimizer.lr import LRScheduler
 
 from ..._checks import checked_int, one_of_two
 from ..._messages import refusal, wrong_type
-from ..._paddle import flatten_groups, groups_by_name, parameters_of, sharding_setting, weight_decay_fun_is_replaced
+from ..._paddle import (
+    flatten_groups,
+    groups_by_name,
+    parameters_of,
+    rate_source,
+    sharding_setting,
+    weight_decay_fun_is_replaced,
+)
 from ...layers.paddlenlp_hook import N_LAYERS, adapt_hook, check_decay, check_documented_hook, layerwise_lr_decay
+from ...layers.ratios import moves
+from ...schedules.ahead import follows_metric, length_of
 from .._pieces import unknown_parameter
 
 _Base: Any = object
@@ -43,6 +53,7 @@ class LayerwiseMixin(_Base):
     _step_ratios: Optional[dict[str, Any]] = None  # the ratios of the running step, by parameter name
     structured_names: Mapping[str, str] = {}  # param.name -> structured name, where it was told
     _groups: dict[str, dict[str, Any]] = {}  # param.name -> its group, as far as they were asked for
+    training_steps: Optional[int] = None  # of a decay that moves, where neither it nor the schedule knows them
 
     def _init_layerwise(
         self,
@@ -75,7 +86,7 @@ class LayerwiseMixin(_Base):
             self._built_with = params
 
     def _check_ratios(self, params: list[Any]) -> None:
-        with self._with_ratios(params):
+        with self._with_ratios(params, self.ratio_of):
             if self._documented:
                 check_documented_hook([self.structured_names[param.name] for param in params])
 
@@ -86,7 +97,31 @@ class LayerwiseMixin(_Base):
         for known in (self._step_ratios, getattr(self.ratio_of, "last", None)):
             if known and param.name in known:
                 return known[param.name]
-        return self.ratio_of(self._original(param))
+        return self.ratio_now()(self._original(param))
+
+    def is_frozen(self, param: Any) -> bool:
+        """Return whether the ratio of a parameter is 0; one that a static graph computes is not."""
+        ratio = self.layerwise_ratio(param)
+        return isinstance(ratio, float) and ratio == 0.0
+
+    def ratio_now(self) -> Any:
+        """Return the function parameter -> ratio of this moment; raise if a decay moves and the steps are unknown."""
+        ratio_of: Any = self.ratio_of
+        return ratio_of.at(self.progress_at()) if moves(ratio_of) and not ratio_of.is_constant else ratio_of
+
+    def progress_at(self, step: Optional[int] = None) -> Any:
+        """Return the share of the training that is over at a step of the schedule, or now, for a decay that moves."""
+        decay, schedule = self.ratio_of.decay, rate_source(self)  # type: ignore[union-attr]
+        if not isinstance(schedule, LRScheduler) or follows_metric(schedule):
+            kind = type(schedule).__name__ if isinstance(schedule, LRScheduler) else schedule
+            needs = "A decay with `end` moves with the steps of a schedule: give the optimizer one as `learning_rate`"
+            raise refusal(ValueError, f"{needs}, none that follows a metric.", learning_rate=kind)
+        steps = decay.steps or length_of(schedule) or self.training_steps
+        if steps is None:
+            needs = "A decay with `end` needs the number of steps, which the schedule does not tell"
+            raise refusal(ValueError, f"{needs}: LayerDecay(..., steps=).", schedule=type(schedule).__name__)
+        now = max(schedule.last_epoch if step is None else step, 0)
+        return min(now / max(steps, 1), 1.0) if paddle.in_dynamic_mode() else _progress_in_graph(now, max(steps, 1))
 
     def group_of(self, param: Any) -> dict[str, Any]:
         """Return the parameter group that `param` is in, {} if it is in none."""
@@ -116,9 +151,9 @@ class LayerwiseMixin(_Base):
         super()._add_param_group(param_group)
 
     @contextlib.contextmanager
-    def _with_ratios(self, params: list[Any]) -> Iterator[None]:
+    def _with_ratios(self, params: list[Any], ratio_of: Any = None) -> Iterator[None]:
         """Hold the ratios of one step, all asked for and checked before the step changes anything."""
-        ratio_of: Any = self.ratio_of
+        ratio_of = ratio_of or self.ratio_now()
         self._step_ratios = {p.name: ratio_of(self._original(p)) for p in params}
         try:
             yield
@@ -156,13 +191,24 @@ class LayerwiseMixin(_Base):
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         lr = super()._create_param_lr(param_and_grad)
         ratio = self.layerwise_ratio(param_and_grad[0])
-        return lr if isinstance(ratio, float) and ratio == 1.0 else lr * ratio
+        if isinstance(ratio, float):
+            return lr if ratio == 1.0 else lr * ratio
+        return lr * (ratio.astype(lr.dtype) if hasattr(ratio, "astype") else ratio)
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
         pair = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
         ratio = self.layerwise_ratio(pair[0])
         frozen = isinstance(ratio, float) and ratio == 0.0
         return None if frozen else super()._append_optimize_op(block, param_and_grad)
+
+
+def _progress_in_graph(now: int, steps: int) -> Any:
+    """Return the share of the training that is over in a static program, which counts its runs from `now` on."""
+    start = paddle.ParamAttr(initializer=paddle.nn.initializer.Constant(float(now)), trainable=False)
+    counter = paddle.create_parameter([1], "float64", attr=start)  # kept and saved with the program
+    progress = (counter / float(steps)).clip(max=1.0)
+    paddle.assign(counter + 1.0, counter)
+    return progress
 
 
 def _ratios_of_layers(layers: Any, layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> Ratio:

@@ -208,7 +208,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
         param, grad = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
-        if self.layerwise_ratio(param) == 0.0 or math.prod(param.shape) == 0:
+        if self.is_frozen(param) or math.prod(param.shape) == 0:
             return
         self.check_shape(param)
         task = Task(param, grad, self.fused_options(param), self._rate(param, grad))

@@ -213,9 +213,9 @@ class FusedMixin(CollectingMixin):
 
     def _ratios_now(self, params: list[Any], frozen: list[bool]) -> list[float]:
         """Return the parameters' ratios, each asked for and checked unless it is frozen."""
-        ratio_of = self.ratio_of
-        if ratio_of is None:
+        if self.ratio_of is None:
             return [1.0] * len(params)
+        ratio_of = self.ratio_now()
         kept = self._kept_ratios
         if kept is not None and kept[0] is ratio_of and kept[1] is params and kept[2] == frozen:
             return kept[3]
