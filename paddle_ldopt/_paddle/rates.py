@@ -25,7 +25,7 @@ _not_decayed = setting("paddle.optimizer.Lamb", "_exclude_from_weight_decay_fn",
 _adamw_decay = setting(ADAMW, "_weight_decay", _DECAY)
 _lamb_decay = setting("paddle.optimizer.Lamb", "_lamb_weight_decay", _DECAY)
 _momentum_decay = setting("paddle.optimizer.Momentum", "_regularization_coeff", _DECAY)
-_coefficient = setting("paddle.regularizer.L2Decay", "_coeff", _DECAY)
+weight_decay_coefficient = setting("paddle.regularizer.L2Decay", "_coeff", _DECAY)
 
 
 def set_rate_source(optimizer: Any, source: Any) -> None:
@@ -100,4 +100,4 @@ def decays_weights(optimizer: Any, param: Any, group: dict[str, Any]) -> bool:
         if isinstance(decay, (int, float)):
             return group.get("weight_decay", decay) != 0
     regularizer = param.regularizer or optimizer.regularization  # L1Decay or L2Decay, added to the gradient
-    return bool(_coefficient(regularizer) or _momentum_decay(optimizer))
+    return bool(weight_decay_coefficient(regularizer) or _momentum_decay(optimizer))

@@ -1,0 +1,88 @@
+"""PaddleDetection: ``OptimizerBuilder: {optimizer: {type: AdamWDL, layerwise_decay: 0.7}}`` in its YAML files.
+
+Call `register()` before PaddleDetection builds its trainer.
+"""
+
+from typing import Any
+
+import paddle
+
+from .._messages import refusal
+from ..layers.map import LayerMap
+from .settings import NAMES, framework, from_settings, groups_by_name, undecayed_names
+
+__all__ = ["register"]
+
+_OWN_HOOK = "layerwise_lr_decay"  # the one rule that PaddleDetection's files name
+
+
+def register() -> None:
+    """Make the names of our optimizers known to PaddleDetection's configuration files; ours replaces its `AdamWDL`.
+
+    The settings of PaddleDetection's own optimizers keep their meaning: `clip_grad_by_norm`, `clip_grad_by_value`,
+    `regularizer` (L2) and `param_groups`, and those of its `AdamWDL`: `betas`, `layer_decay`, `num_layers`,
+    `filter_bias_and_bn`, `skip_decay_names`. Beside them stand the options of the optimizer, those of `LayerDecay`,
+    `rules` and `granularity` of `LayerMap.from_model`.
+
+    Raises:
+        ImportError: PaddleDetection's package `ppdet` cannot be imported.
+    """
+    module = framework("ppdet.optimizer.optimizer", "PaddleDetection")
+    base: Any = module.OptimizerBuilder
+    if base.__module__ == __name__:
+        return
+
+    class OptimizerBuilder(base):  # the name that PaddleDetection looks up in the module
+        """Build one of our optimizers, or one of PaddleDetection's."""
+
+        def __call__(self, learning_rate: Any, model: Any = None) -> Any:
+            settings = dict(self.optimizer)
+            name = settings.pop("type")
+            if name not in NAMES:
+                return super().__call__(learning_rate, model)
+            common = {"learning_rate": learning_rate, "grad_clip": self._clip()}
+            weight_decay = self.regularizer["factor"] if self._regularized(name) else 0.0
+            settings.setdefault("weight_decay", weight_decay)
+            return _build(name, model, settings, common)
+
+        def _regularized(self, name: str) -> bool:
+            """Return whether the L2 decay of the file counts: PaddleDetection's own AdamWDL and AdamW ignore it."""
+            given = bool(self.regularizer) and self.regularizer != "None"
+            if given and name != "AdamWDL" and self.regularizer["type"] != "L2":
+                advice = "The optimizers of paddle_ldopt have no L1 decay: use L2."
+                raise refusal(ValueError, advice, regularizer=self.regularizer)
+            return given and name != "AdamWDL"
+
+        def _clip(self) -> Any:
+            if self.clip_grad_by_norm is not None:
+                return paddle.nn.ClipGradByGlobalNorm(clip_norm=self.clip_grad_by_norm)
+            if self.clip_grad_by_value is not None:
+                return paddle.nn.ClipGradByValue(max=abs(self.clip_grad_by_value))
+            return None
+
+    module.OptimizerBuilder = OptimizerBuilder
+
+
+def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, Any]) -> Any:
+    """Return the optimizer, from PaddleDetection's words and ours."""
+    if "betas" in settings:
+        settings["beta1"], settings["beta2"] = settings.pop("betas")
+    if "layer_decay" in settings:
+        settings["layerwise_decay"] = settings.pop("layer_decay")
+    hook = settings.pop("set_param_lr_func", _OWN_HOOK)
+    if hook != _OWN_HOOK:
+        raise refusal(
+            ValueError, f"The rates of the layers are `layerwise_decay`'s: only {_OWN_HOOK!r}.", set_param_lr_func=hook
+        )
+    blocks = settings.pop("num_layers", None)
+    if blocks is not None:
+        found = LayerMap.from_model(model, settings.get("rules")).n_layers
+        if blocks != found:
+            advice = f"The model has {found} blocks: leave out `num_layers`, which is counted."
+            raise refusal(ValueError, advice, num_layers=blocks)
+    filters = settings.pop("filter_bias_and_bn", name == "AdamWDL")
+    undecayed = undecayed_names(model, settings.pop("skip_decay_names", None) or (), one_dimensional=filters)
+    chosen = [({**group}.pop("params"), group) for group in settings.pop("param_groups", ())]
+    groups = groups_by_name(model, chosen) if chosen else None
+    weight_decay = settings.pop("weight_decay")
+    return from_settings(name, model, settings, weight_decay=weight_decay, undecayed=undecayed, groups=groups, **common)

@@ -1,0 +1,56 @@
+"""PaddleSeg: ``optimizer: {type: AdamWDL, layerwise_decay: 0.65}`` in its YAML files.
+
+Call `register()` before PaddleSeg builds its optimizer.
+"""
+
+from typing import Any, Optional
+
+from .settings import NAMES, framework, from_settings, groups_by_name
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Make the names of our optimizers known to PaddleSeg's configuration files; ours replaces its own `AdamWDL`.
+
+    The settings of PaddleSeg's own optimizers keep their meaning: `weight_decay`, `grad_clip_cfg` and `custom_cfg`,
+    whose `lr_mult` multiplies the layer's rate. Beside them stand the options of the optimizer, those of `LayerDecay`
+    and `rules` and `granularity` of `LayerMap.from_model`.
+
+    Raises:
+        ImportError: PaddleSeg cannot be imported.
+    """
+    base: Any = framework("paddleseg.optimizers.optimizer", "PaddleSeg").BaseOptimizer
+    known = framework("paddleseg.cvlibs.manager", "PaddleSeg").OPTIMIZERS.components_dict
+
+    class Component(base):
+        """An optimizer as PaddleSeg builds it: settings first, model and schedule second."""
+
+        def __init__(
+            self,
+            weight_decay: Optional[float] = None,
+            grad_clip_cfg: Optional[dict[str, Any]] = None,
+            custom_cfg: Optional[list[dict[str, Any]]] = None,
+            **settings: Any,
+        ) -> None:
+            super().__init__(weight_decay, grad_clip_cfg, custom_cfg)
+            self.settings = settings
+
+        def __call__(self, model: Any, lr: Any) -> Any:
+            groups = None
+            if self.custom_cfg:
+                groups = groups_by_name(
+                    model, [([chosen["name"]], self._options(chosen)) for chosen in self.custom_cfg]
+                )
+            name, common = type(self).__name__, {**self.args, "weight_decay": self.weight_decay or 0.0}
+            return from_settings(name, model, self.settings, learning_rate=lr, groups=groups, **common)
+
+        def _options(self, chosen: dict[str, Any]) -> dict[str, float]:
+            """Return the options of the parameter group that an entry of `custom_cfg` is."""
+            options = {"learning_rate": chosen.get("lr_mult", 1.0)}
+            if self.weight_decay is not None and chosen.get("weight_decay_mult") is not None:
+                options["weight_decay"] = self.weight_decay * chosen["weight_decay_mult"]
+            return options
+
+    for name in NAMES:
+        known[name] = type(name, (Component,), {"__doc__": f"`paddle_ldopt.{name}` for PaddleSeg."})

@@ -1,0 +1,68 @@
+"""PaddleSpeech's speech recognition (s2t): ``optim: AdamWDL`` and ``layerwise_decay: 0.9`` in `optim_conf`.
+
+Call `register()` before the experiment is set up. PaddleSpeech gives its optimizers a list of parameters without a
+model, so ours are built when the trainer has set up its model.
+"""
+
+from typing import Any
+
+import paddle
+
+from .settings import NAMES, framework, from_settings
+
+__all__ = ["register"]
+
+_RATE = "lr"  # the rate in `optim_conf`, which goes to the schedule
+_KINDS = ("", "model_", "wav2vec2_", "hubert_", "wavlm_")  # a trainer has one optimizer, or two
+
+
+class Pending(paddle.optimizer.SGD):
+    """Holds the place of an optimizer from PaddleSpeech's factory until its trainer has set up the model."""
+
+    def __init__(self, learning_rate: Any, parameters: Any, grad_clip: Any = None) -> None:
+        self.given = {"learning_rate": learning_rate, "groups": list(parameters), "grad_clip": grad_clip}
+        super().__init__(learning_rate, parameters=list(parameters), grad_clip=grad_clip)
+
+    def step(self) -> None:
+        """Refuse to train."""
+        advice = "it is built at the end of `Trainer.setup()` of paddlespeech.s2t: call that."
+        raise RuntimeError(f"The optimizer of the configuration file does not exist yet; {advice}")
+
+
+def register() -> None:
+    """Make the names of our optimizers known to the configuration files of PaddleSpeech's s2t experiments.
+
+    `optim`, `optim_conf.weight_decay`, schedules and clipping keep their meaning; experiments with two optimizers
+    (wav2vec2, HuBERT, WavLM) take ours for either. `optim_conf` also has the options of the optimizer, those of
+    `LayerDecay`, `rules` and `granularity` of `LayerMap.from_model`. Text to speech (t2s) passes no such settings on:
+    use `apply_layerwise_decay` there.
+
+    Raises:
+        ImportError: PaddleSpeech cannot be imported.
+    """
+    module = framework("paddlespeech.s2t.training.optimizer", "PaddleSpeech")
+    trainer = framework("paddlespeech.s2t.training.trainer", "PaddleSpeech").Trainer
+    module.OPTIMIZER_DICT.update({name.lower(): f"{__name__}:{Pending.__name__}" for name in NAMES})
+    if trainer.setup.__module__ == __name__:
+        return
+    own = trainer.setup
+
+    def setup(self: Any) -> None:
+        """Set up the experiment, and build our optimizers for its model."""
+        own(self)
+        for kind in _KINDS:
+            pending = getattr(self, f"{kind}optimizer", None)
+            if isinstance(pending, Pending):
+                setattr(self, f"{kind}optimizer", _built(self, kind, pending))
+
+    trainer.setup = setup
+
+
+def _built(trainer: Any, kind: str, pending: Pending) -> Any:
+    """Return the optimizer that a configuration file describes."""
+    names = {name.lower(): name for name in NAMES}
+    settings = {key: value for key, value in dict(trainer.config[f"{kind}optim_conf"]).items() if key != _RATE}
+    weight_decay = settings.pop("weight_decay", None)
+    settings.pop("grad_clip", None)  # the factory has made the clipping of it
+    name = names[trainer.config[f"{kind}optim"].lower()]
+    return from_settings(name, trainer.model, settings, weight_decay=weight_decay or 0.0, **pending.given)

@@ -1,0 +1,178 @@
+"""PaddleDetection: builder and trainer, from a YAML file."""
+
+import importlib
+import json
+import re
+
+import frameworks
+import numpy as np
+import paddle
+import pytest
+import yaml
+
+import paddle_ldopt as ldopt
+from paddle_ldopt.integrations import paddledetection
+from paddle_ldopt.layers.rates import applied_rates
+
+engine = pytest.importorskip("ppdet.engine", reason="PaddleDetection is not installed", exc_type=ImportError)
+architectures = importlib.import_module("ppdet.modeling.architectures.meta_arch")
+vit = importlib.import_module("ppdet.modeling.backbones.vision_transformer")
+workspace = importlib.import_module("ppdet.core.workspace")
+DECAY, DEPTH = 0.7, 4
+OWN = {  # as in PaddleDetection's configuration files for ViT
+    "type": "AdamWDL",
+    "betas": [0.9, 0.99],
+    "layer_decay": DECAY,
+    "weight_decay": 0.1,
+    "num_layers": DEPTH,
+    "filter_bias_and_bn": True,
+    "skip_decay_names": ["pos_embed", "cls_token"],
+    "set_param_lr_func": "layerwise_lr_decay",
+}
+PIECEWISE = {"name": "PiecewiseDecay", "gamma": 0.5, "milestones": [1], "use_warmup": False}
+NORMALIZE = {"NormalizeImage": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "is_scale": True}}
+
+
+def ratio(name):
+    """ViTDet's: the decay is in the backbone, everything else has the full rate."""
+    block = re.match(r"backbone\.blocks\.(\d+)\.", name)
+    if block:
+        return DECAY ** (DEPTH - int(block[1]))
+    return DECAY ** (DEPTH + 1) if re.match(r"backbone\.(cls_token|pos_embed|patch_embed)", name) else 1.0
+
+
+@workspace.register
+class SmallDetector(architectures.BaseArch):
+    """A ViT with a neck and a head that predicts one number."""
+
+    def __init__(self):
+        super().__init__()
+        small = {"img_size": [32, 32], "patch_size": 8, "embed_dim": 16, "depth": DEPTH, "num_heads": 2, "mlp_ratio": 2}
+        self.backbone = vit.VisionTransformer(**small, final_norm=False, out_indices=[DEPTH - 1], pretrained=None)
+        self.neck, self.bbox_head = paddle.nn.Linear(16, 8), paddle.nn.Linear(8, 1)
+
+    def _forward(self):
+        features = self.backbone(self.inputs)[0]
+        return self.bbox_head(self.neck(features.flatten(2).mean(-1)))
+
+    def get_loss(self):
+        return {"loss": paddle.mean((self._forward() - 1.0) ** 2)}
+
+    def get_pred(self):
+        return self._forward()
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    images, boxes = [], []
+    for i in range(10):
+        Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype="uint8")).save(tmp_path / f"{i}.jpg")
+        images.append({"id": i, "file_name": f"{i}.jpg", "width": 32, "height": 32})
+        boxes.append({"id": i, "image_id": i, "category_id": 1, "bbox": [4, 4, 16, 16], "area": 256, "iscrowd": 0})
+    boxes_of_one_class = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "thing"}]}
+    (tmp_path / "boxes.json").write_text(json.dumps(boxes_of_one_class))
+    paddledetection.register()
+
+    def build(epoch=1, **builder):
+        settings = {
+            "architecture": "SmallDetector",
+            "use_gpu": False,
+            "epoch": epoch,
+            "log_iter": 100,
+            "snapshot_epoch": 1,
+            "save_dir": str(tmp_path),
+            "metric": "COCO",
+            "num_classes": 1,
+            "worker_num": 0,
+            "TrainDataset": {
+                "name": "COCODataSet",
+                "image_dir": "",
+                "anno_path": "boxes.json",
+                "dataset_dir": str(tmp_path),
+                "data_fields": ["image", "gt_bbox", "gt_class"],
+            },
+            "TrainReader": {
+                "sample_transforms": [{"Decode": {}}, NORMALIZE, {"Permute": {}}],
+                "batch_size": 2,
+                "shuffle": False,
+                "drop_last": True,
+                "collate_batch": False,
+            },
+            "TestReader": {"sample_transforms": [NORMALIZE]},
+            "LearningRate": {"base_lr": 0.01, "schedulers": [PIECEWISE]},
+            "OptimizerBuilder": {"regularizer": False, "optimizer": OWN, "clip_grad_by_norm": None, **builder},
+        }
+        path = tmp_path / "config.yml"
+        path.write_text(yaml.safe_dump(settings))
+        workspace.global_config["OptimizerBuilder"]["optimizer"] = {}  # a file is merged into those read before
+        paddle.seed(3)
+        with paddle.utils.unique_name.guard():  # names as in a process of its own, by which states are found
+            return engine.Trainer(workspace.load_config(str(path)), mode="train")
+
+    return build
+
+
+def decayed(name):
+    return not ("bias" in name or "norm" in name or "pos_embed" in name or "cls_token" in name)
+
+
+def test_the_trainer_gives_each_layer_its_rate(trainer):
+    run = trainer()
+    assert type(run.optimizer) is ldopt.AdamWDL
+    watched = frameworks.Watched(run.optimizer, run.model)
+    run.train()
+    assert len(watched.rates) == 5
+    watched.assert_follows(ratio, weight_decay=0.1, decayed=decayed, beta2=0.99)
+
+
+def test_a_resumed_trainer_goes_on_exactly(trainer, tmp_path):
+    straight = trainer(epoch=2)
+    straight.train()
+    first = trainer(epoch=1)
+    first.train()
+    resumed = trainer(epoch=2)
+    resumed.resume_weights(str(tmp_path / "config" / "model_final"))
+    assert resumed.start_epoch == 1
+    resumed.train()
+    for (name, want), got in zip(straight.model.named_parameters(), resumed.model.parameters()):
+        np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["Came", "Lamb", "Adafactor", "AdamWeightDecay"])
+def test_every_optimizer_is_a_name_of_the_configuration_file(trainer, name):
+    settings = {"type": name, "layerwise_decay": DECAY}
+    run = trainer(optimizer=settings, regularizer={"type": "L2", "factor": 1e-4}, clip_grad_by_norm=1.0)
+    assert type(run.optimizer) is getattr(ldopt, name)
+    for parameter, param in run.model.named_parameters():
+        assert run.optimizer.layerwise_ratio(param) == pytest.approx(ratio(parameter), rel=1e-12)
+    run.train()
+
+
+def test_param_groups_multiply_the_rates_of_the_layers(trainer):
+    groups = [{"params": ["bbox_head"], "learning_rate": 10.0, "weight_decay": 0.0}]
+    run = trainer(optimizer={"type": "AdamWDL", "layerwise_decay": DECAY, "weight_decay": 0.1, "param_groups": groups})
+    rates = applied_rates(run.optimizer)
+    assert rates[run.model.bbox_head.weight.name] == pytest.approx(0.1)
+    assert rates[run.model.neck.weight.name] == pytest.approx(0.01)
+    assert rates[run.model.backbone.blocks[0].mlp.fc1.weight.name] == pytest.approx(0.01 * DECAY**DEPTH)
+
+
+def test_paddledetections_optimizers_stay(trainer):
+    assert type(trainer(optimizer={"type": "Momentum", "momentum": 0.9}).optimizer) is paddle.optimizer.Momentum
+
+
+@pytest.mark.parametrize(
+    ("builder", "message"),
+    [
+        ({"optimizer": {**OWN, "num_layers": 12}}, "has 4 blocks.*Received: num_layers=12"),
+        ({"optimizer": {**OWN, "set_param_lr_func": "mine"}}, "Received: set_param_lr_func='mine'"),
+        ({"optimizer": {"type": "Came", "param_groups": [{"params": ["decoder"]}]}}, "Received: parts=.'decoder'."),
+        ({"optimizer": {"type": "Came"}, "regularizer": {"type": "L1", "factor": 0.1}}, "no L1 decay"),
+    ],
+)
+def test_wrong_settings_are_refused(trainer, builder, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(**builder)

@@ -1,0 +1,93 @@
+"""Without a framework: a missing one is named, importing a module imports none, and PaddleOCR's way of building."""
+
+import importlib
+import subprocess
+import sys
+import types
+
+import paddle
+import pytest
+
+import paddle_ldopt as ldopt
+from paddle_ldopt.integrations import paddleocr, settings
+from paddle_ldopt.layers.rates import applied_rates
+
+FRAMEWORKS = {
+    "paddleclas": ("PaddleClas", "ppcls"),
+    "paddledetection": ("PaddleDetection", "ppdet"),
+    "paddleocr": ("PaddleOCR", "ppocr"),
+    "paddleseg": ("PaddleSeg", "paddleseg"),
+    "paddlespeech": ("PaddleSpeech", "paddlespeech"),
+}
+
+
+@pytest.mark.parametrize("module", FRAMEWORKS)
+def test_a_framework_that_is_missing_is_named(module, monkeypatch):
+    name, package = FRAMEWORKS[module]
+    for loaded in [key for key in sys.modules if key.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=f"{name} cannot be imported: install it.*Received: .*{package}"):
+        importlib.import_module(f"paddle_ldopt.integrations.{module}").register()
+
+
+def test_importing_all_modules_imports_no_framework():
+    lines = [f"import paddle_ldopt.integrations.{module}" for module in FRAMEWORKS]
+    packages = {package for _, package in FRAMEWORKS.values()}
+    code = "; ".join(["import sys", *lines, f"print({packages} & {{name.split('.')[0] for name in sys.modules}})"])
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.fixture
+def ocr(monkeypatch):
+    """Return the module that PaddleOCR's `build_optimizer` looks names up in, with our names in it."""
+    for name in ("ppocr", "ppocr.optimizer", "ppocr.optimizer.optimizer"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    paddleocr.register()
+    return sys.modules["ppocr.optimizer.optimizer"]
+
+
+@pytest.fixture
+def encoder():
+    return paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
+
+
+def test_paddleocr_builds_each_optimizer(ocr, encoder):
+    for name in settings.NAMES:
+        schedule, clip = paddle.optimizer.lr.CosineAnnealingDecay(0.01, 10), paddle.nn.ClipGradByNorm(1.0)
+        opt = getattr(ocr, name)(learning_rate=schedule, weight_decay=None, grad_clip=clip, layerwise_decay=0.5)(
+            encoder
+        )
+        assert type(opt) is getattr(ldopt, name)
+        rates = applied_rates(opt)
+        assert [rates[encoder.layers[i].linear1.weight.name] for i in range(3)] == pytest.approx(
+            [0.00125, 0.0025, 0.005]
+        )
+
+
+@pytest.mark.parametrize("weight_decay", [0.5, paddle.regularizer.L2Decay(0.5)], ids=["number", "L2Decay"])
+def test_paddleocr_s_weight_decay(ocr, encoder, weight_decay):
+    chosen = {"no_weight_decay_name": "linear1 norm2", "one_dim_param_no_weight_decay": True}
+    build = ocr.AdamWDL(learning_rate=0.1, weight_decay=weight_decay, grad_clip=None, layerwise_decay=0.5, **chosen)
+    opt, before = build(encoder), {name: param.numpy() for name, param in encoder.named_parameters()}
+    for param in encoder.parameters():
+        param.grad = paddle.zeros_like(param)
+    opt.step()
+    for name, param in encoder.named_parameters():
+        kept = any(part in name for part in ("linear1", "norm", "bias"))
+        rate = 0.1 * 0.5 ** (3 - int(name.split(".")[1]))
+        assert param.numpy() == pytest.approx(before[name] * (1 if kept else 1 - 0.5 * rate), abs=1e-7), name
+
+
+def test_settings_of_a_file(ocr, encoder):
+    rules = {r"layers\.(\d+)\.": r"\1", "norm": "head"}
+    opt = ocr.Came(learning_rate=0.01, rules=rules, layerwise_decay=0.5, head_ratio=2.0, beta3=0.99)(encoder)
+    assert opt.layerwise_ratio(encoder.layers[0].linear1.weight) == 0.125
+    for options, message in [
+        ({"layerwise_decai": 0.5}, "'layerwise_decai' is no setting of Came; the nearest is 'layerwise_decay'"),
+        ({"layerwise_decay": 2.0}, "Received: layerwise_decay=2.0"),
+        ({"weight_decay": paddle.regularizer.L1Decay(0.1)}, "no L1 decay"),
+        ({"rules": {"a": 1}}, "`rules`"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ocr.Came(learning_rate=0.01, **options)(encoder)

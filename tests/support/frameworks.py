@@ -1,0 +1,47 @@
+"""What the tests of frameworks share: an optimizer that is watched, and the float64 AdamW that it must follow."""
+
+import numpy as np
+import reference
+
+
+class Watched:
+    """Records the gradients of every step of an optimizer, and the rate at each."""
+
+    def __init__(self, optimizer, model):
+        self.optimizer = optimizer
+        self.parameters = {name: p for name, p in model.named_parameters() if not p.stop_gradient}
+        self.start, self.grads, self.rates = self.weights(), [], []
+        self._step, optimizer.step = optimizer.step, self.step
+
+    def weights(self):
+        return {name: param.numpy().astype("float64") for name, param in self.parameters.items()}
+
+    def step(self):
+        self.rates.append(self.optimizer.get_lr())
+        self.grads.append(
+            {
+                name: None if param.grad is None else param.grad.numpy().astype("float64")
+                for name, param in self.parameters.items()
+            }
+        )
+        self._step()
+
+    def assert_follows(self, ratio, *, weight_decay, decayed=None, start=None, grads=None, **adamw):
+        """Check the way of each parameter against AdamW with the rate times `ratio(name)`, within 1e-5 of the rate."""
+        ratios = {name: ratio(name) for name in self.start}
+        assert len(set(ratios.values())) > 2
+        want = reference.adamw(
+            start or self.start,
+            grads or self.grads,
+            ratios,
+            lr=lambda step: self.rates[step - 1],
+            weight_decay=weight_decay,
+            decayed=decayed,
+            **adamw,
+        )
+        got, path = self.weights(), sum(self.rates)
+        for name, value in want.items():
+            # 1.2e-7: a float32 weight is rounded twice a step, after its decay and after its move
+            allowed = 1e-5 * ratios[name] * path + 1.2e-7 * len(self.rates) * np.abs(value)
+            wrong = np.abs(got[name] - value) - allowed
+            assert wrong.max() <= 0, (name, wrong.max() / (ratios[name] * path))
