@@ -28,7 +28,7 @@ ARROWS = {
     "optimizers": {"_checks", "_paddle", "kernels", "layers"},
     "accumulation": {"_checks", "_paddle"},
     "build": {"_checks", "_paddle", "layers", "optimizers"},
-    "tensorflow_recipe": {"_checks", "_paddle", "build", "layers", "optimizers", "schedules"},
+    "tensorflow_recipe": {"_paddle", "build", "layers", "optimizers", "schedules"},
     "config": {"_checks", "_files", "_messages", "build", "layers", "optimizers", "schedules"},
     "saving": {"_checks", "_files", "_paddle", "layers", "optimizers", "version"},
     "parallel": {"_checks", "_files", "_paddle", "saving", "schedules"},
