@@ -10,6 +10,7 @@ from ._checks import Option, checked_bool
 from ._messages import refusal
 from ._paddle import checked_model
 from .layers.decay import LayerDecay
+from .layers.granularity import Granularity
 from .layers.map import LayerMap
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import LayerwiseMixin, apply_layerwise_decay
@@ -33,6 +34,7 @@ def build_optimizer(
     decay: Union[float, LayerDecay] = OFF,
     layers: Optional[LayerMap] = None,
     rules: Any = None,
+    granularity: Granularity = "block",
     groups: Any = None,
     max_grad_norm: float = 0.0,
     **arguments: Any,
@@ -46,6 +48,7 @@ def build_optimizer(
         decay: how ratios fall from the head to the embeddings.
         layers: those of the model by default if there is a decay and neither `name_dict` nor `set_param_lr_fun`.
         rules: the `rules` of `LayerMap.from_model`.
+        granularity: the `granularity` of `LayerMap.from_model`.
         groups: parameters, or dicts of them, instead of all parameters. Dicts say themselves what is decayed.
         max_grad_norm: the norm that all gradients together are clipped to; 0 is off.
         **arguments: for the class; `weight_decay` whatever the class calls it.
@@ -68,10 +71,14 @@ def build_optimizer(
         arguments[info.weight_decay] = weight_decay
     decays = (decay if isinstance(decay, LayerDecay) else LayerDecay(decay)) != OFF
     hooked = any(name in arguments for name in ("name_dict", "set_param_lr_fun"))
-    if rules is not None and (not decays or layers is not None or hooked):
-        raise refusal(ValueError, "`rules` have no effect without a layer-wise decay, or beside `layers`.", rules=rules)
+    for argument, value, default in (("rules", rules, None), ("granularity", granularity, "block")):
+        if value != default and (not decays or layers is not None or hooked):
+            idle = f"`{argument}` has no effect without a layer-wise decay, or beside `layers`."
+            raise refusal(ValueError, idle, **{argument: value})
     if decays and layers is None and not hooked and model is not None:
-        layers = LayerMap.from_model(model, rules)  # before there is an optimizer that could be left half done
+        layers = LayerMap.from_model(
+            model, rules, granularity
+        )  # before there is an optimizer that could be left half done
     if not issubclass(info.cls, LayerwiseMixin):
         opt = info.cls(**arguments)
         return apply_layerwise_decay(opt, layers, decay) if decays else opt
@@ -83,7 +90,12 @@ def build_optimizer(
 
 
 def create(
-    name: str, model: Any, layerwise_decay: Union[float, LayerDecay] = 1.0, rules: Any = None, **arguments: Any
+    name: str,
+    model: Any,
+    layerwise_decay: Union[float, LayerDecay] = 1.0,
+    rules: Any = None,
+    granularity: Granularity = "block",
+    **arguments: Any,
 ) -> Any:
     """Build an optimizer of ours for a model: all its parameters, each layer at its rate.
 
@@ -95,11 +107,13 @@ def create(
         model: the network.
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
         rules: as in `LayerMap.from_model`, which is called if there is a decay.
+        granularity: the same.
         **arguments: the rest goes to the class. Biases and the parameters of norms are not decayed unless
             `apply_decay_param_fun` says otherwise.
 
     Raises:
-        TypeError, ValueError: an unknown name; `rules` without a decay; an argument that the class does not have.
+        TypeError, ValueError: an unknown name; `rules` or `granularity` without a decay; an argument that the class
+            does not have.
 
     Examples:
         >>> import paddle
@@ -110,4 +124,4 @@ def create(
         0.125
     """
     optimizer_class(name)  # raises for a name that is not ours
-    return build_optimizer(name, model, decay=layerwise_decay, rules=rules, **arguments)
+    return build_optimizer(name, model, decay=layerwise_decay, rules=rules, granularity=granularity, **arguments)

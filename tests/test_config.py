@@ -50,6 +50,16 @@ def configs(draw):
         layerwise["layerwise_convention"] = draw(st.sampled_from(["paddlenlp", "electra", "xlnet"]))
         layerwise[draw(st.sampled_from(["layerwise_min_ratio", "layerwise_freeze_below"]))] = 0.3
         layerwise["layerwise_rules"] = draw(st.sampled_from([None, {"pooler": "head"}]))
+        layerwise["layerwise_granularity"] = draw(st.sampled_from(["block", "stage", "12"]))
+        layerwise["layerwise_preserve_mean"] = draw(st.booleans())
+        if "layerwise_min_ratio" in layerwise and draw(st.booleans()):
+            layerwise.update(layerwise_end=1.0, layerwise_steps=draw(st.sampled_from([None, 50])))
+    elif draw(st.booleans()):
+        layerwise.update(layerwise_lr_decay=1.0, layerwise_convention="linear", layerwise_bound=0.25)
+    if draw(st.booleans()):
+        layerwise["layerwise_towers"] = {"vision.model": 0.65, "text": {"layerwise_decay": 0.7, "scale": 0.1}}
+        layerwise["layerwise_scale"] = 0.5
+    layerwise["layerwise_multipliers"] = draw(st.sampled_from([None, {r"\.gate\.": 0.01, "crf": 10.0}]))
     warmup = (
         {}
         if kind in ("constant", "reduce_lr_on_plateau")
@@ -92,6 +102,8 @@ def test_round_trips(tmp_path, config):
 def test_the_draws_can_be_every_setting():
     drawn = {"optim", "optim_kwargs", "learning_rate", "weight_decay", "max_grad_norm", "layerwise_lr_decay"}
     drawn |= {"layerwise_convention", "layerwise_min_ratio", "layerwise_head_ratio", "layerwise_freeze_below"}
+    drawn |= {"layerwise_bound", "layerwise_scale", "layerwise_end", "layerwise_steps", "layerwise_preserve_mean"}
+    drawn |= {"layerwise_towers", "layerwise_multipliers", "layerwise_granularity"}
     drawn |= {"layerwise_rules", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"}
     assert {field.name for field in dataclasses.fields(LdoptConfig)} == drawn
     assert set(OPTIONS) == set(OPTIMIZERS)

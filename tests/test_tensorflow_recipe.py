@@ -268,7 +268,7 @@ def test_parameters_may_be_a_part_of_the_model_or_groups():
     assert [p.name for p in optimizer._parameter_list] == [p.name for p in head]
     groups = [{"params": iter(head), "learning_rate": 0.5}, {"params": model.norm.parameters()}]
     optimizer, _ = create_optimizer(1e-3, 10, 2, weight_decay_rate=0.1, parameters=groups)
-    assert optimizer.has_weight_decay(head[0]) and not optimizer.is_decayed(head[1])
+    assert optimizer.has_weight_decay(head[0]) and not optimizer.has_weight_decay(head[1])
 
 
 def test_frozen_parameters_of_the_model_stay_until_they_are_unfrozen():

@@ -2,18 +2,19 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Callable, Optional, TypeVar
 
 from .._checks import refused
-from .._messages import shown
+from .._messages import refusal
 from ..layers.decay import OPTIONS, LayerDecay, idle_options
+from ..layers.granularity import checked_granularity
+from .files import json_object
 
 Class = TypeVar("Class", bound=type)
 
 # field of `LayerDecay` -> our setting
 SETTINGS = {field: f"layerwise_{'lr_decay' if field == 'layerwise_decay' else field}" for field in OPTIONS}
-
-
+_DICTS = {field.name for field in dataclasses.fields(LayerDecay) if "dict" in str(field.type)}
 _Fields: Any = object  # for type checkers: any fields
 
 
@@ -26,38 +27,67 @@ class DecaySettings(_Fields):
         return decay_of(vars(self))
 
 
-def with_decay_settings(cls: Class) -> Class:
-    """Add to a class, which is to become a dataclass, a field for each option, before `layerwise_rules`."""
-    fields = {}
-    for name, annotation in cls.__annotations__.items():
-        if name == "layerwise_rules":
-            fields.update({SETTINGS[field.name]: field.type for field in dataclasses.fields(LayerDecay)})
-        fields[name] = annotation
-    cls.__annotations__ = fields
-    for field, option in OPTIONS.items():
-        help_text = f"{option.doc[0].upper()}{option.doc[1:]}: {option.span}."
-        setattr(cls, SETTINGS[field], dataclasses.field(default=option.default, metadata={"help": help_text}))
-    return cls
+def with_decay_settings(dict_type: Any) -> Callable[[Class], Class]:
+    """Return the decorator that adds to a class, which is to become a dataclass, a field for each option.
+
+    They stand before `layerwise_rules`. Options that are dicts have the type `dict_type`: dict, or str for JSON.
+    """
+
+    def add(cls: Class) -> Class:
+        types: dict[str, Any] = {}
+        for name, annotation in cls.__annotations__.items():
+            if name == "layerwise_rules":
+                for field in dataclasses.fields(LayerDecay):
+                    types[SETTINGS[field.name]] = Optional[dict_type] if field.name in _DICTS else field.type
+            types[name] = annotation
+        cls.__annotations__ = types
+        for name, option in OPTIONS.items():
+            help_text = f"{option.doc[0].upper()}{option.doc[1:]}: {option.span}."
+            setattr(cls, SETTINGS[name], dataclasses.field(default=option.default, metadata={"help": help_text}))
+        return cls
+
+    return add
 
 
 def decay_of(settings: Mapping[str, Any]) -> LayerDecay:
     """Return the decay of the settings by their names, as of a record; options that they lack have their defaults."""
-    return LayerDecay(**{field: settings.get(name, OPTIONS[field].default) for field, name in SETTINGS.items()})
+    given = {field: settings.get(name, OPTIONS[field].default) for field, name in SETTINGS.items()}
+    return LayerDecay(**{field: option_of(value, field) for field, value in given.items()})
 
 
 def settings_of(decay: LayerDecay) -> dict[str, Any]:
-    """Return the settings of a decay by their names, for `decay_of`."""
-    return {name: getattr(decay, field) for field, name in SETTINGS.items()}
+    """Return the settings of a decay by their names, for `decay_of` and JSON."""
+    return {SETTINGS[field]: value for field, value in decay.to_dict().items()}
+
+
+def option_of(value: Any, field: str, name: str = "") -> Any:
+    """Return the checked value of an option as `LayerDecay` has it; dicts may be JSON, and an empty one is None.
+
+    Errors call it `name`, or by the name of its setting.
+    """
+    name = name or SETTINGS[field]
+    if field in _DICTS and isinstance(value, (str, dict)):
+        value = json_object(value, name) or None
+    return OPTIONS[field].checked(value, name)
 
 
 def decay_problems(settings: Any) -> Iterator[str]:
     """Yield the problems of the layer-wise settings of an object with the attributes of `DecaySettings`."""
-    given = {field: getattr(settings, name) for field, name in SETTINGS.items()}
-    found = list(refused({SETTINGS[field]: (OPTIONS[field].checked, value) for field, value in given.items()}))
+    values = {}
+    granularity, rules = settings.layerwise_granularity, settings.layerwise_rules
+    found = list(refused({"layerwise_granularity": (checked_granularity, granularity)}))
+    for field, name in SETTINGS.items():
+        try:
+            values[field] = option_of(getattr(settings, name), field)
+        except (TypeError, ValueError) as error:
+            found.append(str(error))
     yield from found
     if found:
         return
-    yield from idle_options(given, SETTINGS)
-    rules = settings.layerwise_rules
-    if isinstance(rules, (str, dict)) and rules and all(OPTIONS[f].default == value for f, value in given.items()):
-        yield f"`layerwise_rules` have no effect without a layer-wise decay. Received: layerwise_rules={shown(rules)}"
+    yield from idle_options(values, SETTINGS)
+    if all(OPTIONS[field].default == value for field, value in values.items()):
+        off = "no effect without a layer-wise decay."
+        if isinstance(rules, (str, dict)) and rules:
+            yield str(refusal(ValueError, f"`layerwise_rules` have {off}", layerwise_rules=rules))
+        if granularity != "block":
+            yield str(refusal(ValueError, f"`layerwise_granularity` has {off}", layerwise_granularity=granularity))

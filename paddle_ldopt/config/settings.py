@@ -11,9 +11,10 @@ from .._checks import checked_steps, plain_number
 from .._files import Path, checked_path
 from .._messages import refusal, tell_all, unknown, wrong_type
 from ..build import OPTIMIZERS, build_optimizer
+from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules import ON_METRIC
-from .decay import SETTINGS, DecaySettings, with_decay_settings
+from .decay import DecaySettings, settings_of, with_decay_settings
 from .files import json_object, read_json, read_yaml
 from .problems import build_schedule, config_problems
 
@@ -29,7 +30,7 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-@with_decay_settings
+@with_decay_settings(dict)
 class LdoptConfig(DecaySettings):
     """Hold all that decides how a model's weights are updated; choose it to keep a training's settings in one file.
 
@@ -46,7 +47,7 @@ class LdoptConfig(DecaySettings):
         max_grad_norm: at least 0, the norm that all gradients together are clipped to; 0 is off.
         layerwise_lr_decay: ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. Each further option of
             `LayerDecay` is a setting of its own, such as `layerwise_min_ratio`.
-        layerwise_rules: the `rules` of `LayerMap.from_model`.
+        layerwise_rules, layerwise_granularity: the `rules` and the `granularity` of `LayerMap.from_model`.
         lr_scheduler_type: any `SchedulerType`.
         lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`.
         warmup_steps: at least 0, steps of the warm-up.
@@ -73,6 +74,7 @@ class LdoptConfig(DecaySettings):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     layerwise_rules: Optional[dict] = None  # type: ignore[type-arg]
+    layerwise_granularity: str = "block"
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: dict = dataclasses.field(default_factory=dict)  # type: ignore[type-arg]
     warmup_steps: int = 0
@@ -82,6 +84,9 @@ class LdoptConfig(DecaySettings):
         tell_all(config_problems(self, _defaults(type(self))))
         for field in _defaults(type(self)):  # plain numbers, for JSON; copies, whose changes would go unchecked
             object.__setattr__(self, field, _copied(getattr(self, field)))
+        for field, value in settings_of(self.layerwise_rule).items():
+            object.__setattr__(self, field, value)
+        object.__setattr__(self, "layerwise_granularity", str(self.layerwise_granularity))
 
     def build(self, model: Any, num_training_steps: Optional[int] = None) -> tuple[Any, Any]:
         """Return the optimizer of a model's parameters and its schedule, for a loop without a Trainer.
@@ -95,6 +100,7 @@ class LdoptConfig(DecaySettings):
             model,
             decay=self.layerwise_rule,
             rules=self.layerwise_rules,
+            granularity=checked_granularity(self.layerwise_granularity),
             max_grad_norm=self.max_grad_norm,
             weight_decay=self.weight_decay,
             **({} if schedule is None else {"learning_rate": schedule}),
@@ -167,7 +173,7 @@ class LdoptConfig(DecaySettings):
         kwargs.update(json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs"))
         if kind in ON_METRIC and args.greater_is_better is not None:
             kwargs["mode"] = "max" if args.greater_is_better else "min"
-        own = {name: getattr(args, name) for name in SETTINGS.values() if hasattr(args, name)}
+        own = settings_of(args.layerwise_rule) if isinstance(args, DecaySettings) else {}
         rules = json_object(getattr(args, "layerwise_rules", None), "layerwise_rules")
         return cls(
             optim=optim,
@@ -177,6 +183,7 @@ class LdoptConfig(DecaySettings):
             max_grad_norm=max(args.max_grad_norm, 0.0),  # the Trainer takes any below 0 for off
             **own,
             layerwise_rules=rules or None,
+            layerwise_granularity=getattr(args, "layerwise_granularity", "block"),
             lr_scheduler_type=kind,
             lr_scheduler_kwargs=kwargs,
             warmup_steps=args.warmup_steps,
@@ -198,8 +205,8 @@ class LdoptConfig(DecaySettings):
             out["fp16_opt_level"] = "O2"
         if "mode" in kwargs:
             out["greater_is_better"] = kwargs.pop("mode") == "max"
-        dicts = {"optim_kwargs": options, "lr_scheduler_kwargs": kwargs, "layerwise_rules": self.layerwise_rules}
-        return {**out, **{name: json.dumps(value) if value else None for name, value in dicts.items()}}
+        out.update(optim_kwargs=options or None, lr_scheduler_kwargs=kwargs or None)
+        return {name: json.dumps(value) if isinstance(value, dict) else value for name, value in out.items()}
 
 
 def _defaults(cls: Any) -> dict[str, Any]:

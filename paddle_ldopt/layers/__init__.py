@@ -1,8 +1,9 @@
 """Which layer a parameter belongs to, and the ratio of its learning rate."""
 
 from .decay import CONVENTIONS, LayerDecay, as_decay
-from .map import Layer, LayerMap, LayerRatios
+from .map import Layer, LayerMap
 from .paddlenlp_hook import adapt_hook, layerwise_lr_decay
+from .ratios import LayerRatios
 from .table import LayerRow, LayerTable
 from .weight_decay import decayed_parameter_names
 

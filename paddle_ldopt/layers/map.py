@@ -1,5 +1,6 @@
 """LayerMap: the layer of each parameter of a model, and the learning rates that a decay or an optimizer gives them."""
 
+import dataclasses
 import re
 import warnings
 from collections import Counter
@@ -13,12 +14,14 @@ from .._paddle import checked_model, own_parameters, sublayers, unwrap_model
 from ..plots import plot_table
 from .decay import LayerDecay, as_decay
 from .fronts import Fact
+from .granularity import Granularity, checked_granularity
 from .places import Layer, place
 from .rates import planned_rates, rates_of_optimizer
+from .ratios import LayerRatios
 from .table import LayerTable
 from .user_rules import Rules
 
-__all__ = ["Layer", "LayerMap", "LayerRatios"]
+__all__ = ["Layer", "LayerMap"]
 
 Decay = Union[float, LayerDecay]
 _COPY = re.compile(r"(_deepcopy_\d+)+$")
@@ -57,7 +60,9 @@ class LayerMap:
         self.n_layers = max(layer.depth for layer in layers.values())
 
     @classmethod
-    def from_names(cls, names: Iterable[str], rules: Optional[Rules] = None) -> "LayerMap":
+    def from_names(
+        cls, names: Iterable[str], rules: Optional[Rules] = None, granularity: Granularity = "block"
+    ) -> "LayerMap":
         r"""Map structured parameter names.
 
         Args:
@@ -67,22 +72,27 @@ class LayerMap:
                 in the numbers are closed (VGG: ``features.0``, ``features.3``). Ids above those of the blocks that are
                 found make a deeper tower beside them, not the head. A callable takes a name and returns a layer id,
                 "embeddings", "head", or None to leave the name to the built-in rules.
+            granularity: what a layer is: "block"; "stage", where a tower has its blocks in stages (ConvNeXt, Swin,
+                ResNet); or a number k of groups of about equal depth for each tower that has more blocks. `rules` count
+                blocks.
 
         Raises:
             TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; half of the blocks
-                in lists that no rule knows; an illegal rule, or one that leaves layers empty.
+                in lists that no rule knows; an illegal rule, or one that leaves layers empty; a granularity that
+                changes nothing.
         """
-        layers, towers, guesses = place(_checked_names(names), rules, {})
+        layers, towers, guesses = place(_checked_names(names), rules, {}, checked_granularity(granularity))
         _warn_of(guesses, layers)
         return cls(layers, towers)
 
     @classmethod
-    def from_model(cls, model: Any, rules: Optional[Rules] = None) -> "LayerMap":
+    def from_model(cls, model: Any, rules: Optional[Rules] = None, granularity: Granularity = "block") -> "LayerMap":
         """Map the parameters of a model with numbered blocks, inside wrappers such as `paddle.DataParallel`.
 
-        Shared parameters count once, at the lowest of their layers. `rules` and errors are those of `from_names`.
+        Shared parameters count once, at the lowest of their layers. The other arguments and errors are those of
+        `from_names`.
         """
-        model = unwrap_model(checked_model(model))
+        model, granularity = unwrap_model(checked_model(model)), checked_granularity(granularity)
         parameters = dict(model.named_parameters())
         own_names = {param.name: name for name, param in parameters.items()}
         facts: dict[str, Fact] = {}  # by structured name, all names of a shared parameter
@@ -93,7 +103,7 @@ class LayerMap:
         found = {fact.tensor for fact in facts.values()}
         named_by_itself = {n: Fact(tensor, "", ()) for tensor, n in own_names.items() if tensor not in found}  # ReFT
         facts.update(named_by_itself)
-        layers, depths, guesses = place(_checked_names(facts), rules, facts, whole=not named_by_itself)
+        layers, depths, guesses = place(_checked_names(facts), rules, facts, granularity, whole=not named_by_itself)
         lowest: dict[str, Layer] = {}
         for name, fact in facts.items():
             both = [lowest.get(fact.tensor, layers[name]), layers[name]]
@@ -102,7 +112,7 @@ class LayerMap:
         if not rules and all(layer.index for layer in mapped.values()):  # neither name nor place told the embeddings
             for name, there in mapped.items():
                 if name in facts and facts[name].kind == "Embedding" and there.index > there.depth:
-                    mapped[name] = Layer(there.tower, 0, there.depth)
+                    mapped[name] = dataclasses.replace(there, index=0)
         _warn_of(guesses, mapped)
         used = {layer.tower for layer in mapped.values()}  # a stack under a second name is not another tower
         towers = {tower: depth for tower, depth in depths.items() if tower in used}
@@ -118,18 +128,22 @@ class LayerMap:
 
         Raise ValueError if there is no such parameter.
         """
+        return self._layers[self.name_of(name)]
+
+    def name_of(self, name: str) -> str:
+        """Return the structured name of a parameter, which `name` may be already; raise as `layer_of`."""
         if not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string.", name=name)
         known = name if name in self.name_dict else _COPY.sub("", name)  # Paddle renames parameters when it copies them
-        layer = self._layers.get(self.name_dict.get(known, name))
-        if layer is None:
+        structured = self.name_dict.get(known, name)
+        if structured not in self._layers:
             how = "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
             if not self.name_dict:
                 how = "a map made by `from_names` has no `name_dict`: use `from_model` to give it to an optimizer"
             raise refusal(ValueError, f"The parameter is not in the LayerMap: {how}.", name=name)
-        return layer
+        return structured
 
-    def ratio_fn(self, layerwise_decay: Decay) -> "LayerRatios":
+    def ratio_fn(self, layerwise_decay: Decay) -> LayerRatios:
         """Return the function parameter -> ratio of its learning rate that a decay makes, as optimizers take it."""
         return LayerRatios(self, as_decay(layerwise_decay))
 
@@ -176,7 +190,9 @@ class LayerMap:
             for tensor in rates:
                 self.layer_of(tensor)
         else:
-            rates = planned_rates(tensors, as_decay(layerwise_decay), learning_rate, apply_decay_param_fun, num_steps)
+            rates = planned_rates(
+                tensors, self.ratio_fn(layerwise_decay), learning_rate, apply_decay_param_fun, num_steps
+            )
         return LayerTable.build(tensors, rates)
 
     def plot(
@@ -191,23 +207,6 @@ class LayerMap:
             "towers": dict(self.towers),
             "layers": {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()},
         }
-
-
-class LayerRatios:
-    """The function parameter -> ratio of its learning rate that a `LayerMap` and a decay make."""
-
-    is_constant = True  # a step may keep the ratios
-
-    def __init__(self, layers: LayerMap, decay: LayerDecay) -> None:
-        self.layers, self.decay = layers, decay
-        self._ratios = {layer: decay.ratio(layer.index, layer.depth) for layer in set(layers._layers.values())}
-
-    def __call__(self, param: Any) -> float:
-        """Return the ratio of a parameter."""
-        return self._ratios[self.layers.layer_of(param.name)]
-
-    def __deepcopy__(self, memo: Any) -> "LayerRatios":
-        return self  # a copied optimizer shares the map, which holds the model's parameters
 
 
 def _checked_names(names: Iterable[str]) -> list[str]:

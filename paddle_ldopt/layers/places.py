@@ -11,6 +11,7 @@ from typing import Optional
 
 from .._messages import some
 from .fronts import Fact, Front, is_head
+from .granularity import Granularity, grouped
 from .stacks import STACK_NAMES, Stack, find_stacks
 from .user_rules import HEAD, Rules, apply_rules, check_no_gap, close_gaps
 
@@ -48,15 +49,27 @@ class Layer:
     tower: str  #: the name of its stack of blocks, or "" for parameters of several
     index: int  #: layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head
     depth: int  #: number of blocks of the tower; of the deepest one for parameters of several
+    kind: str = "block"  #: what is a layer: "block", or with a granularity "stage" or "group"
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is neither the embeddings nor the head."""
+        return 0 < self.index <= self.depth
 
     @property
     def label(self) -> str:
         """The layer in words: "embeddings", "block 3" (numbered from 0, as in the model's names) or "head"."""
-        return "embeddings" if self.index == 0 else "head" if self.index > self.depth else f"block {self.index - 1}"
+        if self.is_block:
+            return f"{self.kind} {self.index - 1}"
+        return "head" if self.index else "embeddings"
 
 
 def place(
-    names: list[str], rules: Optional[Rules], facts: dict[str, Fact], whole: bool = False
+    names: list[str],
+    rules: Optional[Rules],
+    facts: dict[str, Fact],
+    granularity: Granularity,
+    whole: bool = False,
 ) -> tuple[dict[str, Layer], dict[str, int], list[str]]:
     """Return name -> Layer, tower -> depth, and a sentence for each guess, given structured names in the model's order.
 
@@ -112,7 +125,9 @@ def place(
         if guess:
             where = "the head" if head else "the embeddings"
             guesses.append(f"'{branch}' is declared before the blocks and counts as part of {where}")
-    return {name: layers[name] for name in names}, depths, guesses
+    stages = {stack.tower: stack.stages for stack in stacks if stack.stages}
+    layers, depths = grouped({name: layers[name] for name in names}, depths, stages, granularity)
+    return layers, depths, guesses
 
 
 def _is_hinted(tower: str) -> bool:

@@ -14,7 +14,7 @@ from .._checks import checked_number
 from .._messages import refusal
 from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
 from ..schedules.ahead import peak_learning_rate
-from .decay import LayerDecay
+from .ratios import LayerRatios
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Rate:
     peak: Optional[float]  # where the schedule is at its greatest
     decayed: Optional[bool]
     frozen: bool
+    multiplier: float = 1.0  # the factors of the decay's `multipliers` in the ratio
 
 
 def applied_rates(optimizer: Any, learning_rate: Optional[float] = None) -> dict[str, float]:
@@ -69,7 +70,8 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
     now, groups, rates = next_rate(optimizer), groups_by_name(optimizer), {}
     peak = peak_learning_rate(rate_source(optimizer), num_steps, lambda ahead: rate_divisor(optimizer, ahead))
-    parts = rate_parts(optimizer, params)
+    parts, ratios = rate_parts(optimizer, params), getattr(optimizer, "ratio_of", None)
+    ratios = ratios if hasattr(ratios, "multiplier_of") else None  # a hook's have none
     for param in params:
         factor, own = parts[param.name]
         rate = factor * now + own
@@ -81,13 +83,14 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
             decayed = optimizer.fused_options(param).get("weight_decay", 0.0) != 0
         else:
             decayed = decays_weights(optimizer, param, groups.get(param.name, {}))
-        rates[param.name] = Rate(ratio, rate, ahead, decayed, frozen)
+        multiplier = 1.0 if ratios is None else ratios.multiplier_of(param)
+        rates[param.name] = Rate(ratio, rate, ahead, decayed, frozen, multiplier)
     return rates
 
 
 def planned_rates(
     tensors: dict[str, tuple[Any, str, Any]],
-    decay: LayerDecay,
+    ratios: LayerRatios,
     learning_rate: Any,
     apply_decay_param_fun: Optional[Callable[[str], bool]],
     num_steps: Optional[int],
@@ -108,10 +111,11 @@ def planned_rates(
     elif learning_rate is not None:
         now = peak = checked_number(learning_rate, "learning_rate", kind="a number or an LRScheduler")
     rates = {}
-    for tensor, (layer, _, param) in tensors.items():
-        ratio = decay.ratio(layer.index, layer.depth)
+    for tensor, (_, name, param) in tensors.items():
+        ratio = ratios.of(name)
         decayed = None if apply_decay_param_fun is None else bool(apply_decay_param_fun(tensor))
         frozen = ratio == 0 or (param is not None and bool(param.stop_gradient))
         scaled_now, scaled_peak = (None if rate is None else ratio * rate for rate in (now, peak))
-        rates[tensor] = Rate(ratio, scaled_now, scaled_peak, decayed, frozen)
+        multiplier = ratios.multipliers.get(name, 1.0)
+        rates[tensor] = Rate(ratio, scaled_now, scaled_peak, decayed, frozen, multiplier)
     return rates

@@ -62,6 +62,11 @@ class Stack:
             self.depth = len(self._starts)
         self.long = self.depth >= _MIN_BLOCKS
 
+    @property
+    def stages(self) -> list[int]:
+        """The numbers of the first blocks of its stages; none if it has no stages."""
+        return sorted(self._starts.values()) if self.staged else []
+
     def take_in(self, tower: str, rows: list[_Row], shapes: Mapping[str, Any]) -> bool:
         """Number a list beside this one that is as long: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
         parent, _, name = tower.rpartition(".")

@@ -23,6 +23,7 @@ class LayerRow:
     peak_learning_rate: Optional[Ends]  #: at the peak of the schedule; None if unknown
     decayed: Optional[int]  #: how many of the tensors decay; None if unknown
     frozen: int  #: how many of the tensors are not trained
+    multiplier: Optional[Ends] = None  #: factors of the decay's `multipliers` that are in the ratio; None if all are 1
 
     @classmethod
     def of(cls, layer: Any, entries: list[tuple[Any, Any]]) -> "LayerRow":
@@ -40,6 +41,7 @@ class LayerRow:
             peak_learning_rate=_ends([rate.peak for rate in rates]),
             decayed=sum(rate.decayed for rate in rates) if decided else None,
             frozen=sum(rate.frozen for rate in rates),
+            multiplier=_ends([rate.multiplier for rate in rates]) if {r.multiplier for r in rates} != {1.0} else None,
         )
 
 
@@ -91,6 +93,7 @@ class LayerTable:
             "tensors": lambda row: str(row.tensors),
             "parameters": lambda row: _count(row.elements),
             "ratio": lambda row: _span(row.ratio, "{:.4g}"),
+            "multiplier": lambda row: _span(row.multiplier, "{:.4g}"),
             "lr now": lambda row: _span(row.learning_rate, "{:.3g}"),
             "lr peak": lambda row: _span(row.peak_learning_rate, "{:.3g}"),
             "decayed": lambda row: _share(row.decayed, row.tensors),

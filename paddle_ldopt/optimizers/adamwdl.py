@@ -9,7 +9,7 @@ from typing import Any, Callable, ClassVar, Optional, Union
 
 import paddle
 
-from .._checks import Option, checked_bool, one_of_two
+from .._checks import Option, checked_bool
 from .._paddle import global_rate, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.collecting import Task
@@ -48,7 +48,6 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
         weight_decay (float|Tensor, optional): decoupled decay :math:`\lambda`, scaled by the layer's own rate. None is
             0; a regularizer of Paddle's (`L2Decay`) is an error.
         lazy_mode: of a sparse gradient, which Paddle takes on a GPU only, update the rows that it has.
-        lr_ratio: another name for a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`; works on CPU too.
 
     **The arguments that all optimizers take**:
 
@@ -71,6 +70,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
             in every step. It returns the ratio, or multiplies ``param.optimize_attr["learning_rate"]`` by it. A ratio
             of 0 freezes the parameter. None: all ratios are 1.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name, for `set_param_lr_fun`.
+        lr_ratio: another name for a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`; works on CPU too.
         fused: whether a step is one call of the package's C library, which is several times as fast. None: where it
             can, which is all in dygraph on a CPU but float64; Paddle's operations do the rest. True: an error if it
             cannot do all. False: never. The state is the same, and numbers agree to float32 rounding; numbers below
@@ -136,10 +136,9 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        hook = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
         arguments = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay}
         arguments.update(lazy_mode=lazy_mode, layerwise_decay=layerwise_decay, n_layers=n_layers, layers=layers)
-        arguments.update(set_param_lr_fun=hook, name_dict=name_dict)
+        arguments.update(set_param_lr_fun=set_param_lr_fun, name_dict=name_dict, lr_ratio=lr_ratio)
         common: dict[str, Any] = {"apply_decay_param_fun": apply_decay_param_fun, "multi_precision": multi_precision}
         parameters = self._read_arguments(parameters, arguments, **common, fused=fused)
         rate = checked_rate(learning_rate, "learning_rate")

@@ -30,7 +30,8 @@ def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[An
     for param in parameters_of(optimizer) if params is None else params:
         own = {name: _plain(value) for name, value in optimizer.options_of(param).items()}
         layers = getattr(optimizer.ratio_of, "layers", None)
-        layer = {} if layers is None else {"layer": list(dataclasses.astuple(layers.layer_of(param.name)))}
+        at = None if layers is None else layers.layer_of(param.name)
+        layer = {} if at is None else {"layer": [at.tower, at.index, at.depth]}
         parameters[names[param.name]] = {
             "shape": list(param.shape),
             "dtype": str(param.dtype).rpartition(".")[2],

@@ -16,7 +16,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option
 from .._messages import nearest, refusal, shown
-from .options import REQUIRED, checks_arguments, options_of
+from .options import REQUIRED, checks_arguments
 
 __all__ = ["SchedulerType", "get_scheduler"]
 
@@ -69,9 +69,9 @@ def schedule(name: str, on_metric: Optional[type] = None) -> Callable[[_Function
 
     def add(function: _Function) -> _Function:
         checked = checks_arguments(function)
-        options = options_of(on_metric.__init__ if on_metric else function)  # type: ignore[misc]
-        options.pop("learning_rate", None)
-        SCHEDULES[name] = Kind(name, checked, options, on_metric is not None)
+        options = vars(on_metric.__init__ if on_metric else checked)["options"]  # type: ignore[misc]
+        specific = {key: option for key, option in options.items() if key != "learning_rate"}
+        SCHEDULES[name] = Kind(name, checked, specific, on_metric is not None)
         return checked
 
     return add

@@ -38,8 +38,8 @@ Mode = Annotated[str, _choice("min", "max")]
 ThresholdMode = Annotated[str, _choice("rel", "abs")]
 
 
-def options_of(function: Callable[..., Any]) -> dict[str, Option]:
-    """Return the options of a function: its parameters of the types above, with the signature's defaults."""
+def _options_of(function: Callable[..., Any]) -> dict[str, Option]:
+    """Return the parameters of a function that have one of the types above, with the signature's defaults."""
     hints = typing.get_type_hints(function, include_extras=True)
     taken = inspect.signature(function).parameters
     declared = [(name, parameter.default, _declared(hints.get(name))) for name, parameter in taken.items()]
@@ -58,8 +58,12 @@ def _declared(hint: Any) -> Optional[Option]:
 
 
 def checks_arguments(function: _Function) -> _Function:
-    """Decorate a function that gets its arguments checked, and as they are kept, such as a float of an int."""
-    options, signature = options_of(function), inspect.signature(function)
+    """Decorate a function that gets its arguments checked, and as they are kept, such as a float of an int.
+
+    The result has the `options` of the function, and plain types in its signature, for `help`.
+    """
+    options, signature = _options_of(function), inspect.signature(function)
+    function.__annotations__ = typing.get_type_hints(function)
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -71,6 +75,7 @@ def checks_arguments(function: _Function) -> _Function:
         bound.arguments.update({name: options[name].checked(value, name) for name, value in given.items()})
         return function(*bound.args, **bound.kwargs)
 
+    vars(checked)["options"] = options
     return typing.cast(_Function, checked)
 
 

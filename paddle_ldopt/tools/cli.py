@@ -9,6 +9,7 @@ import json
 import math
 import os
 import sys
+import typing
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
@@ -16,8 +17,9 @@ import paddle
 
 from .._checks import checked_bool, checked_choice, checked_int
 from .._messages import refusal, shown, tell_all
-from ..config import json_object
+from ..config import json_object, option_of
 from ..layers.decay import OPTIONS, LayerDecay, idle_options
+from ..layers.granularity import checked_granularity
 from ..layers.map import Layer, LayerMap
 from ..layers.table import markdown, rich_table
 from ..optimizers.registry import optimizer_class
@@ -56,14 +58,12 @@ def _add_layers(add: Any) -> None:
     model = "a PaddleNLP class (BertForSequenceClassification: its default size), a local folder, or a hub name"
     add("--model", required=True, help=model)
     add("--lr", type=float, help="learning rate of the head")
-    for name, option in OPTIONS.items():
-        add(
-            _flag(name),
-            type=type(option.default),
-            dest=name,
-            default=option.default,
-            help=f"{option.doc}: {option.span}",
-        )
+    for field in dataclasses.fields(LayerDecay):
+        option, kind = OPTIONS[field.name], (typing.get_args(field.type) or (field.type,))[0]
+        how = {"action": "store_true"} if kind is bool else {"type": str if typing.get_origin(kind) else kind}
+        about = f"{option.doc}: {option.span}" + ", as JSON" * bool(typing.get_origin(kind))
+        add(_flag(field.name), **how, dest=field.name, default=option.default, help=about)
+    add("--granularity", default="block", help="what a layer is: block, stage, or a number of groups of blocks")
     add("--plot", metavar="FILE", help="draw the rates into a .png, .svg or .pdf")
     add("--json", action="store_true", help="print JSON instead of a table")
 
@@ -225,11 +225,11 @@ def _show_layers(options: argparse.Namespace) -> None:
     """Print the table of `options.model`, draw it if asked."""
     if options.plot:
         check_picture(options.plot)
-    given = {name: getattr(options, name) for name in OPTIONS}
+    given = {name: option_of(getattr(options, name), name, name) for name in OPTIONS}
     for problem in idle_options(given, {name: _flag(name) for name in OPTIONS}):
         raise ValueError(problem)
-    decay = LayerDecay(**given)
-    layers = LayerMap.from_model(load_model(options.model))
+    decay, granularity = LayerDecay(**given), checked_granularity(options.granularity)
+    layers = LayerMap.from_model(load_model(options.model), granularity=granularity)
     table = layers.table(decay, options.lr)
     if options.json:
         print(json.dumps({"model": options.model, "towers": layers.towers, "layers": table.to_dict()}, indent=1))

@@ -15,10 +15,12 @@ from ..config import (
     settings_of,
     with_decay_settings,
 )
+from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
 from ..schedules.factory import SCHEDULES
 from . import lr_scheduler
 from .base import check_mixed_in_first, name_of
+from .erniekit import with_erniekit
 from .required_mixin import MixinRequired
 
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
@@ -41,7 +43,7 @@ def _flag(default: Any, text: str) -> Any:
 
 
 @dataclasses.dataclass
-@with_decay_settings
+@with_decay_settings(str)
 class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
     """Give TrainingArguments the layer-wise arguments, and `optim` and `lr_scheduler_type` the names of ours.
 
@@ -52,7 +54,9 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         optim (str): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
         optim_kwargs: other options of an optimizer of `list_optimizers`, as a JSON object:
             ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's own arguments (`adam_beta1`...) stay.
-        layerwise_rules: the `rules` of `LayerMap.from_model`, as a JSON object.
+        layerwise_rules: the `rules` of `LayerMap.from_model`, as a JSON object; so are `layerwise_towers` and
+            `layerwise_multipliers`: ``--layerwise_towers '{"vision_model": 0.65, "text_model": {"scale": 0.1}}'``.
+        layerwise_granularity: that of `LayerMap.from_model`.
         lr_scheduler_type (str): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup" and
             "polynomial" stay the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless `lr_scheduler_kwargs`
             are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, on
@@ -80,6 +84,7 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
     allow_layerwise_change: bool = _flag(False, "Resume even if the checkpoint has other layer-wise settings.")
     optim_kwargs: Optional[str] = _flag(None, "What else the optimizer takes, as JSON: '{\"clip_threshold\": 2.0}'.")
     layerwise_rules: Optional[str] = _flag(None, 'Parameters\' names and layers, as JSON: \'{"adapter": "head"}\'.')
+    layerwise_granularity: str = _flag("block", "What a layer is: block, stage, or a number of groups of blocks.")
     lr_scheduler_kwargs: Optional[str] = _flag(None, "What else the schedule takes, as JSON: '{\"num_cycles\": 3}'.")
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -111,11 +116,17 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         if ours:
             args.lr_scheduler_type = SchedulerName(kind)
         lr_scheduler.check_evaluation(args)
+        _ = self.layerwise_rule  # raises if ERNIEKit's arguments, which are complete by now, do not fit
+
+    @property
+    def layerwise_rule(self) -> LayerDecay:
+        """The `LayerDecay` that the arguments make together, with those that ERNIEKit has of its own."""
+        return with_erniekit(super().layerwise_rule, self)
 
     def check_trainer(self) -> None:
         """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
         args: Any = self
-        given, off = settings_of(args.layerwise_rule), settings_of(OFF)
+        given, off = settings_of(super().layerwise_rule), settings_of(OFF)
         asked = {name: value for name, value in given.items() if value != off[name]}
         if name_of(args.optim) in REGISTRY:
             asked["optim"] = name_of(args.optim)

@@ -10,11 +10,12 @@ from .._paddle import leave_out_frozen, parameters_of, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
 from ..config import json_object
 from ..layers.decay import LayerDecay
+from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
 from ..schedules import ON_METRIC
-from . import lr_scheduler
+from . import erniekit, lr_scheduler
 from .arguments import LdoptArgumentsMixin
 from .base import TrainerMixin, check_mixed_in_first, name_of
 from .passed import OwnRate, check_passed_optimizer, check_passed_settings, sets_own_rate
@@ -49,7 +50,8 @@ class LayerwiseRatesMixin(TrainerMixin):
         if rules and self.layer_rules is not None:
             problem = "The Trainer has `layer_rules` and its arguments `layerwise_rules`: leave one of them out."
             raise refusal(ValueError, problem, layerwise_rules=rules)
-        return map_layers(self.model, rules or self.layer_rules)
+        granularity = checked_granularity(getattr(self.args, "layerwise_granularity", "block"))
+        return map_layers(self.model, rules or self.layer_rules, granularity)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train, as the Trainer's own `train`, after all checks that are possible beforehand."""
@@ -61,6 +63,8 @@ class LayerwiseRatesMixin(TrainerMixin):
         _serve(self.args)  # they may be others than at the beginning
         self._check_optimizer()
         self._check_scheduler()
+        if self._decay.multipliers:
+            erniekit.check_router(self.args, self.layer_map)
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "extra_logs"):
                 callback.attached = True
@@ -93,7 +97,8 @@ class LayerwiseRatesMixin(TrainerMixin):
             processes = distributed.get_world_size()
             self._agree(lambda: _check_unified(args, self.optimizer, processes))
         else:
-            super().create_optimizer(lr_scheduler)
+            with erniekit.left_to_us(args):
+                super().create_optimizer(lr_scheduler)
             if layers is not None:
                 apply_layerwise_decay(self.optimizer, layers, decay)
         self._own_optimizer = unwrap(self.optimizer)
@@ -156,7 +161,8 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     @property
     def _decay(self) -> LayerDecay:
-        return getattr(self.args, "layerwise_rule", OFF)
+        own = getattr(self.args, "layerwise_rule", None)
+        return erniekit.with_erniekit(OFF, self.args) if own is None else own
 
     @property
     def _schedule_is_ours(self) -> bool:

@@ -25,6 +25,8 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
       of `set_optimizer_grouped_parameters` say themselves what is, and their "learning_rate" multiplies the layer's.
     - ``lr_scheduler_type`` takes every `SchedulerType`, with ``lr_scheduler_kwargs``. Those that follow a metric take a
       step after each evaluation within the training, before its checkpoint is saved.
+    - ERNIEKit's own arguments (``layerwise_lr_decay_bound``, ``vit_lr_ratio``, ``moe_gate_lr_ratio``) give the rates
+      that ERNIEKit gives Paddle's AdamW to any optimizer.
     - ``layerwise_freeze_below`` sets `stop_gradient` on what it freezes, so backward passes end there. It stays set.
     - The Trainer logs the layer table before the first step, read back from the optimizer.
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the one that `opt` was built with, or None if `opt` sets

@@ -9,7 +9,7 @@ from typing import Any, Optional
 from .._messages import refusal
 from ..build import OFF
 from ..config import decay_of, settings_of
-from ..layers.map import Layer
+from ..layers.map import Layer, LayerMap
 from ..saving import record as records
 from .folders import FORMAT, RECORD, read_json
 
@@ -88,9 +88,11 @@ def _has_parts(folder: str) -> bool:
 
 def _frozen(record: dict[str, Any]) -> set[str]:
     """Return the names of the parameters that the decay of a record freezes."""
-    decay = decay_of(record["rule"])
-    layers = record["layers"] or {}
-    return {name for name, (_, index, depth) in layers.items() if decay.ratio(index, depth) == 0}
+    layers = {name: Layer(*place) for name, place in (record["layers"] or {}).items()}
+    if not layers:
+        return set()
+    ratios = LayerMap(layers, record["towers"]).ratio_fn(decay_of(record["rule"]))
+    return {name for name in layers if ratios.of(name) == 0}
 
 
 def _read_record(folder: str) -> Optional[dict[str, Any]]:

@@ -7,16 +7,17 @@ from paddle import distributed
 from paddle.distributed import fleet
 
 from .._paddle import pipeline_of
+from ..layers.granularity import Granularity
 from ..layers.map import LayerMap
 from ..layers.table import LayerTable
 
 
-def map_layers(model: Any, rules: Any = None) -> LayerMap:
+def map_layers(model: Any, rules: Any = None, granularity: Granularity = "block") -> LayerMap:
     """Return the `LayerMap` of a model; of one stage of a pipeline, which all stages must ask for at once.
 
-    `rules` are those of `LayerMap.from_model`.
+    `rules` and `granularity` are those of `LayerMap.from_model`.
     """
-    return (LayerMap if pipeline_of(model) is None else StageLayers).from_model(model, rules)
+    return (LayerMap if pipeline_of(model) is None else StageLayers).from_model(model, rules, granularity)
 
 
 def gathered(value: Any) -> list[Any]:
@@ -34,13 +35,13 @@ class StageLayers(LayerMap):
     """
 
     @classmethod
-    def from_model(cls, model: Any, rules: Any = None) -> "StageLayers":
+    def from_model(cls, model: Any, rules: Any = None, granularity: Granularity = "block") -> "StageLayers":
         """Map the parameters of a stage, by the names of the whole model; all stages must call it at once."""
         trained = {param.name: param for param in model.parameters()}
         own = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}
         shared = {key: own[tensor] for key, tensor in _shared(pipeline_of(model)).items()}
         stages = gathered((list(own.values()), shared))
-        whole = LayerMap.from_names(dict.fromkeys(name for names, _ in stages for name in names), rules)
+        whole = LayerMap.from_names(dict.fromkeys(name for names, _ in stages for name in names), rules, granularity)
         layers = {name: whole.layer_of(name) for name in whole.names}
         for key in {key for _, shared in stages for key in shared}:
             names = [shared[key] for _, shared in stages if key in shared]
@@ -71,8 +72,10 @@ def _shared(pipeline: Any) -> dict[str, str]:
 def _added(first: Any, second: Any) -> Any:
     """Return the row of a layer of which two stages hold a part."""
     ends = {}
-    for field in ("ratio", "learning_rate", "peak_learning_rate"):
+    for field in ("ratio", "learning_rate", "peak_learning_rate", "multiplier"):
         both = [getattr(row, field) for row in (first, second)]
+        if field == "multiplier" and any(both):
+            both = [ends_of_one or (1.0, 1.0) for ends_of_one in both]
         ends[field] = None if None in both else (min(low for low, _ in both), max(high for _, high in both))
     counts = {field: getattr(first, field) + getattr(second, field) for field in ("tensors", "elements", "frozen")}
     decayed = None if None in (first.decayed, second.decayed) else first.decayed + second.decayed

@@ -99,6 +99,14 @@ def rule(name, decay):
     return decay ** (BLOCKS + 1) if re.search("embed|cls_token", name) else 1.0
 
 
+def linear(name):
+    """Return ERNIEKit's ratio for `layerwise_lr_decay_bound` 0.2, written down by hand."""
+    block = re.search(r"encoder\.layers\.(\d+)", name)
+    if block:
+        return 0.2 + 0.8 * int(block.group(1)) / (BLOCKS + 2)
+    return 0.2 if "embed" in name else 1.0
+
+
 def first_adam_step(moves, ratio, lr, weight_decay, eps=1e-8):
     """Check AdamW's first step: lr (sign(g), nearly, + wd p) times the ratio, of every parameter."""
     for name, param, start, grad, move in moves:
@@ -235,6 +243,7 @@ CHECKS = {
     "PaddleNLP AdamWDL 1": adamw(),
     "PaddleNLP AdamWDL 2": adamw("vit"),
     "PaddleNLP scripts with lr_ratio 1": adamw(weight_decay=of_those(lambda model, names: names["decay_params"], 0.01)),
+    "ERNIEKit 1": adamw(weight_decay=of_those(of_weights, 0.1), ratio=linear),
     "PaddleNLP's Trainer with a group for each parameter 1": adamw(weight_decay=of_those(of_weights, 0.01)),
     "PaddleNLP's Trainer with a group for each parameter 2": adamw(
         ratio=lambda name: 0.8 if "encoder" in name else 1.0

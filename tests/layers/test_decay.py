@@ -1,10 +1,13 @@
 """LayerDecay: its conventions against the peers' own numbers, its limits, and options that have no effect."""
 
+import json
 import pickle
+import re
 
 import pytest
 
 from paddle_ldopt import LayerDecay
+from paddle_ldopt.layers.decay import OPTIONS
 
 # layer ids 0 .. 5 of four blocks at decay 0.5, from the sources themselves
 CONVENTIONS = {
@@ -15,13 +18,18 @@ CONVENTIONS = {
     "electra": [0.5**6, 0.5**5, 0.5**4, 0.5**3, 0.5**2, 1.0],
     # xlnet, model_utils.py: d^(n-1-l) for layer l, every other variable untouched
     "xlnet": [1.0, 0.5**3, 0.5**2, 0.5, 1.0, 1.0],
+    # ERNIEKit, vl_sft/pretraining_trainer.py, vit_lr_ratio: d^(n-1-l) for block l, all before the blocks as block 0
+    "ernie_vl": [0.5**3, 0.5**3, 0.5**2, 0.5, 1.0, 1.0],
+    # ERNIEKit, erniekit/train/dpo/trainer.py: depth 0 for embeddings, i for block i, n + 2 for norm and head
+    "linear": [0.5, 0.5, *(0.5 + i / 6 * (1 - 0.5) for i in (1, 2, 3)), 1.0],
 }
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_conventions(convention):
-    rule = LayerDecay(0.5, convention)
-    assert [rule.ratio(i, 4) for i in range(6)] == CONVENTIONS[convention]
+    options = {"bound": 0.5} if convention == "linear" else {"layerwise_decay": 0.5}
+    decay = LayerDecay(convention=convention, **options)
+    assert [decay.ratio(i, 4) for i in range(6)] == CONVENTIONS[convention]
 
 
 def test_decay_1_is_uniform():
@@ -43,7 +51,11 @@ def test_floor_head_and_freezing():
         ({"layerwise_decay": -0.1}, ValueError, "Received: layerwise_decay=-0.1"),
         ({"layerwise_decay": 1.01}, ValueError, "Received: layerwise_decay=1.01"),
         ({"layerwise_decay": None}, TypeError, "Received: layerwise_decay=None"),
-        ({"convention": "beit2"}, ValueError, "'paddlenlp', 'electra', 'xlnet'. Received: convention='beit2'"),
+        (
+            {"convention": "beit2"},
+            ValueError,
+            "'paddlenlp', 'electra', 'xlnet', 'ernie_vl', 'linear'. Received: convention='beit2'",
+        ),
         ({"convention": ["xlnet"]}, ValueError, "Received: convention="),
         ({"min_ratio": -0.1}, ValueError, "Received: min_ratio=-0.1"),
         ({"min_ratio": 1.1}, ValueError, r"must be in \[0, 1\]. Received: min_ratio=1.1"),
@@ -59,6 +71,29 @@ def test_floor_head_and_freezing():
         ),
         ({"layerwise_decay": 1, "min_ratio": 0.1}, ValueError, "Received: min_ratio=0.1"),
         ({"layerwise_decay": 1, "freeze_below": 0.1}, ValueError, "Received: freeze_below=0.1"),
+        ({"convention": "linear"}, ValueError, "`layerwise_decay` has no effect with a linear decay"),
+        ({"layerwise_decay": 1, "convention": "linear"}, ValueError, "needs `bound` below 1. Received: bound=1.0"),
+        ({"layerwise_decay": 1, "convention": "linear", "bound": 0.5, "end": 0.5}, ValueError, "Received: end=0.5"),
+        ({"layerwise_decay": 1, "convention": "linear", "bound": 0.5, "min_ratio": 0.5}, ValueError, "min_ratio=0.5"),
+        ({"bound": 0.5}, ValueError, "`bound` has no effect unless `convention` is 'linear'. Received: bound=0.5"),
+        ({"bound": 0}, ValueError, r"must be in \(0, 1\]. Received: bound=0"),
+        ({"scale": 0}, ValueError, "Received: scale=0"),
+        ({"scale": 2, "preserve_mean": True}, ValueError, "beside `preserve_mean`, which divides by it again"),
+        ({"end": 0.8}, ValueError, "if the decay has this value from the beginning. Received: end=0.8"),
+        ({"end": 1, "freeze_below": 0.1}, ValueError, "exclude each other: frozen layers stay frozen"),
+        ({"steps": 10}, ValueError, "`steps` has no effect without `end`. Received: steps=10"),
+        ({"end": 1.0, "steps": 0}, ValueError, "must be at least 1. Received: steps=0"),
+        ({"preserve_mean": 1}, TypeError, "must be a bool. Received: preserve_mean=1"),
+        ({"layerwise_decay": 1, "preserve_mean": True}, ValueError, "`preserve_mean` has no effect while"),
+        ({"towers": {}}, TypeError, "`towers` must be a dict from the names of towers to decays"),
+        ({"towers": {"vision": 2}}, ValueError, "Received: layerwise_decay=2"),
+        ({"towers": {"vision": 0.8}}, ValueError, "no effect if its decay is that of the rest. Received: vision=0.8"),
+        ({"towers": {"vision": {"decay": 0.5}}}, ValueError, "'decay' is no option of LayerDecay; the nearest"),
+        ({"towers": {"v": LayerDecay(0.5, preserve_mean=True)}}, ValueError, "`preserve_mean` is for the whole model"),
+        ({"multipliers": ["crf"]}, TypeError, "must be a dict from regular expressions to factors"),
+        ({"multipliers": {"(": 2}}, ValueError, "must map regular expressions .*Received: pattern='\\('"),
+        ({"multipliers": {"crf": 1}}, ValueError, "A factor of 1 in `multipliers` has no effect"),
+        ({"multipliers": {"crf": -1}}, ValueError, "Received: multipliers=-1"),
         ({"min_ratio": 0.2, "freeze_below": 0.3}, ValueError, "exclude each other: .*min_ratio=0.2, freeze_below=0.3"),
     ],
 )
@@ -67,6 +102,16 @@ def test_bad_values(arguments, error, match):
         LayerDecay(**{"layerwise_decay": 0.8, **arguments})
 
 
-def test_rules_are_picklable():
-    rule = LayerDecay(0.7, "electra", 0.1, 2.0)
-    assert pickle.loads(pickle.dumps(rule)) == rule
+def test_decays_are_picklable_hashable_and_held_by_json():
+    tower = LayerDecay(0.6, scale=0.1, end=1.0)
+    whole = LayerDecay(0.7, "electra", 0.1, 2.0, steps=9, towers={"v": tower, "t": 0.5}, multipliers={"crf": 10})
+    for decay in (LayerDecay(0.7, "electra", 0.1, 2.0), whole):
+        assert pickle.loads(pickle.dumps(decay)) == decay and len({decay, LayerDecay(**decay.to_dict())}) == 1
+        assert LayerDecay(**json.loads(json.dumps(decay.to_dict()))) == decay
+    assert whole.moves and not LayerDecay(0.7).moves
+    assert whole.to_dict()["towers"] == {"v": {"layerwise_decay": 0.6, "scale": 0.1, "end": 1.0}, "t": 0.5}
+
+
+def test_the_docstring_names_every_option():
+    arguments = LayerDecay.__doc__.partition("Args:")[2].partition("Raises:")[0]
+    assert re.findall(r"^        (\w+)(?: \(dict\))?: ", arguments, re.M) == list(OPTIONS)

@@ -510,7 +510,7 @@ def test_config_keeps_everything():
         "parameters",
         "common",
     }
-    objects = {"grad_clip", "set_param_lr_fun", "name_dict", "layers"}
+    objects = {"grad_clip", "set_param_lr_fun", "name_dict", "layers", "lr_ratio"}
     assert set(given) == every - objects, "an argument that the configuration forgets"
 
 

@@ -584,8 +584,7 @@ OTHER = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
             "adamwdl",
             "own",
             {"layerwise_lr_decay": 0.8},
-            "layerwise_decay=0.8, convention='paddlenlp', min_ratio=0.0, head_ratio=1.0, freeze_below=0.0), and AdamWDL"
-            " with LayerDecay(layerwise_decay=0.5",
+            "and AdamWDL with LayerDecay(layerwise_decay=0.5, convention='paddlenlp', min_ratio=0.0",
         ),
     ],
 )

@@ -204,7 +204,8 @@ def test_resume_from_a_checkpoint_of_version_0_1(tmp_path):
     settings = {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": '{"num_cycles": 1.5}', "warmup_steps": 3}
     resumed = trainer_run.run(tmp_path, max_steps=14, resume=str(OLD / "checkpoint-10"), **settings)
     with np.load(OLD / "final.npz") as final:
-        assert common.same(common.weights(resumed.model), dict(final)), "another processor may round in another way"
+        for name, value in common.weights(resumed.model).items():  # equal bits on the processor that wrote it
+            np.testing.assert_allclose(value, final[name], rtol=0.0, atol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("form", FORMATS)

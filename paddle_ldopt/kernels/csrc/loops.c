@@ -254,6 +254,138 @@ HIDDEN CLONES void factored_step(float *restrict p, const float *restrict x, con
     }
 }
 
+/* ---- Adafactor and CAME: matrices of few columns
+
+   A loop over one short row costs more than its arithmetic. So the factors of several rows are laid out like the rows,
+   and each loop goes over all of their elements. Where rows are told apart, a row is read and written as quads of numbers:
+   what is written behind its end is overwritten by the next row, and what is read there is not used. */
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float quad __attribute__((vector_size(16)));
+typedef int32_t choice __attribute__((vector_size(16)));
+
+#ifdef __clang__
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (choice){__VA_ARGS__})
+#endif
+
+/* Call one of eight copies of a function: its last argument, how many quads a row has, is a constant in each. */
+#define BY_QUADS(function, ...)                    \
+    switch ((cols + 3) / 4) {                      \
+    case 1: function(__VA_ARGS__, 1); break;       \
+    case 2: function(__VA_ARGS__, 2); break;       \
+    case 3: function(__VA_ARGS__, 3); break;       \
+    case 4: function(__VA_ARGS__, 4); break;       \
+    case 5: function(__VA_ARGS__, 5); break;       \
+    case 6: function(__VA_ARGS__, 6); break;       \
+    case 7: function(__VA_ARGS__, 7); break;       \
+    default: function(__VA_ARGS__, 8);             \
+    }
+
+INLINE quad load(const float *x)
+{
+    quad loaded;
+    memcpy(&loaded, x, sizeof loaded);
+    return loaded;
+}
+
+INLINE void store(float *x, quad stored) { memcpy(x, &stored, sizeof stored); }
+
+INLINE void spread_quads(float *restrict factor, const float *restrict row, const float *restrict col, int64_t rows,
+                         int64_t cols, const int quads)
+{
+    float padded[LANES] = {0};
+    quad wide[LANES / 4];
+    memcpy(padded, col, (size_t)cols * sizeof *col);
+    for (int k = 0; k < quads; k++) wide[k] = load(padded + 4 * k);
+    for (int64_t i = 0; i < rows; i++, factor += cols)
+        for (int k = 0; k < quads; k++) store(factor + 4 * k, row[i] * wide[k]);
+}
+
+HIDDEN CLONES void spread(float *restrict factor, const float *restrict row, const float *restrict col, int64_t rows,
+                          int64_t cols)
+{
+    BY_QUADS(spread_quads, factor, row, col, rows, cols)
+}
+
+/* Add a row to the sums of the columns, return four partial sums of it; `last`: what of its last quad is the row's. */
+INLINE quad add_row(const float *row, quad *down, choice last, const int quads)
+{
+    quad sum = (quad)((choice)load(row + 4 * quads - 4) & last);
+    for (int k = 0; k < quads; k++) down[k] += load(row + 4 * k);
+    for (int k = 0; k < quads - 1; k++) sum += load(row + 4 * k);
+    return sum;
+}
+
+INLINE void sum_quads(const float *restrict squares, int64_t rows, int64_t cols, float *restrict row_sums,
+                      float *restrict col_sums, const int quads)
+{
+    float padded[LANES] = {0};
+    quad down[LANES / 4];
+    choice last = {-1, cols > 4 * quads - 3 ? -1 : 0, cols > 4 * quads - 2 ? -1 : 0, cols > 4 * quads - 1 ? -1 : 0};
+    int64_t i = 0;
+    memcpy(padded, col_sums, (size_t)cols * sizeof *col_sums);
+    for (int k = 0; k < quads; k++) down[k] = load(padded + 4 * k);
+    for (; i + 4 <= rows; i += 4, squares += 4 * cols) {
+        quad a = add_row(squares, down, last, quads), b = add_row(squares + cols, down, last, quads),
+             c = add_row(squares + 2 * cols, down, last, quads), d = add_row(squares + 3 * cols, down, last, quads);
+        quad ab = PICK(a, b, 0, 4, 1, 5) + PICK(a, b, 2, 6, 3, 7), cd = PICK(c, d, 0, 4, 1, 5) + PICK(c, d, 2, 6, 3, 7);
+        store(row_sums + i, PICK(ab, cd, 0, 1, 4, 5) + PICK(ab, cd, 2, 3, 6, 7));
+    }
+    for (; i < rows; i++, squares += cols) {
+        quad a = add_row(squares, down, last, quads);
+        row_sums[i] = (a[0] + a[2]) + (a[1] + a[3]);
+    }
+    for (int k = 0; k < quads; k++) store(padded + 4 * k, down[k]);
+    memcpy(col_sums, padded, (size_t)cols * sizeof *col_sums);
+}
+
+HIDDEN CLONES void short_rows_sums(const float *restrict squares, int64_t rows, int64_t cols, float *restrict row_sums,
+                                   float *restrict col_sums)
+{
+    BY_QUADS(sum_quads, squares, rows, cols, row_sums, col_sums)
+}
+
+HIDDEN CLONES void squares(float *restrict out, const float *restrict g, float scale, int64_t n)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) out[i] = (g[i] * scale) * (g[i] * scale);
+}
+
+HIDDEN CLONES double spread_square_sum(const float *restrict g, const float *restrict factor, int64_t n)
+{
+    float lane[LANES] = {0};
+    FOR_LANES(n, float u = g[j] * factor[j]; lane[l] += u * u;);
+    return total(lane, n);
+}
+
+HIDDEN CLONES void spread_average(float *restrict m, const float *restrict g, const float *restrict factor, float beta,
+                                  float rest, float scale, int64_t n)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) m[i] = beta * m[i] + rest * (g[i] * factor[i] * scale);
+}
+
+HIDDEN CLONES void spread_came_average(float *restrict m, const float *restrict g, const float *restrict factor,
+                                       float beta, float rest, float scale, int64_t n, float *restrict squares)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        float u = g[i] * factor[i] * scale;
+        m[i] = beta * m[i] + rest * u;
+        squares[i] = (u - m[i]) * (u - m[i]);
+    }
+}
+
+HIDDEN CLONES void spread_step(float *restrict p, const float *restrict x, const float *restrict factor, float decay,
+                               float rate, int64_t n)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) p[i] = p[i] - decay * p[i] - x[i] * factor[i] * rate;
+}
+
 /* ---- Adafactor and CAME: vectors. Scaled first: clipping makes 0 of a gradient whose quotient would be inf */
 
 HIDDEN CLONES double second_moment(float *restrict s, const float *restrict g, float scale, float beta, float rest,

@@ -45,6 +45,20 @@ void came_average(float *restrict m, const float *restrict g, const float *restr
 void factored_step(float *restrict p, const float *restrict x, const float *restrict row, const float *restrict col,
                    float decay, float rate, int64_t rows, int64_t cols, int64_t stride);
 
+/* Of rows of at most LANES columns, one after the other in memory: what is said above of a row holds of n elements, with
+   `factor` for the products of rows and columns. `factor` and `squares` have room for LANES more elements. */
+void spread(float *restrict factor, const float *restrict row, const float *restrict col, int64_t rows, int64_t cols);
+void short_rows_sums(const float *restrict squares, int64_t rows, int64_t cols, float *restrict row_sums,
+                     float *restrict col_sums);
+void squares(float *restrict out, const float *restrict g, float scale, int64_t n);
+double spread_square_sum(const float *restrict g, const float *restrict factor, int64_t n);
+void spread_average(float *restrict m, const float *restrict g, const float *restrict factor, float beta, float rest,
+                    float scale, int64_t n);
+void spread_came_average(float *restrict m, const float *restrict g, const float *restrict factor, float beta,
+                         float rest, float scale, int64_t n, float *restrict squares);
+void spread_step(float *restrict p, const float *restrict x, const float *restrict factor, float decay, float rate,
+                 int64_t n);
+
 /* Of vectors, whose second moment s is not factored. */
 double second_moment(float *restrict s, const float *restrict g, float scale, float beta, float rest, float eps,
                      int64_t n);

@@ -331,6 +331,60 @@ static void run_rows(const struct work *w, int pass, struct part x, struct stage
     }
 }
 
+/* ---- the same of matrices of few columns: several rows at once, which lie one after the other */
+
+static int is_narrow(const struct tensor *t) { return t->cols <= LANES; }
+
+static void update_short_rows(const struct work *w, const float *g, float *p, struct part x, struct stage *s)
+{
+    const struct tensor *t = w->t;
+    int64_t n = x.rows * x.cols;
+    int averages = t->rule == ADAFACTOR || t->moment_type != FLOAT32;
+    float *m = has(t, MOMENTUM) ? open_momentum(t, x.at, n, s) : NULL;
+    if (!m || averages) spread(s->factor, x.row, x.col, x.rows, x.cols);
+    if (!m) {
+        spread_step(p, g, s->factor, w->decay, w->rate * w->scale1, n);
+        return;
+    }
+    if (averages) spread_average(m, g, s->factor, w->beta1, w->rest1, w->scale1, n);
+    if (t->rule == ADAFACTOR) {
+        plain_step(p, m, w->decay, w->rate, n);
+    } else {
+        spread(s->factor, x.row_confidence, x.col_confidence, x.rows, x.cols);
+        spread_step(p, m, s->factor, w->decay, w->rate, n);
+    }
+    close_momentum(t, x.at, n, m);
+}
+
+static void run_short_rows(const struct work *w, int pass, struct part x, struct stage *s, double *sums)
+{
+    const struct tensor *t = w->t;
+    int64_t n = x.rows * x.cols;
+    const float *g = read_chunk(t->grad, t->grad_type, x.at, n, s->grad);
+    float *p;
+    switch (pass) {
+    case MATRIX_SUMS:
+        squares(s->square, g, w->grad_scale, n);
+        short_rows_sums(s->square, x.rows, x.cols, x.row_sums, x.col_sums);
+        if (has(t, SCALE_PARAMETER)) sums[1] += param_square_sum(t, x.at, n, s);
+        break;
+    case MATRIX_RMS:
+        spread(s->factor, x.row, x.col, x.rows, x.cols);
+        sums[0] += spread_square_sum(g, s->factor, n);
+        break;
+    case MATRIX_MOMENTUM:
+        spread(s->factor, x.row, x.col, x.rows, x.cols);
+        spread_came_average(open_momentum(t, x.at, n, s), g, s->factor, w->beta1, w->rest1, w->scale1, n, s->square);
+        short_rows_sums(s->square, x.rows, x.cols, x.row_sums, x.col_sums);
+        break;
+    case MATRIX_UPDATE:
+        p = open_param(t, x.at, n, s);
+        update_short_rows(w, g, p, x, s);
+        close_param(t, x.at, n, p);
+        break;
+    }
+}
+
 static void run_matrix(const struct work *w, int pass, int64_t tile, struct stage *s)
 {
     const struct tensor *t = w->t;
@@ -338,19 +392,21 @@ static void run_matrix(const struct work *w, int pass, int64_t tile, struct stag
             col_tile = tile % w->col_tiles, from = tile / per_batch * w->tile_batch,
             to = smaller(t->batch, from + w->tile_batch), row = row_tile * w->tile_rows, col = col_tile * w->tile_cols,
             rows = smaller(w->tile_rows, t->rows - row), cols = smaller(w->tile_cols, t->cols - col);
-    /* a buffer holds one row */
     int buffered = t->param_type != FLOAT32 || t->grad_type != FLOAT32 || t->moment_type != FLOAT32 || t->copy;
-    int64_t at_once = buffered ? 1 : rows;
+    int64_t at_once = is_narrow(t) ? FEW / cols : buffered ? 1 : rows; /* a buffer holds FEW elements, or one row */
     double *sums = w->sums + 2 * tile;
     sums[0] = sums[1] = 0;
     for (int64_t b = from; b < to; b++) {
         float *col_sums = w->col_part + (row_tile * t->batch + b) * t->cols + col;
         if (pass == MATRIX_SUMS || pass == MATRIX_MOMENTUM) memset(col_sums, 0, (size_t)cols * sizeof *col_sums);
         for (int64_t i = row; i < row + rows; i += at_once) {
-            int64_t r = b * t->rows + i, c = b * t->cols + col;
-            struct part x = {r * t->cols + col, at_once, cols, t->cols, w->row + r, w->col + c, w->row_confidence + r,
+            int64_t r = b * t->rows + i, c = b * t->cols + col, some = smaller(at_once, row + rows - i);
+            struct part x = {r * t->cols + col, some, cols, t->cols, w->row + r, w->col + c, w->row_confidence + r,
                              w->col_confidence + c, w->row_part + col_tile * t->batch * t->rows + r, col_sums};
-            run_rows(w, pass, x, s, sums);
+            if (is_narrow(t))
+                run_short_rows(w, pass, x, s, sums);
+            else
+                run_rows(w, pass, x, s, sums);
         }
     }
 }
@@ -394,7 +450,7 @@ static void factor(const struct work *w, float *row_state, float *col_state, flo
     inverse_roots(col, cols);
     for (int64_t b = 0; b < t->batch; b++) {
         double mean = 0;
-        for (int64_t i = 0; i < t->rows; i++) mean += row_state[b * t->rows + i];
+        for (int64_t i = 0; i < t->rows; i += CHUNK) mean += sum(row_state + b * t->rows + i, smaller(CHUNK, t->rows - i));
         /* not a root of row / mean, which may be denormal for a row without a gradient, and so 0 here */
         float root = (float)sqrt(mean / (double)t->rows) * scale;
         for (int64_t i = b * t->rows; i < (b + 1) * t->rows; i++) row[i] *= root;

@@ -6,6 +6,7 @@
 
 enum { LANES = 32 };    /* partial sums of every inner loop: fixed, so that a sum is the same on every machine */
 enum { CHUNK = 4096 };  /* most elements of one inner loop: what a thread's staging buffers hold */
+enum { FEW = 1024 };    /* most elements of one inner loop over several rows */
 enum { TILE = 32768 };  /* elements of a tile, the unit of work of one thread, about */
 
 enum dtype { FLOAT32, BFLOAT16, FLOAT16 };
@@ -54,8 +55,9 @@ struct work {
     double *sums;                           /* two for each tile */
 };
 
+/* A thread's buffers. The last two are for matrices of few columns, see loops.c: factors and squares of a few rows. */
 struct stage {
-    float grad[CHUNK], param[CHUNK], moment[CHUNK];
+    float grad[CHUNK], param[CHUNK], moment[CHUNK], factor[FEW + LANES], square[FEW + LANES];
 };
 
 static inline int64_t elements(const struct tensor *t) { return t->batch * t->rows * t->cols; }

@@ -27,7 +27,7 @@ _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
 # The layer-wise arguments that all optimizers take, with their defaults; `AdamWDL` documents them.
 LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_param_lr_fun": layerwise_lr_decay}
-LAYERWISE.update(name_dict=None, layers=None)
+LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
 
 class DeclaredMixin(_Base):

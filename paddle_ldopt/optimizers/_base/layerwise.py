@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 
 import paddle
 
-from ..._checks import checked_int
+from ..._checks import checked_int, one_of_two
 from ..._messages import refusal, wrong_type
 from ..._paddle import flatten_groups, groups_by_name, parameters_of, sharding_setting, weight_decay_fun_is_replaced
 from ...layers.paddlenlp_hook import N_LAYERS, adapt_hook, check_decay, check_documented_hook, layerwise_lr_decay
@@ -52,9 +52,11 @@ class LayerwiseMixin(_Base):
         set_param_lr_fun: Any,
         name_dict: Any,
         layers: Any,
+        lr_ratio: Any = None,
         apply_decay_param_fun: Optional[Callable[[str], Any]] = None,
     ) -> None:
         """Check the layer-wise arguments of a constructor against its parameters, None in a static graph; keep them."""
+        set_param_lr_fun = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
         self.layerwise_decay, self.n_layers, self.set_param_lr_fun = layerwise_decay, n_layers, set_param_lr_fun
         params = None if parameters is None else flatten_groups(parameters)
         if params is not None and all(p.stop_gradient for p in params):

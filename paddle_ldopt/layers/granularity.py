@@ -1,0 +1,58 @@
+"""The argument `granularity` of `LayerMap`: several blocks as one layer."""
+
+import bisect
+import dataclasses
+from typing import Any, Union
+
+from .._checks import checked_int
+from .._messages import refusal
+
+Granularity = Union[str, int]
+
+
+def checked_granularity(value: Any, name: str = "granularity") -> Granularity:
+    """Return "block", "stage" or a number of groups from 1, which a string may hold, raise otherwise."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, str):
+        if value in ("block", "stage"):
+            return value
+        raise refusal(ValueError, f"`{name}` must be 'block', 'stage' or a number of groups.", **{name: value})
+    return checked_int(value, name, 1, "'block', 'stage' or a number of groups")
+
+
+def grouped(
+    layers: dict[str, Any], depths: dict[str, int], stages: dict[str, list[int]], granularity: Granularity
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return name -> Layer and tower -> depth with several blocks as one layer; raise if that changes nothing.
+
+    `stages` has the number of the first block of each stage, for towers of stages. Other towers stay as they are, with
+    a number of groups those that are not deeper.
+    """
+    if granularity == "block":
+        return layers, depths
+    every = {**{layer.tower: layer.depth for layer in layers.values()}, **depths}
+    if isinstance(granularity, int):
+        count = granularity
+        firsts = {t: [-(-i * depth // count) for i in range(count)] for t, depth in every.items() if depth > count}
+    else:
+        firsts = stages
+    if not firsts:
+        known = ", ".join(f"{tower or 'the model'}: {depth} blocks" for tower, depth in every.items())
+        why = "the model has no tower of stages" if granularity == "stage" else f"no tower has more blocks ({known})"
+        raise refusal(ValueError, f"`granularity` has no effect: {why}.", granularity=granularity)
+    new = {tower: len(firsts[tower]) if tower in firsts else depth for tower, depth in every.items()}
+    if "" in new and "" not in firsts:  # parameters of several towers count by the deepest
+        new[""] = max([depth for tower, depth in new.items() if tower] or [new[""]])
+    kind = "stage" if granularity == "stage" else "group"
+
+    def moved(layer: Any) -> Any:
+        index = layer.index
+        if index > layer.depth:
+            index = new[layer.tower] + 1
+        elif index and layer.tower in firsts:
+            index = bisect.bisect_right(firsts[layer.tower], index - 1)
+        is_grouped = layer.tower in firsts
+        return dataclasses.replace(layer, index=index, depth=new[layer.tower], kind=kind if is_grouped else layer.kind)
+
+    return {name: moved(layer) for name, layer in layers.items()}, {tower: new[tower] for tower in depths}

@@ -1,0 +1,89 @@
+"""The ratio of each parameter of a model: what a `LayerDecay` makes of a `LayerMap`."""
+
+import copy
+import re
+from collections.abc import Iterable
+from typing import Any, Optional
+
+from .._messages import refusal, some
+from .decay import LayerDecay, mean_of
+
+
+class LayerRatios:
+    """The function parameter -> ratio of its learning rate that a `LayerMap` and a decay make.
+
+    Raise ValueError if the decay has a tower without blocks in the map, or a multiplier that matches no parameter.
+    """
+
+    is_constant = True  # a step may keep the ratios
+
+    def __init__(self, layers: Any, decay: LayerDecay) -> None:
+        self.layers, self.decay = layers, decay
+        self._towers = _towers_by_name(layers, decay.towers or {})
+        self.multipliers = _multipliers_by_name(layers.names, decay.multipliers or {})
+        self._now: dict[str, float] = self._ratios(0.0)
+        self._latest = (0.0, self)
+
+    def __call__(self, param: Any) -> float:
+        """Return the ratio of a parameter."""
+        return self._now[self.layers.name_of(param.name)]
+
+    def __deepcopy__(self, memo: Any) -> "LayerRatios":
+        return self  # a copied optimizer shares the map, which holds the model's parameters
+
+    def of(self, name: str) -> float:
+        """Return the ratio of a parameter by its structured name."""
+        return self._now[name]
+
+    def multiplier_of(self, param: Any) -> float:
+        """Return the product of the decay's `multipliers` that is in the ratio of a parameter."""
+        return self.multipliers.get(self.layers.name_of(param.name), 1.0)
+
+    def at(self, progress: float) -> "LayerRatios":
+        """Return the ratios when the share `progress` of the training is over; they differ if the decay moves."""
+        if not self.decay.moves:
+            return self
+        if self._latest[0] != progress:
+            moved = copy.copy(self)
+            moved._now = self._ratios(progress)
+            self._latest = (progress, moved)
+        return self._latest[1]
+
+    def _ratios(self, progress: float) -> dict[str, float]:
+        """Return structured name -> ratio."""
+        places = {name: (self.layers.layer_of(name), self._towers[name]) for name in self.layers.names}
+        decays: dict[Optional[str], LayerDecay] = {None: self.decay}
+        decays.update(self.decay.towers or {})
+        own = {(at, tower): decays[tower].own_ratio(at.index, at.depth, progress) for at, tower in set(places.values())}
+        mean = mean_of(ratio for (at, _), ratio in own.items() if at.is_block) if self.decay.preserve_mean else 1.0
+        return {name: own[place] * self.multipliers.get(name, 1.0) / mean for name, place in places.items()}
+
+
+def _towers_by_name(layers: Any, towers: Iterable[str]) -> dict[str, Optional[str]]:
+    """Return structured name -> the tower of the decay that the parameter is in, None outside of all of them.
+
+    Of several that its name holds it is in the outermost, and of those in the longest.
+    """
+    patterns = {tower: re.compile(rf"(^|\.){re.escape(tower)}\.") for tower in towers}
+    found: dict[str, Optional[str]] = {}
+    for name in layers.names:
+        matches = {tower: pattern.search(name) for tower, pattern in patterns.items()}
+        at = [(match.start(), -len(tower), tower) for tower, match in matches.items() if match]
+        found[name] = min(at)[2] if at else None
+    for tower in patterns.keys() - {found[name] for name in layers.names if layers.layer_of(name).is_block}:
+        problem = f"No block of the model is in a part of this name (its stacks are {some(layers.towers)})"
+        raise refusal(ValueError, f"{problem}: use `multipliers` for parts without blocks.", towers=tower)
+    return found
+
+
+def _multipliers_by_name(names: list[str], multipliers: dict[str, float]) -> dict[str, float]:
+    """Return structured name -> the product of the factors whose patterns match it, for names that one matches."""
+    found: dict[str, float] = {}
+    for pattern, factor in multipliers.items():
+        matched = list(filter(re.compile(pattern).search, names))
+        if not matched:
+            problem = f"A pattern of `multipliers` matches none of the parameters [{some(names, 8)}]."
+            raise refusal(ValueError, problem, pattern=pattern)
+        for name in matched:
+            found[name] = found.get(name, 1.0) * factor
+    return found

@@ -1,0 +1,90 @@
+"""The arguments for layer-wise rates that ERNIEKit and PaddleFormers have of their own, as options of `LayerDecay`.
+
+ERNIEKit turns them into the `lr_ratio` of Paddle's AdamW, which Paddle refuses on a CPU. The numbers here are those of
+its trainers (erniekit/train/dpo/trainer.py, erniekit/train/vl_sft/pretraining_trainer.py).
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from .._checks import checked_number
+from .._messages import refusal
+from ..layers.decay import OPTIONS, LayerDecay
+from ..layers.map import LayerMap
+
+_GATE = r"^ernie\.layers\.0\.mlp\.gate\.weight$"
+# argument -> its value that asks for nothing, and the options of `LayerDecay` that say the same
+_ARGUMENTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "layerwise_lr_decay_bound": (1.0, ("layerwise_decay", "convention", "bound", "end", "min_ratio")),
+    "vit_lr_ratio": (None, ("towers",)),
+    "visual_ld": (None, ("towers",)),  # another name for it, if that is not given
+    "moe_gate_lr_ratio": (None, ("multipliers",)),
+}
+
+
+def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
+    """Return a decay with what ERNIEKit's arguments ask for beside it, the same decay if they ask for nothing.
+
+    - `layerwise_lr_decay_bound`: the convention "linear";
+    - `vit_lr_ratio`: the convention "ernie_vl" of the tower "vision_model";
+    - `moe_gate_lr_ratio`: a multiplier of the router in the first block.
+
+    Raise TypeError or ValueError for a value out of range, or one that the decay has an option for already.
+    """
+    asked = _asked(args)
+    for argument, value in asked.items():
+        for option in _ARGUMENTS[argument][1]:
+            own = getattr(decay, option)
+            if own != OPTIONS[option].default:
+                twice = f"`{argument}` and the option `{option}` of the layer-wise decay exclude each other."
+                raise refusal(ValueError, twice, **{argument: value, option: own})
+    options: dict[str, Any] = {}
+    if "layerwise_lr_decay_bound" in asked:
+        options.update(convention="linear", bound=asked["layerwise_lr_decay_bound"])
+    vision = asked.get("vit_lr_ratio", asked.get("visual_ld"))
+    if vision is not None:
+        options["towers"] = {"vision_model": LayerDecay(vision, "ernie_vl")}
+    if "moe_gate_lr_ratio" in asked:
+        options["multipliers"] = {_GATE: asked["moe_gate_lr_ratio"]}
+    return dataclasses.replace(decay, **options) if options else decay
+
+
+def check_router(args: Any, layers: LayerMap) -> None:
+    """Raise ValueError if `moe_gate_lr_ratio` would have no effect, because ERNIEKit gives it to one router alone."""
+    gate = _asked(args).get("moe_gate_lr_ratio")
+    if gate is not None and "ernie.layers.0.mlp.gate.weight" not in layers.names:
+        problem = (
+            "ERNIEKit gives `moe_gate_lr_ratio` to 'ernie.layers.0.mlp.gate.weight' alone, which the model does not "
+            "have: leave it out, or name the routers by `layerwise_multipliers`, such as "
+            "'{\"mlp\\\\.gate\\\\.weight\": 0.01}'."
+        )
+        raise refusal(ValueError, problem, moe_gate_lr_ratio=gate)
+
+
+@contextlib.contextmanager
+def left_to_us(args: Any) -> Iterator[None]:
+    """Let the arguments ask for nothing, so that ERNIEKit's `create_optimizer` gives Paddle's AdamW no `lr_ratio`."""
+    before = {name: getattr(args, name) for name in _ARGUMENTS if hasattr(args, name)}
+    try:
+        for name in before:
+            setattr(args, name, _ARGUMENTS[name][0])
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(args, name, value)
+
+
+def _asked(args: Any) -> dict[str, float]:
+    """Return the arguments that ask for something, with their values."""
+    given = {name: getattr(args, name, None) for name in _ARGUMENTS}
+    if given["vit_lr_ratio"]:
+        del given["visual_ld"]
+    numbers = {}
+    for name, value in given.items():
+        if value is not None:
+            high = math.inf if name == "moe_gate_lr_ratio" else 1.0
+            numbers[name] = checked_number(value, name, 0.0, high, "(]")
+    return {name: number for name, number in numbers.items() if number != 1.0}
