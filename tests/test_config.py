@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import LdoptConfig
-from paddle_ldopt.config import OPTIMIZERS, read_yaml
+from paddle_ldopt.build import OPTIMIZERS
+from paddle_ldopt.config import read_yaml
 from paddle_ldopt.trainer import RunReport
 
 OPTIONS = {  # one option that is no default of each optimizer, and one that a Trainer has a field for

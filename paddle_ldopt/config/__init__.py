@@ -1,7 +1,5 @@
 """All settings of optimizer, layers and schedule in one object; the problems of settings; files of settings."""
 
-from .._messages import tell_all, unknown
-from ..build import OPTIMIZERS
 from .decay import DecaySettings, decay_of, decay_problems, option_of, settings_of, with_decay_settings
 from .files import json_object, read_yaml
 from .problems import option_problems
@@ -9,7 +7,6 @@ from .settings import BUILT_IN, LdoptConfig
 
 __all__ = [
     "BUILT_IN",
-    "OPTIMIZERS",
     "DecaySettings",
     "LdoptConfig",
     "decay_of",
@@ -19,7 +16,5 @@ __all__ = [
     "option_problems",
     "read_yaml",
     "settings_of",
-    "tell_all",
-    "unknown",
     "with_decay_settings",
 ]

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from .._messages import refusal, shown
+from .._messages import refusal, shown, tell_all
 from ..build import OFF
 from ..config import (
     BUILT_IN,
@@ -13,7 +13,6 @@ from ..config import (
     json_object,
     option_problems,
     settings_of,
-    tell_all,
     with_decay_settings,
 )
 from ..layers.decay import LayerDecay

@@ -4,8 +4,8 @@ import functools
 from typing import Any, Optional
 
 from .._paddle import parameters_of, unwrap
-from ..build import OFF
-from ..config import OPTIMIZERS, LdoptConfig, settings_of
+from ..build import OFF, OPTIMIZERS
+from ..config import LdoptConfig, settings_of
 from ..optimizers.registry import REGISTRY
 from .base import name_of
 from .folders import CONFIG, RECORD
