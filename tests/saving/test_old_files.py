@@ -69,5 +69,6 @@ def test_an_old_file_goes_on_bit_by_bit(path):
     report = ldopt.load_optimizer(path, run.optimizer, *model)
     assert report.step == HALF and not report.missing
     train(run, HALF, ALL)
-    tolerance = 0.0 if paddle.__version__.startswith("3.3") else 1e-4  # other versions round Came's means differently
+    same = paddle.__version__.startswith("3.3") and paddle.get_device() == "cpu"
+    tolerance = 0.0 if same else 1e-4  # other versions and devices round Came's means differently
     np.testing.assert_allclose(flat(run), after, rtol=0.0, atol=tolerance)
