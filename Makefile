@@ -14,7 +14,7 @@ PIP = $(PY) -m pip --disable-pip-version-check -q
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install finetune pipeline test test-slow fault test-nlp2 test-formers parity sanitize coverage mutants lint dist bench docs clean
+.PHONY: help install finetune pipeline test test-slow test-gpu fault test-nlp2 test-formers parity sanitize coverage mutants lint dist bench docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -40,6 +40,10 @@ test: $(STAMP) ## Run the tests, style and types included
 
 test-slow: $(STAMP) ## Run the tests that take minutes too
 	$(PY) -m pytest -m "slow or not slow" $(ARGS)
+
+ON_DEVICE = $(addprefix tests/optimizers/test_, golden.py parity.py contracts.py lamb.py came.py adafactor.py adam_weight_decay.py)
+test-gpu: $(STAMP) ## Run the golden, contract, checkpoint and layer-map tests on LDOPT_DEVICE (default: the first GPU)
+	LDOPT_DEVICE=$${LDOPT_DEVICE:-gpu:0} $(PY) -m pytest $(ON_DEVICE) tests/saving tests/layers $(ARGS)
 
 fault: $(STAMP) ## Break it on purpose: kills, full disks, bad numbers and calls, long runs (an hour and more)
 	$(PY) -m pytest -m fault $(ARGS)

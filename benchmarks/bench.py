@@ -27,7 +27,7 @@ from shapes import MODELS, bert_base_shapes, count, matrices, stack
 
 WARM_UP = 2
 FEWEST, LONGEST = 3, 10.0  # rounds after which a pair ends once it has taken so many seconds
-SECTIONS = ("models", "layerwise", "denormal", "growth", "state")
+SECTIONS = ("models", "launches", "layerwise", "denormal", "growth", "state")
 GROWTH = {
     "elements": [matrices(100, n // 100_000, 1000) for n in (10**6, 10**7, 10**8, 3 * 10**8, 10**9)],
     "tensors": [matrices(n, 10**6 // n // 10, 10) for n in (10, 100, 1000, 10000)],
@@ -139,6 +139,30 @@ class Bench:
             rows += [{**key, **row} for row in self.family(optimizer, MODELS[model](), threads, labels)]
         return rows
 
+    def launches(self, optimizers):
+        """Return what a step costs where the arithmetic costs nothing: BERT-base's parameters at a hidden size of 8.
+
+        A GPU's step is limited by how fast operations are launched. Each is measured in turn with Paddle's AdamW.
+        """
+        self.say("-- launches")
+        adamw = ("adamwdl", "paddle.optimizer.AdamW")
+        ours = [(o, label) for o in optimizers for label, row in CONTESTANTS[o].items() if row.in_paddle]
+        rows, shapes = [], bert_base_shapes(hidden=8, vocab=30)
+        with contextlib.ExitStack() as stack_:
+            reference = Process("optimizer", *adamw, threads=1)
+            stack_.callback(reference.close)
+            reference.ask("build", shapes=shapes)
+            for optimizer, label in dict.fromkeys([adamw, *(each for each in ours if each[1] != adamw[1])]):
+                process = Process("optimizer", optimizer, label, threads=1)
+                stack_.callback(process.close)
+                process.ask("build", shapes=shapes)
+                taken = in_turn([reference, process], self.rounds)
+                row = {"label": label, "ms": 1e3 * statistics.median(taken[1]), "path": process.path}
+                rows.append({**row, "ratio": median_ratio(*reversed(taken)), "launches": process.ask("launches")})
+                self.say(f"{label}: {rows[-1]['launches']} operations, {row['ms']:.1f} ms")
+                process.close()
+        return rows
+
     def layerwise(self, threads):
         """Return what a layer-wise decay costs beside AdamW without it, over BERT-base."""
         self.say("-- layer-wise decay")
@@ -236,6 +260,7 @@ def measure(options, say):
     bench = Bench(options.rounds, say)
     sections = {
         "models": lambda: bench.models(options.plan, options.optimizers),
+        "launches": lambda: bench.launches(options.optimizers),
         "layerwise": lambda: bench.layerwise(threads),
         "denormal": lambda: bench.denormal(options.optimizers, threads),
         "growth": lambda: bench.growth(options.optimizers, threads, options.quick),

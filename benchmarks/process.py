@@ -72,6 +72,19 @@ class Worker:
         self.optimizer.step()
         return time.perf_counter() - began
 
+    def launches(self):
+        """Return how many operations of Paddle a step launches, as its profiler counts them."""
+        from paddle import profiler
+
+        with profiler.Profiler(targets=[profiler.ProfilerTarget.CPU], on_trace_ready=lambda trace: None) as trace:
+            self.optimizer.step()
+        ahead, count = list(trace.profiler_result.get_data().values()), 0
+        while ahead:
+            event = ahead.pop()
+            count += event.name.endswith(" kernel launch")
+            ahead += event.children_node
+        return count
+
     def transient(self):
         """Return by how many bytes the resident memory of a step peaks above tensors and state; None if not known."""
         if self.resident is None:

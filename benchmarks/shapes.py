@@ -24,17 +24,17 @@ def _encoder_layer(shapes, prefix, hidden):
     _norm(shapes, f"{prefix}.norm2", hidden)
 
 
-def bert_base_shapes():
-    """Return structured name -> shape of BertModel at its base size, as PaddleNLP names it."""
+def bert_base_shapes(hidden=HIDDEN, vocab=VOCAB):
+    """Return structured name -> shape of BertModel at its base size, or a smaller one, as PaddleNLP names it."""
     shapes = {
-        "embeddings.word_embeddings.weight": [VOCAB, HIDDEN],
-        "embeddings.position_embeddings.weight": [512, HIDDEN],
-        "embeddings.token_type_embeddings.weight": [2, HIDDEN],
+        "embeddings.word_embeddings.weight": [vocab, hidden],
+        "embeddings.position_embeddings.weight": [512, hidden],
+        "embeddings.token_type_embeddings.weight": [2, hidden],
     }
-    _norm(shapes, "embeddings.layer_norm", HIDDEN)
+    _norm(shapes, "embeddings.layer_norm", hidden)
     for i in range(BLOCKS):
-        _encoder_layer(shapes, f"encoder.layers.{i}", HIDDEN)
-    _linear(shapes, "pooler.dense", HIDDEN, HIDDEN)
+        _encoder_layer(shapes, f"encoder.layers.{i}", hidden)
+    _linear(shapes, "pooler.dense", hidden, hidden)
     return shapes
 
 

@@ -1,5 +1,9 @@
-"""What older versions of Paddle do otherwise or cannot do: tests that show it are skipped there, with the reason."""
+"""Where the tests run: on the device in LDOPT_DEVICE, and on older versions of Paddle.
 
+What these do otherwise or cannot do is named here: tests that show it are skipped there, with the reason.
+"""
+
+import os
 import re
 
 import paddle
@@ -25,6 +29,21 @@ FIRST = {  # reason -> (first Paddle without it, pattern of the tests' ids)
     ),
 }
 VERSION = tuple(int(part) for part in re.findall(r"\d+", paddle.__version__)[:2])
+
+
+def pytest_configure():
+    """Put all tensors on the device in LDOPT_DEVICE, or stop: tests on another one would prove nothing."""
+    device = os.environ.get("LDOPT_DEVICE")
+    if not device:
+        return
+    try:
+        paddle.set_device(device)
+        on = paddle.ones([2]).square().place
+    except (ValueError, RuntimeError, OSError) as error:
+        reason = (str(error).strip() or "no reason given").splitlines()[-1].rstrip(".")
+        wrong = f"Paddle cannot use this device: {reason}. Install a Paddle for it, or set LDOPT_DEVICE=cpu."
+        raise pytest.UsageError(f"{wrong} Received: LDOPT_DEVICE={device}") from None
+    print(f"LDOPT_DEVICE={device}: tensors are on {on}")
 
 
 def pytest_collection_modifyitems(items):

@@ -56,6 +56,18 @@ def test_state_is_counted():
     assert facts["state_bytes"] == 4 * (2 * facts["elements"] + 2 * facts["tensors"])
 
 
+def test_operations_of_a_step_are_counted():
+    """The C library launches none; Paddle's AdamW one for each tensor, for most rules dozens."""
+    tiny = shapes.bert_base_shapes(hidden=8, vocab=30)
+    counts = []
+    for optimizer, label in (("came", "Came"), ("adamwdl", "paddle.optimizer.AdamW"), ("came", "Came(fused=False)")):
+        worker = Worker(optimizer, label)
+        worker.build(tiny)
+        counts.append(worker.launches())
+    assert len(tiny) == 199 and counts[0] < 20 < 199 <= counts[1] < 2 * 199
+    assert counts[2] > counts[0]
+
+
 def test_transient_memory_is_seen(monkeypatch):
     """A step that takes 65 MiB, some of them pages that the allocator may have had before, and gives them back."""
     worker = Worker("adamwdl", "paddle.optimizer.AdamW")

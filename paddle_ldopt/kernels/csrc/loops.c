@@ -297,11 +297,12 @@ INLINE void spread_quads(float *restrict factor, const float *restrict row, cons
                          int64_t cols, const int quads)
 {
     float padded[LANES] = {0};
-    quad wide[LANES / 4];
     memcpy(padded, col, (size_t)cols * sizeof *col);
-    for (int k = 0; k < quads; k++) wide[k] = load(padded + 4 * k);
-    for (int64_t i = 0; i < rows; i++, factor += cols)
-        for (int k = 0; k < quads; k++) store(factor + 4 * k, row[i] * wide[k]);
+    for (int64_t i = 0; i < rows; i++, factor += cols) {
+        float r = row[i];
+#pragma omp simd
+        for (int l = 0; l < 4 * quads; l++) factor[l] = r * padded[l];
+    }
 }
 
 HIDDEN CLONES void spread(float *restrict factor, const float *restrict row, const float *restrict col, int64_t rows,
@@ -417,8 +418,14 @@ HIDDEN CLONES void plain_step(float *restrict p, const float *restrict x, float 
     for (int64_t i = 0; i < n; i++) p[i] = p[i] - decay * p[i] - x[i] * rate;
 }
 
-HIDDEN CLONES void inverse_roots(float *restrict x, int64_t n)
+/* ---- Adafactor and CAME: rows and columns */
+
+HIDDEN CLONES void average_lines(float *restrict average, const float *restrict sums, float *restrict root, float count,
+                                 float beta, float rest, float eps, int64_t n)
 {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) x[i] = 1.0f / sqrtf(x[i]);
+    for (int64_t i = 0; i < n; i++) {
+        average[i] = beta * average[i] + rest * (sums[i] / count + eps);
+        root[i] = 1.0f / sqrtf(average[i]);
+    }
 }

@@ -67,6 +67,9 @@ void vector_average(float *restrict m, const float *restrict g, const float *res
 void vector_step(float *restrict p, const float *restrict g, const float *restrict s, float decay, float rate,
                  int64_t n);
 void plain_step(float *restrict p, const float *restrict x, float decay, float rate, int64_t n);
-void inverse_roots(float *restrict x, int64_t n);
+
+/* The averages of the rows or columns of a matrix, given their sums over `count` elements; `root`: 1 / sqrt of them. */
+void average_lines(float *restrict average, const float *restrict sums, float *restrict root, float count, float beta,
+                   float rest, float eps, int64_t n);
 
 #endif

@@ -385,6 +385,21 @@ static void run_short_rows(const struct work *w, int pass, struct part x, struct
     }
 }
 
+/* ---- averages of rows and columns */
+
+struct averages {
+    float *row_state, *col_state, *row, *col, beta, rest, eps, scale;
+};
+
+static struct averages averages_of(const struct work *w, int pass)
+{
+    const struct tensor *t = w->t;
+    struct averages squares = {t->state[0], t->state[1], w->row, w->col, w->beta2, w->rest2, w->eps, w->grad_scale};
+    struct averages instability = {
+        t->state[3], t->state[4], w->row_confidence, w->col_confidence, w->beta3, w->rest3, (float)t->eps[2], 1.0f};
+    return pass == MATRIX_SUMS ? squares : instability;
+}
+
 static void run_matrix(const struct work *w, int pass, int64_t tile, struct stage *s)
 {
     const struct tensor *t = w->t;
@@ -398,7 +413,8 @@ static void run_matrix(const struct work *w, int pass, int64_t tile, struct stag
     sums[0] = sums[1] = 0;
     for (int64_t b = from; b < to; b++) {
         float *col_sums = w->col_part + (row_tile * t->batch + b) * t->cols + col;
-        if (pass == MATRIX_SUMS || pass == MATRIX_MOMENTUM) memset(col_sums, 0, (size_t)cols * sizeof *col_sums);
+        int sums_up = pass == MATRIX_SUMS || pass == MATRIX_MOMENTUM;
+        if (sums_up) memset(col_sums, 0, (size_t)cols * sizeof *col_sums);
         for (int64_t i = row; i < row + rows; i += at_once) {
             int64_t r = b * t->rows + i, c = b * t->cols + col, some = smaller(at_once, row + rows - i);
             struct part x = {r * t->cols + col, some, cols, t->cols, w->row + r, w->col + c, w->row_confidence + r,
@@ -407,6 +423,11 @@ static void run_matrix(const struct work *w, int pass, int64_t tile, struct stag
                 run_short_rows(w, pass, x, s, sums);
             else
                 run_rows(w, pass, x, s, sums);
+        }
+        if (sums_up && w->col_tiles == 1) {
+            struct averages a = averages_of(w, pass);
+            int64_t r = b * t->rows + row;
+            average_lines(a.row_state + r, w->row_part + r, a.row + r, (float)t->cols, a.beta, a.rest, a.eps, rows);
         }
     }
 }
@@ -421,39 +442,31 @@ HIDDEN void run_tile(const struct work *w, int phase, int64_t tile, struct stage
 
 /* ---- between the phases */
 
-static void add_parts(float *restrict sums, const float *restrict parts, int64_t n, int64_t count)
+/* Add the sums that the tiles left up, in place of the first tile's. */
+static void add_parts(float *parts, int64_t n, int64_t count)
 {
-    for (int64_t i = 0; i < n; i++) sums[i] = parts[i];
     for (int64_t k = 1; k < count; k++)
-        for (int64_t i = 0; i < n; i++) sums[i] += parts[k * n + i];
+        for (int64_t i = 0; i < n; i++) parts[i] += parts[k * n + i];
 }
 
-static void average(float *restrict state, const float *restrict sums, int64_t n, float count, float beta, float rest,
-                    float eps)
-{
-    for (int64_t i = 0; i < n; i++) state[i] = beta * state[i] + rest * (sums[i] / count + eps);
-}
-
-/* Update the averages of the rows and columns, and make row and col the factors of 1 / sqrt of what they stand for. */
-static void factor(const struct work *w, float *row_state, float *col_state, float *row, float *col, float beta,
-                   float rest, float eps, float scale)
+/* Finish the row and column averages, and row and col, whose products are then 1 / sqrt of what they stand for. */
+static void factor(const struct work *w, struct averages a)
 {
     const struct tensor *t = w->t;
     int64_t rows = t->batch * t->rows, cols = t->batch * t->cols;
-    add_parts(row, w->row_part, rows, w->col_tiles);
-    add_parts(col, w->col_part, cols, w->row_tiles);
-    average(row_state, row, rows, (float)t->cols, beta, rest, eps);
-    average(col_state, col, cols, (float)t->rows, beta, rest, eps);
-    memcpy(row, row_state, (size_t)rows * sizeof *row);
-    memcpy(col, col_state, (size_t)cols * sizeof *col);
-    inverse_roots(row, rows);
-    inverse_roots(col, cols);
+    if (w->col_tiles > 1) { /* else each tile has done its rows */
+        add_parts(w->row_part, rows, w->col_tiles);
+        average_lines(a.row_state, w->row_part, a.row, (float)t->cols, a.beta, a.rest, a.eps, rows);
+    }
+    add_parts(w->col_part, cols, w->row_tiles);
+    average_lines(a.col_state, w->col_part, a.col, (float)t->rows, a.beta, a.rest, a.eps, cols);
     for (int64_t b = 0; b < t->batch; b++) {
         double mean = 0;
-        for (int64_t i = 0; i < t->rows; i += CHUNK) mean += sum(row_state + b * t->rows + i, smaller(CHUNK, t->rows - i));
+        for (int64_t i = 0; i < t->rows; i += CHUNK)
+            mean += sum(a.row_state + b * t->rows + i, smaller(CHUNK, t->rows - i));
         /* not a root of row / mean, which may be denormal for a row without a gradient, and so 0 here */
-        float root = (float)sqrt(mean / (double)t->rows) * scale;
-        for (int64_t i = b * t->rows; i < (b + 1) * t->rows; i++) row[i] *= root;
+        float root = (float)sqrt(mean / (double)t->rows) * a.scale;
+        for (int64_t i = b * t->cols; i < (b + 1) * t->cols; i++) a.col[i] *= root;
     }
 }
 
@@ -509,12 +522,11 @@ HIDDEN void end_phase(struct work *w, int phase)
         break;
     }
     case MATRIX_SUMS:
-        factor(w, t->state[0], t->state[1], w->row, w->col, w->beta2, w->rest2, w->eps, w->grad_scale);
+        factor(w, averages_of(w, MATRIX_SUMS));
         scale_rate(w);
         break;
     case MATRIX_MOMENTUM:
-        factor(w, t->state[3], t->state[4], w->row_confidence, w->col_confidence, w->beta3, w->rest3, (float)t->eps[2],
-               1.0f);
+        factor(w, averages_of(w, MATRIX_MOMENTUM));
         break;
     case VECTOR_MOMENT:
         scale_rate(w);
