@@ -107,3 +107,9 @@ def test_the_verdict_and_the_default(tmp_path):
 def test_without_a_gain_the_default_is_uniform(tmp_path):
     text = report.in_short(results_of(tmp_path, 3, lambda run: 0.6), [NAME], 3)
     assert text.endswith("No decay passes the rule: the default is uniform training.") and "not finished" not in text
+
+
+def test_the_report_is_what_docs_evidence_says():
+    docs = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    parts = report.blocks(report.Results(study.RESULTS), list(study.TASKS), study.SEEDS)
+    assert report.fill(docs, parts) == docs, "run `python benchmarks/llrd_evidence_mean.py report`"
