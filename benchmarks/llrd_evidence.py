@@ -16,6 +16,7 @@ import platform
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "recipes")]
@@ -52,7 +53,7 @@ class Protocol:
     """What all runs have in common."""
 
     model: str = "minilm"
-    examples: int = 60  # the same number of each class
+    examples: int = 60  # the same number of each class; None: all training rows
     epochs: int = 5
     batch_size: int = 8
     max_length: int = 16  # tokens; longer texts are cut off
@@ -61,6 +62,7 @@ class Protocol:
     max_grad_norm: float = 1.0
     validation_rows: int = 80  # at most so many; drawn once, the same for all runs
     test_rows: int = 240
+    bucket: ClassVar[int] = 3  # batches whose rows are sorted by length together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +101,14 @@ class Task:
 
     def __init__(self, source, protocol, seeds):
         self.name, self.protocol = Path(source).stem, protocol
-        splits, draw = load_splits(source), np.random.default_rng(0)
+        splits, draw = self.splits(source), np.random.default_rng(0)
         self.classes, self.tokenizer = len(splits.labels), load_tokenizer(protocol.model)
         self.validation = self._encode(_some(splits.validation, protocol.validation_rows, draw))
         self.test = self._encode(_some(splits.test, protocol.test_rows, draw))
-        self.train = [self._encode(self._sample(splits.train, seed)) for seed in range(seeds)]
+        if protocol.examples is None:
+            self.train = [self._encode(splits.train)] * seeds
+        else:
+            self.train = [self._encode(self._sample(splits.train, seed)) for seed in range(seeds)]
         used = ", ".join(
             f"{len(part)} {name}" for part, name in zip((self.train[0], self.validation, self.test), PARTS)
         )
@@ -114,6 +119,10 @@ class Task:
             {0, *(i for part in (self.validation, self.test, *self.train) for ids, _ in part for i in ids)}
         )
         self.models = {}
+
+    def splits(self, source):
+        """Return the rows of a source; a subclass may deal them out in another way."""
+        return load_splits(source)
 
     def _sample(self, rows, seed):
         """Draws as many rows of each class, others for each seed."""
@@ -165,9 +174,9 @@ def batches(rows, size):
         yield ids, np.array([label for _, label in part])
 
 
-def epoch(rows, size, draw):
-    """Return the batches of an epoch: sorted by length within every three batches, so that there is little padding."""
-    order, chunk = draw.permutation(len(rows)), 3 * size
+def epoch(rows, size, draw, bucket=Protocol.bucket):
+    """Return the batches of an epoch: sorted by length within every few batches, so that there is little padding."""
+    order, chunk = draw.permutation(len(rows)), bucket * size
     found = []
     for first in range(0, len(rows), chunk):
         some = sorted((rows[i] for i in order[first : first + chunk]), key=lambda row: len(row[0]))
@@ -186,6 +195,11 @@ def accuracy(model, rows, ids):
 
 
 def train(run, task):
+    """Return what a run of this study gives."""
+    return train_arm(run, task, ARMS[run.arm], run.learning_rate)
+
+
+def train_arm(run, task, decay, learning_rate):
     """Return what one run gives: the accuracies, the mean loss of the last epoch, whether all losses were finite."""
     began, protocol = time.process_time(), task.protocol
     model, state, ids = task.model(whole=run.optimizer != "adamwdl")
@@ -196,12 +210,12 @@ def train(run, task):
     head.bias.set_value(np.zeros(head.bias.shape, "float32"))
     paddle.seed(run.seed)  # of dropout
     rows = task.train[run.seed]
-    steps = protocol.epochs * len(epoch(rows, protocol.batch_size, np.random.default_rng(0)))
-    rate = ldopt.get_linear_schedule_with_warmup(run.learning_rate, math.ceil(protocol.warmup_ratio * steps), steps)
+    steps = protocol.epochs * len(epoch(rows, protocol.batch_size, np.random.default_rng(0), protocol.bucket))
+    rate = ldopt.get_linear_schedule_with_warmup(learning_rate, math.ceil(protocol.warmup_ratio * steps), steps)
     optimizer = ldopt.create(
         run.optimizer,
         model,
-        layerwise_decay=ARMS[run.arm],
+        layerwise_decay=decay,
         learning_rate=rate,
         weight_decay=protocol.weight_decay,
         grad_clip=paddle.nn.ClipGradByGlobalNorm(protocol.max_grad_norm),
@@ -209,7 +223,7 @@ def train(run, task):
     model.train()
     losses = []
     while len(losses) < steps and (not losses or math.isfinite(losses[-1])):
-        for tokens, labels in epoch(rows, protocol.batch_size, draw):
+        for tokens, labels in epoch(rows, protocol.batch_size, draw, protocol.bucket):
             loss = paddle.nn.functional.cross_entropy(model(paddle.to_tensor(ids[tokens])), paddle.to_tensor(labels))
             loss.backward()
             optimizer.step()
@@ -252,8 +266,14 @@ def read(path):
     return tasks, results
 
 
-def study(tasks, runs, path):
+def study(tasks, runs, path, train_run=None):
     """Train what is not in the results yet, one line for each run as soon as it is over.
+
+    Args:
+        tasks (dict): name -> `Task`.
+        runs (list): all runs of the study, in their order.
+        path (Path): the JSON lines.
+        train_run (callable): `(run, task) -> dict of results`; `train` by default.
 
     Raises:
         ValueError: the results of a task were made with another protocol, other rows or other versions.
@@ -272,7 +292,7 @@ def study(tasks, runs, path):
                 print(json.dumps(about(task)), file=file, flush=True)
         for done, run in enumerate(todo, 1):
             with paddle.utils.unique_name.guard():
-                result = train(run, tasks[run.task])
+                result = (train_run or train)(run, tasks[run.task])
             print(json.dumps({**dataclasses.asdict(run), **result}), file=file, flush=True)
             left = (time.perf_counter() - began) / done * (len(todo) - done)
             name = f"{run.task}, {run.optimizer}, {run.arm}, {run.learning_rate:g}, seed {run.seed}"

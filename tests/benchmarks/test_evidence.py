@@ -10,31 +10,19 @@ import evidence_report as report
 import llrd_evidence as evidence
 import paddle
 import pytest
-from paddlenlp.transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 from project import ROOT
 
 import paddle_ldopt as ldopt
 
 DOCS = ROOT / "docs" / "evidence.md"
-WORDS = ["good", "fine", "nice", "bad", "poor", "worse", "thing", "book", "film"]
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory):
-    """A tiny random encoder with a vocabulary of its own, and a folder of files."""
-    folder = tmp_path_factory.mktemp("evidence")
-    (folder / "encoder").mkdir()
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "never"]))
-    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    paddle.seed(0)
-    BertForSequenceClassification(BertConfig(vocab_size=15, **size)).save_pretrained(str(folder / "encoder"))
-    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(str(folder / "encoder"))
-    (folder / "texts").mkdir()
-    rows = [(f"{word} {thing}", "yes" if i < 3 else "no") for i, word in enumerate(WORDS[:6]) for thing in WORDS[6:]]
-    for part, some in (("train", rows), ("dev", rows[::4]), ("test", rows[::2])):
-        (folder / "texts" / f"{part}.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in some))
-    protocol = evidence.Protocol(model=str(folder / "encoder"), examples=10, epochs=3, batch_size=4, validation_rows=4)
-    return evidence.Task(folder / "texts", protocol, seeds=2)
+def task(encoder_and_texts):
+    protocol = evidence.Protocol(
+        model=str(encoder_and_texts / "encoder"), examples=10, epochs=3, batch_size=4, validation_rows=4
+    )
+    return evidence.Task(encoder_and_texts / "texts", protocol, seeds=2)
 
 
 def run_of(task, **changes):

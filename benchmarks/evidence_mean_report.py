@@ -1,0 +1,168 @@
+"""The section of docs/evidence.md on decays that keep the mean rate, out of the results of llrd_evidence_mean.py."""
+
+from evidence_report import (
+    Results,
+    accuracy_table,
+    chosen,
+    difference,
+    fill,
+    gap,
+    mean,
+    number,
+    same_rate,
+    scores,
+    spread,
+    table,
+)
+
+RATES = ("a third of the tuned rate", "the tuned rate", "three times the tuned rate")
+WORDS = (("better", 1), ("worse", -1), ("no difference beyond the spread", 0))
+
+
+def blocks(results, planned, seeds):
+    """Return name -> Markdown of every generated part of the section.
+
+    Args:
+        results (Results): the runs.
+        planned (list): the names of all tasks of the study.
+        seeds (int): how many seeds the study asks for.
+    """
+    found = {"mean setup": setup(results, planned, seeds), "mean in short": in_short(results, planned, seeds)}
+    for part, make in (
+        ("mean accuracy", accuracy_table),
+        ("mean same rate", same_rate),
+        ("mean tuned", tuned),
+        ("mean of what", parameters_or_blocks),
+    ):
+        tables = {task: make(results.arm_curves(task)) for task in results.tasks}
+        found[part] = "\n\n".join(f"{task}:\n\n{text}" for task, text in tables.items())
+    return found
+
+
+def finished(results, task):
+    """Return the number of seeds of a task that have every arm at every rate."""
+    return len({run["seed"] for run in results.runs if run["task"] == task})
+
+
+def sign(interval):
+    """Return 1 or -1 if the whole interval (middle, half of its width) is on that side of 0, else 0."""
+    middle, half = interval
+    return (middle > half) - (middle < -half)
+
+
+def gaps(results, task):
+    """Return [{decay: `gap` to uniform at the same rate} for each rate]."""
+    curves = results.arm_curves(task)
+    uniform = curves.pop("uniform")
+    return [{arm: gap(curve, rate, uniform, rate) for arm, curve in curves.items()} for rate in uniform]
+
+
+def in_short(results, planned, seeds):
+    """Return the verdict on each task and rate, the count of all differences, and the default that follows."""
+    parts, signs = [], []
+    for task in results.tasks:
+        found = gaps(results, task)
+        signs += [sign(interval) for of_rate in found for interval in of_rate.values()]
+        lines = [f"- at {name}, {verdict(of_rate)}" for name, of_rate in zip(RATES, found)]
+        parts += [f"{task}, {finished(results, task)} of {seeds} seeds:", "\n".join(lines)]
+    above, below, neither = (signs.count(side) for side in (1, -1, 0))
+    parts.append(
+        f"Of {len(signs)} differences to uniform at the same rate, {above} are above 0 with their whole interval, "
+        f"{below} below, {neither} neither. By chance alone, about {0.05 * len(signs):.0f} would be on one side."
+    )
+    lacking = unfinished(results, planned, seeds)
+    if lacking:
+        parts.append(f"**The study is not finished**: {'; '.join(lacking)}. What follows may change.")
+    return "\n\n".join([*parts, default(results)])
+
+
+def verdict(found):
+    """Return which of {decay: interval} are better, worse, or neither, and the highest."""
+    groups = [(word, [arm for arm in found if sign(found[arm]) == side]) for word, side in WORDS]
+    listed = "; ".join(
+        f"{word}: {'all' if len(arms) == len(found) else ', '.join(arms)}" for word, arms in groups if arms
+    )
+    best = max(found, key=lambda arm: found[arm][0])
+    middle, half = found[best]
+    return f"{listed}. Highest: {best} {middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]."
+
+
+def unfinished(results, planned, seeds):
+    """Return what the study lacks: tasks with too few seeds, tasks that are in no table."""
+    missing = [
+        f"{name} is not in the tables (it takes two finished seeds)" for name in planned if name not in results.tasks
+    ]
+    counts = {name: finished(results, name) for name in results.tasks}
+    return [f"{name} has {count} of {seeds} seeds" for name, count in counts.items() if count < seeds] + missing
+
+
+def default(results):
+    """Return the default by the rule that docs/evidence.md states."""
+    at_tuned = [gaps(results, task)[1] for task in results.tasks]
+    fit = {
+        arm: mean([found[arm][0] for found in at_tuned])
+        for arm in at_tuned[0]
+        if {sign(found[arm]) for found in at_tuned} in ({1}, {0, 1})
+    }
+    if not fit:
+        return "No decay passes the rule: the default is uniform training."
+    passing = ", ".join(f"{arm} ({points:+.1f} points in the mean of the tasks)" for arm, points in fit.items())
+    return f"Decays that pass the rule: {passing}. The default is {max(fit, key=fit.get)}."
+
+
+def tuned(curves):
+    """Return the table of each arm at the rate that the validation rows choose."""
+    uniform, rows = curves["uniform"], []
+    for arm, curve in curves.items():
+        rate, every = chosen(curve), [mean(scores(runs)) for runs in curve.values()]
+        against = "" if arm == "uniform" else difference(curve, rate, uniform, chosen(uniform))
+        worst = [f"{100 * mean(every):.1f}", f"{100 * min(every):.1f}"]
+        rows.append([arm, number(rate), spread(scores(curve[rate])), against, *worst])
+    head = ["arm", "tuned rate", "test accuracy there", "against uniform, tuned", "mean of the rates", "worst rate"]
+    return table(head, rows)
+
+
+def parameters_or_blocks(curves):
+    """Return the table of the mean by parameters minus the mean over the blocks, at the same rate and decay."""
+    decays = [arm.partition(" ")[0] for arm in curves if arm.endswith(" by blocks")]
+    pairs = [(curves[f"{decay} by parameters"], curves[f"{decay} by blocks"]) for decay in decays]
+    rows = [[number(rate), *(difference(one, rate, other, rate) for one, other in pairs)] for rate in curves["uniform"]]
+    return table(["learning rate", *decays], rows)
+
+
+def setup(results, planned, seeds):
+    """Return what was run: seeds, data, protocol, the rates."""
+    lines = []
+    for name in planned:
+        about, runs = results.tasks.get(name), [run for run in results.runs if run["task"] == name]
+        if about is None:
+            lines.append(f"- **{name}**: no two seeds are finished.")
+            continue
+        infinite, minutes = sum(not run["finite"] for run in runs), sum(run["seconds"] for run in runs) / 60
+        protocol = ", ".join(f"{key} {value}" for key, value in about["protocol"].items())
+        best = chosen(results.curve(name, "adamwdl", "uniform"))
+        agree = (
+            "as planned" if best == about["protocol"]["tuned"] else "**not the rate that the study was planned with**"
+        )
+        lines.append(
+            f"- **{name}**: {finished(results, name)} of {seeds} seeds. {about['rows']} Majority class "
+            f"{100 * about['majority']:.1f} %. {len(runs)} runs, {infinite} of them with a loss that is not finite, "
+            f"{minutes:.0f} minutes of one core. Protocol: {protocol}. Of its three rates the validation rows choose "
+            f"{number(best)} for uniform training, {agree}."
+        )
+    if results.unfinished:
+        lines.append(f"- {results.unfinished} runs of unfinished seeds are in the results, not in the tables.")
+    ratios = {run["arm"]: run["mean_ratio"] for run in results.runs}
+    factors = ", ".join(f"{arm} {1 / ratio:.2f}" for arm, ratio in ratios.items())
+    lines.append(f"- What the mean-keeping multiplies all rates by, 1 / mean ratio: {factors}.")
+    versions = next(iter(results.tasks.values()))["versions"]
+    lines.append("- Versions: " + ", ".join(f"{key} {value}" for key, value in versions.items()) + ".")
+    return "\n".join(lines)
+
+
+def write_report(results_path, docs, planned, seeds):
+    """Write the generated parts of the section into a document."""
+    results = Results(results_path)
+    text = fill(docs.read_text(encoding="utf-8"), blocks(results, planned, seeds))
+    docs.write_text(text, encoding="utf-8")
+    print(f"{docs}: {len(results.runs)} runs")
