@@ -69,7 +69,7 @@ def test_a_run_goes_on_from_an_old_file(path):
     report = ldopt.load_optimizer(path, run.optimizer, *model)
     assert report.step == HALF and not report.missing
     train(run, HALF, ALL)
-    # bit by bit on the processor that wrote the files; others add in another order, so do versions of Paddle and devices
+    # bit by bit on the processor that wrote the files; others add in another order, as do other Paddles
     near = paddle.__version__.startswith("3.3") and paddle.get_device() == "cpu"
     tolerance = 1e-7 if near else 1e-4
     np.testing.assert_allclose(flat(run), after, rtol=0.0, atol=tolerance)
