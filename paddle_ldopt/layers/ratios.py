@@ -64,7 +64,9 @@ class LayerRatios:
         places = {name: (self.layers.layer_of(name), self._towers[name]) for name in self.layers.names}
         decays: dict[Optional[str], LayerDecay] = {None: self.decay}
         decays.update(self.decay.towers or {})
-        own = {(at, tower): decays[tower].own_ratio(at.index, at.depth, progress) for at, tower in set(places.values())}
+        own = dict.fromkeys(places.values(), 1.0)
+        for at, tower in own:
+            own[at, tower] = decays[tower].own_ratio(at.index, at.depth, progress)
         mean = mean_of(ratio for (at, _), ratio in own.items() if at.is_block) if self.decay.preserve_mean else 1.0
         return {name: own[place] * self.multipliers.get(name, 1.0) / mean for name, place in places.items()}
 
