@@ -307,6 +307,14 @@ version_of = _part(TENSOR, "_inplace_version", _FUSED)  # how often it was chang
 bump_version = _part(TENSOR, "_bump_inplace_version", _FUSED)
 SHARDS_ITSELF = "_need_shard_auto"  # in the `__dict__` of a parameter that Paddle's step shards
 view_of = _part("paddle._C_ops", "view_shape", _FUSED)  # (tensor, shape), which `detach` would not keep
+share_memory = _part(TENSOR, "_share_buffer_to", _EVERY)  # (tensor, other): other's memory is the tensor's from then on
+# operations without the checks that Paddle does in Python, which take longer than a small tensor's arithmetic
+stack = _part("paddle._C_ops", "stack", _EVERY)  # (tensors, axis)
+unstack = _part("paddle._C_ops", "unbind", _EVERY)  # (tensor, axis)
+sum_over = _part("paddle._C_ops", "sum", _EVERY)  # (tensor, axes, dtype, whether to keep the axes)
+add_to = _part("paddle._C_ops", "add_", _EVERY)  # (tensor that becomes the sum, other), as the next two
+multiply_by = _part("paddle._C_ops", "multiply_", _EVERY)
+divide_by = _part("paddle._C_ops", "divide_", _EVERY)
 assign_out = _part("paddle._C_ops", "assign_out_", _EVERY)  # `paddle.assign` without its checks
 _squared_norm = _part("paddle._C_ops", "squared_l2_norm", _EVERY)
 
