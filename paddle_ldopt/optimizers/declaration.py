@@ -37,8 +37,9 @@ COMMON = {
 # What those with a rule take.
 BATCHED = {
     "batch_bytes": Option(
-        2**25,
+        None,
         "most bytes of parameters that are updated together",
+        optional=True,
         check=checked_int,
         kind="an int from 0",
     )

@@ -44,7 +44,7 @@ class Batches:
         units: list[tuple[Optional[Batch], list[Task]]] = []
         for alike in found.values():
             param = alike[0].param
-            most = optimizer.batch_bytes // (math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4))
+            most = _most_bytes(optimizer, param) // (math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4))
             if most == 0 or not _can_be_stacked(alike[0]):
                 units += [(None, [task]) for task in alike]
                 continue
@@ -156,6 +156,13 @@ class Batch:
             _paddle.assign_out(new_params, master)
         for row, param in zip(_paddle.unstack(_cast(new_params, self.params[0].dtype), 0), self.params):
             _paddle.assign_out(row, param)
+
+
+def _most_bytes(optimizer: Any, param: Any) -> int:
+    """Return `batch_bytes`, or what suits the device: a CPU pages the memory of larger results in anew."""
+    if optimizer.batch_bytes is not None:
+        return int(optimizer.batch_bytes)
+    return 2**21 if param.place.is_cpu_place() else 2**26
 
 
 def _can_be_stacked(task: Task) -> bool:

@@ -171,12 +171,12 @@ def _placed(values: Any, first: int, size: int) -> Any:
 def _is_large(*factors: Any) -> bool:
     """Return whether a matrix product is the fast way: on a CPU, 25 times; a GPU would round it to TF32."""
     size = math.prod(math.prod(x.shape) for x in factors)
-    return factors[0].ndim == 2 and paddle.in_dynamic_mode() and size > 4096 and factors[0].place.is_cpu_place()
+    return factors[0].ndim in (2, 3) and paddle.in_dynamic_mode() and size > 4096 and factors[0].place.is_cpu_place()
 
 
 def _col_sums(x: Any) -> Any:
     if _is_large(x):
-        return paddle.matmul(paddle.ones([1, x.shape[0]], x.dtype), x)
+        return paddle.matmul(paddle.ones([1, x.shape[-2]], x.dtype), x)
     return _sum(x, [-2])
 
 
