@@ -11,7 +11,6 @@ import paddle
 
 from .._checks import Option, checked_bool, checked_int, one_of_two
 from .._messages import refusal
-from .._paddle import square_sum
 from ._base.arithmetic import over_, plus_, square_, times_
 from ._base.factored import (
     FactoredOptimizer,
@@ -75,7 +74,7 @@ def came_update(
     if relative_step:
         lr = lr * relative_rate(t, warmup_init)
     if scale_parameter:
-        (total,) = yield [square_sum(param)]
+        (total,) = yield [piece.square_sum(param)]
         scale = rms(total, shape)
         lr = lr * paddle.maximum(scale, paddle.full_like(scale, eps[1]))
     if beta2 is None:
@@ -86,7 +85,7 @@ def came_update(
         update = times_((yield from factored_average("exp_avg_sq", square, beta2)), grad)  # u = g / sqrt(V)
     else:
         update = times_(average("exp_avg_sq", square, beta2).rsqrt(), grad)
-    (total,) = yield [square_sum(update)]
+    (total,) = yield [piece.square_sum(update)]
     excess = rms(total, shape) / clip_threshold
     update = over_(update, paddle.maximum(excess, paddle.ones_like(excess)))  # u / max(1, RMS(u) / d)
 
@@ -275,4 +274,4 @@ class Came(FactoredOptimizer):
         """Return the rate of the next step for a layer whose ratio is 1, `scale_parameter` aside."""
         if not self.sets_own_rate or not paddle.in_dynamic_mode():
             return float(super().get_lr())
-        return float(relative_rate(paddle.full([], self._largest_of(STEP) + 1.0), self._fixed["warmup_init"]))
+        return float(relative_rate(self._largest_of(STEP) + 1.0, self._fixed["warmup_init"]))

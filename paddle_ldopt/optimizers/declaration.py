@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from paddle.regularizer import WeightDecayRegularizer
 
-from .._checks import Option, checked_bool, checked_number
+from .._checks import Option, checked_bool, checked_int, checked_number
 from .._messages import refusal
 
 # The kinds of state: like the parameter, of its rows, of its columns (of the last two axes), and one number.
@@ -32,6 +32,17 @@ COUNTERS = (STEP, "beta2_pow_acc", GLOBAL_STEP)  # neither negative nor NaN
 COMMON = {
     "multi_precision": Option(False, "keep float32 masters of float16 and bfloat16 parameters", check=checked_bool),
     "fused": Option(None, "step in the C library; None: where it can", check=checked_bool, optional=True),
+}
+
+# What those with a rule take.
+BATCHED = {
+    "batch_bytes": Option(
+        None,
+        "most bytes of parameters that are updated together",
+        optional=True,
+        check=checked_int,
+        kind="an int from 0",
+    )
 }
 
 
@@ -81,7 +92,7 @@ def register(summary: str, **fields: Any) -> Callable[[type], type]:
     """Return a decorator that puts a class into the table, under its name in lower case; see `OptimizerInfo`."""
 
     def add(cls: type) -> type:
-        options = {**cls.OPTIONS, **COMMON}  # type: ignore[attr-defined]
+        options = {**cls.OPTIONS, **COMMON, **(BATCHED if hasattr(cls, "rule") else {})}  # type: ignore[attr-defined]
         _hold_equal(options, inspect.signature(cls).parameters)
         REGISTRY[cls.__name__.lower()] = OptimizerInfo(cls, summary, options=options, **fields)
         return cls

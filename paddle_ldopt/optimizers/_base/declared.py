@@ -21,7 +21,7 @@ from .._pieces import MissingGradients, refuse_sharded_groups
 from ..declaration import COLUMN, ELEMENT, ROW, SCALAR, State
 from ..groups import checked_parameters
 
-__all__ = ["LAYERWISE", "DeclaredMixin", "compute_dtype"]
+__all__ = ["LAYERWISE", "DeclaredMixin", "compute_dtype", "rule_shape"]
 
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
@@ -164,6 +164,12 @@ class DeclaredMixin(_Base):
 
     def has_master(self, param: Any) -> bool:
         return bool(keeps_masters(self) and is_low_precision(self)(param.dtype))
+
+
+def rule_shape(kind: str, shape: Any) -> list[int]:
+    """Return the shape in which a rule sees a state of a parameter: rows are [..., R, 1], columns [..., 1, C]."""
+    shape = list(shape)
+    return {ELEMENT: shape, ROW: [*shape[:-1], 1], COLUMN: [*shape[:-2], 1, *shape[-1:]], SCALAR: []}[kind]
 
 
 def compute_dtype(param: Any) -> Any:
