@@ -59,15 +59,15 @@ def came_update(
     t, shape = state[STEP], piece.shape
     new_state: dict[str, Any] = {}
 
-    def average(name: str, value: Any, beta: Any) -> Any:
-        """Return the exponential moving average called `name`, with `value` in it."""
-        new_state[name] = plus_(beta * state[name], (1 - beta) * value)
+    def average(name: str, value: Any, beta: Any, rest: Any) -> Any:
+        """Return the exponential moving average called `name`, with the share `rest`, 1 - beta, of `value` in it."""
+        new_state[name] = plus_(beta * state[name], rest * value)
         return new_state[name]
 
-    def factored_average(name: str, matrix: Any, beta: Any) -> Any:
+    def factored_average(name: str, matrix: Any, *betas: Any) -> Any:
         """Return 1 / sqrt of the average of `matrix`, kept as its row and column means."""
         row, col = row_col_means((yield row_col_sums(matrix, piece)), shape)
-        return inverse_sqrt_factored(average(f"{name}_row", row, beta), average(f"{name}_col", col, beta), piece)
+        return inverse_sqrt_factored(average(f"{name}_row", row, *betas), average(f"{name}_col", col, *betas), piece)
 
     if loss_scale != 1:
         grad = grad / loss_scale
@@ -82,19 +82,21 @@ def came_update(
 
     square = plus_(grad * grad, eps[0])
     if is_factored(shape):
-        update = times_((yield from factored_average("exp_avg_sq", square, beta2)), grad)  # u = g / sqrt(V)
+        update = times_((yield from factored_average("exp_avg_sq", square, beta2, 1 - beta2)), grad)  # u = g / sqrt(V)
     else:
-        update = times_(average("exp_avg_sq", square, beta2).rsqrt(), grad)
+        update = times_(average("exp_avg_sq", square, beta2, 1 - beta2).rsqrt(), grad)
     (total,) = yield [piece.square_sum(update)]
     excess = rms(total, shape) / clip_threshold
     update = over_(update, paddle.maximum(excess, paddle.ones_like(excess)))  # u / max(1, RMS(u) / d)
 
     step = update
     if beta1:
-        step = average("exp_avg", update, beta1)  # m
+        step = average("exp_avg", update, beta1, 1 - beta1)  # m
         if is_factored(shape):
             instability = plus_(square_(update - step), eps[2])  # U = (u - m)^2: the less, the more confidence
-            step = times_((yield from factored_average("exp_avg_res", instability, beta3)), step)  # m / sqrt(S)
+            step = times_(
+                (yield from factored_average("exp_avg_res", instability, beta3, 1 - beta3)), step
+            )  # m / sqrt(S)
     if weight_decay:
         step = plus_(weight_decay * param, step)
     if compression and beta1:

@@ -24,7 +24,7 @@ def follows_metric(schedule: Any) -> bool:
 
 def length_of(schedule: Any) -> Optional[int]:
     """Return the number of steps that a schedule is made for, from its first; None if it does not tell."""
-    curve = getattr(schedule, "rule", None)
+    curve = getattr(schedule, "curve", None)
     if hasattr(curve, "decay"):
         return sum(getattr(curve, phase, 0) for phase in ("warmup", "keep", "stable", "decay", "final"))
     if isinstance(schedule, paddle.optimizer.lr.OneCycleLR):

@@ -94,7 +94,7 @@ class Batch:
             stack = self._stacks[name] = _paddle.stack(tensors, 0).reshape(self._shape(kind))
             for row, tensor in enumerate(tensors):
                 _paddle.share_memory(_paddle.slice_of(stack, row, row + 1), tensor)
-        self._addresses = [self._addresses_of(name) for name in self._stored]
+        self._addresses = [list(map(_Tensor.data_ptr, self._tensors(name))) for name in self._stored]
 
     def _shape(self, kind: str) -> list[int]:
         """Return the shape in which the rule sees a state: that of one parameter, behind the number of them."""
@@ -109,15 +109,14 @@ class Batch:
         state = _paddle.accumulators(self._optimizer)[_paddle.prefixed(self._optimizer, name)]
         return [state[owner] for owner in self._owners]
 
-    def _addresses_of(self, name: str) -> list[int]:
-        return list(map(_Tensor.data_ptr, self._tensors(name)))
-
     def holds(self) -> bool:
         """Return whether the optimizer's tensors are still those in the stacks."""
         try:
-            return [self._addresses_of(name) for name in self._stored] == self._addresses and self.is_contiguous()
+            now = [self._tensors(name) for name in self._stored]
         except KeyError:  # of a state that was removed
             return False
+        addresses = [list(map(_Tensor.data_ptr, tensors)) for tensors in now]
+        return addresses == self._addresses and all(all(map(_Tensor.is_contiguous, tensors)) for tensors in now)
 
     def release(self, names: set[str]) -> None:
         """Give parameters that are not updated with the others any more memory of their own for their state."""
