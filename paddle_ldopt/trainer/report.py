@@ -81,7 +81,7 @@ class RunReport(Callback):
         if self._recording and self._starts is None:
             self._starts = all_open(optimizer)[1]
         if self._recording and _moves(optimizer):
-            self._rates.append(self._by_layer(optimizer))
+            self._rates.append(self._by_layer(all_open(optimizer)[0]))
         elif self._recording and used_rates(optimizer) is None:
             self._rates.append(next_rate(optimizer))
 
