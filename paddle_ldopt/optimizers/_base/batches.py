@@ -37,6 +37,8 @@ class Batches:
 
     def split(self, optimizer: Any, tasks: list[Task]) -> list[tuple[Optional["Batch"], list[Task]]]:
         """Return tasks with the batch that updates them together, of `batch_bytes` at most; None: they go alone."""
+        if not paddle.in_dynamic_mode():
+            return [(None, [task]) for task in tasks]
         found: dict[Any, list[Task]] = {}
         for task in tasks:
             param = task.param
