@@ -309,3 +309,20 @@ def test_the_memory_of_a_step_is_bounded(name):
         opt.step()
         peaks[batch_bytes] = host_peak(opt.step)
     assert peaks[most] <= 12 * most < peaks[2**25] <= 12 * math.prod([32, 128, 128, 4])
+
+
+def test_a_step_keeps_no_gradient():
+    core, params = paddle.base.core, parameters([[64, 64]] * 8 + [[5]])
+    for batch_bytes in (0, None):
+        opt, draw = make("lamb", params, fused=False, batch_bytes=batch_bytes), np.random.default_rng(0)
+        sizes = []
+        for _ in range(3):
+            give_gradients(params, draw)
+            opt.step()
+            for param in params:
+                param.grad = None
+            sizes.append(core.host_memory_stat_current_value("Allocated", 0))
+        assert sizes[2] - sizes[0] < 64 * 64 * 4
+        empty = sizes[2]
+        give_gradients(params, draw)
+        assert core.host_memory_stat_current_value("Allocated", 0) - empty >= 8 * 64 * 64 * 4, "gradients are seen here"
