@@ -254,6 +254,21 @@ def test_lambs_own_schedules_count_without_reading(reads):
     assert opt.get_lr() == 0.1 / 10, "what is written from outside counts"
 
 
+def test_a_weight_decay_that_begins_late_is_for_those_that_are_decayed():
+    values = []
+    for batch_bytes in (0, None):
+        with paddle.utils.unique_name.guard():
+            params, draw = parameters([[3, 4]] * 4), np.random.default_rng(0)
+            names = [param.name for param in params[::2]]
+            how = {"apply_decay_param_fun": names.__contains__, "weight_decay": lambda step: 0.0 if step < 2 else 0.5}
+            opt = ldopt.Lamb(0.01, parameters=params, fused=False, batch_bytes=batch_bytes, **how)
+            for _ in range(5):
+                give_gradients(params, draw)
+                opt.step()
+            values.append([param.numpy() for param in params])
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
+
+
 # ---- launches and memory
 
 

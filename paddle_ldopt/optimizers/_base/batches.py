@@ -168,7 +168,7 @@ def _most_bytes(optimizer: Any, param: Any) -> int:
 
 
 def _can_be_stacked(task: Task) -> bool:
-    return paddle.in_dynamic_mode() and task.grad.is_same_shape(task.param) and not task.param.is_dist()
+    return task.grad.is_same_shape(task.param) and not task.param.is_dist()
 
 
 def _cast(tensor: Any, dtype: Any) -> Any:

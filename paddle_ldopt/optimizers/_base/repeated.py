@@ -54,12 +54,15 @@ class RepeatedStep:
         every = _paddle.parameter_list(optimizer)
         if not every or isinstance(every[0], dict) or not optimizer._may_be_repeated():
             return None
-        seen = Seen.of(every)
-        moved = sum(len(tasks) for _, tasks in units)
-        if seen is None:
+        seen, moved = Seen.of(every), [task.param.name for _, tasks in units for task in tasks]
+        if seen is None or not {param.name for param in seen.params}.issuperset(moved):
             return None
         step = cls(optimizer, units, seen)
-        return step if moved == sum(step._ratios[i] != 0.0 for i in seen.live) else None
+        # a weight decay that is a function of the step may be 0 in this one, for those that are not decayed too
+        constant = isinstance(optimizer._defaults.get("weight_decay", 0.0), float)
+        mixed = any(len({step._decayed[row] for row in unit.rows}) > 1 for unit in step.units)
+        all_moved = len(moved) == sum(step._ratios[i] != 0.0 for i in seen.live)
+        return step if all_moved and (constant or not mixed) else None
 
     def again(self, optimizer: Any) -> Optional[Seen]:
         """Return the gradients of the next step if it is like this one otherwise."""
