@@ -1,7 +1,7 @@
 """Layer-wise learning rates in a Trainer: from its arguments to layers, optimizer, schedule and table."""
 
 import functools
-from typing import Any
+from typing import Any, Optional
 
 from paddle import distributed
 
