@@ -8,7 +8,7 @@ import paddle
 
 from ._checks import Option, checked_bool
 from ._messages import refusal
-from ._paddle import checked_model
+from ._paddle import checked_model, name_dict_of
 from .layers.decay import LayerDecay
 from .layers.granularity import Granularity
 from .layers.map import LayerMap
@@ -85,7 +85,7 @@ def build_optimizer(
     if layers is not None:
         arguments["layers"] = layers
     elif not decays and not hooked and model is not None:
-        arguments["name_dict"] = {param.name: name for name, param in model.named_parameters()}
+        arguments["name_dict"] = name_dict_of(model)
     return info.cls(layerwise_decay=decay, **arguments) if decays else info.cls(**arguments)
 
 

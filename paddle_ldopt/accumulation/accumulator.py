@@ -9,7 +9,8 @@ import paddle
 from .._checks import checked_choice, checked_number
 from .._messages import refusal, wrong_type
 from .._paddle import parameters_of, sharding_setting
-from .processes import Share, agreed_slots, check_group, gathered, slot_of, summed
+from .._processes import gathered
+from .processes import ProcessPart, agreed_slots, check_group, slot_of, summed
 from .reading import check_gradient, clear, described, read, sum_dtype
 from .state import check_state, own_tensor
 from .writing import checked_target, divided, write
@@ -238,14 +239,14 @@ class GradientAccumulator:
         check_group(group, self._sums)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
         slots = [slot_of(total) for total in self._sums]
-        share = Share(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)
-        shares = gathered(share, group)
-        slots, self._names = agreed_slots(shares)
-        self._own_names = next((share.own_names for share in shares if share.own_names), None)
+        part = ProcessPart(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)
+        parts = gathered(part, group)
+        slots, self._names = agreed_slots(parts)
+        self._own_names = next((part.own_names for part in parts if part.own_names), None)
         self._sums = summed(self._sums, slots, group)
-        self._received = [any(flags) for flags in zip(*(share.received for share in shares if share.slots))]
-        self._count = sum(share.count for share in shares)
-        self._weight = math.fsum(share.weight for share in shares)
+        self._received = [any(flags) for flags in zip(*(part.received for part in parts if part.slots))]
+        self._count = sum(part.count for part in parts)
+        self._weight = math.fsum(part.weight for part in parts)
         self._synchronized = True
 
     def state_dict(self) -> dict[str, Any]:
