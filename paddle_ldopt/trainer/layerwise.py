@@ -1,7 +1,7 @@
 """Layer-wise learning rates in a Trainer: from its arguments to layers, optimizer, schedule and table."""
 
 import functools
-from typing import Any
+from typing import Any, Optional
 
 from paddle import distributed
 
@@ -33,6 +33,7 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     _own_optimizer: Any = None  # the one that we made, without a wrapper
     _own_scheduler: Any = None  # the schedule that we made
+    _num_training_steps: Optional[int] = None  # as far as the Trainer has told them
     _found: Any = None  # the metrics of the training's running evaluation, as long as the schedule's is not among them
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -104,10 +105,13 @@ class LayerwiseRatesMixin(TrainerMixin):
                 apply_layerwise_decay(self.optimizer, layers, decay)
         self._own_optimizer = unwrap(self.optimizer)
         leave_out_frozen(self._own_optimizer)
+        self._tell_steps(self._num_training_steps)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int) -> Any:
         """Return the Trainer's schedule; make it, if it is one of ours and there is none."""
+        self._num_training_steps = num_training_steps
+        self._tell_steps(num_training_steps)
         # PaddleFormers' `freeze_training` has a schedule of its own
         if self.lr_scheduler is None and sets_own_rate(self.optimizer):
             self.lr_scheduler = OwnRate(self.optimizer)
@@ -154,13 +158,17 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     def _begin_training(self) -> None:
         super()._begin_training()
-        if isinstance(optimizer := unwrap(self.optimizer), LayerwiseMixin):
-            optimizer.training_steps = self.state.max_steps
+        self._tell_steps(self.state.max_steps)
         layers = layers_of(unwrap(self.optimizer))
         if layers is not None:
             ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
             table = layers.table(optimizer=all_open(self.optimizer)[0], num_steps=ahead)
             self._tell(f"Learning rates by layer:\n{table}")
+
+    def _tell_steps(self, steps: Optional[int]) -> None:
+        """Tell the optimizer, if there is one, the steps of the training: a decay that moves may need them."""
+        if isinstance(optimizer := unwrap(self.optimizer), LayerwiseMixin):
+            optimizer.training_steps = steps
 
     @property
     def _decay(self) -> LayerDecay:
