@@ -19,7 +19,9 @@ STACK_NAMES = frozenset(["layers", "layer", "h", "block", "blocks", "resblocks",
 STACK_NAMES |= {"albert_layer_groups", "albert_layers", "res", "bb"}
 _ALWAYS_STAGED = frozenset(["res", "bb"])  # ResNets in PaddleDetection, res2.res2a, and in PaddleClas, bb_0_0
 _OUTER_NAMES = frozenset(["encoders", "decoders"])  # stacks, unless their items have stacks: an ensemble of encoders
-_BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "cross_attn", "downsample_layers"])  # parts of blocks that are as large as blocks
+_BESIDE_NAMES = frozenset(
+    ["ffns", "encoder_attn", "cross_attn", "downsample_layers"]
+)  # parts of blocks that are as large as blocks
 _BETWEEN = re.compile(r"^(patch_embed(ding)?s?|norms?)(<i>)?$")  # between two stages
 _FUSED = re.compile(r"^(layers?|stages?|blocks?|res)(\d+)$")  # ResNet: layer1.0, layer2.0
 _BOTH = re.compile(r"^(bb)_(\d+)_(\d+)$")  # a stage and a block in it
@@ -92,7 +94,6 @@ class Stack:
             if row.index or not self.staged:  # a parameter before the first stage belongs to the stem
                 self.numbers[row.name] = self._starts[row.index]
         return True
-
 
     def take_between(self, tower: str, rows: list[_Row]) -> bool:
         """Number a list beside stages that is numbered as they are: SegFormer's patch_embed2 and norm1.

@@ -53,7 +53,7 @@ def vit(n, embeddings, head, prefix=""):
 
 def u2(decoders):
     """Say where PaddleSpeech's U2 models keep things; `decoders` has the number of blocks of each."""
-    embed = "embed after_norm output_layer".split()
+    embed = ["embed", "after_norm", "output_layer"]
     towers = [("encoder.encoders.{3}", "encoder.embed", "encoder.after_norm")]
     for tower, n in decoders.items():
         first, *last = (f"{tower}.{word}" for word in embed)
