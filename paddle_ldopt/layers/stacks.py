@@ -19,9 +19,7 @@ STACK_NAMES = frozenset(["layers", "layer", "h", "block", "blocks", "resblocks",
 STACK_NAMES |= {"albert_layer_groups", "albert_layers", "res", "bb"}
 _ALWAYS_STAGED = frozenset(["res", "bb"])  # ResNets in PaddleDetection, res2.res2a, and in PaddleClas, bb_0_0
 _OUTER_NAMES = frozenset(["encoders", "decoders"])  # stacks, unless their items have stacks: an ensemble of encoders
-_BESIDE_NAMES = frozenset(
-    ["ffns", "encoder_attn", "cross_attn", "downsample_layers"]
-)  # parts of blocks that are as large as blocks
+_BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "cross_attn", "downsample_layers"])  # as large as blocks
 _BETWEEN = re.compile(r"^(patch_embed(ding)?s?|norms?)(<i>)?$")  # between two stages
 _FUSED = re.compile(r"^(layers?|stages?|blocks?|res)(\d+)$")  # ResNet: layer1.0, layer2.0
 _BOTH = re.compile(r"^(bb)_(\d+)_(\d+)$")  # a stage and a block in it
@@ -215,7 +213,7 @@ def _number(digits: str) -> int:
 
 
 def _paths_with_stacks(names: list[str]) -> set[str]:
-    """Return the paths right above lists of blocks, `encoders.0` of ``encoders.0.layers.0``, and `encoders.*` for it."""
+    """Return the paths above lists of blocks, `encoders.0` of ``encoders.0.layers.0``, and `encoders.*` for it."""
     paths = set()
     for name in names:
         parts = name.split(".")
