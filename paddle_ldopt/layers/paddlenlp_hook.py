@@ -96,7 +96,10 @@ def check_ratio(ratio: Any, name: str) -> Any:
 
 
 class HookRatios:
-    """The function parameter -> checked ratio that a hook makes."""
+    """The function parameter -> checked ratio that a hook makes (`layers.ratios.Ratios`)."""
+
+    decay = layers = None
+    is_constant = False  # every step calls the hook anew
 
     def __init__(self, call: Callable[[Any], Any]) -> None:
         self._call = call
@@ -123,6 +126,10 @@ class HookRatios:
         if written and isinstance(ratio, float):
             self.last[param.name] = ratio
         return ratio
+
+    def at(self, progress: Any) -> "HookRatios":
+        """Return the same function: what a hook gives is of now."""
+        return self
 
     def __deepcopy__(self, memo: Any) -> "HookRatios":
         return self  # a copied optimizer shares the hook, which may hold the model

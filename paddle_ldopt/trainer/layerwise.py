@@ -11,7 +11,8 @@ from ..build import OFF, build_optimizer
 from ..config import json_object
 from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
-from ..layers.map import LayerMap
+from ..layers.map import LayerMap, layers_of
+from ..layers.rates import sets_own_rate
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
@@ -19,9 +20,9 @@ from ..schedules import ON_METRIC
 from . import erniekit, lr_scheduler
 from .arguments import LdoptArgumentsMixin
 from .base import TrainerMixin, check_mixed_in_first, name_of
-from .passed import OwnRate, check_passed_optimizer, check_passed_settings, sets_own_rate
+from .passed import OwnRate, check_passed_optimizer, check_passed_settings
 from .stages import gathered, map_layers
-from .unfreezing import all_open, layers_of
+from .unfreezing import all_open
 
 
 class LayerwiseRatesMixin(TrainerMixin):
@@ -156,7 +157,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         super()._begin_training()
         if isinstance(optimizer := unwrap(self.optimizer), LayerwiseMixin):
             optimizer.training_steps = self.state.max_steps
-        layers = layers_of(unwrap(self.optimizer))
+        layers = layers_of(self.optimizer)
         if layers is not None:
             ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
             table = layers.table(optimizer=all_open(self.optimizer)[0], num_steps=ahead)

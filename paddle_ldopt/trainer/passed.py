@@ -10,6 +10,8 @@ from ..build import OFF
 from ..config import json_object
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
+from ..layers.rates import sets_own_rate
+from ..layers.ratios import decay_of
 from ..optimizers.registry import REGISTRY
 
 
@@ -25,11 +27,6 @@ class OwnRate(LRScheduler):
         return float(self.optimizer.get_lr())
 
 
-def sets_own_rate(optimizer: Any) -> bool:
-    """Return whether an optimizer takes its rate from its own steps, so that a scheduler beside it has no effect."""
-    return bool(getattr(unwrap(optimizer), "sets_own_rate", False))
-
-
 def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
     """Raise if the Trainer, given `optimizers=(optimizer, scheduler)`, would not do what its arguments say."""
     check_wrapper_state(optimizer)
@@ -39,7 +36,7 @@ def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: La
     chosen = REGISTRY.get(optim)
     if chosen is not None and not isinstance(optimizer, chosen.cls):
         raise _ignored("`optim`", "leave one of them out", f"optim={shown(optim)}, optimizers=({name}, ...)")
-    own = getattr(getattr(optimizer, "ratio_of", None), "decay", None)
+    own = decay_of(optimizer)
     if decay not in (own, OFF):
         raise _ignored(
             "the arguments' layer-wise decay",

@@ -369,7 +369,7 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
         for event in ("on_train_begin", "on_step_begin", "on_optimizer_begin", "on_step_end"):
             getattr(callback, event)(None, state, None, model=model, **given)
     logs.extra_logs(), report.write({}, {})
-    mixin._hook_ratios(optimizer, model), passed.sets_own_rate(optimizer)
+    mixin._hook_ratios(optimizer, model), rates.sets_own_rate(optimizer)
     passed.check_passed_optimizer(optimizer, schedule, "", layerwise.OFF)
     [optimizer.layerwise_ratio(param) for param in model.parameters()]
     assert not written
