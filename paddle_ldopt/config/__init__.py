@@ -1,6 +1,6 @@
 """All settings of optimizer, layers and schedule in one object; the problems of settings; files of settings."""
 
-from .decay import DecaySettings, decay_of, decay_problems, option_of, settings_of, with_decay_settings
+from .decay import DecaySettings, decay_from, decay_problems, option_of, settings_of, with_decay_settings
 from .files import json_object, read_yaml
 from .problems import option_problems
 from .settings import BUILT_IN, LdoptConfig
@@ -9,7 +9,7 @@ __all__ = [
     "BUILT_IN",
     "DecaySettings",
     "LdoptConfig",
-    "decay_of",
+    "decay_from",
     "decay_problems",
     "json_object",
     "option_of",

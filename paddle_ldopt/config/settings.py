@@ -85,7 +85,7 @@ class LdoptConfig(DecaySettings):
         tell_all(config_problems(self, _defaults(type(self))))
         for field in _defaults(type(self)):  # plain numbers, for JSON; copies, whose changes would go unchecked
             object.__setattr__(self, field, _copied(getattr(self, field)))
-        for field, value in settings_of(self.layerwise_rule).items():
+        for field, value in settings_of(self.layerwise_decay).items():
             object.__setattr__(self, field, value)
         object.__setattr__(self, "layerwise_granularity", str(self.layerwise_granularity))
 
@@ -99,7 +99,7 @@ class LdoptConfig(DecaySettings):
         opt = build_optimizer(
             self.optim,
             model,
-            decay=self.layerwise_rule,
+            decay=self.layerwise_decay,
             rules=self.layerwise_rules,
             granularity=checked_granularity(self.layerwise_granularity),
             max_grad_norm=self.max_grad_norm,
@@ -107,7 +107,7 @@ class LdoptConfig(DecaySettings):
             **({} if schedule is None else {"learning_rate": schedule}),
             **self.optim_kwargs,
         )
-        if self.layerwise_rule.moves:
+        if self.layerwise_decay.moves:
             opt.training_steps = num_training_steps
             opt.layerwise_ratio(parameters_of(opt)[0])  # raises if nobody knows the steps
         return opt, AdafactorSchedule(opt) if schedule is None and isinstance(opt, Adafactor) else schedule
@@ -177,7 +177,7 @@ class LdoptConfig(DecaySettings):
         kwargs.update(json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs"))
         if kind in ON_METRIC and args.greater_is_better is not None:
             kwargs["mode"] = "max" if args.greater_is_better else "min"
-        own = settings_of(args.layerwise_rule) if isinstance(args, DecaySettings) else {}
+        own = settings_of(args.layerwise_decay) if isinstance(args, DecaySettings) else {}
         rules = json_object(getattr(args, "layerwise_rules", None), "layerwise_rules")
         return cls(
             optim=optim,

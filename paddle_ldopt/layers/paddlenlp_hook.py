@@ -191,7 +191,7 @@ def _bind(hook: Callable[..., Any], settings: tuple[Any, ...]) -> tuple[Callable
 
 
 def check_documented_hook(names: list[str]) -> None:
-    """Raise if PaddleNLP's rule finds no block among the structured `names`, warn if it passes numbered blocks over."""
+    """Raise if PaddleNLP's hook finds no block among the structured `names`, warn if it passes numbered blocks over."""
     others = [name for name in names if not _ENCODER_BLOCK.search(name)]
     if len(others) == len(names):
         raise ValueError(

@@ -34,7 +34,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the one that `opt` was built with, or None if `opt` sets
       its rate itself (`relative_step`, a `Lamb` with a callable). A layer-wise decay, its layers and the options are
       then `opt`'s own; if the arguments (`layerwise_rules`, `optim_kwargs`) ask for some too, both must be the same.
-    - Checkpoints hold a record of the rule, the optimizer's class, the layer map and `GradualUnfreezeCallback`. A
+    - Checkpoints hold a record of the decay, the optimizer's class, the layer map and `GradualUnfreezeCallback`. A
       resume with others is refused unless ``allow_layerwise_change`` is given. They also hold ``ldopt_config.json``,
       the arguments as an `LdoptConfig`, if they made the optimizer.
     - In a distributed training all processes use the same rates, those of the whole model: a pipeline's stages agree on

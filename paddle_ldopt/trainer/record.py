@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from .._messages import refusal
 from ..build import OFF
-from ..config import decay_of, settings_of
+from ..config import decay_from, settings_of
 from ..layers.map import Layer, LayerMap
 from ..saving import record as records
 from .folders import FORMAT, RECORD, read_json
@@ -71,7 +71,7 @@ def _is_active(record: dict[str, Any]) -> bool:
     """Return whether the settings give any layer another rate than the others."""
     ratios = record["ratios"] or {}
     return (
-        decay_of(record["rule"]) != OFF
+        decay_from(record["rule"]) != OFF
         or any(ratio != 1.0 for ratio in ratios.values())
         or record["unfreeze_every_k_steps"] is not None
     )
@@ -91,7 +91,7 @@ def _frozen(record: dict[str, Any]) -> set[str]:
     layers = {name: Layer(*place) for name, place in (record["layers"] or {}).items()}
     if not layers:
         return set()
-    ratios = LayerMap(layers, record["towers"]).ratio_fn(decay_of(record["rule"]))
+    ratios = LayerMap(layers, record["towers"]).ratio_fn(decay_from(record["rule"]))
     return {name for name in layers if ratios.of(name) == 0}
 
 
@@ -125,7 +125,7 @@ def _settings(record: dict[str, Any], now: dict[str, Any], with_layers: bool) ->
     """Return what is compared of a record, as `saving.record.differences` takes it."""
     unfrozen = record.get("unfreeze_every_k_steps", now.get("unfreeze_every_k_steps"))  # not in those of version 0.1
     return {
-        "rule": settings_of(decay_of(record["rule"])),
+        "rule": settings_of(decay_from(record["rule"])),
         "optimizer": {
             "the optimizer": record["optimizer"],
             "every_k_steps of GradualUnfreezeCallback": unfrozen or "not used",

@@ -155,6 +155,7 @@ class FusedMixin(CollectingMixin):
             and _why_not_here() is None
             and bool(params)
             and not isinstance(params[0], dict)
+            and params[0].place.is_cpu_place()
             and not _paddle.in_to_static_mode()
             and not paddle.distributed.is_initialized()
             and (clip is None or (by_norm and not (clip.auto_skip_clip or self._clips_values())))

@@ -27,7 +27,7 @@ class OwnRate(LRScheduler):
         return float(self.optimizer.get_lr())
 
 
-def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
+def check_given_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
     """Raise if the Trainer, given `optimizers=(optimizer, scheduler)`, would not do what its arguments say."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
@@ -42,11 +42,11 @@ def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: La
             "the arguments' layer-wise decay",
             "leave `layerwise_lr_decay` and its kin at their defaults, or build the optimizer with the same decay "
             "(`layers` and `layerwise_decay`, or apply_layerwise_decay)",
-            f"layerwise_rule={decay}, and {name} with {own or 'no LayerDecay'}",
+            f"layerwise_decay={decay}, and {name} with {own or 'no LayerDecay'}",
         )
 
 
-def check_passed_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) -> None:
+def check_given_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) -> None:
     """Raise if an optimizer has other options than `optim_kwargs`, or other layers than `layerwise_rules` make."""
     optimizer = unwrap(optimizer)
     name = type(optimizer).__name__
