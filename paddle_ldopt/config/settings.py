@@ -7,7 +7,7 @@ import json
 import types
 from typing import Any, Optional
 
-from .._checks import checked_steps, plain_number
+from .._checks import plain_number
 from .._files import Path, checked_path
 from .._messages import refusal, tell_all, unknown, wrong_type
 from .._paddle import parameters_of
@@ -15,6 +15,7 @@ from ..build import OPTIMIZERS, build_optimizer
 from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules import ON_METRIC
+from ..schedules.factory import SCHEDULES
 from .decay import DecaySettings, settings_of, with_decay_settings
 from .files import json_object, read_json, read_yaml
 from .problems import build_schedule, config_problems
@@ -95,7 +96,7 @@ class LdoptConfig(DecaySettings):
         The optimizer takes its rate from the schedule; with a relative step it is an `AdafactorSchedule`, or None for
         Came. Schedules that need `num_training_steps` raise ValueError without it.
         """
-        schedule = None if self.learning_rate is None else self._schedule(num_training_steps)
+        schedule = None if self.learning_rate is None else build_schedule(self, num_training_steps)
         opt = build_optimizer(
             self.optim,
             model,
@@ -111,14 +112,6 @@ class LdoptConfig(DecaySettings):
             opt.training_steps = num_training_steps
             opt.layerwise_ratio(parameters_of(opt)[0])  # raises if nobody knows the steps
         return opt, AdafactorSchedule(opt) if schedule is None and isinstance(opt, Adafactor) else schedule
-
-    def _schedule(self, steps: Optional[int]) -> Any:
-        if not self.warmup_ratio:
-            return build_schedule(self, self.warmup_steps, steps)
-        if steps is None:
-            advice = "`warmup_ratio` is a part of all steps: give their number."
-            raise refusal(ValueError, advice, num_training_steps=None)
-        return build_schedule(self, int(self.warmup_ratio * checked_steps(steps, "num_training_steps")), steps)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LdoptConfig":
@@ -172,9 +165,7 @@ class LdoptConfig(DecaySettings):
             options.update({name: value for name, value in mapped.items() if value != info.options[name].default})
         if args.fp16_opt_level == "O2":
             options["multi_precision"] = True
-        kwargs = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
-        kwargs = {field: value for field, value in kwargs.items() if value != _defaults(type(args))[field]}
-        kwargs.update(json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs"))
+        kwargs = schedule_kwargs(args, kind)
         if kind in ON_METRIC and args.greater_is_better is not None:
             kwargs["mode"] = "max" if args.greater_is_better else "min"
         own = settings_of(args.layerwise_decay) if isinstance(args, DecaySettings) else {}
@@ -211,6 +202,13 @@ class LdoptConfig(DecaySettings):
             out["greater_is_better"] = kwargs.pop("mode") == "max"
         out.update(optim_kwargs=options or None, lr_scheduler_kwargs=kwargs or None)
         return {name: json.dumps(value) if isinstance(value, dict) else value for name, value in out.items()}
+
+
+def schedule_kwargs(args: Any, kind: str) -> dict[str, Any]:
+    """Return the options of a schedule of that kind that a Trainer's arguments set, by whatever field."""
+    fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
+    own = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
+    return {**own, **json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs")}
 
 
 def _defaults(cls: Any) -> dict[str, Any]:

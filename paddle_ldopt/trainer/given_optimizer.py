@@ -82,7 +82,7 @@ def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
     if sets_own:
         remedy, rate = "it sets its rate itself, so give optimizers=(opt, None)", "its own"
     elif scheduled:
-        remedy, rate = "give optimizers=(opt, opt._learning_rate), the scheduler it was built with", type(own).__name__
+        remedy, rate = "give optimizers=(opt, scheduler) with the scheduler it was built with", type(own).__name__
     else:
         constant = "scheduler = paddle.optimizer.lr.LambdaDecay(lr, lambda step: 1) keeps the rate constant"
         remedy, rate = f"build it with a scheduler and give both; {constant}", own

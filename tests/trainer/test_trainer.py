@@ -556,7 +556,7 @@ OTHER = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
             "adamw",
             None,
             {},
-            "give optimizers=(opt, opt._learning_rate), the scheduler it was built with. Received: optimizers=(AdamW, "
+            "give optimizers=(opt, scheduler) with the scheduler it was built with. Received: optimizers=(AdamW, "
             "None), where the learning_rate of AdamW is LambdaDecay",
         ),
         (
