@@ -56,8 +56,8 @@ def with_decay_settings(dict_type: Any) -> Callable[[Class], Class]:
 
 def decay_from(settings: Mapping[str, Any]) -> LayerDecay:
     """Return the decay of the settings by their names, as of a record; options that they lack have their defaults."""
-    given = {field: settings.get(name, OPTIONS[field].default) for field, name in SETTINGS.items()}
-    return LayerDecay(**{field: option_of(value, field) for field, value in given.items()})
+    values = {field: settings.get(name, OPTIONS[field].default) for field, name in SETTINGS.items()}
+    return LayerDecay(**{field: option_of(value, field) for field, value in values.items()})
 
 
 def settings_of(decay: LayerDecay) -> dict[str, Any]:

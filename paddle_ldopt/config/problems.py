@@ -45,7 +45,7 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     may_be_none = ("learning_rate", "layerwise_rules")
     checks = {name: (check, getattr(config, name)) for name, check in _CHECKS.items()}
     unreadable = list(
-        refused({name: given for name, given in checks.items() if name not in may_be_none or given[1] is not None})
+        refused({name: check for name, check in checks.items() if name not in may_be_none or check[1] is not None})
     )
     yield from [*unreadable, *decay_problems(config)]
     yield from _optimizer_problems(config, bool(unreadable))
@@ -132,9 +132,9 @@ def _sets_its_rate(config: Any) -> bool:
 
 def _idle_schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
-    given = {name: getattr(config, name) for name in schedule if getattr(config, name) != defaults[name]}
-    if given:
-        yield problem("No schedule has an effect while `learning_rate` is None: the step sets it.", **given)
+    settings = {name: getattr(config, name) for name in schedule if getattr(config, name) != defaults[name]}
+    if settings:
+        yield problem("No schedule has an effect while `learning_rate` is None: the step sets it.", **settings)
 
 
 def _config_schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
@@ -144,8 +144,8 @@ def _config_schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
         return
     if unreadable:
         return
-    given = {"warmup_steps": config.warmup_steps, "warmup_ratio": config.warmup_ratio}
-    if all(given.values()):
-        yield problem("`warmup_steps` and `warmup_ratio` exclude each other.", **given)
-    yield from SCHEDULES[kind].idle_warmup(**given)
+    warmup = {"warmup_steps": config.warmup_steps, "warmup_ratio": config.warmup_ratio}
+    if all(warmup.values()):
+        yield problem("`warmup_steps` and `warmup_ratio` exclude each other.", **warmup)
+    yield from SCHEDULES[kind].idle_warmup(**warmup)
     yield from schedule_problems(config, MANY_STEPS)

@@ -119,9 +119,9 @@ class LdoptConfig(DecaySettings):
         if not isinstance(values, dict):
             raise wrong_type(values, "values", "a dict of settings")
         known = _defaults(cls)
-        wrong = (unknown("setting", key, value, known) for key, value in values.items() if key not in known)
+        unknown_settings = (unknown("setting", key, value, known) for key, value in values.items() if key not in known)
         valid = {key: value for key, value in values.items() if key in known}
-        tell_all(itertools.chain(wrong, config_problems(types.SimpleNamespace(**{**known, **valid}), known)))
+        tell_all(itertools.chain(unknown_settings, config_problems(types.SimpleNamespace(**{**known, **valid}), known)))
         return cls(**valid)
 
     def to_dict(self) -> dict[str, Any]:

@@ -126,8 +126,8 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
     def check_trainer(self) -> None:
         """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
         args: Any = self
-        given, off = settings_of(super().layerwise_decay), settings_of(OFF)
-        asked = {name: value for name, value in given.items() if value != off[name]}
+        settings, off = settings_of(super().layerwise_decay), settings_of(OFF)
+        asked = {name: value for name, value in settings.items() if value != off[name]}
         if name_of(args.optim) in REGISTRY:
             asked["optim"] = name_of(args.optim)
         if lr_scheduler.is_ours(args):

@@ -42,12 +42,12 @@ class LayerLRCallback(Callback):
         self.layers = layers
         self._step: Any = None  # the optimizer, and its rate in the last step
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Find the layers."""
         if not self.attached:
             remedy = "class MyTrainer(LdoptTrainerMixin, Trainer). Received: a Trainer without it"
             raise TypeError(f"LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: {remedy}")
-        layers = _find_layers(self.layers, optimizer, given.get("model"))
+        layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
         towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
         short = short_names(towers)
@@ -91,16 +91,16 @@ class ScheduleCallback(Callback):
         check_picture(path)
         self.path, self.layers = os.fspath(path), layers
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Print and write the schedule."""
-        lr_scheduler, remedy = given.get("lr_scheduler"), "leave it out; LayerLRCallback logs what comes of it."
+        lr_scheduler, remedy = kwargs.get("lr_scheduler"), "leave it out; LayerLRCallback logs what comes of it."
         if follows_metric(lr_scheduler):
             problem = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
             raise refusal(ValueError, f"{problem}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
         if sets_own_rate(optimizer):
             problem = "ScheduleCallback cannot show the schedule of an optimizer that sets its rate itself"
             raise refusal(ValueError, f"{problem}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
-        layers = _find_layers(self.layers, optimizer, given.get("model"))
+        layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         first, rates = schedule_rates(lr_scheduler, state.max_steps)
         rates = [rate / rate_divisor(optimizer, first + i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # a run that was over when it was resumed

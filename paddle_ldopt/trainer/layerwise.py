@@ -42,8 +42,8 @@ class LayerwiseRatesMixin(TrainerMixin):
         check_mixed_in_first(cls, LayerwiseRatesMixin, "create_optimizer")
 
     def __init__(self, *args: Any, **kwargs: Any):
-        for given in (*args, *kwargs.values()):
-            _serve(given)
+        for argument in (*args, *kwargs.values()):
+            _serve(argument)
         super().__init__(*args, **kwargs)
 
     @functools.cached_property
@@ -194,8 +194,8 @@ class LayerwiseRatesMixin(TrainerMixin):
         if not self._schedule_is_ours:
             return
         kind, ignored = name_of(self.args.lr_scheduler_type), "so `lr_scheduler_type` would be ignored: leave"
-        given = unwrap(self.optimizer), self.lr_scheduler
-        received: dict[str, Any] = {"optimizers": tuple(type(value).__name__ for value in given)}
+        optimizers = unwrap(self.optimizer), self.lr_scheduler
+        received: dict[str, Any] = {"optimizers": tuple(type(value).__name__ for value in optimizers)}
         if sets_own_rate(self.optimizer):
             problem = f"The optimizer sets its rate itself, {ignored} it out."
         elif self.lr_scheduler is not None and self.lr_scheduler is not self._own_scheduler:

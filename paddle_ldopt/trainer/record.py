@@ -15,7 +15,7 @@ from .folders import FORMAT, RECORD, read_json
 
 _SAME_STATE = {"AdamW", "AdamWDL"}  # one can go on with what the other saved
 _SHOWN = 3  # differences of one kind
-_SAID = {
+_SENTENCES = {
     "rule": "{where} was {was!r} in the checkpoint and is {now!r} now",
     "optimizer": "{where} was {was} in the checkpoint and is {now} now",
     "towers": "the stack '{where}' had {was} blocks in the checkpoint and has {now} now",
@@ -40,10 +40,10 @@ def check_record(folder: str, record: dict[str, Any], allowed: bool, new_optimiz
     found, classes, received = differences(was, record), {was["optimizer"], record["optimizer"]}, {}
     layouts = was.get("layout", record["layout"]), record["layout"]
     if layouts[0] != layouts[1] and _has_parts(folder):
-        said = ", ".join(f"{name}={degree}" for name, degree in layouts[0].items())
+        layout = ", ".join(f"{name}={degree}" for name, degree in layouts[0].items())
         received = layouts[1]
         problem = (
-            f"The checkpoint was saved in another layout, {said}, and its optimizer's state is in parts that fit no "
+            f"The checkpoint was saved in another layout, {layout}, and its optimizer's state is in parts that fit no "
             "other: resume in that layout, or begin a new training from the checkpoint's weights."
         )
     elif len(classes) > 1 and classes != _SAME_STATE:
@@ -115,9 +115,9 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
         found.pop("layers", None)
     out = []
     for setting, places in found.items():
-        said = [_said(setting, where, *values) for where, values in places.items()]
-        more = len(said) - _SHOWN if setting in ("layers", "ratios") else 0
-        out += [*said[:_SHOWN], f"and {more} more"] if more > 0 else said
+        lines = [_sentence(setting, where, *values) for where, values in places.items()]
+        more = len(lines) - _SHOWN if setting in ("layers", "ratios") else 0
+        out += [*lines[:_SHOWN], f"and {more} more"] if more > 0 else lines
     return out
 
 
@@ -136,7 +136,7 @@ def _settings(record: dict[str, Any], now: dict[str, Any], with_layers: bool) ->
     }
 
 
-def _said(setting: str, where: str, was: Any, now: Any) -> str:
+def _sentence(setting: str, where: str, was: Any, now: Any) -> str:
     if setting == "towers":
         was, now = (0 if blocks is records.ABSENT else blocks for blocks in (was, now))
     elif now is records.ABSENT:
@@ -145,4 +145,4 @@ def _said(setting: str, where: str, was: Any, now: Any) -> str:
         return f"'{where}' is not in the checkpoint"
     elif setting == "layers":
         was, now = (Layer(*layer).label for layer in (was, now))
-    return _SAID[setting].format(where=where, was=was, now=now)
+    return _SENTENCES[setting].format(where=where, was=was, now=now)

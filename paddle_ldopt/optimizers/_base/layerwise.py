@@ -144,8 +144,10 @@ class LayerwiseMixin(_Base):
         known = self._known_names()
         new = [param.name for param in flatten_groups([param_group]) if known and param.name not in known]
         if new:
-            wrong = "The parameters of an optimizer are those it was built with: give others an optimizer of their own."
-            raise ValueError(f"{wrong} Received: {len(new)} more parameters, such as '{new[0]}'")
+            problem = (
+                "The parameters of an optimizer are those it was built with: give others an optimizer of their own."
+            )
+            raise ValueError(f"{problem} Received: {len(new)} more parameters, such as '{new[0]}'")
         super()._add_param_group(param_group)
 
     @contextlib.contextmanager

@@ -18,25 +18,27 @@ def ratio_fn(layers: Any, layerwise_decay: Any) -> LayerRatios:
 def ratios_of_layers(layers: Any, layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> LayerRatios:
     """Return the ratio of each parameter by a LayerMap, raise if an argument contradicts it."""
     if hook is not layerwise_lr_decay or name_dict is not None:
-        wrong = "`layers` takes the place of `name_dict` and `set_param_lr_fun`: give one or the other."
-        raise refusal(ValueError, wrong, name_dict=name_dict, set_param_lr_fun=hook)
+        problem = "`layers` takes the place of `name_dict` and `set_param_lr_fun`: give one or the other."
+        raise refusal(ValueError, problem, name_dict=name_dict, set_param_lr_fun=hook)
     ratio_of = ratio_fn(layers, layerwise_decay)
     if n_layers != N_LAYERS:
-        wrong = f"`layers` knows that there are {layers.n_layers} blocks, so `n_layers` would be ignored: leave it out."
-        raise refusal(ValueError, wrong, n_layers=n_layers)
+        problem = (
+            f"`layers` knows that there are {layers.n_layers} blocks, so `n_layers` would be ignored: leave it out."
+        )
+        raise refusal(ValueError, problem, n_layers=n_layers)
     return ratio_of
 
 
 def ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> Optional[HookRatios]:
     """Return the ratio of each parameter by a hook, None if all are 1; raise if a decay would change nothing."""
     if hasattr(layerwise_decay, "layerwise_decay"):
-        wrong = "A LayerDecay as `layerwise_decay` needs `layers` beside it."
-        raise refusal(TypeError, wrong, layerwise_decay=layerwise_decay, layers=None)
+        problem = "A LayerDecay as `layerwise_decay` needs `layers` beside it."
+        raise refusal(TypeError, problem, layerwise_decay=layerwise_decay, layers=None)
     decay, documented = check_decay(layerwise_decay), hook is layerwise_lr_decay
     if decay != 1.0 and (hook is None or (documented and name_dict is None)):
         needs = "`layers` (LayerMap.from_model(model)), or `name_dict` and `set_param_lr_fun`"
-        given = {"layerwise_decay": layerwise_decay, "name_dict": name_dict, "set_param_lr_fun": hook}
-        raise refusal(ValueError, f"`layerwise_decay` has no effect without {needs}.", **given)
+        received = {"layerwise_decay": layerwise_decay, "name_dict": name_dict, "set_param_lr_fun": hook}
+        raise refusal(ValueError, f"`layerwise_decay` has no effect without {needs}.", **received)
     if hook is None or (documented and decay == 1.0):  # `name_dict` may be there for its names alone
         return None
     return adapt_hook(hook, decay, name_dict, n_layers)
