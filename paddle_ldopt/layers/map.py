@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, Union
 from .._checks import checked_steps
 from .._files import Path
 from .._messages import refusal, shown, some
-from .._paddle import checked_model, own_parameters, sublayers, unwrap_model
+from .._paddle import checked_model, name_dict_of, own_parameters, sublayers, unwrap_model
 from ..plots import plot_table
 from .decay import LayerDecay, as_decay
 from .fronts import Fact
@@ -94,7 +94,7 @@ class LayerMap:
         """
         model, granularity = unwrap_model(checked_model(model)), checked_granularity(granularity)
         parameters = dict(model.named_parameters())
-        own_names = {param.name: name for name, param in parameters.items()}
+        own_names = name_dict_of(model)
         facts: dict[str, Fact] = {}  # by structured name, all names of a shared parameter
         for path, sublayer in _all_paths(model):
             for key, param in own_parameters(sublayer).items():

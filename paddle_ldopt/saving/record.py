@@ -12,7 +12,7 @@ import safetensors
 from paddle.optimizer.lr import LRScheduler
 
 from .._messages import quoted, refusal, shown
-from .._paddle import grad_clip, inner_clip, parameters_of, rate_source
+from .._paddle import dtype_name, grad_clip, inner_clip, parameters_of, rate_source
 from ..layers.map import layers_of
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..layers.ratios import LayerRatios, moves
@@ -35,7 +35,7 @@ def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[An
         layer = {} if at is None else {"layer": [at.tower, at.index, at.depth]}
         parameters[names[param.name]] = {
             "shape": list(param.shape),
-            "dtype": str(param.dtype).rpartition(".")[2],
+            "dtype": dtype_name(param.dtype),
             "options": _index(options, own),
             "decayed": bool(optimizer.has_weight_decay(param)),
             "ratio": _ratio(optimizer, param),

@@ -3,7 +3,7 @@
 import functools
 from typing import Any, Optional
 
-from .._paddle import parameters_of, unwrap
+from .._paddle import name_dict_of, parameters_of, unwrap
 from ..build import OFF, OPTIMIZERS
 from ..config import LdoptConfig, settings_of
 from ..layers.map import layers_of
@@ -125,6 +125,6 @@ def _hook_ratios(optimizer: Any, model: Any) -> Optional[dict[str, float]]:
     ratios = ratios_of(optimizer)
     if ratios is None or ratios.decay is not None:
         return None
-    names = {param.name: name for name, param in model.named_parameters()}
+    names = name_dict_of(model)
     trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]
     return {names.get(param.name, param.name): float(optimizer.layerwise_ratio(param)) for param in trained}

@@ -28,43 +28,71 @@ def check_record(folder: str, record: dict[str, Any], allowed: bool, new_optimiz
     """Return the allowed differences between the record in a checkpoint and that of now; raise if they are refused."""
     was = _read_record(folder)
     if was is None:
-        found = [f"the checkpoint has no {RECORD}"] if _is_active(record) else []
-        if found and not allowed:
-            problem = (
-                f"The checkpoint has no {RECORD}, so it is unknown which layer-wise decay it was trained with (a "
-                "Trainer without LdoptTrainerMixin has none): give `allow_layerwise_change` to go on from it with the "
-                "decay that is asked for now."
-            )
-            raise refusal(ValueError, problem, resume_from_checkpoint=folder)
-        return found
-    found, classes, received = differences(was, record), {was["optimizer"], record["optimizer"]}, {}
-    layouts = was.get("layout", record["layout"]), record["layout"]
-    if layouts[0] != layouts[1] and _has_parts(folder):
-        layout = ", ".join(f"{name}={degree}" for name, degree in layouts[0].items())
-        received = layouts[1]
+        return _without_record(folder, record, allowed)
+    found = differences(was, record)
+    _check_layout(folder, was, record)
+    _check_optimizer(folder, was, record)
+    if not allowed:
+        _check_settings(folder, found)
+    if new_optimizer:
+        _check_frozen(folder, was, record)
+    return found
+
+
+def _without_record(folder: str, record: dict[str, Any], allowed: bool) -> list[str]:
+    """Return what to say of a checkpoint without a record; raise if layer-wise rates need one that is not there."""
+    if not _is_active(record):
+        return []
+    if not allowed:
         problem = (
-            f"The checkpoint was saved in another layout, {layout}, and its optimizer's state is in parts that fit no "
+            f"The checkpoint has no {RECORD}, so it is unknown which layer-wise decay it was trained with (a Trainer "
+            "without LdoptTrainerMixin has none): give `allow_layerwise_change` to go on from it with the decay that "
+            "is asked for now."
+        )
+        raise refusal(ValueError, problem, resume_from_checkpoint=folder)
+    return [f"the checkpoint has no {RECORD}"]
+
+
+def _check_layout(folder: str, was: dict[str, Any], record: dict[str, Any]) -> None:
+    layout = was.get("layout", record["layout"])
+    if layout != record["layout"] and _has_parts(folder):
+        degrees = ", ".join(f"{name}={degree}" for name, degree in layout.items())
+        problem = (
+            f"The checkpoint was saved in another layout, {degrees}, and its optimizer's state is in parts that fit no "
             "other: resume in that layout, or begin a new training from the checkpoint's weights."
         )
-    elif len(classes) > 1 and classes != _SAME_STATE:
+        raise refusal(ValueError, problem, resume_from_checkpoint=folder, **record["layout"])
+
+
+def _check_optimizer(folder: str, was: dict[str, Any], record: dict[str, Any]) -> None:
+    classes = {was["optimizer"], record["optimizer"]}
+    if len(classes) > 1 and classes != _SAME_STATE:
         problem = (
             f"The state of {was['optimizer']} cannot be loaded into {record['optimizer']}: resume with the same "
             "optimizer, or start a new run from the checkpoint's weights."
         )
-    elif found and not allowed:
+        raise refusal(ValueError, problem, resume_from_checkpoint=folder)
+
+
+def _check_settings(folder: str, found: list[str]) -> None:
+    if found:
         problem = (
             f"The checkpoint was trained with other layer-wise settings: {'; '.join(found)}. Use the same, or give "
             "`allow_layerwise_change` to go on with those of now."
         )
-    elif new_optimizer and (thawed := _frozen(was) - _frozen(record)):  # Paddle would miss their state
-        received = {"layerwise_freeze_below": record["rule"]["layerwise_freeze_below"]}
+        raise refusal(ValueError, problem, resume_from_checkpoint=folder)
+
+
+def _check_frozen(folder: str, was: dict[str, Any], record: dict[str, Any]) -> None:
+    """Raise if a parameter that is frozen no longer has no state in the checkpoint: Paddle would miss it."""
+    thawed = _frozen(was) - _frozen(record)
+    if thawed:
         problem = (
             f"{len(thawed)} parameters, such as '{min(thawed)}', were frozen in the checkpoint and have no optimizer "
             "state in it: freeze the same layers, or begin a new training from the checkpoint's weights."
         )
-    else:
-        return found
-    raise refusal(ValueError, problem, resume_from_checkpoint=folder, **received)
+        below = record["rule"]["layerwise_freeze_below"]
+        raise refusal(ValueError, problem, resume_from_checkpoint=folder, layerwise_freeze_below=below)
 
 
 def _is_active(record: dict[str, Any]) -> bool:

@@ -6,10 +6,9 @@ import pytest
 
 from paddle_ldopt import kernels
 
-_WHY_NOT = (
-    kernels.why_not() if paddle.get_device() == "cpu" else f"the C library steps on a CPU, not {paddle.get_device()}"
-)
-needs_library = pytest.mark.skipif(_WHY_NOT is not None, reason=str(_WHY_NOT))
+_DEVICE = paddle.get_device()
+_REASON = kernels.unsupported_reason() if _DEVICE == "cpu" else f"the C library steps on a CPU, not {_DEVICE}"
+needs_library = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
 
 
 def adamw(params, grads, ratios, *, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.01, decayed=None):

@@ -36,7 +36,7 @@ EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 @pytest.fixture
 def paddles_operations(monkeypatch):
     """The C library rounds in another way than Paddle's AdamW, and these tests compare bits."""
-    monkeypatch.setattr(kernels, "why_not", lambda: "it is not wanted here")
+    monkeypatch.setattr(kernels, "unsupported_reason", lambda: "it is not wanted here")
     monkeypatch.setattr(_fused, "_warn_once", lambda message: None)
 
 
