@@ -215,7 +215,7 @@ def _number(digits: str) -> int:
 
 
 def _paths_with_stacks(names: list[str]) -> set[str]:
-    """Return the paths right above lists of blocks, `encoders.0` of ``encoders.0.layers.0``, and `encoders.*` for it."""
+    """Return the paths above lists of blocks, `encoders.0` of ``encoders.0.layers.0``, and `encoders.*` for it."""
     paths = set()
     for name in names:
         parts = name.split(".")
