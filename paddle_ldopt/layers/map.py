@@ -17,7 +17,7 @@ from .fronts import Fact
 from .granularity import Granularity, checked_granularity
 from .places import Layer, place
 from .rates import planned_rates, rates_of_optimizer
-from .ratios import LayerRatios
+from .ratios import LayerRatios, ratios_of
 from .table import LayerTable
 from .user_rules import Rules
 
@@ -207,6 +207,12 @@ class LayerMap:
             "towers": dict(self.towers),
             "layers": {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()},
         }
+
+
+def layers_of(optimizer: Any) -> Optional[LayerMap]:
+    """Return the LayerMap that an optimizer has its ratios from, None if they come from a hook or it has none."""
+    ratios = ratios_of(optimizer)
+    return None if ratios is None else ratios.layers
 
 
 def _checked_names(names: Iterable[str]) -> list[str]:

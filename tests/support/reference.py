@@ -72,7 +72,7 @@ def bert_like(seed=0, n_layers=3, steps=6, hidden=5):
 
 
 def llrd_ratio(name, decay, n_layers):
-    """PaddleNLP's documented rule, written a second time."""
+    """PaddleNLP's documented hook, written a second time."""
     if "encoder.layers." in name:
         return decay ** (n_layers - int(name.split("encoder.layers.")[1].split(".")[0]))
     return decay ** (n_layers + 1) if "embedding" in name else 1.0

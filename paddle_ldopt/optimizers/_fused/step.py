@@ -221,7 +221,7 @@ class FusedMixin(CollectingMixin):
         if kept is not None and kept[0] is ratio_of and kept[1] is params and kept[2] == frozen:
             return kept[3]
         ratios = [0.0 if idle else ratio_of(param) for param, idle in zip(params, frozen)]
-        if getattr(ratio_of, "is_constant", False):  # a LayerMap's
+        if ratio_of.is_constant:  # a LayerMap's
             self._kept_ratios = ratio_of, params, frozen, ratios
         return ratios
 
