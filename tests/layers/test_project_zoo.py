@@ -19,7 +19,7 @@ NAMES = dict(line.split(": ", 1) for line in LINES if not line.startswith("#"))
 
 
 def resnet(depths, stem, head="", prefix=""):
-    """Say where ResNets of PaddleDetection (res2.res2a), PaddleSeg and PaddleClas (bb_0_0) keep things."""
+    """Say where the ResNets of PaddleDetection (res2.res2a), PaddleSeg and PaddleClas (bb_0_0) keep things."""
     if prefix.endswith("res"):
         blocks = [f"{prefix}{i}.res{i}{{{','.join('abcdef'[:n])}}}" for i, n in enumerate(depths, 2)]
     else:
