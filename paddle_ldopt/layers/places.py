@@ -170,7 +170,8 @@ def _guesses_of_lists(
             guesses.append(f"'{stack.tower}' is called like a head or an embedding and counts as {tower}")
     for tower, length in others.items():
         if length >= 3:
-            where = next((layer.label for name, layer in layers.items() if name.startswith(f"{tower}.")), "one layer")
+            start = tower.partition("<i>")[0] if "<i>" in tower else f"{tower}."
+            where = next((layer.label for name, layer in layers.items() if name.startswith(start)), "one layer")
             guesses.append(f"'{tower}' is a list of {length} items that count as one layer ({where})")
     if not stacks and placed_ids and len(placed_ids) <= deepest - min(placed_ids):
         guesses.append(f"`rules` place {len(placed_ids)} blocks in {deepest} layers and leave the others empty")

@@ -19,7 +19,9 @@ STACK_NAMES = frozenset(["layers", "layer", "h", "block", "blocks", "resblocks",
 STACK_NAMES |= {"albert_layer_groups", "albert_layers", "res", "bb"}
 _ALWAYS_STAGED = frozenset(["res", "bb"])  # ResNets in PaddleDetection, res2.res2a, and in PaddleClas, bb_0_0
 _OUTER_NAMES = frozenset(["encoders", "decoders"])  # stacks, unless their items have stacks: an ensemble of encoders
-_BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "cross_attn", "downsample_layers"])  # parts of blocks that are as large as blocks
+_BESIDE_NAMES = frozenset(
+    ["ffns", "encoder_attn", "cross_attn", "downsample_layers"]
+)  # parts of blocks that are as large as blocks
 _BETWEEN = re.compile(r"^(patch_embed(ding)?s?|norms?)(<i>)?$")  # between two stages
 _FUSED = re.compile(r"^(layers?|stages?|blocks?|res)(\d+)$")  # ResNet: layer1.0, layer2.0
 _BOTH = re.compile(r"^(bb)_(\d+)_(\d+)$")  # a stage and a block in it
@@ -89,10 +91,9 @@ class Stack:
         if not (beside and part and len(self._starts) > 1):
             return False
         for row in rows:
-            if row.index or not self.staged:  # a parameter before the first stage belongs to the stem
+            if row.index or not self.staged or row.position > self.first:  # what is before all stages is the stem
                 self.numbers[row.name] = self._starts[row.index]
         return True
-
 
     def take_between(self, tower: str, rows: list[_Row]) -> bool:
         """Number a list beside stages that is numbered as they are: SegFormer's patch_embed2 and norm1.
@@ -214,7 +215,7 @@ def _number(digits: str) -> int:
 
 
 def _paths_with_stacks(names: list[str]) -> set[str]:
-    """Return the paths right above lists of blocks, `encoders.0` of ``encoders.0.layers.0``, and `encoders.*` for it."""
+    """Return the paths right above lists of blocks: `encoders.0` of ``encoders.0.layers.0``, with `encoders.*`."""
     paths = set()
     for name in names:
         parts = name.split(".")
