@@ -7,6 +7,8 @@ import pathlib
 import re
 import sys
 
+from paddle_ldopt.config.decay import SETTINGS
+from paddle_ldopt.layers.decay import OPTIONS as DECAY_OPTIONS
 from paddle_ldopt.layers.table import markdown
 from paddle_ldopt.optimizers.declaration import COMMON
 from paddle_ldopt.optimizers.registry import REGISTRY
@@ -72,6 +74,14 @@ def schedules_table():
             if option != "last_epoch":  # the same for all
                 rows.append([f"`{kind.name}`", f"`{option}`", default, declared.span])
     return _text_table(["kind", "argument", "default", "range"], rows)
+
+
+def decay_table():
+    """Return the table of the options that `LayerDecay` declares, with the names of their settings."""
+    rows = []
+    for field, option in DECAY_OPTIONS.items():
+        rows.append([f"`{field}`", f"`{SETTINGS[field]}`", f"`{option.default}`", option.span, option.doc])
+    return _text_table(["option", "setting", "default", "range", "meaning"], rows)
 
 
 def states_table():
@@ -152,7 +162,8 @@ def combinations_table():
 
 def tables():
     """Return name -> table, as between the marks of the page."""
-    answer = {"options": options_table(), "states": states_table(), "schedules": schedules_table()}
+    answer = {"options": options_table(), "states": states_table()}
+    answer.update(decay=decay_table(), schedules=schedules_table())
     answer.update(models=models_table(), combinations=combinations_table())
     for size, params in SIZES.items():
         answer[f"memory {size}"] = memory_table(params)

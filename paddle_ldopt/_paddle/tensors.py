@@ -22,6 +22,14 @@ version_of = part(_TENSOR, "_inplace_version", FUSED)  # how often it was change
 bump_version = part(_TENSOR, "_bump_inplace_version", FUSED)
 SHARDS_ITSELF = "_need_shard_auto"  # in the `__dict__` of a parameter that Paddle's step shards
 view_of = part("paddle._C_ops", "view_shape", FUSED)  # (tensor, shape), which `detach` would not keep
+share_memory = part(_TENSOR, "_share_buffer_to", EVERY)  # (tensor, other): other's memory is the tensor's from then on
+# operations without the checks that Paddle does in Python, which take longer than a small tensor's arithmetic
+stack = part("paddle._C_ops", "stack", EVERY)  # (tensors, axis)
+unstack = part("paddle._C_ops", "unbind", EVERY)  # (tensor, axis)
+sum_over = part("paddle._C_ops", "sum", EVERY)  # (tensor, axes, dtype, whether to keep the axes)
+add_to = part("paddle._C_ops", "add_", EVERY)  # (tensor that becomes the sum, other), as the next two
+multiply_by = part("paddle._C_ops", "multiply_", EVERY)
+divide_by = part("paddle._C_ops", "divide_", EVERY)
 assign_out = part("paddle._C_ops", "assign_out_", EVERY)  # `paddle.assign` without its checks
 _squared_norm = part("paddle._C_ops", "squared_l2_norm", EVERY)
 
@@ -46,9 +54,14 @@ def is_float64(tensor: Any) -> bool:
     return bool(tensor.dtype == paddle.float64 or tensor.dtype == _data_type().FLOAT64)
 
 
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype of Paddle or NumPy, such as "float32"."""
+    return str(dtype).rpartition(".")[2]
+
+
 def state_dtype(dtype: Any) -> Any:
     """Return a dtype in the spelling that `new_state` takes in the mode that is on."""
-    return _graph_dtype()(str(dtype).rpartition(".")[2]) if _in_pir_mode()() else dtype
+    return _graph_dtype()(dtype_name(dtype)) if _in_pir_mode()() else dtype
 
 
 def checked_model(model: Any, argument: str = "model") -> Any:

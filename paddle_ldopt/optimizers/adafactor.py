@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Optional
 import paddle
 
 from .._checks import Option, checked_bool, one_of_two
-from .._paddle import masters, parameters_of, square_sum
+from .._paddle import masters, parameters_of
 from ._base.arithmetic import over_, plus_, times_
 from ._base.factored import (
     FactoredOptimizer,
@@ -55,7 +55,7 @@ def adafactor_update(
     decay = t ** paddle.full_like(t, decay_rate)  # 1 - beta2_t (7.2); Paddle takes a plain exponent as a float32
 
     squares = plus_(grad * grad, eps[0])
-    param_squares, *sums = yield [square_sum(param), *(row_col_sums(squares, piece) if factored else [])]
+    param_squares, *sums = yield [piece.square_sum(param), *(row_col_sums(squares, piece) if factored else [])]
     if factored:  # Algorithm 4
         row_mean, col_mean = row_col_means(sums, shape)
         row = (1.0 - decay) * state["exp_avg_sq_row"] + decay * row_mean
@@ -66,7 +66,7 @@ def adafactor_update(
         second = plus_((1.0 - decay) * state["exp_avg_sq"], decay * squares)
         update = times_(second.rsqrt(), grad)
         new_state = {"exp_avg_sq": second}
-    (update_squares,) = yield [square_sum(update)]
+    (update_squares,) = yield [piece.square_sum(update)]
     update = over_(update, (rms(update_squares, shape) / clip_threshold).clip(min=1.0))
 
     if relative_step:  # rho_t of section 8 and table 2
@@ -85,6 +85,7 @@ def adafactor_update(
 @register(
     "T5 and its kin, almost without memory; below 0.02 bytes",
     external_rate={"relative_step": False, "scale_parameter": False},
+    torch_names={},
 )
 class Adafactor(FactoredOptimizer):
     r"""Adam with a second moment of rows and columns only: the choice if an optimizer's memory is what is short.

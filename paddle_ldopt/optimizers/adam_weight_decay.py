@@ -11,7 +11,7 @@ import paddle
 
 from .._checks import Option, checked_bool, one_of_two
 from .._messages import refusal
-from .._paddle import flatten_groups, parameter_list, square_sum
+from .._paddle import flatten_groups, parameter_list
 from ._base.arithmetic import one_minus_power, over_, plus_, root, times_
 from ._base.keras_config import KerasConfigMixin
 from ._base.name_patterns import PATTERNS, NamePatterns
@@ -48,7 +48,7 @@ def adam_weight_decay_update(
     if clipvalue is not None:
         grad = grad.clip(-clipvalue, clipvalue)
     if clipnorm is not None:
-        (square,) = yield [square_sum(grad)]
+        (square,) = yield [piece.square_sum(grad)]
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:

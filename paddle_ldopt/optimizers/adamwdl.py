@@ -5,7 +5,7 @@ layer-wise decay: ULMFiT, https://arxiv.org/abs/1801.06146 (3.2) and ELECTRA, ht
 """
 
 import math
-from typing import Any, Callable, ClassVar, Optional, Union
+from typing import Any, Callable, ClassVar, NamedTuple, Optional, Union
 
 import paddle
 
@@ -27,6 +27,7 @@ __all__ = ["AdamWDL"]
 @register(
     "AdamW, layer by layer: the choice for fine-tuning; 8 bytes",
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
+    torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
 class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
     r"""AdamW that gives each layer its own learning rate: the choice for fine-tuning a pretrained transformer.
@@ -200,6 +201,17 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
         if ratio != 0.0 and math.prod(param.shape) != 0:
             own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)
             absolute = isinstance(own, paddle.Tensor)  # Paddle's way to give such a rate
-            rate = layer_rates(own, 1.0, ratio) if absolute else layer_rates(global_rate(self)(), own, ratio)
+            rate = _LayerRate(own, 1.0, ratio) if absolute else _LayerRate(global_rate(self)(), own, ratio)
             self._collected.append(Task(param, grad, self.fused_options(param), rate))
         return None
+
+
+class _LayerRate(NamedTuple):
+    """The rate of a parameter, which only the C library reads: that would wait for a device."""
+
+    rate: Any  # a Tensor
+    factor: float
+    ratio: float
+
+    def __float__(self) -> float:
+        return float(layer_rates(self.rate, self.factor, self.ratio))

@@ -11,7 +11,6 @@ import paddle
 
 from .._checks import Option, checked_bool, checked_int, one_of_two
 from .._messages import refusal
-from .._paddle import square_sum
 from ._base.arithmetic import over_, plus_, square_, times_
 from ._base.factored import (
     FactoredOptimizer,
@@ -60,22 +59,22 @@ def came_update(
     t, shape = state[STEP], piece.shape
     new_state: dict[str, Any] = {}
 
-    def average(name: str, value: Any, beta: Any) -> Any:
-        """Return the exponential moving average called `name`, with `value` in it."""
-        new_state[name] = plus_(beta * state[name], (1 - beta) * value)
+    def average(name: str, value: Any, beta: Any, rest: Any) -> Any:
+        """Return the exponential moving average called `name`, with the share `rest`, 1 - beta, of `value` in it."""
+        new_state[name] = plus_(beta * state[name], rest * value)
         return new_state[name]
 
-    def factored_average(name: str, matrix: Any, beta: Any) -> Any:
+    def factored_average(name: str, matrix: Any, *betas: Any) -> Any:
         """Return 1 / sqrt of the average of `matrix`, kept as its row and column means."""
         row, col = row_col_means((yield row_col_sums(matrix, piece)), shape)
-        return inverse_sqrt_factored(average(f"{name}_row", row, beta), average(f"{name}_col", col, beta), piece)
+        return inverse_sqrt_factored(average(f"{name}_row", row, *betas), average(f"{name}_col", col, *betas), piece)
 
     if loss_scale != 1:
         grad = grad / loss_scale
     if relative_step:
         lr = lr * relative_rate(t, warmup_init)
     if scale_parameter:
-        (total,) = yield [square_sum(param)]
+        (total,) = yield [piece.square_sum(param)]
         scale = rms(total, shape)
         lr = lr * paddle.maximum(scale, paddle.full_like(scale, eps[1]))
     if beta2 is None:
@@ -83,19 +82,21 @@ def came_update(
 
     square = plus_(grad * grad, eps[0])
     if is_factored(shape):
-        update = times_((yield from factored_average("exp_avg_sq", square, beta2)), grad)  # u = g / sqrt(V)
+        update = times_((yield from factored_average("exp_avg_sq", square, beta2, 1 - beta2)), grad)  # u = g / sqrt(V)
     else:
-        update = times_(average("exp_avg_sq", square, beta2).rsqrt(), grad)
-    (total,) = yield [square_sum(update)]
+        update = times_(average("exp_avg_sq", square, beta2, 1 - beta2).rsqrt(), grad)
+    (total,) = yield [piece.square_sum(update)]
     excess = rms(total, shape) / clip_threshold
     update = over_(update, paddle.maximum(excess, paddle.ones_like(excess)))  # u / max(1, RMS(u) / d)
 
     step = update
     if beta1:
-        step = average("exp_avg", update, beta1)  # m
+        step = average("exp_avg", update, beta1, 1 - beta1)  # m
         if is_factored(shape):
             instability = plus_(square_(update - step), eps[2])  # U = (u - m)^2: the less, the more confidence
-            step = times_((yield from factored_average("exp_avg_res", instability, beta3)), step)  # m / sqrt(S)
+            step = times_(
+                (yield from factored_average("exp_avg_res", instability, beta3, 1 - beta3)), step
+            )  # m / sqrt(S)
     if weight_decay:
         step = plus_(weight_decay * param, step)
     if compression and beta1:
@@ -113,7 +114,11 @@ def _fit_for_float16(m: Any) -> Any:
     return paddle.where(m.abs() < 2.0**-14, (m * 2.0**24).trunc() * 2.0**-24, m)
 
 
-@register("large language models in half of AdamW's memory; needs a warm-up; 4 bytes", trainer={"beta1": "adam_beta1"})
+@register(
+    "large language models in half of AdamW's memory; needs a warm-up; 4 bytes",
+    trainer={"beta1": "adam_beta1"},
+    torch_names={},
+)
 class Came(FactoredOptimizer):
     r"""CAME: Adafactor's memory with a momentum whose step is larger where the update is stable; for large models.
 
@@ -275,4 +280,4 @@ class Came(FactoredOptimizer):
         """Return the rate of the next step for a layer whose ratio is 1, `scale_parameter` aside."""
         if not self.sets_own_rate or not paddle.in_dynamic_mode():
             return float(super().get_lr())
-        return float(relative_rate(paddle.full([], self._largest_of(STEP) + 1.0), self._fixed["warmup_init"]))
+        return float(relative_rate(self._largest_of(STEP) + 1.0, self._fixed["warmup_init"]))

@@ -15,7 +15,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import Option, checked_bool, checked_state, one_of_two
 from .._messages import refusal
-from .._paddle import flatten_groups, square_sum, weight_decay_fun
+from .._paddle import flatten_groups, weight_decay_fun
 from ._base.arithmetic import one_minus_power, over_, plus_, root_, times_
 from ._base.mindspore import StepFunction, decay_or_function, is_convolution, rate_or_function, without_order
 from ._base.rule_optimizer import RuleOptimizer, Task, Update, Values, largest
@@ -53,7 +53,7 @@ def lamb_update(
     v_hat = v / one_minus_power(beta2, t)
     r = over_(m_hat, plus_(root_(v_hat), eps))
     u = plus_(r, weight_decay * param)
-    x_square, u_square = yield [square_sum(param), square_sum(u)]
+    x_square, u_square = yield [piece.square_sum(param), piece.square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     one = paddle.ones_like(x_norm)
     adapted = paddle.logical_and(x_norm > 0, u_norm > 0)
@@ -61,7 +61,11 @@ def lamb_update(
     return plus_(times_(u, -lr * ratio), param), {"moment1": m, "moment2": v}
 
 
-@register("batches of thousands; 8 bytes", trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"})
+@register(
+    "batches of thousands; 8 bytes",
+    trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"},
+    torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
+)
 class Lamb(StepCount, RuleOptimizer):
     r"""Adam whose step is as long, in each parameter, as its weights: the choice for very large batches.
 
@@ -199,8 +203,10 @@ class Lamb(StepCount, RuleOptimizer):
         return {**super()._states_of(param), **counted}
 
     rule = staticmethod(lamb_update)
+    _COUNT = GLOBAL_STEP
 
     def _counted(self, state: Values) -> Values:
+        self._by_operations = True
         counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._counts_steps else {}
         return {**super()._counted(state), **counted}
 
@@ -255,12 +261,12 @@ class Lamb(StepCount, RuleOptimizer):
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave, that of a run without schedules included."""
         counted = [key for key in checked_state(state_dict) if str(key).endswith(f"_{STEP}_0")]
-        own = {key: largest([state_dict[key]]) for key in counted}
+        own = {key: float(largest([state_dict[key]])) for key in counted}
         counts = {}
         for key in own if self._counts_steps else ():
             count = f"{key[: -len(f'{STEP}_0')]}{GLOBAL_STEP}_0"
             # always a copy: what was given may belong to an optimizer that goes on
-            counts[count] = paddle.full([], max(largest([state_dict.get(count)]), *own.values()), "float32")
+            counts[count] = paddle.full([], max(float(largest([state_dict.get(count)])), *own.values()), "float32")
         super().set_state_dict({**state_dict, **counts})
 
     load_state_dict = set_state_dict
@@ -271,11 +277,7 @@ class Lamb(StepCount, RuleOptimizer):
             return float(value())
         if not isinstance(value, StepFunction):
             return float(value)
-        return self._scheduled[value] if self._scheduled else value.reported(self._steps_taken())
-
-    def _largest_count(self) -> int:
-        """Return how many steps the optimizer has taken, those before a resume included."""
-        return int(self._largest_of(GLOBAL_STEP))
+        return self._scheduled[value] if self._scheduled else value.reported(int(self._steps_taken()))
 
     def _refuse_functions_in_a_graph(self) -> None:
         if self._step_functions and not paddle.in_dynamic_mode():
@@ -293,12 +295,15 @@ class Lamb(StepCount, RuleOptimizer):
         if self._scheduled or not self._counts_steps:
             yield
             return
-        taken = self._steps_taken()
+        taken = int(self._steps_taken())
+        self._known, self._by_operations = None, False
         self._scheduled = {GLOBAL_STEP: taken + 1.0, **{value: value(taken) for value in self._step_functions}}
         try:
             if self.rate_function is not None:
                 super().set_lr(self._scheduled[self.rate_function])
             yield
+            if self._by_operations:
+                self._known = self._noted(taken + 1.0)
         finally:
             self._scheduled = {}
 
@@ -320,5 +325,5 @@ class Lamb(StepCount, RuleOptimizer):
         if not isinstance(rate, StepFunction):
             return None
         factor = factor if own is None else self.layerwise_ratio(param)
-        now = factor * rate.reported(self._steps_taken())
+        now = factor * rate.reported(int(self._steps_taken()))
         return now, None if callable(rate.source) else factor * max(rate.source)

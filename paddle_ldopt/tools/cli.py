@@ -225,7 +225,7 @@ def _show_layers(options: argparse.Namespace) -> None:
     """Print the table of `options.model`, draw it if asked."""
     if options.plot:
         check_picture(options.plot)
-    given = {name: option_of(getattr(options, name), name, name) for name in OPTIONS}
+    given = {name: option_of(getattr(options, name), name, _flag(name)) for name in OPTIONS}
     for problem in idle_options(given, {name: _flag(name) for name in OPTIONS}):
         raise ValueError(problem)
     decay, granularity = LayerDecay(**given), checked_granularity(options.granularity)

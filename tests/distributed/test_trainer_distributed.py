@@ -13,6 +13,9 @@ LAYOUTS = ["dp", "stage1"] if common.FORMERS else ["dp", "stage1", "pipeline"]
 SECOND = {"dp": "lamb", "stage1": "came", "pipeline": "lamb"}  # what is trained beside AdamWDL
 MODEL = {"dp": "bert", "stage1": "bert", "pipeline": "llama"}
 FROZEN = {"layerwise_freeze_below": 0.5}
+# a decay that moves, with its mean kept over the blocks of all stages
+RATES = {"layerwise_end": 1.0, "layerwise_preserve_mean": True, "layerwise_multipliers": '{"norm": 0.5}'}
+RATES["learning_rate"] = 1e-3  # at 1e-2 and a mean of 1 the training amplifies the last bits
 UNIFIED = {"unified_checkpoint": True}
 # Without effect on the model's output, so that its gradient is rounding noise, which CAME scales up to full steps.
 NOISE = "k_proj.bias"
@@ -62,6 +65,7 @@ def in_two_processes(layout, folder, alone):
         "adamwdl": {**base, "optim": "adamwdl", "callbacks": True},
         "first": {**base, "optim": "adamwdl", **EXACT[layout]},
         "second": {**base, "optim": SECOND[layout], **EXACT[layout]},
+        "rates": {**base, "optim": "adamwdl", **EXACT[layout], **RATES},
         "saved": saved,
         "resumed": {**saved, "resume": resumed},
         "from earlier": {**saved, "folder": str(at / "resumed"), "resume": str(at / "saved" / "checkpoint-2")},
@@ -99,14 +103,15 @@ def check_equal(several, one, tolerance):
     assert length > 0 and error < tolerance * length, error / length
 
 
-@pytest.mark.parametrize("training", ["adamwdl", "first", "second", "tied"])
+@pytest.mark.parametrize("training", ["adamwdl", "first", "second", "rates", "tied"])
 def test_the_weights_are_those_of_one_process(ranks, alone, training):
     layout, gave = ranks
     if training not in gave[0]:
         pytest.skip("only a pipeline has several copies of a weight")
     model = "tied" if training == "tied" else MODEL[layout]
     optim = SECOND[layout] if training == "second" else "adamwdl"
-    settings = {"adamwdl": {}, "tied": {"max_grad_norm": 0.0}}.get(training, EXACT[layout])
+    settings = {"adamwdl": {}, "tied": {"max_grad_norm": 0.0}, "rates": {**EXACT[layout], **RATES}}
+    settings = settings.get(training, EXACT[layout])
     one = alone(f"{training}-{optim}-{model}", model=model, optim=optim, **settings)
     assert one["step"] == trainer_ranks.STEPS
     for rank in gave:

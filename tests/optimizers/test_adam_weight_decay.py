@@ -292,7 +292,7 @@ def test_minimize_counts_like_step():
             opt.clear_grad()
         results.append(model.weight.numpy())
         count = opt._get_accumulator_master("beta1_pow_acc", model.bias)
-        assert count.item() == 4 and opt._number_of_this_step is None
+        assert count.item() == 4 and opt._this is None
     np.testing.assert_array_equal(*results)
 
 
@@ -495,6 +495,7 @@ def test_config_keeps_everything():
         "n_layers": 3,
         "fused": False,
         "global_clipnorm": None,
+        "batch_bytes": 1000,
     }
     opt = AdamWeightDecay(**given, parameters=list(params.values()), name_dict=name_dict)
     config = opt.get_config()
@@ -504,7 +505,7 @@ def test_config_keeps_everything():
     )
     assert again.get_config() == config
     assert [again.has_weight_decay(p) for p in params.values()] == [opt.has_weight_decay(p) for p in params.values()]
-    every = {*inspect.signature(AdamWeightDecay).parameters, *LAYERWISE} - {
+    every = {*inspect.signature(AdamWeightDecay).parameters, *LAYERWISE, "batch_bytes"} - {
         "lr",
         "weight_decay",
         "parameters",

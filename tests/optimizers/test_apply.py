@@ -132,21 +132,33 @@ def test_with_a_schedule_and_state():
 
 
 class Muon(paddle.optimizer.Optimizer):
-    """Paddle's (3.4) in outline: the step takes the optimizer's rate for all parameters."""
+    """Paddle's (main, 2026) in outline: one rate for all matrices, and a `lr_ratio` that only the others ask."""
+
+    _lr_ratio = None
+
+    def step(self):
+        pairs = [(p, p.grad) for p in self._parameter_list if not p.stop_gradient and p.grad is not None]
+        self._apply_optimize(None, None, pairs)
 
     def _apply_optimize(self, loss, startup_program, params_grads):
+        lr = self._learning_rate
+        lr = lr() if isinstance(lr, paddle.optimizer.lr.LRScheduler) else lr
         for param, grad in params_grads:
-            self._update(param, grad)
+            (self._muon_update if param.ndim == 2 else self._adamw_update)(param, grad, paddle.to_tensor(lr))
 
-    def _update(self, param, grad):
-        paddle.assign(param - self.get_lr() * grad.sign(), param)
+    def _muon_update(self, param, grad, lr=0.1):
+        paddle.assign(param - lr * grad.sign(), param)
+
+    def _adamw_update(self, param, grad, lr):
+        ratio = 1.0 if self._lr_ratio is None else self._lr_ratio(param)
+        paddle.assign(param - lr * ratio * grad.sign(), param)
 
 
 class FlatAdam(paddle.optimizer.Adam):
     """Overrides the update of a class that asks for rates."""
 
     def _append_optimize_op(self, block, param_and_grad):
-        Muon._update(self, *param_and_grad)
+        Muon._muon_update(self, *param_and_grad)
 
 
 def ask(optimizer, pair):
@@ -168,7 +180,7 @@ class Calls(paddle.optimizer.SGD):
 
     def _append_optimize_op(self, block, param_and_grad):
         if self.flat and param_and_grad[0].ndim == 2:
-            return Muon._update(self, *param_and_grad)
+            return Muon._muon_update(self, *param_and_grad)
         return super()._append_optimize_op(block, param_and_grad)
 
 

@@ -170,7 +170,7 @@ def test_a_rule_asks_for_sums_only():
     shape, ones = [3, 4], paddle.ones([3, 4])
     state = {STEP: paddle.ones([]), "exp_avg": ones}
     for part in ("sq", "res"):
-        state.update({f"exp_avg_{part}_row": paddle.ones([3]), f"exp_avg_{part}_col": paddle.ones([4])})
+        state.update({f"exp_avg_{part}_row": paddle.ones([3, 1]), f"exp_avg_{part}_col": paddle.ones([1, 4])})
     options = {
         "eps": (1e-30, 1e-3, 1e-16),
         "clip_threshold": 1.0,
@@ -189,7 +189,7 @@ def test_a_rule_asks_for_sums_only():
             request = rule.send(request)
         except StopIteration:
             request = None
-    assert requests == [[[3], [4]], [[]], [[3], [4]]]
+    assert requests == [[[3, 1], [1, 4]], [[]], [[3, 1], [1, 4]]]
     before = {name: value.numpy() for name, value in state.items()}
     answer_locally(came_update(ones, ones, state, paddle.full([], 0.1), scale_parameter=True, **options))
     for name, value in state.items():

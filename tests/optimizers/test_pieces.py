@@ -10,9 +10,10 @@ import paddle
 import pytest
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
-from paddle_ldopt.optimizers._base.rule_optimizer import COLUMN, ELEMENT, ROW, STEP
+from paddle_ldopt.optimizers._base.declared import rule_shape
 from paddle_ldopt.optimizers._pieces import Piece, PieceFinder, answer_locally, answer_together
 from paddle_ldopt.optimizers._pieces import piece as geometry
+from paddle_ldopt.optimizers.declaration import ELEMENT, STEP
 
 SHAPES = {"scalar": [], "vector": [12], "matrix": [6, 8], "cube": [2, 4, 6], "conv": [4, 2, 3, 3]}
 CUTS = {  # of n elements: what flat slices hold
@@ -49,8 +50,7 @@ def optimizer(rule, shape):
 def tensors_of(shape, kinds, seed=0):
     """Return a parameter, its gradient and its state, all random."""
     draw = np.random.default_rng(seed)
-    shapes = {ELEMENT: shape, ROW: shape[:-1], COLUMN: shape[:-2] + shape[-1:], "scalar": []}
-    state = {name: draw.uniform(0.5, 1.5, shapes[kind]) for name, kind in kinds.items()}
+    state = {name: draw.uniform(0.5, 1.5, rule_shape(kind, shape)) for name, kind in kinds.items()}
     param, grad = (draw.standard_normal(shape) * (1 + np.arange(math.prod(shape)).reshape(shape)) for _ in range(2))
     return param, grad, {**state, STEP: np.float64(3.0)}
 

@@ -26,6 +26,18 @@ def test_table_plot_and_json(tmp_path, capsys):
     assert sum(row["elements"] for row in answer["layers"]) == 109_494_530
 
 
+def test_towers_multipliers_and_groups(capsys):
+    options = ["--towers", '{"bert": {"layerwise_decay": 0.5, "scale": 0.1}}', "--multipliers", '{"classifier": 10}']
+    assert main(["layers", "--model", BERT, *options, "--granularity", "3", "--preserve-mean", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    mean = 0.1 * (0.125 + 0.25 + 0.5) / 3
+    assert answer["towers"] == {"bert.encoder.layers": 3} and answer["layers"][1]["label"] == "group 0"
+    assert [row["ratio"][1] * mean for row in answer["layers"][:4]] == pytest.approx([0.00625, 0.0125, 0.025, 0.05])
+    assert answer["layers"][4]["multiplier"] == [1.0, 10.0] and answer["layers"][4]["ratio"][1] * mean == 10.0
+    assert main(["layers", "--model", BERT, "--decay", "0.5", "--end", "1", "--steps", "10"]) == 0
+    assert "ratio at end" in capsys.readouterr().out
+
+
 def test_a_large_model_is_shown_without_its_memory(capsys):
     assert main(["layers", "--model", "LlamaForCausalLM", "--decay", "0.9"]) == 0
     assert "block 31" in capsys.readouterr().out
@@ -64,11 +76,17 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_shown(capsys
         (["--model", "NoSuchModel"], "Received: model='NoSuchModel'"),
         (["--model", "BertTokenizer"], "must be a model class. Received: model='BertTokenizer'"),
         (["--model", "{folder}"], "Received: model='{folder}'"),
-        (["--model", BERT, "--decay", "1.5"], "Received: layerwise_decay=1.5"),
+        (["--model", BERT, "--decay", "1.5"], "`--decay` must be in (0, 1]. Received: --decay=1.5"),
         (["--model", BERT, "--lr", "-1"], "Received: learning_rate=-1.0"),
         (["--model", BERT, "--min-ratio", "0.1"], "`--min-ratio` has no effect while `--decay` is 1"),
         (["--model", BERT, "--decay", "1", "--freeze-below", "0.1"], "Received: --freeze-below=0.1"),
         (["--model", BERT, "--convention", "xlnet"], "Received: --convention='xlnet'"),
+        (["--model", BERT, "--towers", "[]"], "`--towers` must be a JSON object"),
+        (
+            ["--model", BERT, "--decay", "0.5", "--towers", '{{"vision": 0.9}}'],
+            "No block of the model is in a part of this name",
+        ),
+        (["--model", BERT, "--bound", "0.5"], "`--bound` has no effect unless `--convention` is 'linear'"),
         (["--model", BERT, "--plot", "rates.txt"], "Received: path='rates.txt'"),
     ],
 )

@@ -9,6 +9,8 @@ from typing import Any
 
 import paddle
 
+from ... import _paddle
+
 __all__ = ["one_minus_power", "over_", "plus_", "root", "root_", "square_", "times_"]
 
 
@@ -16,17 +18,17 @@ def plus_(x: Any, y: Any) -> Any:
     """Return x + y, of a Tensor or a number y."""
     if not paddle.in_dynamic_mode():
         return x + y
-    return x.add_(y) if isinstance(y, paddle.Tensor) else x.scale_(1.0, y)
+    return _paddle.add_to(x, y) if isinstance(y, paddle.Tensor) else x.scale_(1.0, y)
 
 
 def times_(x: Any, y: Any) -> Any:
     """Return x * y of a Tensor y."""
-    return x.multiply_(y) if paddle.in_dynamic_mode() else x * y
+    return _paddle.multiply_by(x, y) if paddle.in_dynamic_mode() else x * y
 
 
 def over_(x: Any, y: Any) -> Any:
     """Return x / y of a Tensor y."""
-    return x.divide_(y) if paddle.in_dynamic_mode() else x / y
+    return _paddle.divide_by(x, y) if paddle.in_dynamic_mode() else x / y
 
 
 def square_(x: Any) -> Any:

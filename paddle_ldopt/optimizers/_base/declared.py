@@ -7,6 +7,7 @@ import paddle
 from ..._checks import Option, checked_bool, checked_number
 from ..._messages import nearest, refusal
 from ..._paddle import (
+    dtype_name,
     flatten_groups,
     is_float64,
     is_low_precision,
@@ -21,7 +22,7 @@ from .._pieces import MissingGradients, refuse_sharded_groups
 from ..declaration import COLUMN, ELEMENT, ROW, SCALAR, State
 from ..groups import checked_parameters
 
-__all__ = ["LAYERWISE", "DeclaredMixin", "compute_dtype"]
+__all__ = ["LAYERWISE", "DeclaredMixin", "compute_dtype", "rule_shape"]
 
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
@@ -159,11 +160,17 @@ class DeclaredMixin(_Base):
             raise ValueError(
                 f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
                 "build a new optimizer for it. "
-                f"Received: dtype {str(param.dtype).rpartition('.')[2]}, {'a' if has else 'no'} float32 master weight"
+                f"Received: dtype {dtype_name(param.dtype)}, {'a' if has else 'no'} float32 master weight"
             )
 
     def has_master(self, param: Any) -> bool:
         return bool(keeps_masters(self) and is_low_precision(self)(param.dtype))
+
+
+def rule_shape(kind: str, shape: Any) -> list[int]:
+    """Return the shape in which a rule sees a state of a parameter: rows are [..., R, 1], columns [..., 1, C]."""
+    shape = list(shape)
+    return {ELEMENT: shape, ROW: [*shape[:-1], 1], COLUMN: [*shape[:-2], 1, *shape[-1:]], SCALAR: []}[kind]
 
 
 def compute_dtype(param: Any) -> Any:

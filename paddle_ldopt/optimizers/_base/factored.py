@@ -36,7 +36,7 @@ def row_col_sums(matrix: Any, piece: Any) -> list[Any]:
 
 
 def row_col_means(sums: Any, shape: Any) -> tuple[Any, Any]:
-    """Return the row means [..., R] and the column means [..., C], given the whole tensor's `row_col_sums`."""
+    """Return the row means [..., R, 1] and the column means [..., 1, C], given the whole tensor's `row_col_sums`."""
     row_sums, col_sums = sums
     return row_sums / shape[-1], col_sums / shape[-2]
 
@@ -47,7 +47,7 @@ def inverse_sqrt_factored(row: Any, col: Any, piece: Any) -> Any:
     `row` and `col` are the means of the whole matrix's rows and columns, above 0; `piece` is what is asked for of it.
     """
     # not a root of row / mean: of a row without a gradient that may be denormal, which Paddle's rsqrt takes for 0
-    row = row.mean(axis=-1, keepdim=True).sqrt() * row.rsqrt()
+    row = row.mean(axis=-2, keepdim=True).sqrt() * row.rsqrt()
     return piece.spread_product(row, col.rsqrt())
 
 

@@ -24,6 +24,7 @@ class KerasConfigMixin(_Base):
         The rate is the present one. "not_in_config" names the arguments that JSON cannot hold, where there are any.
         """
         objects = {"grad_clip": None, "apply_decay_param_fun": None, **LAYERWISE, **self._given}
+        objects.pop("batch_bytes", None)
         plain = {name: objects.pop(name) for name in ("name", "n_layers")}
         if objects["set_param_lr_fun"] is layerwise_lr_decay:
             del objects["set_param_lr_fun"]
@@ -36,7 +37,12 @@ class KerasConfigMixin(_Base):
         options = {
             self.OPTIONS[name].called or name: value for name, value in {**self._defaults, **self._fixed}.items()
         }
-        own = {"multi_precision": keeps_masters(self), "fused": self.fused, **self.patterns.texts()}
+        own = {
+            "multi_precision": keeps_masters(self),
+            "fused": self.fused,
+            "batch_bytes": self.batch_bytes,
+            **self.patterns.texts(),
+        }
         missing = [argument for argument, value in objects.items() if value is not None]
         return {**options, **own, **plain, **({"not_in_config": missing} if missing else {})}
 

@@ -26,10 +26,12 @@ from ... import _paddle
 from ..._checks import checked_number, checked_state
 from .._fused.step import FusedMixin
 from .._pieces import Piece, PieceFinder, answer_locally, answer_together
-from ..declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP
+from ..declaration import BATCHED, COLUMN, ELEMENT, ROW, SCALAR, STEP
+from .batches import Batches
 from .collecting import Task
-from .declared import DeclaredMixin, compute_dtype
+from .declared import DeclaredMixin, compute_dtype, rule_shape
 from .layerwise import LayerwiseMixin
+from .repeated import RepeatedStep
 from .sharded_state import ShardedStateMixin
 
 __all__ = ["STEP", "RuleOptimizer", "Task", "Update", "Values", "checked_rate", "largest"]
@@ -42,16 +44,13 @@ Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule
 class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
     """Base of the optimizers whose update is a pure function: a subclass declares itself and has a `rule`.
 
-    It takes the arguments that all optimizers take (see `AdamWDL`) and the options that the class declares.
+    It takes the arguments that all optimizers take (see `AdamWDL`), the options that the class declares, and
 
-    `rule` is a static method, called with
-
-    - param, grad: values of the parameter, or of the piece that the process has, and of its gradient, in float32 or
-      float64;
-    - state: its state by name, in the same type; `STEP` counts this update already;
-    - lr: its learning rate, a Tensor of shape [], with the layer's ratio in it;
-    - piece: the `Piece` that the tensors are of the parameter, by which it sums over rows, columns or the whole;
-    - and all options by name; "weight_decay" is 0 where it is not to be decayed.
+    Args:
+        batch_bytes: parameters of one shape, type and set of options are updated together by Paddle's operations, at
+            most so many bytes of them at once. Copies of them and of their gradients, and what the rule computes, need
+            up to twelve times as much for a moment. A larger parameter is updated alone, as all are with 0. None: 64 MB
+            on an accelerator, 2 MB on a CPU, which takes longer over larger stacks than over their parts.
     """
 
     def __init__(
@@ -64,11 +63,13 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         multi_precision: bool = False,
         name: Optional[str] = None,
         fused: Optional[bool] = None,
+        batch_bytes: Optional[int] = None,
         **arguments: Any,
     ) -> None:
         rate = self._read_rate(learning_rate)
+        self.batch_bytes = BATCHED["batch_bytes"].checked(batch_bytes, "batch_bytes")
         parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, multi_precision, fused)
-        self._finder = PieceFinder(_paddle.flatten_groups(parameters or []))
+        self._finder, self._batches = PieceFinder(_paddle.flatten_groups(parameters or [])), Batches()
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
         # weight_decay=None: Paddle would turn it into an L2 penalty on the gradient, beside our own
@@ -78,6 +79,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
     # ---- what a subclass says
 
     rule: ClassVar[Callable[..., Update]]
+    _last: Optional[RepeatedStep] = None  # if it was a step by operations
 
     def own_rate(self, param: Any) -> Optional[float]:
         """Return the rate that the parameter's group has instead of the optimizer's, None if it has none."""
@@ -200,8 +202,8 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         live = {value.name for value in self._held(state).values()} if waiting else ()  # most of a tiny step's time
         return [value for key, value in waiting.items() if part in key and key not in live]
 
-    def _largest_of(self, state: str) -> float:
-        """Return the largest value of a state."""
+    def _largest_of(self, state: str) -> Any:
+        """Return the largest value of a state, a Tensor of shape []."""
         return largest([*self._held(state).values(), *self._loaded(state)])
 
     # ---- the step
@@ -241,12 +243,47 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         self._update_pieces({task.param.name: task for task in tasks if task.piece.groups}, pieces)
 
     def _update_whole(self, tasks: list[Task]) -> None:
-        """Update parameters of which this process has all, one after the other."""
+        """Update parameters of which this process has all: those of a kind together, the others one after the other."""
         whole = [task for task in tasks if task.piece.slice_size is None]
-        sliced = [task for task in tasks if task.piece.slice_size is not None]
-        for task in [*self.update_fused(whole), *sliced]:
-            rule, write = self._start(task)
-            write(*answer_locally(rule))
+        alone = [task for task in tasks if task.piece.slice_size is not None]
+        if whole and (self.fused or not paddle.in_dynamic_mode() or whole[0].param.place.is_cpu_place()):
+            whole = self.update_fused(whole)
+        units: list[tuple[Any, list[Task]]] = [(None, [task]) for task in whole]
+        if paddle.in_dynamic_mode():
+            units = self._batches.split(self, whole)
+        for batch, some in units:
+            if batch is None:
+                self._update_alone(some[0])
+            else:
+                batch.update([task.grad for task in some], batch.rates(some), some[0].options)
+        for task in alone:
+            self._update_alone(task)
+        if len(whole) == len(tasks) and self._collected is None and paddle.in_dynamic_mode():
+            self._last = RepeatedStep.of(self, units)
+
+    def _update_alone(self, task: Task) -> None:
+        rule, write = self._start(task)
+        write(*answer_locally(rule))
+
+    def step(self) -> Any:
+        """Update all parameters that have a gradient once."""
+        if self._last is not None and self._may_be_repeated():
+            with paddle.no_grad():
+                seen = self._last.again(self)
+                if seen is not None:
+                    return self._last.take(self, seen)
+        self._last = None
+        return super().step()
+
+    def _may_be_repeated(self) -> bool:
+        """Return whether a step has to do nothing but to clip gradients and to update parameters."""
+        return (
+            paddle.in_dynamic_mode()
+            and not _paddle.in_to_static_mode()
+            and not paddle.distributed.is_initialized()
+            and self.regularization is None
+            and _paddle.found_inf(self) is None
+        )
 
     def _update_pieces(self, tasks: dict[str, Task], pieces: dict[str, Piece]) -> None:
         """Update parameters that are in pieces side by side with the other processes that have pieces of them."""
@@ -282,6 +319,8 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
                 state[name] = state[name].reshape([])
             elif kind == ELEMENT:
                 state[name] = piece.view(state[name])
+            else:
+                state[name] = state[name].reshape(rule_shape(kind, piece.shape))
         counted = self._counted(state)
         state.update(counted)
         grad = task.grad.astype(dtype)
@@ -303,9 +342,11 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
 
     def _start_empty(self, param: Any, piece: Piece) -> Update:
         """Return the rule of a parameter that this process has nothing of: its sums are zeros."""
-        dtype, kinds, shapes = compute_dtype(param), self.state_kinds(param), self.state_shapes(param)
-        empty = paddle.zeros([0], dtype)
-        state = {n: empty if kinds[n] == ELEMENT else paddle.zeros(shapes[n], dtype) for n in kinds}
+        dtype, empty = compute_dtype(param), paddle.zeros([0], compute_dtype(param))
+        state = {
+            name: empty if kind == ELEMENT else paddle.zeros(rule_shape(kind, piece.shape), dtype)
+            for name, kind in self.state_kinds(param).items()
+        }
         state[STEP] = paddle.ones([], dtype)
         return self.rule(empty, empty, state, paddle.zeros([], dtype), piece=piece, **self.fused_options(param))
 
@@ -346,8 +387,13 @@ def checked_rate(learning_rate: Any, argument: str) -> Any:
     return checked_number(learning_rate, argument, kind="a number or an LRScheduler; parameters go into `parameters=`")
 
 
-def largest(counts: list[Any]) -> float:
-    """Return the largest number in Tensors and arrays, 0 if there are none; anything else is passed over."""
-    known = [count for count in counts if isinstance(count, (paddle.Tensor, np.ndarray)) and count.size]
-    numbers = [paddle.assign(count).astype("float32").reshape([-1]) for count in known]
-    return float(paddle.concat(numbers).max()) if numbers else 0.0
+def largest(counts: list[Any]) -> Any:
+    """Return the largest number in Tensors and arrays as a Tensor, 0 if there is none; the rest is passed over."""
+    alike: dict[Any, list[Any]] = {}
+    for count in counts:
+        if isinstance(count, np.ndarray):
+            count = paddle.to_tensor(count)
+        if isinstance(count, paddle.Tensor) and 0 not in count.shape:
+            alike.setdefault((count.dtype, tuple(count.shape)), []).append(count)
+    most = [_paddle.stack(group, 0).max().astype("float32") for group in alike.values()]
+    return paddle.stack(most).max() if most else paddle.zeros([])

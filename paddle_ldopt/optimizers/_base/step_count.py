@@ -1,12 +1,13 @@
 """One count of steps for all parameters, for optimizers whose rule or schedules depend on it."""
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from typing import Any, Optional
 
 import paddle
 
-from ... import kernels
+from ... import _paddle, kernels
 from ..declaration import STEP
 from .rule_optimizer import Values, largest
 
@@ -16,22 +17,53 @@ _Base: Any = object
 
 
 class StepCount(_Base):
-    """Under sharding a process's state misses the steps in which other processes alone had updates: they are added."""
+    """The count is the largest in the state `_COUNT` of any parameter: a resume has it, and so has a new parameter.
 
-    _largest_count: Any  # () -> the largest count in this process's state
-    _elsewhere: tuple[Any, Any] = (-1, 0)  # after such a step: the largest count in this process, the steps taken
+    Under sharding a process's state misses the steps in which other processes alone had updates: they are added.
+    """
 
-    def _with_elsewhere(self, largest: Any) -> Any:
-        """Return how many steps were taken, given the largest count in this process's state."""
-        return self._elsewhere[1] if self._elsewhere[0] == largest else largest
+    _COUNT: str
+    _elsewhere: Optional[tuple[Any, Any]] = (
+        None  # after such a step: the largest count in this process, the steps taken
+    )
+    _known: Optional[tuple[list[Any], list[int], Any, float]] = (
+        None  # the steps taken, while what shows them is the same
+    )
 
-    def _steps_taken(self) -> Any:
-        return self._with_elsewhere(self._largest_count())
+    def _count_taken(self) -> Any:
+        """Return how many steps were taken, a Tensor."""
+        count = self._largest_of(self._COUNT)
+        return (
+            count if self._elsewhere is None else paddle.where(count == self._elsewhere[0], self._elsewhere[1], count)
+        )
 
     def _step_elsewhere(self) -> None:
         """Count a step of other processes alone."""
-        largest = self._largest_count()
-        self._elsewhere = largest, self._with_elsewhere(largest) + 1
+        self._elsewhere = self._largest_of(self._COUNT), self._count_taken() + 1.0
+
+    def _steps_taken(self) -> float:
+        """Return how many steps were taken; it waits for the device only if the last step did not note it."""
+        if self._known is not None:
+            held, versions, waiting, count = self._known
+            now, now_versions, now_waiting, _ = self._noted(count)
+            if now_waiting is waiting and now_versions == versions and all(map(operator.is_, now, held)):
+                return count
+        return float(self._count_taken())
+
+    def _noted(self, count: float) -> tuple[list[Any], list[int], Any, float]:
+        """Return a count with all that shows whether it still holds."""
+        held = list(self._held(self._COUNT).values())
+        return held, list(map(_paddle.version_of, held)), _paddle.waiting_state(self), count
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; whoever asks for it may write into it."""
+        self._known = None
+        return super().state_dict()
+
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the state with its places; it is there to be loaded into."""
+        self._known = None
+        return super().sharded_state_dict(*args, **kwargs)
 
     def _one_step(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of a step, which may be entered again within it."""
@@ -51,8 +83,9 @@ class StepCount(_Base):
 class SharedStepCount(StepCount):
     """The count of an optimizer whose rule has one t for all parameters, as TensorFlow's `iterations`."""
 
-    _number_of_this_step: Optional[float] = None  # within a step, once it is known
+    _COUNT = STEP
     _in_step = False
+    _this: Any = None  # the number of the running step once it is known, a Tensor or of the C library a float
 
     @contextlib.contextmanager
     def _one_step(self) -> Iterator[None]:
@@ -62,24 +95,24 @@ class SharedStepCount(StepCount):
             yield
         finally:
             if outermost:
-                self._in_step, self._number_of_this_step = False, None
+                self._in_step, self._this = False, None
 
     def _counted(self, state: Values) -> Values:
         """Return 1 + the largest count of any parameter before this step."""
         if not paddle.in_dynamic_mode():  # a graph updates all its parameters or none: they count alike
             return super()._counted(state)
-        return {STEP: paddle.full([], self._this_step(), state[STEP].dtype)}
+        if self._this is None:
+            self._this = self._count_taken() + 1.0
+        dtype = state[STEP].dtype
+        known = isinstance(self._this, float)
+        return {STEP: paddle.full([], self._this, dtype) if known else self._this.astype(dtype)}
 
     def _count_steps(self, plan: Any) -> None:
-        if self._number_of_this_step is None and len(plan.records) == len(self._held(STEP)):
-            taken = max(kernels.largest_step(plan.records), largest(self._loaded(STEP)))
-            self._number_of_this_step = self._with_elsewhere(taken) + 1.0
+        if self._this is None and self._elsewhere is None and len(plan.records) == len(self._held(STEP)):
+            self._this = max(kernels.largest_step(plan.records), float(largest(self._loaded(STEP)))) + 1.0
 
     def _this_step(self) -> float:
-        """Return the number of the running step, from 1."""
-        if self._number_of_this_step is None:
-            self._number_of_this_step = self._steps_taken() + 1.0
-        return self._number_of_this_step
-
-    def _largest_count(self) -> float:
-        return self._largest_of(STEP)
+        """Return the number of the running step, from 1, for the C library."""
+        if self._this is None:
+            self._this = self._count_taken() + 1.0
+        return float(self._this)

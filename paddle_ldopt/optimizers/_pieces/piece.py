@@ -4,6 +4,10 @@ A rule is a generator that sees the tensors of one piece. For what it needs of t
 yields the sums, and is answered with those of all pieces. Sums that keep a dimension (rows, columns, the channels of a
 convolution) have the size of the whole tensor's in every piece, with zeros where the piece has no element, so that the
 pieces' sums are simply added up: `answer_together` does so, `answer_locally` serves whole tensors.
+
+Sums keep the dimensions that they sum over, with the size 1, so that they fit to what they are sums of: those of rows
+are [..., R, 1], those of columns [..., 1, C]. Whole parameters of one shape may be stacked, [k, ..., R, C]: each sum is
+then one of each of them.
 """
 
 import dataclasses
@@ -14,7 +18,7 @@ from typing import Any, Optional
 import paddle
 import paddle.distributed as dist
 
-from ..._paddle import slice_of
+from ..._paddle import slice_of, square_sum, sum_over
 
 __all__ = ["Piece", "answer_locally", "answer_together"]
 
@@ -46,8 +50,20 @@ class Piece:
         """Return the part of a stored tensor that a new value, flattened, is written to."""
         return slice_of(tensor, 0, self.slice_size)
 
+    def square_sum(self, x: Any) -> Any:
+        """Return the sum of all squares: of shape [], or for each of several parameters."""
+        rank = len(self.part_shape)
+        if self.span is not None or x.ndim == rank:
+            return square_sum(x)
+        if x.shape[0] == 1:
+            return square_sum(x).reshape([1] * (rank + 1))
+        if math.prod(self.part_shape) > 512 and x.place.is_cpu_place():  # its `sum` is coarse over many, and slow
+            flat = x.reshape([x.shape[0], 1, -1])
+            return paddle.matmul(flat, flat, transpose_y=True).reshape([-1, *[1] * rank])
+        return _sum(x * x, list(range(-rank, 0))) if rank else x * x
+
     def row_sums(self, x: Any) -> Any:
-        """Return the sums of the rows of the last two dimensions, [..., R] of a tensor [..., R, C]."""
+        """Return the sums of the rows of the last two dimensions, [..., R, 1] of a tensor [..., R, C]."""
         return self._leading_sums(x, len(self.shape) - 1)
 
     def channel_sums(self, x: Any) -> Any:
@@ -55,26 +71,27 @@ class Piece:
         return self._leading_sums(x, 1)
 
     def col_sums(self, x: Any) -> Any:
-        """Return the sums of the columns of the last two dimensions, [..., C] of a tensor [..., R, C]."""
+        """Return the sums of the columns of the last two dimensions, [..., 1, C] of a tensor [..., R, C]."""
         *batch, rows, cols = self.part_shape
         if self.span is None:
             sums = _col_sums(x)
         elif math.prod(batch) == 1:
-            sums = _col_sums(self._padded(x, cols)[1]).reshape([*batch, cols])
+            sums = _col_sums(self._padded(x, cols)[1]).reshape([*batch, 1, cols])
         else:
             first, matrices = self._padded(x, rows * cols)
             sums = _col_sums(matrices.reshape([-1, rows, cols])).flatten()
-            sums = _placed(sums, first * cols, math.prod(batch) * cols).reshape([*batch, cols])
+            sums = _placed(sums, first * cols, math.prod(batch) * cols).reshape([*batch, 1, cols])
         return self._in_whole(sums, self._but_rows())
 
     def _leading_sums(self, x: Any, dims: int) -> Any:
         """Return the sums over all dimensions but the first `dims`."""
         if self.span is None:
-            sums = x.sum(axis=list(range(dims, len(self.shape))))
+            sums = _sum(x, list(range(dims - len(self.shape), 0)))
         else:
             kept = self.part_shape[:dims]
             first, block = self._padded(x, math.prod(self.part_shape[dims:]))
-            sums = _placed(block.sum(axis=-1), first, math.prod(kept)).reshape(kept)
+            sums = _placed(block.sum(axis=-1), first, math.prod(kept))
+            sums = sums.reshape([*kept, *[1] * (len(self.shape) - dims)])
         return self._in_whole(sums, range(dims))
 
     def spread_rows(self, values: Any) -> Any:
@@ -89,7 +106,7 @@ class Piece:
         """Return, to be multiplied with the piece, the value of each element's column."""
         values = self._of_whole(values, self._but_rows())
         if self.span is None:
-            return values.unsqueeze(-2)
+            return values
         *batch, rows, cols = self.part_shape
         first, last = self._covered(cols)
         if math.prod(batch) == 1:
@@ -106,7 +123,7 @@ class Piece:
     def _spread_leading(self, values: Any, dims: int) -> Any:
         values = self._of_whole(values, range(dims))
         if self.span is None:
-            return values.reshape([*values.shape, *[1] * (len(self.shape) - dims)])
+            return values
         width = math.prod(self.part_shape[dims:])
         first, last = self._covered(width)
         return self._cut(values.flatten()[first:last].unsqueeze(-1).expand([last - first, width]), width)
@@ -135,14 +152,14 @@ class Piece:
             return sums
         axis, index, parts = self.split
         zeros = paddle.zeros_like(sums)
-        return paddle.concat([sums if part == index else zeros for part in range(parts)], axis=kept.index(axis))
+        return paddle.concat([sums if part == index else zeros for part in range(parts)], axis=axis)
 
     def _of_whole(self, values: Any, kept: Sequence[int]) -> Any:
         """Return the values of a tensor-parallel part, out of those of the whole."""
         if self.split is None or self.split[0] not in kept:
             return values
         axis, index, parts = self.split
-        return paddle.split(values, parts, axis=kept.index(axis))[index]
+        return paddle.split(values, parts, axis=axis)[index]
 
 
 def _placed(values: Any, first: int, size: int) -> Any:
@@ -154,13 +171,18 @@ def _placed(values: Any, first: int, size: int) -> Any:
 def _is_large(*factors: Any) -> bool:
     """Return whether a matrix product is the fast way: on a CPU, 25 times; a GPU would round it to TF32."""
     size = math.prod(math.prod(x.shape) for x in factors)
-    return factors[0].ndim == 2 and paddle.in_dynamic_mode() and size > 4096 and factors[0].place.is_cpu_place()
+    return factors[0].ndim in (2, 3) and paddle.in_dynamic_mode() and size > 4096 and factors[0].place.is_cpu_place()
 
 
 def _col_sums(x: Any) -> Any:
     if _is_large(x):
-        return paddle.matmul(paddle.ones([1, x.shape[0]], x.dtype), x).flatten()
-    return x.sum(axis=-2)
+        return paddle.matmul(paddle.ones([1, x.shape[-2]], x.dtype), x)
+    return _sum(x, [-2])
+
+
+def _sum(x: Any, axes: list[int]) -> Any:
+    """Return the sums of x over axes, which stay with the size 1."""
+    return sum_over(x, axes, None, True) if paddle.in_dynamic_mode() else x.sum(axis=axes, keepdim=True)
 
 
 def answer_locally(rule: Rule) -> Any:

@@ -1,0 +1,175 @@
+"""Parameters of one shape, type and set of options, updated together: the same rule with one more dimension in front.
+
+On an accelerator a step of one parameter after the other takes as long as Python needs to launch its operations. A
+`Batch` launches them once for all of its parameters.
+
+The state stays per parameter in Paddle's dicts, as checkpoints, sharding and the C library know it: each tensor there
+shares the memory of its row in a stack [k, ...] of the batch. A batch that finds other memory in one's place (it was
+loaded, cast, copied) is built anew from what is there now. Parameters are the model's: they and their gradients are
+copied into a stack in each step, which is freed after it.
+"""
+
+import math
+from typing import Any, Optional
+
+import paddle
+
+from ... import _paddle
+from .._pieces import Piece, answer_locally
+from ..declaration import ELEMENT, SCALAR, STEP
+from .collecting import Task
+from .declared import compute_dtype, rule_shape
+
+__all__ = ["Batch", "Batches"]
+
+_MASTER = "master"
+_Tensor = paddle.Tensor
+
+
+class Batches:
+    """The batches that an optimizer's parameters are in now."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
+
+    def __deepcopy__(self, memo: Any) -> "Batches":
+        return Batches()  # the copied optimizer has tensors of its own
+
+    def split(self, optimizer: Any, tasks: list[Task]) -> list[tuple[Optional["Batch"], list[Task]]]:
+        """Return tasks with the batch that updates them together, of `batch_bytes` at most; None: they go alone."""
+        if not paddle.in_dynamic_mode():
+            return [(None, [task]) for task in tasks]
+        found: dict[Any, list[Task]] = {}
+        for task in tasks:
+            param = task.param
+            key = tuple(param.shape), param.dtype, task.grad.dtype, *task.options.values()
+            found.setdefault(key if _can_be_stacked(task) else param.name, []).append(task)
+        units: list[tuple[Optional[Batch], list[Task]]] = []
+        for alike in found.values():
+            param = alike[0].param
+            most = _most_bytes(optimizer, param) // (math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4))
+            if most == 0 or not _can_be_stacked(alike[0]):
+                units += [(None, [task]) for task in alike]
+                continue
+            for begin in range(0, len(alike), most):
+                some = alike[begin : begin + most]
+                batch = self._batch(optimizer, [task.param for task in some])
+                units += [(None, [task]) for task in some] if batch is None else [(batch, some)]
+        return units
+
+    def _batch(self, optimizer: Any, params: list[Any]) -> Optional["Batch"]:
+        """Return the batch of these parameters, the last step's if it holds; None if their state cannot be stacked."""
+        names = tuple(param.name for param in params)
+        batch = self._kept.get(names)
+        if batch is not None and batch.holds():
+            return batch
+        for old in [old for old in self._kept if not set(names).isdisjoint(old)]:
+            self._kept.pop(old).release(set(old) - set(names))
+        batch = Batch(optimizer, params)
+        if not batch.is_contiguous():
+            return None
+        batch.build()
+        self._kept[names] = batch
+        return batch
+
+
+class Batch:
+    """Some parameters that are updated together, and the stacks that their state is in."""
+
+    def __init__(self, optimizer: Any, params: list[Any]) -> None:
+        first = params[0]
+        self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
+        self._piece, self._kinds = Piece(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
+        self._owners = [_paddle.masters(optimizer).get(param.name, param).name for param in params]
+        self._stacks: dict[str, Any] = {}  # state -> [k, ...]; the masters too
+        self._addresses: list[list[int]] = []
+        self._stored = {**self._kinds, **({_MASTER: ELEMENT} if optimizer.has_master(first) else {})}
+
+    def is_contiguous(self) -> bool:
+        """Return whether all state is; that of a parameter that was transposed in place is not."""
+        return all(all(map(_Tensor.is_contiguous, self._tensors(name))) for name in self._stored)
+
+    def build(self) -> None:
+        """Move all state into stacks."""
+        for name, kind in self._stored.items():
+            tensors = self._tensors(name)
+            stack = self._stacks[name] = _paddle.stack(tensors, 0).reshape(self._shape(kind))
+            for row, tensor in enumerate(tensors):
+                _paddle.share_memory(_paddle.slice_of(stack, row, row + 1), tensor)
+        self._addresses = [list(map(_Tensor.data_ptr, self._tensors(name))) for name in self._stored]
+
+    def _shape(self, kind: str) -> list[int]:
+        """Return the shape in which the rule sees a state: that of one parameter, behind the number of them."""
+        shape = self._piece.shape
+        return [len(self.params), *([1] * len(shape) if kind == SCALAR else rule_shape(kind, shape))]
+
+    def _tensors(self, name: str) -> list[Any]:
+        """Return the tensors of a state, or the masters, as they are in the optimizer now."""
+        if name == _MASTER:
+            masters = _paddle.masters(self._optimizer)
+            return [masters[param.name] for param in self.params]
+        state = _paddle.accumulators(self._optimizer)[_paddle.prefixed(self._optimizer, name)]
+        return [state[owner] for owner in self._owners]
+
+    def holds(self) -> bool:
+        """Return whether the optimizer's tensors are still those in the stacks."""
+        try:
+            now = [self._tensors(name) for name in self._stored]
+        except KeyError:  # of a state that was removed
+            return False
+        addresses = [list(map(_Tensor.data_ptr, tensors)) for tensors in now]
+        return addresses == self._addresses and all(all(map(_Tensor.is_contiguous, tensors)) for tensors in now)
+
+    def release(self, names: set[str]) -> None:
+        """Give parameters that are not updated with the others any more memory of their own for their state."""
+        for name, addresses in zip(self._stacks, self._addresses):
+            for param, tensor, address in zip(self.params, self._tensors(name), addresses):
+                if param.name in names and tensor.data_ptr() == address:
+                    _paddle.share_memory(tensor.clone(), tensor)
+
+    def spread(self, values: list[float], dtype: Any) -> Any:
+        """Return a number for each parameter as the rule sees them; the number itself if all are the same."""
+        same = all(value == values[0] for value in values)
+        return values[0] if same else paddle.to_tensor(values, dtype).reshape(self._shape(SCALAR))
+
+    def rates(self, tasks: list[Task]) -> Any:
+        """Return the rates of the parameters as the rule sees them; if all are the same one, it."""
+        rates = [task.lr for task in tasks]
+        if all(rate is rates[0] for rate in rates):
+            return rates[0]
+        return _paddle.stack(rates, 0).reshape(self._shape(SCALAR))
+
+    def update(self, grads: list[Any], lr: Any, options: dict[str, Any]) -> None:
+        """Update all parameters once."""
+        master = self._stacks.get(_MASTER)
+        params = _cast(_paddle.stack(self.params, 0) if master is None else master, self.dtype)
+        stacked = _cast(_paddle.stack(grads, 0), self.dtype)
+        state = {name: _cast(self._stacks[name], self.dtype) for name in self._kinds}
+        counted = self._optimizer._counted(state)
+        state.update(counted)
+        rule = self._optimizer.rule(params, stacked, state, lr, piece=self._piece, **options)
+        new_params, new_state = answer_locally(rule)
+        for name, value in {**new_state, **counted}.items():
+            stack = self._stacks[name]
+            if not value.is_same_shape(stack):
+                value = value.expand(stack.shape)  # one rate or one count for all
+            _paddle.assign_out(_cast(value, stack.dtype), stack)
+        if master is not None:
+            _paddle.assign_out(new_params, master)
+        for row, param in zip(_paddle.unstack(_cast(new_params, self.params[0].dtype), 0), self.params):
+            _paddle.assign_out(row, param)
+
+
+def _most_bytes(optimizer: Any, param: Any) -> int:
+    """Return `batch_bytes`, or what suits the device: a CPU pages the memory of larger results in anew."""
+    if optimizer.batch_bytes is not None:
+        return int(optimizer.batch_bytes)
+    return 2**21 if param.place.is_cpu_place() else 2**26
+
+
+def _can_be_stacked(task: Task) -> bool:
+    return task.grad.is_same_shape(task.param) and not task.param.is_dist()
+
+
+def _cast(tensor: Any, dtype: Any) -> Any:
+    return tensor if tensor.dtype is dtype else tensor.astype(dtype)

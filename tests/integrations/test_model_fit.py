@@ -1,0 +1,191 @@
+"""`paddle.Model`: `prepare` and `fit` with our optimizers, schedules and layer-wise rates; docs/high_level_api.md."""
+
+import re
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+from paddle.static import InputSpec
+from project import ROOT
+
+import paddle_ldopt as ldopt
+
+STEPS = 6
+every_name = pytest.mark.parametrize("name", ldopt.list_optimizers())
+
+
+class Net(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.embeddings = nn.Linear(4, 8)
+        self.blocks = nn.LayerList([nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU()) for _ in range(2)])
+        self.classifier = nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.embeddings(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.classifier(x)
+
+
+class Data(paddle.io.Dataset):
+    def __init__(self, rows=24):
+        self.x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
+        self.y = (self.x.sum(1) > 0).astype("int64")[:, None]
+
+    def __getitem__(self, row):
+        return self.x[row], self.y[row]
+
+    def __len__(self):
+        return len(self.x)
+
+
+def build(name, rate=None, **options):
+    """Return a network with names of its own, its optimizer and its schedule."""
+    with paddle.utils.unique_name.guard():
+        paddle.seed(0)
+        net = Net()
+        rate = ldopt.get_scheduler("cosine", 0.01, 2, 4 * STEPS) if rate is None else rate
+        return net, ldopt.create(name, net, 0.5, learning_rate=rate, **options), rate
+
+
+def prepared(net, optimizer, specs=()):
+    model = paddle.Model(net, *specs)
+    model.prepare(optimizer, nn.CrossEntropyLoss(), paddle.metric.Accuracy())
+    return model
+
+
+def fit(model, epochs=2, **settings):
+    model.fit(Data(), batch_size=8, epochs=epochs, shuffle=False, verbose=0, **settings)
+    return {name: value.numpy() for name, value in model.network.named_parameters()}
+
+
+def by_hand(net, optimizer, schedule, epochs=2, accumulate=1):
+    """Train as `fit` does, with `step` in place of `minimize`."""
+    data = Data()
+    for batch in range(3 * epochs):
+        rows = slice(8 * (batch % 3), 8 * (batch % 3) + 8)
+        loss = nn.functional.cross_entropy(net(paddle.to_tensor(data.x[rows])), paddle.to_tensor(data.y[rows]))
+        loss.backward()
+        if (batch + 1) % accumulate == 0:
+            optimizer.step()
+            optimizer.clear_grad()
+        schedule.step()
+    return {name: value.numpy() for name, value in net.named_parameters()}
+
+
+def assert_same(got, want, **tolerance):
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], **{"rtol": 0, "atol": 0, **tolerance}, err_msg=name)
+
+
+@every_name
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_fit_takes_the_steps_of_a_loop(name, accumulate):
+    net, optimizer, schedule = build(name)
+    got = fit(prepared(net, optimizer), accumulate_grad_batches=accumulate)
+    assert schedule.last_epoch == STEPS and optimizer.get_lr() == schedule(), "after every batch"
+    assert_same(got, by_hand(*build(name), accumulate=accumulate))
+
+
+def test_each_layer_moves_at_its_rate():
+    net, optimizer, _ = build("adamwdl", rate=0.01, weight_decay=0.0, epsilon=0.0)
+    before = {name: value.numpy() for name, value in net.named_parameters()}
+    model = prepared(net, optimizer)
+    model.train_batch([Data().x[:8]], [Data().y[:8]])
+    ratios = {"embeddings": 0.125, "blocks.0": 0.25, "blocks.1": 0.5, "classifier": 1.0}
+    for name, value in net.named_parameters():
+        moved = np.abs(value.numpy() - before[name])
+        ratio = next(ratio for layer, ratio in ratios.items() if name.startswith(layer))
+        # Adam's first step has the size of the rate, where there is a gradient; 0 where ReLU let none pass
+        np.testing.assert_allclose(moved[moved > 0], 0.01 * ratio, rtol=1e-3, err_msg=name)
+        assert (moved > 0).any(), name
+
+
+def test_a_decorated_optimizer_of_paddles_is_taken():
+    def decorated():
+        net, _, schedule = build("adamwdl")
+        momentum = paddle.optimizer.Momentum(schedule, parameters=net.parameters())
+        return net, ldopt.apply_layerwise_decay(momentum, ldopt.LayerMap.from_model(net), 0.5), schedule
+
+    net, optimizer, _ = decorated()
+    assert_same(fit(prepared(net, optimizer)), by_hand(*decorated()))
+
+
+def test_create_optimizer_is_stepped_too():
+    net, *_ = build("lamb")
+    optimizer, schedule = ldopt.create_optimizer(0.01, STEPS, 2, model=net, layerwise_decay=0.5)
+    fit(prepared(net, optimizer))
+    assert schedule.last_epoch == STEPS and optimizer.get_lr() == 0.0
+
+
+@every_name
+def test_a_resume_is_exact(name, tmp_path):
+    net, optimizer, _ = build(name)
+    model = prepared(net, optimizer)
+    fit(model)
+    model.save(str(tmp_path / "checkpoint"))
+    want = fit(model)
+    other, resumed, schedule = build(name)
+    again = prepared(other, resumed)
+    again.load(str(tmp_path / "checkpoint"))
+    assert schedule.last_epoch == STEPS
+    assert_same(fit(again), want)
+
+
+def test_a_second_model_with_other_names_is_refused(tmp_path):
+    model = prepared(*build("adamwdl")[:2])
+    fit(model, epochs=1)
+    model.save(str(tmp_path / "checkpoint"))
+    _, net = Net(), Net()  # its parameters have other names than the saved ones
+    again = prepared(net, ldopt.AdamWDL(0.01, parameters=net.parameters()))
+    with pytest.raises(ValueError, match="rebuild the model under `paddle.utils.unique_name.guard"):
+        again.load(str(tmp_path / "checkpoint"))
+
+
+@every_name
+def test_paddles_callback_lowers_the_rate(name):
+    net, optimizer, _ = build(name, rate=0.01)
+    lower = paddle.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10.0, verbose=0)
+    fit(prepared(net, optimizer), epochs=3, eval_data=Data(8), callbacks=[lower])
+    assert optimizer.get_lr() == 0.01 * 0.5**2 and optimizer.layerwise_ratio(net.embeddings.weight) == 0.125
+
+
+@every_name
+def test_a_static_graph_takes_the_same_steps(name, tmp_path):
+    model = prepared(*build(name)[:2])
+    model.save(str(tmp_path / "start"))
+    want = fit(model)
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program(), paddle.static.Program()):
+            net, optimizer, schedule = build(name)
+            specs = [InputSpec([None, 4], "float32", "x")], [InputSpec([None, 1], "int64", "y")]
+            static = prepared(net, optimizer, specs=specs)
+            static.load(str(tmp_path / "start"), reset_optimizer=True)
+            static.fit(Data(), batch_size=8, epochs=2, shuffle=False, verbose=0)
+            static.save(str(tmp_path / "end"))
+    finally:
+        paddle.disable_static()
+    assert schedule.last_epoch == STEPS
+    got = {key: np.asarray(value) for key, value in paddle.load(str(tmp_path / "end.pdparams")).items()}
+    assert_same(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_schedule_on_a_metric_needs_the_callback_of_the_page():
+    schedule = ldopt.ReduceLROnPlateau(0.01, patience=0)
+    net, optimizer, _ = build("adamwdl", rate=schedule)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'metrics'"):
+        fit(prepared(net, optimizer))
+
+
+def test_the_page_runs_and_prints_what_it_says(capsys):
+    page = (ROOT / "docs" / "high_level_api.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    exec(first, {})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == re.search(r"^```\n(epoch.*?)^```", page, re.S | re.M)[1].splitlines() and len(printed) == 3
+    names = {}
+    exec(second, names)
+    assert names["schedule"].last_epoch == 2

@@ -1,0 +1,343 @@
+"""Steps by Paddle's operations: parameters of a kind together, and what that must not change."""
+
+import math
+
+import numpy as np
+import paddle
+import pytest
+from golden.trajectories import error, load_index
+from optimizer_cases import FLOAT32, VARIANTS, every_variant, make, states
+from paddle.profiler import Profiler, ProfilerTarget
+from test_parity import trajectory
+
+import paddle_ldopt as ldopt
+from paddle_ldopt import kernels
+from paddle_ldopt.optimizers._base.batches import Batch
+
+BATCHED = [name for name in VARIANTS if name != "adamwdl"]
+every_rule = pytest.mark.parametrize("name", BATCHED)
+SHAPES = [[3, 4], [4], [2, 3, 4], [4, 3], [], [6], [2, 2, 3, 3], [1, 5]]
+READS = ["item", "numpy", "tolist", "__float__", "__int__", "__bool__", "__array__", "__index__", "cpu"]
+
+
+def parameters(shapes, dtype="float32", seed=0):
+    draw, made = np.random.default_rng(seed), []
+    for shape in shapes:
+        param = paddle.create_parameter(shape, "float32")
+        param.set_value(draw.standard_normal(shape).astype("float32"))
+        layer = paddle.nn.Layer()
+        layer.w = param
+        layer.to(dtype=dtype)
+        made.append(layer.w)
+    return made
+
+
+def give_gradients(params, draw, missing=0.0):
+    for param in params:
+        param.grad = None
+        if draw.uniform() >= missing:
+            grad = draw.standard_normal(param.shape).astype("float32") * 0.1
+            param.grad = paddle.to_tensor(grad).reshape(param.shape).astype(param.dtype)
+
+
+def random_options(name, draw, dtype):
+    """Return some of the optimizer's options; a CPU clips no 16-bit gradients."""
+    decay = "weight_decay_rate" if name.startswith("adamweightdecay") else "weight_decay"
+    options = {decay: float(draw.choice([0.0, 0.1]))}
+    if name.startswith("came"):
+        options.update(beta2=[None, 0.99][draw.integers(2)], scale_parameter=bool(draw.integers(2)), beta1=0.5)
+    if name == "adafactor":
+        options.update(scale_parameter=bool(draw.integers(2)), beta1=[None, 0.8][draw.integers(2)])
+    if name.startswith("adamweightdecay"):
+        options.update(clipnorm=[None, 0.3][draw.integers(2)], decay=float(draw.choice([0.0, 0.1])))
+    clips = [None, paddle.nn.ClipGradByGlobalNorm(0.5), paddle.nn.ClipGradByValue(0.1)]
+    return {**options, "grad_clip": clips[draw.integers(3) if "16" not in dtype else 0]}
+
+
+def run(name, seed, dtype, batch_bytes):
+    """Take some steps with everything chosen at random, and return the values and the state after each."""
+    draw = np.random.default_rng(seed)
+    shapes = [SHAPES[i] for i in draw.integers(len(SHAPES), size=12)]
+    masters = bool(draw.integers(2))
+    with paddle.utils.unique_name.guard():
+        params = parameters(shapes, dtype, seed)
+        options, grouped, hook = random_options(name, draw, dtype), bool(draw.integers(2)), bool(draw.integers(2))
+        given = params
+        if grouped:
+            lr = {} if name.startswith("adamweightdecay") or "relative" in name else {"lr": 0.02}
+            given = [{"params": params[:5], "learning_rate": 0.5}, {"params": params[5:], "weight_decay": 0.3, **lr}]
+        ratios = {param.name: float(draw.choice([0.0, 0.25, 1.0])) for param in params}
+        more = {"set_param_lr_fun": lambda param: ratios[param.name]} if hook else {}
+        if draw.integers(2):
+            more["apply_decay_param_fun"] = lambda known: hash(known[-3:]) % 2 == 0 or known.endswith("1")
+        opt = make(name, given, fused=False, batch_bytes=batch_bytes, multi_precision=masters, **options, **more)
+        seen = []
+        for step in range(6):
+            give_gradients(params, draw, missing=0.3 if step in (2, 4) else 0.0)
+            params[3].stop_gradient = step == 3
+            if step == 5:
+                state = opt.state_dict()
+                opt.set_state_dict({k: v.clone() if isinstance(v, paddle.Tensor) else v for k, v in state.items()})
+            opt.step()
+            seen.append([param.astype("float64").numpy() for param in params])
+        return seen, {key: np.asarray(value, "float64") for key, value in states(opt).items()}
+
+
+# 16-bit values without masters are rounded in each step, to one side here and to the other there
+TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 1e-2, "bfloat16": 6e-2}
+
+
+@every_rule
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("seed", range(6))
+def test_parameters_of_a_kind_together_are_updated_as_each_alone(name, dtype, seed):
+    alone, alone_state = run(name, seed, dtype, 0)
+    for batch_bytes in (None, 200):  # all of a kind, or a few
+        together, state = run(name, seed, dtype, batch_bytes)
+        tolerance = max(TOLERANCE[dtype], 2e-3 if "compressed" in name else 0)
+        for want, got in zip(alone, together):
+            for one, other in zip(want, got):
+                np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance)
+        assert state.keys() == alone_state.keys()
+        for key, value in state.items():
+            size = np.abs(alone_state[key]).max(initial=1e-12)
+            np.testing.assert_allclose(value, alone_state[key], rtol=tolerance, atol=tolerance * size, err_msg=key)
+
+
+@pytest.mark.parametrize("batch_bytes", [0, 2**25], ids=["alone", "together"])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("case", [c for c in load_index()["cases"] if c["ours"]["optimizer"] != "adamwdl"], ids=str)
+def test_operations_follow_the_peers(case, dtype, batch_bytes):
+    ours = {**case["ours"], "arguments": {**case["ours"]["arguments"], "fused": False, "batch_bytes": batch_bytes}}
+    size, where = error(*trajectory({**case, "ours": ours}, dtype), dtype)
+    assert size <= (case["tolerance"] if dtype == "float64" else FLOAT32.get(ours["optimizer"], 1e-6)), (where, size)
+
+
+def built(monkeypatch):
+    """Note how many parameters each new batch has."""
+    sizes, build_it = [], Batch.build
+    monkeypatch.setattr(Batch, "build", lambda self: sizes.append(len(self.params)) or build_it(self))
+    return sizes
+
+
+def test_state_that_is_replaced_is_stacked_anew_and_the_rest_is_kept(monkeypatch):
+    params, draw, sizes = parameters([[3, 4]] * 4 + [[5]] * 3), np.random.default_rng(0), built(monkeypatch)
+    opt = make("came", params, fused=False)
+
+    def step():
+        sizes.clear()
+        give_gradients(params, draw)
+        opt.step()
+        return sizes
+
+    assert step() == [4, 3] and step() == []
+    moment = opt._accumulators["exp_avg"][params[1].name]
+    moment.set_value(paddle.zeros([3, 4]))  # in the stack's own memory
+    before = [opt._accumulators["exp_avg"][p.name].numpy() for p in params[:4]]
+    assert step() == []
+    opt._accumulators["exp_avg"][params[1].name] = paddle.zeros([3, 4])
+    assert step() == [4]
+    assert not np.allclose(moment.numpy(), opt._accumulators["exp_avg"][params[1].name].numpy())
+    assert all(np.abs(array).max() > 0 for i, array in enumerate(before) if i != 1)
+
+
+def test_a_parameter_that_leaves_its_batch_keeps_its_state_and_no_stack(monkeypatch):
+    params, draw, sizes = parameters([[64, 64]] * 4), np.random.default_rng(0), built(monkeypatch)
+    opt = make("lamb", params, fused=False)
+    give_gradients(params, draw)
+    opt.step()
+    kept = {p.name: opt._accumulators["moment1"][p.name].numpy() for p in params}
+    params[0].stop_gradient = True
+    give_gradients(params, draw)
+    opt.step()
+    assert sizes == [4, 3]
+    moment = opt._accumulators["moment1"][params[0].name]
+    np.testing.assert_array_equal(moment.numpy(), kept[params[0].name])
+    assert moment._holder_size() == 64 * 64 * 4, "it would hold on to the memory of the others"
+
+
+def test_what_batch_bytes_may_be():
+    params = parameters([[2]])
+    with pytest.raises(ValueError, match="`batch_bytes` must be at least 0. Received: batch_bytes=-1"):
+        make("came", params, batch_bytes=-1)
+    with pytest.raises(TypeError, match="`batch_bytes` must be an integer. Received: batch_bytes=2.5"):
+        make("came", params, batch_bytes=2.5)
+
+
+# ---- nothing is read on the host
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Note each read of a Tensor on the host."""
+    found, within = [], []
+
+    def noting(name, original):
+        def read(self, *args, **how):
+            if not within:
+                found.append(name)
+            within.append(name)  # one may call another
+            try:
+                return original(self, *args, **how)
+            finally:
+                within.pop()
+
+        return read
+
+    for name in READS:
+        monkeypatch.setattr(paddle.Tensor, name, noting(name, getattr(paddle.Tensor, name)))
+    return found
+
+
+def scheduled(name, params, **more):
+    """Return an optimizer with all that may depend on numbers: layer rates, a schedule, clipping, decay of some."""
+    arguments = {**VARIANTS[name], **more}
+    scheduler = paddle.optimizer.lr.LinearWarmup(0.01, 10, 0.0, 0.01)
+    arguments.update({} if "relative" in name else {"learning_rate": scheduler})
+    ratios = {param.name: 0.5 ** (i % 3) for i, param in enumerate(params)}
+    clip = paddle.nn.ClipGradByGlobalNorm(1.0) if params[0].dtype == paddle.float32 else None
+    how = {"grad_clip": clip, "set_param_lr_fun": lambda param: ratios[param.name]}
+    how["apply_decay_param_fun"] = lambda known: known in list(ratios)[::2]
+    return ldopt.optimizer_class(name.split(",")[0])(parameters=params, **arguments, **how), scheduler
+
+
+@pytest.mark.filterwarnings("ignore:Optimizers use Paddle's operations:UserWarning")
+@every_variant
+@pytest.mark.parametrize("how", ["operations", "no library", "alone"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_reads_nothing_on_the_host(name, how, dtype, reads, monkeypatch):
+    if how == "no library":
+        monkeypatch.setattr(kernels, "library", lambda: None)
+        monkeypatch.setattr(kernels, "unsupported_reason", lambda: "there is none")
+    params, draw = parameters([[3, 4]] * 3 + [[4]] * 3 + [[2, 5]], dtype), np.random.default_rng(0)
+    more = {} if how == "no library" else {"fused": False}
+    if how == "alone" and name != "adamwdl":
+        more["batch_bytes"] = 0
+    opt, scheduler = scheduled(name, params, **more, multi_precision=True)
+    for step in range(4):
+        give_gradients(params, draw, missing=0.3 if step == 2 else 0.0)
+        reads.clear()
+        opt.step()
+        assert not reads, step
+        scheduler.step()
+
+
+@every_rule
+def test_an_overflow_is_the_only_thing_that_is_read(name, reads):
+    params, draw = parameters([[3, 4]] * 3), np.random.default_rng(0)
+    opt = make(name, params, fused=False)
+    before = [param.numpy() for param in params]
+    for value in (1.0, 0.0):
+        give_gradients(params, draw)
+        opt._set_auxiliary_var("found_inf", paddle.to_tensor([bool(value)]))
+        reads.clear()
+        opt.step()
+        assert set(reads) <= {"__bool__"} and len(reads) <= 2
+        same = [np.array_equal(param.numpy(), old) for param, old in zip(params, before)]
+        assert all(same) if value else not any(same)
+
+
+def test_lambs_own_schedules_count_without_reading(reads):
+    params, draw = parameters([[3, 4]] * 3), np.random.default_rng(0)
+    opt = ldopt.Lamb(lambda step: 0.1 / (step + 1), parameters=params, fused=False)
+    rates = []
+    for step in range(4):
+        give_gradients(params, draw)
+        reads.clear()
+        opt.step()
+        assert not reads or step == 0
+        rates.append(opt.get_lr())
+    assert rates == [0.1 / 2, 0.1 / 3, 0.1 / 4, 0.1 / 5]
+    for key, value in opt.state_dict().items():
+        if key.endswith("global_step_0"):
+            value.set_value(paddle.full([1], 9.0))
+    assert opt.get_lr() == 0.1 / 10, "what is written from outside counts"
+
+
+def test_a_weight_decay_that_begins_late_is_for_those_that_are_decayed():
+    values = []
+    for batch_bytes in (0, None):
+        with paddle.utils.unique_name.guard():
+            params, draw = parameters([[3, 4]] * 4), np.random.default_rng(0)
+            names = [param.name for param in params[::2]]
+            how = {"apply_decay_param_fun": names.__contains__, "weight_decay": lambda step: 0.0 if step < 2 else 0.5}
+            opt = ldopt.Lamb(0.01, parameters=params, fused=False, batch_bytes=batch_bytes, **how)
+            for _ in range(5):
+                give_gradients(params, draw)
+                opt.step()
+            values.append([param.numpy() for param in params])
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
+
+
+# ---- launches and memory
+
+
+def bert(hidden=8):
+    """Return the shapes of BERT-base's parameters with another hidden size."""
+    shapes = [[30, hidden], [512, hidden], [2, hidden], [hidden], [hidden]]
+    for _ in range(12):
+        shapes += [[hidden, hidden], [hidden]] * 4 + [[hidden], [hidden], [4 * hidden, hidden], [4 * hidden]]
+        shapes += [[hidden, 4 * hidden], [hidden], [hidden], [hidden]]
+    return shapes
+
+
+def launches(step):
+    """Return the number of operations in a step."""
+    profiler = Profiler(targets=[ProfilerTarget.CPU], on_trace_ready=lambda p: None)
+    profiler.start()
+    step()
+    profiler.stop()
+
+    def count(node):
+        return str(node.type).endswith(".Operator") + sum(map(count, node.children_node))
+
+    return sum(map(count, profiler.profiler_result.get_data().values()))
+
+
+@pytest.mark.parametrize("name", ["came", "lamb", "adafactor", "adamweightdecay"])
+def test_a_tenth_of_the_launches(name):
+    params, draw, counts = parameters(bert()), np.random.default_rng(0), {}
+    for batch_bytes in (0, None):
+        opt = make(name, params, fused=False, batch_bytes=batch_bytes)
+        give_gradients(params, draw)
+        opt.step()
+        counts[batch_bytes] = launches(opt.step)
+    assert len(params) == 197 and counts[None] <= counts[0] / 10, counts
+
+
+def host_peak(step):
+    """Return how much more memory a step needs for a moment than before it, in bytes."""
+    core = paddle.base.core
+    core.host_memory_stat_reset_peak_value("Allocated", 0)
+    before = core.host_memory_stat_current_value("Allocated", 0)
+    step()
+    return core.host_memory_stat_peak_value("Allocated", 0) - before
+
+
+@every_rule
+def test_the_memory_of_a_step_is_bounded(name):
+    params, draw, most = parameters([[128, 128]] * 32), np.random.default_rng(0), 4 * 128 * 128 * 4
+    peaks = {}
+    for batch_bytes in (most, 2**25):
+        opt = make(name, params, fused=False, batch_bytes=batch_bytes)
+        give_gradients(params, draw)
+        opt.step()
+        peaks[batch_bytes] = host_peak(opt.step)
+    assert peaks[most] <= 12 * most < peaks[2**25] <= 12 * math.prod([32, 128, 128, 4])
+
+
+def test_a_step_keeps_no_gradient():
+    core, params = paddle.base.core, parameters([[64, 64]] * 8 + [[5]])
+    for batch_bytes in (0, None):
+        opt, draw = make("lamb", params, fused=False, batch_bytes=batch_bytes), np.random.default_rng(0)
+        sizes = []
+        for _ in range(3):
+            give_gradients(params, draw)
+            opt.step()
+            for param in params:
+                param.grad = None
+            sizes.append(core.host_memory_stat_current_value("Allocated", 0))
+        assert sizes[2] - sizes[0] < 64 * 64 * 4
+        empty = sizes[2]
+        give_gradients(params, draw)
+        assert core.host_memory_stat_current_value("Allocated", 0) - empty >= 8 * 64 * 64 * 4, "gradients are seen here"
