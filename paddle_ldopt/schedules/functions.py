@@ -1,31 +1,18 @@
-"""Schedules that are a function of the step alone.
+"""The functions that build schedules, each a kind: of curves, step -> factor of the peak, and those on a metric.
 
-Each function builds a curve, step -> factor of the peak; `get_scheduler` describes the arguments that they share.
+`get_scheduler` describes the arguments that they share.
 """
 
 import warnings
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from .._messages import refusal
 from . import curves
-from ._base import peak_of
+from ._base import attach, peak_of
 from .curve_schedule import RuleSchedule, scheduled
-from .factory import schedule
+from .metric import GreedyLR, ReduceLROnPlateau
 from .options import LastStep, NonNegative, Positive, Shape, Share, Steps, StepsFrom1, checked_share
-
-__all__ = [
-    "get_constant_schedule",
-    "get_constant_schedule_with_cool_down",
-    "get_constant_schedule_with_warmup",
-    "get_cosine_schedule_with_warmup",
-    "get_cosine_with_hard_restarts_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
-    "get_inverse_sqrt_schedule",
-    "get_linear_schedule_with_warmup",
-    "get_polynomial_decay_schedule_with_warmup",
-    "get_wsd_schedule",
-]
+from .registry import SCHEDULES, schedule
 
 
 def _steps_left(num_training_steps: int, **phases: int) -> int:
@@ -375,3 +362,36 @@ def get_constant_schedule_with_cool_down(
 
 def _one_needed(**lengths: None) -> ValueError:
     return refusal(ValueError, f"Either {' or '.join(lengths)} must be specified.", **lengths)
+
+
+@schedule("reduce_lr_on_plateau", on_metric=ReduceLROnPlateau, member="REDUCE_ON_PLATEAU")
+def get_reduce_on_plateau_schedule(optimizer: Any, **kwargs: Any) -> ReduceLROnPlateau:
+    r"""Build a `ReduceLROnPlateau` with these arguments from an optimizer or the first rate; see `get_scheduler`.
+
+    Examples:
+        >>> from paddle_ldopt.schedules import get_reduce_on_plateau_schedule
+        >>> schedule = get_reduce_on_plateau_schedule(0.1, factor=0.5, patience=0)
+        >>> for loss in (1.0, 1.0):
+        ...     schedule.step(loss)
+        >>> schedule()
+        0.05
+    """
+    return attach(ReduceLROnPlateau(peak_of(optimizer), **kwargs), optimizer)
+
+
+@schedule("greedy", on_metric=GreedyLR)
+def get_greedy_schedule(optimizer: Any, **kwargs: Any) -> GreedyLR:
+    r"""Build a `GreedyLR` with these arguments from an optimizer or the first rate; see `get_scheduler`.
+
+    Examples:
+        >>> from paddle_ldopt.schedules import get_greedy_schedule
+        >>> schedule = get_greedy_schedule(5e-5, factor=0.5, patience=0, min_lr=1e-6, max_lr=1e-3)
+        >>> schedule.step(1.0)
+        >>> schedule()
+        0.0001
+    """
+    return attach(GreedyLR(peak_of(optimizer), **kwargs), optimizer)
+
+
+if not TYPE_CHECKING:  # which would know no name but those of a list
+    __all__ = [kind.function.__name__ for kind in SCHEDULES.values()]

@@ -8,7 +8,7 @@ from typing import Any
 from .._messages import refusal, shown
 from ..config import BUILT_IN, json_object
 from ..schedules import ON_METRIC, MetricSchedule, get_scheduler
-from ..schedules.factory import SCHEDULES
+from ..schedules.registry import SCHEDULES
 from .base import name_of
 
 _MANY_STEPS = 10**9  # stands for the number of steps that is not known before the data are

@@ -17,7 +17,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.paddlenlp_hook import adapt_hook, check_decay, check_ratio
 from paddle_ldopt.optimizers._base.declared import LAYERWISE
-from paddle_ldopt.schedules.factory import SCHEDULES
+from paddle_ldopt.schedules.registry import SCHEDULES
 from paddle_ldopt.tools import memory
 
 NAN, INF = float("nan"), float("inf")

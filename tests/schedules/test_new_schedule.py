@@ -1,6 +1,8 @@
 """A schedule of a few lines is known everywhere: the paragraph "A new schedule" of CONTRIBUTING."""
 
 import dataclasses
+import runpy
+import warnings
 from typing import Any
 
 import pytest
@@ -9,8 +11,8 @@ import trainer_common as common
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.schedules.curve_schedule import scheduled
-from paddle_ldopt.schedules.factory import SCHEDULES, schedule
 from paddle_ldopt.schedules.options import LastStep, Share, Steps
+from paddle_ldopt.schedules.registry import SCHEDULES, schedule
 from paddle_ldopt.tools.cli import main
 
 
@@ -41,6 +43,13 @@ def rates_of(built):
     return [(built(), built.step())[0] for _ in RATES]
 
 
+def afresh(module):
+    """Return the names of a module of the schedules, as it is imported when a kind has been added to `functions`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*found in sys.modules")
+        return runpy.run_module(f"paddle_ldopt.schedules.{module}")
+
+
 def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsys):
     assert rates_of(triangle(0.1, 2, 0.2)) == pytest.approx(RATES)
     assert rates_of(ldopt.get_scheduler("triangle", 0.1, 2, 6, {"floor": 0.2})) == pytest.approx(RATES)
@@ -65,3 +74,6 @@ def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsy
         main(["schedule", "--help"])
     assert "triangle" in capsys.readouterr().out
     assert "| `triangle` | `floor` | `0.0` | [0, 1] |" in tables.schedules_table()
+    assert ".. autofunction:: get_triangle_schedule" in tables.schedule_functions()
+    assert afresh("factory")["SchedulerType"].TRIANGLE == "triangle"
+    assert "get_triangle_schedule" in afresh("__init__")["__all__"]

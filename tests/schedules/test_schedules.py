@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from paddle_ldopt import schedules
 from paddle_ldopt.schedules import MetricSchedule, RuleSchedule, SchedulerType, get_scheduler
-from paddle_ldopt.schedules.factory import SCHEDULES, kwargs_problems
+from paddle_ldopt.schedules.factory import kwargs_problems
+from paddle_ldopt.schedules.registry import SCHEDULES
 
 # kind -> arguments of its function that make a schedule of 100 steps at a peak of 0.1
 KINDS = {
