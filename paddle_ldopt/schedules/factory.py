@@ -68,7 +68,7 @@ def get_scheduler(
         scheduler_specific_kwargs: further arguments of the kind's function.
 
     Returns:
-        A `RuleSchedule`, stepped after each step of the optimizer, or a `MetricSchedule`.
+        A `CurveSchedule`, stepped after each step of the optimizer, or a `MetricSchedule`.
 
     Differs from transformers: `inverse_sqrt` and the constant kinds do not ignore `scheduler_specific_kwargs`.
 

@@ -1,7 +1,7 @@
 """The table of all kinds of schedules: `schedule` puts a function into it.
 
     @schedule("triangle")
-    def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1) -> RuleSchedule:
+    def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1) -> CurveSchedule:
         return scheduled(optimizer, curves.Linear(num_warmup_steps, num_warmup_steps), last_epoch)
 
 Checks, `SchedulerType`, `LdoptConfig`, the Trainer, the command line and the docs read its signature.

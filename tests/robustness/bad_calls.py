@@ -312,7 +312,7 @@ LOADED = {  # what has a state, built
     "GradientAccumulator": accumulator,
     "AdaptiveLossScaler": ldopt.AdaptiveLossScaler,
     "PipelineWithLossScale": pipeline,
-    "RuleSchedule": lambda: schedules.get_constant_schedule(0.1),
+    "CurveSchedule": lambda: schedules.get_constant_schedule(0.1),
     "GreedyLR": lambda: ldopt.GreedyLR(0.1),
     "ReduceLROnPlateau": lambda: ldopt.ReduceLROnPlateau(0.1),
     "WarmUp": lambda: ldopt.WarmUp(0.1, paddle.optimizer.lr.ExponentialDecay(0.1, 0.9), 3),
@@ -456,7 +456,7 @@ CALLS = {
         also=(OSError,),
     ),
     # ---- schedules
-    "RuleSchedule": Row(call(ldopt.RuleSchedule, learning_rate=0.1, curve=lambda step: 0.5), free=("verbose",)),
+    "CurveSchedule": Row(call(ldopt.CurveSchedule, learning_rate=0.1, curve=lambda step: 0.5), free=("verbose",)),
     "ReduceLROnPlateau": Row(call(ldopt.ReduceLROnPlateau, learning_rate=0.1), free=("verbose",)),
     "GreedyLR": Row(call(ldopt.GreedyLR, learning_rate=0.1), free=("verbose",)),
     **{
@@ -547,6 +547,7 @@ CALLS.update((f"{_name}.set_state_dict", loading_row(_build)) for _name, _build 
 NO_CALLS = {
     "__version__": "a string",
     "ON_METRIC": "a constant",
+    "RuleSchedule": "another name of `CurveSchedule`",
     "MetricSchedule": "a base: its subclasses are here",
     "LoadReport": "what `load_optimizer` returns",
     "OptimizerInfo": "a row of the registry",

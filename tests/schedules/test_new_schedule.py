@@ -11,7 +11,7 @@ import trainer_common as common
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.schedules.curve_schedule import scheduled
-from paddle_ldopt.schedules.options import LastStep, Share, Steps
+from paddle_ldopt.schedules.options import Fraction, LastStep, Steps
 from paddle_ldopt.schedules.registry import SCHEDULES, schedule
 from paddle_ldopt.tools.cli import main
 
@@ -29,7 +29,7 @@ class Triangle(ldopt.schedules.curves.Warmup):
 @pytest.fixture
 def triangle():
     @schedule("triangle")
-    def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, floor: Share = 0.0, last_epoch: LastStep = -1):
+    def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, floor: Fraction = 0, last_epoch: LastStep = -1):
         return scheduled(optimizer, Triangle(num_warmup_steps, floor), last_epoch)
 
     yield get_triangle_schedule
@@ -73,7 +73,7 @@ def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsy
     with pytest.raises(SystemExit):
         main(["schedule", "--help"])
     assert "triangle" in capsys.readouterr().out
-    assert "| `triangle` | `floor` | `0.0` | [0, 1] |" in tables.schedules_table()
+    assert "| `triangle` | `floor` | `0` | [0, 1] |" in tables.schedules_table()
     assert ".. autofunction:: get_triangle_schedule" in tables.schedule_functions()
     assert afresh("factory")["SchedulerType"].TRIANGLE == "triangle"
     assert "get_triangle_schedule" in afresh("__init__")["__all__"]
