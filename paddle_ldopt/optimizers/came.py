@@ -23,10 +23,10 @@ from ._base.factored import (
     row_col_sums,
     scaled_rate,
 )
-from ._base.mindspore import without_order
 from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
+from ._ports.mindspore import without_order
 from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_weight_decay, register
 
 __all__ = ["Came", "came_update"]
