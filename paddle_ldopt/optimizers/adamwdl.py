@@ -13,13 +13,13 @@ from .._checks import Option, checked_bool
 from .._paddle import global_rate, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import root
-from ._base.collecting import Task
 from ._base.declared import DeclaredMixin
-from ._base.paddle_adamw import BETA_OF, LayerwiseAdamW
 from ._base.rule_optimizer import checked_rate
 from ._base.sharded_state import ShardedStateMixin
 from ._fused.plan import FusedRule
 from ._fused.step import FusedMixin, layer_rates
+from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
+from .collecting import Task
 from .declaration import ELEMENT, SCALAR, State, plain_weight_decay, register
 
 __all__ = ["AdamWDL", "adamw_update"]
@@ -229,7 +229,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
             own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)
             absolute = isinstance(own, paddle.Tensor)  # Paddle's way to give such a rate
             rate = _LayerRate(own, 1.0, ratio) if absolute else _LayerRate(global_rate(self)(), own, ratio)
-            self._collected.append(Task(param, grad, self.fused_options(param), rate))
+            self._collected.append(Task(param, grad, self.step_options(param), rate))
         return None
 
 

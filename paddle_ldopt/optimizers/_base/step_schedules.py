@@ -49,9 +49,9 @@ class StepSchedulesMixin(StepCount):
         counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._counts_steps else {}
         return {**super()._counted(state), **counted}
 
-    def fused_options(self, param: Any = None) -> Values:
+    def step_options(self, param: Any = None) -> Values:
         """Return all options as they are in this step."""
-        options = super().fused_options(param)
+        options = super().step_options(param)
         return {**options, "weight_decay": self._now(options["weight_decay"])}
 
     @property

@@ -6,7 +6,7 @@ import paddle
 from paddle.optimizer import AdamW
 
 from ..._paddle import masters, rate_factor, ratio_in_kernel, set_attributes, state_getter
-from .layerwise import LayerwiseMixin
+from .._base.layerwise import LayerwiseMixin
 
 __all__ = ["BETA_OF", "LayerwiseAdamW"]
 
@@ -45,7 +45,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         given = {**group, "params": (param, grad)} if group else (param, grad)
         decay = 0.0
         if self.ratio_of is not None and param.dtype == paddle.float64:
-            decay = self.fused_options(param)["weight_decay"]
+            decay = self.step_options(param)["weight_decay"]
         if not decay:
             return super()._append_optimize_op(block, given)
         # Paddle's kernel takes the decay as a float32: too coarse next to float64 parameters, so decay them here
@@ -61,7 +61,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         """Update a float16 or bfloat16 parameter on a CPU, for which Paddle's kernel does not exist."""
         if self.layerwise_ratio(param) == 0.0:
             return
-        has_master, options = self.has_master(param), self.fused_options(param)
+        has_master, options = self.has_master(param), self.step_options(param)
         weight = masters(self)[param.name] if has_master else param.astype("float32")
         stored = {name: state_getter(self)(name, param) for name in ("moment1", "moment2", *BETA_OF)}
         state = {name: value.astype("float32") for name, value in stored.items()}
