@@ -207,8 +207,8 @@ def idle_options(values: Mapping[str, Any], names: Mapping[str, str]) -> Iterato
 
     def idle(why: str, *options: str) -> Iterator[str]:
         for option in filter(is_set, options):
-            said = f"`{names[option]}` has no effect {why}."
-            yield str(refusal(ValueError, said, **{names[option]: values[option]}))
+            message = f"`{names[option]}` has no effect {why}."
+            yield str(refusal(ValueError, message, **{names[option]: values[option]}))
 
     def exclude(first: str, second: str, why: str) -> Iterator[str]:
         if is_set(first) and is_set(second):

@@ -1,39 +1,43 @@
-"""Reading a schedule ahead without changing it: its copy, its future rates, its peak."""
+"""Reading a schedule ahead without changing it: its length, its future rates, its peak."""
 
-import copy
-import functools
 import itertools
 import math
-import types
 import warnings
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 import paddle
-from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import as_float
-from .._paddle import rate_source, set_rate_source, stand_in
+from ._copies import copy_schedule
+from .curve_schedule import RuleSchedule
+from .curves import Warmup
+from .metric import follows_metric
+from .warmup import WarmUp
 
-
-def follows_metric(schedule: Any) -> bool:
-    """Return whether a schedule, Paddle's or ours, is stepped with a metric, so that its future rates are unknown."""
-    return hasattr(schedule, "num_bad_epochs")
+__all__ = ["follows_metric", "length_of", "peak_learning_rate", "schedule_rates"]
 
 
 def length_of(schedule: Any) -> Optional[int]:
     """Return the number of steps that a schedule is made for, from its first; None if it does not tell."""
-    curve = getattr(schedule, "curve", None)
-    if hasattr(curve, "decay"):
-        return sum(getattr(curve, phase, 0) for phase in ("warmup", "keep", "stable", "decay", "final"))
+    curve = _curve_of(schedule)
+    if curve is not None:
+        return curve.length
     if isinstance(schedule, paddle.optimizer.lr.OneCycleLR):
         return int(schedule.total_steps)
     if isinstance(schedule, paddle.optimizer.lr.PolynomialDecay):
         return None if schedule.cycle else int(schedule.decay_steps)
-    inside = getattr(schedule, "decay_schedule_fn", getattr(schedule, "learning_rate", None))  # WarmUp, LinearWarmup
-    after = length_of(inside) if isinstance(inside, LRScheduler) else None
+    if not isinstance(schedule, (WarmUp, paddle.optimizer.lr.LinearWarmup)):
+        return None
+    after = length_of(schedule.decay_schedule_fn if isinstance(schedule, WarmUp) else schedule.learning_rate)
     return None if after is None else int(schedule.warmup_steps) + after
+
+
+def _curve_of(schedule: Any) -> Optional[Warmup]:
+    """Return the curve of a schedule if it is one of `curves`, which know their turns and their length."""
+    curve = schedule.curve if isinstance(schedule, RuleSchedule) else None
+    return curve if isinstance(curve, Warmup) else None
 
 
 def peak_learning_rate(
@@ -55,16 +59,16 @@ def peak_learning_rate(
     if follows_metric(learning_rate):
         return float(learning_rate.last_lr) / divisor(0)  # most only ever fall
     rates: list[tuple[int, float]] = [(0, float(learning_rate.last_lr))]
-    turns = getattr(getattr(learning_rate, "curve", None), "turns", None)
-    if turns is not None and divisor(1) == divisor(0):
+    curve = _curve_of(learning_rate)
+    if curve is not None and divisor(1) == divisor(0):
         now = learning_rate.last_epoch
-        turning = [step - now for step in turns(now + (num_steps or 0))]
+        turning = [step - now for step in curve.turns(now + (num_steps or 0))]
         last = max(turning) if num_steps is None else num_steps
         ahead = [i for i in (0, last, *turning) if 0 <= i <= last]
-        rates += [(i, learning_rate.base_lr * learning_rate.curve(now + i)) for i in ahead]
+        rates += [(i, learning_rate.base_lr * curve(now + i)) for i in ahead]
     else:
         if num_steps is None:
-            lengths = [getattr(learning_rate, name, None) for name in ("warmup_steps", "total_steps")]
+            lengths = [vars(learning_rate).get(name) for name in ("warmup_steps", "total_steps")]  # of any class
             num_steps = max([10_000, *(2 * steps for steps in lengths if isinstance(steps, int))])
         try:
             rates.extend(enumerate(itertools.islice(_rates_ahead(learning_rate), num_steps + 1)))
@@ -107,53 +111,3 @@ def _rates_ahead(schedule: Any, start: Optional[int] = None) -> Iterator[float]:
         name = type(schedule).__name__
         said = f"{type(error).__name__}: {error}"[:200]
         raise ValueError(f"{name} cannot be read ahead ({said}). Received: a schedule of type {name}") from error
-
-
-def copy_schedule(schedule: Any) -> Any:
-    """Return a copy of a schedule that can be stepped without a trace; it prints nothing.
-
-    Schedules and containers in it are copied, optimizers replaced by a `stand_in`, networks shared. Other objects are
-    copied without the objects in them, except for schedules and optimizers. An object that cannot be copied, such as a
-    generator or an open file, raises its own exception.
-    """
-    return _copied(schedule, {})
-
-
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return the copy of a value, the same one each time; `memo` maps ids to copies."""
-    if id(value) not in memo:
-        memo[id(value)] = _new_copy(value, memo)
-    return memo[id(value)]
-
-
-def _new_copy(value: Any, memo: dict[int, Any]) -> Any:
-    """Return the copy of a value; objects that may lead back to themselves are in `memo` before their parts."""
-    if isinstance(value, LRScheduler):
-        schedule = memo[id(value)] = object.__new__(type(value))
-        vars(schedule).update({name: _copied(held, memo) for name, held in dict(vars(value)).items()}, verbose=False)
-        return schedule
-    if isinstance(value, Optimizer):
-        optimizer = memo[id(value)] = stand_in(value)
-        set_rate_source(optimizer, _copied(rate_source(value), memo))
-        return optimizer
-    if type(value) in (list, tuple, set):
-        return type(value)([_copied(item, memo) for item in value])
-    if type(value) is dict:
-        return {key: _copied(item, memo) for key, item in value.items()}
-    if isinstance(value, types.MethodType):
-        return types.MethodType(value.__func__, _copied(value.__self__, memo))
-    if isinstance(value, functools.partial):
-        func, args, keywords = (_copied(part, memo) for part in (value.func, value.args, value.keywords))
-        return functools.partial(func, *args, **keywords)
-    if isinstance(value, (paddle.nn.Layer, types.ModuleType)):
-        return value
-    if isinstance(value, paddle.Tensor):
-        return value.detach().clone()
-    if type(value).__module__.startswith("numpy.random"):  # its shallow copy draws from the same stream
-        return copy.deepcopy(value)
-    other = memo[id(value)] = copy.copy(value)
-    if other is not value:
-        held = dict(getattr(other, "__dict__", {}))
-        for name in [name for name in held if isinstance(held[name], (LRScheduler, Optimizer))]:
-            vars(other)[name] = _copied(held[name], memo)
-    return other

@@ -5,7 +5,8 @@ steps of the warm-up and k = step - w, all of them start with step / w, except w
 operations are in the order of transformers', so that the numbers are the same except for the last bit.
 
 `turns` gives the steps between which a curve only rises or only falls, up to its end or to step `until`: the greatest
-factor from a step on is that of the step itself or of a turn that follows.
+factor from a step on is that of the step itself or of a turn that follows. `length` is the number of steps that a curve
+is made for, from its first; None if it has no end.
 """
 
 import dataclasses
@@ -48,6 +49,11 @@ class Warmup:
         """Return the factor `k` steps after the warm-up."""
         return 1.0
 
+    @property
+    def length(self) -> Optional[int]:
+        """The steps that the curve is made for."""
+        return None
+
     def turns(self, until: int = 0) -> list[int]:
         """Return the steps at which a rise or a fall may end."""
         return self._turns(until)
@@ -58,20 +64,29 @@ class Warmup:
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear(Warmup):
-    """1 - k / decay, then 0."""
+class _WarmupDecay(Warmup):
+    """A warm-up, and what differs in `decay` steps after it."""
 
     decay: int = 1
+
+    @property
+    def length(self) -> int:
+        """The steps of the two phases."""
+        return self.warmup + self.decay
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(_WarmupDecay):
+    """1 - k / decay, then 0."""
 
     def _after(self, k: int) -> float:
         return (self.decay - k) / self.decay if k < self.decay else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Cosine(Warmup):
+class Cosine(_WarmupDecay):
     """f + (1 - f) (1 + cos(2 pi cycles k / decay)) / 2, with f the floor; a wave that never ends."""
 
-    decay: int = 1
     cycles: float = 0.5
     floor: float = 0.0
 
@@ -102,10 +117,9 @@ class CosineOneAhead(Cosine):
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineRestarts(Warmup):
+class CosineRestarts(_WarmupDecay):
     """(1 + cos(pi (cycles k / decay mod 1))) / 2, then 0."""
 
-    decay: int = 1
     cycles: float = 1.0
 
     def _after(self, k: int) -> float:
@@ -119,10 +133,9 @@ class CosineRestarts(Warmup):
 
 
 @dataclasses.dataclass(frozen=True)
-class Polynomial(Warmup):
+class Polynomial(_WarmupDecay):
     """e + (1 - e) (1 - k / decay)^power, then e."""
 
-    decay: int = 1
     power: float = 1.0
     end: float = 0.0
 
@@ -167,6 +180,11 @@ class StableDecay(Warmup):
             return self.floor
         return FALLS[self.fall](k / self.decay, self.cycles) * (1.0 - self.floor) + self.floor
 
+    @property
+    def length(self) -> int:
+        """The steps of the three phases."""
+        return self.warmup + self.stable + self.decay
+
     def _turns(self, until: int) -> list[int]:
         start = max(self.warmup, self.warmup + self.stable)  # a decay that begins before that is cut
         return [*super()._turns(until), *_waves(start, self.decay, 2.0 * self.cycles)]
@@ -195,9 +213,14 @@ class CoolDown(Warmup):
             return self.end1 + (1.0 - self.end1) * _cosine(k / self.decay, self.cycles)
         return self.end1 if k < self.decay + self.final else self.end2
 
+    @property
+    def length(self) -> int:
+        """The steps of the four phases."""
+        return self.warmup + self.keep + self.decay + self.final
+
     def _turns(self, until: int) -> list[int]:
-        end = self.warmup + self.keep + self.decay + self.final
-        return [*super()._turns(until), *_waves(self.warmup + self.keep, self.decay, 2.0 * self.cycles), end]
+        waves = _waves(self.warmup + self.keep, self.decay, 2.0 * self.cycles)
+        return [*super()._turns(until), *waves, self.length]
 
 
 def _waves(start: int, steps: int, halves: float, until: int = 0) -> list[int]:

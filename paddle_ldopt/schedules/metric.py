@@ -1,8 +1,12 @@
 """Schedules that follow a metric: they are stepped with it, and their state is more than a step."""
 
 import collections
+import functools
+import inspect
 import math
-from typing import Any, Optional
+from typing import Any, Callable, Optional
+
+from paddle.optimizer.lr import LRScheduler
 
 from .._checks import as_float, checked_state
 from .._messages import refusal
@@ -107,6 +111,19 @@ class MetricSchedule(Schedule):
     def state_keys(self) -> None:
         """Name the entries of `state_dict`."""
         self.keys = ["last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter"]
+
+
+def follows_metric(schedule: Any) -> bool:
+    """Return whether a schedule is stepped with a metric: ours, or one of any class whose `step` needs an argument."""
+    kind: Any = type(schedule)
+    return isinstance(schedule, MetricSchedule) or (isinstance(schedule, LRScheduler) and _needs_argument(kind.step))
+
+
+@functools.cache
+def _needs_argument(method: Callable[..., Any]) -> bool:
+    """Return whether a method has a required argument beside the first, its object."""
+    _, *taken = inspect.signature(method).parameters.values()
+    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in taken)
 
 
 class ReduceLROnPlateau(MetricSchedule):

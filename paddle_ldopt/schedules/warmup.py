@@ -1,6 +1,5 @@
 """A warm-up before any other schedule: a port of `WarmUp` of transformers 4.37, which transformers 5 has dropped."""
 
-import inspect
 import math
 from typing import Any, Callable, Optional, Union
 
@@ -8,7 +7,8 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_state, checked_steps
 from .._messages import refusal
-from .ahead import copy_schedule
+from ._copies import copy_schedule
+from .metric import follows_metric
 from .options import Flag, LastStep, NonNegative, Positive, Steps, checks_arguments
 
 __all__ = ["WarmUp"]
@@ -63,7 +63,7 @@ class WarmUp(LRScheduler):
         verbose: Flag = False,
     ) -> None:
         self.initial_learning_rate = initial_learning_rate
-        if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, type) or _needs_metric(decay_schedule_fn):
+        if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, type) or follows_metric(decay_schedule_fn):
             kinds = "a function of the step or a Paddle scheduler that needs no metric: a warm-up has none"
             advice = "Attach a schedule that follows a metric when the warm-up has ended."
             raise refusal(
@@ -149,11 +149,3 @@ class WarmUp(LRScheduler):
     def from_config(cls, config: dict[str, Any]) -> "WarmUp":
         """Build a schedule, at its start, from what `get_config` gave."""
         return cls(**config)
-
-
-def _needs_metric(schedule: Any) -> bool:
-    """Return whether a scheduler's `step` has a required argument."""
-    if not isinstance(schedule, LRScheduler):
-        return False
-    taken = inspect.signature(schedule.step).parameters.values()
-    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in taken)

@@ -208,7 +208,7 @@ def scheduled(name, params, **more):
 def test_a_step_reads_nothing_on_the_host(name, how, dtype, reads, monkeypatch):
     if how == "no library":
         monkeypatch.setattr(kernels, "library", lambda: None)
-        monkeypatch.setattr(kernels, "why_not", lambda: "there is none")
+        monkeypatch.setattr(kernels, "unsupported_reason", lambda: "there is none")
     params, draw = parameters([[3, 4]] * 3 + [[4]] * 3 + [[2, 5]], dtype), np.random.default_rng(0)
     more = {} if how == "no library" else {"fused": False}
     if how == "alone" and name != "adamwdl":

@@ -1,0 +1,62 @@
+"""Copies of schedules, which can be stepped without a trace."""
+
+import copy
+import functools
+import types
+from typing import Any
+
+import paddle
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
+
+from .._paddle import rate_source, set_rate_source, stand_in
+
+
+def copy_schedule(schedule: Any) -> Any:
+    """Return a copy of a schedule that can be stepped without a trace; it prints nothing.
+
+    Schedules and containers in it are copied, optimizers replaced by a `stand_in`, networks shared. Other objects are
+    copied without the objects in them, except for schedules and optimizers. An object that cannot be copied, such as a
+    generator or an open file, raises its own exception.
+    """
+    return _copied(schedule, {})
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """Return the copy of a value, the same one each time; `memo` maps ids to copies."""
+    if id(value) not in memo:
+        memo[id(value)] = _new_copy(value, memo)
+    return memo[id(value)]
+
+
+def _new_copy(value: Any, memo: dict[int, Any]) -> Any:
+    """Return the copy of a value; objects that may lead back to themselves are in `memo` before their parts."""
+    copied = functools.partial(_copied, memo=memo)
+    if isinstance(value, LRScheduler):
+        schedule = memo[id(value)] = object.__new__(type(value))
+        vars(schedule).update({name: copied(held) for name, held in dict(vars(value)).items()}, verbose=False)
+        return schedule
+    if isinstance(value, Optimizer):
+        optimizer = memo[id(value)] = stand_in(value)
+        set_rate_source(optimizer, copied(rate_source(value)))
+        return optimizer
+    if type(value) in (list, tuple, set):
+        return type(value)(map(copied, value))
+    if type(value) is dict:
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, types.MethodType):
+        return types.MethodType(value.__func__, copied(value.__self__))
+    if isinstance(value, functools.partial):
+        return functools.partial(copied(value.func), *copied(value.args), **copied(value.keywords))
+    if isinstance(value, (paddle.nn.Layer, types.ModuleType)):
+        return value
+    if isinstance(value, paddle.Tensor):
+        return value.detach().clone()
+    if type(value).__module__.startswith("numpy.random"):  # its shallow copy draws from the same stream
+        return copy.deepcopy(value)
+    other = memo[id(value)] = copy.copy(value)
+    if other is not value:
+        for name, held in dict(getattr(other, "__dict__", {})).items():
+            if isinstance(held, (LRScheduler, Optimizer)):
+                vars(other)[name] = copied(held)
+    return other
