@@ -18,7 +18,7 @@ from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.groups import checked_parameters
 from .schedules import WarmUp
-from .schedules.options import NonNegative, Positive, Share, Steps, StepsFrom1, checks_arguments
+from .schedules.options import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
 
 
 def create_optimizer(
@@ -159,7 +159,7 @@ _NOT_DECAYED_UNNAMED = _NOT_DECAYED + r"|\.b_\d+:0$"  # linear_0.b_0: Paddle's o
 
 @checks_arguments
 def _schedule(
-    init_lr: NonNegative, num_train_steps: StepsFrom1, num_warmup_steps: Steps, min_lr_ratio: Share, power: Positive
+    init_lr: NonNegative, num_train_steps: StepsFrom1, num_warmup_steps: Steps, min_lr_ratio: Fraction, power: Positive
 ) -> WarmUp:
     """Return the schedule of `create_optimizer`."""
     if num_warmup_steps > num_train_steps:

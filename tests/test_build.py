@@ -155,7 +155,6 @@ def momentum():
         def rule(param, grad, state, lr, *, piece, mass):
             moment = mass * state["moment"] + grad
             return param - lr * moment, {"moment": moment}
-            yield  # no sums over the parameter
 
     yield Momentum
     del REGISTRY["momentum"]

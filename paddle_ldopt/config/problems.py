@@ -11,7 +11,8 @@ from .._checks import checked_number, checked_steps, refused
 from .._messages import problem, refusal, shown, unknown
 from ..build import OPTIMIZERS, build_optimizer
 from ..schedules import ON_METRIC, get_scheduler
-from ..schedules.factory import SCHEDULES, kwargs_problems
+from ..schedules.factory import kwargs_problems
+from ..schedules.registry import SCHEDULES
 from .decay import decay_problems
 
 _Check = Callable[[Any, str], Any]

@@ -15,7 +15,7 @@ from ..build import OPTIMIZERS, build_optimizer
 from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules import ON_METRIC
-from ..schedules.factory import SCHEDULES
+from ..schedules.registry import SCHEDULES
 from .decay import DecaySettings, settings_of, with_decay_settings
 from .files import json_object, read_json, read_yaml
 from .problems import build_schedule, config_problems

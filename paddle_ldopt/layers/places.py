@@ -16,13 +16,14 @@ from .stacks import STACK_NAMES, Stack, find_stacks
 from .user_rules import HEAD, Rules, apply_rules, check_no_gap, close_gaps
 
 _EMBEDDING = re.compile(
-    r"(^|[._])(embed\w*|emb|embs|wte|wpe|shared|stem|patch_proj|input_proj|(cls|class|mask|dist|query|register)_tokens?|"
-    r"pos\w*_enc\w*|encode_positions|rel\w*_(attention_)?bias\w*|masked_spec_embed)(?=[._]|$)",
+    r"(^|[._])(embed\w*|emb|embs|wte|wpe|shared|stem|patch_proj|input_proj|"
+    r"(cls|class|mask|dist|query|register)_tokens?|pos\w*_enc\w*|encode_positions|rel\w*_(attention_)?bias\w*|masked_spec_embed)(?=[._]|$)",
     re.I,
 )
 _HEAD = re.compile(
-    r"(^|[._])(heads?|mtp_\w+|pooler|attnpool|classifier|predict(ions?|or)|score|logits?|(?<!feature_)extractor|postnet|neck|"
-    r"project_out|embed_out|output_layer|after_norm|final_(ln|norm|layer_?norm)|ln_f|norm_f|fc_norm|ln_post|post_layer_?norm|"
+    r"(^|[._])(heads?|mtp_\w+|pooler|attnpool|classifier|predict(ions?|or)|score|logits?|(?<!feature_)extractor|"
+    r"postnet|neck|project_out|embed_out|output_layer|after_norm|final_(ln|norm|layer_?norm)|ln_f|norm_f|fc_norm|"
+    r"ln_post|post_layer_?norm|"
     r"(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
     re.I,
 )
@@ -170,7 +171,8 @@ def _guesses_of_lists(
             guesses.append(f"'{stack.tower}' is called like a head or an embedding and counts as {tower}")
     for tower, length in others.items():
         if length >= 3:
-            where = next((layer.label for name, layer in layers.items() if name.startswith(f"{tower}.")), "one layer")
+            start = tower.partition("<i>")[0] if "<i>" in tower else f"{tower}."
+            where = next((layer.label for name, layer in layers.items() if name.startswith(start)), "one layer")
             guesses.append(f"'{tower}' is a list of {length} items that count as one layer ({where})")
     if not stacks and placed_ids and len(placed_ids) <= deepest - min(placed_ids):
         guesses.append(f"`rules` place {len(placed_ids)} blocks in {deepest} layers and leave the others empty")

@@ -84,7 +84,7 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
         ahead = None if peak is None and factor else factor * (peak or 0.0) + own
         rate, ahead = getattr(optimizer, "shown_rate", lambda *args: None)(param, factor) or (rate, ahead)
         if hasattr(optimizer, "has_weight_decay"):  # ours
-            decayed = optimizer.fused_options(param).get("weight_decay", 0.0) != 0
+            decayed = optimizer.step_options(param).get("weight_decay", 0.0) != 0
         else:
             decayed = decays_weights(optimizer, param, groups.get(param.name, {}))
         multiplier, end = 1.0, None

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import re
 import string
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Callable, Optional
 
@@ -19,9 +20,11 @@ STACK_NAMES = frozenset(["layers", "layer", "h", "block", "blocks", "resblocks",
 STACK_NAMES |= {"albert_layer_groups", "albert_layers", "res", "bb"}
 _ALWAYS_STAGED = frozenset(["res", "bb"])  # ResNets in PaddleDetection, res2.res2a, and in PaddleClas, bb_0_0
 _OUTER_NAMES = frozenset(["encoders", "decoders"])  # stacks, unless their items have stacks: an ensemble of encoders
-_BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "cross_attn", "downsample_layers"])  # as large as blocks
+# parts of blocks that are as large as blocks
+_BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "cross_attn", "downsample_layers"])
 _BETWEEN = re.compile(r"^(patch_embed(ding)?s?|norms?)(<i>)?$")  # between two stages
 _FUSED = re.compile(r"^(layers?|stages?|blocks?|res)(\d+)$")  # ResNet: layer1.0, layer2.0
+_FUSED_PATH = re.compile(r"((?:^|\.)(?:layers?|stages?|blocks?|res))\d+$")
 _BOTH = re.compile(r"^(bb)_(\d+)_(\d+)$")  # a stage and a block in it
 _LETTER = re.compile(r"^([a-z])(\d*)$")  # of a block: res4a, res4b, or res4b1 in deep ResNets
 _NUMBER = re.compile(r"\d+([a-z](?![a-zA-Z]))?")  # within a part of a name: conv2_1, _ince3a
@@ -82,14 +85,13 @@ class Stack:
         """Number a list beside this one that is as long: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
         parent, _, name = tower.rpartition(".")
         beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
-        beside = beside and "<i>" not in name
         kinds_and_shapes = {(row.rest, None if self.staged else shapes.get(row.name)) for row in rows}
         alike = len(kinds_and_shapes) == len({row.rest for row in rows})  # unlike Sequential(LayerNorm, Linear)
         part = name in _BESIDE_NAMES or (alike and _kinds(rows) < _MIN_KINDS)
-        if not (beside and part and len(self._starts) > 1):
+        if not (beside and part and len(self._starts) > 1) or "<i>" in name:
             return False
         for row in rows:
-            if row.index or not self.staged:  # a parameter before the first stage belongs to the stem
+            if row.index or not self.staged or row.position > self.first:  # what is before all stages is the stem
                 self.numbers[row.name] = self._starts[row.index]
         return True
 
@@ -213,7 +215,10 @@ def _number(digits: str) -> int:
 
 
 def _paths_with_stacks(names: list[str]) -> set[str]:
-    """Return the paths above lists of blocks, `encoders.0` of ``encoders.0.layers.0``, and `encoders.*` for it."""
+    """Return the paths right above lists of blocks: `encoders.0` of ``encoders.0.layers.0``, with `encoders.*`.
+
+    Those such as `stage1` are left out if there is only one.
+    """
     paths = set()
     for name in names:
         parts = name.split(".")
@@ -222,7 +227,9 @@ def _paths_with_stacks(names: list[str]) -> set[str]:
                 above = parts[:k]
                 paths.add(".".join(above))
                 paths |= {".".join([*above[:i], "*"]) for i in range(1, k) if is_index(above[i])}
-    return paths
+    bases = {path: _FUSED_PATH.sub(r"\1", path) for path in paths}
+    times = Counter(bases.values())
+    return {path for path, base in bases.items() if base == path or times[base] > 1}
 
 
 def _tokens(name: str, with_stacks: set[str]) -> tuple[list[str], bool]:

@@ -16,10 +16,10 @@ A whole one::
         def rule(param, grad, state, lr, *, piece, mass):
             moment = mass * state["moment"] + grad
             return param - lr * moment, {"moment": moment}
-            yield  # a rule is a generator: it yields the sums over the whole parameter that it needs
 
 `create`, the Trainer's ``--optim``, `LdoptConfig`, the command line, the memory calculator and the tables of the docs
-know it from then on. `RuleOptimizer` says what a rule is given, `_base` how a step gets there. One of this package
+know it from then on. `RuleOptimizer` says what a rule is given and how it asks for
+sums over a whole parameter, `_base` how a step gets there. One of this package
 is a file beside these, an import here and its name in `__all__`.
 """
 

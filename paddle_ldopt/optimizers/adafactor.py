@@ -12,17 +12,8 @@ import paddle
 
 from .._checks import Option, checked_bool, one_of_two
 from .._paddle import masters, parameters_of
-from ._base.arithmetic import over_, plus_, times_
-from ._base.factored import (
-    FactoredOptimizer,
-    factored_kinds,
-    inverse_sqrt_factored,
-    is_factored,
-    relative_rate,
-    rms,
-    row_col_means,
-    row_col_sums,
-)
+from ._base.arithmetic import average, plus_, power, times_
+from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, is_factored, scaled_rate
 from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
@@ -51,35 +42,26 @@ def adafactor_update(
     warmup_init: bool,
 ) -> Update:
     """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options."""
-    t, shape, factored = state[STEP], piece.shape, is_factored(piece.shape)
-    decay = t ** paddle.full_like(t, decay_rate)  # 1 - beta2_t (7.2); Paddle takes a plain exponent as a float32
-
-    squares = plus_(grad * grad, eps[0])
-    param_squares, *sums = yield [piece.square_sum(param), *(row_col_sums(squares, piece) if factored else [])]
-    if factored:  # Algorithm 4
-        row_mean, col_mean = row_col_means(sums, shape)
-        row = (1.0 - decay) * state["exp_avg_sq_row"] + decay * row_mean
-        col = (1.0 - decay) * state["exp_avg_sq_col"] + decay * col_mean
-        update = times_(inverse_sqrt_factored(row, col, piece), grad)
-        new_state = {"exp_avg_sq_row": row, "exp_avg_sq_col": col}
-    else:  # Algorithm 5
-        second = plus_((1.0 - decay) * state["exp_avg_sq"], decay * squares)
-        update = times_(second.rsqrt(), grad)
-        new_state = {"exp_avg_sq": second}
-    (update_squares,) = yield [piece.square_sum(update)]
-    update = over_(update, (rms(update_squares, shape) / clip_threshold).clip(min=1.0))
-
-    if relative_step:  # rho_t of section 8 and table 2
-        lr = lr * relative_rate(t, warmup_init)
-    if scale_parameter:
-        lr = lr * rms(param_squares, shape).clip(min=eps[1])
-    update = times_(update, lr)
+    t = state[STEP]
+    share = power(t, decay_rate)  # 1 - beta2_t (7.2)
+    u, param_rms, new_state = yield from factored_update(
+        param,
+        grad,
+        state,
+        piece,
+        1.0 - share,
+        share,
+        eps=eps[0],
+        clip_threshold=clip_threshold,
+        scale_parameter=scale_parameter,
+    )
+    alpha = scaled_rate(lr, t, param_rms, eps[1], relative_step=relative_step, warmup_init=warmup_init)
+    step = times_(u, alpha)
     if beta1 is not None:  # an average of whole steps, the rates in them
-        update = plus_((1.0 - beta1) * update, beta1 * state["exp_avg"])
-        new_state["exp_avg"] = update
+        step = new_state["exp_avg"] = average(state["exp_avg"], step, beta1, 1.0 - beta1)
     if weight_decay != 0.0:  # not in the paper
-        param = plus_(-weight_decay * lr * param, param)
-    return param - update, {**new_state, _USED_LR: lr}
+        param = plus_(-weight_decay * alpha * param, param)
+    return param - step, {**new_state, _USED_LR: alpha}
 
 
 @register(
@@ -169,8 +151,8 @@ class Adafactor(FactoredOptimizer):
 
     @staticmethod
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the rounds of sums."""
-        return [[SCALAR, *([ROW, COLUMN] if is_factored(shape) else [])], [SCALAR]]
+        """Return the rounds of sums, those of `scale_parameter` included."""
+        return [[*([ROW, COLUMN] if is_factored(shape) else []), SCALAR], [SCALAR]]
 
     def __init__(
         self,

@@ -13,12 +13,12 @@ from .._checks import Option, checked_bool, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
 from ._base.arithmetic import one_minus_power, over_, plus_, root, times_
-from ._base.keras_config import KerasConfigMixin
-from ._base.name_patterns import PATTERNS, NamePatterns
 from ._base.rule_optimizer import RuleOptimizer, Update
 from ._base.step_count import SharedStepCount
 from ._fused.plan import FusedRule
 from ._pieces import Piece
+from ._ports.keras_config import KerasConfigMixin
+from ._ports.name_patterns import PATTERNS, NamePatterns
 from .declaration import ELEMENT, SCALAR, STEP, State, plain_weight_decay, register
 from .groups import is_listed
 

@@ -12,16 +12,43 @@ import paddle
 from .._checks import Option, checked_bool
 from .._paddle import global_rate, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
-from ._base.collecting import Task
+from ._base.arithmetic import root
 from ._base.declared import DeclaredMixin
-from ._base.paddle_adamw import BETA_OF, LayerwiseAdamW
 from ._base.rule_optimizer import checked_rate
 from ._base.sharded_state import ShardedStateMixin
 from ._fused.plan import FusedRule
 from ._fused.step import FusedMixin, layer_rates
+from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
+from .collecting import Task
 from .declaration import ELEMENT, SCALAR, State, plain_weight_decay, register
 
-__all__ = ["AdamWDL"]
+__all__ = ["AdamWDL", "adamw_update"]
+
+
+def adamw_update(
+    param: Any,
+    grad: Any,
+    state: dict[str, Any],
+    lr: Any,
+    *,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+) -> tuple[Any, dict[str, Any]]:
+    """Return (new parameter, new state): Algorithm 2 of the paper, in the order of Paddle's kernel.
+
+    It is what the C library and Paddle's kernel compute, and the step itself where Paddle has no kernel.
+    """
+    beta1_t, beta2_t = state["beta1_pow_acc"], state["beta2_pow_acc"]  # the powers of this step
+    param = param * (1.0 - lr * weight_decay)
+    m = beta1 * state["moment1"] + (1.0 - beta1) * grad
+    v = beta2 * state["moment2"] + (1.0 - beta2) * grad * grad
+    # m_hat / (sqrt(v_hat) + epsilon), numerator and denominator times this root
+    scale = (1.0 - beta2_t).sqrt()
+    param = param - lr * scale / (1.0 - beta1_t) * m / (root(v) + epsilon * scale)
+    new_powers = {"beta1_pow_acc": beta1_t * beta1, "beta2_pow_acc": beta2_t * beta2}
+    return param, {"moment1": m, "moment2": v, **new_powers}
 
 
 @register(
@@ -147,6 +174,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
         if self.ratio_of is not None and paddle.is_compiled_with_cuda():
             set_attributes(self, lr_ratio=self._ratio_for_kernel)
 
+    update = staticmethod(adamw_update)
     counts_steps = False
 
     def initial_state(self, param: Any, name: str) -> float:
@@ -202,7 +230,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
             own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)
             absolute = isinstance(own, paddle.Tensor)  # Paddle's way to give such a rate
             rate = _LayerRate(own, 1.0, ratio) if absolute else _LayerRate(global_rate(self)(), own, ratio)
-            self._collected.append(Task(param, grad, self.fused_options(param), rate))
+            self._collected.append(Task(param, grad, self.step_options(param), rate))
         return None
 
 

@@ -11,21 +11,22 @@ import paddle
 
 from .._checks import Option, checked_bool, checked_int, one_of_two
 from .._messages import refusal
-from ._base.arithmetic import over_, plus_, square_, times_
+from ._base.arithmetic import average, plus_, power, square_, times_
 from ._base.factored import (
     FactoredOptimizer,
+    factored_averages,
     factored_kinds,
+    factored_update,
     inverse_sqrt_factored,
     is_factored,
     relative_rate,
-    rms,
-    row_col_means,
     row_col_sums,
+    scaled_rate,
 )
-from ._base.mindspore import without_order
 from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
+from ._ports.mindspore import without_order
 from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_weight_decay, register
 
 __all__ = ["Came", "came_update"]
@@ -56,51 +57,36 @@ def came_update(
     loss_scale: int = 1,
 ) -> Update:
     """Return (new parameter, new state): Algorithm 2 of the paper. See `Came` for the options."""
-    t, shape = state[STEP], piece.shape
-    new_state: dict[str, Any] = {}
-
-    def average(name: str, value: Any, beta: Any, rest: Any) -> Any:
-        """Return the exponential moving average called `name`, with the share `rest`, 1 - beta, of `value` in it."""
-        new_state[name] = plus_(beta * state[name], rest * value)
-        return new_state[name]
-
-    def factored_average(name: str, matrix: Any, *betas: Any) -> Any:
-        """Return 1 / sqrt of the average of `matrix`, kept as its row and column means."""
-        row, col = row_col_means((yield row_col_sums(matrix, piece)), shape)
-        return inverse_sqrt_factored(average(f"{name}_row", row, *betas), average(f"{name}_col", col, *betas), piece)
-
+    t = state[STEP]
     if loss_scale != 1:
         grad = grad / loss_scale
-    if relative_step:
-        lr = lr * relative_rate(t, warmup_init)
-    if scale_parameter:
-        (total,) = yield [piece.square_sum(param)]
-        scale = rms(total, shape)
-        lr = lr * paddle.maximum(scale, paddle.full_like(scale, eps[1]))
     if beta2 is None:
-        beta2 = 1 - t ** paddle.full_like(t, -decay_rate)  # a number would be rounded to float32
+        beta2 = 1 - power(t, -decay_rate)
+    u, param_rms, new_state = yield from factored_update(
+        param,
+        grad,
+        state,
+        piece,
+        beta2,
+        1 - beta2,
+        eps=eps[0],
+        clip_threshold=clip_threshold,
+        scale_parameter=scale_parameter,
+    )
 
-    square = plus_(grad * grad, eps[0])
-    if is_factored(shape):
-        update = times_((yield from factored_average("exp_avg_sq", square, beta2, 1 - beta2)), grad)  # u = g / sqrt(V)
-    else:
-        update = times_(average("exp_avg_sq", square, beta2, 1 - beta2).rsqrt(), grad)
-    (total,) = yield [piece.square_sum(update)]
-    excess = rms(total, shape) / clip_threshold
-    update = over_(update, paddle.maximum(excess, paddle.ones_like(excess)))  # u / max(1, RMS(u) / d)
-
-    step = update
+    step = u
     if beta1:
-        step = average("exp_avg", update, beta1, 1 - beta1)  # m
-        if is_factored(shape):
-            instability = plus_(square_(update - step), eps[2])  # U = (u - m)^2: the less, the more confidence
-            step = times_(
-                (yield from factored_average("exp_avg_res", instability, beta3, 1 - beta3)), step
-            )  # m / sqrt(S)
+        step = m = average(state["exp_avg"], u, beta1, 1 - beta1)
+        new_state["exp_avg"] = _fit_for_float16(m) if compression else m
+        if is_factored(piece.shape):
+            instability = plus_(square_(u - m), eps[2])  # the less, the more confidence
+            sums = yield row_col_sums(instability, piece)
+            s = factored_averages("exp_avg_res", sums, state, piece, beta3, 1 - beta3)
+            step = times_(inverse_sqrt_factored(s, piece), m)
+            new_state.update(s)
     if weight_decay:
         step = plus_(weight_decay * param, step)
-    if compression and beta1:
-        new_state["exp_avg"] = _fit_for_float16(new_state["exp_avg"])
+    lr = scaled_rate(lr, t, param_rms, eps[1], relative_step=relative_step, warmup_init=warmup_init)
     return plus_(-lr * step, param), new_state
 
 
@@ -216,7 +202,7 @@ class Came(FactoredOptimizer):
 
     @staticmethod
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the rounds of sums; `scale_parameter` needs one more number in a round of its own."""
+        """Return the rounds of sums; `scale_parameter` needs one more number in the first."""
         lines = [ROW, COLUMN] if is_factored(shape) else []
         rounds = [lines, [SCALAR], lines if options["beta1"] else []]
         return [kinds for kinds in rounds if kinds]

@@ -4,29 +4,31 @@ Paper: Large Batch Optimization for Deep Learning: Training BERT in 76 minutes, 
 https://arxiv.org/abs/1904.00962 (Algorithm 2, with the identity as its scaling function).
 """
 
-import contextlib
 import math
 import warnings
-from collections.abc import Iterator
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
-from paddle.optimizer.lr import LRScheduler
 
-from .._checks import Option, checked_bool, checked_state, one_of_two
-from .._messages import refusal
+from .._checks import Option, checked_bool, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
 from ._base.arithmetic import one_minus_power, over_, plus_, root_, times_
-from ._base.mindspore import StepFunction, decay_or_function, is_convolution, rate_or_function, without_order
-from ._base.rule_optimizer import RuleOptimizer, Task, Update, Values, largest
-from ._base.step_count import StepCount
+from ._base.rule_optimizer import RuleOptimizer, Task, Update
+from ._base.step_functions import decay_or_function, rate_or_function
+from ._base.step_schedules import StepSchedulesMixin
 from ._fused.plan import FusedRule
 from ._pieces import Piece
+from ._ports.mindspore import without_order
 from .declaration import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State, register
 
 __all__ = ["Lamb", "lamb_update"]
 
 _RATE = "[0, inf) or a schedule"
+
+
+def is_convolution(shape: Any) -> bool:
+    """Return whether a weight has the shape of a 2-D or 3-D convolution's: [out, in, h, w] or [out, in, d, h, w]."""
+    return len(shape) in (4, 5)
 
 
 def lamb_update(
@@ -66,7 +68,7 @@ def lamb_update(
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"},
     torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
-class Lamb(StepCount, RuleOptimizer):
+class Lamb(StepSchedulesMixin, RuleOptimizer):
     r"""Adam whose step is as long, in each parameter, as its weights: the choice for very large batches.
 
     With l the rate times the ratio of the parameter's layer, t the updates the parameter has had, this one included:
@@ -146,7 +148,7 @@ class Lamb(StepCount, RuleOptimizer):
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
-        """Return state name -> its kind and type; what is scheduled by its own steps has `GLOBAL_STEP` too."""
+        """Return state name -> its kind and type."""
         return dict.fromkeys(("moment1", "moment2"), State(ELEMENT))
 
     @staticmethod
@@ -176,49 +178,24 @@ class Lamb(StepCount, RuleOptimizer):
         layerwise.update(apply_decay_param_fun=apply_decay_param_fun, multi_precision=multi_precision)
         super().__init__(learning_rate, parameters, grad_clip=grad_clip, name=name, fused=fused, **layerwise)
 
-    def _read_rate(self, learning_rate: Any) -> Any:
-        return rate_or_function(learning_rate, "learning_rate")
-
     def _first_rate(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         self._grouped = bool(groups)
-        self.rate_function = rate if isinstance(rate, StepFunction) else None
-        values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
-        self._step_functions = [value for value in values if isinstance(value, StepFunction)]
-        self._counts_steps = bool(self._step_functions)
-        self._scheduled: dict[Any, float] = {}  # in a running step: function -> its value, GLOBAL_STEP -> the step
-        self._refuse_functions_in_a_graph()
-        first = {function: function(0) for function in self._step_functions}
+        first = super()._first_rate(rate, parameters)
         for group in groups:
             if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
                 idle = "'grad_centralization' has no effect on a group without a convolution's weight"
                 warnings.warn(idle, stacklevel=4)
-        return rate if self.rate_function is None else first[rate]
+        return first
 
     # ---- the rule
 
-    def _states_of(self, param: Any) -> dict[str, State]:
-        # float32 also beside float64 parameters, so that the counts of all can be compared
-        counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._counts_steps else {}
-        return {**super()._states_of(param), **counted}
-
     rule = staticmethod(lamb_update)
-    _COUNT = GLOBAL_STEP
-
-    def _counted(self, state: Values) -> Values:
-        self._by_operations = True
-        counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._counts_steps else {}
-        return {**super()._counted(state), **counted}
-
-    def fused_options(self, param: Any = None) -> Values:
-        """Return all options as they are in this step."""
-        options = super().fused_options(param)
-        return {**options, "weight_decay": self._now(options["weight_decay"])}
 
     def fused_rule(self, options: dict[str, Any]) -> FusedRule:
         """Return the rule as the C library knows it."""
-        count = self._scheduled[GLOBAL_STEP] if self._counts_steps else 0.0
-        fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["eps"], 0, 0), "count": count}
+        fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["eps"], 0, 0)}
+        fields["count"] = self._scheduled.get(GLOBAL_STEP, 0.0)
         return FusedRule("lamb", ("moment1", "moment2"), fields, aux=GLOBAL_STEP)
 
     def fused_flags(self, shape: Any, options: dict[str, Any]) -> tuple[str, ...]:
@@ -232,98 +209,6 @@ class Lamb(StepCount, RuleOptimizer):
         names = (param.name, self.structured_name(param))
         return not any(part in known for known in names for part in ("beta", "gamma"))
 
-    # ---- rates and decays that are functions of the step
-
-    @property
-    def sets_own_rate(self) -> bool:
-        """Whether the rate is a function of the optimizer's steps."""
-        return self.rate_function is not None
-
-    def get_lr(self) -> float:
-        """Return the rate of the next step, for a layer whose ratio is 1; of a schedule that has run out, its last."""
-        return float(super().get_lr()) if self.rate_function is None else self._now(self.rate_function)
-
-    def set_lr(self, value: float) -> None:
-        """Set the rate; a RuntimeError where it is a schedule."""
-        if self.rate_function is not None:
-            advice = "build the optimizer with a number to set it."
-            raise refusal(
-                RuntimeError, f"The rate follows the schedule given as `learning_rate`; {advice}", value=value
-            )
-        super().set_lr(value)
-
-    def set_lr_scheduler(self, scheduler: Any) -> None:
-        """Take the rate from a Paddle scheduler from now on, which the caller steps."""
-        super().set_lr_scheduler(scheduler)
-        self._step_functions = [function for function in self._step_functions if function is not self.rate_function]
-        self.rate_function = None
-
-    def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave, that of a run without schedules included."""
-        counted = [key for key in checked_state(state_dict) if str(key).endswith(f"_{STEP}_0")]
-        own = {key: float(largest([state_dict[key]])) for key in counted}
-        counts = {}
-        for key in own if self._counts_steps else ():
-            count = f"{key[: -len(f'{STEP}_0')]}{GLOBAL_STEP}_0"
-            # always a copy: what was given may belong to an optimizer that goes on
-            counts[count] = paddle.full([], max(float(largest([state_dict.get(count)])), *own.values()), "float32")
-        super().set_state_dict({**state_dict, **counts})
-
-    load_state_dict = set_state_dict
-
-    def _now(self, value: Any) -> float:
-        """Return the number that a rate or a decay is in this step."""
-        if isinstance(value, LRScheduler):
-            return float(value())
-        if not isinstance(value, StepFunction):
-            return float(value)
-        return self._scheduled[value] if self._scheduled else value.reported(int(self._steps_taken()))
-
-    def _refuse_functions_in_a_graph(self) -> None:
-        if self._step_functions and not paddle.in_dynamic_mode():
-            first = self._step_functions[0]
-            wrong = f"`{first.argument}` advances with the optimizer's steps, which a static graph does not see."
-            advice = (
-                "Give a number, or as the rate a scheduler stepped after each run, such as LambdaDecay(1.0, function)."
-            )
-            raise refusal(ValueError, f"{wrong} {advice}", **{first.argument: first})
-
-    @contextlib.contextmanager
-    def _one_step(self) -> Iterator[None]:
-        """Hold all scheduled values of one step, asked for and checked before the step changes anything."""
-        self._refuse_functions_in_a_graph()
-        if self._scheduled or not self._counts_steps:
-            yield
-            return
-        taken = int(self._steps_taken())
-        self._known, self._by_operations = None, False
-        self._scheduled = {GLOBAL_STEP: taken + 1.0, **{value: value(taken) for value in self._step_functions}}
-        try:
-            if self.rate_function is not None:
-                super().set_lr(self._scheduled[self.rate_function])
-            yield
-            if self._by_operations:
-                self._known = self._noted(taken + 1.0)
-        finally:
-            self._scheduled = {}
-
-    # ---- the step
-
     def _update(self, tasks: list[Task]) -> None:
         place = {param.name: i for i, param in enumerate(self._order or [])}
         super()._update(sorted(tasks, key=lambda task: place.get(task.param.name, 0)))
-
-    def own_rate(self, param: Any) -> Optional[float]:
-        """Return the rate of the parameter's group in this step, None if it has none of its own."""
-        rate = super().own_rate(param)
-        return None if rate is None else self._now(rate)
-
-    def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return the rate of a schedule now and at its peak; of a callable the peak is not known."""
-        own = super().own_rate(param)
-        rate: Any = self.rate_function if own is None else own
-        if not isinstance(rate, StepFunction):
-            return None
-        factor = factor if own is None else self.layerwise_ratio(param)
-        now = factor * rate.reported(int(self._steps_taken()))
-        return now, None if callable(rate.source) else factor * max(rate.source)

@@ -98,13 +98,14 @@ def _schedule(schedule: Any) -> Record:
     kept = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
     named = {"rule" if name == "curve" else name: value for name, value in kept.items()}  # as files have always had it
     arguments = {name: _argument(value) for name, value in named.items() if name not in ("last_epoch", "verbose")}
-    return {"class": type(schedule).__name__, **arguments}
+    name = type(schedule).__name__
+    return {"class": "RuleSchedule" if name == "CurveSchedule" else name, **arguments}  # its name in all files
 
 
 def _argument(value: Any) -> Any:
     if isinstance(value, LRScheduler):  # of `LinearWarmup`
         return _schedule(value)
-    if _is_dataclass(value):  # the curve of a `RuleSchedule`
+    if _is_dataclass(value):  # the curve of a `CurveSchedule`
         return {"class": type(value).__name__, **{name: _plain(v) for name, v in dataclasses.asdict(value).items()}}
     return _plain(value)
 

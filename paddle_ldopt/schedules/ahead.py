@@ -11,7 +11,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from .._checks import as_float
 from ._copies import copy_schedule
-from .curve_schedule import RuleSchedule
+from .curve_schedule import CurveSchedule
 from .curves import Warmup
 from .metric import follows_metric
 from .warmup import WarmUp
@@ -36,7 +36,7 @@ def length_of(schedule: Any) -> Optional[int]:
 
 def _curve_of(schedule: Any) -> Optional[Warmup]:
     """Return the curve of a schedule if it is one of `curves`, which know their turns and their length."""
-    curve = schedule.curve if isinstance(schedule, RuleSchedule) else None
+    curve = schedule.curve if isinstance(schedule, CurveSchedule) else None
     return curve if isinstance(curve, Warmup) else None
 
 

@@ -1,4 +1,4 @@
-"""`RuleSchedule`: a function of the step alone, on Paddle's `LRScheduler`."""
+"""`CurveSchedule`: a function of the step alone, on Paddle's `LRScheduler`."""
 
 from typing import Any, Callable
 
@@ -6,10 +6,10 @@ from .._messages import refusal
 from ._base import Schedule, attach, peak_of
 from .options import Flag, LastStep, Positive, checks_arguments
 
-__all__ = ["RuleSchedule"]
+__all__ = ["CurveSchedule", "RuleSchedule"]
 
 
-class RuleSchedule(Schedule):
+class CurveSchedule(Schedule):
     r"""A peak and a curve, step -> factor: the schedule that every function of this module returns.
 
     .. math::
@@ -25,9 +25,9 @@ class RuleSchedule(Schedule):
         verbose: print every change, as Paddle's schedules do.
 
     Examples:
-        >>> from paddle_ldopt.schedules import RuleSchedule
+        >>> from paddle_ldopt.schedules import CurveSchedule
         >>> from paddle_ldopt.schedules.curves import Linear
-        >>> schedule = RuleSchedule(0.1, Linear(warmup=1, decay=2))
+        >>> schedule = CurveSchedule(0.1, Linear(warmup=1, decay=2))
         >>> [(schedule(), schedule.step())[0] for _ in range(4)]
         [0.0, 0.1, 0.05, 0.0]
     """
@@ -49,6 +49,9 @@ class RuleSchedule(Schedule):
         return f"{type(self).__name__}({self.base_lr!r}, {self.curve!r}, last_epoch={self.last_epoch})"
 
 
-def scheduled(optimizer: Any, curve: Callable[[int], float], last_epoch: int) -> RuleSchedule:
+RuleSchedule = CurveSchedule  # its name in 0.1
+
+
+def scheduled(optimizer: Any, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
     """Return the schedule of a curve, attached to the optimizer that gives the peak, if it is one."""
-    return attach(RuleSchedule(peak_of(optimizer), curve, last_epoch), optimizer)
+    return attach(CurveSchedule(peak_of(optimizer), curve, last_epoch), optimizer)

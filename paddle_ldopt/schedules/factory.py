@@ -1,94 +1,29 @@
-"""Any schedule by its name: `schedule` puts a function into the table of all kinds, `get_scheduler` calls it.
+"""Any schedule by its name: `SchedulerType` has the names of all functions, `get_scheduler` calls one."""
 
-    @schedule("triangle")
-    def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1) -> RuleSchedule:
-        return scheduled(optimizer, curves.Linear(num_warmup_steps, num_warmup_steps), last_epoch)
-
-Checks, `LdoptConfig`, the Trainer, the command line and the tables of the docs read the options from its signature.
-"""
-
-import dataclasses
 import enum
 from collections.abc import Iterator
-from typing import Any, Callable, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from paddle.optimizer.lr import LRScheduler
 
-from .._checks import Option
-from .._messages import nearest, refusal, shown
-from .options import REQUIRED, checks_arguments
+from .._messages import refusal
+from . import functions  # noqa: F401 - it fills the table
+from .options import REQUIRED
+from .registry import SCHEDULES, kind_of
 
-__all__ = ["SchedulerType", "get_scheduler"]
+__all__ = ["ON_METRIC", "SchedulerType", "get_scheduler"]
 
-_Function = TypeVar("_Function", bound=Callable[..., LRScheduler])
-_GENERAL = ("num_warmup_steps", "num_training_steps")  # every kind is given these
+ON_METRIC = tuple(kind.name for kind in SCHEDULES.values() if kind.on_metric)  # the kinds that follow a metric
 
+if TYPE_CHECKING:
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """A kind of schedule: the function that builds it, and what this takes beside the optimizer."""
-
-    name: str
-    function: Callable[..., LRScheduler]
-    options: dict[str, Option]
-    on_metric: bool  # it is stepped with a metric
-
-    @property
-    def specific(self) -> dict[str, Option]:
-        """The options that `scheduler_specific_kwargs` may give."""
-        return {key: option for key, option in self.options.items() if key not in _GENERAL}
-
-    def idle_warmup(self, **given: Any) -> Iterator[str]:
-        """Yield the message that a warm-up would be ignored, if one is given and the kind has none."""
-        if any(given.values()) and "num_warmup_steps" not in self.options:
-            other = f"{self.name}_with_warmup"
-            advice = f": use {shown(other)}" if other in SCHEDULES else ", it would be ignored"
-            yield str(refusal(ValueError, f"The schedule {shown(self.name)} has no warm-up{advice}.", **given))
-
-    def unknown(self, key: Any, value: Any) -> str:
-        """Return the message about a keyword that the function does not take."""
-        return (
-            f"{self.function.__name__}() got an unexpected keyword argument {shown(key)} in "
-            f"`scheduler_specific_kwargs`; it takes {', '.join(self.specific)}. Received: {key}={shown(value)}"
-        )
-
-    def missing(self, key: str) -> str:
-        """Return the message about an argument that was not given."""
-        name = f"SchedulerType.{self.name.upper()}"
-        return f"{name} requires `{key}`, please provide that argument. Received: {key}=None"
+    class _Members(enum.EnumMeta):
+        def __getattr__(cls, name: str) -> "SchedulerType": ...
+else:
+    _Members = enum.EnumMeta
 
 
-SCHEDULES: dict[str, Kind] = {}
-
-
-def schedule(name: str, on_metric: Optional[type] = None) -> Callable[[_Function], _Function]:
-    """Return a decorator that has a function check its arguments, and puts it into the table under that name.
-
-    A function that passes its keywords on to the class of a schedule that follows a metric names this class.
-    """
-
-    def add(function: _Function) -> _Function:
-        checked = checks_arguments(function)
-        options = vars(on_metric.__init__ if on_metric else checked)["options"]  # type: ignore[misc]
-        specific = {key: option for key, option in options.items() if key != "learning_rate"}
-        SCHEDULES[name] = Kind(name, checked, specific, on_metric is not None)
-        return checked
-
-    return add
-
-
-def kind_of(name: Any) -> Kind:
-    """Return the kind of that name, or of a member of an enum, ours or another library's, that has it as its value."""
-    plain = getattr(name, "value", name)
-    plain = plain.replace("-", "_") if isinstance(plain, str) else None
-    if plain not in SCHEDULES:
-        wrong = f"{shown(name)} is not a valid SchedulerType"
-        advice = f"please select one of {list(SCHEDULES)}{nearest(plain, SCHEDULES)}"
-        raise refusal(ValueError, f"{wrong}, {advice}.", name=name)
-    return SCHEDULES[plain]
-
-
-class SchedulerType(str, enum.Enum):
+class SchedulerType(str, enum.Enum, metaclass=_Members):
     """The names that `get_scheduler` and a Trainer's ``--lr_scheduler_type`` know.
 
     Examples:
@@ -101,19 +36,10 @@ class SchedulerType(str, enum.Enum):
     Source: ``transformers.SchedulerType``, 4.37 to 5; the last one MindFormers' ``ConstantWithCoolDownLR``.
     """
 
-    LINEAR = "linear"
-    COSINE = "cosine"
-    COSINE_WITH_RESTARTS = "cosine_with_restarts"
-    POLYNOMIAL = "polynomial"
-    CONSTANT = "constant"
-    CONSTANT_WITH_WARMUP = "constant_with_warmup"
-    INVERSE_SQRT = "inverse_sqrt"
-    REDUCE_ON_PLATEAU = "reduce_lr_on_plateau"
-    COSINE_WITH_MIN_LR = "cosine_with_min_lr"
-    COSINE_WARMUP_WITH_MIN_LR = "cosine_warmup_with_min_lr"
-    WARMUP_STABLE_DECAY = "warmup_stable_decay"
-    GREEDY = "greedy"
-    COOL_DOWN = "cool_down"
+    _ignore_ = ["members", "kind"]
+    members = vars()
+    for kind in SCHEDULES.values():
+        members[kind.member] = kind.name
 
     @classmethod
     def _missing_(cls, value: object) -> Optional["SchedulerType"]:
@@ -142,7 +68,7 @@ def get_scheduler(
         scheduler_specific_kwargs: further arguments of the kind's function.
 
     Returns:
-        A `RuleSchedule`, stepped after each step of the optimizer, or a `MetricSchedule`.
+        A `CurveSchedule`, stepped after each step of the optimizer, or a `MetricSchedule`.
 
     Differs from transformers: `inverse_sqrt` and the constant kinds do not ignore `scheduler_specific_kwargs`.
 

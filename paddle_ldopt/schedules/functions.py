@@ -1,31 +1,18 @@
-"""Schedules that are a function of the step alone.
+"""The functions that build schedules, each a kind: of curves, step -> factor of the peak, and those on a metric.
 
-Each function builds a curve, step -> factor of the peak; `get_scheduler` describes the arguments that they share.
+`get_scheduler` describes the arguments that they share.
 """
 
 import warnings
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from .._messages import refusal
 from . import curves
-from ._base import peak_of
-from .curve_schedule import RuleSchedule, scheduled
-from .factory import schedule
-from .options import LastStep, NonNegative, Positive, Shape, Share, Steps, StepsFrom1, checked_share
-
-__all__ = [
-    "get_constant_schedule",
-    "get_constant_schedule_with_cool_down",
-    "get_constant_schedule_with_warmup",
-    "get_cosine_schedule_with_warmup",
-    "get_cosine_with_hard_restarts_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
-    "get_inverse_sqrt_schedule",
-    "get_linear_schedule_with_warmup",
-    "get_polynomial_decay_schedule_with_warmup",
-    "get_wsd_schedule",
-]
+from ._base import attach, peak_of
+from .curve_schedule import CurveSchedule, scheduled
+from .metric import GreedyLR, ReduceLROnPlateau
+from .options import Fraction, LastStep, NonNegative, Positive, Shape, Steps, StepsFrom1, checked_fraction
+from .registry import SCHEDULES, schedule
 
 
 def _steps_left(num_training_steps: int, **phases: int) -> int:
@@ -38,7 +25,7 @@ def _steps_left(num_training_steps: int, **phases: int) -> int:
 
 
 @schedule("constant")
-def get_constant_schedule(optimizer: Any, last_epoch: LastStep = -1) -> RuleSchedule:
+def get_constant_schedule(optimizer: Any, last_epoch: LastStep = -1) -> CurveSchedule:
     r"""Keep the learning rate constant.
 
     Examples:
@@ -56,7 +43,7 @@ def get_constant_schedule(optimizer: Any, last_epoch: LastStep = -1) -> RuleSche
 @schedule("constant_with_warmup")
 def get_constant_schedule_with_warmup(
     optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1
-) -> RuleSchedule:
+) -> CurveSchedule:
     r"""Raise the learning rate from 0 in a line, then keep it.
 
     .. math::
@@ -74,7 +61,7 @@ def get_constant_schedule_with_warmup(
 @schedule("linear")
 def get_linear_schedule_with_warmup(
     optimizer: Any, num_warmup_steps: Steps, num_training_steps: StepsFrom1, last_epoch: LastStep = -1
-) -> RuleSchedule:
+) -> CurveSchedule:
     r"""Raise the learning rate in a line, then lower it in a line to 0: the default for fine-tuning.
 
     .. math::
@@ -97,7 +84,7 @@ def get_cosine_schedule_with_warmup(
     num_training_steps: StepsFrom1,
     num_cycles: Positive = 0.5,
     last_epoch: LastStep = -1,
-) -> RuleSchedule:
+) -> CurveSchedule:
     r"""Raise the learning rate in a line, then lower it to 0 along half a cosine.
 
     .. math::
@@ -122,7 +109,7 @@ def get_cosine_with_hard_restarts_schedule_with_warmup(
     num_training_steps: StepsFrom1,
     num_cycles: Positive = 1,
     last_epoch: LastStep = -1,
-) -> RuleSchedule:
+) -> CurveSchedule:
     r"""Raise the learning rate in a line, then lower it along half a cosine, several times from the peak.
 
     .. math::
@@ -149,7 +136,7 @@ def get_polynomial_decay_schedule_with_warmup(
     lr_end: NonNegative = 1e-7,
     power: Positive = 1.0,
     last_epoch: LastStep = -1,
-) -> RuleSchedule:
+) -> CurveSchedule:
     r"""Raise the learning rate in a line, then lower it to `lr_end` along a power of the remaining share.
 
     .. math::
@@ -177,7 +164,7 @@ def get_polynomial_decay_schedule_with_warmup(
 @schedule("inverse_sqrt")
 def get_inverse_sqrt_schedule(
     optimizer: Any, num_warmup_steps: Steps, timescale: Optional[Positive] = None, last_epoch: LastStep = -1
-) -> RuleSchedule:
+) -> CurveSchedule:
     r"""Raise the learning rate in a line, then lower it with the root of the steps: for runs without a set end.
 
     .. math::
@@ -203,8 +190,8 @@ def get_cosine_with_min_lr_schedule_with_warmup(
     num_cycles: Positive = 0.5,
     last_epoch: LastStep = -1,
     min_lr: Optional[NonNegative] = None,
-    min_lr_rate: Optional[Share] = None,
-) -> RuleSchedule:
+    min_lr_rate: Optional[Fraction] = None,
+) -> CurveSchedule:
     r"""Raise the learning rate in a line, then lower it along half a cosine to a rate above 0.
 
     .. math::
@@ -212,7 +199,7 @@ def get_cosine_with_min_lr_schedule_with_warmup(
         \quad (t \ge w)
 
     `num_cycles` is c, the waves from step w to step n, above 0; the wave goes on after step n. Give either `min_lr`,
-    the lowest rate, from 0 to the peak, or `min_lr_rate`, f, the same as a share of the peak.
+    the lowest rate, from 0 to the peak, or `min_lr_rate`, f, the same as a fraction of the peak.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_cosine_with_min_lr_schedule_with_warmup
@@ -233,9 +220,9 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
     num_cycles: Positive = 0.5,
     last_epoch: LastStep = -1,
     min_lr: Optional[NonNegative] = None,
-    min_lr_rate: Optional[Share] = None,
-    warmup_lr_rate: Optional[Share] = None,
-) -> RuleSchedule:
+    min_lr_rate: Optional[Fraction] = None,
+    warmup_lr_rate: Optional[Fraction] = None,
+) -> CurveSchedule:
     r"""Start above 0, reach the peak with the last step of the warm-up, then lower the rate along half a cosine.
 
     .. math::
@@ -244,8 +231,8 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
         \quad (t \ge w)
 
     The lowest rate is that of step n - 1. `num_cycles`, `min_lr` and `min_lr_rate` are those of
-    `get_cosine_with_min_lr_schedule_with_warmup`. `warmup_lr_rate` is r, the share of the peak that the warm-up starts
-    at; 1/w by default.
+    `get_cosine_with_min_lr_schedule_with_warmup`. `warmup_lr_rate` is r, the fraction of the peak that the warm-up
+    starts at; 1/w by default.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_cosine_with_min_lr_schedule_with_warmup_lr_rate
@@ -260,9 +247,9 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
 
 
 def _floor(optimizer: Any, min_lr: Optional[float], min_lr_rate: Optional[float]) -> float:
-    """Return the lowest rate as a share of the peak."""
+    """Return the lowest rate as a fraction of the peak."""
     if min_lr is not None and min_lr_rate is None:
-        return checked_share("min_lr", min_lr, peak_of(optimizer))
+        return checked_fraction("min_lr", min_lr, peak_of(optimizer))
     if min_lr_rate is None or min_lr is not None:
         how = "One of min_lr or min_lr_rate should be set through the `lr_scheduler_kwargs`."
         how = how if min_lr is None else "Only one of min_lr or min_lr_rate should be set."
@@ -279,10 +266,10 @@ def get_wsd_schedule(
     num_stable_steps: Optional[Steps] = None,
     warmup_type: Shape = "linear",
     decay_type: Shape = "cosine",
-    min_lr_ratio: Share = 0,
+    min_lr_ratio: Fraction = 0,
     num_cycles: Positive = 0.5,
     last_epoch: LastStep = -1,
-) -> RuleSchedule:
+) -> CurveSchedule:
     r"""Warm up, stay at the peak, decay in the last steps: a run that can be made longer from before its decay.
 
     .. math::
@@ -294,10 +281,10 @@ def get_wsd_schedule(
         u(x) = x, \quad \tfrac12 (1 - \cos \pi x), \quad 1 - \sqrt{1 - x}
 
     w, s and d are `num_warmup_steps`, `num_stable_steps` and `num_decay_steps`, at least 0; u and v `warmup_type` and
-    `decay_type`: "linear", "cosine" or "1-sqrt"; f `min_lr_ratio`, the share of the peak at which the rate starts and
-    ends; c `num_cycles`, waves of a cosine decay, above 0. Give s or n, `num_training_steps`, for an s of n - w - d; if
-    that is below 0, which is warned of, the decay begins with its last n - w steps. If both are given, s has the last
-    word; a warning if w + s + d is not n.
+    `decay_type`: "linear", "cosine" or "1-sqrt"; f `min_lr_ratio`, the fraction of the peak at which the rate starts
+    and ends; c `num_cycles`, waves of a cosine decay, above 0. Give s or n, `num_training_steps`, for an s of n - w - d;
+    if that is below 0, which is warned of, the decay begins with its last n - w steps. If both are given, s has the
+    last word; a warning if w + s + d is not n.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_wsd_schedule
@@ -334,7 +321,7 @@ def get_constant_schedule_with_cool_down(
     lr_end2: Optional[NonNegative] = None,
     warmup_lr_init: NonNegative = 0.0,
     last_epoch: LastStep = -1,
-) -> RuleSchedule:
+) -> CurveSchedule:
     r"""Warm up, stay at the peak, cool down along half a cosine, then train on at one or two low rates.
 
     .. math::
@@ -366,12 +353,45 @@ def get_constant_schedule_with_cool_down(
             raise _one_needed(num_training_steps=None, decay_steps=None)
         phases = {"num_warmup_steps": num_warmup_steps, "keep_steps": keep_steps, "final_steps": final_steps}
         decay_steps = max(0, _steps_left(num_training_steps, **phases))
-    start = checked_share("warmup_lr_init", warmup_lr_init, peak)
-    end1 = checked_share("lr_end1", lr_end1, peak)
-    end2 = end1 if lr_end2 is None else checked_share("lr_end2", lr_end2, peak)
+    start = checked_fraction("warmup_lr_init", warmup_lr_init, peak)
+    end1 = checked_fraction("lr_end1", lr_end1, peak)
+    end2 = end1 if lr_end2 is None else checked_fraction("lr_end2", lr_end2, peak)
     curve = curves.CoolDown(num_warmup_steps, keep_steps, decay_steps, final_steps, start, end1, end2, num_cycles)
     return scheduled(optimizer, curve, last_epoch)
 
 
 def _one_needed(**lengths: None) -> ValueError:
     return refusal(ValueError, f"Either {' or '.join(lengths)} must be specified.", **lengths)
+
+
+@schedule("reduce_lr_on_plateau", on_metric=ReduceLROnPlateau, member="REDUCE_ON_PLATEAU")
+def get_reduce_on_plateau_schedule(optimizer: Any, **kwargs: Any) -> ReduceLROnPlateau:
+    r"""Build a `ReduceLROnPlateau` with these arguments from an optimizer or the first rate; see `get_scheduler`.
+
+    Examples:
+        >>> from paddle_ldopt.schedules import get_reduce_on_plateau_schedule
+        >>> schedule = get_reduce_on_plateau_schedule(0.1, factor=0.5, patience=0)
+        >>> for loss in (1.0, 1.0):
+        ...     schedule.step(loss)
+        >>> schedule()
+        0.05
+    """
+    return attach(ReduceLROnPlateau(peak_of(optimizer), **kwargs), optimizer)
+
+
+@schedule("greedy", on_metric=GreedyLR)
+def get_greedy_schedule(optimizer: Any, **kwargs: Any) -> GreedyLR:
+    r"""Build a `GreedyLR` with these arguments from an optimizer or the first rate; see `get_scheduler`.
+
+    Examples:
+        >>> from paddle_ldopt.schedules import get_greedy_schedule
+        >>> schedule = get_greedy_schedule(5e-5, factor=0.5, patience=0, min_lr=1e-6, max_lr=1e-3)
+        >>> schedule.step(1.0)
+        >>> schedule()
+        0.0001
+    """
+    return attach(GreedyLR(peak_of(optimizer), **kwargs), optimizer)
+
+
+if not TYPE_CHECKING:  # which would know no name but those of a list
+    __all__ = [kind.function.__name__ for kind in SCHEDULES.values()]

@@ -11,11 +11,10 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import as_float, checked_state
 from .._messages import refusal
 from .._paddle import start_without_step
-from ._base import Schedule, attach, peak_of
-from .factory import schedule
+from ._base import Schedule
 from .options import Factor, Flag, Mode, NonNegative, Positive, Steps, StepsFrom1, ThresholdMode, checks_arguments
 
-__all__ = ["GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "get_greedy_schedule", "get_reduce_on_plateau_schedule"]
+__all__ = ["GreedyLR", "MetricSchedule", "ReduceLROnPlateau"]
 
 
 class MetricSchedule(Schedule):
@@ -301,32 +300,3 @@ class GreedyLR(MetricSchedule):
         self.window = collections.deque(state["window"], maxlen=self.window_size)
 
     set_dict = set_state_dict
-
-
-@schedule("reduce_lr_on_plateau", on_metric=ReduceLROnPlateau)
-def get_reduce_on_plateau_schedule(optimizer: Any, **kwargs: Any) -> ReduceLROnPlateau:
-    r"""Build a `ReduceLROnPlateau` with these arguments from an optimizer or the first rate; see `get_scheduler`.
-
-    Examples:
-        >>> from paddle_ldopt.schedules import get_reduce_on_plateau_schedule
-        >>> schedule = get_reduce_on_plateau_schedule(0.1, factor=0.5, patience=0)
-        >>> for loss in (1.0, 1.0):
-        ...     schedule.step(loss)
-        >>> schedule()
-        0.05
-    """
-    return attach(ReduceLROnPlateau(peak_of(optimizer), **kwargs), optimizer)
-
-
-@schedule("greedy", on_metric=GreedyLR)
-def get_greedy_schedule(optimizer: Any, **kwargs: Any) -> GreedyLR:
-    r"""Build a `GreedyLR` with these arguments from an optimizer or the first rate; see `get_scheduler`.
-
-    Examples:
-        >>> from paddle_ldopt.schedules import get_greedy_schedule
-        >>> schedule = get_greedy_schedule(5e-5, factor=0.5, patience=0, min_lr=1e-6, max_lr=1e-3)
-        >>> schedule.step(1.0)
-        >>> schedule()
-        0.0001
-    """
-    return attach(GreedyLR(peak_of(optimizer), **kwargs), optimizer)

@@ -30,7 +30,7 @@ StepsFrom1 = Annotated[int, _steps(1)]
 LastStep = Annotated[int, _steps(-1)]  # the last step that was taken; -1 for none
 NonNegative = Annotated[float, Option(REQUIRED, "")]
 Positive = Annotated[float, Option(REQUIRED, "", ends="(]")]
-Share = Annotated[float, Option(REQUIRED, "", high=1.0)]
+Fraction = Annotated[float, Option(REQUIRED, "", high=1.0)]
 Factor = Annotated[float, Option(REQUIRED, "", high=1.0, ends="()")]  # of a reduction
 Flag = Annotated[bool, Option(REQUIRED, "", check=checked_bool)]
 Shape = Annotated[str, _choice(*FALLS)]
@@ -79,6 +79,6 @@ def checks_arguments(function: _Function) -> _Function:
     return typing.cast(_Function, checked)
 
 
-def checked_share(name: str, value: Any, peak: float) -> float:
-    """Return a rate from 0 to the peak as a share of the peak."""
+def checked_fraction(name: str, value: Any, peak: float) -> float:
+    """Return a rate from 0 to the peak as a fraction of the peak."""
     return checked_number(value, name, 0.0, peak) / peak

@@ -26,7 +26,7 @@ from ..optimizers.registry import optimizer_class
 from ..plots import check_picture, plot_schedule, text_plot
 from ..schedules import ON_METRIC, get_scheduler
 from ..schedules.ahead import schedule_rates
-from ..schedules.factory import SCHEDULES
+from ..schedules.registry import SCHEDULES
 from .memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, estimate
 from .memory.optimizer import sizing_options
 

@@ -17,7 +17,7 @@ from ..config import (
 )
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
-from ..schedules.factory import SCHEDULES
+from ..schedules.registry import SCHEDULES
 from . import lr_scheduler
 from .base import check_mixed_in_first, name_of
 from .erniekit import with_erniekit

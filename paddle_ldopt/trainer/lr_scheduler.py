@@ -8,7 +8,7 @@ from typing import Any
 from .._messages import refusal, shown
 from ..config import BUILT_IN, MANY_STEPS, build_schedule, json_object, schedule_kwargs, schedule_problems
 from ..schedules import ON_METRIC, MetricSchedule
-from ..schedules.factory import SCHEDULES
+from ..schedules.registry import SCHEDULES
 from .base import name_of
 
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # arguments of schedules

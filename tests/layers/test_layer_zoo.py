@@ -962,6 +962,14 @@ NAMES = {
             ("members.1.bert.encoder.layers.{4}", "members.1.bert.embeddings", "members.1.classifier"),
         ],
     ),
+    "one numbered part with blocks": (
+        f"embed.weight stage1.layers.[0-3].{BLOCK} norm.weight",
+        [("stage1.layers.{4}", "embed", "norm")],
+    ),
+    "an ensemble of encoders": (
+        f"encoders.[0-1].{{embed.weight,layers.[0-3].{BLOCK},norm.weight}}",
+        [(f"encoders.{i}.layers.{{4}}", f"encoders.{i}.embed", f"encoders.{i}.norm") for i in range(2)],
+    ),
     "a head with a list": (
         f"embeddings.weight encoder.layers.[0-3].{BLOCK} classifier.[0-2].weight heads.[0-5].{{weight,bias}}",
         [("encoder.layers.{4}", "embeddings", "classifier heads")],

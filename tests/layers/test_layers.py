@@ -23,7 +23,7 @@ from paddle_ldopt._paddle import unwrap_model
 from paddle_ldopt.layers.map import _all_paths
 from paddle_ldopt.layers.rates import applied_rates
 from paddle_ldopt.plots import name_lines
-from paddle_ldopt.schedules import RuleSchedule, curves, get_linear_schedule_with_warmup
+from paddle_ldopt.schedules import CurveSchedule, curves, get_linear_schedule_with_warmup
 from paddle_ldopt.schedules.ahead import peak_learning_rate, schedule_rates
 
 PARTS = ("attn.w", "attn.b", "mlp.w")
@@ -620,7 +620,7 @@ CURVES = [
 
 @pytest.mark.parametrize("curve", CURVES, ids=str)
 def test_the_peak_of_a_schedule_of_ours_is_that_of_all_its_steps(curve):
-    schedule, end = RuleSchedule(0.3, curve), max(curve.turns())
+    schedule, end = CurveSchedule(0.3, curve), max(curve.turns())
     for start in range(0, end + 5):
         schedule.step(start)
         ahead = [schedule.base_lr * curve(step) for step in range(start, max(end, start) + 1)]
@@ -632,7 +632,7 @@ def test_the_peak_of_a_schedule_of_ours_is_that_of_all_its_steps(curve):
 
 def test_the_peak_of_a_long_schedule():
     assert peak_learning_rate(get_linear_schedule_with_warmup(0.3, 10**8, 10**9)) == 0.3
-    foreign = RuleSchedule(0.3, lambda step: min(step / 20_000, 1.0))
+    foreign = CurveSchedule(0.3, lambda step: min(step / 20_000, 1.0))
     assert peak_learning_rate(foreign) == pytest.approx(0.15), "10,000 steps, as documented"
     assert peak_learning_rate(foreign, 30_000) == pytest.approx(0.3)
     warm = paddle.optimizer.lr.LinearWarmup(0.3, 15_000, 0.0, 0.3)
@@ -646,7 +646,7 @@ def test_the_peak_of_a_long_schedule():
 def test_a_decay_of_the_rate_is_shown(scheduled):
     model = Tied()
     layers = LayerMap.from_model(model)
-    rate = RuleSchedule(0.1, lambda step: min((step + 1) / 10, 1.0)) if scheduled else 0.1
+    rate = CurveSchedule(0.1, lambda step: min((step + 1) / 10, 1.0)) if scheduled else 0.1
     opt = AdamWeightDecay(rate, decay=0.5, layers=layers, layerwise_decay=0.5, parameters=model.parameters())
     for step in range(3):
         row = layers.table(optimizer=opt, num_steps=4).rows[-1]

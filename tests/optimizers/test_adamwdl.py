@@ -11,6 +11,7 @@ from reference import adamw, bert_like, llrd_ratio, make_params, take_steps
 import paddle_ldopt as ldopt
 from paddle_ldopt import AdamWDL, LayerMap, layerwise_lr_decay
 from paddle_ldopt.optimizers._base.declared import LAYERWISE
+from paddle_ldopt.optimizers.adamwdl import adamw_update
 
 N = 3  # blocks of bert_like()
 
@@ -74,6 +75,25 @@ def test_matches_the_float64_reference(dtype, rtol, layerwise_decay):
     if layerwise_decay == 1.0 and dtype == "float64":
         rtol = 1e-7  # plain AdamW, number for number: Paddle's kernel rounds the weight decay to float32
     close(got, want, start, rtol)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_specification_is_what_the_library_and_paddles_kernel_compute(fused):
+    arrays, grads = bert_like(steps=5)
+    params, _ = make_params(arrays, "float32")
+    opt = AdamWDL(0.01, parameters=list(params.values()), weight_decay=0.1, fused=fused)
+    take_steps(opt, params, grads)
+    options = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.1}
+    want = {}
+    for name, array in arrays.items():
+        param = paddle.to_tensor(array, "float64")
+        powers = {"beta1_pow_acc": paddle.full([], 0.9, "float64"), "beta2_pow_acc": paddle.full([], 0.999, "float64")}
+        state = {"moment1": paddle.zeros_like(param), "moment2": paddle.zeros_like(param), **powers}
+        for grad in grads:
+            grad = paddle.to_tensor(grad[name], "float64")
+            param, state = adamw_update(param, grad, state, paddle.full([], 0.01, "float64"), **options)
+        want[name] = param.numpy()
+    close({name: param.numpy() for name, param in params.items()}, want, arrays)
 
 
 def test_layers_give_the_numbers_of_the_documented_rule():

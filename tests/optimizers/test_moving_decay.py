@@ -215,7 +215,7 @@ def test_steps_of_its_own_go_before_those_of_the_schedule():
         ),
         (lambda: lr.ReduceOnPlateau(0.1), "Received: learning_rate='ReduceOnPlateau'"),
         (lambda: lr.LambdaDecay(0.1, lambda step: 1.0), "does not tell: LayerDecay.*Received: schedule='LambdaDecay'"),
-        (lambda: get_scheduler("inverse_sqrt", 0.1, 1), "Received: schedule='RuleSchedule'"),
+        (lambda: get_scheduler("inverse_sqrt", 0.1, 1), "Received: schedule='CurveSchedule'"),
     ],
 )
 def test_unknown_steps_are_refused_before_anything_changes(rate, match):

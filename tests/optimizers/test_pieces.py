@@ -68,7 +68,7 @@ def start(opt, param, values, piece):
     kinds = opt.state_kinds(param)
     tensors = [paddle.to_tensor(cut(x, piece)) for x in (value, grad)]
     state = {n: paddle.to_tensor(cut(x, piece) if kinds.get(n) == ELEMENT else x) for n, x in state.items()}
-    return opt.rule(*tensors, state, paddle.full([], 0.1, "float64"), piece=piece, **opt.fused_options(param))
+    return opt.rule(*tensors, state, paddle.full([], 0.1, "float64"), piece=piece, **opt.step_options(param))
 
 
 def pieces_of(shape, cut_name, axis, parts):

@@ -17,7 +17,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.paddlenlp_hook import adapt_hook, check_decay, check_ratio
 from paddle_ldopt.optimizers._base.declared import LAYERWISE
-from paddle_ldopt.schedules.factory import SCHEDULES
+from paddle_ldopt.schedules.registry import SCHEDULES
 from paddle_ldopt.tools import memory
 
 NAN, INF = float("nan"), float("inf")
@@ -312,7 +312,7 @@ LOADED = {  # what has a state, built
     "GradientAccumulator": accumulator,
     "AdaptiveLossScaler": ldopt.AdaptiveLossScaler,
     "PipelineWithLossScale": pipeline,
-    "RuleSchedule": lambda: schedules.get_constant_schedule(0.1),
+    "CurveSchedule": lambda: schedules.get_constant_schedule(0.1),
     "GreedyLR": lambda: ldopt.GreedyLR(0.1),
     "ReduceLROnPlateau": lambda: ldopt.ReduceLROnPlateau(0.1),
     "WarmUp": lambda: ldopt.WarmUp(0.1, paddle.optimizer.lr.ExponentialDecay(0.1, 0.9), 3),
@@ -456,7 +456,7 @@ CALLS = {
         also=(OSError,),
     ),
     # ---- schedules
-    "RuleSchedule": Row(call(ldopt.RuleSchedule, learning_rate=0.1, curve=lambda step: 0.5), free=("verbose",)),
+    "CurveSchedule": Row(call(ldopt.CurveSchedule, learning_rate=0.1, curve=lambda step: 0.5), free=("verbose",)),
     "ReduceLROnPlateau": Row(call(ldopt.ReduceLROnPlateau, learning_rate=0.1), free=("verbose",)),
     "GreedyLR": Row(call(ldopt.GreedyLR, learning_rate=0.1), free=("verbose",)),
     **{
@@ -547,6 +547,7 @@ CALLS.update((f"{_name}.set_state_dict", loading_row(_build)) for _name, _build 
 NO_CALLS = {
     "__version__": "a string",
     "ON_METRIC": "a constant",
+    "RuleSchedule": "another name of `CurveSchedule`",
     "MetricSchedule": "a base: its subclasses are here",
     "LoadReport": "what `load_optimizer` returns",
     "OptimizerInfo": "a row of the registry",

@@ -1,6 +1,8 @@
 """A schedule of a few lines is known everywhere: the paragraph "A new schedule" of CONTRIBUTING."""
 
 import dataclasses
+import runpy
+import warnings
 from typing import Any
 
 import pytest
@@ -9,8 +11,8 @@ import trainer_common as common
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.schedules.curve_schedule import scheduled
-from paddle_ldopt.schedules.factory import SCHEDULES, schedule
-from paddle_ldopt.schedules.options import LastStep, Share, Steps
+from paddle_ldopt.schedules.options import Fraction, LastStep, Steps
+from paddle_ldopt.schedules.registry import SCHEDULES, schedule
 from paddle_ldopt.tools.cli import main
 
 
@@ -27,7 +29,7 @@ class Triangle(ldopt.schedules.curves.Warmup):
 @pytest.fixture
 def triangle():
     @schedule("triangle")
-    def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, floor: Share = 0.0, last_epoch: LastStep = -1):
+    def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, floor: Fraction = 0, last_epoch: LastStep = -1):
         return scheduled(optimizer, Triangle(num_warmup_steps, floor), last_epoch)
 
     yield get_triangle_schedule
@@ -39,6 +41,13 @@ RATES = [0.0, 0.05, 0.1, 0.05, 0.02, 0.02]
 
 def rates_of(built):
     return [(built(), built.step())[0] for _ in RATES]
+
+
+def afresh(module):
+    """Return the names of a module of the schedules, as it is imported when a kind has been added to `functions`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*found in sys.modules")
+        return runpy.run_module(f"paddle_ldopt.schedules.{module}")
 
 
 def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsys):
@@ -64,4 +73,7 @@ def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsy
     with pytest.raises(SystemExit):
         main(["schedule", "--help"])
     assert "triangle" in capsys.readouterr().out
-    assert "| `triangle` | `floor` | `0.0` | [0, 1] |" in tables.schedules_table()
+    assert "| `triangle` | `floor` | `0` | [0, 1] |" in tables.schedules_table()
+    assert ".. autofunction:: get_triangle_schedule" in tables.schedule_functions()
+    assert afresh("factory")["SchedulerType"].TRIANGLE == "triangle"
+    assert "get_triangle_schedule" in afresh("__init__")["__all__"]

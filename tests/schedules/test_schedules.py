@@ -19,8 +19,9 @@ import schedule_cases
 from hypothesis import strategies as st
 
 from paddle_ldopt import schedules
-from paddle_ldopt.schedules import MetricSchedule, RuleSchedule, SchedulerType, get_scheduler
-from paddle_ldopt.schedules.factory import SCHEDULES, kwargs_problems
+from paddle_ldopt.schedules import CurveSchedule, MetricSchedule, SchedulerType, get_scheduler
+from paddle_ldopt.schedules.factory import kwargs_problems
+from paddle_ldopt.schedules.registry import SCHEDULES
 
 # kind -> arguments of its function that make a schedule of 100 steps at a peak of 0.1
 KINDS = {
@@ -287,13 +288,13 @@ def test_a_nan_leaves_the_window():
 @closed_kind
 def test_a_schedule_is_a_function_of_the_step(kind):
     schedule = make(kind)
-    assert isinstance(schedule, RuleSchedule) and isinstance(schedule, paddle.optimizer.lr.LRScheduler)
+    assert isinstance(schedule, CurveSchedule) and isinstance(schedule, paddle.optimizer.lr.LRScheduler)
     want = rates(schedule, 120)
     jumping = make(kind)
     for step in np.random.default_rng(0).permutation(120):
         jumping.step(int(step))
         assert jumping() == jumping.last_lr == want[step]
-    assert repr(schedule).startswith(f"RuleSchedule(0.1, {type(schedule.curve).__name__}(")
+    assert repr(schedule).startswith(f"CurveSchedule(0.1, {type(schedule.curve).__name__}(")
 
 
 @closed_kind
@@ -668,7 +669,7 @@ def test_a_greedy_state_without_some_keys_keeps_what_was_there():
 
 def test_a_curve_must_be_callable():
     with pytest.raises(TypeError, match="`curve` must be callable. Received: curve=0.5"):
-        RuleSchedule(0.1, 0.5)
+        CurveSchedule(0.1, 0.5)
 
 
 # ---- warm-up 0, warm-up = total, past the end

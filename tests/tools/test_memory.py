@@ -124,7 +124,7 @@ def test_sums_are_what_the_rules_ask_for(name, shape):
     (param,) = optimizer._parameter_list
     state = {key: paddle.ones(rule_shape(kind, shape)) for key, kind in optimizer.state_kinds(param).items()}
     state["beta1_pow_acc"] = paddle.ones([])
-    options = optimizer.fused_options(param)
+    options = optimizer.step_options(param)
     rule = optimizer.rule(param.detach(), param.grad, state, paddle.ones([]), piece=Piece(list(shape)), **options)
     asked = []
     try:

@@ -11,7 +11,7 @@ import paddle
 
 from ... import _paddle
 
-__all__ = ["one_minus_power", "over_", "plus_", "root", "root_", "square_", "times_"]
+__all__ = ["average", "one_minus_power", "over_", "plus_", "power", "root", "root_", "square_", "times_"]
 
 
 def plus_(x: Any, y: Any) -> Any:
@@ -34,6 +34,16 @@ def over_(x: Any, y: Any) -> Any:
 def square_(x: Any) -> Any:
     """Return the squares of x."""
     return times_(x, x)
+
+
+def average(old: Any, new: Any, keep: Any, share: Any) -> Any:
+    """Return keep * old + share * new: an exponential moving average, where the two are beta and 1 - beta."""
+    return plus_(keep * old, share * new)
+
+
+def power(t: Any, exponent: float) -> Any:
+    """Return t^exponent in the type of t: Paddle would round a plain exponent to float32."""
+    return t ** paddle.full_like(t, exponent)
 
 
 def root_(x: Any) -> Any:

@@ -16,8 +16,8 @@ import paddle
 
 from ... import _paddle
 from .._pieces import Piece, answer_locally
+from ..collecting import Task
 from ..declaration import ELEMENT, SCALAR, STEP
-from .collecting import Task
 from .declared import compute_dtype, rule_shape
 
 __all__ = ["Batch", "Batches"]

@@ -109,7 +109,7 @@ class DeclaredMixin(_Base):
         group, defaults = self.group_of(param), self._defaults
         return {name: group.get(name, default) for name, default in defaults.items()} if group else dict(defaults)
 
-    def fused_options(self, param: Any = None) -> dict[str, Any]:
+    def step_options(self, param: Any = None) -> dict[str, Any]:
         """Return all options of a parameter, or of one without a group; "weight_decay" is 0 where it is not decayed."""
         options = {**self.fixed_options(), **(self._defaults if param is None else self.options_of(param))}
         if param is not None and options.get("weight_decay") and not self.has_weight_decay(param):

@@ -7,17 +7,19 @@ The functions are pure. What needs a whole tensor is a sum that a rule yields (s
 a count taken from the whole parameter's shape, which its `Piece` knows:
 
     sums = yield row_col_sums(grad * grad + eps, piece)
-    row, col = row_col_means(sums, piece.shape)
+    averages = factored_averages("exp_avg_sq", sums, state, piece, beta2, 1 - beta2)
 """
 
 import math
-from typing import Any
+from collections.abc import Generator
+from typing import Any, Optional
 
 import paddle
 
 from ..._messages import refusal
 from ..declaration import COLUMN, ROW
-from .rule_optimizer import RuleOptimizer, checked_rate
+from .arithmetic import average, over_, plus_, times_
+from .rule_optimizer import RuleOptimizer, Values, checked_rate
 
 
 def is_factored(shape: Any) -> bool:
@@ -35,17 +37,23 @@ def row_col_sums(matrix: Any, piece: Any) -> list[Any]:
     return [piece.row_sums(matrix), piece.col_sums(matrix)]
 
 
-def row_col_means(sums: Any, shape: Any) -> tuple[Any, Any]:
-    """Return the row means [..., R, 1] and the column means [..., 1, C], given the whole tensor's `row_col_sums`."""
-    row_sums, col_sums = sums
-    return row_sums / shape[-1], col_sums / shape[-2]
+def factored_averages(name: str, sums: Any, state: Values, piece: Any, keep: Any, share: Any) -> Values:
+    """Return the new states of the average `name`: row means [..., R, 1], column means [..., 1, C].
+
+    `sums` are the whole tensor's `row_col_sums` of what comes in with the share; `keep` is that of the old state.
+    """
+    new_state = {}
+    for part, total, size in zip(factored_kinds(name), sums, (piece.shape[-1], piece.shape[-2])):
+        new_state[part] = average(state[part], total / size, keep, share)
+    return new_state
 
 
-def inverse_sqrt_factored(row: Any, col: Any, piece: Any) -> Any:
+def inverse_sqrt_factored(averages: Values, piece: Any) -> Any:
     r"""Return :math:`1 / \sqrt{V}` of [..., R, C] for :math:`V_{ij} = row_i \, col_j / \overline{row}` (Algorithm 4).
 
-    `row` and `col` are the means of the whole matrix's rows and columns, above 0; `piece` is what is asked for of it.
+    `averages` are the means of the whole matrix's rows and columns, above 0; `piece` is what is asked for of it.
     """
+    row, col = averages.values()
     # not a root of row / mean: of a row without a gradient that may be denormal, which Paddle's rsqrt takes for 0
     row = row.mean(axis=-2, keepdim=True).sqrt() * row.rsqrt()
     return piece.spread_product(row, col.rsqrt())
@@ -62,6 +70,49 @@ def relative_rate(t: Any, warmup_init: bool) -> Any:
     With `warmup_init` :math:`10^{-6} t` takes the place of :math:`10^{-2}`.
     """
     return paddle.minimum(1e-6 * t if warmup_init else paddle.full_like(t, 1e-2), t.rsqrt())
+
+
+def factored_update(
+    param: Any,
+    grad: Any,
+    state: Values,
+    piece: Any,
+    keep: Any,
+    share: Any,
+    *,
+    eps: float,
+    clip_threshold: float,
+    scale_parameter: bool,
+) -> Generator[list[Any], list[Any], tuple[Any, Optional[Any], Values]]:
+    r"""Return :math:`u / \max(1, RMS(u) / d)` of :math:`u = g / \sqrt V`, RMS(p), and the new state of V.
+
+    V is the average of :math:`g^2 + \epsilon`, factored for a matrix (Algorithm 4), whole for a vector (Algorithm 5).
+    RMS(p) is None without `scale_parameter`: its sum shares a round with those of the rows and the columns.
+    """
+    shape, square = piece.shape, plus_(grad * grad, eps)
+    asked = row_col_sums(square, piece) if is_factored(shape) else []
+    if scale_parameter:
+        asked.append(piece.square_sum(param))
+    sums = (yield asked) if asked else []
+    param_rms = rms(sums[-1], shape) if scale_parameter else None
+
+    if is_factored(shape):
+        new_state = factored_averages("exp_avg_sq", sums, state, piece, keep, share)
+        u = times_(inverse_sqrt_factored(new_state, piece), grad)
+    else:
+        new_state = {"exp_avg_sq": average(state["exp_avg_sq"], square, keep, share)}
+        u = times_(new_state["exp_avg_sq"].rsqrt(), grad)
+    (u_square,) = yield [piece.square_sum(u)]
+    return over_(u, (rms(u_square, shape) / clip_threshold).clip(min=1.0)), param_rms, new_state
+
+
+def scaled_rate(
+    lr: Any, t: Any, param_rms: Optional[Any], least: float, *, relative_step: bool, warmup_init: bool
+) -> Any:
+    r"""Return the rate :math:`\alpha`: `lr`, times that of step t, times :math:`\max(least, RMS(p))` if it is known."""
+    if relative_step:
+        lr = lr * relative_rate(t, warmup_init)
+    return lr if param_rms is None else lr * param_rms.clip(min=least)
 
 
 class FactoredOptimizer(RuleOptimizer):

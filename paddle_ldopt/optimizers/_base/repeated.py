@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, Optional
 import paddle
 
 from ... import _paddle
-from .._fused.seen import Seen
+from .._fused.step_inputs import StepInputs
+from ..collecting import Task
 from .batches import Batch
-from .collecting import Task
 from .declared import compute_dtype
 
 __all__ = ["RepeatedStep"]
@@ -20,7 +20,7 @@ class Unit(NamedTuple):
 
     batch: Optional[Batch]
     task: Task  # of the first of them, without its gradient
-    rows: list[int]  # of the parameters in `Seen`
+    rows: list[int]  # of the parameters in `StepInputs`
     factor: Any  # of their rates: a number, or a Tensor with one for each
     ratio: Any
 
@@ -28,7 +28,7 @@ class Unit(NamedTuple):
 class RepeatedStep:
     """What a step of a plain list of parameters did, and all that it depended on."""
 
-    def __init__(self, optimizer: Any, units: list[tuple[Optional[Batch], list[Task]]], seen: Seen) -> None:
+    def __init__(self, optimizer: Any, units: list[tuple[Optional[Batch], list[Task]]], seen: StepInputs) -> None:
         self.every = _paddle.parameter_list(optimizer)
         self._seen = seen._replace(grads=[])  # they are not to be kept alive
         self._ratios = optimizer._ratios_now(self.every, seen.frozen)
@@ -54,7 +54,7 @@ class RepeatedStep:
         every = _paddle.parameter_list(optimizer)
         if not every or isinstance(every[0], dict) or not optimizer._may_be_repeated():
             return None
-        seen, moved = Seen.of(every), [task.param.name for _, tasks in units for task in tasks]
+        seen, moved = StepInputs.of(every), [task.param.name for _, tasks in units for task in tasks]
         if seen is None or not {param.name for param in seen.params}.issuperset(moved):
             return None
         step = cls(optimizer, units, seen)
@@ -64,11 +64,11 @@ class RepeatedStep:
         all_moved = len(moved) == sum(step._ratios[i] != 0.0 for i in seen.live)
         return step if all_moved and (constant or not mixed) else None
 
-    def again(self, optimizer: Any) -> Optional[Seen]:
+    def again(self, optimizer: Any) -> Optional[StepInputs]:
         """Return the gradients of the next step if it is like this one otherwise."""
         if self.every is not _paddle.parameter_list(optimizer) or self._defaults != optimizer._defaults:
             return None
-        last, seen = self._seen, Seen.of(self.every)
+        last, seen = self._seen, StepInputs.of(self.every)
         if seen is None or (seen.live, seen.frozen, seen.types) != (last.live, last.frozen, last.types):
             return None
         same = seen.params_at == last.params_at and seen.sizes == last.sizes and seen.factors == last.factors
@@ -81,7 +81,7 @@ class RepeatedStep:
             return None
         return seen if all(unit.batch is None or unit.batch.holds() for unit in self.units) else None
 
-    def take(self, optimizer: Any, seen: Seen) -> None:
+    def take(self, optimizer: Any, seen: StepInputs) -> None:
         """Take the step again with other gradients."""
         grads, clip = seen.grads, _paddle.grad_clip(optimizer)
         if clip is not None:
@@ -89,7 +89,7 @@ class RepeatedStep:
             grads = [clipped[param.name] for param in seen.params]
         _paddle.create_rate(optimizer)()
         rate = _paddle.global_rate(optimizer)().reshape([])
-        decayed = optimizer.fused_options()
+        decayed = optimizer.step_options()
         plain = {**decayed, "weight_decay": 0.0} if "weight_decay" in decayed else decayed
         for batch, task, rows, factor, ratio in self.units:
             lr = rate

@@ -1,13 +1,14 @@
 """What all optimizers written as a pure update rule share: casts, master weights, state, write-back.
 
-A rule is a generator over tensors in float32 (float64 for float64 parameters), so that it reads like its paper:
+A rule is a function of tensors in float32 (float64 for float64 parameters), so that it reads like its paper:
 
     def rule(param, grad, state, lr, *, piece, beta1, weight_decay):
         moment = beta1 * state["moment1"] + (1 - beta1) * grad
         (square,) = yield [(moment * moment).sum()]       # sums over the whole tensor, wherever its pieces are
         return param - lr * moment / square.sqrt(), {"moment1": moment}
 
-It writes nothing. Each `yield [partial sums]` is answered with the sums over all pieces of the tensor (see `_pieces`).
+It writes nothing. Each `yield [partial sums]` is answered with the sums over all pieces of the tensor (see `_pieces`);
+a rule that needs none has no `yield`.
 
 In dygraph a step first collects its updates, as a list of `Task`, and then does them in `_update`: parameters that a
 process has all of one after the other, those in pieces side by side. In a graph each is done when it is met.
@@ -26,9 +27,9 @@ from ... import _paddle
 from ..._checks import checked_number, checked_state
 from .._fused.step import FusedMixin
 from .._pieces import Piece, PieceFinder, answer_locally, answer_together
+from ..collecting import Task
 from ..declaration import BATCHED, COLUMN, ELEMENT, ROW, SCALAR, STEP
 from .batches import Batches
-from .collecting import Task
 from .declared import DeclaredMixin, compute_dtype, rule_shape
 from .layerwise import LayerwiseMixin
 from .repeated import RepeatedStep
@@ -38,7 +39,7 @@ __all__ = ["STEP", "RuleOptimizer", "Task", "Update", "Values", "checked_rate", 
 
 _INFIX = "_fp32_master_0_"  # the only spelling of state names that PaddleNLP's unified checkpoint splits generically
 Values = dict[str, Any]  # by name, of states or of options
-Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule
+Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule; one without sums returns the result
 
 
 class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
@@ -213,7 +214,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         if self.is_frozen(param) or math.prod(param.shape) == 0:
             return
         self.check_shape(param)
-        task = Task(param, grad, self.fused_options(param), self._rate(param, grad))
+        task = Task(param, grad, self.step_options(param), self._rate(param, grad))
         if self._collected is None:
             self._update_whole([task._replace(piece=Piece(self.whole_shape(param)))])
         else:
@@ -348,7 +349,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
             for name, kind in self.state_kinds(param).items()
         }
         state[STEP] = paddle.ones([], dtype)
-        return self.rule(empty, empty, state, paddle.zeros([], dtype), piece=piece, **self.fused_options(param))
+        return self.rule(empty, empty, state, paddle.zeros([], dtype), piece=piece, **self.step_options(param))
 
     def _counted(self, state: Values) -> Values:
         """Return the counters after this update, given the state before it; a subclass may count in another way."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ... import _paddle, kernels
 from ..declaration import STEP
 from .memory import TYPES, addresses, held_bytes, same_shapes, unsupported_reason, versions
-from .seen import Seen
+from .step_inputs import StepInputs
 
 __all__ = ["FusedRule", "Plan"]
 
@@ -82,7 +82,7 @@ class Plan:
             and self.is_current()
         )
 
-    def is_current(self, seen: Optional[Seen] = None) -> bool:
+    def is_current(self, seen: Optional[StepInputs] = None) -> bool:
         """Return whether no parameter (with `seen`: of `rows`) or state has moved, been replaced or changed its form.
 
         Of a large model's states each step checks some for moves, and all for replacement. Until a move is seen, the
@@ -106,7 +106,7 @@ class Plan:
             and (versions(self._masters), versions(some)) == (of_masters, of_states[part])
         )
 
-    def follow(self, seen: Seen) -> bool:
+    def follow(self, seen: StepInputs) -> bool:
         """Take the parameters that were seen for those of the next plain steps; return whether it knows all of them."""
         rows: Any = [self.index.get(param.name) for param in seen.params]
         if None in rows:
@@ -125,7 +125,7 @@ class Plan:
             if updated:
                 raise
             return str(error)
-        options = self.optimizer.fused_options(param)
+        options = self.optimizer.step_options(param)
         rule = self.optimizer.library_rule(options)
         if isinstance(rule, str):
             return rule
@@ -195,7 +195,7 @@ class Plan:
             self._decayed = np.array(list(map(self.optimizer.has_weight_decay, self.params)), "f8")
         return self._decayed
 
-    def grad_types(self, seen: Seen) -> Any:
+    def grad_types(self, seen: StepInputs) -> Any:
         """Return the type of each gradient as the library has it, None if one cannot be read."""
         if seen.types == self._types:  # compared by identity first: to look one up takes ten times as long
             return self._codes

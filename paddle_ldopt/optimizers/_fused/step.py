@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..._messages import refusal
-from .._base.collecting import CollectingMixin
+from ..collecting import CollectingMixin
 from .memory import TYPES, held_bytes, unsupported_reason
 from .plan import FusedRule, Plan
-from .seen import Seen
+from .step_inputs import StepInputs
 
 __all__ = ["FusedMixin", "FusedRule", "check_fused", "layer_rates"]
 
@@ -47,7 +47,7 @@ def _not_possible(why: str) -> ValueError:
 class FusedMixin(CollectingMixin):
     """Lets the C library do the updates that it can do; put before the other bases of an optimizer.
 
-    A subclass has `fused_rule`; `fused_options(param=None)`, the options of a parameter's group as they are now, or
+    A subclass has `fused_rule`; `step_options(param=None)`, the options of a parameter's group as they are now, or
     those without a group; `check_shape(param)`, which raises if a parameter is not what its state was made for; and
     `_update(tasks)`, which does what it has collected.
     """
@@ -170,7 +170,7 @@ class FusedMixin(CollectingMixin):
     def _plain_step(self) -> bool:
         """Take a step; or return False, with nothing changed, if it needs more than it seemed."""
         every = _paddle.parameter_list(self)
-        seen = Seen.of(every)
+        seen = StepInputs.of(every)
         if seen is None:
             return False
         ratios = np.array(self._ratios_now(every, seen.frozen))[seen.live]
@@ -181,7 +181,7 @@ class FusedMixin(CollectingMixin):
         moving = ratios != 0.0
         if not moving.any():
             return True
-        options = self.fused_options()
+        options = self.step_options()
         self._count_steps(plan)
         plan.refresh(options)
         records, params = plan.records.take(plan.rows), seen.params  # by an index it takes ten times as long
@@ -201,7 +201,7 @@ class FusedMixin(CollectingMixin):
         self._call(records, params)
         return True
 
-    def _plan_for(self, seen: Seen, every: list[Any]) -> Optional[Plan]:
+    def _plan_for(self, seen: StepInputs, every: list[Any]) -> Optional[Plan]:
         """Return the plan that follows the parameters seen, a new one if the last is not it; None if it lacks some."""
         plan = self._plan
         if plan is not None and plan.live == seen.live and plan.parameter_list is every and plan.is_current(seen):

@@ -1,9 +1,10 @@
 """A piece of a parameter: the geometry by which an update rule sums over its part and spreads the sums over it again.
 
-A rule is a generator that sees the tensors of one piece. For what it needs of the whole tensor it sums over its piece,
-yields the sums, and is answered with those of all pieces. Sums that keep a dimension (rows, columns, the channels of a
-convolution) have the size of the whole tensor's in every piece, with zeros where the piece has no element, so that the
-pieces' sums are simply added up: `answer_together` does so, `answer_locally` serves whole tensors.
+A rule sees the tensors of one piece. For what it needs of the whole tensor it sums over its piece, yields the sums, and
+is answered with those of all pieces; a rule without such sums is a plain function. Sums that keep a dimension (rows,
+columns, the channels of a convolution) have the size of the whole tensor's in every piece, with zeros where the piece
+has no element, so that the pieces' sums are simply added up: `answer_together` does so, `answer_locally` serves whole
+tensors.
 
 Sums keep the dimensions that they sum over, with the size 1, so that they fit to what they are sums of: those of rows
 are [..., R, 1], those of columns [..., 1, C]. Whole parameters of one shape may be stacked, [k, ..., R, C]: each sum is
@@ -13,7 +14,7 @@ then one of each of them.
 import dataclasses
 import math
 from collections.abc import Generator, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import paddle
 import paddle.distributed as dist
@@ -22,7 +23,7 @@ from ..._paddle import slice_of, square_sum, sum_over
 
 __all__ = ["Piece", "answer_locally", "answer_together"]
 
-Rule = Generator[list[Any], list[Any], Any]
+Rule = Union[Generator[list[Any], list[Any], Any], Any]  # a running rule, or the result of one without sums
 
 
 @dataclasses.dataclass(eq=False)
@@ -187,6 +188,8 @@ def _sum(x: Any, axes: list[int]) -> Any:
 
 def answer_locally(rule: Rule) -> Any:
     """Run a rule whose tensors are whole, so that each request is its own answer; return what the rule returns."""
+    if not isinstance(rule, Generator):
+        return rule
     try:
         request = next(rule)
         while True:
@@ -197,8 +200,8 @@ def answer_locally(rule: Rule) -> Any:
 
 def answer_together(rules: list[tuple[Piece, Rule]]) -> list[Any]:
     """Run rules side by side, the same in all processes; one `all_reduce` a group and round adds their sums up."""
-    results: list[Any] = [None] * len(rules)
-    answers: dict[int, Any] = dict.fromkeys(range(len(rules)))
+    results: list[Any] = [rule for _, rule in rules]
+    answers: dict[int, Any] = {index: None for index, rule in enumerate(results) if isinstance(rule, Generator)}
     while answers:
         requests = {}
         for index, answer in answers.items():

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Optional
 
 import paddle
 
-from ... import _paddle
-from .._pieces import MissingGradients
+from .. import _paddle
+from ._pieces import MissingGradients
 
 __all__ = ["CollectingMixin", "Task"]
 

@@ -1,11 +1,11 @@
-"""Rates, decays and the order of updates as MindSpore's optimizers take them, read once and checked.
+"""Rates and decays as MindSpore's optimizers take them, read once and checked.
 
 A number stays a float, a Paddle scheduler stays what it is. Values that advance with the optimizer's own steps (the
 elements of a Tensor or an iterable, a callable of the step) become a `StepFunction`.
 """
 
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import paddle
@@ -13,12 +13,10 @@ from paddle.optimizer.lr import LRScheduler
 from paddle.regularizer import WeightDecayRegularizer
 
 from ..._checks import checked_number, plain_number
-from ..._messages import refusal, shown
-from ..._paddle import flatten_groups
+from ..._messages import refusal
 from ..declaration import plain_weight_decay
-from ..groups import is_listed
 
-__all__ = ["StepFunction", "decay_or_function", "is_convolution", "rate_or_function", "without_order"]
+__all__ = ["StepFunction", "decay_or_function", "rate_or_function"]
 
 
 class StepFunction:
@@ -76,46 +74,3 @@ def decay_or_function(value: Any, argument: str) -> Any:
     if callable(value) and not isinstance(value, WeightDecayRegularizer):
         return StepFunction(value, argument)
     return checked_number(plain_weight_decay(value, argument), argument, kind="a number or a callable of the step")
-
-
-def without_order(parameters: Any) -> tuple[Any, Optional[list[Any]]]:
-    """Return parameters or groups without the dict of "order_params", and the order of updates that it has or None."""
-    if not is_listed(parameters):
-        return parameters, None
-    groups: list[Any] = []
-    orders: list[Any] = []
-    for group in parameters:
-        ordered = isinstance(group, dict) and "order_params" in group
-        if isinstance(group, dict) and is_listed(group.get("params")) and not isinstance(group["params"], set):
-            group = {**group, "params": list(group["params"])}  # an iterator is read once
-        (orders if ordered else groups).append(group)
-    return groups, _read_order(orders, groups)
-
-
-def _read_order(orders: list[Any], groups: list[Any]) -> Optional[list[Any]]:
-    """Return the parameters in the order asked for; raise unless it lists all parameters once."""
-    if not orders:
-        return None
-    if len(orders) > 1 or len(orders[0]) > 1:
-        keys = [key for order in orders for key in order]
-        raise ValueError(f"'order_params' goes into one dict of its own. Received: keys {shown(keys)}")
-    given = orders[0]["order_params"]
-    order = list(given) if is_listed(given) else [given]
-    if not is_listed(given) or not all(isinstance(item, paddle.Tensor) for item in order):
-        raise TypeError(f"'order_params' must be a list of parameters. Received: order_params={shown(given)}")
-    names = [param.name for param in order]
-    known = [p.name for p in flatten_groups(g for g in groups if isinstance(g, dict) and "params" in g)]
-    for fault, found in (
-        ("lists parameters that are in no group", set(names) - set(known)),
-        ("lacks parameters of the groups", set(known) - set(names)),
-        ("lists parameters twice", {n for n in names if names.count(n) > 1}),
-    ):
-        if found:
-            wrong = "'order_params' must list the parameters of all groups, each once."
-            raise ValueError(f"{wrong} Received: an order that {fault}: {', '.join(sorted(found))}")
-    return order
-
-
-def is_convolution(shape: Any) -> bool:
-    """Return whether a weight has the shape of a 2-D or 3-D convolution's: [out, in, h, w] or [out, in, d, h, w]."""
-    return len(shape) in (4, 5)

@@ -8,14 +8,14 @@ import paddle
 from ... import _paddle
 from .memory import addresses, same_shapes
 
-__all__ = ["Seen"]
+__all__ = ["StepInputs"]
 
 _Tensor = paddle.Tensor
 _frozen, _dtype = _Tensor.stop_gradient.__get__, _Tensor.dtype.__get__
 _BLOCK = 64  # parameters of which a plain step reads all before it goes on to the next ones
 
 
-class Seen(NamedTuple):
+class StepInputs(NamedTuple):
     """What a plain step reads of parameters and gradients; the gradients' memory must live until it is done."""
 
     frozen: list[bool]  # of all parameters, whether they are
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
     types: list[Any]  # of the gradients
 
     @classmethod
-    def of(cls, every: list[Any]) -> "Optional[Seen]":
+    def of(cls, every: list[Any]) -> "Optional[StepInputs]":
         """Return it; None if there is nothing to do, or a parameter or gradient that only Paddle's step can serve.
 
         It goes through the parameters by blocks that the cache holds: of 10,000 tensors this is most of a step's time.

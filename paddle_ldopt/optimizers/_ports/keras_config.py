@@ -6,7 +6,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..._paddle import keeps_masters, rate_source
 from ...layers.paddlenlp_hook import check_decay, layerwise_lr_decay
-from .declared import LAYERWISE
+from .._base.declared import LAYERWISE
 
 __all__ = ["KerasConfigMixin"]
 

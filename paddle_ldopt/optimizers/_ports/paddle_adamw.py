@@ -1,35 +1,23 @@
 """Paddle's AdamW with a ratio for each parameter, and what its kernel lacks: types, and a decay in float64."""
 
-from typing import Any
+from typing import Any, Callable, ClassVar
 
 import paddle
 from paddle.optimizer import AdamW
 
 from ..._paddle import masters, rate_factor, ratio_in_kernel, set_attributes, state_getter
-from .arithmetic import root
-from .layerwise import LayerwiseMixin
+from .._base.layerwise import LayerwiseMixin
 
-__all__ = ["BETA_OF", "LayerwiseAdamW", "adamw_update"]
+__all__ = ["BETA_OF", "LayerwiseAdamW"]
 
 BETA_OF = {"beta1_pow_acc": "beta1", "beta2_pow_acc": "beta2"}  # states that are powers of these options
 _LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes is slow
 
 
-def adamw_update(
-    param: Any, grad: Any, state: list[Any], lr: Any, *, beta1: float, beta2: float, epsilon: float, weight_decay: float
-) -> tuple[Any, ...]:
-    """Return the new parameter, moments and powers of Algorithm 2 in Paddle's order: decay first, epsilon un-hatted."""
-    moment1, moment2, beta1_pow, beta2_pow = state
-    param = param * (1.0 - lr * weight_decay)
-    moment1 = beta1 * moment1 + (1.0 - beta1) * grad
-    moment2 = beta2 * moment2 + (1.0 - beta2) * grad * grad
-    scale = (1.0 - beta2_pow).sqrt()  # the powers are those of this step
-    param = param - lr * scale / (1.0 - beta1_pow) * moment1 / (root(moment2) + epsilon * scale)
-    return param, moment1, moment2, beta1_pow * beta1, beta2_pow * beta2
-
-
 class LayerwiseAdamW(LayerwiseMixin, AdamW):
     """The step by Paddle's operations; a subclass declares itself (see `DeclaredMixin`)."""
+
+    update: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # the rule, where Paddle has no kernel for it
 
     def _ratio_for_kernel(self, param: Any) -> float:  # on a GPU, where it saves an operation
         return self.layerwise_ratio(param) if paddle.in_dynamic_mode() and param.place.is_gpu_place() else 1.0
@@ -57,7 +45,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         given = {**group, "params": (param, grad)} if group else (param, grad)
         decay = 0.0
         if self.ratio_of is not None and param.dtype == paddle.float64:
-            decay = self.fused_options(param)["weight_decay"]
+            decay = self.step_options(param)["weight_decay"]
         if not decay:
             return super()._append_optimize_op(block, given)
         # Paddle's kernel takes the decay as a float32: too coarse next to float64 parameters, so decay them here
@@ -73,14 +61,15 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         """Update a float16 or bfloat16 parameter on a CPU, for which Paddle's kernel does not exist."""
         if self.layerwise_ratio(param) == 0.0:
             return
-        has_master, options = self.has_master(param), self.fused_options(param)
+        has_master, options = self.has_master(param), self.step_options(param)
         weight = masters(self)[param.name] if has_master else param.astype("float32")
-        stored = [state_getter(self)(name, param) for name in ("moment1", "moment2", *BETA_OF)]
-        state, rate = [value.astype("float32") for value in stored], rate_factor(self)((param, grad))
+        stored = {name: state_getter(self)(name, param) for name in ("moment1", "moment2", *BETA_OF)}
+        state = {name: value.astype("float32") for name, value in stored.items()}
+        rate = rate_factor(self)((param, grad))
         numbers = {name: float(options[name]) for name in ("beta1", "beta2", "epsilon", "weight_decay")}
-        new_weight, *new_state = adamw_update(weight, grad.astype("float32"), state, rate, **numbers)
-        for new, old in zip(new_state, stored):
-            paddle.assign(new.reshape(old.shape).astype(old.dtype), old)
+        new_weight, new_state = self.update(weight, grad.astype("float32"), state, rate, **numbers)
+        for name, old in stored.items():
+            paddle.assign(new_state[name].reshape(old.shape).astype(old.dtype), old)
         new_weight = new_weight.reshape(param.shape)  # the powers are of shape [1], the parameter may be of []
         if has_master:
             paddle.assign(new_weight, weight)
