@@ -14,7 +14,7 @@ PIP = $(PY) -m pip --disable-pip-version-check -q
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install finetune pipeline test test-slow test-gpu fault test-nlp2 test-formers parity sanitize coverage mutants lint dist bench docs clean
+.PHONY: help install finetune pipeline test test-slow test-gpu fault test-nlp2 test-formers test-clients parity sanitize coverage mutants lint dist bench docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -68,6 +68,38 @@ $(VENV)/.installed-formers: setup.cfg
 	$(PIP) install -U pip setuptools wheel
 	grep -vE '^(paddlenlp|aistudio-sdk)' constraints.txt > $(VENV)/constraints.txt
 	$(PIP) install -c $(VENV)/constraints.txt $(PADDLE) paddleformers==1.2.0 -e ".[dev]"
+	@touch $@
+
+# PaddleClas and PaddleOCR have their training code in their repositories alone: CLAS= and OCR= are folders of clones.
+# Their packages ask for versions that are gone (sklearn, opencv-python<=4.6), so what they import is named here.
+CLIENTS = paddleseg==2.8.0 paddledet==2.6.0
+FOR_CLIENTS = "numpy<2" "setuptools<81" colorlog easydict filelock imgaug lap lmdb motmetrics opencv-python-headless prettytable pyclipper \
+	pycocotools rapidfuzz scikit-image scikit-learn scipy shapely terminaltables tqdm typeguard visualdl
+SPEECH = paddlespeech==1.5.0 paddleslim==2.6.0
+FOR_SPEECH = "numpy<2" "setuptools<81" braceexpand colorlog editdistance g2p-en h5py hyperpyyaml inflect jsonlines kaldiio \
+	librosa loguru paddlenlp==3.0.0b4 paddlespeech-feat pandas pathos praatio prettytable python_speech_features resampy sacrebleu \
+	scikit-learn scipy soundfile textgrid timer typeguard visualdl yacs zhon
+IN_CLIENTS = -W ignore -rs $(ARGS) # their warnings are not ours
+test-clients: ## Run the tests of integrations on PaddleSeg, PaddleDetection and PaddleSpeech, and clones: CLAS=... OCR=...
+	$(MAKE) $(VENV)-clients/.installed-clients VENV=$(VENV)-clients
+	$(MAKE) $(VENV)-speech/.installed-speech VENV=$(VENV)-speech
+	@test -n "$(CLAS)" || echo "PaddleClas is skipped: give a clone of its repository as CLAS=path"
+	@test -n "$(OCR)" || echo "PaddleOCR is skipped: give a clone of its repository as OCR=path"
+	PYTHONPATH=$(CLAS):$(OCR) $(VENV)-clients/bin/python -m pytest tests/integrations $(IN_CLIENTS)
+	$(VENV)-speech/bin/python -m pytest tests/integrations/test_paddlespeech.py $(IN_CLIENTS)
+$(VENV)/.installed-clients: setup.cfg constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -U pip wheel
+	grep -vE '^(paddlenlp|aistudio-sdk)' constraints.txt > $(VENV)/constraints.txt
+	$(PIP) install -c $(VENV)/constraints.txt $(PADDLE) $(FOR_CLIENTS) -e ".[dev]"
+	$(PIP) install --no-deps $(CLIENTS)
+	@touch $@
+$(VENV)/.installed-speech: setup.cfg constraints.txt # the models of PaddleSpeech 1.5 need Paddle 3.1
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -U pip wheel
+	grep -v '^paddle' constraints.txt > $(VENV)/constraints.txt
+	$(PIP) install -c $(VENV)/constraints.txt paddlepaddle==3.1.1 $(FOR_SPEECH) -e ".[dev]"
+	$(PIP) install --no-deps $(SPEECH)
 	@touch $@
 
 parity: ## Run the real peers again and compare with tests/golden, in a venv of its own (4 GB)
@@ -130,5 +162,5 @@ $(VENV)/.installed-docs: setup.cfg constraints.txt
 	@touch $@
 
 clean: ## Remove .venv and what runs left behind
-	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-formers $(VENV)-parity $(VENV)-bench $(VENV)-dist $(VENV)-docs \
+	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-formers $(VENV)-clients $(VENV)-speech $(VENV)-parity $(VENV)-bench $(VENV)-dist $(VENV)-docs \
 		build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache

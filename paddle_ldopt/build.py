@@ -8,7 +8,7 @@ import paddle
 
 from ._checks import Option, checked_bool
 from ._messages import refusal
-from ._paddle import checked_model
+from ._paddle import checked_model, name_dict_of
 from .layers.decay import LayerDecay
 from .layers.granularity import Granularity
 from .layers.map import LayerMap
@@ -54,39 +54,60 @@ def build_optimizer(
         **arguments: for the class; `weight_decay` whatever the class calls it.
     """
     info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
-    own_parameters = any(name in arguments for name in ("parameters", "params"))
-    if model is not None or not own_parameters:
-        checked_model(model)
-    if not own_parameters:
-        arguments["parameters"] = parameters_to_train(model) if groups is None else list(groups)
-    grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
-    if model is not None and not grouped and not any(arguments.get(name) for name in info.own_exclusion):
-        arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
-    if max_grad_norm > 0:
-        arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
-    if "learning_rate" in arguments or "lr" in arguments:
-        arguments = {**info.external_rate, **arguments}
-    weight_decay = arguments.pop("weight_decay", None)
-    if weight_decay or (weight_decay is not None and "weight_decay" in info.options):
-        arguments[info.weight_decay] = weight_decay
+    arguments = _arguments_of(info, model, groups, max_grad_norm, arguments)
     decays = (decay if isinstance(decay, LayerDecay) else LayerDecay(decay)) != OFF
-    hooked = any(name in arguments for name in ("name_dict", "set_param_lr_fun"))
-    for argument, value, default in (("rules", rules, None), ("granularity", granularity, "block")):
-        if value != default and (not decays or layers is not None or hooked):
-            idle = f"`{argument}` has no effect without a layer-wise decay, or beside `layers`."
-            raise refusal(ValueError, idle, **{argument: value})
-    if decays and layers is None and not hooked and model is not None:
-        layers = LayerMap.from_model(
-            model, rules, granularity
-        )  # before there is an optimizer that could be left half done
+    layers = _layers_of(model, layers, rules, granularity, decays, arguments)  # before an optimizer could be half done
     if not issubclass(info.cls, LayerwiseMixin):
         opt = info.cls(**arguments)
         return apply_layerwise_decay(opt, layers, decay) if decays else opt
     if layers is not None:
         arguments["layers"] = layers
-    elif not decays and not hooked and model is not None:
-        arguments["name_dict"] = {param.name: name for name, param in model.named_parameters()}
+    elif not decays and not _has_hook(arguments) and model is not None:
+        arguments["name_dict"] = name_dict_of(model)
     return info.cls(layerwise_decay=decay, **arguments) if decays else info.cls(**arguments)
+
+
+def _arguments_of(
+    info: OptimizerInfo, model: Any, groups: Any, max_grad_norm: float, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of the class, all but those of the layers: parameters, weight decay, clipping and rate."""
+    arguments = dict(given)
+    own_parameters = any(name in given for name in ("parameters", "params"))
+    if model is not None or not own_parameters:
+        checked_model(model)
+    if not own_parameters:
+        arguments["parameters"] = parameters_to_train(model) if groups is None else list(groups)
+    grouped = groups is not None and any(isinstance(item, dict) for item in arguments["parameters"])
+    if model is not None and not grouped and not any(given.get(name) for name in info.own_exclusion):
+        arguments.setdefault("apply_decay_param_fun", decayed_parameter_names(model).__contains__)
+    if max_grad_norm > 0:
+        arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
+    weight_decay = arguments.pop("weight_decay", None)
+    if weight_decay or (weight_decay is not None and "weight_decay" in info.options):
+        arguments[info.weight_decay] = weight_decay
+    return {**info.external_rate, **arguments} if "learning_rate" in given or "lr" in given else arguments
+
+
+def _layers_of(
+    model: Any,
+    layers: Optional[LayerMap],
+    rules: Any,
+    granularity: Granularity,
+    decays: bool,
+    arguments: dict[str, Any],
+) -> Optional[LayerMap]:
+    """Return `layers`, or the model's where a decay needs them; raise if `rules` or `granularity` has no effect."""
+    needed = decays and layers is None and not _has_hook(arguments)
+    for argument, value, default in (("rules", rules, None), ("granularity", granularity, "block")):
+        if value != default and not needed:
+            idle = f"`{argument}` has no effect without a layer-wise decay, or beside `layers`."
+            raise refusal(ValueError, idle, **{argument: value})
+    return LayerMap.from_model(model, rules, granularity) if needed and model is not None else layers
+
+
+def _has_hook(arguments: dict[str, Any]) -> bool:
+    """Return whether the arguments say themselves what ratio a parameter has."""
+    return "name_dict" in arguments or "set_param_lr_fun" in arguments
 
 
 def create(

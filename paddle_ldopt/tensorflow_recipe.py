@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union
 import paddle
 
 from ._messages import refusal
-from ._paddle import flatten_groups
+from ._paddle import flatten_groups, name_dict_of
 from .build import build_optimizer
 from .layers.decay import LayerDecay
 from .layers.map import LayerMap
@@ -115,7 +115,7 @@ def create_optimizer(
     schedule = _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power)
     hook = None if set_param_lr_fun is layerwise_lr_decay else set_param_lr_fun
     if hook is not None and name_dict is None and layers is None and model is not None:
-        name_dict = _names_of(model)
+        name_dict = name_dict_of(model)
     names = name_dict or (layers.name_dict if isinstance(layers, LayerMap) else None)
     excluded = _excluded(options, model, parameters, names)
     told: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
@@ -200,14 +200,10 @@ def _polynomial(step: int, start: float, end: float, steps: int, power: float) -
     return end + (start - end) * (1.0 - done) ** power
 
 
-def _names_of(model: Any) -> dict[str, str]:
-    return {param.name: name for name, param in model.named_parameters()}
-
-
 def _decayed(model: Any, include: list[re.Pattern[str]], names: Optional[Mapping[str, str]]) -> set[str]:
     """Return the names of the decayed parameters: the function has the last word, so it knows what is included."""
     decayed = decayed_parameter_names(model)
-    searched = names or _names_of(model)
+    searched = names or name_dict_of(model)
     texts = {param.name: f"{searched.get(param.name, param.name)}:0" for param in model.parameters()}
     return decayed | {name for name, text in texts.items() if any(pattern.search(text) for pattern in include)}
 

@@ -122,6 +122,12 @@ def test_arguments_of_the_trainer_alone(tmp_path):
     assert config == LdoptConfig("adamw", {"beta2": 0.98}, 1e-2, 0.1, max_grad_norm=0.0, warmup_steps=3)
 
 
+def test_arguments_with_a_default_of_their_own(tmp_path):
+    quadratic = dataclasses.make_dataclass("Quadratic", [("power", float, 2.0)], bases=(common.TrainingArguments,))
+    args = common.arguments(tmp_path, cls=quadratic, lr_scheduler_type="polynomial")
+    assert LdoptConfig.from_arguments(args).lr_scheduler_kwargs == {"power": 2.0}
+
+
 def gradients(model):
     for i, param in enumerate(model.parameters()):
         with paddle.no_grad():

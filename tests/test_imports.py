@@ -21,21 +21,22 @@ ARROWS = {
     "_checks": {"_messages"},
     "_files": {"_messages"},
     "_paddle": set(),
+    "_processes": set(),
     "kernels": set(),
     "plots": {"_files"},
     "schedules": {"_checks", "_paddle"},
     "layers": {"_checks", "_files", "_paddle", "plots", "schedules"},
     "optimizers": {"_checks", "_paddle", "kernels", "layers", "schedules"},
-    "accumulation": {"_checks", "_paddle"},
+    "accumulation": {"_checks", "_paddle", "_processes"},
     "build": {"_checks", "_paddle", "layers", "optimizers"},
     "tensorflow_recipe": {"_paddle", "build", "layers", "optimizers", "schedules"},
     "config": {"_checks", "_files", "_messages", "_paddle", "build", "layers", "optimizers", "schedules"},
     "integrations": {"_paddle", "build", "layers", "optimizers"},
     "saving": {"_checks", "_files", "_paddle", "layers", "optimizers", "version"},
-    "parallel": {"_checks", "_files", "_paddle", "saving", "schedules"},
+    "parallel": {"_checks", "_files", "_paddle", "_processes", "saving", "schedules"},
     "tools": {"_checks", "config", "layers", "optimizers", "plots", "schedules"},
-    "trainer": {"_checks", "_files", "_paddle", "build", "config", "layers", "optimizers", "plots", "saving"}
-    | {"schedules"},
+    "trainer": {"_checks", "_files", "_paddle", "_processes", "build", "config", "layers", "optimizers", "plots"}
+    | {"saving", "schedules"},
     "__main__": {"tools"},
 }
 

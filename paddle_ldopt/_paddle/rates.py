@@ -44,7 +44,7 @@ def rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, floa
         return {param.name: (1.0, 0.0) for param in params}
     other, rates = stand_in(optimizer, _lr_ratio=None), []  # AdamWDL has a ratio set during a step on a GPU
     for rate in (0.0, 1.0):  # a rate of its own (a Tensor in `optimize_attr`, "lr" of a group) shows at 0
-        tensor = paddle.full([], rate, "float64")
+        tensor = paddle.to_tensor(rate, "float64", paddle.CPUPlace())  # to read it waits for no device
         vars(other)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
         with paddle.no_grad():
             # the method of the class: a function set on the instance asks the live object

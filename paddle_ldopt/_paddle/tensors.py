@@ -54,9 +54,14 @@ def is_float64(tensor: Any) -> bool:
     return bool(tensor.dtype == paddle.float64 or tensor.dtype == _data_type().FLOAT64)
 
 
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype of Paddle or NumPy, such as "float32"."""
+    return str(dtype).rpartition(".")[2]
+
+
 def state_dtype(dtype: Any) -> Any:
     """Return a dtype in the spelling that `new_state` takes in the mode that is on."""
-    return _graph_dtype()(str(dtype).rpartition(".")[2]) if _in_pir_mode()() else dtype
+    return _graph_dtype()(dtype_name(dtype)) if _in_pir_mode()() else dtype
 
 
 def checked_model(model: Any, argument: str = "model") -> Any:

@@ -71,6 +71,11 @@ def parameters_of(optimizer: Any) -> list[Any]:
     return flatten_groups(max(lists, key=len))
 
 
+def name_dict_of(model: Any) -> dict[str, str]:
+    """Return ``param.name`` -> structured name of the parameters of a model."""
+    return {param.name: name for name, param in model.named_parameters()}
+
+
 def unwrap_model(model: Any) -> Any:
     """Return the network inside the wrappers of `fleet`, group sharding and `paddle.DataParallel`."""
     while any(cls.__name__ in _WRAPPERS and cls.__module__.startswith("paddle.") for cls in type(model).__mro__):

@@ -9,7 +9,8 @@ import paddle
 from .._checks import checked_choice, checked_number
 from .._messages import refusal, wrong_type
 from .._paddle import parameters_of, sharding_setting
-from .processes import Share, agreed_slots, check_group, gathered, slot_of, summed
+from .._processes import gathered
+from .processes import ProcessPart, agreed_slots, check_group, slot_of, summed
 from .reading import check_gradient, clear, described, read, sum_dtype
 from .state import check_state, own_tensor
 from .writing import checked_target, divided, write
@@ -96,25 +97,11 @@ class GradientAccumulator:
         whatever they are: a mean over no token is not a number.
         """
         weight = self._checked_weight(weight)
-        fused = sharding_setting("tensor_fusion", "comm_overlap")
-        if fused:
-            advice = f"Each parameter must keep its gradient until `apply`: set {fused}=False in sharding_configs."
-            raise refusal(ValueError, advice, **{fused: True})
-        if self._synchronized:
-            advice = "call `reset` or `apply` before the next micro-batch."
-            raise refusal(ValueError, f"Sums of all processes are there already: {advice}", step=self._step)
+        self._check_call()
         names, parameters, gradients = read(gradients)
-        known = bool(self._sums) and names == self._names
-        sums, received = self._slots(names, len(gradients), known)
-        for place, (gradient, total) in enumerate(zip(gradients, sums)):
-            check_gradient(gradient, total, names[place] if names else place)
-
-        left_out = []
+        sums, received, late = self._slots(names, gradients)
         for place, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
-            if sums[place] is None and names is None and known:
-                left_out.append(place)
+            if gradient is None or place in late:
                 continue
             if sums[place] is None:
                 sums[place] = paddle.zeros(gradient.shape, sum_dtype(gradient))
@@ -127,8 +114,8 @@ class GradientAccumulator:
         self._step += 1
         self._count += 1
         self._weight += weight
-        if left_out:
-            what = f"Gradients at {left_out} of the list are left out, because the first ones there were None."
+        if late:
+            what = f"Gradients at {late} of the list are left out, because the first ones there were None."
             advice = "Call the accumulator with the model, or with zeros instead of None, to have them."
             warnings.warn(f"{what} {advice}", stacklevel=2)
 
@@ -142,17 +129,35 @@ class GradientAccumulator:
         self._weight = 0.0
         self._synchronized = False
 
-    def _slots(self, names: Optional[list[str]], length: int, known: bool) -> tuple[list[Any], list[bool]]:
-        """Return copies of the lists of sums and flags that a call adds to; new ones if the slots are not known."""
-        if known:
+    def _check_call(self) -> None:
+        """Raise if no gradients can be added now, whichever they are."""
+        fused = sharding_setting("tensor_fusion", "comm_overlap")
+        if fused:
+            advice = f"Each parameter must keep its gradient until `apply`: set {fused}=False in sharding_configs."
+            raise refusal(ValueError, advice, **{fused: True})
+        if self._synchronized:
+            advice = "call `reset` or `apply` before the next micro-batch."
+            raise refusal(ValueError, f"Sums of all processes are there already: {advice}", step=self._step)
+
+    def _slots(self, names: Optional[list[str]], gradients: list[Any]) -> tuple[list[Any], list[bool], list[int]]:
+        """Return copies of the sums and flags that a call adds to, and the places whose gradients come too late."""
+        length, late = len(gradients), []
+        if self._sums and names == self._names:
             if length != len(self._sums):
                 raise ValueError(f"Expected {len(self._sums)} gradients, but got {length}")
-            return list(self._sums), list(self._received)
-        if self._step:
-            received = f"{described(names, length)} after {described(self._names, len(self._sums))}"
-            raise ValueError(f"All calls between two resets must be for the same parameters. Received: {received}")
-        sums = dict(zip(self._names or [], self._sums))
-        return [sums.get(name) for name in names] if names else [None] * length, [False] * length
+            sums, received = list(self._sums), list(self._received)
+            if names is None:
+                late = [i for i, total in enumerate(sums) if total is None and gradients[i] is not None]
+        elif self._step:
+            given = f"{described(names, length)} after {described(self._names, len(self._sums))}"
+            raise ValueError(f"All calls between two resets must be for the same parameters. Received: {given}")
+        else:
+            known = dict(zip(self._names or [], self._sums))
+            sums = [known.get(name) for name in names] if names else [None] * length
+            received = [False] * length
+        for place, (gradient, total) in enumerate(zip(gradients, sums)):
+            check_gradient(gradient, total, names[place] if names else place)
+        return sums, received, late
 
     def _checked_weight(self, weight: Optional[float]) -> float:
         if self.reduction == "token":
@@ -238,14 +243,14 @@ class GradientAccumulator:
         check_group(group, self._sums)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
         slots = [slot_of(total) for total in self._sums]
-        share = Share(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)
-        shares = gathered(share, group)
-        slots, self._names = agreed_slots(shares)
-        self._own_names = next((share.own_names for share in shares if share.own_names), None)
+        part = ProcessPart(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)
+        parts = gathered(part, group)
+        slots, self._names = agreed_slots(parts)
+        self._own_names = next((part.own_names for part in parts if part.own_names), None)
         self._sums = summed(self._sums, slots, group)
-        self._received = [any(flags) for flags in zip(*(share.received for share in shares if share.slots))]
-        self._count = sum(share.count for share in shares)
-        self._weight = math.fsum(share.weight for share in shares)
+        self._received = [any(flags) for flags in zip(*(part.received for part in parts if part.slots))]
+        self._count = sum(part.count for part in parts)
+        self._weight = math.fsum(part.weight for part in parts)
         self._synchronized = True
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,12 +7,13 @@ import paddle
 import paddle.distributed as dist
 
 from .._messages import refusal
+from .._paddle import dtype_name
 
 Slot = Optional[tuple[list[int], str]]  # shape and dtype, None where there was no gradient yet
 
 
 @dataclasses.dataclass
-class Share:
+class ProcessPart:
     """A process's part of a cycle, without the sums: a process that saw no call has no slots."""
 
     reduction: str
@@ -30,6 +31,9 @@ def check_group(group: Any, sums: list[Any]) -> None:
         raise refusal(TypeError, "`group` must be a paddle.distributed Group.", group=group)
     if group is not None and not group.is_member():
         raise refusal(ValueError, "`group` must hold this process.", group=group)
+    if dist.get_world_size(group) > 1 and not dist.is_initialized():
+        advice = "Processes must be connected: call `paddle.distributed.init_parallel_env` first."
+        raise ValueError(f"{advice} Received: {dist.get_world_size()} processes, not initialized")
     if dist.get_world_size(group) > 1 and any(total is not None and total.is_dist() for total in sums):
         what = "Gradients of DistTensors (`dist.shard_tensor`) are those of all processes already"
         received = f"{len(sums)} gradients, DistTensors among them"
@@ -38,42 +42,30 @@ def check_group(group: Any, sums: list[Any]) -> None:
 
 def slot_of(total: Any) -> Slot:
     """Return what other processes are told of a sum."""
-    return None if total is None else (list(total.shape), str(total.dtype).rpartition(".")[2])
+    return None if total is None else (list(total.shape), dtype_name(total.dtype))
 
 
-def gathered(mine: Share, group: Any) -> list[Share]:
-    """Return the shares of all processes of a group, that of this process alone if it is the only one."""
-    if dist.get_world_size(group) == 1:
-        return [mine]
-    if not dist.is_initialized():
-        advice = "Processes must be connected: call `paddle.distributed.init_parallel_env` first."
-        raise ValueError(f"{advice} Received: {dist.get_world_size()} processes, not initialized")
-    shares: list[Share] = []
-    dist.all_gather_object(shares, mine, group=group)
-    return shares
-
-
-def agreed_slots(shares: list[Share]) -> tuple[list[Slot], Optional[list[str]]]:
+def agreed_slots(parts: list[ProcessPart]) -> tuple[list[Slot], Optional[list[str]]]:
     """Return the slots of all processes, None where no process has one, and their names; raise if processes differ."""
-    if not any(share.count for share in shares):
+    if not any(part.count for part in parts):
         raise refusal(
             ValueError, "The accumulator should be called first: no process was, since the last reset.", count=0
         )
-    called = [rank for rank, share in enumerate(shares) if share.slots or share.count]
-    first = shares[called[0]]
-    for rank, share in enumerate(shares):
-        if rank in called and share.names != first.names:
+    called = [rank for rank, part in enumerate(parts) if part.slots or part.count]
+    first = parts[called[0]]
+    for rank, part in enumerate(parts):
+        if rank in called and part.names != first.names:
             advice = "All processes must accumulate the same parameters: freeze a parameter in all of them or in none."
-            difference = _difference(share.names, rank, first.names, called[0])
+            difference = _difference(part.names, rank, first.names, called[0])
             raise ValueError(f"{advice} Received: {difference} of the group")
-        needs = [("the same reduction", repr(share.reduction), repr(first.reduction))]
-        needs += [("as many gradients", str(len(share.slots)), str(len(first.slots)))] if rank in called else []
+        needs = [("the same reduction", repr(part.reduction), repr(first.reduction))]
+        needs += [("as many gradients", str(len(part.slots)), str(len(first.slots)))] if rank in called else []
         for need, value, other in needs:
             if value != other:
                 received = f"{value} of process {rank} of the group, {other} of process {called[0]}"
                 raise ValueError(f"All processes must have {need}. Received: {received}")
     slots: list[Slot] = []
-    for place, column in enumerate(zip(*(shares[rank].slots for rank in called))):
+    for place, column in enumerate(zip(*(parts[rank].slots for rank in called))):
         present = [slot for slot in column if slot is not None]
         incomplete = first.names is None and 0 < len(present) < len(column)  # in a list, all have one there or none
         if incomplete or any(slot != present[0] for slot in present):

@@ -6,6 +6,7 @@ import paddle
 
 from .._checks import checked_bool, checked_number, checked_state, checked_steps
 from .._messages import refusal, shown
+from .._paddle import dtype_name
 
 _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "synchronized", "gradients"}
 
@@ -38,7 +39,7 @@ def check_state(state: Any, reduction: str) -> None:
         raise ValueError(f"{needed} Received: gradients of {keys}, {slots=}")
     for place, total in sums.items():
         dtype = getattr(total, "dtype", None)
-        if str(dtype).rpartition(".")[2] not in ("float32", "float64"):
+        if dtype_name(dtype) not in ("float32", "float64"):
             received = f"{type(total).__name__} of {dtype=!s} at {place}"
             raise ValueError(f"`gradients` must be Tensors or arrays of float32 or float64. Received: {received}")
 

@@ -1,20 +1,24 @@
 """All settings of optimizer, layers and schedule in one object; the problems of settings; files of settings."""
 
-from .decay import DecaySettings, decay_of, decay_problems, option_of, settings_of, with_decay_settings
+from .decay import DecaySettings, decay_from, decay_problems, option_of, settings_of, with_decay_settings
 from .files import json_object, read_yaml
-from .problems import option_problems
-from .settings import BUILT_IN, LdoptConfig
+from .problems import MANY_STEPS, build_schedule, option_problems, schedule_problems
+from .settings import BUILT_IN, LdoptConfig, schedule_kwargs
 
 __all__ = [
     "BUILT_IN",
     "DecaySettings",
     "LdoptConfig",
-    "decay_of",
+    "MANY_STEPS",
+    "build_schedule",
+    "decay_from",
     "decay_problems",
     "json_object",
     "option_of",
     "option_problems",
     "read_yaml",
+    "schedule_kwargs",
+    "schedule_problems",
     "settings_of",
     "with_decay_settings",
 ]

@@ -22,9 +22,14 @@ class DecaySettings(_Fields):
     """Base of a dataclass of settings to which `with_decay_settings` adds a field for each option of `LayerDecay`."""
 
     @property
-    def layerwise_rule(self) -> LayerDecay:
+    def layerwise_decay(self) -> LayerDecay:
         """The `LayerDecay` that the settings make together."""
-        return decay_of(vars(self))
+        return decay_from(vars(self))
+
+    @property
+    def layerwise_rule(self) -> LayerDecay:
+        """The earlier name of `layerwise_decay`."""
+        return self.layerwise_decay
 
 
 def with_decay_settings(dict_type: Any) -> Callable[[Class], Class]:
@@ -49,14 +54,14 @@ def with_decay_settings(dict_type: Any) -> Callable[[Class], Class]:
     return add
 
 
-def decay_of(settings: Mapping[str, Any]) -> LayerDecay:
+def decay_from(settings: Mapping[str, Any]) -> LayerDecay:
     """Return the decay of the settings by their names, as of a record; options that they lack have their defaults."""
-    given = {field: settings.get(name, OPTIONS[field].default) for field, name in SETTINGS.items()}
-    return LayerDecay(**{field: option_of(value, field) for field, value in given.items()})
+    values = {field: settings.get(name, OPTIONS[field].default) for field, name in SETTINGS.items()}
+    return LayerDecay(**{field: option_of(value, field) for field, value in values.items()})
 
 
 def settings_of(decay: LayerDecay) -> dict[str, Any]:
-    """Return the settings of a decay by their names, for `decay_of` and JSON."""
+    """Return the settings of a decay by their names, for `decay_from` and JSON."""
     return {SETTINGS[field]: value for field, value in decay.to_dict().items()}
 
 

@@ -16,7 +16,7 @@ from ..schedules.registry import SCHEDULES
 from .decay import decay_problems
 
 _Check = Callable[[Any, str], Any]
-_LONG = 10**9  # stands for a number of steps that is not known yet
+MANY_STEPS = 10**9  # stands for a number of steps that is not known yet
 
 
 def option_problems(
@@ -46,21 +46,34 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     may_be_none = ("learning_rate", "layerwise_rules")
     checks = {name: (check, getattr(config, name)) for name, check in _CHECKS.items()}
     unreadable = list(
-        refused({name: given for name, given in checks.items() if name not in may_be_none or given[1] is not None})
+        refused({name: check for name, check in checks.items() if name not in may_be_none or check[1] is not None})
     )
     yield from [*unreadable, *decay_problems(config)]
     yield from _optimizer_problems(config, bool(unreadable))
     if config.learning_rate is None:
         yield from _idle_schedule_problems(config, defaults)
     else:
-        yield from _schedule_problems(config, bool(unreadable))
+        yield from _config_schedule_problems(config, bool(unreadable))
 
 
-def build_schedule(config: Any, warmup: int, steps: Optional[int]) -> Any:
-    """Return the schedule of a `LdoptConfig` for so many steps of warm-up and of training."""
-    kind, kwargs = config.lr_scheduler_type, config.lr_scheduler_kwargs or None
+def build_schedule(settings: Any, steps: Optional[int]) -> Any:
+    """Return the schedule of a `LdoptConfig`, or of an object with the same attributes, for so many steps."""
+    kind, warmup = settings.lr_scheduler_type, settings.warmup_steps
+    if settings.warmup_ratio and not warmup:
+        if steps is None:
+            advice = "`warmup_ratio` is a part of all steps: give their number."
+            raise refusal(ValueError, advice, num_training_steps=None)
+        warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
     timed = {} if kind in ON_METRIC else {"num_warmup_steps": warmup, "num_training_steps": steps}
-    return get_scheduler(kind, config.learning_rate, **timed, scheduler_specific_kwargs=kwargs)
+    return get_scheduler(kind, settings.learning_rate, **timed, scheduler_specific_kwargs=settings.lr_scheduler_kwargs)
+
+
+def schedule_problems(settings: Any, steps: int) -> Iterator[str]:
+    """Yield why the kind and the options of a schedule make none in a training of so many steps."""
+    kind, kwargs = settings.lr_scheduler_type, settings.lr_scheduler_kwargs
+    found = list(kwargs_problems(kind, kwargs)) or list(_tried(lambda: build_schedule(settings, steps)))
+    where = "`lr_scheduler_kwargs`" if kwargs else f"`lr_scheduler_type` {shown(kind)} without `lr_scheduler_kwargs`"
+    yield from (f"{where}: {reason}" for reason in found)
 
 
 def _tried(build: Callable[[], Any]) -> Iterator[str]:
@@ -120,23 +133,20 @@ def _sets_its_rate(config: Any) -> bool:
 
 def _idle_schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
-    given = {name: getattr(config, name) for name in schedule if getattr(config, name) != defaults[name]}
-    if given:
-        yield problem("No schedule has an effect while `learning_rate` is None: the step sets it.", **given)
+    settings = {name: getattr(config, name) for name in schedule if getattr(config, name) != defaults[name]}
+    if settings:
+        yield problem("No schedule has an effect while `learning_rate` is None: the step sets it.", **settings)
 
 
-def _schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
+def _config_schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:
     kind = config.lr_scheduler_type
     if not isinstance(kind, str) or kind not in SCHEDULES:
         yield unknown("schedule", kind, None, SCHEDULES, f"lr_scheduler_type={shown(kind)}")
         return
     if unreadable:
         return
-    given = {"warmup_steps": config.warmup_steps, "warmup_ratio": config.warmup_ratio}
-    if all(given.values()):
-        yield problem("`warmup_steps` and `warmup_ratio` exclude each other.", **given)
-    yield from SCHEDULES[kind].idle_warmup(**given)
-    warmup = config.warmup_steps or int(config.warmup_ratio * _LONG)
-    found = list(kwargs_problems(kind, config.lr_scheduler_kwargs))
-    found = found or list(_tried(lambda: build_schedule(config, warmup, _LONG)))
-    yield from (f"`lr_scheduler_kwargs`: {wrong}" for wrong in found)
+    warmup = {"warmup_steps": config.warmup_steps, "warmup_ratio": config.warmup_ratio}
+    if all(warmup.values()):
+        yield problem("`warmup_steps` and `warmup_ratio` exclude each other.", **warmup)
+    yield from SCHEDULES[kind].idle_warmup(**warmup)
+    yield from schedule_problems(config, MANY_STEPS)

@@ -7,7 +7,7 @@ import json
 import types
 from typing import Any, Optional
 
-from .._checks import checked_steps, plain_number
+from .._checks import plain_number
 from .._files import Path, checked_path
 from .._messages import refusal, tell_all, unknown, wrong_type
 from .._paddle import parameters_of
@@ -15,6 +15,7 @@ from ..build import OPTIMIZERS, build_optimizer
 from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules import ON_METRIC
+from ..schedules.registry import SCHEDULES
 from .decay import DecaySettings, settings_of, with_decay_settings
 from .files import json_object, read_json, read_yaml
 from .problems import build_schedule, config_problems
@@ -85,7 +86,7 @@ class LdoptConfig(DecaySettings):
         tell_all(config_problems(self, _defaults(type(self))))
         for field in _defaults(type(self)):  # plain numbers, for JSON; copies, whose changes would go unchecked
             object.__setattr__(self, field, _copied(getattr(self, field)))
-        for field, value in settings_of(self.layerwise_rule).items():
+        for field, value in settings_of(self.layerwise_decay).items():
             object.__setattr__(self, field, value)
         object.__setattr__(self, "layerwise_granularity", str(self.layerwise_granularity))
 
@@ -95,11 +96,11 @@ class LdoptConfig(DecaySettings):
         The optimizer takes its rate from the schedule; with a relative step it is an `AdafactorSchedule`, or None for
         Came. Schedules that need `num_training_steps` raise ValueError without it.
         """
-        schedule = None if self.learning_rate is None else self._schedule(num_training_steps)
+        schedule = None if self.learning_rate is None else build_schedule(self, num_training_steps)
         opt = build_optimizer(
             self.optim,
             model,
-            decay=self.layerwise_rule,
+            decay=self.layerwise_decay,
             rules=self.layerwise_rules,
             granularity=checked_granularity(self.layerwise_granularity),
             max_grad_norm=self.max_grad_norm,
@@ -107,18 +108,10 @@ class LdoptConfig(DecaySettings):
             **({} if schedule is None else {"learning_rate": schedule}),
             **self.optim_kwargs,
         )
-        if self.layerwise_rule.moves:
+        if self.layerwise_decay.moves:
             opt.training_steps = num_training_steps
             opt.layerwise_ratio(parameters_of(opt)[0])  # raises if nobody knows the steps
         return opt, AdafactorSchedule(opt) if schedule is None and isinstance(opt, Adafactor) else schedule
-
-    def _schedule(self, steps: Optional[int]) -> Any:
-        if not self.warmup_ratio:
-            return build_schedule(self, self.warmup_steps, steps)
-        if steps is None:
-            advice = "`warmup_ratio` is a part of all steps: give their number."
-            raise refusal(ValueError, advice, num_training_steps=None)
-        return build_schedule(self, int(self.warmup_ratio * checked_steps(steps, "num_training_steps")), steps)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LdoptConfig":
@@ -126,9 +119,9 @@ class LdoptConfig(DecaySettings):
         if not isinstance(values, dict):
             raise wrong_type(values, "values", "a dict of settings")
         known = _defaults(cls)
-        wrong = (unknown("setting", key, value, known) for key, value in values.items() if key not in known)
+        unknown_settings = (unknown("setting", key, value, known) for key, value in values.items() if key not in known)
         valid = {key: value for key, value in values.items() if key in known}
-        tell_all(itertools.chain(wrong, config_problems(types.SimpleNamespace(**{**known, **valid}), known)))
+        tell_all(itertools.chain(unknown_settings, config_problems(types.SimpleNamespace(**{**known, **valid}), known)))
         return cls(**valid)
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,12 +165,10 @@ class LdoptConfig(DecaySettings):
             options.update({name: value for name, value in mapped.items() if value != info.options[name].default})
         if args.fp16_opt_level == "O2":
             options["multi_precision"] = True
-        kwargs = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
-        kwargs = {field: value for field, value in kwargs.items() if value != _defaults(type(args))[field]}
-        kwargs.update(json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs"))
+        kwargs = schedule_kwargs(args, kind)
         if kind in ON_METRIC and args.greater_is_better is not None:
             kwargs["mode"] = "max" if args.greater_is_better else "min"
-        own = settings_of(args.layerwise_rule) if isinstance(args, DecaySettings) else {}
+        own = settings_of(args.layerwise_decay) if isinstance(args, DecaySettings) else {}
         rules = json_object(getattr(args, "layerwise_rules", None), "layerwise_rules")
         return cls(
             optim=optim,
@@ -211,6 +202,13 @@ class LdoptConfig(DecaySettings):
             out["greater_is_better"] = kwargs.pop("mode") == "max"
         out.update(optim_kwargs=options or None, lr_scheduler_kwargs=kwargs or None)
         return {name: json.dumps(value) if isinstance(value, dict) else value for name, value in out.items()}
+
+
+def schedule_kwargs(args: Any, kind: str) -> dict[str, Any]:
+    """Return the options of a schedule of that kind that a Trainer's arguments set, by whatever field."""
+    fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
+    own = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
+    return {**own, **json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs")}
 
 
 def _defaults(cls: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Call `register()` before PaddleSeg builds its optimizer.
 
 from typing import Any, Optional
 
-from .settings import NAMES, framework, from_settings, groups_by_name
+from .settings import NAMES, framework, from_settings, groups_by_name, numbers_read
 
 __all__ = ["register"]
 
@@ -33,7 +33,7 @@ def register() -> None:
             custom_cfg: Optional[list[dict[str, Any]]] = None,
             **settings: Any,
         ) -> None:
-            super().__init__(weight_decay, grad_clip_cfg, custom_cfg)
+            super().__init__(numbers_read(weight_decay), grad_clip_cfg, custom_cfg)
             self.settings = settings
 
         def __call__(self, model: Any, lr: Any) -> Any:

@@ -1,11 +1,13 @@
 """From the settings of a framework's YAML file to an optimizer of ours."""
 
 import importlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
 import paddle
 
+from .._checks import checked_number
 from .._messages import refusal, unknown
 from .._paddle import weight_decay_coefficient
 from ..build import build_optimizer
@@ -13,10 +15,11 @@ from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
 
-__all__ = ["NAMES", "framework", "from_settings", "groups_by_name", "undecayed_names", "weight_decay_of"]
+__all__ = ["NAMES", "framework", "from_settings", "groups_by_name", "numbers_read", "undecayed_names"]
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # as a YAML file has them -> ours
 _OF_THE_MAP = ("rules", "granularity")
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def framework(module: str, name: str) -> Any:
@@ -53,16 +56,16 @@ def from_settings(
         groups: parameters or parameter groups instead of all of the model's.
     """
     info = REGISTRY[NAMES[name]]
-    left = dict(settings)
+    left = numbers_read(dict(settings))
     decay = LayerDecay(**{key: left.pop(key) for key in DECAY_OPTIONS if key in left})
     mapping = {key: left.pop(key) for key in _OF_THE_MAP if key in left}
     known = [*info.arguments, *DECAY_OPTIONS, *_OF_THE_MAP]
     for key, value in left.items():
         if key not in known:
             raise ValueError(unknown(f"setting of {name}", key, value, known, most=40))
-    arguments = {**left, "learning_rate": learning_rate, "grad_clip": grad_clip}
+    arguments = {**left, "learning_rate": numbers_read(learning_rate), "grad_clip": grad_clip}
     if weight_decay is not None:
-        arguments["weight_decay"] = weight_decay_of(weight_decay)
+        arguments["weight_decay"] = _weight_decay_of(weight_decay)
     if groups is None or not isinstance(groups[0], dict):
         arguments["apply_decay_param_fun"] = _Decays(undecayed)
     return build_optimizer(NAMES[name], model, decay=decay, groups=groups, **mapping, **arguments)
@@ -78,13 +81,22 @@ class _Decays:
         return name not in self._undecayed
 
 
-def weight_decay_of(weight_decay: Any) -> float:
+def _weight_decay_of(weight_decay: Any) -> float:
     """Return the coefficient of a framework's weight decay; a decoupled decay takes the place of an L2 penalty."""
     if isinstance(weight_decay, paddle.regularizer.L2Decay):
         return float(weight_decay_coefficient(weight_decay))
     if isinstance(weight_decay, paddle.regularizer.WeightDecayRegularizer):
         raise refusal(ValueError, "The optimizers of paddle_ldopt have no L1 decay: use L2.", weight_decay=weight_decay)
-    return float(weight_decay)
+    return checked_number(numbers_read(weight_decay), "weight_decay")
+
+
+def numbers_read(value: Any) -> Any:
+    """Return a value of a YAML file with numbers in place of "1e-3", which PyYAML reads as a string; in dicts too."""
+    if isinstance(value, dict):
+        return {key: numbers_read(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [numbers_read(item) for item in value]
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: bool = False) -> set[str]:
@@ -108,5 +120,5 @@ def groups_by_name(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]
         names = [name for name in left if any(part in name for part in parts)]
         if not names:
             raise refusal(ValueError, "A group names no parameter that trains and is in no group before.", parts=parts)
-        groups.append({**options, "params": [left.pop(name) for name in names]})
+        groups.append({**numbers_read(options), "params": [left.pop(name) for name in names]})
     return [*groups, {"params": list(left.values())}] if left else groups

@@ -2,7 +2,7 @@
 
 This package knows addresses, shapes and numbers; `optimizers._fused` takes them from a Paddle optimizer. It imports
 nothing but NumPy. The library is optional: `library()` is None where the package was installed without a compiler, and
-`why_not()` gives the reason.
+`unsupported_reason()` gives the reason.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .layout import FLAGS, PLACES, RULES, TENSOR, TYPES
 
 __all__ = ["FLAGS", "PLACES", "RULES", "TENSOR", "TYPES", "largest_step", "library", "load", "norm", "outside", "step"]
-__all__ += ["why_not"]
+__all__ += ["unsupported_reason"]
 
 _FOLDER = pathlib.Path(__file__).absolute().parent
 
@@ -58,7 +58,7 @@ def library() -> Any:
     return _found()[0]
 
 
-def why_not() -> Optional[str]:
+def unsupported_reason() -> Optional[str]:
     """Return why there is no library, None if there is one."""
     return _found()[1]
 

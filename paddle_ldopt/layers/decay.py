@@ -24,6 +24,9 @@ CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
 }
 
 
+_OF_THE_WHOLE = ("towers", "multipliers", "preserve_mean", "steps")  # options that a tower cannot have
+
+
 def _option(default: Any, doc: str, *limits: Any, **how: Any) -> Any:
     """Return a field of `LayerDecay` with its declaration, which settings, command line and tables read."""
     how["optional"] = default is None
@@ -40,7 +43,7 @@ def _checked_towers(value: Any, name: str) -> dict[str, "LayerDecay"]:
                 raise ValueError(f"`{name}`: {unknown('option of LayerDecay', option, decay[option], OPTIONS)}")
             decay = LayerDecay(**decay)
         towers[tower] = as_decay(decay)
-        for option in ("towers", "multipliers", "preserve_mean", "steps"):
+        for option in _OF_THE_WHOLE:
             if getattr(towers[tower], option) != OPTIONS[option].default:
                 whole = f"`{option}` is for the whole model: a tower of `{name}` cannot have it."
                 raise refusal(ValueError, whole, **{tower: towers[tower]})
@@ -204,8 +207,8 @@ def idle_options(values: Mapping[str, Any], names: Mapping[str, str]) -> Iterato
 
     def idle(why: str, *options: str) -> Iterator[str]:
         for option in filter(is_set, options):
-            said = f"`{names[option]}` has no effect {why}."
-            yield str(refusal(ValueError, said, **{names[option]: values[option]}))
+            message = f"`{names[option]}` has no effect {why}."
+            yield str(refusal(ValueError, message, **{names[option]: values[option]}))
 
     def exclude(first: str, second: str, why: str) -> Iterator[str]:
         if is_set(first) and is_set(second):
@@ -236,9 +239,6 @@ def idle_options(values: Mapping[str, Any], names: Mapping[str, str]) -> Iterato
         if own == {option: getattr(tower, option) for option in own}:
             same = f"A tower of `{names['towers']}` has no effect if its decay is that of the rest."
             yield str(refusal(ValueError, same, **{name: tower.to_tower()}))
-
-
-_OF_THE_WHOLE = ("towers", "multipliers", "preserve_mean", "steps")
 
 
 def mean_of(ratios: Any) -> float:

@@ -10,14 +10,14 @@ from typing import Any, Callable, Optional, Union
 from .._checks import checked_steps
 from .._files import Path
 from .._messages import refusal, shown, some
-from .._paddle import checked_model, own_parameters, sublayers, unwrap_model
+from .._paddle import checked_model, name_dict_of, own_parameters, sublayers, unwrap_model
 from ..plots import plot_table
 from .decay import LayerDecay, as_decay
 from .fronts import Fact
 from .granularity import Granularity, checked_granularity
 from .places import Layer, place
 from .rates import planned_rates, rates_of_optimizer
-from .ratios import LayerRatios
+from .ratios import LayerRatios, ratios_of
 from .table import LayerTable
 from .user_rules import Rules
 
@@ -94,7 +94,7 @@ class LayerMap:
         """
         model, granularity = unwrap_model(checked_model(model)), checked_granularity(granularity)
         parameters = dict(model.named_parameters())
-        own_names = {param.name: name for name, param in parameters.items()}
+        own_names = name_dict_of(model)
         facts: dict[str, Fact] = {}  # by structured name, all names of a shared parameter
         for path, sublayer in _all_paths(model):
             for key, param in own_parameters(sublayer).items():
@@ -207,6 +207,12 @@ class LayerMap:
             "towers": dict(self.towers),
             "layers": {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()},
         }
+
+
+def layers_of(optimizer: Any) -> Optional[LayerMap]:
+    """Return the LayerMap that an optimizer has its ratios from, None if they come from a hook or it has none."""
+    ratios = ratios_of(optimizer)
+    return None if ratios is None else ratios.layers
 
 
 def _checked_names(names: Iterable[str]) -> list[str]:

@@ -46,29 +46,29 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
 
     Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. Other architectures: ``LayerMap`` and ``layers=``.
     """
-    decay_rate = check_decay(decay_rate, "decay_rate")
+    decay_rate, n_layers = check_decay(decay_rate, "decay_rate"), checked_int(n_layers, "n_layers")
     if name_dict is not None and not isinstance(name_dict, Mapping):
         raise wrong_type(name_dict, "name_dict", "a dict")
     if not isinstance(getattr(param, "name", None), str):
         raise wrong_type(param, "param", "a parameter")
-    n_layers = checked_int(n_layers, "n_layers")
     name = (name_dict or {}).get(param.name)
     if name is None:
-        must = (
-            f"`name_dict` must map every parameter's `name` to its structured name, and lacks '{param.name}'. Build it"
-        )
-        build = "after the model is complete: {p.name: n for n, p in model.named_parameters()}."
-        raise refusal(ValueError, f"{must} {build}", name_dict=name_dict)
+        must = "`name_dict` must map every parameter's `name` to its structured name"
+        build = "Build it after the model is complete: {p.name: n for n, p in model.named_parameters()}."
+        raise refusal(ValueError, f"{must}, and lacks '{param.name}'. {build}", name_dict=name_dict)
     block = _ENCODER_BLOCK.search(name)
-    if block is None:
-        return decay_rate ** (n_layers + 1) if "embedding" in name else 1.0
-    i = int(block.group(1))
-    if i >= n_layers:
-        must = (
-            f"`n_layers` must be at least the number of encoder blocks, or '{name}' would get a rate above the head's."
-        )
-        raise refusal(ValueError, must, n_layers=n_layers)
-    return decay_rate ** (n_layers - i)
+    if block and int(block.group(1)) >= n_layers:
+        must = "`n_layers` must be at least the number of encoder blocks"
+        raise refusal(ValueError, f"{must}, or '{name}' would get a rate above the head's.", n_layers=n_layers)
+    return documented_ratio(decay_rate, name, n_layers)
+
+
+def documented_ratio(decay: float, name: str, n: int) -> float:
+    """Return the ratio that PaddleNLP's hook gives a structured name in a model of n blocks."""
+    block = _ENCODER_BLOCK.search(name)
+    if block:
+        return decay ** (n - int(block.group(1)))
+    return decay ** (n + 1) if "embedding" in name else 1.0
 
 
 def check_decay(value: Any, argument: str = "layerwise_decay") -> float:
@@ -96,7 +96,10 @@ def check_ratio(ratio: Any, name: str) -> Any:
 
 
 class HookRatios:
-    """The function parameter -> checked ratio that a hook makes."""
+    """The function parameter -> checked ratio that a hook makes (`layers.ratios.Ratios`)."""
+
+    decay = layers = None
+    is_constant = False  # every step calls the hook anew
 
     def __init__(self, call: Callable[[Any], Any]) -> None:
         self._call = call
@@ -123,6 +126,10 @@ class HookRatios:
         if written and isinstance(ratio, float):
             self.last[param.name] = ratio
         return ratio
+
+    def at(self, progress: Any) -> "HookRatios":
+        """Return the same function: what a hook gives is of now."""
+        return self
 
     def __deepcopy__(self, memo: Any) -> "HookRatios":
         return self  # a copied optimizer shares the hook, which may hold the model
@@ -184,7 +191,7 @@ def _bind(hook: Callable[..., Any], settings: tuple[Any, ...]) -> tuple[Callable
 
 
 def check_documented_hook(names: list[str]) -> None:
-    """Raise if PaddleNLP's rule finds no block among the structured `names`, warn if it passes numbered blocks over."""
+    """Raise if PaddleNLP's hook finds no block among the structured `names`, warn if it passes numbered blocks over."""
     others = [name for name in names if not _ENCODER_BLOCK.search(name)]
     if len(others) == len(names):
         raise ValueError(

@@ -16,13 +16,14 @@ from .stacks import STACK_NAMES, Stack, find_stacks
 from .user_rules import HEAD, Rules, apply_rules, check_no_gap, close_gaps
 
 _EMBEDDING = re.compile(
-    r"(^|[._])(embed\w*|emb|embs|wte|wpe|shared|stem|patch_proj|(cls|class|mask|dist|query|register)_tokens?|"
-    r"pos\w*_enc\w*|encode_positions|rel\w*_(attention_)?bias\w*|masked_spec_embed)(?=[._]|$)",
+    r"(^|[._])(embed\w*|emb|embs|wte|wpe|shared|stem|patch_proj|input_proj|"
+    r"(cls|class|mask|dist|query|register)_tokens?|pos\w*_enc\w*|encode_positions|rel\w*_(attention_)?bias\w*|masked_spec_embed)(?=[._]|$)",
     re.I,
 )
 _HEAD = re.compile(
-    r"(^|[._])(heads?|pooler|attnpool|classifier|predict(ions?|or)|score|logits?|(?<!feature_)extractor|postnet|neck|"
-    r"project_out|embed_out|final_(ln|norm|layer_?norm)|ln_f|norm_f|fc_norm|ln_post|post_layer_?norm|"
+    r"(^|[._])(heads?|mtp_\w+|pooler|attnpool|classifier|predict(ions?|or)|score|logits?|(?<!feature_)extractor|"
+    r"postnet|neck|project_out|embed_out|output_layer|after_norm|final_(ln|norm|layer_?norm)|ln_f|norm_f|fc_norm|"
+    r"ln_post|post_layer_?norm|"
     r"(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
     re.I,
 )
@@ -34,8 +35,10 @@ _EXCEPTIONS: dict[re.Pattern[str], int] = {
     re.compile(r"\btransposed_convolution\."): HEAD,  # CLIPSeg: makes the logits
     # lists that look like blocks; the first of wav2vec 2.0, HuBERT, WavLM: of the waveform
     re.compile(r"\bfeature_(extractor|encoder)\.conv_layers\.\d+\.(conv|layer_norm|\d)\b"): 0,
+    re.compile(r"\b(hubert|wavlm)\.layer_norm\."): 0,  # of the features, before their projection
     re.compile(r"\bembeddings\.(\w+\.)?backbone\.bit\.(embedder|encoder)\."): 0,  # hybrid DPT, ViT: makes patches
     re.compile(r"\bpatch_embed\.backbone\.stages\."): 0,  # the same in timm
+    re.compile(r"\b(ppm|psp_modules?|cm)\.stages\.\d+\."): HEAD,  # PaddleSeg: pools of several sizes, side by side
     re.compile(r"\bneck\.(reassemble|fusion)_stage\."): HEAD,  # DPT
     re.compile(r"\bspeech_decoder_postnet\.layers\."): HEAD,  # SpeechT5
 }
@@ -168,7 +171,8 @@ def _guesses_of_lists(
             guesses.append(f"'{stack.tower}' is called like a head or an embedding and counts as {tower}")
     for tower, length in others.items():
         if length >= 3:
-            where = next((layer.label for name, layer in layers.items() if name.startswith(f"{tower}.")), "one layer")
+            start = tower.partition("<i>")[0] if "<i>" in tower else f"{tower}."
+            where = next((layer.label for name, layer in layers.items() if name.startswith(start)), "one layer")
             guesses.append(f"'{tower}' is a list of {length} items that count as one layer ({where})")
     if not stacks and placed_ids and len(placed_ids) <= deepest - min(placed_ids):
         guesses.append(f"`rules` place {len(placed_ids)} blocks in {deepest} layers and leave the others empty")
@@ -186,8 +190,10 @@ def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int
     unknown = {tower: length for tower, length in others.items() if tower not in told}
     missed, known = sum(unknown.values()), sum(depths.values())
     if missed >= known > 0:
+        first = min(unknown)
+        pattern = first.replace("<i>", r"(\d+)", 1).replace("<i>", r"\d+") if "<i>" in first else rf"{first}\.(\d+)"
         raise ValueError(
             f"{missed} numbered blocks are in lists of unknown kind ({', '.join(sorted(unknown))}) and only "
             f"{known} in known ones ({', '.join(depths)}): give `rules`, such as "
-            f"{{r'{min(unknown)}\\.(\\d+)\\.': r'\\1'}}. Received: names=[{some(names, 8)}]"
+            f"{{r'{pattern}\\.': r'\\1'}}. Received: names=[{some(names, 8)}]"
         )

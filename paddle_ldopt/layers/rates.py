@@ -14,7 +14,7 @@ from .._checks import checked_number
 from .._messages import refusal
 from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
 from ..schedules.ahead import peak_learning_rate
-from .ratios import LayerRatios
+from .ratios import LayerRatios, ratios_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +50,12 @@ def used_rates(optimizer: Any) -> Optional[dict[str, float]]:
     `Adafactor` with `relative_step` does, from the step and the parameter's size: the layer's ratio is in it.
     """
     optimizer = unwrap(optimizer)
-    own = getattr(optimizer, "sets_own_rate", False) and hasattr(optimizer, "used_lr")
-    return optimizer.used_lr() if own else None
+    return optimizer.used_lr() if sets_own_rate(optimizer) and hasattr(optimizer, "used_lr") else None
+
+
+def sets_own_rate(optimizer: Any) -> bool:
+    """Return whether an optimizer takes its rate from its own steps, so that a scheduler beside it has no effect."""
+    return bool(getattr(unwrap(optimizer), "sets_own_rate", False))  # Paddle's own have no such attribute
 
 
 def rate_divisor(optimizer: Any, ahead: int = 0) -> float:
@@ -71,8 +75,7 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
     now, groups, rates = next_rate(optimizer), groups_by_name(optimizer), {}
     peak = peak_learning_rate(rate_source(optimizer), num_steps, lambda ahead: rate_divisor(optimizer, ahead))
-    parts, ratios = rate_parts(optimizer, params), getattr(optimizer, "ratio_of", None)
-    ratios = ratios if hasattr(ratios, "multiplier_of") else None  # a hook's have none
+    parts, ratios = rate_parts(optimizer, params), ratios_of(optimizer)
     for param in params:
         factor, own = parts[param.name]
         rate = factor * now + own
@@ -84,9 +87,10 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
             decayed = optimizer.fused_options(param).get("weight_decay", 0.0) != 0
         else:
             decayed = decays_weights(optimizer, param, groups.get(param.name, {}))
-        multiplier = 1.0 if ratios is None else ratios.multiplier_of(param)
-        end = None
-        if ratios is not None and ratios.decay.moves:
+        multiplier, end = 1.0, None
+        if isinstance(ratios, LayerRatios):
+            multiplier = ratios.multiplier_of(param)
+        if isinstance(ratios, LayerRatios) and ratios.decay.moves:
             of_layer = optimizer.layerwise_ratio(param)
             end, ahead = ratio / of_layer * ratios.at(1.0)(param) if of_layer else 0.0, None
         rates[param.name] = Rate(ratio, rate, ahead, decayed, frozen, multiplier, end)

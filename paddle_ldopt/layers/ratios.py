@@ -1,12 +1,35 @@
-"""The ratio of each parameter of a model: what a `LayerDecay` makes of a `LayerMap`."""
+"""The ratio of each parameter of a model: what a decay makes of a `LayerMap`, and which ratios an optimizer has."""
 
 import copy
 import re
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 from .._messages import refusal, some
+from .._paddle import unwrap
 from .decay import LayerDecay, mean_of
+
+
+class Ratios(Protocol):
+    """A function parameter -> ratio of its learning rate, as the `ratio_of` of an optimizer."""
+
+    @property
+    def decay(self) -> Optional[LayerDecay]:
+        """The decay that makes the ratios, None if a hook does."""
+
+    @property
+    def layers(self) -> Any:
+        """The `LayerMap` of the decay, None without one."""
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether a step may keep the ratios of the step before."""
+
+    def at(self, progress: Any) -> "Ratios":
+        """Return the ratios when the share `progress` of the training is over."""
+
+    def __call__(self, param: Any) -> Any:
+        """Return the ratio of a parameter: a float, or a value of a static graph."""
 
 
 class LayerRatios:
@@ -71,10 +94,21 @@ class LayerRatios:
         return {name: own[place] * self.multipliers.get(name, 1.0) / mean for name, place in places.items()}
 
 
-def moves(ratio_of: Any) -> bool:
-    """Return whether a function parameter -> ratio changes in the course of the training by its decay."""
-    decay = getattr(ratio_of, "decay", None)
-    return decay is not None and decay.moves
+def ratios_of(optimizer: Any) -> Optional[Ratios]:
+    """Return the ratios of an optimizer, which `fleet` may have wrapped; None if all layers have the same rate."""
+    ratios: Optional[Ratios] = getattr(unwrap(optimizer), "ratio_of", None)  # Paddle's own have no such attribute
+    return ratios
+
+
+def decay_of(optimizer: Any) -> Optional[LayerDecay]:
+    """Return the decay that an optimizer has its ratios from, None if they come from a hook or it has none."""
+    ratios = ratios_of(optimizer)
+    return None if ratios is None else ratios.decay
+
+
+def moves(ratios: Optional[Ratios]) -> bool:
+    """Return whether ratios change in the course of the training by their decay."""
+    return ratios is not None and ratios.decay is not None and ratios.decay.moves
 
 
 def _towers_by_name(layers: Any, towers: Iterable[str]) -> dict[str, Optional[str]]:

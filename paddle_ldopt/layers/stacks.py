@@ -9,16 +9,28 @@ name may decide between lists: one called like a head or an embedding has to be 
 import dataclasses
 import os
 import re
+import string
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Callable, Optional
 
 __all__ = ["Stack", "find_stacks"]
 
 STACK_NAMES = frozenset(["layers", "layer", "h", "block", "blocks", "resblocks", "stages", "stage", "attentions"])
-STACK_NAMES |= {"albert_layer_groups", "albert_layers"}
-_BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "downsample_layers"])  # parts of blocks that are as large as blocks
-_FUSED = re.compile(r"^(layer|stage|block)(\d+)$")  # ResNet: layer1.0, layer2.0
+STACK_NAMES |= {"albert_layer_groups", "albert_layers", "res", "bb"}
+_ALWAYS_STAGED = frozenset(["res", "bb"])  # ResNets in PaddleDetection, res2.res2a, and in PaddleClas, bb_0_0
+_OUTER_NAMES = frozenset(["encoders", "decoders"])  # stacks, unless their items have stacks: an ensemble of encoders
+# parts of blocks that are as large as blocks
+_BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "cross_attn", "downsample_layers"])
+_BETWEEN = re.compile(r"^(patch_embed(ding)?s?|norms?)(<i>)?$")  # between two stages
+_FUSED = re.compile(r"^(layers?|stages?|blocks?|res)(\d+)$")  # ResNet: layer1.0, layer2.0
+_FUSED_PATH = re.compile(r"((?:^|\.)(?:layers?|stages?|blocks?|res))\d+$")
+_BOTH = re.compile(r"^(bb)_(\d+)_(\d+)$")  # a stage and a block in it
+_LETTER = re.compile(r"^([a-z])(\d*)$")  # of a block: res4a, res4b, or res4b1 in deep ResNets
+_NUMBER = re.compile(r"\d+([a-z](?![a-zA-Z]))?")  # within a part of a name: conv2_1, _ince3a
 _MIN_KINDS = 3  # a list whose items have fewer kinds of parameters holds single layers, not blocks
+_MIN_PARTS = 4  # parts such as conv1, conv2, ... may be blocks from this number on,
+_MIN_KINDS_OF_PART = 6  # and if they are more than two convolutions or a convolution and a norm
 _MIN_BLOCKS = 3  # a list called like a head or an embedding needs as many blocks to be a stack beside others
 _MOST_BLOCKS = 10_000  # numbers from here on are keys (dates, ids), not positions
 _MIN_ALIKE = 0.5  # Jaccard similarity from which on inner items count as blocks of one kind
@@ -34,6 +46,7 @@ class _Row:
     rest: tuple[str, ...]
     inner: Optional[int] = None  # the index in a list directly below, if there is one
     inner_rest: tuple[str, ...] = ()
+    token: str = ""  # the part of the name that has the index
 
     def __post_init__(self) -> None:
         named = len(self.rest) > 2 and self.rest[0] in STACK_NAMES
@@ -49,11 +62,12 @@ class Stack:
         self.doubted = doubted  # whether it is named like a head or an embedding
         self.first = rows[0].position  # of its parameters, among all names
         self.large = _kinds(rows) >= _MIN_KINDS
-        stages = _stages(rows)
+        stages = _stages(rows, sure=tower.rpartition(".")[2] in _ALWAYS_STAGED)
         self.staged = stages is not None
         # whether its numbers are too large for positions, so that their order alone counts
         self.keyed = any(max(row.index, (self.staged and row.inner) or 0) >= _MOST_BLOCKS for row in rows)
         self.numbers: dict[str, int]  # structured name -> number of its block, from 0
+        self._begins = {row.index: row.position for row in reversed(rows)}
         if stages is not None:
             self.numbers, self.depth, self._starts = _count_through(rows, stages, whole)
         else:
@@ -71,14 +85,32 @@ class Stack:
         """Number a list beside this one that is as long: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
         parent, _, name = tower.rpartition(".")
         beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
-        kinds_and_shapes = {(row.rest, shapes.get(row.name)) for row in rows}
+        kinds_and_shapes = {(row.rest, None if self.staged else shapes.get(row.name)) for row in rows}
         alike = len(kinds_and_shapes) == len({row.rest for row in rows})  # unlike Sequential(LayerNorm, Linear)
         part = name in _BESIDE_NAMES or (alike and _kinds(rows) < _MIN_KINDS)
-        if not (beside and part and len(self._starts) > 1):
+        if not (beside and part and len(self._starts) > 1) or "<i>" in name:
             return False
         for row in rows:
-            if row.index or not self.staged:  # a parameter before the first stage belongs to the stem
+            if row.index or not self.staged or row.position > self.first:  # what is before all stages is the stem
                 self.numbers[row.name] = self._starts[row.index]
+        return True
+
+    def take_between(self, tower: str, rows: list[_Row]) -> bool:
+        """Number a list beside stages that is numbered as they are: SegFormer's patch_embed2 and norm1.
+
+        A norm belongs to the last block of its stage, a downsampling to the last block of the stage before.
+        """
+        parent, _, name = tower.rpartition(".")
+        missing = set(self._starts) - {row.index for row in rows}
+        beside = parent == self.tower.rpartition(".")[0] and set(self._starts).issuperset(row.index for row in rows)
+        if not (self.staged and beside and _BETWEEN.match(name)) or (missing and "<i>" not in name):
+            return False
+        ends = dict(zip(sorted(self._starts), [*self.stages[1:], self.depth]))  # stage -> number behind its last block
+        for row in rows:
+            behind = row.position > self._begins[row.index]
+            end = ends[row.index] if behind else self._starts[row.index]
+            if end:  # what is before the first stage is not between two
+                self.numbers[row.name] = end - 1
         return True
 
 
@@ -103,11 +135,19 @@ def find_stacks(
     known: dict[tuple[str, bool], list[_Row]] = {}  # (name, whether it is made of `layer1`, `layer2`) -> rows
     unknown: dict[str, list[_Row]] = {}
     partial = set()  # lists with a parameter that is placed without them
+    with_stacks = _paths_with_stacks(names)
     for position, name in enumerate(names):
-        tokens, fused = _tokens(name)
-        for k in [k for k in range(1, len(tokens) - 1) if is_index(tokens[k])]:
-            tower, is_known = ".".join(tokens[:k]), tokens[k - 1] in STACK_NAMES
-            row = _Row(name, position, int(tokens[k]), tuple(tokens[k + 1 :]))
+        tokens, fused = _tokens(name, with_stacks)
+        for k in range(len(tokens) - 1):
+            tower, number = ".".join(tokens[:k]), _NUMBER.search(tokens[k])
+            if number is None:
+                continue
+            is_item = k > 0 and is_index(tokens[k])
+            outer = k > 0 and tokens[k - 1] in _OUTER_NAMES and f"{tower}.*" not in with_stacks
+            is_known = is_item and (tokens[k - 1] in STACK_NAMES or outer)
+            if not is_item:
+                tower = ".".join([*tokens[:k], _NUMBER.sub("<i>", tokens[k])])
+            row = _Row(name, position, _number(number[0]), tuple(tokens[k + 1 :]), token=tokens[k])
             if name in placed:
                 partial.add((tower, fused))
             elif is_known:
@@ -127,11 +167,16 @@ def find_stacks(
     inside = {name for stack in stacks for name in stack.numbers}
     others = {s.tower: s.depth for s in lists if s not in stacks and not s.doubted and s.long}
     for tower, rows in unknown.items():
+        if any(stack.take_between(tower, rows) for stack in stacks):
+            continue
         taken = any(row.name in inside for row in rows)
         if taken or (not doubted(tower) and any(stack.take_in(tower, rows, shapes) for stack in stacks)):
             continue
-        length = len({row.index for row in rows})
-        if _kinds(rows) >= _MIN_KINDS and length > 1:
+        length, kinds = len({row.token for row in rows}), _kinds(rows)
+        parts = "<i>" in tower
+        if parts and (length < _MIN_PARTS or kinds < _MIN_KINDS_OF_PART or doubted(tower)):
+            continue
+        if kinds >= _MIN_KINDS and length > 1:
             others[tower] = length
     return stacks, others
 
@@ -165,25 +210,64 @@ def _ranks(indexes: Iterable[int], whole: bool, from_one: bool = False) -> dict[
     return {index: number for number, index in enumerate(found)}
 
 
-def _tokens(name: str) -> tuple[list[str], bool]:
-    """Split a name at its dots, and ResNet's ``layer1.0`` into ``layer``, ``1``, ``0``; return whether there is one."""
+def _number(digits: str) -> int:
+    return int(digits.rstrip(string.ascii_letters)[:18])
+
+
+def _paths_with_stacks(names: list[str]) -> set[str]:
+    """Return the paths right above lists of blocks: `encoders.0` of ``encoders.0.layers.0``, with `encoders.*`.
+
+    Those such as `stage1` are left out if there is only one.
+    """
+    paths = set()
+    for name in names:
+        parts = name.split(".")
+        for k in range(1, len(parts) - 1):
+            if parts[k] in STACK_NAMES and is_index(parts[k + 1]):
+                above = parts[:k]
+                paths.add(".".join(above))
+                paths |= {".".join([*above[:i], "*"]) for i in range(1, k) if is_index(above[i])}
+    bases = {path: _FUSED_PATH.sub(r"\1", path) for path in paths}
+    times = Counter(bases.values())
+    return {path for path, base in bases.items() if base == path or times[base] > 1}
+
+
+def _tokens(name: str, with_stacks: set[str]) -> tuple[list[str], bool]:
+    """Split a name at its dots, and parts that are numbered themselves; return whether there is one.
+
+    ResNet's ``layer1.0`` becomes ``layer``, ``1``, ``0``, and so do ``layer1.blocks.0``, ``res1.res1a`` and ``bb_1_0``.
+    """
     parts = name.split(".")
     out: list[str] = []
-    for here, after in zip(parts, [*parts[1:], ""]):
-        match = _FUSED.match(here) if is_index(after) else None
-        out += match.groups() if match else [here]
-    return out, len(out) > len(parts)
+    k, fused = 0, False
+    while k < len(parts):
+        here, after = parts[k], parts[k + 1] if k + 1 < len(parts) else ""
+        match, both = _FUSED.match(here), _BOTH.match(here)
+        letter = _LETTER.match(after[len(here) :]) if match and after.startswith(here) else None
+        if both:
+            out += both.groups()
+        elif match and letter:
+            out += [*match.groups(), letter[2] or str(ord(letter[1]) - ord("a"))]
+            k += 1
+        elif match and (is_index(after) or ".".join(parts[: k + 1]) in with_stacks):
+            out += match.groups()
+        else:
+            out.append(here)
+        fused = fused or out[-1] != parts[k]
+        k += 1
+    return out, fused
 
 
-def _stages(rows: list[_Row]) -> Optional[dict[int, dict[int, set[tuple[str, ...]]]]]:
+def _stages(rows: list[_Row], sure: bool) -> Optional[dict[int, dict[int, set[tuple[str, ...]]]]]:
     """Return stage -> block in it -> kinds of its parameters if the list is one of stages, each a list of blocks."""
     stages: dict[int, dict[int, set[tuple[str, ...]]]] = {row.index: {} for row in rows}
     for row in rows:
         if row.inner is not None:
             stages[row.index].setdefault(row.inner, set()).add(row.inner_rest)
-    for blocks in filter(None, stages.values()):
-        first = blocks[min(blocks)]
-        if len(first) < _MIN_KINDS or any(len(first & b) < _MIN_ALIKE * len(first | b) for b in blocks.values()):
+    for blocks in filter(None, () if sure else stages.values()):
+        *others, last = [blocks[index] for index in sorted(blocks)]
+        alike = [len(last & other) >= _MIN_ALIKE * len(last | other) for other in others]
+        if len(last) < _MIN_KINDS or not all(alike[1:] if len(alike) > 1 else alike):  # the first may be a downsampling
             return None
     return stages if 2 * sum(row.inner is not None for row in rows) > len(rows) else None
 
@@ -202,5 +286,7 @@ def _count_through(rows: list[_Row], stages: dict[int, Any], whole: bool) -> tup
             number += ranks[row.index][row.inner]
         elif row.index in begun:  # downsampling behind the stage's blocks
             number += len(ranks[row.index]) - 1
-        numbers[row.name] = min(number, total - 1)
+        elif not ranks[row.index]:  # FasterNet: downsampling in a stage of its own
+            number -= 1
+        numbers[row.name] = min(max(number, 0), total - 1)
     return numbers, total, starts

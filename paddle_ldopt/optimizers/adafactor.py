@@ -85,6 +85,7 @@ def adafactor_update(
 @register(
     "T5 and its kin, almost without memory; below 0.02 bytes",
     external_rate={"relative_step": False, "scale_parameter": False},
+    torch_names={},
 )
 class Adafactor(FactoredOptimizer):
     r"""Adam with a second moment of rows and columns only: the choice if an optimizer's memory is what is short.

@@ -27,6 +27,7 @@ __all__ = ["AdamWDL"]
 @register(
     "AdamW, layer by layer: the choice for fine-tuning; 8 bytes",
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
+    torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
 class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
     r"""AdamW that gives each layer its own learning rate: the choice for fine-tuning a pretrained transformer.

@@ -8,7 +8,8 @@ from paddle.optimizer import Optimizer
 
 from .._paddle import asks_for_rates, grad_of, may_have_cut, parameters_of, unwrap
 from ..layers.decay import LayerDecay
-from ._base.layerwise import LayerwiseMixin, ratio_fn
+from ._base.layerwise import LayerwiseMixin
+from ._base.layerwise_arguments import ratio_fn
 
 __all__ = ["apply_layerwise_decay", "reset_layerwise_decay"]
 

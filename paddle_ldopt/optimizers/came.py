@@ -114,7 +114,11 @@ def _fit_for_float16(m: Any) -> Any:
     return paddle.where(m.abs() < 2.0**-14, (m * 2.0**24).trunc() * 2.0**-24, m)
 
 
-@register("large language models in half of AdamW's memory; needs a warm-up; 4 bytes", trainer={"beta1": "adam_beta1"})
+@register(
+    "large language models in half of AdamW's memory; needs a warm-up; 4 bytes",
+    trainer={"beta1": "adam_beta1"},
+    torch_names={},
+)
 class Came(FactoredOptimizer):
     r"""CAME: Adafactor's memory with a momentum whose step is larger where the update is stable; for large models.
 

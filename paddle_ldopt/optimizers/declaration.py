@@ -9,10 +9,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Optional
 
+import numpy as np
 from paddle.regularizer import WeightDecayRegularizer
 
 from .._checks import Option, checked_bool, checked_int, checked_number
 from .._messages import refusal
+from .._paddle import dtype_name
 
 # The kinds of state: like the parameter, of its rows, of its columns (of the last two axes), and one number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
@@ -46,6 +48,22 @@ BATCHED = {
 }
 
 
+def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], dtype: str = "") -> None:
+    """Raise ValueError unless a state to load has the expected (dtype, shape), and a counter counts from 0 on.
+
+    `values` is a Tensor or an array; an array that holds the bits of another type comes with its `dtype`.
+    """
+    kind, shape = dtype_name(expected[0]), list(expected[1])
+    received = {"dtype": dtype or dtype_name(values.dtype), "shape": list(values.shape)}
+    if received != {"dtype": kind, "shape": shape}:
+        wanted = f"{label} must be {kind} of shape {shape}"
+        advice = "build the same model, and the optimizer with the same options"
+        raise refusal(ValueError, f"{wanted}: {advice}.", **received)
+    counts = np.asarray(values if state in COUNTERS else 0.0, "float64").reshape(-1)
+    if not np.all(np.isfinite(counts) & (counts >= 0.0)):
+        raise refusal(ValueError, f"{label} must be a finite number from 0 on.", values=counts.tolist())
+
+
 class State(NamedTuple):
     """One state of an optimizer: how its shape follows from the parameter's, and its type."""
 
@@ -64,6 +82,8 @@ class OptimizerInfo:
     trainer: dict[str, str] = dataclasses.field(default_factory=dict)
     external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # needed to take its rate from outside
     own_exclusion: tuple[str, ...] = ()  # arguments by which it says itself what is decayed
+    # our name of a state -> that in PyTorch's optimizer, where they differ; None: it has no counterpart there
+    torch_names: Optional[dict[str, str]] = None
     options: dict[str, Option] = dataclasses.field(default_factory=dict)
 
     @property

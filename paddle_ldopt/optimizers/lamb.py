@@ -61,7 +61,11 @@ def lamb_update(
     return plus_(times_(u, -lr * ratio), param), {"moment1": m, "moment2": v}
 
 
-@register("batches of thousands; 8 bytes", trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"})
+@register(
+    "batches of thousands; 8 bytes",
+    trainer={"beta1": "adam_beta1", "beta2": "adam_beta2"},
+    torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
+)
 class Lamb(StepCount, RuleOptimizer):
     r"""Adam whose step is as long, in each parameter, as its weights: the choice for very large batches.
 

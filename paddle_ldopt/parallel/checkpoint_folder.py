@@ -1,6 +1,6 @@
 """The folder of a checkpoint for any layout: whether it is complete and undamaged, and what its files say.
 
-Each process looks at a share of the files. Paddle's own are pickles, in `.metadata` and `.distcp`.
+Each process looks at a part of the files. Paddle's own are pickles, in `.metadata` and `.distcp`.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ def held(folder: str) -> Optional[str]:
     return "holds other files" if names else None
 
 
-def share(items: Iterable[Any]) -> list[Any]:
-    """Return the sorted items that are this process's to look at."""
+def own_files(items: Iterable[Any]) -> list[Any]:
+    """Return the files that this process is to look at, of those that all processes know."""
     return sorted(items)[dist.get_rank() :: dist.get_world_size()]
 
 
@@ -66,7 +66,7 @@ def readable(path: str) -> Iterator[None]:
 def check_files(folder: str, record: Any) -> None:
     """Raise ValueError if a file is not what was saved; a record of version 0.1 has no checksums."""
     with readable(os.path.join(folder, RECORD)):
-        wrong = damages(folder, share(record.get("files", {}).items()))
+        wrong = damages(folder, own_files(record.get("files", {}).items()))
     if wrong:
         raise _damaged(folder, wrong[0])
 
@@ -91,7 +91,7 @@ def _check_sizes(folder: str, metadata: Any) -> None:
     for index, name in metadata.storage_metadata.items():
         begin, end = index.flattened_range or (0, math.prod(index.local_shape))
         files.setdefault(name, {})[index.tensor_key] = end - begin
-    for name in share(files):
+    for name in own_files(files):
         tensors = read_pickle(folder, name)
         wrong = [key for key, size in files[name].items() if key not in tensors or tensors[key].size != size]
         if wrong:

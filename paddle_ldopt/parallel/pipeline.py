@@ -160,9 +160,7 @@ class PipelineWithLossScale:
 
     def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
         """Train one step on this process's part of the batch; a stage takes None for inputs it does not need."""
-        with self._ranks.together():
-            schedule = self._checked_schedule()
-            parts = self._micro_batches.split(inputs)
+        schedule, parts = self._ranks.together(lambda: (self._checked_schedule(), self._micro_batches.split(inputs)))
         self._gradients.check_trained()
         try:
             output = self._train(parts, schedule)
@@ -174,8 +172,7 @@ class PipelineWithLossScale:
 
     def _train(self, parts: tuple[Any, ...], schedule: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
         scale, rate = self.scaler.get_loss_scale(), self._optimizer.get_lr()
-        with self._ranks.together():
-            loss = self._micro_batches.run(parts, self.scaler)
+        loss = self._ranks.together(lambda: self._micro_batches.run(parts, self.scaler))
         with paddle.no_grad():
             loss, weight = self._mean(loss, self._micro_batches.tokens() if self._per_token else None)
             gradients = self._gradients

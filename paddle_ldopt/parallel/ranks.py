@@ -1,15 +1,14 @@
 """The processes behind a network and its optimizer, found out from what `fleet` made of both."""
 
-import contextlib
 import math
-from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import paddle
 import paddle.distributed as dist
 
 from .. import _paddle
 from .._messages import refusal, wrong_type
+from .._processes import Outcome, together
 
 _SERVED = "`fleet.distributed_model` (pipeline, data, tensor parallel, sharding stage 1) or `paddle.DataParallel`"
 _AXES = ("data", "sharding", "pipe", "model")
@@ -77,20 +76,18 @@ class Ranks:
             ) from error
         return greatest.item()
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Raise in all processes if the block raises in one, so that no process goes on to the next step alone."""
-        error = None
-        try:
-            yield
-        except Exception as raised:
-            error = raised
+    def together(self, act: Callable[[], Any]) -> Any:
+        """Return what `act()` does; if it raises in one process, raise in all, so that none goes on alone."""
+        return together(lambda: (act(), None), self._outcome)[0]
+
+    def _outcome(self, mine: Outcome) -> list[Outcome]:
+        """Return the outcome of a block in all processes as one: a number tells it, quicker than objects."""
+        error, result = mine
         failed = self.agree(0 if error is None else dist.get_rank() + 1, error)
-        if error is not None:
-            raise error
-        if failed:
+        if error is None and failed:
             problem = "The step failed in another process and was undone in all: see the error of that process."
-            raise RuntimeError(f"{problem} Received: an error in process {failed - 1}")
+            error = RuntimeError(f"{problem} Received: an error in process {failed - 1}")
+        return [(error, result)]
 
     def sum_of_squares(self, split: Any, whole: Any) -> Any:
         """Return the sum over all parameters, from this process's over split ones and over whole ones."""

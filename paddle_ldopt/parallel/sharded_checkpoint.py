@@ -18,6 +18,7 @@ from .. import _paddle
 from .._files import checked_path, digest, write_file
 from .._messages import quoted, refusal, shown
 from .._paddle import rate_source, unwrap, unwrap_model, wrappers
+from .._processes import together
 from ..saving.json_state import check_part, set_parts
 from ..saving.record import check_same, describe, merged
 from ..saving.state import checked_names, one_of_ours
@@ -64,7 +65,7 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
             raise refusal(ValueError, f"`folder` {found}: give another one, or delete it.", folder=path)
         return state, record
 
-    state, records = _together(prepare)
+    state, records = together(prepare)
     folder, rank = os.fspath(folder), dist.get_rank()
 
     def write() -> None:
@@ -73,13 +74,13 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
         if rank == 0 and isinstance(schedule, LRScheduler):
             paddle.save(schedule.state_dict(), os.path.join(folder, SCHEDULE))
 
-    _together(lambda: os.makedirs(folder, exist_ok=True))
-    _together(write)
-    names, listings = _together(lambda: (sorted(os.listdir(folder)),) * 2)
+    together(lambda: os.makedirs(folder, exist_ok=True))
+    together(write)
+    names, listings = together(lambda: (sorted(os.listdir(folder)),) * 2)
     if any(listed != listings[0] for listed in listings):
         problem = "All processes must save to the same folder, on a disk that all of them see: delete what was written."
         raise ValueError(f"{problem} Received: files {shown(listings)} of the processes")
-    _, digests = _together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in files.share(names)}))
+    _, digests = together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in files.own_files(names)}))
 
     def finish() -> None:
         if rank == 0:
@@ -87,7 +88,7 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
             record = {"format": files.FORMAT, "processes": dist.get_world_size(), **merged(records), "files": written}
             write_file(os.path.join(folder, RECORD), [json.dumps(record).encode()])
 
-    _together(finish)
+    together(finish)
 
 
 def load_checkpoint(
@@ -134,7 +135,7 @@ def load_checkpoint(
         idle = {key for key in saved if "layerwise_decay" in allowed and key.rpartition(".")[0] in frozen}
         return (state, schedule, saved), ({*state, *idle}, digest(os.path.join(path, RECORD)))
 
-    (state, schedule, saved), found = _together(prepare)
+    (state, schedule, saved), found = together(prepare)
     if any(record != found[0][1] for _, record in found):
         sums = f"{RECORD} with [bytes, CRC-32] {shown([record for _, record in found])} in the processes"
         raise ValueError(f"All processes must load the same checkpoint: give the same `folder`. Received: {sums}")
@@ -249,30 +250,9 @@ def _check_tensors(saved: dict[str, str], state: dict[str, Any]) -> None:
     """Raise unless all tensors to load were saved, in the same type and shape."""
     wrong = []
     for key, weight in state.items():
-        wanted = f"{str(weight.local_tensor.dtype).rpartition('.')[2]} {list(weight.global_shape)}"
+        wanted = f"{_paddle.dtype_name(weight.local_tensor.dtype)} {list(weight.global_shape)}"
         if saved.get(key) != wanted:
             wrong.append(f"{key} {wanted} (there: {saved.get(key)})")
     if wrong:
         problem = "The checkpoint lacks tensors, or types or shapes differ: build network and optimizer as they were."
         raise ValueError(f"{problem} Received: {', '.join(wrong[:3])}{' ...' * (len(wrong) > 3)}")
-
-
-def _together(act: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """Return the first result of `act()`, and a list of its second result in all processes; it may return None.
-
-    All of them raise if one fails, the error of the first: the others must not wait for it.
-    """
-    problem, own, shared = None, None, None
-    try:
-        own, shared = act() or (None, None)
-    except Exception as error:
-        problem = error
-    found: list[Any] = [(problem, shared)]
-    if dist.get_world_size() > 1:
-        found = []
-        dist.all_gather_object(found, (problem, shared))
-        found[dist.get_rank()] = problem, shared  # with its traceback
-    for failed, _ in found:
-        if failed is not None:
-            raise failed
-    return own, [second for _, second in found]

@@ -12,7 +12,8 @@ import safetensors
 from paddle.optimizer.lr import LRScheduler
 
 from .._messages import quoted, refusal, shown
-from .._paddle import grad_clip, inner_clip, parameters_of, rate_source
+from .._paddle import dtype_name, grad_clip, inner_clip, parameters_of, rate_source
+from ..layers.map import layers_of
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..layers.ratios import LayerRatios, moves
 from ..version import __version__
@@ -27,15 +28,14 @@ _NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learni
 def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[Any]] = None) -> Record:
     """Return the record of an optimizer, for JSON; `names` gives the name in the file for each ``param.name``."""
     options: list[Any] = []
-    parameters = {}
+    parameters, layers = {}, layers_of(optimizer)
     for param in parameters_of(optimizer) if params is None else params:
         own = {name: _plain(value) for name, value in optimizer.options_of(param).items()}
-        layers = getattr(optimizer.ratio_of, "layers", None)
         at = None if layers is None else layers.layer_of(param.name)
         layer = {} if at is None else {"layer": [at.tower, at.index, at.depth]}
         parameters[names[param.name]] = {
             "shape": list(param.shape),
-            "dtype": str(param.dtype).rpartition(".")[2],
+            "dtype": dtype_name(param.dtype),
             "options": _index(options, own),
             "decayed": bool(optimizer.has_weight_decay(param)),
             "ratio": _ratio(optimizer, param),

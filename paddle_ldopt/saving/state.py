@@ -8,9 +8,9 @@ import paddle
 
 from .. import _paddle
 from .._messages import quoted, refusal, wrong_type
-from .._paddle import create_state, masters, parameters_of, prefixed
+from .._paddle import create_state, dtype_name, masters, name_dict_of, parameters_of, prefixed
 from ..optimizers import ShardedStateMixin
-from ..optimizers.declaration import COUNTERS, GLOBAL_STEP, STEP
+from ..optimizers.declaration import GLOBAL_STEP, STEP, check_value
 
 MASTER = "master"  # the float32 value of a parameter of lower precision
 States = dict[str, dict[str, tuple[str, Any]]]  # param.name -> {state name: (dtype, values)}
@@ -53,7 +53,7 @@ def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str],
     known = optimizer.structured_names
     if model is not None:
         model = _paddle.unwrap_model(_paddle.checked_model(model))
-        known = {param.name: name for name, param in model.named_parameters()}
+        known = name_dict_of(model)
     names = {param.name: known.get(param.name) if known else param.name for param in parameters_of(optimizer)}
     unnamed = [name for name, structured in names.items() if not structured]
     if unnamed:
@@ -67,7 +67,7 @@ def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str],
 
 def layout_of(optimizer: Any, param: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return state name -> (dtype, shape) of all that a parameter has once it was updated, its master included."""
-    layout = {name: (_dtype(dtype), tuple(shape)) for name, (dtype, shape) in optimizer.state_layout(param).items()}
+    layout = {name: (dtype_name(dtype), tuple(shape)) for name, (dtype, shape) in optimizer.state_layout(param).items()}
     return {**layout, MASTER: ("float32", tuple(param.shape))} if optimizer.has_master(param) else layout
 
 
@@ -77,7 +77,7 @@ def state_of(optimizer: Any) -> States:
     for param in parameters_of(optimizer):
         optimizer.check_type(param)
         if held := _tensors(optimizer, param):
-            states[param.name] = {name: (_dtype(tensor.dtype), tensor.numpy()) for name, tensor in held.items()}
+            states[param.name] = {name: (dtype_name(tensor.dtype), tensor.numpy()) for name, tensor in held.items()}
     return states
 
 
@@ -121,13 +121,7 @@ def check_state(optimizer: Any, states: States, names: dict[str, str], optional:
             problem = f"The state of '{name}' must be {', '.join(sorted(layout))}: give the optimizer the same options."
             raise refusal(ValueError, problem, state=sorted(state))
         for key, (dtype, values) in state.items():
-            if (dtype, values.shape) != layout[key]:
-                wanted = f"'{name}.{key}' must be {layout[key][0]} {list(layout[key][1])}"
-                problem = f"{wanted}: build the same model, and the optimizer with the same options."
-                raise refusal(ValueError, problem, dtype=dtype, shape=list(values.shape))
-            if key in COUNTERS and not (np.isfinite(values).all() and (values >= 0).all()):
-                problem = f"'{name}.{key}' must be a finite number from 0 on."
-                raise refusal(ValueError, problem, values=values.reshape(-1).tolist())
+            check_value(f"'{name}.{key}'", key, values, layout[key], dtype)
 
 
 def set_state(optimizer: Any, states: States) -> None:
@@ -145,10 +139,6 @@ def set_state(optimizer: Any, states: States) -> None:
                     paddle.assign(param.astype("float32"), tensor)
                 else:
                     paddle.assign(paddle.full_like(tensor, optimizer.initial_state(param, name)), tensor)
-
-
-def _dtype(dtype: Any) -> str:
-    return str(dtype).rpartition(".")[2]
 
 
 def checked_names(names: Any, argument: str) -> list[str]:

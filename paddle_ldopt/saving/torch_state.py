@@ -11,16 +11,14 @@ from .._checks import checked_bool, checked_int
 from .._messages import quoted, refusal, shown, wrong_type
 from .._paddle import checked_model, parameters_of, unwrap_model
 from ..optimizers.declaration import GLOBAL_STEP, STEP
+from ..optimizers.registry import REGISTRY
 from .report import LoadReport
 from .state import MASTER, States, check_state, checked_names, checked_optimizer, layout_of, set_state, structured_names
 from .torch_checkpoint import Given, read_checkpoint
 
 __all__ = ["convert_torch_optimizer"]
 
-# our names of states that PyTorch's optimizers have under others
-_ADAM = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
-_NAMES: dict[str, dict[str, str]] = {"AdamWDL": _ADAM, "Lamb": _ADAM, "Adafactor": {}, "Came": {}}
-# those of `torch.optim.Adafactor`, which keeps the dimension it took the mean over, as the others have them
+# the states of `torch.optim.Adafactor`, which keeps the dimension it took the mean over, as the others have them
 _KEPT: dict[str, tuple[str, Optional[int]]] = {
     "row_var": ("exp_avg_sq_row", -1),
     "col_var": ("exp_avg_sq_col", -2),
@@ -28,7 +26,6 @@ _KEPT: dict[str, tuple[str, Optional[int]]] = {
 }
 _UNUSED = ("step", "RMS", "weight_norm", "adam_norm", "trust_ratio")  # step is read apart; no rule reads the others
 _SWAPPED = {"_row": "_col", "_col": "_row"}
-_FLOAT16_MAX = 65504.0
 
 
 def convert_torch_optimizer(
@@ -91,18 +88,14 @@ def convert_torch_optimizer(
         bias       bias
     """
     inner = checked_optimizer(optimizer)
-    if type(inner).__name__ not in _NAMES:
-        raise wrong_type(inner, "optimizer", f"one of {', '.join(_NAMES)}, which PyTorch's have a counterpart for")
+    state_names = _torch_names(inner)
     step = None if step is None else checked_int(step, "step")
     strict = checked_bool(strict, "strict")
     checked_model(model)
     ours, _ = structured_names(inner, model)
     turned = _turned(model, transpose)
     found = read_checkpoint(source, names, rename, strict)
-    counted = ["step" in given for _, given in found.values() if given]
-    if step is not None and counted and all(counted):
-        problem = "The checkpoint says how many steps were taken, so `step` would be ignored: leave it out."
-        raise refusal(ValueError, problem, step=step)
+    _check_step_is_used(step, found)
     states: States = {}
     matched, missing, unexpected, steps = [], [], [], set()
     for param in parameters_of(inner):
@@ -113,17 +106,13 @@ def convert_torch_optimizer(
             continue
         taken = _step_of(given, step, there)
         steps.add(taken)
-        states[param.name], unused = _state(inner, param, given, taken, name in turned, there)
+        states[param.name], unused = _state(inner, state_names, param, given, taken, name in turned, there)
         matched.append((there, name))
         unexpected += [f"{there}.{state}" for state in unused]
     unexpected += [there for there, given in found.values() if given]
-    if strict and (missing or unexpected):
-        problem = "The checkpoint and the optimizer have other parameters or states: give `rename`, or strict=False."
-        left = f"no state for {quoted(missing)} ({len(missing)}), no use for {quoted(unexpected)} ({len(unexpected)})"
-        raise ValueError(f"{problem} Received: {left}, {len(matched)} matched")
-    if not matched:
-        problem = "No parameter of the checkpoint is one of the model's: give `rename`, or other `names`."
-        raise ValueError(f"{problem} Received: {quoted(unexpected)}")
+    if strict:
+        _check_nothing_left(missing, unexpected, len(matched))
+    _check_matched(matched, unexpected)
     for state in states.values():
         if GLOBAL_STEP in state:
             state[GLOBAL_STEP] = "float32", np.full([1], max(steps), "float32")
@@ -132,6 +121,35 @@ def convert_torch_optimizer(
     label = "a state_dict" if isinstance(source, Mapping) else os.fspath(source)
     done = tuple(name for _, name in matched if name in turned)
     return LoadReport(label, max(steps), tuple(matched), tuple(missing), tuple(unexpected), done)
+
+
+def _torch_names(optimizer: Any) -> dict[str, str]:
+    """Return our name of a state -> PyTorch's, where they differ; raise if PyTorch has no such optimizer."""
+    served = {info.cls: info.torch_names for info in REGISTRY.values() if info.torch_names is not None}
+    if type(optimizer) not in served:
+        known = ", ".join(cls.__name__ for cls in served)
+        raise wrong_type(optimizer, "optimizer", f"one of {known}, which PyTorch's have a counterpart for")
+    return served[type(optimizer)]
+
+
+def _check_step_is_used(step: Optional[int], found: dict[str, tuple[str, Given]]) -> None:
+    counted = ["step" in given for _, given in found.values() if given]
+    if step is not None and counted and all(counted):
+        problem = "The checkpoint says how many steps were taken, so `step` would be ignored: leave it out."
+        raise refusal(ValueError, problem, step=step)
+
+
+def _check_nothing_left(missing: list[str], unexpected: list[str], matched: int) -> None:
+    if missing or unexpected:
+        problem = "The checkpoint and the optimizer have other parameters or states: give `rename`, or strict=False."
+        left = f"no state for {quoted(missing)} ({len(missing)}), no use for {quoted(unexpected)} ({len(unexpected)})"
+        raise ValueError(f"{problem} Received: {left}, {matched} matched")
+
+
+def _check_matched(matched: list[tuple[str, str]], unexpected: list[str]) -> None:
+    if not matched:
+        problem = "No parameter of the checkpoint is one of the model's: give `rename`, or other `names`."
+        raise ValueError(f"{problem} Received: {quoted(unexpected)}")
 
 
 def _turned(model: Any, transpose: Optional[Iterable[str]]) -> set[str]:
@@ -161,12 +179,14 @@ def _step_of(given: Given, step: Optional[int], name: str) -> int:
     return int(number)
 
 
-def _state(optimizer: Any, param: Any, given: Given, step: int, turned: bool, there: str) -> tuple[Any, list[str]]:
+def _state(
+    optimizer: Any, names: dict[str, str], param: Any, given: Given, step: int, turned: bool, there: str
+) -> tuple[Any, list[str]]:
     """Return a parameter's state as ours, and the names of the states in `given` that were not used."""
     given = dict(_as_others(key, value) for key, value in given.items() if key not in _UNUSED)
     if turned:
         given = {key[:-4] + _SWAPPED.get(key[-4:], key[-4:]): value.T for key, value in given.items()}
-    names, kinds, state = _NAMES[type(optimizer).__name__], optimizer.state_kinds(param), {}
+    kinds, state = optimizer.state_kinds(param), {}
     for name, (dtype, shape) in layout_of(optimizer, param).items():
         if name == MASTER:
             continue
@@ -185,7 +205,8 @@ def _state(optimizer: Any, param: Any, given: Given, step: int, turned: bool, th
             problem = f"The state of '{there}' has another shape here: give `transpose`, `rename` or `names`."
             raise ValueError(f"{problem} Received: {name} {list(values.shape)}, not {list(shape)}")
         if dtype == "float16":  # as Came's `compression` stores it
-            values = np.clip(values, -_FLOAT16_MAX, _FLOAT16_MAX)
+            limits = np.finfo(dtype)
+            values = np.clip(values, limits.min, limits.max)
         state[name] = dtype, values.astype(dtype)
     return state, sorted(given)
 

@@ -50,7 +50,7 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
     Args:
         layerwise_lr_decay: 1 is off, 0.8 to 0.95 usual. Each further option of `LayerDecay` is an argument of its own,
             such as `layerwise_min_ratio`. `layerwise_head_ratio` has an effect without a decay, too.
-        allow_layerwise_change: resume even if the checkpoint has another rule or layer map.
+        allow_layerwise_change: resume even if the checkpoint has another decay or layer map.
         optim (str): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
         optim_kwargs: other options of an optimizer of `list_optimizers`, as a JSON object:
             ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's own arguments (`adam_beta1`...) stay.
@@ -77,7 +77,7 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         ...     pass
         >>> line = "--output_dir out --device cpu --optim adamwdl --layerwise_lr_decay 0.8"
         >>> (args,) = PdArgumentParser(MyArguments).parse_args_into_dataclasses(line.split())
-        >>> args.layerwise_rule.layerwise_decay
+        >>> args.layerwise_decay.layerwise_decay
         0.8
     """
 
@@ -116,18 +116,18 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         if ours:
             args.lr_scheduler_type = SchedulerName(kind)
         lr_scheduler.check_evaluation(args)
-        _ = self.layerwise_rule  # raises if ERNIEKit's arguments, which are complete by now, do not fit
+        _ = self.layerwise_decay  # raises if ERNIEKit's arguments, which are complete by now, do not fit
 
     @property
-    def layerwise_rule(self) -> LayerDecay:
+    def layerwise_decay(self) -> LayerDecay:
         """The `LayerDecay` that the arguments make together, with those that ERNIEKit has of its own."""
-        return with_erniekit(super().layerwise_rule, self)
+        return with_erniekit(super().layerwise_decay, self)
 
     def check_trainer(self) -> None:
         """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
         args: Any = self
-        given, off = settings_of(super().layerwise_rule), settings_of(OFF)
-        asked = {name: value for name, value in given.items() if value != off[name]}
+        settings, off = settings_of(super().layerwise_decay), settings_of(OFF)
+        asked = {name: value for name, value in settings.items() if value != off[name]}
         if name_of(args.optim) in REGISTRY:
             asked["optim"] = name_of(args.optim)
         if lr_scheduler.is_ours(args):

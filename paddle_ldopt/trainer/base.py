@@ -4,7 +4,7 @@ import importlib
 import logging
 from typing import Any, Callable
 
-from paddle import distributed
+from .._processes import together
 
 _Trainer: Any = object  # for type checkers: the Trainer that follows in the bases
 
@@ -57,17 +57,8 @@ class TrainerMixin(_Trainer):
         """Return in all processes what `ask()` gives in the main one, or raise what it raises there."""
         if self.args.world_size <= 1:
             return ask()
-        answer: list[Any] = [None]
-        if self.is_world_process_zero():
-            try:
-                answer = [(ask(), None)]
-            except Exception as raised:  # the others would wait for this process
-                answer = [(None, raised)]
-        distributed.broadcast_object_list(answer, src=0)
-        result, problem = answer[0]
-        if problem is not None:
-            raise problem
-        return result
+        _, answers = together(lambda: (None, ask() if self.is_world_process_zero() else None))
+        return answers[0]
 
     def _tell(self, line: str) -> None:
         if self.is_world_process_zero():

@@ -6,16 +6,15 @@ from typing import Any, Optional, Union
 
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
-from ..layers.map import LayerMap
-from ..layers.rates import applied_rates, next_rate, rate_divisor
-from ..layers.ratios import moves
+from ..layers.map import LayerMap, layers_of
+from ..layers.rates import applied_rates, next_rate, rate_divisor, sets_own_rate
+from ..layers.ratios import LayerRatios, moves, ratios_of
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import follows_metric, schedule_rates
 from .base import Callback
-from .passed import sets_own_rate
 from .stages import map_layers
-from .unfreezing import all_open, layers_of
+from .unfreezing import all_open
 
 
 class LayerLRCallback(Callback):
@@ -43,12 +42,12 @@ class LayerLRCallback(Callback):
         self.layers = layers
         self._step: Any = None  # the optimizer, and its rate in the last step
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Find the layers."""
         if not self.attached:
             remedy = "class MyTrainer(LdoptTrainerMixin, Trainer). Received: a Trainer without it"
             raise TypeError(f"LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: {remedy}")
-        layers = _find_layers(self.layers, optimizer, given.get("model"))
+        layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
         towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
         short = short_names(towers)
@@ -92,16 +91,16 @@ class ScheduleCallback(Callback):
         check_picture(path)
         self.path, self.layers = os.fspath(path), layers
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Print and write the schedule."""
-        lr_scheduler, remedy = given.get("lr_scheduler"), "leave it out; LayerLRCallback logs what comes of it."
+        lr_scheduler, remedy = kwargs.get("lr_scheduler"), "leave it out; LayerLRCallback logs what comes of it."
         if follows_metric(lr_scheduler):
             problem = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
             raise refusal(ValueError, f"{problem}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
         if sets_own_rate(optimizer):
             problem = "ScheduleCallback cannot show the schedule of an optimizer that sets its rate itself"
             raise refusal(ValueError, f"{problem}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
-        layers = _find_layers(self.layers, optimizer, given.get("model"))
+        layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         first, rates = schedule_rates(lr_scheduler, state.max_steps)
         rates = [rate / rate_divisor(optimizer, first + i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # a run that was over when it was resumed
@@ -130,20 +129,20 @@ class ScheduleCallback(Callback):
 def at_this_step(optimizer: Any) -> Any:
     """Return the optimizer, or one to read from in which a decay that moves stays as it is now."""
     inner = unwrap(optimizer)
-    if moves(getattr(inner, "ratio_of", None)):
+    if moves(ratios_of(inner)):
         return stand_in(inner, parameters_of(optimizer), ratio_of=inner.ratio_now(), _step_ratios=None)
     return optimizer
 
 
 def _moved_ratios(optimizer: Any, steps: Iterable[int]) -> list[dict[tuple[str, int], float]]:
     """Return for each step (tower, layer id) -> the ratio over that of now, none if the decay does not move."""
-    ratio_of: Any = getattr(optimizer, "ratio_of", None)
-    if not moves(ratio_of):
+    ratios = ratios_of(optimizer)
+    if not isinstance(ratios, LayerRatios) or not ratios.decay.moves:
         return []
     now = optimizer.ratio_now().by_layer()
-    moved = [ratio_of.at(optimizer.progress_at(step)).by_layer() for step in steps]
-    return [{at: ratio / now[at] if now[at] else 0.0 for at, ratio in ratios.items()} for ratios in moved]
+    moved = [ratios.at(optimizer.progress_at(step)).by_layer() for step in steps]
+    return [{at: ratio / now[at] if now[at] else 0.0 for at, ratio in then.items()} for then in moved]
 
 
 def _find_layers(layers: Optional[LayerMap], optimizer: Any, model: Any) -> LayerMap:
-    return layers or layers_of(unwrap(optimizer)) or map_layers(model)
+    return layers or layers_of(optimizer) or map_layers(model)

@@ -79,11 +79,11 @@ def left_to_us(args: Any) -> Iterator[None]:
 
 def _asked(args: Any) -> dict[str, float]:
     """Return the arguments that ask for something, with their values."""
-    given = {name: getattr(args, name, None) for name in _ARGUMENTS}
-    if given["vit_lr_ratio"]:
-        del given["visual_ld"]
+    values = {name: getattr(args, name, None) for name in _ARGUMENTS}
+    if values["vit_lr_ratio"]:
+        del values["visual_ld"]
     numbers = {}
-    for name, value in given.items():
+    for name, value in values.items():
         if value is not None:
             high = math.inf if name == "moe_gate_lr_ratio" else 1.0
             numbers[name] = checked_number(value, name, 0.0, high, "(]")

@@ -80,16 +80,16 @@ def read_json(folder: str, name: str, kind: str, check: Callable[[Any], Any]) ->
 def check_complete(folder: str) -> None:
     """Raise ValueError if a checkpoint was cut short, or a file that it lists is not what was written."""
     if os.path.exists(os.path.join(folder, PARTIAL)):
-        said, which = "was cut short while it was being saved (killed, or no space left): resume", "complete one"
+        state, which = "was cut short while it was being saved (killed, or no space left): resume", "complete one"
     elif problem := _damage(folder):
-        said, which = f"is damaged: {problem}. Resume", "one that is not"
+        state, which = f"is damaged: {problem}. Resume", "one that is not"
     else:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the same
         sound = last_checkpoint(os.path.dirname(os.path.abspath(folder)))
     advice = f"from the last {which}, {sound or 'of which there is none'}."
-    raise refusal(ValueError, f"The checkpoint {said} {advice}", resume_from_checkpoint=folder)
+    raise refusal(ValueError, f"The checkpoint {state} {advice}", resume_from_checkpoint=folder)
 
 
 def _damage(folder: str) -> Optional[str]:
@@ -100,12 +100,12 @@ def _damage(folder: str) -> Optional[str]:
     try:
         with open(path, encoding="utf-8") as file:
             listed = json.load(file)["files"].items()
-        wrong = damages(folder, listed)
+        problems = damages(folder, listed)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{FILES} cannot be read ({error})"
     except OSError as error:
         return str(error)
-    return "; ".join(wrong[:3]) or None
+    return "; ".join(problems[:3]) or None
 
 
 def check_writable(output_dir: str) -> None:

@@ -1,17 +1,18 @@
 """Layer-wise learning rates in a Trainer: from its arguments to layers, optimizer, schedule and table."""
 
 import functools
-from typing import Any
+from typing import Any, Optional
 
 from paddle import distributed
 
 from .._messages import refusal
 from .._paddle import leave_out_frozen, parameters_of, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
-from ..config import json_object
+from ..config import DecaySettings, json_object
 from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
-from ..layers.map import LayerMap
+from ..layers.map import LayerMap, layers_of
+from ..layers.rates import sets_own_rate
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
@@ -19,9 +20,9 @@ from ..schedules import ON_METRIC
 from . import erniekit, lr_scheduler
 from .arguments import LdoptArgumentsMixin
 from .base import TrainerMixin, check_mixed_in_first, name_of
-from .passed import OwnRate, check_passed_optimizer, check_passed_settings, sets_own_rate
+from .given_optimizer import OwnRate, check_given_optimizer, check_given_settings
 from .stages import gathered, map_layers
-from .unfreezing import all_open, layers_of
+from .unfreezing import all_open
 
 
 class LayerwiseRatesMixin(TrainerMixin):
@@ -33,6 +34,7 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     _own_optimizer: Any = None  # the one that we made, without a wrapper
     _own_scheduler: Any = None  # the schedule that we made
+    _num_training_steps: Optional[int] = None  # as far as the Trainer has told them
     _found: Any = None  # the metrics of the training's running evaluation, as long as the schedule's is not among them
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -40,8 +42,8 @@ class LayerwiseRatesMixin(TrainerMixin):
         check_mixed_in_first(cls, LayerwiseRatesMixin, "create_optimizer")
 
     def __init__(self, *args: Any, **kwargs: Any):
-        for given in (*args, *kwargs.values()):
-            _serve(given)
+        for argument in (*args, *kwargs.values()):
+            _serve(argument)
         super().__init__(*args, **kwargs)
 
     @functools.cached_property
@@ -104,10 +106,13 @@ class LayerwiseRatesMixin(TrainerMixin):
                 apply_layerwise_decay(self.optimizer, layers, decay)
         self._own_optimizer = unwrap(self.optimizer)
         leave_out_frozen(self._own_optimizer)
+        self._tell_steps(self._num_training_steps)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int) -> Any:
         """Return the Trainer's schedule; make it, if it is one of ours and there is none."""
+        self._num_training_steps = num_training_steps
+        self._tell_steps(num_training_steps)
         # PaddleFormers' `freeze_training` has a schedule of its own
         if self.lr_scheduler is None and sets_own_rate(self.optimizer):
             self.lr_scheduler = OwnRate(self.optimizer)
@@ -154,18 +159,22 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     def _begin_training(self) -> None:
         super()._begin_training()
-        if isinstance(optimizer := unwrap(self.optimizer), LayerwiseMixin):
-            optimizer.training_steps = self.state.max_steps
-        layers = layers_of(unwrap(self.optimizer))
+        self._tell_steps(self.state.max_steps)
+        layers = layers_of(self.optimizer)
         if layers is not None:
             ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
             table = layers.table(optimizer=all_open(self.optimizer)[0], num_steps=ahead)
             self._tell(f"Learning rates by layer:\n{table}")
 
+    def _tell_steps(self, steps: Optional[int]) -> None:
+        """Tell the optimizer, if there is one, the steps of the training: a decay that moves may need them."""
+        if isinstance(optimizer := unwrap(self.optimizer), LayerwiseMixin):
+            optimizer.training_steps = steps
+
     @property
     def _decay(self) -> LayerDecay:
-        own = getattr(self.args, "layerwise_rule", None)
-        return erniekit.with_erniekit(OFF, self.args) if own is None else own
+        args = self.args
+        return args.layerwise_decay if isinstance(args, DecaySettings) else erniekit.with_erniekit(OFF, args)
 
     @property
     def _schedule_is_ours(self) -> bool:
@@ -175,18 +184,18 @@ class LayerwiseRatesMixin(TrainerMixin):
         """Raise if there is an optimizer that would not do what the arguments say."""
         if self.optimizer is None:
             return
-        check_passed_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._decay)
+        check_given_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._decay)
         if unwrap(self.optimizer) is not self._own_optimizer:
             layers = self.layer_map if getattr(self.args, "layerwise_rules", None) else None
-            check_passed_settings(self.optimizer, self.args, layers)
+            check_given_settings(self.optimizer, self.args, layers)
 
     def _check_scheduler(self) -> None:
         """Raise if the schedule of the arguments would be ignored, or follows a metric that nothing gives."""
         if not self._schedule_is_ours:
             return
         kind, ignored = name_of(self.args.lr_scheduler_type), "so `lr_scheduler_type` would be ignored: leave"
-        given = unwrap(self.optimizer), self.lr_scheduler
-        received: dict[str, Any] = {"optimizers": tuple(type(value).__name__ for value in given)}
+        optimizers = unwrap(self.optimizer), self.lr_scheduler
+        received: dict[str, Any] = {"optimizers": tuple(type(value).__name__ for value in optimizers)}
         if sets_own_rate(self.optimizer):
             problem = f"The optimizer sets its rate itself, {ignored} it out."
         elif self.lr_scheduler is not None and self.lr_scheduler is not self._own_scheduler:

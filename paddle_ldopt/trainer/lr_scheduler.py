@@ -1,17 +1,16 @@
 """The schedules of `--lr_scheduler_type` as the Trainer builds them: names, arguments, warm-up, evaluation metric."""
 
 import functools
-import warnings
+import types
 from collections.abc import Iterator
 from typing import Any
 
 from .._messages import refusal, shown
-from ..config import BUILT_IN, json_object
-from ..schedules import ON_METRIC, MetricSchedule, get_scheduler
+from ..config import BUILT_IN, MANY_STEPS, build_schedule, json_object, schedule_kwargs, schedule_problems
+from ..schedules import ON_METRIC, MetricSchedule
 from ..schedules.registry import SCHEDULES
 from .base import name_of
 
-_MANY_STEPS = 10**9  # stands for the number of steps that is not known before the data are
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # arguments of schedules
 
 
@@ -26,7 +25,7 @@ def is_ours(args: Any) -> bool:
 
 
 def schedule_problem(args: Any) -> Iterator[str]:
-    """Yield why `lr_scheduler_kwargs` and the rest make no schedule, if they make none: one reason."""
+    """Yield why `lr_scheduler_kwargs` and the rest make no schedule, if they make none."""
     kind, kwargs = name_of(args.lr_scheduler_type), _kwargs_of(args)
     fields, received = BUILT_IN.get(kind, ()), f"lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
     warmup = {"warmup_steps": args.warmup_steps, "warmup_ratio": args.warmup_ratio}
@@ -47,12 +46,7 @@ def schedule_problem(args: Any) -> Iterator[str]:
         source = _FROM_ELSEWHERE[elsewhere[0]]
         yield f"The `{elsewhere[0]}` of a schedule comes from {source}: leave it out. Received: {received}"
     elif is_ours(args):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about a number of steps that may be a stand-in; they come again
-                _build(args, args.max_steps if args.max_steps > 0 else _MANY_STEPS)
-        except (TypeError, ValueError) as error:
-            yield f"{'' if kwargs else f'`lr_scheduler_type` {shown(kind)} without '}`lr_scheduler_kwargs`: {error}"
+        yield from schedule_problems(*_settings(args, args.max_steps if args.max_steps > 0 else MANY_STEPS))
 
 
 def build_scheduler(args: Any, num_training_steps: int) -> Any:
@@ -61,7 +55,7 @@ def build_scheduler(args: Any, num_training_steps: int) -> Any:
     As the Trainer's own, the warm-up is `warmup_steps`, or if that is 0 the whole part of `warmup_ratio` of the steps;
     `decay_steps`, if the Trainer has it and it is above 0, stands for the number of steps.
     """
-    schedule = _build(args, num_training_steps)
+    schedule = build_schedule(*_settings(args, num_training_steps))
     if isinstance(schedule, MetricSchedule):
         plain: Any = type(schedule)
         waiting = object.__new__(_on_metric_class(plain))
@@ -70,17 +64,21 @@ def build_scheduler(args: Any, num_training_steps: int) -> Any:
     return schedule
 
 
-def _build(args: Any, num_training_steps: int) -> Any:
+def _settings(args: Any, num_training_steps: int) -> tuple[Any, int]:
+    """Return the settings of the schedule, by the names of `LdoptConfig`, and the number of steps that it is for."""
     kind = name_of(args.lr_scheduler_type)
-    kwargs = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
-    kwargs.update(_kwargs_of(args))
+    kwargs = schedule_kwargs(args, kind)
     if kind in ON_METRIC:
         kwargs["mode"] = _metric_of(args)[1]
-        return get_scheduler(kind, args.learning_rate, scheduler_specific_kwargs=kwargs)
-    warmup = args.warmup_steps if args.warmup_steps > 0 else int(args.warmup_ratio * num_training_steps)
-    decay_steps = getattr(args, "decay_steps", None)
-    steps = decay_steps if decay_steps and decay_steps > 0 else num_training_steps
-    return get_scheduler(kind, args.learning_rate, warmup, steps, kwargs or None)
+    settings = types.SimpleNamespace(
+        lr_scheduler_type=kind,
+        lr_scheduler_kwargs=kwargs,
+        learning_rate=args.learning_rate,
+        warmup_steps=args.warmup_steps if args.warmup_steps > 0 else int(args.warmup_ratio * num_training_steps),
+        warmup_ratio=0.0,
+    )
+    decay_steps = getattr(args, "decay_steps", None)  # an argument of some Trainers
+    return settings, decay_steps if decay_steps and decay_steps > 0 else num_training_steps
 
 
 def _metric_of(args: Any) -> tuple[str, str]:

@@ -3,16 +3,18 @@
 import functools
 from typing import Any, Optional
 
-from .._paddle import parameters_of, unwrap
+from .._paddle import name_dict_of, parameters_of, unwrap
 from ..build import OFF, OPTIMIZERS
 from ..config import LdoptConfig, settings_of
+from ..layers.map import layers_of
+from ..layers.ratios import decay_of, ratios_of
 from ..optimizers.registry import REGISTRY
 from .base import name_of
 from .folders import CONFIG, RECORD
 from .layerwise import LayerwiseRatesMixin
 from .record import check_record
 from .resume import ResumeMixin
-from .unfreezing import GradualUnfreezeCallback, layers_of
+from .unfreezing import GradualUnfreezeCallback
 
 _DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor", "pipeline")]  # of the arguments
 
@@ -32,7 +34,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the one that `opt` was built with, or None if `opt` sets
       its rate itself (`relative_step`, a `Lamb` with a callable). A layer-wise decay, its layers and the options are
       then `opt`'s own; if the arguments (`layerwise_rules`, `optim_kwargs`) ask for some too, both must be the same.
-    - Checkpoints hold a record of the rule, the optimizer's class, the layer map and `GradualUnfreezeCallback`. A
+    - Checkpoints hold a record of the decay, the optimizer's class, the layer map and `GradualUnfreezeCallback`. A
       resume with others is refused unless ``allow_layerwise_change`` is given. They also hold ``ldopt_config.json``,
       the arguments as an `LdoptConfig`, if they made the optimizer.
     - In a distributed training all processes use the same rates, those of the whole model: a pipeline's stages agree on
@@ -94,7 +96,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
             layers = None if decay == OFF else self.layer_map
         else:
             optimizer = unwrap(self.optimizer)
-            name, decay = type(optimizer).__name__, getattr(getattr(optimizer, "ratio_of", None), "decay", OFF)
+            name, decay = type(optimizer).__name__, decay_of(optimizer) or OFF
             ratios = _hook_ratios(optimizer, self.model)
             layers = None if decay == OFF else layers_of(optimizer)
         fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
@@ -120,9 +122,9 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
 
 def _hook_ratios(optimizer: Any, model: Any) -> Optional[dict[str, float]]:
     """Return structured name -> ratio if the optimizer's ratios come from a hook of the user's, None if not."""
-    ratio_of = getattr(optimizer, "ratio_of", None)
-    if ratio_of is None or hasattr(ratio_of, "decay"):
+    ratios = ratios_of(optimizer)
+    if ratios is None or ratios.decay is not None:
         return None
-    names = {param.name: name for name, param in model.named_parameters()}
+    names = name_dict_of(model)
     trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]
     return {names.get(param.name, param.name): float(optimizer.layerwise_ratio(param)) for param in trained}

@@ -8,14 +8,14 @@ from typing import Any, Optional
 
 from .._messages import refusal
 from ..build import OFF
-from ..config import decay_of, settings_of
+from ..config import decay_from, settings_of
 from ..layers.map import Layer, LayerMap
 from ..saving import record as records
 from .folders import FORMAT, RECORD, read_json
 
 _SAME_STATE = {"AdamW", "AdamWDL"}  # one can go on with what the other saved
 _SHOWN = 3  # differences of one kind
-_SAID = {
+_SENTENCES = {
     "rule": "{where} was {was!r} in the checkpoint and is {now!r} now",
     "optimizer": "{where} was {was} in the checkpoint and is {now} now",
     "towers": "the stack '{where}' had {was} blocks in the checkpoint and has {now} now",
@@ -28,50 +28,78 @@ def check_record(folder: str, record: dict[str, Any], allowed: bool, new_optimiz
     """Return the allowed differences between the record in a checkpoint and that of now; raise if they are refused."""
     was = _read_record(folder)
     if was is None:
-        found = [f"the checkpoint has no {RECORD}"] if _is_active(record) else []
-        if found and not allowed:
-            problem = (
-                f"The checkpoint has no {RECORD}, so it is unknown which layer-wise decay it was trained with (a "
-                "Trainer without LdoptTrainerMixin has none): give `allow_layerwise_change` to go on from it with the "
-                "decay that is asked for now."
-            )
-            raise refusal(ValueError, problem, resume_from_checkpoint=folder)
-        return found
-    found, classes, received = differences(was, record), {was["optimizer"], record["optimizer"]}, {}
-    layouts = was.get("layout", record["layout"]), record["layout"]
-    if layouts[0] != layouts[1] and _has_parts(folder):
-        said = ", ".join(f"{name}={degree}" for name, degree in layouts[0].items())
-        received = layouts[1]
+        return _without_record(folder, record, allowed)
+    found = differences(was, record)
+    _check_layout(folder, was, record)
+    _check_optimizer(folder, was, record)
+    if not allowed:
+        _check_settings(folder, found)
+    if new_optimizer:
+        _check_frozen(folder, was, record)
+    return found
+
+
+def _without_record(folder: str, record: dict[str, Any], allowed: bool) -> list[str]:
+    """Return what to say of a checkpoint without a record; raise if layer-wise rates need one that is not there."""
+    if not _is_active(record):
+        return []
+    if not allowed:
         problem = (
-            f"The checkpoint was saved in another layout, {said}, and its optimizer's state is in parts that fit no "
+            f"The checkpoint has no {RECORD}, so it is unknown which layer-wise decay it was trained with (a Trainer "
+            "without LdoptTrainerMixin has none): give `allow_layerwise_change` to go on from it with the decay that "
+            "is asked for now."
+        )
+        raise refusal(ValueError, problem, resume_from_checkpoint=folder)
+    return [f"the checkpoint has no {RECORD}"]
+
+
+def _check_layout(folder: str, was: dict[str, Any], record: dict[str, Any]) -> None:
+    layout = was.get("layout", record["layout"])
+    if layout != record["layout"] and _has_parts(folder):
+        degrees = ", ".join(f"{name}={degree}" for name, degree in layout.items())
+        problem = (
+            f"The checkpoint was saved in another layout, {degrees}, and its optimizer's state is in parts that fit no "
             "other: resume in that layout, or begin a new training from the checkpoint's weights."
         )
-    elif len(classes) > 1 and classes != _SAME_STATE:
+        raise refusal(ValueError, problem, resume_from_checkpoint=folder, **record["layout"])
+
+
+def _check_optimizer(folder: str, was: dict[str, Any], record: dict[str, Any]) -> None:
+    classes = {was["optimizer"], record["optimizer"]}
+    if len(classes) > 1 and classes != _SAME_STATE:
         problem = (
             f"The state of {was['optimizer']} cannot be loaded into {record['optimizer']}: resume with the same "
             "optimizer, or start a new run from the checkpoint's weights."
         )
-    elif found and not allowed:
+        raise refusal(ValueError, problem, resume_from_checkpoint=folder)
+
+
+def _check_settings(folder: str, found: list[str]) -> None:
+    if found:
         problem = (
             f"The checkpoint was trained with other layer-wise settings: {'; '.join(found)}. Use the same, or give "
             "`allow_layerwise_change` to go on with those of now."
         )
-    elif new_optimizer and (thawed := _frozen(was) - _frozen(record)):  # Paddle would miss their state
-        received = {"layerwise_freeze_below": record["rule"]["layerwise_freeze_below"]}
+        raise refusal(ValueError, problem, resume_from_checkpoint=folder)
+
+
+def _check_frozen(folder: str, was: dict[str, Any], record: dict[str, Any]) -> None:
+    """Raise if a parameter that is frozen no longer has no state in the checkpoint: Paddle would miss it."""
+    thawed = _frozen(was) - _frozen(record)
+    if thawed:
         problem = (
             f"{len(thawed)} parameters, such as '{min(thawed)}', were frozen in the checkpoint and have no optimizer "
             "state in it: freeze the same layers, or begin a new training from the checkpoint's weights."
         )
-    else:
-        return found
-    raise refusal(ValueError, problem, resume_from_checkpoint=folder, **received)
+        below = record["rule"]["layerwise_freeze_below"]
+        raise refusal(ValueError, problem, resume_from_checkpoint=folder, layerwise_freeze_below=below)
 
 
 def _is_active(record: dict[str, Any]) -> bool:
     """Return whether the settings give any layer another rate than the others."""
     ratios = record["ratios"] or {}
     return (
-        decay_of(record["rule"]) != OFF
+        decay_from(record["rule"]) != OFF
         or any(ratio != 1.0 for ratio in ratios.values())
         or record["unfreeze_every_k_steps"] is not None
     )
@@ -91,7 +119,7 @@ def _frozen(record: dict[str, Any]) -> set[str]:
     layers = {name: Layer(*place) for name, place in (record["layers"] or {}).items()}
     if not layers:
         return set()
-    ratios = LayerMap(layers, record["towers"]).ratio_fn(decay_of(record["rule"]))
+    ratios = LayerMap(layers, record["towers"]).ratio_fn(decay_from(record["rule"]))
     return {name for name in layers if ratios.of(name) == 0}
 
 
@@ -115,9 +143,9 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
         found.pop("layers", None)
     out = []
     for setting, places in found.items():
-        said = [_said(setting, where, *values) for where, values in places.items()]
-        more = len(said) - _SHOWN if setting in ("layers", "ratios") else 0
-        out += [*said[:_SHOWN], f"and {more} more"] if more > 0 else said
+        lines = [_sentence(setting, where, *values) for where, values in places.items()]
+        more = len(lines) - _SHOWN if setting in ("layers", "ratios") else 0
+        out += [*lines[:_SHOWN], f"and {more} more"] if more > 0 else lines
     return out
 
 
@@ -125,7 +153,7 @@ def _settings(record: dict[str, Any], now: dict[str, Any], with_layers: bool) ->
     """Return what is compared of a record, as `saving.record.differences` takes it."""
     unfrozen = record.get("unfreeze_every_k_steps", now.get("unfreeze_every_k_steps"))  # not in those of version 0.1
     return {
-        "rule": settings_of(decay_of(record["rule"])),
+        "rule": settings_of(decay_from(record["rule"])),
         "optimizer": {
             "the optimizer": record["optimizer"],
             "every_k_steps of GradualUnfreezeCallback": unfrozen or "not used",
@@ -136,7 +164,7 @@ def _settings(record: dict[str, Any], now: dict[str, Any], with_layers: bool) ->
     }
 
 
-def _said(setting: str, where: str, was: Any, now: Any) -> str:
+def _sentence(setting: str, where: str, was: Any, now: Any) -> str:
     if setting == "towers":
         was, now = (0 if blocks is records.ABSENT else blocks for blocks in (was, now))
     elif now is records.ABSENT:
@@ -145,4 +173,4 @@ def _said(setting: str, where: str, was: Any, now: Any) -> str:
         return f"'{where}' is not in the checkpoint"
     elif setting == "layers":
         was, now = (Layer(*layer).label for layer in (was, now))
-    return _SAID[setting].format(where=where, was=was, now=now)
+    return _SENTENCES[setting].format(where=where, was=was, now=now)

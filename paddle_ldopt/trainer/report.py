@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 from .._files import Path, checked_path
 from .._messages import wrong_type
-from .._paddle import parameters_of, unwrap
+from .._paddle import parameters_of
 from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, next_rate, used_rates
-from ..layers.ratios import moves
+from ..layers.ratios import moves, ratios_of
 from ..layers.table import LayerTable
 from ..plots import name_lines
 from .base import Callback
@@ -80,18 +80,14 @@ class RunReport(Callback):
         """Note the rate of the step if it is known by then, and before the first when each layer is opened."""
         if self._recording and self._starts is None:
             self._starts = all_open(optimizer)[1]
-        if self._recording and _moves(optimizer):
+        if self._recording and moves(ratios_of(optimizer)):
             self._rates.append(self._by_layer(all_open(optimizer)[0]))
         elif self._recording and used_rates(optimizer) is None:
             self._rates.append(next_rate(optimizer))
 
     def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the greatest rate of each layer if the optimizer has set the rates itself in the step."""
-        if (
-            self._recording
-            and used_rates(optimizer) is not None
-            and not moves(getattr(unwrap(optimizer), "ratio_of", None))
-        ):
+        if self._recording and used_rates(optimizer) is not None and not moves(ratios_of(optimizer)):
             self._rates.append(self._by_layer(optimizer))
 
     def _by_layer(self, optimizer: Any) -> list[Optional[float]]:
@@ -174,10 +170,6 @@ class RunReport(Callback):
             for tower in [row.tower] if row.tower in towers else towers:
                 towers[tower].append((row, heights))
         return _plots("learning rate of each layer by step", _draw_rates, towers, steps, panels=len(towers))
-
-
-def _moves(optimizer: Any) -> bool:
-    return moves(getattr(unwrap(optimizer), "ratio_of", None))
 
 
 def _curves(rows: Iterable[Any], rates: dict[int, Any], starts: dict[Any, int]) -> list[Any]:

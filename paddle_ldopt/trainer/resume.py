@@ -124,17 +124,17 @@ class ResumeMixin(TrainerMixin):
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         call = inspect.signature(super()._inner_training_loop).bind(*args, **kwargs)
-        given = call.arguments
-        given["train_dataloader"] = raising_errors(given["train_dataloader"])
-        self._steps_of_an_epoch = given["num_update_steps_per_epoch"]  # all steps, if the length is unknown
+        arguments = call.arguments
+        arguments["train_dataloader"] = raising_errors(arguments["train_dataloader"])
+        self._steps_of_an_epoch = arguments["num_update_steps_per_epoch"]  # all steps, if the length is unknown
         state, checkpoint = None, self._resumed_from
         if checkpoint is not None and not getattr(self.args, "ignore_load_lr_and_optim", False):
             state = folders.state_of(checkpoint, type(self.state))
         taken = 0 if state is None else state.global_step
         self._went_on_from = None if checkpoint is None else taken
         # the Trainer takes a step before it looks whether the run was over
-        if self._was_stopped(state) or taken >= given["max_steps"]:
-            given["num_train_epochs"] = 0
+        if self._was_stopped(state) or taken >= arguments["max_steps"]:
+            arguments["num_train_epochs"] = 0
         return super()._inner_training_loop(*call.args, **call.kwargs)
 
     def _was_stopped(self, state: Any) -> bool:

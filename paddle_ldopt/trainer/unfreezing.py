@@ -7,7 +7,8 @@ from typing import Any, Optional
 from .._checks import checked_steps
 from .._messages import refusal
 from .._paddle import parameters_of, stand_in, unwrap
-from ..layers.map import LayerMap
+from ..layers.map import LayerMap, layers_of
+from ..layers.ratios import Ratios, ratios_of
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
 from .base import Callback
@@ -63,7 +64,7 @@ class GradualUnfreezeCallback(Callback):
             problem = "The optimizer has layers of its own: leave out the callback's."
             raise refusal(ValueError, problem, layers=layers, optimizer=name)
         self._restore(optimizer)  # of a training that did not come to its end
-        self._ratio = optimizer.ratio_of = _Opening(optimizer.ratio_of, self.every_k_steps)
+        self._ratio = optimizer.ratio_of = UnfreezingRatios(optimizer.ratio_of, self.every_k_steps)
         self._ratio.step = state.global_step
         late = sorted(start for start in set(self._ratio.starts.values()) if start >= state.max_steps)
         if late:
@@ -86,32 +87,34 @@ class GradualUnfreezeCallback(Callback):
         self._restore(unwrap(optimizer))
 
     def _restore(self, optimizer: Any) -> None:
-        if isinstance(optimizer.ratio_of, _Opening):
-            optimizer.ratio_of = optimizer.ratio_of.ratio_of
+        if isinstance(optimizer.ratio_of, UnfreezingRatios):
+            optimizer.ratio_of = optimizer.ratio_of.when_open
 
 
-class _Opening:
-    """A function parameter -> ratio that is 0 for the layers that are closed at its `step`."""
+class UnfreezingRatios:
+    """The ratios of an optimizer, but 0 for the layers that are closed at `step` (`layers.ratios.Ratios`)."""
 
-    def __init__(self, ratio_of: Any, every_k_steps: int):
-        self.ratio_of, self.decay, self.layers, self.step = ratio_of, ratio_of.decay, ratio_of.layers, 0
+    is_constant = False
+
+    def __init__(self, when_open: Ratios, every_k_steps: int):
+        self.when_open, self.decay, self.layers, self.step = when_open, when_open.decay, when_open.layers, 0
         layers = {self.layers.layer_of(name) for name in self.layers.names}
         # (tower, layer id) -> the step from which it is trained
         self.starts = {(at.tower, at.index): every_k_steps * max(at.depth + 1 - at.index, 0) for at in layers}
 
     def is_closed(self, param: Any) -> bool:
+        """Return whether the layer of a parameter is not trained yet."""
         layer = self.layers.layer_of(param.name)
         return self.step < self.starts[layer.tower, layer.index]
 
-    def __call__(self, param: Any) -> float:
-        return 0.0 if self.is_closed(param) else self.ratio_of(param)
+    def __call__(self, param: Any) -> Any:
+        """Return the ratio of a parameter."""
+        return 0.0 if self.is_closed(param) else self.when_open(param)
 
-    is_constant = False
-
-    def at(self, progress: float) -> "_Opening":
+    def at(self, progress: Any) -> "UnfreezingRatios":
         """Return the function when the share `progress` of the training is over."""
         other = copy.copy(self)
-        other.ratio_of = self.ratio_of.at(progress)
+        other.when_open = self.when_open.at(progress)
         return other
 
 
@@ -120,14 +123,8 @@ def all_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
 
     They are by tower and layer id, of the layers that gradual unfreezing opens.
     """
-    inner = unwrap(optimizer)
-    opening = getattr(inner, "ratio_of", None)
-    if not isinstance(opening, _Opening):
+    ratios = ratios_of(optimizer)
+    if not isinstance(ratios, UnfreezingRatios):
         return optimizer, {}
-    opened = stand_in(inner, parameters_of(optimizer), ratio_of=opening.ratio_of, _step_ratios=None)
-    return opened, opening.starts
-
-
-def layers_of(optimizer: Any) -> Optional[LayerMap]:
-    """Return the LayerMap that an optimizer has its ratios from, None if they come from elsewhere or it has none."""
-    return getattr(getattr(optimizer, "ratio_of", None), "layers", None)
+    opened = stand_in(unwrap(optimizer), parameters_of(optimizer), ratio_of=ratios.when_open, _step_ratios=None)
+    return opened, ratios.starts

@@ -92,7 +92,7 @@ def near(got, expected, start, what):
 
 
 def rule(name, decay):
-    """Return the ratio of PaddleNLP's rule, written down by hand; for the ViT too."""
+    """Return the ratio of PaddleNLP's hook, written down by hand; for the ViT too."""
     block = re.search(r"(?:encoder\.layers|^blocks)\.(\d+)", name)
     if block:
         return decay ** (BLOCKS - int(block.group(1)))

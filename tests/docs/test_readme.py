@@ -1,5 +1,6 @@
 """The README's Python runs as it is written."""
 
+import operator
 import pathlib
 import re
 import shlex
@@ -7,6 +8,7 @@ import shlex
 import paddle
 import pytest
 
+import paddle_ldopt
 from paddle_ldopt.tools.cli import main
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
@@ -44,6 +46,12 @@ def test_arguments_of_the_recipe_are_known(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options, _ = parse_line(shlex.split(line), Options, Arguments)
     assert options.compare or (options.data, options.label_column) == ("reviews.csv", "stars")
+
+
+def test_the_names_to_start_with_are_public():
+    table = TEXT.partition("## Where to start")[2].partition("\n## ")[0]
+    names = re.findall(r"`([\w.]+)`", table.partition("| --- |")[2])
+    assert len(names) > 15 and all(operator.attrgetter(name)(paddle_ldopt) for name in names)
 
 
 def test_commands_are_targets_of_the_makefile():

@@ -84,7 +84,7 @@ class Case:
 
 
 def layer_ratio(name, decay):
-    """Return the ratio of a parameter's rate: PaddleNLP's documented rule, written down by hand."""
+    """Return the ratio of a parameter's rate: PaddleNLP's documented hook, written down by hand."""
     if name.startswith("embeddings."):
         return decay ** (N_LAYERS + 1)
     return decay ** (N_LAYERS - int(name.split(".")[2])) if name.startswith("encoder.layers.") else 1.0

@@ -33,7 +33,7 @@ def build(tmp_path, **environment):
 
 def answer(built):
     """Ask the package as built, in another process, whether it has a library."""
-    code = "import kernels; print(kernels.library() is not None, kernels.why_not())"
+    code = "import kernels; print(kernels.library() is not None, kernels.unsupported_reason())"
     run = subprocess.run([sys.executable, "-c", code], cwd=built.parent, capture_output=True, text=True, check=True)
     return run.stdout.strip()
 

@@ -351,6 +351,6 @@ def test_a_library_of_other_sources_is_refused(monkeypatch):
 
 def test_the_library_is_found_in_a_folder_with_any_name(tmp_path):
     shutil.copytree(PACKAGE / "kernels", tmp_path / "run[1]" / "kernels")
-    says = "import kernels; print(kernels.why_not() or kernels.__file__)"
+    says = "import kernels; print(kernels.unsupported_reason() or kernels.__file__)"
     done = subprocess.run([sys.executable, "-c", says], cwd=tmp_path / "run[1]", capture_output=True, text=True)
     assert "run[1]" in done.stdout, done.stdout + done.stderr

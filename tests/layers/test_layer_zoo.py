@@ -1,17 +1,12 @@
 """Layer maps of real models against maps written by hand from their parameter names and their modeling code.
 
-A map is one row per tower, (blocks, embeddings, head), and where several towers share something a last row without
-blocks. A word stands for the parameters whose names are it or continue it after a dot. In `blocks`, `a.{3}` stands for
-the blocks `a.0` to `a.2`; the words count on from one to the next, `|` counts from the first block again, and `a=2`
-puts `a` in the second block. A `!` takes a word out of the block it is in. Whatever a map leaves out or names twice is
-an error in the map.
+`zoo_maps` says how a map is written.
 """
-
-import re
 
 import paddle
 import pytest
 from zoo import ZOO
+from zoo_maps import check, expected, spelled
 
 from paddle_ldopt import LayerMap
 
@@ -967,6 +962,14 @@ NAMES = {
             ("members.1.bert.encoder.layers.{4}", "members.1.bert.embeddings", "members.1.classifier"),
         ],
     ),
+    "one numbered part with blocks": (
+        f"embed.weight stage1.layers.[0-3].{BLOCK} norm.weight",
+        [("stage1.layers.{4}", "embed", "norm")],
+    ),
+    "an ensemble of encoders": (
+        f"encoders.[0-1].{{embed.weight,layers.[0-3].{BLOCK},norm.weight}}",
+        [(f"encoders.{i}.layers.{{4}}", f"encoders.{i}.embed", f"encoders.{i}.norm") for i in range(2)],
+    ),
     "a head with a list": (
         f"embeddings.weight encoder.layers.[0-3].{BLOCK} classifier.[0-2].weight heads.[0-5].{{weight,bias}}",
         [("encoder.layers.{4}", "embeddings", "classifier heads")],
@@ -979,82 +982,6 @@ NAMES = {
         [("layers.{3}", "embed_tokens", "norm lm_head")],
     ),
 }
-
-
-def spelled(names):
-    """Spell out words such as `blocks.[0-3].{weight,bias}`."""
-    found = []
-    for word in names.split():
-        gap = re.search(r"\[(\d+)-(\d+)\]|\{(.*?)\}", word)
-        if not gap:
-            found.append(word)
-            continue
-        for filling in gap[3].split(",") if gap[3] else range(int(gap[1]), int(gap[2]) + 1):
-            found += spelled(f"{word[: gap.start()]}{filling}{word[gap.end() :]}")
-    return found
-
-
-def blocks_of(row):
-    """Give (word, index) for every block of a row, and the row's depth."""
-    words, index = [], 0
-    for part in row[0].split():
-        if part == "|":
-            index = 0
-        elif "=" in part:
-            word, at = part.split("=")
-            words.append((word, int(at)))
-        else:
-            word, count = re.fullmatch(r"(.*)\.\{(\d+)\}", part).groups()
-            words += [(f"{word}.{i}", index + i + 1) for i in range(int(count))]
-            index += int(count)
-    return words, max((index for _, index in words), default=0)
-
-
-def expected(names, rows):
-    """Give {name: (row, index, depth)}; the map must have one entry for a name, and a name for every entry."""
-    depths = [blocks_of(row)[1] or None for row in rows]
-    deepest = max(depth for depth in depths if depth)
-    entries = []
-    for i, row in enumerate(rows):
-        depth = depths[i] or deepest
-        entries += [(word, (i, index, depth)) for word, index in blocks_of(row)[0]]
-        entries += [(word, (i, 0, depth)) for word in row[1].split()]
-        entries += [(word, (i, depth + 1, depth)) for word in row[2].split()]
-    found, used = {}, set()
-    for name in names:
-        hits = [entry for entry in entries if f"{name}.".startswith(entry[0].lstrip("!") + ".")]
-        hits = [entry for entry in hits if entry[0].startswith("!")] or hits
-        assert len(hits) == 1, f"{len(hits)} entries of the map written by hand are for {name}: {hits}"
-        found[name] = hits[0][1]
-        used.update(hits)
-    assert not set(entries) - used, f"entries for no parameter: {sorted(set(entries) - used)}"
-    return found
-
-
-def check(layer_map, names, rows):
-    """Compare a LayerMap with a map written by hand."""
-    want = expected(names, rows)
-    got = {name: layer_map.layer_of(name) for name in names}
-    wrong = {
-        name: f"{(got[name].tower, got[name].index, got[name].depth)}, not layer {index} of {depth + 1}"
-        for name, (_, index, depth) in want.items()
-        if (got[name].index, got[name].depth) != (index, depth)
-    }
-    lines = [f"{len(wrong)} of {len(names)} parameters differ", *map(": ".join, wrong.items())]
-    assert not wrong, "\n".join(lines)
-    assert layer_map.n_layers == max(depth for _, _, depth in want.values())
-    towers = {}
-    for name, (row, _, _) in want.items():
-        towers.setdefault(row, set()).add(got[name].tower)
-    for row, tower in towers.items():
-        assert len(tower) == 1, f"one tower, several names: {tower}"
-        stack = re.fullmatch(r"(\S*)\.\{\d+\}", rows[row][0])
-        # one list of blocks, in no other list, gives the tower its name
-        if stack and not re.search(r"\.\d+\.", stack[1]):
-            assert tower == {stack[1]}, f"a tower called {tower}, not {stack[1]}"
-        elif not rows[row][0]:
-            assert tower == {""}, f"what several towers share is in tower {tower}"
-    assert len(set(map(min, towers.values()))) == len(towers), f"several towers, one name: {towers}"
 
 
 @pytest.mark.parametrize(

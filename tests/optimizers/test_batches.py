@@ -208,7 +208,7 @@ def scheduled(name, params, **more):
 def test_a_step_reads_nothing_on_the_host(name, how, dtype, reads, monkeypatch):
     if how == "no library":
         monkeypatch.setattr(kernels, "library", lambda: None)
-        monkeypatch.setattr(kernels, "why_not", lambda: "there is none")
+        monkeypatch.setattr(kernels, "unsupported_reason", lambda: "there is none")
     params, draw = parameters([[3, 4]] * 3 + [[4]] * 3 + [[2, 5]], dtype), np.random.default_rng(0)
     more = {} if how == "no library" else {"fused": False}
     if how == "alone" and name != "adamwdl":
@@ -252,6 +252,21 @@ def test_lambs_own_schedules_count_without_reading(reads):
         if key.endswith("global_step_0"):
             value.set_value(paddle.full([1], 9.0))
     assert opt.get_lr() == 0.1 / 10, "what is written from outside counts"
+
+
+def test_a_weight_decay_that_begins_late_is_for_those_that_are_decayed():
+    values = []
+    for batch_bytes in (0, None):
+        with paddle.utils.unique_name.guard():
+            params, draw = parameters([[3, 4]] * 4), np.random.default_rng(0)
+            names = [param.name for param in params[::2]]
+            how = {"apply_decay_param_fun": names.__contains__, "weight_decay": lambda step: 0.0 if step < 2 else 0.5}
+            opt = ldopt.Lamb(0.01, parameters=params, fused=False, batch_bytes=batch_bytes, **how)
+            for _ in range(5):
+                give_gradients(params, draw)
+                opt.step()
+            values.append([param.numpy() for param in params])
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
 
 
 # ---- launches and memory
@@ -309,3 +324,20 @@ def test_the_memory_of_a_step_is_bounded(name):
         opt.step()
         peaks[batch_bytes] = host_peak(opt.step)
     assert peaks[most] <= 12 * most < peaks[2**25] <= 12 * math.prod([32, 128, 128, 4])
+
+
+def test_a_step_keeps_no_gradient():
+    core, params = paddle.base.core, parameters([[64, 64]] * 8 + [[5]])
+    for batch_bytes in (0, None):
+        opt, draw = make("lamb", params, fused=False, batch_bytes=batch_bytes), np.random.default_rng(0)
+        sizes = []
+        for _ in range(3):
+            give_gradients(params, draw)
+            opt.step()
+            for param in params:
+                param.grad = None
+            sizes.append(core.host_memory_stat_current_value("Allocated", 0))
+        assert sizes[2] - sizes[0] < 64 * 64 * 4
+        empty = sizes[2]
+        give_gradients(params, draw)
+        assert core.host_memory_stat_current_value("Allocated", 0) - empty >= 8 * 64 * 64 * 4, "gradients are seen here"

@@ -8,6 +8,7 @@ from reference import needs_library
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
+from paddle_ldopt.layers import adapt_hook
 from paddle_ldopt.optimizers._base.rule_optimizer import RuleOptimizer
 from paddle_ldopt.optimizers._fused.step import layer_rates
 
@@ -406,14 +407,9 @@ class Constant(ldopt.Lamb):
 @every_optimizer
 def test_ratios_of_layers_are_asked_for_once_and_again_where_something_is_unfrozen(name):
     params, asked = parameters([3], [2, 2], [4]), []
-
-    def ratio_of(param):
-        asked.append(param.name)
-        return 0.5
-
-    ratio_of.is_constant = True  # as a LayerMap's
     opt = make(name, params)
-    opt.ratio_of = ratio_of
+    opt.ratio_of = adapt_hook(lambda param: asked.append(param.name) or 0.5)
+    opt.ratio_of.is_constant = True  # as a LayerMap's
     params[2].stop_gradient = True
     for _ in range(3):
         give_gradients(params[:2])

@@ -125,7 +125,7 @@ def test_to_static_moves_too(name):
 
 
 @every_optimizer
-def test_a_static_program_counts_its_runs(name):
+def test_a_static_program_counts_its_runs(name, tmp_path):
     start = {n: p.numpy().copy() for n, p in net().named_parameters()}
     paddle.enable_static()
     try:
@@ -144,7 +144,11 @@ def test_a_static_program_counts_its_runs(name):
             executor.run(startup)
             for tensor_name, n in names.items():
                 scope.find_var(tensor_name).get_tensor().set(start[n], paddle.CPUPlace())
-            for _ in range(STEPS):
+            for step in range(STEPS):
+                if step == 2:  # the count is saved with the program
+                    paddle.static.save(main, str(tmp_path / "program"))
+                    executor.run(startup)
+                    paddle.static.load(main, str(tmp_path / "program"), executor)
                 executor.run(main, feed={"batch": TOKENS}, fetch_list=[loss])
                 opt._learning_rate.step()
             got = {n: np.array(scope.find_var(t).get_tensor()) for t, n in names.items()}

@@ -6,10 +6,9 @@ import pytest
 
 from paddle_ldopt import kernels
 
-_WHY_NOT = (
-    kernels.why_not() if paddle.get_device() == "cpu" else f"the C library steps on a CPU, not {paddle.get_device()}"
-)
-needs_library = pytest.mark.skipif(_WHY_NOT is not None, reason=str(_WHY_NOT))
+_DEVICE = paddle.get_device()
+_REASON = kernels.unsupported_reason() if _DEVICE == "cpu" else f"the C library steps on a CPU, not {_DEVICE}"
+needs_library = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
 
 
 def adamw(params, grads, ratios, *, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.01, decayed=None):
@@ -73,7 +72,7 @@ def bert_like(seed=0, n_layers=3, steps=6, hidden=5):
 
 
 def llrd_ratio(name, decay, n_layers):
-    """PaddleNLP's documented rule, written a second time."""
+    """PaddleNLP's documented hook, written a second time."""
     if "encoder.layers." in name:
         return decay ** (n_layers - int(name.split("encoder.layers.")[1].split(".")[0]))
     return decay ** (n_layers + 1) if "embedding" in name else 1.0

@@ -21,7 +21,7 @@ from paddle_ldopt import kernels
 def main(wanted):
     """Raise SystemExit with what is wrong, if anything."""
     if (kernels.library() is not None) != (wanted == "library"):
-        raise SystemExit(f"wanted {wanted}, there is {kernels.library()}: {kernels.why_not()}")
+        raise SystemExit(f"wanted {wanted}, there is {kernels.library()}: {kernels.unsupported_reason()}")
     if pathlib.Path(ldopt.__file__).parent.parent == pathlib.Path(__file__).resolve().parents[2]:
         raise SystemExit("this is the package in the sources, not the installed one")
     with warnings.catch_warnings(record=True) as said:

@@ -17,6 +17,7 @@ from paddlenlp.transformers import BertConfig, BertForSequenceClassification, Ll
 from state_bytes import ROWS, bytes_of
 
 import paddle_ldopt as ldopt
+from paddle_ldopt.optimizers._base.declared import rule_shape
 from paddle_ldopt.optimizers._pieces import Piece
 from paddle_ldopt.tools.cli import main
 from paddle_ldopt.tools.memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, Weight, calculation, estimate
@@ -121,10 +122,10 @@ def test_sizes_are_near_what_was_asked_for(params):
 def test_sums_are_what_the_rules_ask_for(name, shape):
     optimizer = optimizer_of(name, ROWS[name][0], {"weight": shape})
     (param,) = optimizer._parameter_list
-    state = {key: paddle.ones(size) for key, size in optimizer.state_shapes(param).items()}
+    state = {key: paddle.ones(rule_shape(kind, shape)) for key, kind in optimizer.state_kinds(param).items()}
     state["beta1_pow_acc"] = paddle.ones([])
     options = optimizer.fused_options(param)
-    rule = optimizer.rule(param.detach(), param.grad, state, paddle.ones([]), piece=Piece(shape), **options)
+    rule = optimizer.rule(param.detach(), param.grad, state, paddle.ones([]), piece=Piece(list(shape)), **options)
     asked = []
     try:
         request = next(rule)

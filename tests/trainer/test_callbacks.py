@@ -20,9 +20,9 @@ from paddle_ldopt.trainer import (
     LayerLRCallback,
     RunReport,
     ScheduleCallback,
+    given_optimizer,
     layerwise,
     mixin,
-    passed,
 )
 
 LAYERS = ["embeddings", "block 0", "block 1", "head"]
@@ -369,8 +369,8 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
         for event in ("on_train_begin", "on_step_begin", "on_optimizer_begin", "on_step_end"):
             getattr(callback, event)(None, state, None, model=model, **given)
     logs.extra_logs(), report.write({}, {})
-    mixin._hook_ratios(optimizer, model), passed.sets_own_rate(optimizer)
-    passed.check_passed_optimizer(optimizer, schedule, "", layerwise.OFF)
+    mixin._hook_ratios(optimizer, model), rates.sets_own_rate(optimizer)
+    given_optimizer.check_given_optimizer(optimizer, schedule, "", layerwise.OFF)
     [optimizer.layerwise_ratio(param) for param in model.parameters()]
     assert not written
     assert {key: dict(value) for key, value in optimizer._accumulators.items()} == accumulators

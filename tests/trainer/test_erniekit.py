@@ -151,7 +151,7 @@ def test_an_optimizer_of_ours_has_the_same_ratios_and_its_settings_are_saved(tmp
     assert found["ernie.layers.1.mlp.gate.weight"] == pytest.approx(4e-3, rel=1e-3)
     checkpoint = tmp_path / "checkpoint-1"
     config = LdoptConfig.from_json(checkpoint / "ldopt_config.json")
-    assert config.layerwise_rule == trainer.args.layerwise_rule and config.layerwise_bound == 0.2
+    assert config.layerwise_decay == trainer.args.layerwise_decay and config.layerwise_bound == 0.2
     other = common.arguments(tmp_path, Arguments, optim="adamwdl", **{**asked, "layerwise_lr_decay_bound": 0.5})
     with pytest.raises(ValueError, match="layerwise_bound was 0.2 in the checkpoint and is 0.5 now"):
         common.trainer(tmp_path, model_of(False), cls=Trainer, args=other).train(resume_from_checkpoint=str(checkpoint))

@@ -36,7 +36,7 @@ EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 @pytest.fixture
 def paddles_operations(monkeypatch):
     """The C library rounds in another way than Paddle's AdamW, and these tests compare bits."""
-    monkeypatch.setattr(kernels, "why_not", lambda: "it is not wanted here")
+    monkeypatch.setattr(kernels, "unsupported_reason", lambda: "it is not wanted here")
     monkeypatch.setattr(_fused, "_warn_once", lambda message: None)
 
 
@@ -107,7 +107,7 @@ def test_arguments_from_a_command_line(tmp_path):
     line += " --amp_master_grad False" if common.FORMERS else ""
     (args,) = common.PdArgumentParser(common.Arguments).parse_args_into_dataclasses(line.split())
     assert args.optim == args.optim.value == "adamwdl"
-    assert args.layerwise_rule == ldopt.LayerDecay(0.8, "electra", min_ratio=0.1, head_ratio=2.0)
+    assert args.layerwise_decay == ldopt.LayerDecay(0.8, "electra", min_ratio=0.1, head_ratio=2.0)
     assert args.allow_layerwise_change is True
 
 
@@ -118,12 +118,12 @@ def test_arguments_from_json(tmp_path):
         settings["amp_master_grad"] = False
     (tmp_path / "args.json").write_text(json.dumps(settings))
     (args,) = common.PdArgumentParser(common.Arguments).parse_json_file(str(tmp_path / "args.json"))
-    assert args.layerwise_rule == ldopt.LayerDecay(0.8, freeze_below=0.3)
+    assert args.layerwise_decay == ldopt.LayerDecay(0.8, freeze_below=0.3)
 
 
 def test_defaults_are_the_trainers(tmp_path):
     args = common.arguments(tmp_path)
-    assert args.layerwise_rule == ldopt.LayerDecay(1.0)
+    assert args.layerwise_decay == ldopt.LayerDecay(1.0)
     assert args.optim == common.arguments(tmp_path, cls=common.TrainingArguments).optim
 
 
@@ -132,7 +132,7 @@ def test_arguments_survive_pickling_and_saving(tmp_path):
     paddle.save(args, str(tmp_path / "training_args.bin"))
     for copy in (pickle.loads(pickle.dumps(args)), paddle.load(str(tmp_path / "training_args.bin"))):
         assert isinstance(copy.optim, OptimizerName) and copy.optim.value == "adamwdl"
-        assert copy.layerwise_rule == args.layerwise_rule
+        assert copy.layerwise_rule == args.layerwise_decay
     assert args.to_dict()["optim"] == "adamwdl"
 
 
@@ -556,7 +556,7 @@ OTHER = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
             "adamw",
             None,
             {},
-            "give optimizers=(opt, opt._learning_rate), the scheduler it was built with. Received: optimizers=(AdamW, "
+            "give optimizers=(opt, scheduler) with the scheduler it was built with. Received: optimizers=(AdamW, "
             "None), where the learning_rate of AdamW is LambdaDecay",
         ),
         (

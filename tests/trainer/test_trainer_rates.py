@@ -28,7 +28,7 @@ def test_the_arguments_read_json(tmp_path):
     (args,) = common.PdArgumentParser(common.Arguments).parse_args_into_dataclasses(words)
     tower = LayerDecay(0.65, scale=0.1)
     whole = {"end": 0.9, "steps": 10, "preserve_mean": True, "multipliers": {"classifier": 10.0}}
-    assert args.layerwise_rule == LayerDecay(0.8, towers={"bert": tower}, **whole)
+    assert args.layerwise_decay == LayerDecay(0.8, towers={"bert": tower}, **whole)
     trainer = common.trainer(tmp_path, args=args)
     assert trainer.layer_map.towers == {"bert.encoder.layers": 1}
     assert ldopt.LdoptConfig.from_arguments(args).layerwise_towers == {"bert": {"layerwise_decay": 0.65, "scale": 0.1}}

@@ -6,8 +6,10 @@
    checks them and creates missing state (`_create_accumulators`).
 4. `DeclaredMixin._create_optimization_pass` (declared.py) has Paddle ask for each parameter's update, and
    `_append_optimize_op` notes it as a `Task` with its options and its rate. Until here nothing has changed.
-5. `_update` does the tasks: in the C library those that it can do, all others by the class's `rule`.
+5. `_update` does the tasks: in the C library those that it can do, all others by the class's `rule`, those of one shape
+   together (batches.py).
 
+If nothing has changed since, the next step by operations does 5 again and skips the others (repeated.py, before 1).
 In a static graph there is no 1, and 4 builds the operations of each parameter as it is met. `ShardedStateMixin` has no
 part in a step: it describes the state for checkpoints.
 """

@@ -37,6 +37,8 @@ class Batches:
 
     def split(self, optimizer: Any, tasks: list[Task]) -> list[tuple[Optional["Batch"], list[Task]]]:
         """Return tasks with the batch that updates them together, of `batch_bytes` at most; None: they go alone."""
+        if not paddle.in_dynamic_mode():
+            return [(None, [task]) for task in tasks]
         found: dict[Any, list[Task]] = {}
         for task in tasks:
             param = task.param
@@ -166,7 +168,7 @@ def _most_bytes(optimizer: Any, param: Any) -> int:
 
 
 def _can_be_stacked(task: Task) -> bool:
-    return paddle.in_dynamic_mode() and task.grad.is_same_shape(task.param) and not task.param.is_dist()
+    return task.grad.is_same_shape(task.param) and not task.param.is_dist()
 
 
 def _cast(tensor: Any, dtype: Any) -> Any:

@@ -7,6 +7,7 @@ import paddle
 from ..._checks import Option, checked_bool, checked_number
 from ..._messages import nearest, refusal
 from ..._paddle import (
+    dtype_name,
     flatten_groups,
     is_float64,
     is_low_precision,
@@ -159,7 +160,7 @@ class DeclaredMixin(_Base):
             raise ValueError(
                 f"'{param.name}' had another type when its state was made: cast the model before the first step, or "
                 "build a new optimizer for it. "
-                f"Received: dtype {str(param.dtype).rpartition('.')[2]}, {'a' if has else 'no'} float32 master weight"
+                f"Received: dtype {dtype_name(param.dtype)}, {'a' if has else 'no'} float32 master weight"
             )
 
     def has_master(self, param: Any) -> bool:

@@ -23,20 +23,13 @@ from ..._paddle import (
     sharding_setting,
     weight_decay_fun_is_replaced,
 )
-from ...layers.paddlenlp_hook import N_LAYERS, adapt_hook, check_decay, check_documented_hook, layerwise_lr_decay
-from ...layers.ratios import moves
+from ...layers.paddlenlp_hook import HookRatios, check_documented_hook, layerwise_lr_decay
+from ...layers.ratios import Ratios, decay_of, moves
 from ...schedules.ahead import follows_metric, length_of
 from .._pieces import unknown_parameter
+from .layerwise_arguments import ratios_of_hook, ratios_of_layers, refuse_names_before_sharding
 
 _Base: Any = object
-Ratio = Callable[[Any], Any]  # parameter -> its ratio, a float, or a value of a static graph
-
-
-def ratio_fn(layers: Any, layerwise_decay: Any) -> Ratio:
-    """Return `layers.ratio_fn(layerwise_decay)`, raise if `layers` is no LayerMap."""
-    if not hasattr(layers, "ratio_fn") or isinstance(layers, type):
-        raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
-    return layers.ratio_fn(layerwise_decay)
 
 
 class LayerwiseMixin(_Base):
@@ -46,7 +39,7 @@ class LayerwiseMixin(_Base):
     before the step changes anything. A ratio of 0 freezes: neither the parameter nor its state is touched.
     """
 
-    ratio_of: Optional[Ratio] = None  # None: every ratio is 1
+    ratio_of: Optional[Ratios] = None  # None: every ratio is 1
     _documented = False  # whether the ratios are those of PaddleNLP's documented hook
     _built_with: Optional[list[Any]] = None  # the parameters, before anything wraps them; None without `ratio_of`
     _by_name: dict[str, Any] = {}  # the same
@@ -76,9 +69,9 @@ class LayerwiseMixin(_Base):
         if name_dict is not None and not isinstance(name_dict, Mapping):
             raise wrong_type(name_dict, "name_dict", "a dict from each parameter's `name` to its structured name")
         self.structured_names = name_dict or getattr(layers, "name_dict", None) or {}
-        _refuse_names_before_sharding(params or [], self.structured_names, apply_decay_param_fun)
+        refuse_names_before_sharding(params or [], self.structured_names, apply_decay_param_fun)
         self.n_layers = checked_int(n_layers, "n_layers")
-        choose = _ratios_of_hook if layers is None else functools.partial(_ratios_of_layers, layers)
+        choose = ratios_of_hook if layers is None else functools.partial(ratios_of_layers, layers)
         self.ratio_of = choose(layerwise_decay, self.n_layers, set_param_lr_fun, name_dict)
         self._documented = layers is None and set_param_lr_fun is layerwise_lr_decay
         if params is not None and self.ratio_of is not None:
@@ -94,7 +87,7 @@ class LayerwiseMixin(_Base):
         """Return the ratio of `param`'s learning rate to the optimizer's that holds now, groups and ParamAttr aside."""
         if self.ratio_of is None:
             return 1.0
-        for known in (self._step_ratios, getattr(self.ratio_of, "last", None)):
+        for known in (self._step_ratios, self.ratio_of.last if isinstance(self.ratio_of, HookRatios) else None):
             if known and param.name in known:
                 return known[param.name]
         return self.ratio_now()(self._original(param))
@@ -105,23 +98,28 @@ class LayerwiseMixin(_Base):
         return isinstance(ratio, float) and ratio == 0.0
 
     def ratio_now(self) -> Any:
-        """Return the function parameter -> ratio of this moment; raise if a decay moves and the steps are unknown."""
-        ratio_of: Any = self.ratio_of
-        return ratio_of.at(self.progress_at()) if moves(ratio_of) and not ratio_of.is_constant else ratio_of
+        """Return the ratios of this moment, None if all are 1; raise if a decay moves and the steps are unknown."""
+        ratios = self.ratio_of
+        return ratios.at(self.progress_at()) if ratios and moves(ratios) and not ratios.is_constant else ratios
 
     def progress_at(self, step: Optional[int] = None) -> Any:
         """Return the share of the training that is over at a step of the schedule, or now, for a decay that moves."""
-        decay, schedule = self.ratio_of.decay, rate_source(self)  # type: ignore[union-attr]
+        steps = self._steps_of_decay()
+        now = max(rate_source(self).last_epoch if step is None else step, 0)
+        return min(now / steps, 1.0) if paddle.in_dynamic_mode() else _progress_in_graph(now, steps)
+
+    def _steps_of_decay(self) -> int:
+        """Return the steps after which a decay that moves is at its end; raise if none are counted, or none known."""
+        schedule, decay = rate_source(self), decay_of(self)
         if not isinstance(schedule, LRScheduler) or follows_metric(schedule):
             kind = type(schedule).__name__ if isinstance(schedule, LRScheduler) else schedule
             needs = "A decay with `end` moves with the steps of a schedule: give the optimizer one as `learning_rate`"
             raise refusal(ValueError, f"{needs}, none that follows a metric.", learning_rate=kind)
-        steps = decay.steps or length_of(schedule) or self.training_steps
+        steps = (decay and decay.steps) or length_of(schedule) or self.training_steps
         if steps is None:
             needs = "A decay with `end` needs the number of steps, which the schedule does not tell"
             raise refusal(ValueError, f"{needs}: LayerDecay(..., steps=).", schedule=type(schedule).__name__)
-        now = max(schedule.last_epoch if step is None else step, 0)
-        return min(now / max(steps, 1), 1.0) if paddle.in_dynamic_mode() else _progress_in_graph(now, max(steps, 1))
+        return max(steps, 1)
 
     def group_of(self, param: Any) -> dict[str, Any]:
         """Return the parameter group that `param` is in, {} if it is in none."""
@@ -146,8 +144,10 @@ class LayerwiseMixin(_Base):
         known = self._known_names()
         new = [param.name for param in flatten_groups([param_group]) if known and param.name not in known]
         if new:
-            wrong = "The parameters of an optimizer are those it was built with: give others an optimizer of their own."
-            raise ValueError(f"{wrong} Received: {len(new)} more parameters, such as '{new[0]}'")
+            problem = (
+                "The parameters of an optimizer are those it was built with: give others an optimizer of their own."
+            )
+            raise ValueError(f"{problem} Received: {len(new)} more parameters, such as '{new[0]}'")
         super()._add_param_group(param_group)
 
     @contextlib.contextmanager
@@ -209,52 +209,3 @@ def _progress_in_graph(now: int, steps: int) -> Any:
     progress = (counter / float(steps)).clip(max=1.0)
     paddle.assign(counter + 1.0, counter)
     return progress
-
-
-def _ratios_of_layers(layers: Any, layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> Ratio:
-    """Return the ratio of each parameter by a LayerMap, raise if an argument contradicts it."""
-    if hook is not layerwise_lr_decay or name_dict is not None:
-        wrong = "`layers` takes the place of `name_dict` and `set_param_lr_fun`: give one or the other."
-        raise refusal(ValueError, wrong, name_dict=name_dict, set_param_lr_fun=hook)
-    ratio_of = ratio_fn(layers, layerwise_decay)
-    if n_layers != N_LAYERS:
-        wrong = f"`layers` knows that there are {layers.n_layers} blocks, so `n_layers` would be ignored: leave it out."
-        raise refusal(ValueError, wrong, n_layers=n_layers)
-    return ratio_of
-
-
-def _ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> Optional[Ratio]:
-    """Return the ratio of each parameter by a hook, None if all are 1; raise if a decay would change nothing."""
-    if hasattr(layerwise_decay, "layerwise_decay"):
-        wrong = "A LayerDecay as `layerwise_decay` needs `layers` beside it."
-        raise refusal(TypeError, wrong, layerwise_decay=layerwise_decay, layers=None)
-    decay, documented = check_decay(layerwise_decay), hook is layerwise_lr_decay
-    if decay != 1.0 and (hook is None or (documented and name_dict is None)):
-        needs = "`layers` (LayerMap.from_model(model)), or `name_dict` and `set_param_lr_fun`"
-        given = {"layerwise_decay": layerwise_decay, "name_dict": name_dict, "set_param_lr_fun": hook}
-        raise refusal(ValueError, f"`layerwise_decay` has no effect without {needs}.", **given)
-    if hook is None or (documented and decay == 1.0):  # `name_dict` may be there for its names alone
-        return None
-    return adapt_hook(hook, decay, name_dict, n_layers)
-
-
-def _refuse_names_before_sharding(params: list[Any], names: Any, has_weight_decay: Any) -> None:
-    """Raise if names were collected before `dist.shard_tensor`, which adds ".dist" to them: all look-ups would miss."""
-
-    def answer(name: str) -> Optional[bool]:
-        try:
-            return bool(has_weight_decay(name))
-        except LookupError:
-            return None
-
-    for param in [param for param in params if param.name.endswith(".dist")]:
-        before = param.name.removesuffix(".dist")
-        stale = ["`name_dict` or `layers`"] if before in names and param.name not in names else []
-        if has_weight_decay is not None and answer(param.name) == answer("no parameter's name") != answer(before):
-            stale.append("`apply_decay_param_fun`")
-        if stale:
-            raise ValueError(
-                f"{' and '.join(stale)} must know a parameter by its name after `dist.shard_tensor`, which adds "
-                "'.dist': shard the model first, then collect the names. "
-                f"Received: '{before}' is known, '{param.name}' is not"
-            )

@@ -8,7 +8,7 @@ from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from ..._messages import shown, wrong_type
 from ..._paddle import accumulators, parameters_of, prefixed, rate_source, with_state
-from ..declaration import COUNTERS
+from ..declaration import check_value
 
 __all__ = ["loadable"]
 
@@ -39,7 +39,7 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     for key, (name, form) in live.items():
         if key not in state_dict:
             raise ValueError(f"`state_dict` lacks what the optimizer has. Received: no '{key}'")
-        _check_state(key, state_dict[key], form, name in COUNTERS)
+        _check_state(key, state_dict[key], name, form)
     _check_waiting(optimizer, state_dict, waiting, set(live))
     return state_dict
 
@@ -71,7 +71,7 @@ def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, kno
         given = layout.keys() & left
         for key in given:
             name, form = layout[key]
-            _check_state(key, state_dict[key], form, name in COUNTERS)
+            _check_state(key, state_dict[key], name, form)
         lacking = sorted(layout.keys() - given) + [f"master_weights of {param.name}"] * (master is None)
         if given and lacking:
             wrong = "`state_dict` must have all state of a parameter or none: build the optimizer as the saved one was."
@@ -90,18 +90,8 @@ def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, kno
         )
 
 
-def _check_state(key: str, found: Any, form: tuple[Any, Any], counts: bool) -> None:
-    """Raise TypeError or ValueError if a state has another form, or is a counter of less than no steps."""
+def _check_state(key: str, found: Any, name: str, form: tuple[Any, Any]) -> None:
+    """Raise TypeError or ValueError unless an entry of a state is a Tensor or array that fits."""
     if not isinstance(found, (paddle.Tensor, np.ndarray)):
         raise TypeError(f"`state_dict` must hold Tensors. Received: {shown(found)} as '{key}'")
-    expected, received = _form(*form), _form(found.dtype, found.shape)
-    if received != expected:
-        wrong = "`state_dict` is of another optimizer or model"
-        raise ValueError(f"{wrong}: '{key}' must be {expected}. Received: {received}")
-    count = np.asarray(found if counts else 0.0, "float64")
-    if not np.all(np.isfinite(count) & (count >= 0.0)):
-        raise ValueError(f"'{key}' of `state_dict` must be a finite number from 0 on. Received: {count.tolist()}")
-
-
-def _form(dtype: Any, shape: Any) -> str:
-    return f"{str(dtype).rpartition('.')[2]} of shape {list(shape)}"
+    check_value(f"'{key}' of `state_dict`", name, found, form)

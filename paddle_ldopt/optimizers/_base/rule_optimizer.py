@@ -248,7 +248,9 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         alone = [task for task in tasks if task.piece.slice_size is not None]
         if whole and (self.fused or not paddle.in_dynamic_mode() or whole[0].param.place.is_cpu_place()):
             whole = self.update_fused(whole)
-        units = self._batches.split(self, whole)
+        units: list[tuple[Any, list[Task]]] = [(None, [task]) for task in whole]
+        if paddle.in_dynamic_mode():
+            units = self._batches.split(self, whole)
         for batch, some in units:
             if batch is None:
                 self._update_alone(some[0])

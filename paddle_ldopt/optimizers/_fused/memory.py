@@ -7,7 +7,7 @@ import paddle
 
 from ... import _paddle, kernels
 
-__all__ = ["TYPES", "addresses", "held_bytes", "same_shapes", "versions", "why_not"]
+__all__ = ["TYPES", "addresses", "held_bytes", "same_shapes", "versions", "unsupported_reason"]
 
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
 _Tensor = paddle.Tensor
@@ -33,7 +33,7 @@ def held_bytes(tensor: Any) -> int:
     return _paddle.bytes_behind(tensor) - _paddle.bytes_before(tensor)
 
 
-def why_not(tensor: Any) -> Optional[str]:
+def unsupported_reason(tensor: Any) -> Optional[str]:
     """Return why the C library cannot work on a tensor even if it is contiguous, None if it can."""
     if tensor.is_dist():
         return "it is a DistTensor"  # of a global shape, of which this process may have a part

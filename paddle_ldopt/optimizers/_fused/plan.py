@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..declaration import STEP
-from .memory import TYPES, addresses, held_bytes, same_shapes, versions, why_not
+from .memory import TYPES, addresses, held_bytes, same_shapes, unsupported_reason, versions
 from .seen import Seen
 
 __all__ = ["FusedRule", "Plan"]
@@ -131,7 +131,7 @@ class Plan:
             return rule
         tensors = self._tensors(param, rule)
         for place, tensor in tensors.items():
-            why = why_not(tensor)
+            why = unsupported_reason(tensor)
             if why is None and tensor is not param and not tensor.is_contiguous():
                 why = "its state is not contiguous"
             if why is None and place not in ("param", "copy", 2) and tensor.dtype != paddle.float32:

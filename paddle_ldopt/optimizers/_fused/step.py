@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ... import _paddle, kernels
 from ..._messages import refusal
 from .._base.collecting import CollectingMixin
-from .memory import TYPES, held_bytes, why_not
+from .memory import TYPES, held_bytes, unsupported_reason
 from .plan import FusedRule, Plan
 from .seen import Seen
 
@@ -34,7 +34,7 @@ def check_fused(fused: Optional[bool]) -> Optional[bool]:
     if fused is not None and not isinstance(fused, bool):
         raise refusal(TypeError, "`fused` must be None, True or False.", fused=fused)
     if fused and kernels.library() is None:
-        raise _not_possible(f": {kernels.why_not()}.")
+        raise _not_possible(f": {kernels.unsupported_reason()}.")
     if fused and not paddle.in_dynamic_mode():
         raise _not_possible(" in a static graph: use None or False.")
     return fused
@@ -88,7 +88,7 @@ class FusedMixin(CollectingMixin):
         """Do the updates of whole parameters that the C library can do, return the others; raise if it must do all."""
         if not updates or self.fused is False:
             return updates
-        why = _why_not_here()
+        why = _unsupported_reason_here()
         if why is not None:
             if self.fused:
                 raise _not_possible(f": {why}. Use None or False.")
@@ -152,9 +152,10 @@ class FusedMixin(CollectingMixin):
         by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm
         return (
             self.fused is not False
-            and _why_not_here() is None
+            and _unsupported_reason_here() is None
             and bool(params)
             and not isinstance(params[0], dict)
+            and (not _paddle.is_allocated(params[0]) or params[0].place.is_cpu_place())
             and not _paddle.in_to_static_mode()
             and not paddle.distributed.is_initialized()
             and (clip is None or (by_norm and not (clip.auto_skip_clip or self._clips_values())))
@@ -220,7 +221,7 @@ class FusedMixin(CollectingMixin):
         if kept is not None and kept[0] is ratio_of and kept[1] is params and kept[2] == frozen:
             return kept[3]
         ratios = [0.0 if idle else ratio_of(param) for param, idle in zip(params, frozen)]
-        if getattr(ratio_of, "is_constant", False):  # a LayerMap's
+        if ratio_of.is_constant:  # a LayerMap's
             self._kept_ratios = ratio_of, params, frozen, ratios
         return ratios
 
@@ -231,13 +232,13 @@ def layer_rates(rate: Any, factors: Any, ratios: Any) -> NDArray[Any]:
     return np.array(float(rate), kind) * np.array(factors, kind) * np.array(ratios, kind)
 
 
-def _why_not_here() -> Optional[str]:
+def _unsupported_reason_here() -> Optional[str]:
     """Return why no step can be fused at the moment, None if one can."""
     if not paddle.in_dynamic_mode():
         return "a static graph, or `to_static`, is made of Paddle's operations"
     if _paddle.flags()["FLAGS_check_nan_inf"]:
         return "FLAGS_check_nan_inf has Paddle check what its operations return"
-    return kernels.why_not()
+    return kernels.unsupported_reason()
 
 
 def _readable(grad: Any, param: Any) -> tuple[Any, Optional[str]]:
@@ -250,7 +251,7 @@ def _readable(grad: Any, param: Any) -> tuple[Any, Optional[str]]:
         return None, "it is not contiguous"
     if not grad.is_contiguous():
         grad = grad.contiguous()
-    why = why_not(grad)
+    why = unsupported_reason(grad)
     return (grad, None) if why is None else (None, f"of the gradient: {why}")
 
 

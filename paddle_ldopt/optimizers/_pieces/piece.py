@@ -57,7 +57,7 @@ class Piece:
             return square_sum(x)
         if x.shape[0] == 1:
             return square_sum(x).reshape([1] * (rank + 1))
-        if x.place.is_cpu_place():  # a product of vectors: a CPU's `sum` is coarse over many elements, and slow
+        if math.prod(self.part_shape) > 512 and x.place.is_cpu_place():  # its `sum` is coarse over many, and slow
             flat = x.reshape([x.shape[0], 1, -1])
             return paddle.matmul(flat, flat, transpose_y=True).reshape([-1, *[1] * rank])
         return _sum(x * x, list(range(-rank, 0))) if rank else x * x

@@ -9,5 +9,3 @@ from .model import Layout, Transformer, Weight
 from .optimizer import ITEMSIZE, OptimizerSpec
 
 __all__ = ["ITEMSIZE", "Layout", "MemoryUse", "OptimizerSpec", "Transformer", "Weight", "cells", "estimate", "gib"]
-
-plan = estimate  # its first name

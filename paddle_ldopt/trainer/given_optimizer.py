@@ -10,6 +10,8 @@ from ..build import OFF
 from ..config import json_object
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
+from ..layers.rates import sets_own_rate
+from ..layers.ratios import decay_of
 from ..optimizers.registry import REGISTRY
 
 
@@ -25,12 +27,7 @@ class OwnRate(LRScheduler):
         return float(self.optimizer.get_lr())
 
 
-def sets_own_rate(optimizer: Any) -> bool:
-    """Return whether an optimizer takes its rate from its own steps, so that a scheduler beside it has no effect."""
-    return bool(getattr(unwrap(optimizer), "sets_own_rate", False))
-
-
-def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
+def check_given_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
     """Raise if the Trainer, given `optimizers=(optimizer, scheduler)`, would not do what its arguments say."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
@@ -39,17 +36,17 @@ def check_passed_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: La
     chosen = REGISTRY.get(optim)
     if chosen is not None and not isinstance(optimizer, chosen.cls):
         raise _ignored("`optim`", "leave one of them out", f"optim={shown(optim)}, optimizers=({name}, ...)")
-    own = getattr(getattr(optimizer, "ratio_of", None), "decay", None)
+    own = decay_of(optimizer)
     if decay not in (own, OFF):
         raise _ignored(
             "the arguments' layer-wise decay",
             "leave `layerwise_lr_decay` and its kin at their defaults, or build the optimizer with the same decay "
             "(`layers` and `layerwise_decay`, or apply_layerwise_decay)",
-            f"layerwise_rule={decay}, and {name} with {own or 'no LayerDecay'}",
+            f"layerwise_decay={decay}, and {name} with {own or 'no LayerDecay'}",
         )
 
 
-def check_passed_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) -> None:
+def check_given_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) -> None:
     """Raise if an optimizer has other options than `optim_kwargs`, or other layers than `layerwise_rules` make."""
     optimizer = unwrap(optimizer)
     name = type(optimizer).__name__
@@ -85,7 +82,7 @@ def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
     if sets_own:
         remedy, rate = "it sets its rate itself, so give optimizers=(opt, None)", "its own"
     elif scheduled:
-        remedy, rate = "give optimizers=(opt, opt._learning_rate), the scheduler it was built with", type(own).__name__
+        remedy, rate = "give optimizers=(opt, scheduler) with the scheduler it was built with", type(own).__name__
     else:
         constant = "scheduler = paddle.optimizer.lr.LambdaDecay(lr, lambda step: 1) keeps the rate constant"
         remedy, rate = f"build it with a scheduler and give both; {constant}", own
