@@ -98,25 +98,17 @@ def create_optimizer(
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """
-    given: dict[str, tuple[str, Any]] = {  # argument -> option of AdamWeightDecay, value
-        "adam_beta1": ("beta_1", adam_beta1),
-        "adam_beta2": ("beta_2", adam_beta2),
-        "adam_epsilon": ("epsilon", adam_epsilon),
-        "adam_clipnorm": ("clipnorm", adam_clipnorm),
-        "adam_global_clipnorm": ("global_clipnorm", adam_global_clipnorm),
-        "weight_decay_rate": ("weight_decay", weight_decay_rate),
-    }
-    declared = AdamWeightDecay.OPTIONS
-    options = {option: declared[option].checked(value, argument) for argument, (option, value) in given.items()}
-    if adam_clipnorm is not None and adam_global_clipnorm is not None:
-        norms = {"adam_clipnorm": adam_clipnorm, "adam_global_clipnorm": adam_global_clipnorm}
-        raise refusal(ValueError, f"Clip gradients one by one or together: give one of {', '.join(norms)}.", **norms)
-    include = declared["include_in_weight_decay"].checked(include_in_weight_decay, "include_in_weight_decay") or []
-    if options["weight_decay"] == 0.0 and include:
-        idle = "`include_in_weight_decay` has no effect without a weight decay."
-        raise refusal(ValueError, idle, include_in_weight_decay=include_in_weight_decay, weight_decay_rate=0.0)
+    options = _checked_options(
+        adam_beta1=adam_beta1,
+        adam_beta2=adam_beta2,
+        adam_epsilon=adam_epsilon,
+        adam_clipnorm=adam_clipnorm,
+        adam_global_clipnorm=adam_global_clipnorm,
+        weight_decay_rate=weight_decay_rate,
+        include_in_weight_decay=include_in_weight_decay,
+    )
     if parameters is not None:  # read twice: their names are searched, too
-        parameters = checked_parameters(parameters, {*declared, "weight_decay_rate"})
+        parameters = checked_parameters(parameters, {*AdamWeightDecay.OPTIONS, "weight_decay_rate"})
     elif model is None and paddle.in_dynamic_mode():
         why = "Paddle's optimizers are told what to train when they are built."
         raise refusal(ValueError, f"`parameters` or `model` must be given: {why}", parameters=None, model=None)
@@ -124,13 +116,8 @@ def create_optimizer(
     hook = None if set_param_lr_fun is layerwise_lr_decay else set_param_lr_fun
     if hook is not None and name_dict is None and layers is None and model is not None:
         name_dict = name_dict_of(model)
-    names = name_dict or getattr(layers, "name_dict", None)
-    if options["weight_decay"] == 0.0:
-        excluded: dict[str, Any] = {}
-    elif model is not None:
-        excluded = {"apply_decay_param_fun": _decayed(model, include, names).__contains__}
-    else:
-        excluded = {"exclude_from_weight_decay": _pattern_of_excluded(parameters, names)}
+    names = name_dict or (layers.name_dict if isinstance(layers, LayerMap) else None)
+    excluded = _excluded(options, model, parameters, names)
     told: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
     told = {name: value for name, value in told.items() if value is not None}
     if model is None:
@@ -141,14 +128,50 @@ def create_optimizer(
         decay=layerwise_decay,
         layers=layers,
         learning_rate=schedule,
-        include_in_weight_decay=include_in_weight_decay,
         multi_precision=multi_precision,
         n_layers=n_layers,
         **told,
-        **options,
+        **{**options, "include_in_weight_decay": include_in_weight_decay},
         **excluded,
     )
     return optimizer, schedule
+
+
+_OPTIONS = {  # argument -> option of AdamWeightDecay
+    "adam_beta1": "beta_1",
+    "adam_beta2": "beta_2",
+    "adam_epsilon": "epsilon",
+    "adam_clipnorm": "clipnorm",
+    "adam_global_clipnorm": "global_clipnorm",
+    "weight_decay_rate": "weight_decay",
+    "include_in_weight_decay": "include_in_weight_decay",
+}
+
+
+def _checked_options(**given: Any) -> dict[str, Any]:
+    """Return the options of `AdamWeightDecay` that the arguments of `create_optimizer` give, checked."""
+    declared = AdamWeightDecay.OPTIONS
+    options = {option: declared[option].checked(given[argument], argument) for argument, option in _OPTIONS.items()}
+    norms = {name: given[name] for name in ("adam_clipnorm", "adam_global_clipnorm")}
+    if None not in norms.values():
+        raise refusal(ValueError, f"Clip gradients one by one or together: give one of {', '.join(norms)}.", **norms)
+    if options["weight_decay"] == 0.0 and options["include_in_weight_decay"]:
+        included = given["include_in_weight_decay"]
+        idle = "`include_in_weight_decay` has no effect without a weight decay."
+        raise refusal(ValueError, idle, include_in_weight_decay=included, weight_decay_rate=0.0)
+    return options
+
+
+def _excluded(
+    options: dict[str, Any], model: Any, parameters: Optional[list[Any]], names: Optional[Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return the option that says which parameters are not decayed, none without a weight decay."""
+    if options["weight_decay"] == 0.0:
+        return {}
+    if model is not None:
+        include = options["include_in_weight_decay"] or []
+        return {"apply_decay_param_fun": _decayed(model, include, names).__contains__}
+    return {"exclude_from_weight_decay": _pattern_of_excluded(parameters, names)}
 
 
 # TensorFlow's ["LayerNorm", "layer_norm", "bias"] and Paddle's spellings of the same: norm1, input_layernorm, ln_1. One
