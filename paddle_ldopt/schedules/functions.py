@@ -282,7 +282,7 @@ def get_wsd_schedule(
 
     w, s and d are `num_warmup_steps`, `num_stable_steps` and `num_decay_steps`, at least 0; u and v `warmup_type` and
     `decay_type`: "linear", "cosine" or "1-sqrt"; f `min_lr_ratio`, the fraction of the peak at which the rate starts
-    and ends; c `num_cycles`, waves of a cosine decay, above 0. Give s or n, `num_training_steps`, for an s of n - w - d;
+    and ends; c `num_cycles`, waves of a cosine decay, above 0. Give s or n, `num_training_steps`, for s of n - w - d;
     if that is below 0, which is warned of, the decay begins with its last n - w steps. If both are given, s has the
     last word; a warning if w + s + d is not n.
 
