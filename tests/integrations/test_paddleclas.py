@@ -127,6 +127,15 @@ def test_every_optimizer_is_a_name_of_the_configuration_file(engine, name):
     run.train()
 
 
+@pytest.mark.parametrize("shape", ["linear", "multipliers"])
+def test_shapes_of_the_decay_are_settings(engine, shape):
+    def build(settings):
+        run = engine(optimizer={"name": "AdamWDL", "lr": LR, **settings})
+        return run.model, run.optimizer[0]
+
+    frameworks.assert_shape(shape, build, ratio, DECAY, DEPTH)
+
+
 def test_its_own_adamwdl_s_arguments_are_taken(engine):
     run = engine(optimizer={"name": "AdamWDL", "lr": LR, "layerwise_decay": DECAY, "filter_bias_and_bn": True})
     assert run.optimizer[0].layerwise_ratio(run.model.head.weight) == 1.0

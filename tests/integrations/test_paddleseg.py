@@ -26,12 +26,6 @@ BACKBONE = {
     "sr_ratios": [2, 2, 1, 1],
     "qkv_bias": True,
 }
-RULES = {
-    r"backbone\.(patch_embed2|norm1)\.": 1,
-    r"backbone\.(patch_embed3|norm2)\.": 3,
-    r"backbone\.(patch_embed4|norm3)\.": 4,
-    r"backbone\.norm4\.": 5,
-}
 
 
 def ratio(name):
@@ -67,7 +61,7 @@ def built(tmp_path, monkeypatch):
             "batch_size": 2,
             "iters": 5,
             "train_dataset": {**data, "num_classes": 2, "mode": "train", "transforms": [{"type": "Normalize"}]},
-            "optimizer": {"type": "AdamWDL", "layerwise_decay": DECAY, "rules": RULES, **optimizer},
+            "optimizer": {"type": "AdamWDL", "layerwise_decay": DECAY, **optimizer},
             "lr_scheduler": {"type": "PolynomialDecay", "learning_rate": 0.01, "end_lr": 0, "power": 0.9},
             "loss": {"types": [{"type": "DiceLoss"}], "coef": [1]},  # its CrossEntropyLoss fails on Paddle 3
             "model": {"type": "SegFormer", "backbone": BACKBONE, "embedding_dim": 8, "num_classes": 2},
@@ -109,6 +103,22 @@ def test_the_training_loop_gives_each_layer_its_rate(built, tmp_path):
     train(builder, tmp_path / "run")
     assert len(watched.rates) == 5
     watched.assert_follows(ratio, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("shape", ["linear", "multipliers", "towers"])
+def test_shapes_of_the_decay_are_settings(built, shape):
+    def build(settings):
+        builder = built(**settings)
+        return builder.model, builder.optimizer
+
+    frameworks.assert_shape(shape, build, ratio, DECAY, 5, "backbone")
+
+
+def test_stages_are_layers(built):
+    builder = built(granularity="stage")
+    for name, param in builder.model.named_parameters():
+        if found := re.match(r"backbone\.block(\d)", name):
+            assert builder.optimizer.layerwise_ratio(param) == pytest.approx(DECAY ** (5 - int(found[1]))), name
 
 
 def test_custom_cfg_multiplies_the_rates_of_the_layers(built):

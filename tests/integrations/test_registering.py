@@ -81,13 +81,39 @@ def test_paddleocr_s_weight_decay(ocr, encoder, weight_decay):
 
 def test_settings_of_a_file(ocr, encoder):
     rules = {r"layers\.(\d+)\.": r"\1", "norm": "head"}
-    opt = ocr.Came(learning_rate=0.01, rules=rules, layerwise_decay=0.5, head_ratio=2.0, beta3=0.99)(encoder)
+    opt = ocr.Came(learning_rate="1e-2", rules=rules, layerwise_decay="5e-1", head_ratio=2.0, beta3=0.99)(encoder)
+    assert opt.get_lr() == 0.01  # as PyYAML reads 1e-2
     assert opt.layerwise_ratio(encoder.layers[0].linear1.weight) == 0.125
     for options, message in [
         ({"layerwise_decai": 0.5}, "'layerwise_decai' is no setting of Came; the nearest is 'layerwise_decay'"),
         ({"layerwise_decay": 2.0}, "Received: layerwise_decay=2.0"),
+        ({"weight_decay": -1.0}, "Received: weight_decay=-1.0"),
         ({"weight_decay": paddle.regularizer.L1Decay(0.1)}, "no L1 decay"),
         ({"rules": {"a": 1}}, "`rules`"),
     ]:
         with pytest.raises(ValueError, match=message):
             ocr.Came(learning_rate=0.01, **options)(encoder)
+
+
+def test_a_wrapped_a_frozen_and_a_bfloat16_model(ocr, encoder):
+    """DataParallel changes names but no rates, frozen blocks keep their layers, and bfloat16 has masters."""
+    settings = {"layerwise_decay": 1.0, "towers": {"0": 0.5}, "multipliers": {"^1": 3.0}, "multi_precision": True}
+    model = paddle.nn.Sequential(encoder, paddle.nn.Linear(8, 2))
+    for param in encoder.layers[0].parameters():
+        param.stop_gradient = True
+    frozen = encoder.layers[0].linear1.weight.numpy()
+    rates = [applied_rates(ocr.AdamWDL(0.1, **settings)(m)) for m in (model, paddle.DataParallel(model))]
+    assert rates[0] == rates[1]
+    assert rates[0][encoder.layers[1].linear1.weight.name] == pytest.approx(0.1 * 0.5**2)
+    model.bfloat16()  # as `paddle.amp.decorate` of level O2, which does nothing on a CPU
+    opt = ocr.AdamWDL(0.1, **settings)(model)
+    for param in model.parameters():
+        if not param.stop_gradient:
+            param.grad = paddle.ones_like(param)
+    opt.step()
+    masters = opt.state_dict()["master_weights"]
+    assert encoder.layers[1].linear1.weight.name in masters
+    assert encoder.layers[0].linear1.weight.name not in masters
+    assert applied_rates(opt) == rates[0]
+    before = paddle.to_tensor(frozen).astype("bfloat16")
+    assert bool((encoder.layers[0].linear1.weight == before).all())
