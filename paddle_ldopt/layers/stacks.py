@@ -60,6 +60,7 @@ class Stack:
     def __init__(self, tower: str, rows: list[_Row], from_one: bool, whole: bool, doubted: bool) -> None:
         self.tower = tower  # its name, such as "bert.encoder.layers"
         self.doubted = doubted  # whether it is named like a head or an embedding
+        self._in_names = from_one  # whether the numbers are parts of names, as in block1
         self.first = rows[0].position  # of its parameters, among all names
         self.large = _kinds(rows) >= _MIN_KINDS
         stages = _stages(rows, sure=tower.rpartition(".")[2] in _ALWAYS_STAGED)
@@ -98,12 +99,14 @@ class Stack:
     def take_between(self, tower: str, rows: list[_Row]) -> bool:
         """Number a list beside stages that is numbered as they are: SegFormer's patch_embed2 and norm1.
 
-        A norm belongs to the last block of its stage, a downsampling to the last block of the stage before.
+        A norm belongs to the last block of its stage, a downsampling to the last block of the stage before. Norms of
+        what a backbone gives to the head, Swin's norm3 beside layers.3, are not between stages.
         """
         parent, _, name = tower.rpartition(".")
         missing = set(self._starts) - {row.index for row in rows}
         beside = parent == self.tower.rpartition(".")[0] and set(self._starts).issuperset(row.index for row in rows)
-        if not (self.staged and beside and _BETWEEN.match(name)) or (missing and "<i>" not in name):
+        of_outputs = name.startswith("norm") and not self._in_names
+        if not (self.staged and beside and _BETWEEN.match(name)) or of_outputs or (missing and "<i>" not in name):
             return False
         ends = dict(zip(sorted(self._starts), [*self.stages[1:], self.depth]))  # stage -> number behind its last block
         for row in rows:

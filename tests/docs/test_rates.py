@@ -251,8 +251,10 @@ def test_a_row(project):
 
 
 def test_a_backbone_without_blocks_is_no_tower():
+    layers = Parts(encoder=Parts(layers=blocks(2)), decoder=Parts(layers=blocks(3)))
+    model = Parts(backbone=Parts(conv1=nn.Conv2D(3, 8, 3), conv2=nn.Conv2D(8, 8, 3)), transformer=layers)
     with pytest.raises(ValueError, match="use `multipliers` for parts without blocks. Received: towers='backbone'"):
-        LayerMap.from_model(detr()).ratio_fn(LayerDecay(towers={"backbone": 0.75}))
+        LayerMap.from_model(model).ratio_fn(LayerDecay(towers={"backbone": 0.75}))
 
 
 def test_the_mean_on_the_page():

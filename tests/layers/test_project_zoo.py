@@ -37,12 +37,12 @@ def pyramid(depths, prefix="", head="head"):
 
 
 def swin(prefix="", norms="", head="norm head"):
-    """Say where Swin-T keeps things; the norms are of the stages' outputs."""
+    """Say where Swin-T keeps things; the norms are of the stages' outputs, and belong to the head as in mmpretrain."""
     ends = {"0": 2, "1": 4, "2": 10, "3": 12}
     blocks = [f"{prefix}layers.{i}.blocks.{{{n}}}" for i, n in enumerate((2, 2, 6, 2))]
     blocks += [f"{prefix}layers.{i}.downsample={ends[i]}" for i in "012"]
-    blocks += [f"{prefix}norm{i}={ends[i]}" for i in norms]
-    return (" ".join(blocks), f"{prefix}patch_embed", head)
+    norms = " ".join(f"{prefix}norm{i}" for i in norms)
+    return (" ".join(blocks), f"{prefix}patch_embed", f"{norms} {head}".strip())
 
 
 def vit(n, embeddings, head, prefix=""):
