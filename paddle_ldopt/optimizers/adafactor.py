@@ -151,8 +151,9 @@ class Adafactor(FactoredOptimizer):
 
     @staticmethod
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the rounds of sums, those of `scale_parameter` included."""
-        return [[*([ROW, COLUMN] if is_factored(shape) else []), SCALAR], [SCALAR]]
+        """Return the rounds of sums."""
+        first = [*([ROW, COLUMN] if is_factored(shape) else []), *([SCALAR] if options["scale_parameter"] else [])]
+        return [first, [SCALAR]] if first else [[SCALAR]]
 
     def __init__(
         self,

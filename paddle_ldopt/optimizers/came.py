@@ -202,9 +202,10 @@ class Came(FactoredOptimizer):
 
     @staticmethod
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the rounds of sums; `scale_parameter` needs one more number in the first."""
+        """Return the rounds of sums."""
         lines = [ROW, COLUMN] if is_factored(shape) else []
-        rounds = [lines, [SCALAR], lines if options["beta1"] else []]
+        first = [*lines, *([SCALAR] if options["scale_parameter"] else [])]
+        rounds = [first, [SCALAR], lines if options["beta1"] else []]
         return [kinds for kinds in rounds if kinds]
 
     def __init__(

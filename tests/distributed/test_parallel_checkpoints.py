@@ -120,7 +120,8 @@ def test_bytes_are_those_of_the_formulas(runs, layout, name):
         sizes += [[rows, columns], [columns]]
     dtype = "bfloat16" if name in LOW else "float32"
     layout = Layout(**{kind: int(degree)}, split_param=version == ["v2"])
-    answer = estimate(dict(zip(names, sizes)), OptimizerSpec(name.split(",")[0], dtype=dtype), layout)
+    told = {"scale_parameter": False} if name == "adafactor" else {}  # as the cases are built
+    answer = estimate(dict(zip(names, sizes)), OptimizerSpec(name.split(",")[0], dtype=dtype, **told), layout)
     assert (answer.state, answer.masters) == max((rank["held"] for rank in found), key=sum)
     n = int(degree)
     share = 2 * (n - 1) / n
