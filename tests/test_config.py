@@ -415,3 +415,8 @@ def test_the_example_of_a_file(tmp_path):
     (tmp_path / "c.yaml").write_text(textwrap.dedent(text))
     config = LdoptConfig.from_yaml(tmp_path / "c.yaml")
     assert (config.optim, config.optim_kwargs["clip_threshold"], config.learning_rate) == ("came", 2.0, 2e-4)
+
+
+def test_a_key_twice_in_a_json_string_is_refused():
+    with pytest.raises(ValueError, match="'a' is there twice"):
+        LdoptConfig(layerwise_lr_decay=0.5, layerwise_towers='{"a": 0.5, "a": 0.6}')

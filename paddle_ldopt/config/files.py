@@ -17,7 +17,7 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
     found, why = value, ""
     if isinstance(value, str):
         try:
-            found = json.loads(value)
+            found = json.loads(value, object_pairs_hook=unique_keys)
         except (RecursionError, ValueError) as error:
             why = f" ({error})"
     if found is not None and not isinstance(found, dict):

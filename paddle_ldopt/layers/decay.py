@@ -89,8 +89,8 @@ class LayerDecay:
         end: what d goes to over the training, in (0, 1]: :math:`(1 - p) d + p \cdot end` at the share p of the steps.
         steps: the steps until d is at `end`, from 1. None: all steps of the training, where the schedule or the Trainer
             knows their number.
-        preserve_mean: divide all ratios by their mean over the trained blocks of all towers, so that a rate that is
-            tuned for uniform training holds for any decay.
+        preserve_mean: divide all ratios by their mean over the blocks of all towers but those that `freeze_below`
+            freezes, multipliers aside, so that a rate that is tuned for uniform training holds for any decay.
         towers (dict): name of a part of the model with blocks of its own ("vision_model", "backbone", several parts of
             a dotted name) -> its decay: a number, a `LayerDecay`, or a dict of options. The rest keeps this one.
         multipliers (dict): regular expression (`re.search` in the structured name) -> factor of the ratio, at least 0;
@@ -157,6 +157,10 @@ class LayerDecay:
         `progress` is the share of the training that is over, in [0, 1]. Towers and multipliers are by parameter:
         `LayerMap.ratio_fn` knows them.
         """
+        checked_number(progress, "progress", 0.0, 1.0)
+        if checked_int(layer_id, "layer_id") > checked_int(n_layers, "n_layers", 1) + 1:
+            beyond = "`layer_id` must be at most `n_layers` + 1, the head."
+            raise refusal(ValueError, beyond, layer_id=layer_id, n_layers=n_layers)
         mean = 1.0
         if self.preserve_mean:
             if self.towers:
@@ -188,7 +192,7 @@ class LayerDecay:
     def to_dict(self) -> dict[str, Any]:
         """Return all options by their names, as JSON can hold them; `LayerDecay(**options)` is equal."""
         towers = {name: decay.to_tower() for name, decay in self.towers.items()} if self.towers else None
-        return {**vars(self), "towers": towers}
+        return {**vars(self), "towers": towers, "multipliers": self.multipliers and dict(self.multipliers)}
 
     def to_tower(self) -> Union[float, dict[str, Any]]:
         """Return what stands for the decay in the `towers` of another: its number, or the options that it sets."""

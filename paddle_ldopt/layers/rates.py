@@ -73,6 +73,9 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
     if not isinstance(unwrap(optimizer), Optimizer):
         raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer={type(optimizer).__name__}")
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
+    if not params:
+        advice = "in a static graph read the rates before `minimize`, from the layers and the decay."
+        raise refusal(ValueError, f"The optimizer has no parameters to show: {advice}", parameters=params)
     now, groups, rates = next_rate(optimizer), groups_by_name(optimizer), {}
     peak = peak_learning_rate(rate_source(optimizer), num_steps, lambda ahead: rate_divisor(optimizer, ahead))
     parts, ratios = rate_parts(optimizer, params), ratios_of(optimizer)
@@ -121,7 +124,8 @@ def planned_rates(
         now = peak = checked_number(learning_rate, "learning_rate", kind="a number or an LRScheduler")
     rates = {}
     for tensor, (_, name, param) in tensors.items():
-        ratio = ratios.of(name)
+        own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)  # of its ParamAttr
+        ratio = ratios.of(name) * (own if isinstance(own, (int, float)) else 1.0)
         decayed = None if apply_decay_param_fun is None else bool(apply_decay_param_fun(tensor))
         frozen = ratio == 0 or (param is not None and bool(param.stop_gradient))
         scaled_now, scaled_peak = (None if rate is None else ratio * rate for rate in (now, peak))

@@ -89,6 +89,8 @@ def _layerwise(optimizer: Any) -> Record:
     documented = optimizer.set_param_lr_fun is layerwise_lr_decay
     constant = ratio_of is None or isinstance(ratio_of, LayerRatios) or documented
     plain = dataclasses.asdict(decay) if _is_dataclass(decay) else {"layerwise_decay": _plain(decay)}
+    if moves(ratio_of):
+        plain["moves_over"] = optimizer.steps_of_decay()
     return {**plain, "n_layers": _plain(optimizer.n_layers), "constant": constant}
 
 
@@ -183,6 +185,8 @@ def _settings(record: Record, constant: bool) -> Record:
     """Return name for `changed` -> (name of the value, where it holds) -> value."""
     whole = {**record["arguments"], **{name: record[name] for name in ("learning_rate", "schedule", "grad_clip")}}
     out: Record = {name: {(name, "the optimizer"): value} for name, value in whole.items()}
+    if "moves_over" in record["layerwise"]:
+        out["layerwise_decay"] = {("steps of the decay", "the optimizer"): record["layerwise"]["moves_over"]}
     for param, entry in record["parameters"].items():
         for name, value in record["options"][entry["options"]].items():
             out.setdefault(name, {})[name, f"'{param}'"] = value

@@ -115,3 +115,24 @@ def test_decays_are_picklable_hashable_and_held_by_json():
 def test_the_docstring_names_every_option():
     arguments = LayerDecay.__doc__.partition("Args:")[2].partition("Raises:")[0]
     assert re.findall(r"^        (\w+)(?: \(dict\))?: ", arguments, re.M) == list(OPTIONS)
+
+
+def test_what_a_decay_hands_out_is_not_its_own():
+    decay = LayerDecay(0.9, multipliers={"a": 3.0})
+    decay.to_dict()["multipliers"].clear()
+    assert decay.multipliers == {"a": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ((-1, 3), ValueError, "layer_id=-1"),
+        ((9, 3), ValueError, "layer_id=9, n_layers=3"),
+        ((1.5, 3), TypeError, "layer_id=1.5"),
+        ((0, 0), ValueError, "n_layers=0"),
+        ((1, 3, 2.0), ValueError, "progress=2.0"),
+    ],
+)
+def test_arguments_of_ratio(arguments, error, match):
+    with pytest.raises(error, match=f"Received: {match}"):
+        LayerDecay(0.5).ratio(*arguments)

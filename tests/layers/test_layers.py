@@ -811,3 +811,27 @@ def test_the_table_shows_schedules_that_advance_with_the_optimizer():
     assert rates(layers, ldopt.Lamb([1e-4, 9e-4, 2e-4], **how))["head"] == ((1e-4, 1e-4), (9e-4, 9e-4))
     found = rates(layers, ldopt.Lamb(lambda step: 1e-3 * (step + 1), **how))["block 2"]
     assert found == (pytest.approx((5e-4, 5e-4)), None)
+
+
+def test_a_planned_table_knows_rates_of_param_attr():
+    attr = paddle.ParamAttr(learning_rate=10.0)
+    head = paddle.nn.Linear(4, 2, weight_attr=attr, bias_attr=attr)
+    encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(4, 2, 8), 2)
+    model = paddle.nn.Sequential(("encoder", encoder), ("classifier", head))
+    layers = LayerMap.from_model(model)
+    optimizer = ldopt.AdamWDL(0.001, parameters=model.parameters(), layers=layers, layerwise_decay=0.5)
+    planned, built = layers.table(0.5, 0.001).rows[-1], layers.table(optimizer=optimizer).rows[-1]
+    assert planned.learning_rate == pytest.approx(built.learning_rate)
+    assert planned.learning_rate == pytest.approx((0.01, 0.01))
+
+
+def test_an_optimizer_without_parameters_has_no_table():
+    encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(4, 2, 8), 2)
+    layers = LayerMap.from_model(encoder)
+    paddle.enable_static()
+    try:
+        optimizer = ldopt.AdamWDL(0.001, layers=layers, layerwise_decay=0.5)
+        with pytest.raises(ValueError, match="no parameters to show"):
+            layers.table(optimizer=optimizer)
+    finally:
+        paddle.disable_static()

@@ -184,6 +184,19 @@ def test_files_know_the_start_and_the_end_of_the_ratios(tmp_path):
             ldopt.load_optimizer(path, made("adamwdl", model, layerwise_decay=other), model)
 
 
+@pytest.mark.parametrize(("saved", "now"), [({"steps": 10}, {"steps": 1000}), ({}, {"steps": 77})])
+def test_a_file_knows_over_how_many_steps_the_decay_moves(tmp_path, saved, now):
+    models = net(), net()
+    first, second = (
+        made("adamwdl", model, layerwise_decay=LayerDecay(0.35, end=1.0, **steps))
+        for model, steps in zip(models, (saved, now))
+    )
+    ldopt.save_optimizer(tmp_path / "x.safetensors", first, models[0])
+    with pytest.raises(ValueError, match=r"steps of the decay=\d+ \(in the file \d+\)"):
+        ldopt.load_optimizer(tmp_path / "x.safetensors", second, models[1])
+    assert ldopt.load_optimizer(tmp_path / "x.safetensors", second, models[1], changed=["layerwise_decay"])
+
+
 def test_any_optimizer_of_paddles_moves_with_its_schedule():
     model, hand = net(), net()
     rate = lr.PolynomialDecay(0.1, STEPS, 0.05)

@@ -104,11 +104,11 @@ class LayerwiseMixin(_Base):
 
     def progress_at(self, step: Optional[int] = None) -> Any:
         """Return the share of the training that is over at a step of the schedule, or now, for a decay that moves."""
-        steps = self._steps_of_decay()
+        steps = self.steps_of_decay()
         now = max(rate_source(self).last_epoch if step is None else step, 0)
         return min(now / steps, 1.0) if paddle.in_dynamic_mode() else _progress_in_graph(now, steps)
 
-    def _steps_of_decay(self) -> int:
+    def steps_of_decay(self) -> int:
         """Return the steps after which a decay that moves is at its end; raise if none are counted, or none known."""
         schedule, decay = rate_source(self), decay_of(self)
         if not isinstance(schedule, LRScheduler) or follows_metric(schedule):
