@@ -7,6 +7,7 @@ import paddle
 import pytest
 import tables
 import trainer_common as common
+from optimizer_cases import Net
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._checks import checked_bool
@@ -14,23 +15,6 @@ from paddle_ldopt.optimizers import ELEMENT, Option, RuleOptimizer, State, regis
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.tools.cli import main
 from paddle_ldopt.tools.memory import Layout, OptimizerSpec, estimate
-
-
-class Net(paddle.nn.Layer):
-    """An embedding, two blocks with norms, a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = paddle.nn.Embedding(6, 4)
-        self.blocks = paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0) for _ in range(2)])
-        self.head = paddle.nn.Linear(4, 3)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
 
 RATES = {"came": {"learning_rate": 0.01}, "lamb": {"learning_rate": 0.01}}
 

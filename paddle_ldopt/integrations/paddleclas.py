@@ -9,44 +9,30 @@ from typing import Any, Optional
 import paddle
 
 from .._messages import refusal
-from .settings import NAMES, framework, from_settings, undecayed_names
+from .settings import NAMES, Component, framework
 
 __all__ = ["register"]
 
 
-class Component:
-    """An optimizer as PaddleClas builds it: settings first, the models second."""
+class ClasComponent(Component):
+    """The same with PaddleClas's ways: no regularizer is no weight decay, and there is a list of models."""
 
     def __init__(
-        self,
-        name: str,
-        learning_rate: Any = 0.001,
-        weight_decay: Any = None,
-        grad_clip: Any = None,
-        no_weight_decay_name: Optional[str] = None,
-        one_dim_param_no_weight_decay: bool = False,
-        filter_bias_and_bn: Optional[bool] = None,
-        **settings: Any,
+        self, name: str, *, weight_decay: Any = None, filter_bias_and_bn: Optional[bool] = None, **kwargs: Any
     ) -> None:
-        self._optimizer, self._settings = name, settings
-        self._common = {"learning_rate": learning_rate, "grad_clip": grad_clip, "weight_decay": weight_decay or 0.0}
-        self._parts = (no_weight_decay_name or "").split()
+        super().__init__(name, weight_decay=weight_decay or 0.0, **kwargs)
         # PaddleClas's own AdamWDL leaves them out unless told otherwise
         self._filters = name == "AdamWDL" if filter_bias_and_bn is None else filter_bias_and_bn
-        self._one_dimensional = one_dim_param_no_weight_decay or self._filters
+        self.one_dimensional = self.one_dimensional or self._filters
 
     def __call__(self, model_list: Any) -> Any:
         """Return the optimizer of the parameters of one scope: a model, or parts of it."""
         if not model_list:
             raise refusal(ValueError, "Layer-wise rates need a model: train in dynamic graph.", model_list=model_list)
         model = model_list[0] if len(model_list) == 1 else paddle.nn.LayerList(model_list)
-        parts = [*self._parts, *(self._named_by(model) if self._filters else ())]
-        undecayed = undecayed_names(model, parts, one_dimensional=self._one_dimensional)
-        return from_settings(self._optimizer, model, self._settings, undecayed=undecayed, **self._common)
-
-    @staticmethod
-    def _named_by(model: Any) -> Any:
-        return model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+        if self._filters and hasattr(model, "no_weight_decay"):
+            self.parts = [*self.parts, *model.no_weight_decay()]
+        return super().__call__(model)
 
 
 def register() -> None:
@@ -61,4 +47,4 @@ def register() -> None:
     """
     module = framework("ppcls.optimizer.optimizer", "PaddleClas")
     for name in NAMES:
-        setattr(module, name, functools.partial(Component, name))
+        setattr(module, name, functools.partial(ClasComponent, name))

@@ -15,7 +15,7 @@ from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
 
-__all__ = ["NAMES", "framework", "from_settings", "groups_by_name", "numbers_read", "undecayed_names"]
+__all__ = ["NAMES", "Component", "framework", "from_settings", "groups_by_name", "numbers_read", "undecayed_names"]
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # as a YAML file has them -> ours
 _OF_THE_MAP = ("rules", "granularity")
@@ -122,3 +122,26 @@ def groups_by_name(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]
             raise refusal(ValueError, "A group names no parameter that trains and is in no group before.", parts=parts)
         groups.append({**numbers_read(options), "params": [left.pop(name) for name in names]})
     return [*groups, {"params": list(left.values())}] if left else groups
+
+
+class Component:
+    """An optimizer as PaddleOCR and PaddleClas build it: the settings of the file first, the model second."""
+
+    def __init__(
+        self,
+        name: str,
+        learning_rate: Any = 0.001,
+        weight_decay: Any = None,
+        grad_clip: Any = None,
+        no_weight_decay_name: Optional[str] = None,
+        one_dim_param_no_weight_decay: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.optimizer, self.settings = name, settings
+        self.common = {"learning_rate": learning_rate, "weight_decay": weight_decay, "grad_clip": grad_clip}
+        self.parts, self.one_dimensional = (no_weight_decay_name or "").split(), one_dim_param_no_weight_decay
+
+    def __call__(self, model: Any) -> Any:
+        """Return the optimizer of a model's parameters."""
+        undecayed = undecayed_names(model, self.parts, one_dimensional=self.one_dimensional)
+        return from_settings(self.optimizer, model, self.settings, undecayed=undecayed, **self.common)

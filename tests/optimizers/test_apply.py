@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
+from optimizer_cases import Net
 from paddle.incubate.asp import asp
 
 from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay, reset_layerwise_decay
@@ -13,22 +14,6 @@ from paddle_ldopt._paddle import parameters_of, unwrap
 from paddle_ldopt.parallel import save_checkpoint
 from paddle_ldopt.saving import load_optimizer, save_optimizer
 from paddle_ldopt.schedules import get_linear_schedule_with_warmup
-
-
-class Net(paddle.nn.Layer):
-    """An embedding, two blocks, a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = paddle.nn.Embedding(6, 4)
-        self.blocks = paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0) for _ in range(2)])
-        self.head = paddle.nn.Linear(4, 3)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
 
 
 def net(seed=5):

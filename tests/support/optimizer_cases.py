@@ -71,3 +71,19 @@ def build(ours, params, name_dict):
     cls = ldopt.optimizer_class(ours["optimizer"])
     optimizer = cls(parameters=list(params.values()), name_dict=name_dict, **arguments)
     return optimizer, scheduler.step if scheduler else lambda: None
+
+
+class Net(paddle.nn.Layer):
+    """An embedding, two blocks with norms, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = paddle.nn.Embedding(6, 4)
+        self.blocks = paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0) for _ in range(2)])
+        self.head = paddle.nn.Linear(4, 3)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
