@@ -1,6 +1,7 @@
 """LayerDecay: how the learning rate falls from layer to layer, by the conventions of the field."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Optional, Union
@@ -35,14 +36,21 @@ def _option(default: Any, doc: str, *limits: Any, **how: Any) -> Any:
 
 def _checked_towers(value: Any, name: str) -> dict[str, "LayerDecay"]:
     if not isinstance(value, dict) or not value or not all(isinstance(tower, str) and tower for tower in value):
-        raise refusal(TypeError, f"`{name}` must be a dict from the names of towers to decays.", **{name: value})
+        raise refusal(
+            TypeError, f"`{name}` must be a dict from the names of towers to decays, not empty.", **{name: value}
+        )
     towers = {}
     for tower, decay in value.items():
         if isinstance(decay, dict):
             for option in decay.keys() - OPTIONS.keys():
                 raise ValueError(f"`{name}`: {unknown('option of LayerDecay', option, decay[option], OPTIONS)}")
-            decay = LayerDecay(**decay)
-        towers[tower] = as_decay(decay)
+            build = functools.partial(LayerDecay, **decay)
+        else:
+            build = functools.partial(as_decay, decay)
+        try:
+            towers[tower] = build()
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"`{name}`: the decay of the tower '{tower}': {error}") from error
         for option in _OF_THE_WHOLE:
             if getattr(towers[tower], option) != OPTIONS[option].default:
                 whole = f"`{option}` is for the whole model: a tower of `{name}` cannot have it."

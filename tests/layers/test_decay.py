@@ -136,3 +136,8 @@ def test_what_a_decay_hands_out_is_not_its_own():
 def test_arguments_of_ratio(arguments, error, match):
     with pytest.raises(error, match=f"Received: {match}"):
         LayerDecay(0.5).ratio(*arguments)
+
+
+def test_a_bad_tower_is_named():
+    with pytest.raises(ValueError, match="the decay of the tower 'left': .*Received: layerwise_decay=2.0"):
+        LayerDecay(0.8, towers={"left": 2.0})
