@@ -103,8 +103,8 @@ class Task:
         self.name, self.protocol = Path(source).stem, protocol
         splits, draw = self.splits(source), np.random.default_rng(0)
         self.classes, self.tokenizer = len(splits.labels), load_tokenizer(protocol.model)
-        self.validation = self._encode(_some(splits.validation, protocol.validation_rows, draw))
-        self.test = self._encode(_some(splits.test, protocol.test_rows, draw))
+        self.validation = self._encode(some_rows(splits.validation, protocol.validation_rows, draw))
+        self.test = self._encode(some_rows(splits.test, protocol.test_rows, draw))
         if protocol.examples is None:
             self.train = [self._encode(splits.train)] * seeds
         else:
@@ -132,7 +132,7 @@ class Task:
             if not 1 <= each <= len(of_class):
                 known = f"Received: examples={self.protocol.examples}, classes={self.classes}, rows={len(of_class)}"
                 raise ValueError(f"`examples` must give every class one row or more, of those that it has. {known}")
-            found += _some(of_class, each, draw)
+            found += some_rows(of_class, each, draw)
         return found
 
     def _encode(self, rows):
@@ -160,7 +160,8 @@ class Task:
         return self.models[whole]
 
 
-def _some(rows, most, draw):
+def some_rows(rows, most, draw):
+    """Return at most `most` rows, drawn without replacement, in their order."""
     return rows if len(rows) <= most else [rows[i] for i in sorted(draw.choice(len(rows), most, replace=False))]
 
 
