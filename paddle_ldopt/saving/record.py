@@ -100,15 +100,20 @@ def _schedule(schedule: Any) -> Record:
     kept = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
     named = {"rule" if name == "curve" else name: value for name, value in kept.items()}  # as files have always had it
     arguments = {name: _argument(value) for name, value in named.items() if name not in ("last_epoch", "verbose")}
-    name = type(schedule).__name__
-    return {"class": "RuleSchedule" if name == "CurveSchedule" else name, **arguments}  # its name in all files
+    return {"class": _class(schedule), **arguments}
+
+
+def _class(value: Any) -> str:
+    """Return the name of a class in files, where two have kept their first name."""
+    name = type(value).__name__
+    return {"CurveSchedule": "RuleSchedule", "Constant": "Warmup"}.get(name, name)
 
 
 def _argument(value: Any) -> Any:
     if isinstance(value, LRScheduler):  # of `LinearWarmup`
         return _schedule(value)
     if _is_dataclass(value):  # the curve of a `CurveSchedule`
-        return {"class": type(value).__name__, **{name: _plain(v) for name, v in dataclasses.asdict(value).items()}}
+        return {"class": _class(value), **{name: _plain(v) for name, v in dataclasses.asdict(value).items()}}
     return _plain(value)
 
 
