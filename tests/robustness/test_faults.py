@@ -65,8 +65,8 @@ def flip(path):
 DAMAGES = {
     "truncated": (truncate, r"has \d+ bytes of \d+"),
     "emptied": (lambda path: path.write_bytes(b""), r"has 0 bytes of \d+"),
-    "flipped": (flip, "has other bytes than were saved"),
-    "gone": (os.remove, "is not there"),
+    "flipped": (flip, "was changed"),
+    "gone": (os.remove, "is missing"),
 }
 
 # their ends differ between Trainers
@@ -112,7 +112,7 @@ def test_a_list_of_files_that_is_damaged_is_damage(copied):
 @pytest.mark.timeout(60)
 def test_a_list_of_files_that_names_a_device_is_damage(copied):
     (copied / "checkpoint-6" / FILES).write_text('{"files": {"/dev/zero": [0, 0]}}')
-    with pytest.warns(UserWarning, match="'/dev/zero' is not there"):
+    with pytest.warns(UserWarning, match="'/dev/zero' is missing"):
         assert last_checkpoint(copied) == str(copied / "checkpoint-4")
 
 

@@ -68,7 +68,7 @@ def test_options_of_groups_are_compared(path):
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path, victim):
-    with pytest.raises(FileNotFoundError, match="no such folder to write into: '.*/missing'"):
+    with pytest.raises(FileNotFoundError, match="The folder does not exist: '.*/missing'"):
         ldopt.save_optimizer(tmp_path / "missing" / "optimizer.safetensors", victim.optimizer, victim.model)
 
 
