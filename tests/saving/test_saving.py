@@ -15,6 +15,7 @@ import safetensors.paddle
 from saving_cases import ALL, CASES, HALF, Run, digest, read, refused, same
 
 import paddle_ldopt as ldopt
+from paddle_ldopt.saving import safetensors_file
 
 
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "operations"])
@@ -195,6 +196,14 @@ def test_the_file_is_plain_safetensors(saved):
     assert record["parameters"]["blocks.0.weight"]["ratio"] == 0.25
     assert record["parameters"]["blocks.0.weight"]["layer"] == ["blocks", 1, 2]
     assert record["packages"]["paddle"] == paddle.__version__
+
+
+@pytest.mark.parametrize("kind, curve", [("constant_with_warmup", "Warmup"), ("linear", "Linear")])
+def test_classes_of_schedules_keep_their_names_in_files(kind, curve, path):
+    run = Run("lamb", rate=ldopt.get_scheduler(kind, 1e-3, 2, 10))
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    schedule = safetensors_file.read_record(path)[0]["schedule"]
+    assert (schedule["class"], schedule["rule"]["class"]) == ("RuleSchedule", curve)
 
 
 def test_the_checksum_is_what_the_document_says(saved):
