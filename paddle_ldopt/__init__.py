@@ -52,7 +52,11 @@ __all__ = [
 ]
 __all__ += _optimizers.__all__
 __all__ += _schedules.__all__
-__all__.remove("ON_METRIC")
+# importable, but not offered: the names that a new optimizer is written with, a constant, and an earlier name
+for _name in ("COLUMN", "ELEMENT", "Option", "ROW", "RuleOptimizer", "SCALAR", "State", "register"):
+    __all__.remove(_name)
+for _name in ("ON_METRIC", "RuleSchedule"):
+    __all__.remove(_name)
 
 
 def __getattr__(name: str) -> _Any:

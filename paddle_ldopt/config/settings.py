@@ -100,7 +100,7 @@ class LdoptConfig(DecaySettings):
         opt = build_optimizer(
             self.optim,
             model,
-            decay=self.layerwise_decay,
+            layerwise_decay=self.layerwise_decay,
             rules=self.layerwise_rules,
             granularity=checked_granularity(self.layerwise_granularity),
             max_grad_norm=self.max_grad_norm,

@@ -10,14 +10,16 @@ from typing import Any, ClassVar, Optional
 
 import paddle
 
-from .._checks import Option, checked_bool, one_of_two
+from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
 from ._base.arithmetic import average, plus_, power, times_
 from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, is_factored, scaled_rate
 from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
-from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_weight_decay, register
+from .options import SHARED, flag, given, numbers, plain_weight_decay
+from .registry import register
+from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Adafactor", "adafactor_update"]
 
@@ -137,9 +139,9 @@ class Adafactor(FactoredOptimizer):
         "decay_rate": Option(-0.8, "exponent of the second moment's decay", -math.inf, 0.0, "(]", group=True),
         "beta1": Option(None, "decay of the momentum", high=1.0, ends="[)", optional=True, group=True),
         "weight_decay": Option(0.0, "decoupled decay of the weights", group=True, read=plain_weight_decay),
-        "scale_parameter": Option(True, "scale the rate by the parameter's RMS", check=checked_bool, group=True),
-        "relative_step": Option(True, "set the rate from the step", check=checked_bool),
-        "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool, group=True),
+        "scale_parameter": flag(True, "scale the rate by the parameter's RMS", group=True),
+        "relative_step": flag(True, "set the rate from the step"),
+        "warmup_init": flag(False, "with `relative_step`: begin with 1e-6 t", group=True),
     }
 
     @staticmethod
@@ -174,9 +176,8 @@ class Adafactor(FactoredOptimizer):
         multi_precision: bool = False,
         **common: Any,
     ) -> None:
-        common.update(eps=eps, clip_threshold=clip_threshold, decay_rate=decay_rate, beta1=beta1)
-        common.update(scale_parameter=scale_parameter, relative_step=relative_step, warmup_init=warmup_init)
-        common.update(weight_decay=weight_decay, fused=fused, multi_precision=multi_precision)
+        common.update(given(locals(), [*self.OPTIONS, *SHARED]))
+        del common["lr"]  # the name of the optimizer's rate; the option is a group's
         rate = one_of_two("lr", lr, "learning_rate", learning_rate)
         super().__init__(rate, one_of_two("parameters", parameters, "params", params), **common)
 

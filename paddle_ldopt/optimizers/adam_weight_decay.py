@@ -9,18 +9,21 @@ from typing import Any, ClassVar, Optional, Union
 
 import paddle
 
-from .._checks import Option, checked_bool, one_of_two
+from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import one_minus_power, over_, plus_, root, times_
+from ._base.arithmetic import one_minus_power, over_, plus_, root
+from ._base.moments import adam_moments
 from ._base.rule_optimizer import RuleOptimizer, Update
 from ._base.step_count import SharedStepCount
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.keras_config import KerasConfigMixin
 from ._ports.name_patterns import PATTERNS, NamePatterns
-from .declaration import ELEMENT, SCALAR, STEP, State, plain_weight_decay, register
 from .groups import is_listed
+from .options import SHARED, flag, given, plain_weight_decay
+from .registry import register
+from .states import ELEMENT, SCALAR, STEP, State
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
 
@@ -53,9 +56,8 @@ def adam_weight_decay_update(
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:
         param = plus_(-lr * weight_decay * param, param)  # first, and not with the bias-corrected rate
-    m = plus_(beta_1 * state["moment1"], (1.0 - beta_1) * grad)
-    v = plus_(beta_2 * state["moment2"], times_((1.0 - beta_2) * grad, grad))
-    new_state = {"moment1": m, "moment2": v}
+    new_state = adam_moments(state, grad, beta_1, beta_2)
+    m, v = new_state.values()
     if amsgrad:
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
     # Adam before section 2.1: both corrections are in the rate, so epsilon is next to the root of an uncorrected v
@@ -65,7 +67,6 @@ def adam_weight_decay_update(
 
 @register(
     "numbers of TensorFlow's BERT fine-tuning; 8 bytes",
-    weight_decay="weight_decay_rate",
     own_exclusion=tuple(PATTERNS),
     trainer={"beta_1": "adam_beta1", "beta_2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
@@ -147,7 +148,7 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         ),
         "clipnorm": Option(None, "scale each gradient down to this norm", ends="()", optional=True, group=True),
         "clipvalue": Option(None, "cut each element of the gradients", ends="()", optional=True, group=True),
-        "amsgrad": Option(False, "divide by the greatest second moment so far", check=checked_bool),
+        "amsgrad": flag(False, "divide by the greatest second moment so far"),
         "decay": Option(0.0, "of the rate by time: lr / (1 + decay t)"),
         "global_clipnorm": Option(None, "scale all gradients down to this norm together", ends="()", optional=True),
         **PATTERNS,
@@ -191,23 +192,14 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         if name is not None and not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string or None.", name=name)
         self._given = {"name": name, "grad_clip": grad_clip, **common}
-        common.update(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, amsgrad=amsgrad, decay=decay, clipnorm=clipnorm)
-        common.update(include_in_weight_decay=include_in_weight_decay, clipvalue=clipvalue, fused=fused)
-        common.update(exclude_from_weight_decay=exclude_from_weight_decay, global_clipnorm=global_clipnorm)
+        common.update(given(locals(), [*self.OPTIONS, *SHARED]))
         if global_clipnorm is not None:
             norm = self.OPTIONS["global_clipnorm"].checked(global_clipnorm, "global_clipnorm")
-            grad_clip = paddle.nn.ClipGradByGlobalNorm(norm)
+            common["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(norm)
         rate = one_of_two("learning_rate", learning_rate, "lr", lr, 0.001)
-        weight_decay = one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0)
-        super().__init__(
-            rate,
-            _paddles_groups(parameters),
-            weight_decay=weight_decay,
-            grad_clip=grad_clip,
-            multi_precision=multi_precision,
-            name=None if name == "AdamWeightDecay" else name,
-            **common,
-        )
+        decay_rate = one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0)
+        common.update(weight_decay=decay_rate, name=None if name == "AdamWeightDecay" else name)
+        super().__init__(rate, _paddles_groups(parameters), **common)
         self.patterns = NamePatterns(self._fixed)
         self._warn_of_idle_patterns(flatten_groups(parameter_list(self) or []))
 

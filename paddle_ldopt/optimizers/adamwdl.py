@@ -9,18 +9,20 @@ from typing import Any, Callable, ClassVar, NamedTuple, Optional, Union
 
 import paddle
 
-from .._checks import Option, checked_bool
+from .._checks import Option
 from .._paddle import global_rate, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import root
-from ._base.declared import DeclaredMixin
+from ._base.declared import LAYERWISE, DeclaredMixin
 from ._base.rule_optimizer import checked_rate
 from ._base.sharded_state import ShardedStateMixin
 from ._fused.plan import FusedRule
 from ._fused.step import FusedMixin, layer_rates
 from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
 from .collecting import Task
-from .declaration import ELEMENT, SCALAR, State, plain_weight_decay, register
+from .options import flag, given, plain_weight_decay
+from .registry import register
+from .states import ELEMENT, SCALAR, State
 
 __all__ = ["AdamWDL", "adamw_update"]
 
@@ -134,7 +136,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
         "beta1": Option(0.9, "decay of the first moment", high=1.0, ends="[)", group=True, tensor=True),
         "beta2": Option(0.999, "decay of the second moment", high=1.0, ends="[)", group=True, tensor=True),
         "epsilon": Option(1e-8, "added to the root of the second moment", group=True, tensor=True),
-        "lazy_mode": Option(False, "update the rows of a sparse gradient alone", check=checked_bool, group=True),
+        "lazy_mode": flag(False, "update the rows of a sparse gradient alone", group=True),
     }
 
     @staticmethod
@@ -164,9 +166,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        arguments = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay}
-        arguments.update(lazy_mode=lazy_mode, layerwise_decay=layerwise_decay, n_layers=n_layers, layers=layers)
-        arguments.update(set_param_lr_fun=set_param_lr_fun, name_dict=name_dict, lr_ratio=lr_ratio)
+        arguments = given(locals(), [*self.OPTIONS, *LAYERWISE])
         common: dict[str, Any] = {"apply_decay_param_fun": apply_decay_param_fun, "multi_precision": multi_precision}
         parameters = self._read_arguments(parameters, arguments, **common, fused=fused)
         rate = checked_rate(learning_rate, "learning_rate")

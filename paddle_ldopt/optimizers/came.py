@@ -9,7 +9,7 @@ from typing import Any, Callable, ClassVar, Optional
 
 import paddle
 
-from .._checks import Option, checked_bool, checked_int, one_of_two
+from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
 from ._base.arithmetic import average, plus_, power, square_, times_
 from ._base.factored import (
@@ -27,7 +27,9 @@ from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.mindspore import without_order
-from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_weight_decay, register
+from .options import SHARED, flag, given, numbers, plain_weight_decay
+from .registry import register
+from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Came", "came_update"]
 
@@ -183,10 +185,10 @@ class Came(FactoredOptimizer):
         "beta2": Option(None, "a constant decay of V", high=1.0, ends="[)", optional=True, group=True),
         "beta3": Option(0.99, "decay of the instability", high=1.0, ends="[)", group=True),
         "weight_decay": Option(0.0, "decoupled decay of the weights", high=1.0, group=True, read=plain_weight_decay),
-        "scale_parameter": Option(False, "scale the rate by the parameter's RMS", check=checked_bool, group=True),
-        "relative_step": Option(False, "set the rate from the step", check=checked_bool),
-        "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool),
-        "compression": Option(False, "store the momentum as float16", check=checked_bool),
+        "scale_parameter": flag(False, "scale the rate by the parameter's RMS", group=True),
+        "relative_step": flag(False, "set the rate from the step"),
+        "warmup_init": flag(False, "with `relative_step`: begin with 1e-6 t"),
+        "compression": flag(False, "store the momentum as float16"),
         "loss_scale": Option(1, "divides the gradients", kind="an int from 1", check=_from_one),
     }
 
@@ -233,12 +235,9 @@ class Came(FactoredOptimizer):
         fused: Optional[bool] = None,
         **layerwise: Any,
     ) -> None:
-        layerwise.update(eps=eps, clip_threshold=clip_threshold, decay_rate=decay_rate, loss_scale=loss_scale)
-        layerwise.update(beta1=beta1, beta2=beta2, beta3=beta3, weight_decay=weight_decay, compression=compression)
-        layerwise.update(scale_parameter=scale_parameter, relative_step=relative_step, warmup_init=warmup_init)
-        layerwise.update(apply_decay_param_fun=apply_decay_param_fun, multi_precision=multi_precision)
+        layerwise.update(given(locals(), [*self.OPTIONS, *SHARED]))
         parameters, _ = without_order(one_of_two("parameters", parameters, "params", params))
-        super().__init__(learning_rate, parameters, grad_clip=grad_clip, name=name, fused=fused, **layerwise)
+        super().__init__(learning_rate, parameters, **layerwise)
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
         """Raise ValueError if `relative_step` or `beta2` goes with an option that it takes the place of."""

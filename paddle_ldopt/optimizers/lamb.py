@@ -10,16 +10,19 @@ from typing import Any, Callable, ClassVar, Optional
 
 import paddle
 
-from .._checks import Option, checked_bool, one_of_two
+from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
 from ._base.arithmetic import one_minus_power, over_, plus_, root_, times_
+from ._base.moments import adam_moments
 from ._base.rule_optimizer import RuleOptimizer, Task, Update
 from ._base.step_functions import decay_or_function, rate_or_function
 from ._base.step_schedules import StepSchedulesMixin
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.mindspore import without_order
-from .declaration import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State, register
+from .options import SHARED, flag, given
+from .registry import register
+from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
 __all__ = ["Lamb", "lamb_update"]
 
@@ -49,10 +52,9 @@ def lamb_update(
     if grad_centralization and is_convolution(piece.shape):
         (sums,) = yield [piece.channel_sums(grad)]
         grad = grad - piece.spread_channels(sums / math.prod(piece.shape[1:]))  # arXiv 2004.01461, eq. 1
-    m = plus_(beta1 * state["moment1"], (1.0 - beta1) * grad)
-    v = plus_(beta2 * state["moment2"], times_((1.0 - beta2) * grad, grad))
-    m_hat = m / one_minus_power(beta1, t)
-    v_hat = v / one_minus_power(beta2, t)
+    moments = adam_moments(state, grad, beta1, beta2)
+    m_hat = moments["moment1"] / one_minus_power(beta1, t)
+    v_hat = moments["moment2"] / one_minus_power(beta2, t)
     r = over_(m_hat, plus_(root_(v_hat), eps))
     u = plus_(r, weight_decay * param)
     x_square, u_square = yield [piece.square_sum(param), piece.square_sum(u)]
@@ -60,7 +62,7 @@ def lamb_update(
     one = paddle.ones_like(x_norm)
     adapted = paddle.logical_and(x_norm > 0, u_norm > 0)
     ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-    return plus_(times_(u, -lr * ratio), param), {"moment1": m, "moment2": v}
+    return plus_(times_(u, -lr * ratio), param), moments
 
 
 @register(
@@ -141,9 +143,7 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         "lr": Option(
             None, "the group's own rate", optional=True, group=True, check=rate_or_function, kind=_RATE, argument=False
         ),
-        "grad_centralization": Option(
-            False, "centralize a convolution's gradient", group=True, check=checked_bool, argument=False
-        ),
+        "grad_centralization": flag(False, "centralize a convolution's gradient", group=True, argument=False),
     }
 
     @staticmethod
@@ -173,10 +173,9 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         fused: Optional[bool] = None,
         **layerwise: Any,
     ) -> None:
+        layerwise.update(given(locals(), [*self.OPTIONS, *SHARED]))
         parameters, self._order = without_order(one_of_two("parameters", parameters, "params", params))
-        layerwise.update(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
-        layerwise.update(apply_decay_param_fun=apply_decay_param_fun, multi_precision=multi_precision)
-        super().__init__(learning_rate, parameters, grad_clip=grad_clip, name=name, fused=fused, **layerwise)
+        super().__init__(learning_rate, parameters, **layerwise)
 
     def _first_rate(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
