@@ -52,16 +52,13 @@ __all__ = [
 ]
 __all__ += _optimizers.__all__
 __all__ += _schedules.__all__
-# importable, but not offered: the names that a new optimizer is written with, a constant, and an earlier name
-for _name in ("COLUMN", "ELEMENT", "Option", "ROW", "RuleOptimizer", "SCALAR", "State", "register"):
-    __all__.remove(_name)
-for _name in ("ON_METRIC", "RuleSchedule"):
-    __all__.remove(_name)
+for _name in ("Option", "RuleOptimizer", "State", "register", "ON_METRIC", "RuleSchedule"):
+    __all__.remove(_name)  # importable, but not offered: for new optimizers, a constant, an earlier name
 
 
 def __getattr__(name: str) -> _Any:
     """Import `parallel`, and with it Paddle's engines, when it is first used."""
-    if name == "parallel" or name in __all__:  # nothing else is left of `__all__`
+    if name == "parallel" or name in __all__:  # all other names of `__all__` are imported above
         module = _importlib.import_module(".parallel", __name__)
         return module if name == "parallel" else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

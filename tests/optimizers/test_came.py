@@ -449,7 +449,7 @@ def test_a_groups_beta2_takes_the_place_of_the_optimizers_decay_rate_and_none_th
 )
 def test_a_groups_decay_rate_beside_a_beta2_is_refused(options, group, received):
     groups = [{"params": [paddle.create_parameter([3, 4], "float32")], **group}]
-    with pytest.raises(ValueError, match=f"takes the place of `decay_rate`.* Received: {received}$"):
+    with pytest.raises(ValueError, match=f"overrides `decay_rate`.* Received: {received}$"):
         Came(1e-3, parameters=groups, **options)
 
 
