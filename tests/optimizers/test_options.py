@@ -115,6 +115,13 @@ def test_the_signature_is_the_documented_one(name):
     assert issubclass(REGISTRY[name].cls, paddle.optimizer.Optimizer)
 
 
+def test_the_schedule_of_adafactor_takes_an_initial_rate():
+    assert [text_of(p) for p in inspect.signature(ldopt.AdafactorSchedule).parameters.values()] == [
+        "optimizer",
+        "initial_lr=0.0",
+    ]
+
+
 def test_the_layerwise_arguments_are_those_of_adamwdl():
     parameters = inspect.signature(ldopt.AdamWDL).parameters
     assert {name: parameters[name].default for name in LAYERWISE} == LAYERWISE
@@ -210,6 +217,16 @@ def test_bad_eps_are_refused(name, spoil, error, match):
 def test_a_bad_rate_is_refused(name, rate, error, match):
     with pytest.raises(error, match=match):
         make(name, one_parameter(), learning_rate=rate)
+
+
+@pytest.mark.parametrize("name", ["came", "adafactor", "lamb"])
+def test_a_group_has_a_rate_of_its_own_or_a_multiplier(name):
+    group = {"params": one_parameter(), "lr": 0.1}
+    with pytest.raises(ValueError, match="give one. Received: lr=0.1, learning_rate=0.5"):
+        make(name, [{**group, "learning_rate": 0.5}])
+    if name != "lamb":  # which takes schedules
+        with pytest.raises(TypeError, match="`lr` must be a number"):
+            make(name, [{**group, "lr": paddle.optimizer.lr.StepDecay(0.5, step_size=1)}])
 
 
 @pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adamweightdecay"])
