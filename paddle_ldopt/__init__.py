@@ -51,9 +51,10 @@ __all__ = [
     "save_optimizer",
 ]
 __all__ += _optimizers.__all__
+for _name in ("Option", "RuleOptimizer", "State", "register"):
+    __all__.remove(_name)  # importable here too, but only `optimizers` offers them
 __all__ += _schedules.__all__
-for _name in ("Option", "RuleOptimizer", "State", "register", "ON_METRIC", "RuleSchedule"):
-    __all__.remove(_name)  # importable, but not offered: for new optimizers, a constant, an earlier name
+__all__.remove("ON_METRIC")
 
 
 def __getattr__(name: str) -> _Any:

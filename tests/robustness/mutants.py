@@ -35,7 +35,7 @@ PACKAGE, TESTS = ROOT / "paddle_ldopt", ROOT / "tests"
 ROOMS = ("_checks.py", "layers", "schedules", "optimizers")
 # tests of a file beside those that `tests_of` finds by its name: patterns below tests/
 MORE = {
-    "_checks.py": ["schedules/test_*.py", "optimizers/test_options.py"],
+    "_checks.py": ["schedules/test_*.py", "optimizers/test_lamb.py"],
     "layers/decay.py": ["layers/test_layers.py", "optimizers/test_adamwdl.py"],
     "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py"],
     "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],
@@ -87,7 +87,7 @@ def tests_of(file):
     names = [part.removesuffix(".py").strip("_") for part in (inner or [room])]
     found = [path for name in names for path in folder.glob(f"test_{name}*.py")] if inner else []
     shared = [f"optimizers/test_{name}.py" for name in ("contracts", "options", "state")]
-    patterns = [*MORE.get(file, []), *(shared if room == "optimizers" else [])]
+    patterns = [*MORE.get(file, []), *(shared if room in ("optimizers", "_checks.py") else [])]
     more = [path for pattern in patterns for path in TESTS.glob(pattern)]
     more += [path for path in TESTS.glob("distributed/test_*.py") if file in APART.get(path.name, [])]
     return sorted({*(found or folder.glob("test_*.py") if inner else []), *more})
