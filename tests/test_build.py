@@ -78,7 +78,7 @@ def test_names_for_new_optimizers_are_those_of_the_folder_alone():
     extension = {"Option", "RuleOptimizer", "State", "register"}
     assert extension <= set(ldopt.optimizers.__all__) and not extension & set(ldopt.__all__)
     assert set(ldopt.__all__) <= set(dir(ldopt)) and "ON_METRIC" not in ldopt.__all__
-    assert ldopt.RuleSchedule is ldopt.CurveSchedule and "greedy" in ldopt.ON_METRIC
+    assert ldopt.schedules.RuleSchedule is ldopt.CurveSchedule and "greedy" in ldopt.schedules.ON_METRIC
 
 
 def test_the_decay_of_the_rate_is_no_layerwise_decay():
