@@ -29,7 +29,7 @@ def option_problems(
 ) -> Iterator[str]:
     """Yield the problems of `optim_kwargs`; `learning_rate` is None for an optimizer that sets its own rate."""
     known = OPTIMIZERS[optim].arguments
-    for key in options.keys() - known:
+    for key in [key for key in options if key not in known]:
         yield f"`optim_kwargs`: {unknown(f'option of {shown(optim)}', key, options[key], known)}"
     valid = {name: value for name, value in options.items() if name in known}
     found = list(refused({name: (known[name].checked, value) for name, value in valid.items()}))

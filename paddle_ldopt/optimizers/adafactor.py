@@ -17,7 +17,7 @@ from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, 
 from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
-from .options import SHARED, flag, given, numbers, plain_weight_decay
+from .options import SHARED, flag, given_arguments, numbers, plain_weight_decay
 from .registry import register
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
@@ -180,7 +180,7 @@ class Adafactor(FactoredOptimizer):
         multi_precision: bool = False,
         **common: Any,
     ) -> None:
-        common.update(given(locals(), [*self.OPTIONS, *SHARED]))
+        common.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
         del common["lr"]  # the name of the optimizer's rate; the option is a group's
         rate = one_of_two("lr", lr, "learning_rate", learning_rate)
         super().__init__(rate, one_of_two("parameters", parameters, "params", params), **common)

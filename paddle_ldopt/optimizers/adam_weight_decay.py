@@ -21,7 +21,7 @@ from ._pieces import Piece
 from ._ports.keras_config import KerasConfigMixin
 from ._ports.name_patterns import PATTERNS, NamePatterns
 from .groups import is_listed
-from .options import SHARED, flag, given, plain_weight_decay
+from .options import SHARED, flag, given_arguments, plain_weight_decay
 from .registry import register
 from .states import ELEMENT, SCALAR, STEP, State
 
@@ -192,7 +192,7 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         if name is not None and not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string or None.", name=name)
         self._given = {"name": name, "grad_clip": grad_clip, **common}
-        common.update(given(locals(), [*self.OPTIONS, *SHARED]))
+        common.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
         if global_clipnorm is not None:
             norm = self.OPTIONS["global_clipnorm"].checked(global_clipnorm, "global_clipnorm")
             common["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(norm)

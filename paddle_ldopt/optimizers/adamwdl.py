@@ -20,7 +20,7 @@ from ._fused.plan import FusedRule
 from ._fused.step import FusedMixin, layer_rates
 from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
 from .collecting import Task
-from .options import flag, given, plain_weight_decay
+from .options import flag, given_arguments, plain_weight_decay
 from .registry import register
 from .states import ELEMENT, SCALAR, State
 
@@ -165,7 +165,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        arguments = given(locals(), [*self.OPTIONS, *LAYERWISE])
+        arguments = given_arguments(locals(), [*self.OPTIONS, *LAYERWISE])
         common: dict[str, Any] = {"apply_decay_param_fun": apply_decay_param_fun, "multi_precision": multi_precision}
         parameters = self._read_arguments(parameters, arguments, **common, fused=fused)
         rate = checked_rate(learning_rate, "learning_rate")

@@ -27,7 +27,7 @@ from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.mindspore import without_order
-from .options import SHARED, flag, given, numbers, plain_weight_decay
+from .options import SHARED, flag, given_arguments, numbers, plain_weight_decay
 from .registry import register
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
@@ -238,7 +238,7 @@ class Came(FactoredOptimizer):
         fused: Optional[bool] = None,
         **layerwise: Any,
     ) -> None:
-        layerwise.update(given(locals(), [*self.OPTIONS, *SHARED]))
+        layerwise.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
         parameters, _ = without_order(one_of_two("parameters", parameters, "params", params))
         super().__init__(learning_rate, parameters, **layerwise)
 

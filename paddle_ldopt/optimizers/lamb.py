@@ -20,7 +20,7 @@ from ._base.step_schedules import StepSchedulesMixin
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.mindspore import without_order
-from .options import SHARED, flag, given
+from .options import SHARED, flag, given_arguments
 from .registry import register
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
@@ -178,7 +178,7 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         fused: Optional[bool] = None,
         **layerwise: Any,
     ) -> None:
-        layerwise.update(given(locals(), [*self.OPTIONS, *SHARED]))
+        layerwise.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
         parameters, self._order = without_order(one_of_two("parameters", parameters, "params", params))
         super().__init__(learning_rate, parameters, **layerwise)
 

@@ -8,7 +8,7 @@ from paddle.regularizer import WeightDecayRegularizer
 from .._checks import Option, checked_bool, checked_int, checked_number
 from .._messages import refusal
 
-__all__ = ["BATCHED", "COMMON", "SHARED", "flag", "given", "numbers", "plain_weight_decay"]
+__all__ = ["BATCHED", "COMMON", "SHARED", "flag", "given_arguments", "numbers", "plain_weight_decay"]
 
 
 def flag(default: Any, doc: str, **more: Any) -> Option:
@@ -38,7 +38,7 @@ BATCHED = {
 SHARED = (*COMMON, "grad_clip", "apply_decay_param_fun", "name")
 
 
-def given(arguments: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def given_arguments(arguments: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the arguments with these names out of the `locals()` of a constructor."""
     return {name: arguments[name] for name in names if name in arguments}
 
