@@ -12,8 +12,8 @@ from .._files import Path
 from .._messages import refusal, shown, some
 from .._paddle import checked_model, name_dict_of, own_parameters, sublayers, unwrap_model
 from ..plots import plot_table
+from .before_blocks import Fact
 from .decay import LayerDecay, as_decay
-from .fronts import Fact
 from .granularity import Granularity, checked_granularity
 from .places import Layer, place
 from .rates import planned_rates, rates_of_optimizer
@@ -144,8 +144,21 @@ class LayerMap:
         return structured
 
     def ratio_fn(self, layerwise_decay: Decay) -> LayerRatios:
-        """Return the function parameter -> ratio of its learning rate that a decay makes, as optimizers take it."""
-        return LayerRatios(self, as_decay(layerwise_decay))
+        """Return a decay's function parameter -> ratio of its learning rate, as optimizers take it.
+
+        Raises:
+            ValueError: a tower without blocks in this map; an option or a multiplier that changes no ratio.
+
+        Warns:
+            UserWarning: a multiplier whose parameters are all frozen.
+        """
+        ratios = LayerRatios(self, as_decay(layerwise_decay))
+        ratios.check_effects()
+        return ratios
+
+    def is_trainable(self, name: str) -> bool:
+        """Return whether a parameter is trainable now, by its structured name; True in a map made from names."""
+        return name not in self._parameters or not self._parameters[name].stop_gradient
 
     def table(
         self,

@@ -7,17 +7,18 @@ and vision) counts the layers of each by its own depth.
 import dataclasses
 import os
 import re
+from collections.abc import Iterator
 from typing import Optional
 
 from .._messages import some
-from .fronts import Fact, Front, is_head
+from .before_blocks import Fact, Front, is_head
 from .granularity import Granularity, grouped
-from .stacks import STACK_NAMES, Stack, find_stacks
+from .stacks import STACK_NAMES, Stack, find_stacks, is_index
 from .user_rules import HEAD, Rules, apply_rules, check_no_gap, close_gaps
 
 _EMBEDDING = re.compile(
     r"(^|[._])(embed\w*|emb|embs|wte|wpe|shared|stem|patch_proj|input_proj|"
-    r"(cls|class|mask|dist|query|register)_tokens?|pos\w*_enc\w*|encode_positions|rel\w*_(attention_)?bias\w*|masked_spec_embed)(?=[._]|$)",
+    r"(cls|class|mask|dist|query|register)_tokens?|(patch|pixel)_pos|pos\w*_enc\w*|encode_positions|rel\w*_(attention_)?bias\w*|masked_spec_embed)(?=[._]|$)",
     re.I,
 )
 _HEAD = re.compile(
@@ -42,6 +43,9 @@ _EXCEPTIONS: dict[re.Pattern[str], int] = {
     re.compile(r"\bneck\.(reassemble|fusion)_stage\."): HEAD,  # DPT
     re.compile(r"\bspeech_decoder_postnet\.layers\."): HEAD,  # SpeechT5
 }
+# wav2vec 2.0, HuBERT, WavLM: the large models, which normalise each convolution, apply encoder.layer_norm last
+_WAVEFORM_NORM = re.compile(r"(?:^|\.)feature_extractor\.conv_layers\.(\d+)\.(?:layer_norm|2|2\.1)\.(?:weight|bias)$")
+_ENCODER_NORM = re.compile(r"(^|\.)encoder\.layer_norm\.")
 _RELATIVE_BIAS = re.compile(r"(^|\.)relative_attention_bias\b")
 
 
@@ -82,7 +86,7 @@ def place(
     exceptions = {name for name in names if _exception(name) is not None}
     alone = all(index < 1 for index in placed.values())
     shapes = {name: fact.shape for name, fact in facts.items()}
-    stacks, others = find_stacks(names, exceptions | placed.keys(), _is_hinted, whole, alone, shapes)
+    stacks, others, single = find_stacks(names, exceptions | placed.keys(), _is_hinted, whole, alone, shapes)
     depths = {stack.tower: stack.depth for stack in stacks}
     blocks = max(depths.values(), default=0)
     close_gaps(placed, numbered, blocks)
@@ -98,6 +102,7 @@ def place(
         if len(shared) == 1 < stack.depth:  # T5 keeps the bias that all blocks share in block 0
             layers[shared[0]] = Layer(stack.tower, 0, stack.depth)
     # 3. by name, 4. by the order of declaration
+    normalised = {match[1] for match in map(_WAVEFORM_NORM.search, names) if match}
     first_placed = next((i for i, name in enumerate(names) if name in placed_blocks), 0)
     fronts: dict[str, Front] = {}
     for position, name in enumerate(names):
@@ -107,6 +112,8 @@ def place(
         near, nearest = _nearest(path, stacks)
         tower, depth = (nearest[0].tower, nearest[0].depth) if len(nearest) == 1 else ("", deepest)
         index = _index_by_name(name, near)
+        if normalised and _ENCODER_NORM.search(name):
+            index = HEAD if len(normalised) > 1 else 0
         if index is None:
             # parameters of a model itself (`logit_scale`) come before all its sublayers' and their place says nothing
             before = len(path) > near and position < min((stack.first for stack in nearest), default=first_placed)
@@ -116,6 +123,7 @@ def place(
                 fronts.setdefault(".".join(path[: near + 1]), Front([], numbers, depth)).names.append(name)
         layers[name] = Layer(tower, depth + 1 if index == HEAD else 0, depth)
     guesses = _guesses_of_lists(stacks, others, layers, {*placed_blocks.values()}, deepest)
+    guesses += [*_guesses_of_single_layers(single, layers), *_guesses_of_nested_stacks(stacks, names)]
     # 5. declared before the blocks, yet a head
     in_blocks = {facts[name].tensor for stack in stacks for name in stack.numbers} if facts else set()
     for branch, front in fronts.items():
@@ -177,6 +185,27 @@ def _guesses_of_lists(
     if not stacks and placed_ids and len(placed_ids) <= deepest - min(placed_ids):
         guesses.append(f"`rules` place {len(placed_ids)} blocks in {deepest} layers and leave the others empty")
     return guesses
+
+
+def _guesses_of_single_layers(single: dict[str, int], layers: dict[str, Layer]) -> Iterator[str]:
+    """Yield a sentence for each list of single layers, such as VGG's convolutions, that counts as embeddings."""
+    for tower, length in single.items():
+        inside = re.compile("\\d+".join(map(re.escape, f"{tower}.".replace("<i>.", "<i>").split("<i>"))))
+        found = [layer for name, layer in layers.items() if inside.match(name)]
+        if found and not any(layer.index for layer in found):
+            yield f"'{tower}' is a list of {length} items that count as one layer (embeddings)"
+
+
+def _guesses_of_nested_stacks(stacks: list[Stack], names: list[str]) -> Iterator[str]:
+    """Yield a sentence for each list of stacks that has other items between them: HarDNet's `base`."""
+    nested: dict[str, set[str]] = {}
+    for parts in (stack.tower.split(".") for stack in stacks):
+        for k in (k for k, part in enumerate(parts) if k and is_index(part)):
+            nested.setdefault(".".join(parts[:k]), set()).add(parts[k])
+    for path, items in nested.items():
+        every = {name.removeprefix(f"{path}.").split(".")[0] for name in names if name.startswith(f"{path}.")}
+        if len(items) > 1 and every - items:
+            yield f"'{path}' is a list of {len(every)} items, and {len(items)} of them count as towers side by side"
 
 
 def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int], deepest: int) -> None:

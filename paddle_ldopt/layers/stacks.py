@@ -17,14 +17,15 @@ from typing import Any, Callable, Optional
 __all__ = ["Stack", "find_stacks"]
 
 STACK_NAMES = frozenset(["layers", "layer", "h", "block", "blocks", "resblocks", "stages", "stage", "attentions"])
-STACK_NAMES |= {"albert_layer_groups", "albert_layers", "res", "bb"}
+STACK_NAMES |= {"albert_layer_groups", "albert_layers", "res", "bb", "bottleneck", "_blocks"}
 _ALWAYS_STAGED = frozenset(["res", "bb"])  # ResNets in PaddleDetection, res2.res2a, and in PaddleClas, bb_0_0
 _OUTER_NAMES = frozenset(["encoders", "decoders"])  # stacks, unless their items have stacks: an ensemble of encoders
 # parts of blocks that are as large as blocks
 _BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "cross_attn", "downsample_layers"])
-_BETWEEN = re.compile(r"^(patch_embed(ding)?s?|norms?)(<i>)?$")  # between two stages
-_FUSED = re.compile(r"^(layers?|stages?|blocks?|res)(\d+)$")  # ResNet: layer1.0, layer2.0
-_FUSED_PATH = re.compile(r"((?:^|\.)(?:layers?|stages?|blocks?|res))\d+$")
+_BETWEEN = re.compile(r"^(patch_embed(ding)?s?|sub_sample|norms?)(<i>)?$")  # between two stages
+_FUSED = re.compile(r"^(layers?|stages?|blocks?|res|bottleneck)(\d+)$")  # ResNet: layer1.0, layer2.0
+_FUSED_PATH = re.compile(r"((?:^|\.)(?:layers?|stages?|blocks?|res|bottleneck))\d+$")
+_REPEATED = re.compile(r"\bstage\.(\d+)\.(?:stage\.\1\.|basicblock(?=0\.))")  # DarkNet: stage.1.stage.1.2
 _BOTH = re.compile(r"^(bb)_(\d+)_(\d+)$")  # a stage and a block in it
 _LETTER = re.compile(r"^([a-z])(\d*)$")  # of a block: res4a, res4b, or res4b1 in deep ResNets
 _NUMBER = re.compile(r"\d+([a-z](?![a-zA-Z]))?")  # within a part of a name: conv2_1, _ince3a
@@ -124,16 +125,16 @@ def find_stacks(
     whole: bool,
     alone: bool,
     shapes: Mapping[str, Any],
-) -> tuple[list[Stack], dict[str, int]]:
-    """Return the stacks of blocks, and name -> length of the other lists that may be of blocks.
+) -> tuple[list[Stack], dict[str, int], dict[str, int]]:
+    """Return the stacks, other lists that may be of blocks (name -> length), and lists of single layers.
 
     Args:
         names: structured names of parameters in the model's order.
-        placed: names that are placed without a stack; their lists count missing numbers as blocks.
+        placed: names that need no stack; missing numbers of their lists count as blocks.
         doubted: name of a list -> whether it is named like a head or an embedding.
-        whole: whether `names` are all names of the model, so that missing numbers are not blocks.
-        alone: whether `names` hold all blocks of the model, so that one of the lists is a stack.
-        shapes: name of a parameter -> its shape, as far as it is known.
+        whole: whether `names` are complete, so that missing numbers are not blocks.
+        alone: whether all blocks are in `names`, so that at least one list is a stack.
+        shapes: name of a parameter -> its shape, if known.
     """
     known: dict[tuple[str, bool], list[_Row]] = {}  # (name, whether it is made of `layer1`, `layer2`) -> rows
     unknown: dict[str, list[_Row]] = {}
@@ -159,6 +160,7 @@ def find_stacks(
                 unknown.setdefault(tower, []).append(row)
             if is_known:  # lists further in belong to this one
                 break
+    _merge_halves(known)
     # a word that begins the names of all lists cannot tell one list from another
     common = len(os.path.commonprefix([tower.split(".") for tower, _ in known])) if len(known) > 1 else 0
     lists = []
@@ -169,6 +171,7 @@ def find_stacks(
     stacks = _lists_of_blocks(lists, alone)
     inside = {name for stack in stacks for name in stack.numbers}
     others = {s.tower: s.depth for s in lists if s not in stacks and not s.doubted and s.long}
+    single: dict[str, int] = {}
     for tower, rows in unknown.items():
         if any(stack.take_between(tower, rows) for stack in stacks):
             continue
@@ -177,11 +180,22 @@ def find_stacks(
             continue
         length, kinds = len({row.token for row in rows}), _kinds(rows)
         parts = "<i>" in tower
+        if not doubted(tower) and length >= _MIN_PARTS and kinds < (_MIN_KINDS_OF_PART if parts else _MIN_KINDS):
+            single[tower] = length
         if parts and (length < _MIN_PARTS or kinds < _MIN_KINDS_OF_PART or doubted(tower)):
             continue
         if kinds >= _MIN_KINDS and length > 1:
             others[tower] = length
-    return stacks, others
+    return stacks, others, single
+
+
+def _merge_halves(known: dict[tuple[str, bool], list[_Row]]) -> None:
+    """Join lists with two names, in place: EfficientNet's `block`, which lacks the numbers of `_blocks`."""
+    for tower, fused in [key for key in known if key[0].rpartition(".")[2] == "_blocks"]:
+        other = (f"{tower.removesuffix('_blocks')}block", fused)
+        rows = known[tower, fused]
+        if not {row.index for row in known.get(other, rows)} & {row.index for row in rows}:
+            known[tower, fused] = sorted(rows + known.pop(other), key=lambda row: row.position)
 
 
 def _lists_of_blocks(lists: list[Stack], alone: bool) -> list[Stack]:
@@ -240,7 +254,7 @@ def _tokens(name: str, with_stacks: set[str]) -> tuple[list[str], bool]:
 
     ResNet's ``layer1.0`` becomes ``layer``, ``1``, ``0``, and so do ``layer1.blocks.0``, ``res1.res1a`` and ``bb_1_0``.
     """
-    parts = name.split(".")
+    parts = _REPEATED.sub(r"stage.\1.", name).split(".")
     out: list[str] = []
     k, fused = 0, False
     while k < len(parts):

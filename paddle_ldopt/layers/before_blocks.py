@@ -47,6 +47,9 @@ def is_head(branch: str, fronts: dict[str, Front], facts: dict[str, Fact]) -> tu
     start, end = front.ends(facts) if facts else (0, 0)
     if not end or "Embedding" in kinds:
         is_input = bool(kinds & {"Embedding", "Norm"})
+        sizes = {size for name in front.names for size in facts[name].shape} if kinds == {"Norm"} else set()
+        if sizes and sizes <= _widths(front.stacks, facts, max) - _widths(front.stacks, facts, min):
+            return True, False
         called_head = called_head and not is_input
         return called_head, called_head or not (is_input or _INPUT.search(branch.rpartition(".")[2]))
     entry, exit_ = _widths(front.stacks, facts, min), _widths(front.stacks, facts, max)
