@@ -24,9 +24,7 @@ class LayerRow:
     decayed: Optional[int]  #: number of tensors with weight decay; None if unknown
     frozen: int  #: number of frozen tensors
     end_ratio: Optional[Ends] = None  #: the ratio at the end of the training; None if the decay does not move
-    multiplier: Optional[Ends] = (
-        None  #: product of the decay's `multipliers`, part of the ratio; None if all are 1
-    )
+    multiplier: Optional[Ends] = None  #: product of the decay's `multipliers`, part of the ratio; None if all are 1
 
     @classmethod
     def of(cls, layer: Any, entries: list[tuple[Any, Any]]) -> "LayerRow":
