@@ -1,7 +1,7 @@
-"""Structured parameter name -> layer id, for any model: pure Python over names, and over shapes where they are known.
+"""Structured parameter name -> layer, for any model, from names and shapes; pure Python.
 
-Layer 0 holds the embeddings, 1..n the blocks, n + 1 the head. A model with several towers (encoder and decoder, text
-and vision) counts the layers of each by its own depth.
+Layer 0 has the embeddings, 1..n the blocks, n + 1 the head. Each tower (encoder and decoder, text and vision) counts by
+its own depth.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ _HEAD = re.compile(
     r"(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
     re.I,
 )
-# Parameters whose role shows in neither name nor position.
+# Parameters whose role is visible in neither name nor position.
 _EXCEPTIONS: dict[re.Pattern[str], int] = {
     re.compile(r"\bbigbird\.encoder\.norm\."): 0,  # applied to the embeddings, before block 0
     re.compile(r"\bdeberta\.encoder\.(LayerNorm|conv)\."): 0,  # of the relative embeddings; added to block 0's output
@@ -51,21 +51,21 @@ _RELATIVE_BIAS = re.compile(r"(^|\.)relative_attention_bias\b")
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The place of one parameter."""
+    """The layer of one parameter."""
 
-    tower: str  #: the name of its stack of blocks, or "" for parameters of several
+    tower: str  #: name of its stack of blocks; "" for parameters of several towers
     index: int  #: layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head
-    depth: int  #: number of blocks of the tower; of the deepest one for parameters of several
-    kind: str = "block"  #: what is a layer: "block", or with a granularity "stage" or "group"
+    depth: int  #: number of blocks of the tower; of the deepest one for parameters of several towers
+    kind: str = "block"  #: "block", or with a granularity "stage" or "group"
 
     @property
     def is_block(self) -> bool:
-        """Whether it is neither the embeddings nor the head."""
+        """Whether the layer is a block (or stage, or group)."""
         return 0 < self.index <= self.depth
 
     @property
     def label(self) -> str:
-        """The layer in words: "embeddings", "block 3" (numbered from 0, as in the model's names) or "head"."""
+        """The layer's name: "embeddings", "block 3" (from 0, as in the model's names) or "head"."""
         if self.is_block:
             return f"{self.kind} {self.index - 1}"
         return "head" if self.index else "embeddings"
@@ -78,9 +78,14 @@ def place(
     granularity: Granularity,
     whole: bool = False,
 ) -> tuple[dict[str, Layer], dict[str, int], list[str]]:
-    """Return name -> Layer, tower -> depth, and a sentence for each guess, given structured names in the model's order.
+    """Return name -> Layer, tower -> depth, and a sentence for each guess.
 
-    `facts` is empty if only names are known, `whole` says whether they are all names of the model.
+    Args:
+        names: structured names in the model's order.
+        rules: the user's.
+        facts: by structured name; empty if only names are known.
+        granularity: of the layers.
+        whole: whether `names` are complete.
     """
     placed, numbered = apply_rules(names, rules)
     exceptions = {name for name in names if _exception(name) is not None}
@@ -150,18 +155,18 @@ def _exception(name: str) -> Optional[int]:
 
 
 def _nearest(path: list[str], stacks: list[Stack]) -> tuple[int, list[Stack]]:
-    """Return the number of parts that a path has in common with the nearest stacks, and these stacks."""
+    """Return the nearest stacks to a path, and the number of leading parts it shares with them."""
     common = [len(os.path.commonprefix([path, stack.tower.split(".")])) for stack in stacks]
     near = max(common, default=0)
     return near, [stack for stack, count in zip(stacks, common) if count == near]
 
 
 def _index_by_name(name: str, near: int) -> Optional[int]:
-    """Return 0 for a parameter called like an embedding, HEAD for one called like a head, None for others."""
+    """Return 0 for the name of an embedding, HEAD for the name of a head, None for other names."""
     exception = _exception(name)
     if exception is not None:
         return exception
-    # only what follows the parts that it has in common with the tower: `ernie_embed.classifier` is no embedding
+    # without the parts shared with the tower: `ernie_embed.classifier` is no embedding
     local = ".".join(name.split(".")[near:])
     return HEAD if _HEAD.search(local) else 0 if _EMBEDDING.search(local) else None
 
@@ -169,7 +174,7 @@ def _index_by_name(name: str, near: int) -> Optional[int]:
 def _guesses_of_lists(
     stacks: list[Stack], others: dict[str, int], layers: dict[str, Layer], placed_ids: set[int], deepest: int
 ) -> list[str]:
-    """Return a sentence for each list of blocks that counts as one layer and each head-like list that is a tower."""
+    """Return a sentence for each list that counts as one layer, and each tower named like a head or embedding."""
     keyed = [stack.tower for stack in stacks if stack.keyed]
     guesses = [f"the numbers of '{tower}' are too large for positions and count in their order" for tower in keyed]
     sure = max((stack.depth for stack in stacks if not stack.doubted), default=0)
@@ -209,7 +214,7 @@ def _guesses_of_nested_stacks(stacks: list[Stack], names: list[str]) -> Iterator
 
 
 def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int], deepest: int) -> None:
-    """Raise if there are no blocks, or half of them are in lists that no rule knows."""
+    """Raise if no blocks were found, or half of them are in lists of unknown kind."""
     if not deepest:
         raise ValueError(
             "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): "

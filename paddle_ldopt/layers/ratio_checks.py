@@ -31,7 +31,8 @@ def check_patterns(names: list[str], matches: Mapping[str, list[str]]) -> None:
 
 def check_effects(layers: Any, decay: LayerDecay, tower_of: Mapping[str, Optional[str]]) -> None:
     """Raise if an option of the decay, or of one of its towers, changes no ratio of the model."""
-    towers: dict[Optional[str], LayerDecay] = {None: decay, **(decay.towers or {})}
+    towers: dict[Optional[str], LayerDecay] = {None: decay}
+    towers.update(decay.towers or {})
     for tower, own in towers.items():
         places = [layers.layer_of(name) for name in layers.names if tower_of[name] == tower]
         where = f"in the tower '{tower}'" if tower else "outside of `towers`" if decay.towers else "of the model"

@@ -96,7 +96,9 @@ class LayerRatios:
         return {name: ratio * self.multipliers.get(name, 1.0) for name, ratio in without.items()}
 
     def _without_multipliers(self, progress: Any) -> dict[str, Any]:
-        decays: dict[Optional[str], LayerDecay] = {None: self.decay, **(self.decay.towers or {})}
+        """Return structured name -> ratio before multipliers."""
+        decays: dict[Optional[str], LayerDecay] = {None: self.decay}
+        decays.update(self.decay.towers or {})
         places = {name: (self.layers.layer_of(name), self._tower_of[name]) for name in self.layers.names}
         unscaled = dict.fromkeys(places.values(), 1.0)
         for at, tower in unscaled:

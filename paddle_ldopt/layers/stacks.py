@@ -1,9 +1,9 @@
-"""Find the stacks of blocks of a model in the names of its parameters: pure Python, without Paddle.
+"""Find the stacks of blocks of a model in the names of its parameters; pure Python.
 
-A *stack* is a numbered list of blocks, as in ``bert.encoder.layers.<i>``. Three things make it more than a regex: lists
-of stages are counted through (Swin: ``layers.1.blocks.0`` follows the last block of stage 0), lists of unlike parts
-within a block are not (T5: ``block.0.layer.1``), and lists too small to be of blocks are passed over (an MLP head). A
-name may decide between lists: one called like a head or an embedding has to be larger than others to be a stack.
+A *stack* is a numbered list of blocks, as in ``bert.encoder.layers.<i>``. Blocks in lists of stages are counted through
+(Swin: ``layers.1.blocks.0`` follows the last block of stage 0). Lists of unlike parts within a block (T5:
+``block.0.layer.1``) and lists too small for blocks (an MLP head) are no stacks. A list with the name of a head or an
+embedding must be larger than others to be one.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class _Row:
 
 
 class Stack:
-    """A numbered list of blocks; missing ones below the last are counted, unless `whole`."""
+    """A numbered list of blocks; unless `whole`, missing numbers below the last count as blocks."""
 
     def __init__(self, tower: str, rows: list[_Row], from_one: bool, whole: bool, doubted: bool) -> None:
         self.tower = tower  # its name, such as "bert.encoder.layers"
@@ -84,7 +84,7 @@ class Stack:
         return sorted(self._starts.values()) if self.staged else []
 
     def take_in(self, tower: str, rows: list[_Row], shapes: Mapping[str, Any]) -> bool:
-        """Number a list beside this one that is as long: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
+        """Number an equally long list beside this one: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
         parent, _, name = tower.rpartition(".")
         beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
         kinds_and_shapes = {(row.rest, None if self.staged else shapes.get(row.name)) for row in rows}
@@ -98,10 +98,10 @@ class Stack:
         return True
 
     def take_between(self, tower: str, rows: list[_Row]) -> bool:
-        """Number a list beside stages that is numbered as they are: SegFormer's patch_embed2 and norm1.
+        """Number a list beside stages with their numbers: SegFormer's patch_embed2 and norm1.
 
-        A norm belongs to the last block of its stage, a downsampling to the last block of the stage before. Norms of
-        what a backbone gives to the head, Swin's norm3 beside layers.3, are not between stages.
+        A norm belongs to the last block of its stage, downsampling to the last block of the previous stage. Norms of a
+        backbone's outputs, Swin's norm3 beside layers.3, are not between stages.
         """
         parent, _, name = tower.rpartition(".")
         missing = set(self._starts) - {row.index for row in rows}
@@ -199,7 +199,7 @@ def _merge_halves(known: dict[tuple[str, bool], list[_Row]]) -> None:
 
 
 def _lists_of_blocks(lists: list[Stack], alone: bool) -> list[Stack]:
-    """Return the lists to trust most: large ones first, then well-named ones; if one has to be a stack, any."""
+    """Return the most credible stacks: large lists first, then lists with fitting names; any list if `alone`."""
     large = [stack for stack in lists if stack.large]
     choices = [
         [stack for stack in large if not stack.doubted or stack.long],
@@ -210,17 +210,17 @@ def _lists_of_blocks(lists: list[Stack], alone: bool) -> list[Stack]:
 
 
 def is_index(token: str) -> bool:
-    """Return whether a part of a name is the number of an item of a list."""
+    """Return whether a part of a name is the index of a list item."""
     return token.isdecimal() and len(token) <= 18
 
 
 def _kinds(rows: list[_Row]) -> int:
-    """Return how many kinds of parameters the items of a list have; the statistics of BatchNorm are none."""
+    """Return the number of kinds of parameters in the items of a list, without the statistics of BatchNorm."""
     return len({row.rest for row in rows if row.rest[-1] not in ("_mean", "_variance")})
 
 
 def _ranks(indexes: Iterable[int], whole: bool, from_one: bool = False) -> dict[int, int]:
-    """Return index in a list -> number from 0; missing indexes count, but not if there are all names, nor for keys."""
+    """Return index in a list -> number from 0; missing indexes count unless `whole`, or if indexes are keys."""
     found = sorted(set(indexes))
     if found and not whole and found[-1] < _MOST_BLOCKS:
         found = list(range(1 if from_one and found[0] else 0, found[-1] + 1))
@@ -232,9 +232,9 @@ def _number(digits: str) -> int:
 
 
 def _paths_with_stacks(names: list[str]) -> set[str]:
-    """Return the paths right above lists of blocks: `encoders.0` of ``encoders.0.layers.0``, with `encoders.*`.
+    """Return the paths right above lists of blocks: `encoders.0` of ``encoders.0.layers.0``, and `encoders.*`.
 
-    Those such as `stage1` are left out if there is only one.
+    A single `stage1` is left out.
     """
     paths = set()
     for name in names:
@@ -250,7 +250,7 @@ def _paths_with_stacks(names: list[str]) -> set[str]:
 
 
 def _tokens(name: str, with_stacks: set[str]) -> tuple[list[str], bool]:
-    """Split a name at its dots, and parts that are numbered themselves; return whether there is one.
+    """Split a name at its dots and before numbers in parts; return whether a part had a number.
 
     ResNet's ``layer1.0`` becomes ``layer``, ``1``, ``0``, and so do ``layer1.blocks.0``, ``res1.res1a`` and ``bb_1_0``.
     """
@@ -276,7 +276,7 @@ def _tokens(name: str, with_stacks: set[str]) -> tuple[list[str], bool]:
 
 
 def _stages(rows: list[_Row], sure: bool) -> Optional[dict[int, dict[int, set[tuple[str, ...]]]]]:
-    """Return stage -> block in it -> kinds of its parameters if the list is one of stages, each a list of blocks."""
+    """Return stage -> block -> kinds of its parameters if the list consists of stages, None otherwise."""
     stages: dict[int, dict[int, set[tuple[str, ...]]]] = {row.index: {} for row in rows}
     for row in rows:
         if row.inner is not None:
@@ -290,7 +290,7 @@ def _stages(rows: list[_Row], sure: bool) -> Optional[dict[int, dict[int, set[tu
 
 
 def _count_through(rows: list[_Row], stages: dict[int, Any], whole: bool) -> tuple[dict[str, int], int, dict[int, int]]:
-    """Number the blocks of all stages one after another; a stage's own parameters go with the block next to them."""
+    """Number the blocks of all stages one after another; a stage's own parameters go to the nearest block."""
     ranks, starts, total = {}, {}, 0
     for stage in sorted(stages):
         ranks[stage], starts[stage] = _ranks(stages[stage], whole), total
