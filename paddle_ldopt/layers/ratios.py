@@ -55,7 +55,10 @@ class LayerRatios:
     def check_effects(self) -> None:
         """Raise if an option of the decay changes no ratio; warn if a multiplier is for frozen parameters only."""
         check_effects(self.layers, self.decay, self._tower_of)
-        check_multipliers(self.layers, self._matches, self._without_multipliers(0.0))
+        matches = {
+            pattern: self._matches[pattern] for pattern, factor in (self.decay.multipliers or {}).items() if factor
+        }
+        check_multipliers(self.layers, matches, self._without_multipliers(0.0))  # 0 freezes: it may be for frozen ones
 
     def __call__(self, param: Any) -> float:
         """Return the ratio of a parameter."""
