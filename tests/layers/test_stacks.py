@@ -174,3 +174,19 @@ def test_numbers_without_a_block_are_closed_up():
     assert ids(LayerMap.from_names(names_of(), some)) == ids(LayerMap.from_names(names_of()))
     model = Parts(layers=paddle.nn.Sequential(block(), paddle.nn.GELU(), block(), paddle.nn.GELU(), block()))
     assert LayerMap.from_model(model).n_layers == 3
+
+
+@pytest.mark.parametrize("width, index", [(8, 5), (4, 0)])
+def test_a_norm_that_precedes_stages_goes_by_its_width(width, index):
+    def wide(size):
+        return Parts(q=paddle.nn.Linear(size, size), k=paddle.nn.Linear(size, size), norm=paddle.nn.LayerNorm(size))
+
+    stages = paddle.nn.LayerList([paddle.nn.LayerList([wide(size), wide(size)]) for size in (4, 8)])
+    layers = LayerMap.from_model(Parts(norm=paddle.nn.LayerNorm(width), stages=stages))
+    assert layers.towers == {"stages": 4} and layers.layer_of("norm.weight").index == index
+
+
+def test_stacks_with_other_items_between_them_are_a_guess():
+    names = [f"base.{i}.layers.{j}.{part}" for i in (1, 3) for j in range(3) for part in PARTS]
+    with pytest.warns(UserWarning, match="'base' is a list of 3 items, and 2 of them count as towers side by side"):
+        LayerMap.from_names([*names, "base.2.conv.w", "norm.w"])

@@ -200,7 +200,7 @@ def test_options_that_an_optimizer_settles_are_refused_beside_it():
     model = Tied()
     opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
     for name, value in {"learning_rate": 0.1, "apply_decay_param_fun": bool}.items():
-        with pytest.raises(ValueError, match=f"`{name}` is read back from `optimizer`.*Received: {name}="):
+        with pytest.raises(ValueError, match=f"`{name}` is read from `optimizer`.*Received: {name}="):
             LayerMap.from_model(model).table(optimizer=opt, **{name: value})
 
 
