@@ -14,13 +14,18 @@ def ids(layers):
 
 
 class Parts(paddle.nn.Layer):
-    """A layer of the sublayers that it is given, by dotted paths, in that order."""
+    """A network of named parts in their order: sublayers by path (`a__b` is `a.b`), or shapes of own parameters."""
 
     def __init__(self, **parts):
         super().__init__()
         for path, part in parts.items():
             name, _, inside = path.replace("__", ".").partition(".")
-            self.add_sublayer(name, Parts(**{inside: part}) if inside else part)
+            if inside:
+                self.add_sublayer(name, Parts(**{inside: part}))
+            elif isinstance(part, paddle.nn.Layer):
+                self.add_sublayer(name, part)
+            else:
+                self.add_parameter(name, self.create_parameter(part))
 
 
 def block():
