@@ -103,7 +103,7 @@ class LayerDecay:
     towers: Optional[dict[str, "LayerDecay"]] = _option(
         None,
         "decay of each tower",
-        check=lambda value, name: checked_towers(value, name, as_decay, OPTIONS),
+        check=lambda value, name: checked_towers(value, name, _as_tower, OPTIONS),
         kind="a dict from names to decays",
     )
     multipliers: Optional[dict[str, float]] = _option(
@@ -174,8 +174,10 @@ def mean_of(ratios: Any) -> float:
     return sum(trained) / len(trained) if trained else 1.0
 
 
-def as_decay(layerwise_decay: Union[float, dict[str, Any], LayerDecay]) -> LayerDecay:
-    """Return the `LayerDecay` of a number or of a dict of options; a `LayerDecay` as it is."""
-    if isinstance(layerwise_decay, dict):
-        return LayerDecay(**layerwise_decay)
+def as_decay(layerwise_decay: Union[float, LayerDecay]) -> LayerDecay:
+    """Return a number as the `LayerDecay` with that decay; a `LayerDecay` as it is."""
     return layerwise_decay if isinstance(layerwise_decay, LayerDecay) else LayerDecay(layerwise_decay)
+
+
+def _as_tower(decay: Union[float, dict[str, Any], LayerDecay]) -> LayerDecay:
+    return LayerDecay(**decay) if isinstance(decay, dict) else as_decay(decay)
