@@ -70,7 +70,7 @@ def warn_if_uniform(decay: LayerDecay) -> None:
     """Warn if a decay beside `layers` leaves all layers at one rate."""
     if decay == LayerDecay():
         why = "all layers train at the same rate. Give `layerwise_decay`, or leave `layers` out."
-        warnings.warn(problem(f"`layers` has no effect without a decay: {why}", layerwise_decay=1.0), stacklevel=6)
+        warnings.warn(problem(f"`layers` is given without a decay: {why}", layerwise_decay=1.0), stacklevel=6)
 
 
 def _near(pattern: str, names: list[str]) -> list[str]:

@@ -134,7 +134,10 @@ def test_a_multiplier_for_frozen_parameters_warns():
 def test_layers_without_a_decay_warn():
     encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 2)
     layers = LayerMap.from_model(encoder)
-    with pytest.warns(UserWarning, match="`layers` has no effect without a decay.*Received: layerwise_decay=1.0"):
+    with pytest.warns(
+        UserWarning,
+        match="`layers` is given without a decay: all layers train at the same rate.*Received: layerwise_decay=1.0",
+    ):
         AdamWDL(0.1, parameters=encoder.parameters(), layers=layers)
     AdamWDL(0.1, parameters=encoder.parameters(), layers=layers, layerwise_decay=LayerDecay(multipliers={"linear1": 2}))
 
