@@ -6,7 +6,8 @@ from typing import Any, Callable, Optional, TypeVar
 
 from .._checks import refused
 from .._messages import refusal
-from ..layers.decay import OPTIONS, LayerDecay, idle_options
+from ..layers.decay import OPTIONS, LayerDecay
+from ..layers.decay_checks import idle_options
 from ..layers.granularity import checked_granularity
 from .files import json_object
 
@@ -89,7 +90,7 @@ def decay_problems(settings: Any) -> Iterator[str]:
     yield from found
     if found:
         return
-    yield from idle_options(values, SETTINGS)
+    yield from idle_options(values, SETTINGS, OPTIONS)
     if all(OPTIONS[field].default == value for field, value in values.items()):
         off = "no effect without a layer-wise decay."
         if isinstance(rules, (str, dict)) and rules:

@@ -36,7 +36,9 @@ ROOMS = ("_checks.py", "layers", "schedules", "optimizers")
 # tests of a file beside those that `tests_of` finds by its name: patterns below tests/
 MORE = {
     "_checks.py": ["schedules/test_*.py", "optimizers/test_lamb.py"],
-    "layers/decay.py": ["layers/test_layers.py", "optimizers/test_adamwdl.py"],
+    "layers/decay.py": ["layers/test_ratios.py", "optimizers/test_adamwdl.py"],
+    "layers/map.py": ["layers/test_*.py"],
+    "layers/stacks.py": ["layers/test_map.py", "layers/test_zoo.py"],
     "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py"],
     "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],
     "optimizers/_pieces/piece.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],

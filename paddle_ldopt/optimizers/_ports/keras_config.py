@@ -5,7 +5,8 @@ from typing import Any
 from paddle.optimizer.lr import LRScheduler
 
 from ..._paddle import keeps_masters, rate_source
-from ...layers.paddlenlp_hook import check_decay, layerwise_lr_decay
+from ...layers.decay_checks import check_decay
+from ...layers.paddlenlp_hook import layerwise_lr_decay
 from .._base.declared import LAYERWISE
 
 __all__ = ["KerasConfigMixin"]
