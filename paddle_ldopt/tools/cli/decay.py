@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...config import option_of
-from ...layers.decay import OPTIONS, LayerDecay, idle_options
+from ...layers.decay import OPTIONS, LayerDecay
+from ...layers.decay_checks import idle_options
 
 FLAGS = {name: "--decay" if name == "layerwise_decay" else f"--{name.replace('_', '-')}" for name in OPTIONS}
 
@@ -28,7 +29,7 @@ def decay_of(options: argparse.Namespace, *without: str) -> LayerDecay:
     values = {name: option.default for name, option in OPTIONS.items()}
     given = {name: getattr(options, name) for name in OPTIONS if name not in without}
     values.update({name: option_of(value, name, FLAGS[name]) for name, value in given.items()})
-    for problem in idle_options(values, FLAGS):
+    for problem in idle_options(values, FLAGS, OPTIONS):
         raise ValueError(problem)
     return LayerDecay(**values)
 
