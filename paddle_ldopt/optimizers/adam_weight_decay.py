@@ -12,7 +12,7 @@ import paddle
 from .._checks import Option, checked_bool, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import one_minus_power, over_, plus_, root, times_
+from ._base.arithmetic import one_minus_power, over_, plus_, root, times, times_
 from ._base.rule_optimizer import RuleOptimizer, Update
 from ._base.step_count import SharedStepCount
 from ._fused.plan import FusedRule
@@ -52,7 +52,7 @@ def adam_weight_decay_update(
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:
-        param = plus_(-lr * weight_decay * param, param)  # first, and not with the bias-corrected rate
+        param = plus_(times(param, -lr * weight_decay), param)  # first, and not with the bias-corrected rate
     m = plus_(beta_1 * state["moment1"], (1.0 - beta_1) * grad)
     v = plus_(beta_2 * state["moment2"], times_((1.0 - beta_2) * grad, grad))
     new_state = {"moment1": m, "moment2": v}
@@ -60,7 +60,7 @@ def adam_weight_decay_update(
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
     # Adam before section 2.1: both corrections are in the rate, so epsilon is next to the root of an uncorrected v
     step_size = lr * one_minus_power(beta_2, t).sqrt() / one_minus_power(beta_1, t)
-    return plus_(over_(-step_size * m, plus_(root(v), epsilon)), param), new_state
+    return plus_(over_(times(m, -step_size), plus_(root(v), epsilon)), param), new_state
 
 
 @register(
