@@ -272,7 +272,7 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
             with paddle.no_grad():
                 seen = self._last.again(self)
                 if seen is not None:
-                    return self._last.take(self, seen)
+                    return None if _paddle.overflow_is_found(self) else self._last.take(self, seen)
         self._last = None
         return super().step()
 
@@ -281,9 +281,9 @@ class RuleOptimizer(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin
         return (
             paddle.in_dynamic_mode()
             and not _paddle.in_to_static_mode()
-            and not paddle.distributed.is_initialized()
             and self.regularization is None
-            and _paddle.found_inf(self) is None
+            and not self._missing.names
+            and self._finder.is_whole(_paddle.parameter_list(self))
         )
 
     def _update_pieces(self, tasks: dict[str, Task], pieces: dict[str, Piece]) -> None:
