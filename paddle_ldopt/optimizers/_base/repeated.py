@@ -11,6 +11,7 @@ from ..collecting import Task
 from .batches import Batch
 from .declared import compute_dtype
 from .step_functions import StepFunction
+from .updates import update
 
 __all__ = ["RepeatedStep"]
 
@@ -122,7 +123,7 @@ class RepeatedStep:
                 options = optimizer.step_options(task.param)
             if batch is None:
                 lr = lr.astype(compute_dtype(task.param))
-                optimizer._update_alone(task._replace(grad=grads[rows[0]], lr=lr, options=options))
+                update(optimizer, task._replace(grad=grads[rows[0]], lr=lr, options=options))
             else:
                 batch.update([grads[row] for row in rows], lr.astype(batch.dtype), options)
 
