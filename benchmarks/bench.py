@@ -156,13 +156,13 @@ class Bench:
             for optimizer, label in dict.fromkeys([adamw, *(each for each in ours if each[1] != adamw[1])]):
                 process = Process("optimizer", optimizer, label, threads=1)
                 stack_.callback(process.close)
-                row = {"label": label, "path": process.path}
+                row = {"label": label}
                 for name, vocabulary in LAUNCHES.items():
                     for each in (reference, process):
                         each.ask("build", shapes=bert_base_shapes(hidden=8, vocab=vocabulary))
                     taken = in_turn([reference, process], 5 * self.rounds, "processor_step")
                     row[name] = {"ms": 1e3 * statistics.median(taken[1]), "ratio": median_ratio(*reversed(taken))}
-                rows.append({**row, "launches": process.ask("launches")})
+                rows.append({**row, "path": process.path, "launches": process.ask("launches")})
                 self.say(f"{label}: {rows[-1]['launches']} operations, {row['small']['ms']:.1f} ms")
                 process.close()
         return rows

@@ -29,12 +29,13 @@ from .declared import DeclaredMixin, compute_dtype
 from .layerwise import LayerwiseMixin
 from .repeated import RepeatedStep
 from .rule_state import RuleState
+from .sharded_state import ShardedStateMixin
 from .updates import Update, Values, update, update_pieces
 
 __all__ = ["STEP", "RuleOptimizer", "Task", "Update", "Values", "checked_rate"]
 
 
-class RuleOptimizer(DeclaredMixin, FusedMixin, RuleState, LayerwiseMixin, Optimizer):
+class RuleOptimizer(RuleState, DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
     """Base of the optimizers whose update is a pure function: a subclass declares itself and has a `rule`.
 
     It takes the arguments that all optimizers take (see `AdamWDL`), the options that the class declares, and

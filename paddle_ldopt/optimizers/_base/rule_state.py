@@ -9,15 +9,17 @@ from ... import _paddle
 from ..._checks import checked_state
 from ..declaration import COLUMN, ELEMENT, ROW, STEP
 from .declared import compute_dtype
-from .sharded_state import ShardedStateMixin
 
 __all__ = ["RuleState", "largest"]
 
 _INFIX = "_fp32_master_0_"  # the only spelling of state names that PaddleNLP's unified checkpoint splits generically
 
 
-class RuleState(ShardedStateMixin):
-    """The state of `RuleOptimizer`; its shapes and types are those that the class declares."""
+_Base: Any = object
+
+
+class RuleState(_Base):
+    """The state of `RuleOptimizer`, before `DeclaredMixin` in its bases."""
 
     _finder: Any  # a `PieceFinder`
 
