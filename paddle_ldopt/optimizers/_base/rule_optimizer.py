@@ -23,7 +23,8 @@ from ..._checks import checked_number
 from .._fused.step import FusedMixin
 from .._pieces import Piece, PieceFinder
 from ..collecting import Task
-from ..declaration import BATCHED, STEP
+from ..options import BATCHED
+from ..states import STEP
 from .batches import Batches
 from .declared import DeclaredMixin, compute_dtype
 from .layerwise import LayerwiseMixin

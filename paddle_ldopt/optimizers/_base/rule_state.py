@@ -7,7 +7,7 @@ import paddle
 
 from ... import _paddle
 from ..._checks import checked_state
-from ..declaration import COLUMN, ELEMENT, ROW, STEP
+from ..states import COLUMN, ELEMENT, ROW, STEP
 from .declared import compute_dtype
 
 __all__ = ["RuleState", "largest"]

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import paddle
 
 from ... import _paddle, kernels
-from ..declaration import STEP
+from ..states import STEP
 from .rule_state import largest
 from .updates import Values
 

@@ -8,7 +8,7 @@ import paddle
 from ... import _paddle
 from .._pieces import Piece, answer_locally, answer_together
 from ..collecting import Task
-from ..declaration import ELEMENT, SCALAR, STEP
+from ..states import ELEMENT, SCALAR, STEP
 from .declared import compute_dtype, rule_shape
 
 __all__ = ["Update", "Values", "update", "update_pieces"]
