@@ -58,7 +58,8 @@ class LayerLRCallback(Callback):
 
     def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the rate of the step that comes; the schedule goes on before anything is logged."""
-        self._step = at_this_step(optimizer), next_rate(optimizer)
+        reports = sets_own_rate(optimizer) and hasattr(unwrap(optimizer), "used_lr")  # read then: it waits for a device
+        self._step = at_this_step(optimizer), None if reports else next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
         """Return the rates of the last step, by what they are called in the logs."""
