@@ -58,7 +58,7 @@ def test_paddleocr_builds_each_optimizer(ocr, encoder):
         opt = getattr(ocr, name)(learning_rate=schedule, weight_decay=None, grad_clip=clip, layerwise_decay=0.5)(
             encoder
         )
-        assert type(opt) is getattr(ldopt, name)
+        assert isinstance(opt, getattr(ldopt, name))
         rates = applied_rates(opt)
         assert [rates[encoder.layers[i].linear1.weight.name] for i in range(3)] == pytest.approx(
             [0.00125, 0.0025, 0.005]
@@ -117,3 +117,45 @@ def test_a_wrapped_a_frozen_and_a_bfloat16_model(ocr, encoder):
     assert applied_rates(opt) == rates[0]
     before = paddle.to_tensor(frozen).astype("bfloat16")
     assert bool((encoder.layers[0].linear1.weight == before).all())
+
+
+def saved(opt, path):
+    """Return the state of an optimizer after a step, through a file as frameworks write it."""
+    for param in opt._parameter_list:
+        param.grad = paddle.ones_like(param)
+    opt.step()
+    paddle.save(opt.state_dict(), str(path))
+    return paddle.load(str(path))
+
+
+MOVED = {"rules": {r"layers\.0\.linear1": "head"}, "layerwise_decay": 0.5}
+
+
+@pytest.mark.parametrize("name", settings.NAMES)
+def test_a_resume_with_another_decay_is_refused(ocr, encoder, name, tmp_path):
+    build = getattr(ocr, name)
+    state = saved(build(0.1, layerwise_decay=0.5)(encoder), tmp_path / "state.pdopt")
+    for other, message in [
+        ({"layerwise_decay": 0.25}, "layerwise_decay was 0.5 in the checkpoint and is 0.25 now"),
+        ({}, "layerwise_decay was 0.5 in the checkpoint and is 1.0 now"),
+        ({"layerwise_decay": 0.5, "head_ratio": 2.0}, "head_ratio was 1.0 in the checkpoint and is 2.0 now"),
+        (MOVED, "the layer of '.*' was block 0 of 3 blocks in the checkpoint and is head of 3 blocks now; .*"),
+    ]:
+        opt = build(0.1, **other)(encoder)
+        with pytest.raises(ValueError, match=f"{message}.*Use the same, or set `allow_layerwise_change: true`"):
+            opt.set_state_dict(state)
+        allowed = build(0.1, **other, allow_layerwise_change=True)(encoder)
+        allowed.set_state_dict(state)
+    same = build(0.1, layerwise_decay=0.5)(encoder)
+    same.set_state_dict(state)
+    assert saved(same, tmp_path / "again.pdopt").keys() == state.keys()
+
+
+def test_a_checkpoint_that_does_not_tell_its_decay_is_warned_of(ocr, encoder, tmp_path):
+    state = saved(ldopt.create("adamwdl", encoder, learning_rate=0.1), tmp_path / "state.pdopt")
+    with pytest.warns(UserWarning, match="does not say which layer-wise decay"):
+        ocr.AdamWDL(0.1, layerwise_decay=0.5)(encoder).set_state_dict(state)
+    ocr.AdamWDL(0.1)(encoder).set_state_dict(state)  # without a decay there is nothing to confuse
+    ocr.AdamWDL(0.1, layerwise_decay=0.5, allow_layerwise_change=True)(encoder).set_state_dict(state)
+    with pytest.raises(TypeError, match="`allow_layerwise_change` must be"):
+        ocr.AdamWDL(0.1, allow_layerwise_change="yes")(encoder)
