@@ -3,15 +3,16 @@
 import dataclasses
 import importlib
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
 import paddle
 
 from .._checks import checked_bool, checked_number
-from .._messages import refusal, unknown
-from .._paddle import weight_decay_coefficient
-from ..build import build_optimizer
+from .._messages import problem, refusal, unknown
+from .._paddle import parameters_of, weight_decay_coefficient
+from ..build import OFF, build_optimizer
 from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
@@ -74,6 +75,11 @@ def from_settings(
     recorded = dataclasses.replace(info, cls=with_record(info.cls))
     optimizer = build_optimizer(recorded, model, decay=decay, groups=groups, **mapping, **arguments)
     setattr(optimizer, ALLOW, allowed)
+    if decay != OFF and all(
+        optimizer.layerwise_ratio(p) == 1.0 for p in parameters_of(optimizer) if not p.stop_gradient
+    ):
+        idle = "The layer-wise decay has no effect yet: all parameters that train are in the head, the rest is frozen."
+        warnings.warn(problem(idle, layerwise_decay=decay.layerwise_decay), stacklevel=2)
     return optimizer
 
 

@@ -119,6 +119,15 @@ def test_a_wrapped_a_frozen_and_a_bfloat16_model(ocr, encoder):
     assert bool((encoder.layers[0].linear1.weight == before).all())
 
 
+def test_a_decay_of_a_frozen_backbone_is_warned_of(ocr, encoder):
+    for param in encoder.parameters():
+        param.stop_gradient = True
+    model = paddle.nn.Sequential(encoder, paddle.nn.Linear(8, 2))
+    with pytest.warns(UserWarning, match="has no effect yet: .* Received: layerwise_decay=0.5"):
+        ocr.AdamWDL(0.1, layerwise_decay=0.5)(model)
+    ocr.AdamWDL(0.1, layerwise_decay=0.5, head_ratio=2.0)(model)
+
+
 def saved(opt, path):
     """Return the state of an optimizer after a step, through a file as frameworks write it."""
     for param in opt._parameter_list:
