@@ -11,7 +11,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Make the names of our optimizers known to PaddleOCR's configuration files.
+    """Add our optimizers to PaddleOCR's configuration files.
 
     The settings of PaddleOCR's own optimizers keep their meaning: `lr`, `regularizer` (L2), `clip_norm`,
     `no_weight_decay_name`, `one_dim_param_no_weight_decay`. Beside them stand the options of the optimizer, those of

@@ -1,6 +1,8 @@
 """Without a framework: a missing one is named, importing a module imports none, and PaddleOCR's way of building."""
 
 import importlib
+import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -12,6 +14,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt.integrations import paddleocr, settings
 from paddle_ldopt.layers.rates import applied_rates
 
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "frameworks.md"
 FRAMEWORKS = {
     "paddleclas": ("PaddleClas", "ppcls"),
     "paddledetection": ("PaddleDetection", "ppdet"),
@@ -29,6 +32,27 @@ def test_a_framework_that_is_missing_is_named(module, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=f"{name} cannot be imported: install it.*Received: .*{package}"):
         importlib.import_module(f"paddle_ldopt.integrations.{module}").register()
+
+
+PLACES = {  # where a framework looks up the names of a file
+    "paddleclas": lambda: vars(importlib.import_module("ppcls.optimizer.optimizer")),
+    "paddledetection": lambda: importlib.import_module(
+        "ppdet.optimizer.optimizer"
+    ).OptimizerBuilder.__call__.__globals__["NAMES"],
+    "paddleocr": lambda: vars(importlib.import_module("ppocr.optimizer.optimizer")),
+    "paddleseg": lambda: importlib.import_module("paddleseg.cvlibs.manager").OPTIMIZERS.components_dict,
+    "paddlespeech": lambda: importlib.import_module("paddlespeech.s2t.training.optimizer").OPTIMIZER_DICT,
+}
+
+
+@pytest.mark.parametrize("module", FRAMEWORKS)
+def test_the_lines_of_the_page_register(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where PaddleSpeech writes its log
+    pytest.importorskip(FRAMEWORKS[module][1], reason=f"{FRAMEWORKS[module][0]} is not installed", exc_type=ImportError)
+    lines = re.search(r"```py\n(from paddle_ldopt.integrations .*?)```", PAGE.read_text(encoding="utf-8"), re.S)[1]
+    assert module in lines
+    exec(lines.replace("paddleclas", module), {})
+    assert ("came" if module == "paddlespeech" else "Came") in PLACES[module]()
 
 
 def test_importing_all_modules_imports_no_framework():

@@ -517,7 +517,7 @@ def test_a_schedule_beside_an_optimizer_that_sets_its_rate_itself_is_refused(tmp
         trainer.train()
     show = ScheduleCallback(str(tmp_path / "schedule.png"))
     trainer = common.trainer(tmp_path, model=model, optimizers=(opt, None), callbacks=[show])
-    with pytest.raises(ValueError, match="sets its rate itself: leave it out; LayerLRCallback"):
+    with pytest.raises(ValueError, match="sets its own rate: leave it out; LayerLRCallback"):
         trainer.train()
 
 

@@ -172,8 +172,11 @@ def never_stopped(tmp_path_factory):
     return outcome(trainer), evaluations
 
 
-@pytest.mark.parametrize("step, signalled", [(6, False), (9, False), (14, False), (9, True), (12, True), (14, True)])
-def test_a_stopped_run_has_the_same_evaluations_and_best_model(never_stopped, tmp_path, step, signalled):
+@pytest.mark.parametrize("signalled", [False, True])
+@pytest.mark.parametrize("step", [6, 9, 12, 14])
+def test_a_run_that_is_stopped_in_any_step_has_the_same_evaluations_and_best_model(
+    never_stopped, tmp_path, step, signalled
+):
     found = []
     with pytest.raises(SystemExit):
         run_and_stop(tmp_path, step, found, signalled)
