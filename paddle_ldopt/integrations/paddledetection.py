@@ -21,8 +21,8 @@ def register() -> None:
 
     The settings of PaddleDetection's own optimizers keep their meaning: `clip_grad_by_norm`, `clip_grad_by_value`,
     `regularizer` (L2) and `param_groups`, and those of its `AdamWDL`: `betas`, `layer_decay`, `num_layers`,
-    `filter_bias_and_bn`, `skip_decay_names`. Beside them stand the options of the optimizer, those of `LayerDecay`,
-    `rules` and `granularity` of `LayerMap.from_model`.
+    `filter_bias_and_bn`, `skip_decay_names`. Options of the optimizer and of `LayerDecay`, `rules` and `granularity` of
+    `LayerMap.from_model`, and `allow_layerwise_change` are settings too.
 
     Raises:
         ImportError: PaddleDetection's package `ppdet` cannot be imported.
