@@ -158,7 +158,7 @@ def _option_problems(args: Any, optim: str, options: dict[str, Any]) -> Iterator
         return
     own = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}
     for name in options.keys() & own.keys():
-        yield f"`{own[name]}` sets the {name} of {shown(optim)}: leave it out here. Received: {received}"
+        yield f"`{own[name]}` says the {name} of {shown(optim)}: leave it out here. Received: {received}"
     if options.get("relative_step"):
         advice = "goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`"
         yield f"An optimizer that sets its own rate {advice}. Received: {received}"
