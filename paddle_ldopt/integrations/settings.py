@@ -72,8 +72,9 @@ def from_settings(
         arguments["weight_decay"] = _weight_decay_of(weight_decay)
     if groups is None or not isinstance(groups[0], dict):
         arguments["apply_decay_param_fun"] = _Decays(undecayed)
-    recorded = dataclasses.replace(info, cls=with_record(info.cls))
-    optimizer = build_optimizer(recorded, model, decay=decay, groups=groups, **mapping, **arguments)
+    plain: Any = info.cls
+    recorded = dataclasses.replace(info, cls=with_record(plain))
+    optimizer = build_optimizer(recorded, model, layerwise_decay=decay, groups=groups, **mapping, **arguments)
     setattr(optimizer, ALLOW, allowed)
     if decay != OFF and all(
         optimizer.layerwise_ratio(p) == 1.0 for p in parameters_of(optimizer) if not p.stop_gradient
