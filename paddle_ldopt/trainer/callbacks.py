@@ -58,7 +58,7 @@ class LayerLRCallback(Callback):
 
     def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the rate of the coming step, because the schedule advances before the log."""
-        reports = sets_own_rate(optimizer) and hasattr(unwrap(optimizer), "used_lr")  # read later: it waits for a device
+        reports = sets_own_rate(optimizer) and hasattr(unwrap(optimizer), "used_lr")  # read later: it waits
         self._step = at_this_step(optimizer), None if reports else next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
