@@ -11,6 +11,10 @@ from combinations import LAYOUTS, RESULTS, combinations, ranks_of, rows_of, samp
 SEED = 22
 
 
+@pytest.mark.promise(
+    "each combination of layout, way to step, optimizer and feature matches one process or is refused",
+    seen="[scaling.md](scaling.md)",
+)
 @pytest.mark.parametrize(("ranks", "count"), [(2, 45), (4, 25)])
 def test_some(ranks, count, tmp_path):
     keys = sample(count, SEED, ranks)
@@ -23,7 +27,7 @@ def test_some(ranks, count, tmp_path):
         assert [row.removeprefix("refused: ")] == (known or ["match"]), (layout, way, case, feature)
 
 
-@pytest.mark.slow
+@pytest.mark.promise("each combination of layout, way to step, optimizer and feature matches one process or is refused")
 @pytest.mark.fault
 @pytest.mark.timeout(5400)
 def test_all(tmp_path):

@@ -167,6 +167,9 @@ def interrupted(folder, steps, dies=None, also_whole=False):
     return (resumed, run(None)) if also_whole else resumed
 
 
+@pytest.mark.promise(
+    "when a rank is killed in mid-step, the others end with an error and a relaunch resumes bit for bit", seen="equal"
+)
 def test_a_killed_process_ends_the_others_and_a_relaunch_goes_on(tmp_path):
     with pytest.raises(LaunchError) as error:
         launch(interrupted, ranks=2, timeout=90, grace=30, folder=str(tmp_path), steps=9, dies=6)

@@ -10,6 +10,10 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.optimizers._base.arithmetic import root
 
+pytestmark = pytest.mark.promise(
+    "NaN, inf, overflow, denormal gradients and extreme rates do what [numerics.md](numerics.md#bad-numbers) says"
+)
+
 EVERY = {  # the variants of the contracts, and what has arithmetic of its own
     **VARIANTS,
     "came, plain": {**OPTIMIZERS["came"], "beta1": 0.0},
