@@ -24,8 +24,9 @@ _SERVER = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES
 
 
 def search_path():
-    """Return a PYTHONPATH by which a process finds what this one finds: the package, tests/support, recipes."""
-    return os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
+    """Return a PYTHONPATH with which a process finds the modules that this one finds; mutants.py puts its own first."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys(path for path in [*given, *sys.path] if path))
 
 
 def _context():
