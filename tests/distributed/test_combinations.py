@@ -1,6 +1,6 @@
 """Layouts, ways to step, optimizers and features in all combinations: one process's numbers, or a refusal.
 
-`make test` draws some, `make fault` trains all and compares them with what docs/scaling.md prints.
+`make test` and `make test-all` draw some, `make fault` trains all and compares them with what docs/scaling.md prints.
 """
 
 import json
@@ -15,7 +15,7 @@ SEED = 22
     "each combination of layout, way to step, optimizer and feature matches one process or is refused",
     seen="[scaling.md](scaling.md)",
 )
-@pytest.mark.parametrize(("ranks", "count"), [(2, 45), (4, 25)])
+@pytest.mark.parametrize(("ranks", "count"), [(2, 45), pytest.param(4, 25, marks=pytest.mark.slow)])
 def test_some(ranks, count, tmp_path):
     keys = sample(count, SEED, ranks)
     assert {key[0] for key in keys} == {layout for layout in LAYOUTS if ranks_of(layout) == ranks}

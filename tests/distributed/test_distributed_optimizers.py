@@ -94,7 +94,7 @@ def test_processes_that_freeze_different_parameters_are_refused(unused):
         assert "freeze the same ones" in message and "Received: 'linear_0.b_0'" in message and unchanged
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2])
 def auto(request):
     return launch(auto_parallel, request.param, timeout=300, cases=[*OPTIMIZERS, "lamb, centralized"])
 

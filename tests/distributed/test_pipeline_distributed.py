@@ -52,9 +52,7 @@ def slow(degrees):
         (2, {"staged": ["came", "ragged"], "whole": ["lamb", "ragged"]}, {"sharding": 2}),
         # slices of parameters: the norm is that of all, and update rules are answered with sums over all
         (2, {"whole": ["adamwdl", "came", "adafactor", "lamb", "ragged"]}, {"sharding": 2, "sharding_configs": V2}),
-        (4, {"staged": ["came", "ragged"]}, {"pp": 2, "dp": 2}),
         (4, {"staged": ["lamb", "ragged"]}, {"pp": 2, "sharding": 2, "sharding_configs": V2}),
-        (4, {"whole": ["lamb", "ragged"]}, {"dp": 2, "sharding": 2, "sharding_configs": V2}),
         slow({"pp": 2, "dp": 2}),
         slow({"pp": 2, "sharding": 2}),
         slow({"pp": 2, "sharding": 2, "sharding_configs": V2}),

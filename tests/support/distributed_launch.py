@@ -11,7 +11,7 @@
     def test_it():
         first, second = launch(worker, ranks=2, timeout=120, steps=20)
 
-Every process is killed when one of them has failed or the time is up; `LaunchError` then shows what each wrote.
+The processes are forks (see `processes`). All are killed when one has failed or the time is up; `LaunchError` then shows what each wrote.
 """
 
 import importlib
@@ -46,7 +46,7 @@ class LaunchError(AssertionError):
         super().__init__("\n".join([why, *ranks]))
 
 
-def launch(function, ranks=2, timeout=120, grace=10, env=None, **config):
+def launch(function, ranks=2, timeout=120, grace=10, **config):
     """Run `function(**config)` in `ranks` processes at once and return what each returned, by rank.
 
     Args:
@@ -54,7 +54,6 @@ def launch(function, ranks=2, timeout=120, grace=10, env=None, **config):
         ranks (int): number of processes.
         timeout (float): seconds for all of it, starting the processes included.
         grace (float): seconds that the others have to end by themselves once a rank has failed.
-        env (dict[str, str], optional): further environment variables.
         **config: arguments of the function; picklable.
 
     Raises:
@@ -68,7 +67,7 @@ def launch(function, ranks=2, timeout=120, grace=10, env=None, **config):
         processes = []
         try:
             for variables, log in zip(_environments(ranks), logs):
-                processes.append(start(_rank, folder, log=log, env={**variables, **(env or {})}))
+                processes.append(start(_rank, folder, log=log, env=variables))
             why = _wait(processes, timeout, grace)
         finally:
             killed = _kill(processes)
@@ -132,6 +131,9 @@ def _kill(processes):
 
 def _rank(folder):
     """Be one rank."""
+    import paddle
+
+    paddle.distributed.parallel._global_parallel_env = None  # of the fork server, where the variables were others
     module, name, config = pickle.loads(pathlib.Path(folder, "task").read_bytes())
     result = getattr(importlib.import_module(module), name)(**config)
     part = pathlib.Path(folder, f"part{os.environ['PADDLE_TRAINER_ID']}")
