@@ -11,8 +11,8 @@
     def test_it():
         first, second = launch(worker, ranks=2, timeout=120, steps=20)
 
-The processes are forks (see `processes`). All are killed when one has failed or the time is up; `LaunchError` then shows
-what each wrote.
+The processes are forks (see `processes`). All are killed when one has failed or the time is up;
+`LaunchError` then shows what each wrote.
 """
 
 import importlib
