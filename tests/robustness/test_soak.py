@@ -11,7 +11,9 @@ from optimizer_cases import OPTIMIZERS, make, same
 from reference import make_params
 from test_bad_numbers import either_path, states
 
-every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+FIRST = "came"  # stands for all in `make test`
+slow_but_first = [name if name == FIRST else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
+every_optimizer = pytest.mark.parametrize("name", slow_but_first)
 long = [pytest.mark.fault, pytest.mark.timeout(3600)]
 STATUS = pathlib.Path("/proc/self/status")
 resident = pytest.mark.skipif(not STATUS.exists(), reason="no /proc")
