@@ -45,6 +45,7 @@ def collected(run=subprocess.run):
     """Return (file, test) -> number of cases, as pytest collects them; `run` starts a process."""
     files = sorted({f"tests/{file}" for _, file, *_ in promises()})
     command = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "promise", *files]
+    command += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # a fork has imported some plugins already
     if run is subprocess.run:
         done = run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     else:
