@@ -117,7 +117,7 @@ $(VENV)/.installed-parity: setup.cfg
 
 versions: $(STAMP) ## Run the core tests on Paddle 3.1 to 3.3 and Python 3.9 to 3.12, those that are there; ARGS="-s core-3.11"
 	@test -x $(VENV)-versions/bin/nox || { $(PYTHON) -m venv $(VENV)-versions && $(VENV)-versions/bin/python -m pip -q install nox; }
-	$(VENV)-versions/bin/nox $(ARGS); $(PY) docs/promises.py
+	$(VENV)-versions/bin/nox $(ARGS); ended=$$?; $(PY) docs/promises.py && exit $$ended
 
 SANITIZED = build/libstep-sanitized.so
 sanitize: $(STAMP) ## Fuzz the C library under AddressSanitizer and UndefinedBehaviorSanitizer (gcc; below a minute)
