@@ -73,13 +73,6 @@ def check_multipliers(layers: Any, matches: Mapping[str, list[str]], without: Ma
             warnings.warn(problem(f"A pattern of `multipliers` has no effect: {why}.", pattern=pattern), stacklevel=4)
 
 
-def warn_if_uniform(decay: LayerDecay) -> None:
-    """Warn if a decay beside `layers` leaves all layers at one rate."""
-    if decay == LayerDecay():
-        why = "all layers train at the same rate. Give `layerwise_decay`, or leave `layers` out."
-        warnings.warn(problem(f"`layers` is given without a decay: {why}", layerwise_decay=1.0), stacklevel=6)
-
-
 def _near(pattern: str, names: list[str]) -> list[str]:
     """Return up to three names with a part similar to a word of a pattern."""
     first = {part: name for name in reversed(names) for part in name.split(".")}

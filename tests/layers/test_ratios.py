@@ -8,7 +8,7 @@ import paddle
 import pytest
 import rich.console
 
-from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay
+from paddle_ldopt import LayerDecay, LayerMap, apply_layerwise_decay
 
 KINDS = ("attn.weight", "mlp.weight", "norm.weight")
 
@@ -140,17 +140,6 @@ def test_a_multiplier_for_frozen_parameters_warns():
     ):
         layers.ratio_fn(LayerDecay(0.5, multipliers={"linear1.weight": 2}))
     layers.ratio_fn(LayerDecay(0.5, multipliers={"linear1": 2}))  # biases train
-
-
-def test_layers_without_a_decay_warn():
-    encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 2)
-    layers = LayerMap.from_model(encoder)
-    with pytest.warns(
-        UserWarning,
-        match="`layers` is given without a decay: all layers train at the same rate.*Received: layerwise_decay=1.0",
-    ):
-        AdamWDL(0.1, parameters=encoder.parameters(), layers=layers)
-    AdamWDL(0.1, parameters=encoder.parameters(), layers=layers, layerwise_decay=LayerDecay(multipliers={"linear1": 2}))
 
 
 def test_a_decay_moves_to_its_end():
