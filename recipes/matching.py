@@ -45,7 +45,8 @@ class Options:
     text_column: Optional[str] = option(None, "name of the column, or number from 0")
     text_pair_column: Optional[str] = option(None, "second text: its name or number; sentence2 or text_b by default")
     label_column: Optional[str] = option(None, "name of the column, or number from 0")
-    max_length: int = option(64, "tokens after which a pair is cut off")
+    encoding: str = option("utf-8", "of the files, such as gb18030, cp1252, utf-16")
+    max_length: int = option(64, "tokens to which a pair is cut")
 
     def __post_init__(self):
         check_least(self, max_length=8)
@@ -143,7 +144,7 @@ def own_splits():
 def run(argv):
     """Do what a command line says."""
     options, optimization, args, argv = parse(argv, Options, Optimization, Arguments)
-    columns = {name: getattr(options, name) for name in ("text_column", "text_pair_column", "label_column")}
+    columns = {name: getattr(options, name) for name in ("text_column", "text_pair_column", "label_column", "encoding")}
     splits = own_splits() if options.data == "docstrings" else load_splits(options.data, pairs=True, **columns)
     print(splits.description, flush=True)
     if paddle.distributed.ParallelEnv().world_size > 1:

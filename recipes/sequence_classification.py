@@ -46,9 +46,10 @@ class Options:
     text_column: Optional[str] = option(None, "name of the column, or number from 0")
     text_pair_column: Optional[str] = option(None, "second text of a pair: name of the column, or number from 0")
     label_column: Optional[str] = option(None, "name of the column, or number from 0")
-    has_header: Optional[bool] = option(None, "whether .tsv and .csv files open with names; found out by default")
+    has_header: Optional[bool] = option(None, "whether .tsv and .csv files begin with names; detected by default")
+    encoding: str = option("utf-8", "of the files, such as gb18030, cp1252, utf-16")
     examples_per_class: Optional[int] = option(None, "training rows of each class; all, or 50 of the docstrings")
-    max_length: int = option(64, "tokens after which a text is cut off")
+    max_length: int = option(64, "tokens to which a text is cut")
     early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
     compare: bool = option(False, "train uniform and layer-wise, print both; keeps no model")
     compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "the same ones for both")
@@ -100,7 +101,7 @@ def run(argv):
         raise error("`compare` stops no training early.", early_stopping_patience=options.early_stopping_patience)
     if options.examples_per_class is None and options.data == "docstrings":
         options.examples_per_class = 50
-    named = ("text_column", "text_pair_column", "label_column", "has_header", "examples_per_class")
+    named = ("text_column", "text_pair_column", "label_column", "has_header", "encoding", "examples_per_class")
     splits = load_splits(options.data, **{name: getattr(options, name) for name in named}, seed=args.seed)
     print(splits.description, flush=True)
     if options.compare:
