@@ -18,7 +18,10 @@ from typing import Optional
 
 import numpy as np
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
+from common import (
+    classification,
+    fast_cpu,  # noqa: F401 - before Paddle
+)
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuner import FineTuner
 from common.fine_tuning import Score, fine_tune, start
@@ -28,7 +31,6 @@ from common.text_sources import error
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import CLIPVisionConfig
 from paddlenlp.transformers.clip.modeling import CLIPPretrainedModel, CLIPVisionTransformer
-from sequence_classification import accuracy
 
 from paddle_ldopt import AdamWDL
 
@@ -40,6 +42,7 @@ class Arguments(RecipeArguments):
     """PaddleNLP's training arguments."""
 
     recipe = "image_classification"
+    metrics = classification.METRICS
 
     learning_rate: float = 3e-3
     num_train_epochs: float = 15
@@ -125,7 +128,7 @@ def build(args, options, parts):
         data_collator=collate,
         train_dataset=data["train"],
         eval_dataset=data["validation"],
-        compute_metrics=accuracy,
+        compute_metrics=classification.class_scores,
     )
     return trainer, data["test"]
 
@@ -138,9 +141,11 @@ def run(argv):
         parts = few(parts, options.examples_per_class)
     print(parts.description, flush=True)
     trainer, test = build(args, options, parts)
+    names = list(trainer.model.config.id2label.values())
     majority = Counter(name for _, name in parts.test).most_common(1)[0][1] / len(parts.test)
     score = Score("accuracy", "majority class", majority)
-    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}")
+    judge = classification.judge(names)
+    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}", judge)
 
 
 def main(argv=None):

@@ -17,15 +17,19 @@ import time
 from collections import Counter
 from typing import Optional
 
+import numpy as np
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
+from common import (
+    classification,
+    fast_cpu,  # noqa: F401 - before Paddle
+)
 from common.arguments import check_least, option, parse
-from common.fine_tuning import Score, conclude, start
+from common.fine_tuning import Score, conclude, defaults_of, start
 from common.library_data import docstring_pairs
 from common.plain_loop import LoopArguments, PlainLoop
 from common.pretrained import load_model, load_tokenizer, name_classes
 from common.run_folder import check_data, note_arguments
-from common.text_data import Splits, TextDataset, load_splits
+from common.text_data import Splits, TextDataset, load_splits, say_cut
 from common.text_sources import error
 from paddlenlp.data import DataCollatorWithPadding
 
@@ -121,17 +125,22 @@ class Loop(PlainLoop):
 
     def evaluate(self):
         """Return the metrics that are logged."""
-        return {"eval_accuracy": self.accuracy("validation")}
+        return {f"eval_{name}": value for name, value in self.scores("validation").items()}
 
-    def accuracy(self, part):
-        """Return the share of right answers."""
+    def scores(self, part):
+        """Return the scores of a split."""
+        logits, labels = self.predictions(part)
+        return classification.scores_of(logits.argmax(-1), labels)
+
+    def predictions(self, part):
+        """Return (logits, labels) of a split."""
         self.parallel.eval()
-        rows, right = self.data[part], 0
+        rows = self.data[part]
         with paddle.no_grad():
-            for at in range(0, len(rows), 64):
-                logits, labels = self.batch([rows[i] for i in range(at, min(at + 64, len(rows)))])
-                right += int((logits.argmax(-1) == labels).sum())
-        return right / len(rows)
+            found = [
+                self.batch([rows[i] for i in range(at, min(at + 64, len(rows)))]) for at in range(0, len(rows), 64)
+            ]
+        return [np.concatenate([part.numpy() for part in parts]) for parts in zip(*found)]
 
 
 def own_splits():
@@ -153,6 +162,7 @@ def run(argv):
     model, tokenizer = load_model(options.model, len(splits.labels)), load_tokenizer(options.model)
     name_classes(model, splits.labels)
     loop = Loop(model, splits, tokenizer, options, optimization, args)
+    print(say_cut(loop.data["train"]), flush=True)
     report = RunReport(args.output_dir, f"{options.model} on {options.data}", LayerMap.from_model(model))
     report.config = optimization
     check_data(args, splits)
@@ -167,9 +177,16 @@ def run(argv):
         model.save_pretrained(args.output_dir)
         tokenizer.save_pretrained(args.output_dir)
     settings = {**dataclasses.asdict(options), **dataclasses.asdict(args)}
-    score, more = Score("accuracy", "majority class", majority), {"steps": loop.step, "seconds": seconds}
-    more["validation accuracy"] = loop.accuracy("validation")
-    conclude(args.output_dir, score, loop.accuracy("test"), more, report, settings, splits.description)
+    logits, labels = loop.predictions("test")
+    judge = classification.judge(splits.labels, [text for text, _ in splits.test])
+    found, tables = judge(logits, labels)
+    tested = classification.scores_of(logits.argmax(-1), labels)
+    more = {f"test {name}": value for name, value in tested.items() if name != "accuracy"}
+    more |= {"steps": loop.step, "seconds": seconds, "validation accuracy": loop.scores("validation")["accuracy"]}
+    about = {"settings": settings, "description": splits.description, "tables": tables}
+    about["defaults"] = defaults_of(settings, argv, options, args)
+    score = Score("accuracy", "majority class", majority)
+    conclude(args.output_dir, score, tested["accuracy"], {**more, **found}, report, **about)
 
 
 def main(argv=None):

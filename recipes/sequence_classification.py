@@ -16,15 +16,17 @@ import dataclasses
 from collections import Counter
 from typing import Optional
 
-import numpy as np
 import predict
-from common import fast_cpu  # noqa: F401 - before Paddle
+from common import (
+    classification,
+    fast_cpu,  # noqa: F401 - before Paddle
+)
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.comparison import compare
 from common.fine_tuner import FineTuner
 from common.fine_tuning import Score, fine_tune, start
-from common.pretrained import load_model, load_tokenizer
-from common.text_data import TextDataset, load_splits
+from common.pretrained import load_model, load_tokenizer, name_classes
+from common.text_data import TextDataset, load_splits, say_cut
 from common.text_sources import error
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
@@ -35,6 +37,7 @@ class Arguments(RecipeArguments):
     """PaddleNLP's training arguments."""
 
     recipe = "sequence_classification"
+    metrics = classification.METRICS
 
 
 @dataclasses.dataclass
@@ -59,17 +62,11 @@ class Options:
         check_least(self, max_length=4, early_stopping_patience=1, compare_seeds=1)
 
 
-def accuracy(prediction):
-    """Return the share of right answers."""
-    return {"accuracy": float((np.argmax(prediction.predictions, axis=-1) == prediction.label_ids).mean())}
-
-
 def build(args, options, splits):
     """Return a Trainer with a new model for `splits`."""
     set_seed(args.seed)
     tokenizer, model = load_tokenizer(options.model), load_model(options.model, len(splits.labels))
-    model.config.id2label = dict(enumerate(splits.labels))
-    model.config.label2id = {label: i for i, label in enumerate(splits.labels)}
+    name_classes(model, splits.labels)
     by_length = {part: sorted(getattr(splits, part), key=lambda row: len(row[0])) for part in ("validation", "test")}
     data = {part: TextDataset(rows, tokenizer, options.max_length) for part, rows in by_length.items()}  # less padding
     trainer = FineTuner(
@@ -79,13 +76,13 @@ def build(args, options, splits):
         train_dataset=TextDataset(splits.train, tokenizer, options.max_length),
         eval_dataset=data["validation"],
         tokenizer=tokenizer,
-        compute_metrics=accuracy,
+        compute_metrics=classification.class_scores,
     )
     return trainer, data["test"]
 
 
 def scores(args, options, splits):
-    """Train once; return the accuracies on validation and test split, keep nothing."""
+    """Train once; return the accuracies on the validation and test split; keep nothing."""
     trainer, test = build(args, options, splits)
     trainer.train()
     on_validation, on_test = trainer.evaluate(), trainer.evaluate(test, metric_key_prefix="test")
@@ -109,9 +106,11 @@ def run(argv):
         compare(args, rates, seeds, train=lambda now: scores(now, options, splits))
     else:
         trainer, test = build(args, options, splits)
+        print(say_cut(trainer.train_dataset), flush=True)
         majority = Counter(label for _, label in splits.test).most_common(1)[0][1] / len(splits.test)
         score = Score("accuracy", "majority class", majority)
-        fine_tune(trainer, test, score, options, argv, splits, f"{options.model} on {options.data}")
+        judge = classification.judge(splits.labels, [text for text, _ in test.rows])
+        fine_tune(trainer, test, score, options, argv, splits, f"{options.model} on {options.data}", judge)
         if trainer.is_world_process_zero():
             texts = ["a text"] if isinstance(splits.test[0][0], str) else ["a text", "the one beside it"]
             print(f"label a text: {predict.command(args.output_dir, texts, options.max_length)}")
