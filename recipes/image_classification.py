@@ -7,8 +7,8 @@
     python recipes/image_classification.py --resume_from_checkpoint runs/image_classification-20261121-140000
 
 By default a small transformer is pretrained on the spot to tell handwritten digits from 0 to 4, then fine-tuned on few
-of those from 5 to 9 (scikit-learn carries them). Any argument of PaddleNLP's TrainingArguments works too: --help lists
-them.
+of those from 5 to 9 (scikit-learn carries them).
+Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
@@ -16,12 +16,10 @@ import functools
 from collections import Counter
 from typing import Optional
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from common import (
-    classification,
-    fast_cpu,  # noqa: F401 - before Paddle
-)
+from common import classification
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuner import FineTuner
 from common.fine_tuning import Score, fine_tune, start

@@ -7,16 +7,16 @@
     python recipes/language_model_sft.py --resume_from_checkpoint runs/language_model_sft-20261121-140000
 
 By default a small LLaMA that knows nothing learns to write, byte by byte, what a function of Python's own library does,
-given its name. A file has a JSON object a line. Only what is to be written counts in the loss, each token the same. Any
-argument of PaddleNLP's TrainingArguments works too: --help lists them.
+given its name. A file has a JSON object a line. Only what is to be written counts in the loss, each token the same.
+Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
 import math
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuning import Score, fine_tune, start
 from common.language_data import IGNORED, VOCABULARY, by_bytes, by_tokenizer, encode_pairs, unigram

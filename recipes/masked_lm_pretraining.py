@@ -6,10 +6,10 @@
     python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
     python recipes/masked_lm_pretraining.py --resume_from_checkpoint runs/masked_lm_pretraining-20261121-140000
 
-A step is one large batch, `per_device_train_batch_size` rows. A GradientAccumulator takes it in micro-batches that fit
-and weighs each by its masked tokens, so that the step is that of the whole batch. By default MiniLM (from a package, as
-`make` installs it) reads docstrings of Python's own library; `BertForMaskedLM` is a small model that knows nothing. The
-run's folder is a `--model` for other recipes. Any argument of PaddleNLP's TrainingArguments works: --help lists them.
+A step is one large batch, `per_device_train_batch_size` rows. A GradientAccumulator splits it into micro-batches and
+weights each by its masked tokens, so the step equals that of the whole batch. By default MiniLM (from a package that
+`make` installs) reads docstrings of Python's own library; `BertForMaskedLM` is a small untrained model. The run's
+folder is a `--model` for other recipes. Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import contextlib
@@ -18,9 +18,9 @@ import inspect
 import zlib
 from collections import Counter
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuning import Score, fine_tune, start
 from common.library_data import docstring_texts

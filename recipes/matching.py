@@ -17,18 +17,16 @@ import time
 from collections import Counter
 from typing import Optional
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from common import (
-    classification,
-    fast_cpu,  # noqa: F401 - before Paddle
-)
+from common import classification
 from common.arguments import check_least, option, parse
 from common.fine_tuning import Score, conclude, defaults_of, start
 from common.library_data import docstring_pairs
 from common.plain_loop import LoopArguments, PlainLoop
 from common.pretrained import load_model, load_tokenizer, name_classes
-from common.run_folder import check_data, note_arguments
+from common.run_folder import check_data, note_arguments, note_for_predictions
 from common.text_data import Splits, TextDataset, load_splits, say_cut
 from common.text_sources import error
 from paddlenlp.data import DataCollatorWithPadding
@@ -176,6 +174,7 @@ def run(argv):
     if loop.rank == 0:
         model.save_pretrained(args.output_dir)
         tokenizer.save_pretrained(args.output_dir)
+        note_for_predictions(args.output_dir, args.recipe, options, pair=True)
     settings = {**dataclasses.asdict(options), **dataclasses.asdict(args)}
     logits, labels = loop.predictions("test")
     judge = classification.judge(splits.labels, [text for text, _ in splits.test])

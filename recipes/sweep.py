@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Optional
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import check_least, option, parse_line
 from common.comparison import DIVERGED, best_of, quiet, spread
 from common.fine_tuning import start

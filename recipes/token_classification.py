@@ -6,17 +6,18 @@
     python recipes/token_classification.py --config recipes/configs/minilm/token_classification.yaml
     python recipes/token_classification.py --resume_from_checkpoint runs/token_classification-20261121-140000
 
-By default MiniLM (from a package, as `make` installs it) learns which words of a docstring are arguments of its
+By default MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
 function, exceptions or constants. A CoNLL file has a word and its tag in each line, an empty line between sentences.
-Any argument of PaddleNLP's TrainingArguments works too: --help lists them.
+
+Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
 import re
 from collections import Counter, defaultdict
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
-from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuner import FineTuner
 from common.fine_tuning import Score, fine_tune, start

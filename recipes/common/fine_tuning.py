@@ -4,6 +4,7 @@ fine_tune(trainer, test, Score("accuracy", "majority class", 0.33), options, arg
 start(run)  # run(argv); errors in the input are printed in one line
 """
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -15,9 +16,11 @@ from paddlenlp.trainer import EarlyStoppingCallback, TrainerCallback
 from paddlenlp.utils.log import logger
 
 from paddle_ldopt.schedules import ON_METRIC
-from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback, StopOnSigterm
+from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback
 
-from .run_folder import NoteArguments, check_data, write_json
+from .progress import replace_progress
+from .run_folder import NoteArguments, check_data, note_for_predictions, write_json
+from .stopping import StopWithCheckpoint
 
 LOWER_IS_BETTER = ("loss", "perplexity")
 
@@ -39,13 +42,27 @@ class Score:
 
 
 class Beginning(TrainerCallback):
-    """Remember the step at which a training begins or goes on."""
+    """Remember the step at which a training begins or resumes."""
 
     step: ClassVar[int] = 0
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Remember it."""
         self.step = state.global_step
+
+
+def say_over(step):
+    """Say that a resumed run has ended before."""
+    print(f"This run is already over: it ended at step {step}. Only its test is repeated.", flush=True)
+
+
+class FileSchedule(ScheduleCallback):
+    """Write the schedule's picture and table, but do not print it."""
+
+    def on_train_begin(self, *args, **kwargs):
+        """Write them."""
+        with contextlib.redirect_stdout(None):
+            super().on_train_begin(*args, **kwargs)
 
 
 def add_callbacks(trainer, report, patience):
@@ -55,12 +72,13 @@ def add_callbacks(trainer, report, patience):
     trainer.add_callback(LayerLRCallback())
     known_beforehand = trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC
     if known_beforehand:
-        trainer.add_callback(ScheduleCallback(f"{args.output_dir}/schedule.png"))  # and schedule.csv
+        schedule = ScheduleCallback if args.verbose else FileSchedule
+        trainer.add_callback(schedule(f"{args.output_dir}/schedule.png"))  # and schedule.csv
     if args.load_best_model_at_end:
         trainer.add_callback(EarlyStoppingCallback(patience))
 
 
-def fine_tune(trainer, test, score, options, argv, parts, name, judge=None):
+def fine_tune(trainer, test, score, options, argv, parts, name, judge=None, noted=None):
     """Train, evaluate on the test split, write results and report; print the score and the baseline.
 
     Args:
@@ -72,6 +90,7 @@ def fine_tune(trainer, test, score, options, argv, parts, name, judge=None):
         parts (Parts|Splits): the rows.
         name (str): of the run, for its report.
         judge (callable, optional): (logits, labels) of the test rows -> further results, and tables for the report.
+        noted (dict, optional): further facts that predictions need.
     """
     args, began_at = trainer.args, Beginning()
     settings = {**dataclasses.asdict(options), **args.to_dict()}
@@ -85,9 +104,10 @@ def fine_tune(trainer, test, score, options, argv, parts, name, judge=None):
     report = RunReport(args.output_dir, f"{name}, {rates}", trainer.layer_map)
     add_callbacks(trainer, report, options.early_stopping_patience)
     check_data(args, parts)
-    stop = StopOnSigterm()
+    stop = StopWithCheckpoint()
     for callback in (NoteArguments(argv), began_at, stop):
         trainer.add_callback(callback)
+    progress = None if args.verbose else replace_progress(trainer)
     began = time.perf_counter()
     with stop:
         try:
@@ -95,14 +115,19 @@ def fine_tune(trainer, test, score, options, argv, parts, name, judge=None):
         except BaseException as error:  # a run that diverged or was interrupted has a report, too
             report.write({"stopped by": f"{type(error).__name__}: {error}"}, **about)
             raise
+        finally:
+            if progress is not None:
+                progress.close()
     seconds = time.perf_counter() - began
+    state, steps = trainer.state, trainer.state.global_step - began_at.step
+    if not steps and args.resume_from_checkpoint and trainer.is_world_process_zero():
+        say_over(state.global_step)
     trainer.remove_callback(EarlyStoppingCallback)  # not for the test
     if judge is None:
         tested, found, tables = trainer.evaluate(test, metric_key_prefix="test"), {}, {}
     else:
         predicted = trainer.predict(test, metric_key_prefix="test")
         tested, (found, tables) = predicted.metrics, judge(predicted.predictions, predicted.label_ids)
-    state, steps = trainer.state, trainer.state.global_step - began_at.step
     ignored = ("_runtime", "_per_second", f"test_{score.metric}", "test_ppl")
     others = {key: value for key, value in tested.items() if key.startswith("test_") and not key.endswith(ignored)}
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * max(args.dataset_world_size, 1)
@@ -116,6 +141,7 @@ def fine_tune(trainer, test, score, options, argv, parts, name, judge=None):
         "training rows per second": steps * rows / seconds,
     }
     trainer.save_model(args.output_dir)
+    note_for_predictions(args.output_dir, args.recipe, options, **(noted or {}))
     more = {**more, **found}
     conclude(args.output_dir, score, tested[f"test_{score.metric}"], more, report, tables=tables, **about)
 
@@ -177,8 +203,11 @@ def start(run, argv=None):
         run (callable): takes a command line.
         argv (list[str], optional): the command line; that of the process if None.
     """
-    logger.set_level("INFO")  # not the 150 lines of every training argument: the report has them
+    logger.set_level("WARNING")  # `--verbose` sets INFO
     try:
         run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        print("interrupted; what came after the last checkpoint is lost", file=sys.stderr)
+        sys.exit(130)
     except (ValueError, OSError) as error:
         sys.exit("error: " + " ".join(str(error).split()))

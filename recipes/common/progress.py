@@ -50,6 +50,8 @@ class ShortProgress(TrainerCallback):
         """End the bar; what is evaluated afterwards is the test."""
         self.close()
         self._main = False
+        if kwargs.get("metrics_dumper") is not None:  # as the Trainer's own callbacks do
+            kwargs["metrics_dumper"].close()
 
     def close(self):
         """End the bar, also after an error."""
@@ -64,5 +66,3 @@ def replace_progress(trainer):
         trainer.remove_callback(kind)
     trainer.add_callback(progress := ShortProgress())
     return progress
-
-

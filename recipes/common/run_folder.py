@@ -7,6 +7,7 @@ trainer.add_callback(NoteArguments(argv))   # for the next resume
 """
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import os
@@ -22,6 +23,8 @@ from paddle_ldopt.trainer.folders import write_whole
 
 ARGUMENTS = "arguments.json"
 DATA = "data.json"
+PREDICTION = "prediction.json"
+ENCODING = ("model", "max_length", "max_target_length", "overlap", "max_answer_length", "lora_rank")
 
 
 class NoteArguments(TrainerCallback):
@@ -49,6 +52,12 @@ def note_arguments(folder, argv):
     for name in ("output_dir", "resume_from_checkpoint"):
         _, argv = take(argv, name)
     write_json(folder, ARGUMENTS, argv)
+
+
+def note_for_predictions(folder, recipe, options, **more):
+    """Write the recipe of a run, and how it has encoded its rows, for predict.py."""
+    kept = {name: value for name, value in dataclasses.asdict(options).items() if name in ENCODING}
+    write_json(folder, PREDICTION, {"recipe": recipe, **kept, **more})
 
 
 def take(argv, name):
