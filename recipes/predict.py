@@ -56,7 +56,7 @@ def read_inputs(args):
     if path.suffix.lower() not in SUFFIXES:
         return _lines(decode(path, args.encoding).splitlines(), width, path)
     wanted = {name: getattr(args, name) for name in COLUMNS[:width]}
-    names, table = read_table(path, {**wanted, "label_column": "-1"}, args.has_header, args.encoding)
+    names, table = read_table(path, wanted, args.has_header, args.encoding)
     if len(names) == 1 and width == 1:
         wanted["text_column"] = 0
     columns = [column_of(names, name, column, path) for name, column in wanted.items()]
@@ -93,8 +93,8 @@ def write(found, path, out):
             else:
                 row.update(words=" ".join(row["words"]), tags=" ".join(row["tags"]))
                 row["probabilities"] = " ".join(f"{value:.6g}" for value in each)
-            writer = writer or csv.DictWriter(out, list(row))
-            if writer.fieldnames is not None and out.tell() == 0:
+            if writer is None:
+                writer = csv.DictWriter(out, list(row))
                 writer.writeheader()
             writer.writerow(row)
 
@@ -113,7 +113,7 @@ def say(argv):
     parser.add_argument("--encoding", default="utf-8", help="of a file (utf-8)")
     parser.add_argument("--batch_size", type=int, default=32, help="inputs at once (32)")
     parser.add_argument("--max_length", type=int, help="tokens to which a text is cut; as in the training")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     if bool(args.inputs) == bool(args.input):
         raise error("Give either inputs or `--input`.", inputs=args.inputs, input=args.input)
     path = Path(args.output) if args.output else None

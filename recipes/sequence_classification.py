@@ -13,6 +13,7 @@ continues in its folder with its own arguments; arguments that are given as well
 """
 
 import dataclasses
+import functools
 from collections import Counter
 from typing import Optional
 
@@ -52,7 +53,7 @@ class Options:
     examples_per_class: Optional[int] = option(None, "training rows of each class; all, or 50 of the docstrings")
     max_length: int = option(64, "tokens to which a text is cut")
     early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
-    compare: bool = option(False, "train uniform and layer-wise, print both; keeps no model")
+    compare: bool = option(False, "train uniform and layer-wise; leaves a report, no model")
     compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "the same ones for both")
     compare_seeds: int = option(3, "how many seeds, from --seed on")
 
@@ -101,7 +102,8 @@ def run(argv):
     print(splits.description, flush=True)
     if options.compare:
         rates, seeds = options.compare_learning_rates, options.compare_seeds
-        compare(args, rates, seeds, train=lambda now: scores(now, options, splits))
+        train = functools.partial(scores, options=options, splits=splits)
+        compare(args, rates, seeds, train, splits.description)
     else:
         trainer, test = build(args, options, splits)
         print(say_cut(trainer.train_dataset), flush=True)

@@ -89,6 +89,7 @@ class Labels:
         self.collate = DataCollatorWithPadding(self.tokenizer)
 
     def __call__(self, inputs):
+        """Return a dict for each input."""
         rows = [dict(self.tokenizer(*texts, max_length=self.length, truncation=True)) for texts in inputs]
         names = dict(zip(("text", "text_pair"), zip(*inputs)))
         return _labelled(names, _logits(self.model(**self.collate(rows))), self.model.config.id2label)
@@ -114,6 +115,7 @@ class Images:
         self.model.eval()
 
     def __call__(self, inputs):
+        """Return a dict for each input."""
         paths = [path for (path,) in inputs]
         missing = [path for path in paths if not os.path.isfile(path)]
         if missing:
@@ -136,6 +138,7 @@ class Tags:
         self.collate = DataCollatorForTokenClassification(self.tokenizer)
 
     def __call__(self, inputs):
+        """Return a dict for each input."""
         names, sentences = self.model.config.id2label, [text.split() for (text,) in inputs]
         rows = [(words, [names[0]] * len(words)) for words in sentences]
         data = self.recipe.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)
@@ -161,6 +164,7 @@ class Answers:
         self.collate = DataCollatorWithPadding(self.tokenizer)
 
     def __call__(self, inputs):
+        """Return a dict for each input."""
         rows = [(question, context, ("",), 0) for question, context in inputs]
         data = self.recipe.Windows(rows, self.tokenizer, self.options)
         batch = self.collate([data[i] for i in range(len(data))])
@@ -184,6 +188,7 @@ class Outputs:
         self.collate = DataCollatorWithPadding(self.tokenizer, return_attention_mask=True)
 
     def __call__(self, inputs):
+        """Return a dict for each input."""
         texts = [text for (text,) in inputs]
         ids = [self.tokenizer(t, max_length=self.options.max_length, truncation=True)["input_ids"] for t in texts]
         batch = self.collate([{"input_ids": one, "attention_mask": [1] * len(one)} for one in ids])
@@ -216,6 +221,7 @@ class Continuations:
         self.model.eval()
 
     def __call__(self, inputs):
+        """Return a dict for each input."""
         return [found for (prompt,) in inputs for found in self._one(prompt)]
 
     def _one(self, prompt):

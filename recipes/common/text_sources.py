@@ -173,13 +173,13 @@ def _is_header(first, wanted):
     """Return whether a first row holds the names asked for, or else the usual ones."""
     asked = [column for column in wanted.values() if isinstance(column, str) and not column.isdigit()]
     lower = {cell.strip().lower() for cell in first}
-    usual = all(not lower.isdisjoint(USUAL_NAMES[option]) for option in ("text_column", "label_column"))
+    usual = all(not lower.isdisjoint(USUAL_NAMES[name]) for name in ("text_column", "label_column") if name in wanted)
     return any(column in first for column in asked) or usual
 
 
 def _refuse_doubtful_header(records, wanted, path):
     """Raise if the first row's label is unique: it is a heading, or a class of a single row."""
-    column = str(1 if wanted["label_column"] is None else wanted["label_column"])
+    column = str(1 if wanted.get("label_column", "") is None else wanted.get("label_column", ""))
     labels = [cells[int(column)] for _, cells in records if column.isdigit() and int(column) < len(cells)]
     if len(labels) > 1 and labels[0] not in labels[1:]:
         problem = f"No other row has the first row's label {labels[0]!r}: is it a column name? Pass `--has_header True`"
