@@ -25,6 +25,7 @@ from common.comparison import compare
 from common.fine_tuner import FineTuner
 from common.fine_tuning import Score, fine_tune, start
 from common.pretrained import load_model, load_tokenizer, name_classes
+from common.progress import silence
 from common.text_data import TextDataset, load_splits, say_cut
 from common.text_sources import error
 from paddlenlp.data import DataCollatorWithPadding
@@ -83,6 +84,7 @@ def build(args, options, splits):
 def scores(args, options, splits):
     """Train once; return the accuracies on the validation and test split; keep nothing."""
     trainer, test = build(args, options, splits)
+    silence(trainer)
     trainer.train()
     on_validation, on_test = trainer.evaluate(), trainer.evaluate(test, metric_key_prefix="test")
     return on_validation["eval_accuracy"], on_test["test_accuracy"]

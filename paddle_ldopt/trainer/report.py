@@ -55,7 +55,7 @@ class RunReport(Callback):
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Take the layer table; drop the lines logged after the checkpoint that the run resumes from."""
         self._recording = state.is_world_process_zero
-        self.facts = run_facts(args)
+        self.facts = {} if args is None else run_facts(args)
         ahead = max(state.max_steps - 1 - state.global_step, 0)
         # in all processes: those of a pipeline have a part each
         table = self.layers.table(optimizer=all_open(optimizer)[0], num_steps=ahead)

@@ -38,7 +38,8 @@ class Score:
         gain = self.value - reached if self.metric in LOWER_IS_BETTER else reached - self.value
         if gain > 0:
             return f"beats the baseline ({self.baseline}) by {gain:.3f}"
-        return f"does not beat the baseline ({self.baseline}): {-gain:.3f} worse"
+        how = f"{-gain:.3f} worse" if gain else "equal"
+        return f"does not beat the baseline ({self.baseline}): {how}"
 
 
 class Beginning(TrainerCallback):

@@ -60,9 +60,14 @@ class ShortProgress(TrainerCallback):
             self._task = None
 
 
-def replace_progress(trainer):
-    """Have a Trainer print the short progress; return it."""
+def silence(trainer):
+    """Remove the Trainer's own progress."""
     for kind in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(kind)
+
+
+def replace_progress(trainer):
+    """Have a Trainer print the short progress; return it."""
+    silence(trainer)
     trainer.add_callback(progress := ShortProgress())
     return progress
