@@ -138,7 +138,7 @@ class Windows(Dataset):
 
 
 def _spans(context, tokenizer):
-    """Returns (token id, (begin, end)) of each token of a context, found word by word."""
+    """Return (token id, (begin, end)) of each token of a context, found word by word."""
     out = []
     for word in re.finditer(r"\w+|[^\w\s]", context):
         tokens = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word.group()) or [tokenizer.unk_token])

@@ -32,17 +32,17 @@ class Rows:
 
 
 def error(problem, **received):
-    """Return the ValueError that says what is wrong and what was received."""
+    """Return a ValueError with the problem and the values received."""
     values = (f"{name}={str(value) if isinstance(value, Path) else value!r}" for name, value in received.items())
     return ValueError(f"{problem} Received: {', '.join(values)}.")
 
 
 def split_files(path, suffixes, accepted=""):
-    """Return split -> path of a file, which is for training, or of the train, dev and test files in a folder.
+    """Return split -> path: of a file for training, or of the train, dev and test files in a folder.
 
     Args:
         path (Path): the file or folder.
-        suffixes (tuple[str]): endings that a data file may have.
+        suffixes (tuple[str]): endings of data files.
         accepted (str): other kinds of source, for the error.
     """
     if not path.exists():
@@ -218,7 +218,7 @@ def hub_rows(hub, name, rows_of):
 
 
 def label_names(data, column):
-    """Return the names of the numbers in a column of a hub's data set, or in its lists; None if they have none."""
+    """Return the class names of a column of a hub's data set, or of the lists in it; None without names."""
     feature = (getattr(data, "features", None) or {}).get(column)
     return getattr(data, "label_list", None) or getattr(getattr(feature, "feature", feature), "names", None)
 
@@ -228,7 +228,7 @@ def read_jsonl(path):
     try:
         return [record for _, record in _json_records(path.read_text(encoding="utf-8-sig"))]
     except ValueError as cause:
-        raise error(f"This is no file of JSON objects, one a line: {cause}.", source=path) from cause
+        raise error(f"This file does not have a JSON object on each line: {cause}.", source=path) from cause
 
 
 def _load_paddlenlp(name, config):

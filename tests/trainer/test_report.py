@@ -151,7 +151,8 @@ def test_results_settings_and_description_are_shown(trained):
 
 def test_the_run_is_on_top(trained):
     facts = dict(trained.page.tables[0])
-    assert list(facts) == [*["date", "versions", "machine", "device", "command", "batch", "seed", "epochs"], "logging folder"]
+    names = ["date", "versions", "machine", "device", "command", "batch", "seed", "epochs", "logging folder"]
+    assert list(facts) == names
     args = trained.trainer.args
     assert facts["batch"] == str(args.per_device_train_batch_size) and facts["seed"] == str(args.seed)
     assert f"paddle {paddle.__version__}" in facts["versions"] and "cores" in facts["machine"]
