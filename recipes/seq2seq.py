@@ -121,7 +121,7 @@ class Writer(ScoringTuner):
         with paddle.no_grad():
             loss = self.compute_loss(model, inputs)
             read = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            written = self.model.generate(**read, max_length=self.most, decode_strategy="greedy_search")[0]
+            written = self.model.generate(**read, max_new_tokens=self.most, decode_strategy="greedy_search")[0]
         return loss, written, inputs["labels"]
 
 

@@ -24,12 +24,10 @@ def run_facts(args: Any) -> dict[str, Any]:
     processes = paddle.distributed.get_world_size()
     batch = getattr(args, "per_device_train_batch_size", getattr(args, "batch_size", None))
     if batch is not None:
-        parts = {
-            "": batch,
-            "accumulated steps": getattr(args, "gradient_accumulation_steps", 1),
-            "processes": processes,
-        }
-        facts["batch"] = " x ".join(f"{n} {name}".strip() for name, n in parts.items() if n != 1 or not name)
+        accumulated = getattr(args, "gradient_accumulation_steps", 1)
+        facts["batch"] = batch * accumulated * processes
+        if accumulated * processes > 1:
+            facts["batch"] = f"{facts['batch']}: {batch} rows, {accumulated} accumulated, {processes} process(es)"
     found = {"seed": "seed", "epochs": "num_train_epochs", "logging folder": "logging_dir"}
     if not hasattr(args, "num_train_epochs"):
         found["epochs"] = "epochs"

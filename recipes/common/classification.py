@@ -72,14 +72,18 @@ def tables(found):
     """Return title -> (header, rows) of what `details` returned."""
     names, (matrix, _) = list(found["classes"]), found["confusion matrix"].values()
     columns = ("precision", "recall", "f1")
-    classes = [(n, *(f"{row[c]:.3f}" for c in columns), int(row["rows"])) for n, row in found["classes"].items()]
+    classes = [  # a class without test rows has no scores
+        (name, *(f"{row[column]:.3f}" if row["rows"] else "-" for column in columns), int(row["rows"]))
+        for name, row in found["classes"].items()
+    ]
     out = {"Test rows by class": (("class", "precision", "recall", "F1", "rows"), classes)}
     if len(names) <= MOST:
         out["Confusion matrix"] = (("true \\ predicted", *names), [(n, *row) for n, row in zip(names, matrix)])
     else:
         pairs = [(a, b, matrix[i][j]) for i, a in enumerate(names) for j, b in enumerate(names) if i != j]
         often = [pair for pair in sorted(pairs, key=lambda pair: -pair[2])[:20] if pair[2]]
-        out["Most frequent confusions"] = (("true class", "predicted", "rows"), often)
+        if often:
+            out["Most frequent confusions"] = (("true class", "predicted", "rows"), often)
     if found["mistakes"]:
         lines = [(_shown(m["input"]), m["label"], m["predicted"], f"{m['probability']:.3f}") for m in found["mistakes"]]
         out["Most confident mistakes"] = (("text", "label", "predicted", "probability"), lines)

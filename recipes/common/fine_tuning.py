@@ -193,6 +193,9 @@ def conclude(folder, score, reached, more, report, *, settings, description, tab
     if path:  # in the main process
         seconds = next(value for name, value in more.items() if name.startswith("seconds"))
         print(f"test {score.metric} {reached:.3f} ({score.baseline}: {score.value:.3f}), {seconds:.0f} s")
+        others = [f"{name} {value:.3f}" for name, value in more.items() if name.startswith("test ")]
+        if others:
+            print(", ".join(others))
         print("\n".join(f"{name}: {results[name]}" for name in ("verdict", "kept", "stopped") if name in results))
         print(f"report: {path}")
 

@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 from paddlenlp import transformers
 from paddlenlp.data import DataCollatorForTokenClassification, DataCollatorWithPadding
-from scipy.special import softmax
+from scipy.special import log_softmax, softmax
 
 from .language_data import VOCABULARY, by_bytes, by_tokenizer
 from .pretrained import load_tokenizer
@@ -193,15 +193,27 @@ class Outputs:
         ids = [self.tokenizer(t, max_length=self.options.max_length, truncation=True)["input_ids"] for t in texts]
         batch = self.collate([{"input_ids": one, "attention_mask": [1] * len(one)} for one in ids])
         length = self.options.max_target_length
-        written, scores = self.model.generate(**batch, max_length=length, decode_strategy="greedy_search")
-        decoded = self.tokenizer.batch_decode(written.tolist(), skip_special_tokens=True)
-        return _written(texts, decoded, scores)
+        written = self.model.generate(**batch, max_new_tokens=length, decode_strategy="greedy_search")[0]
+        logits = self.model(**batch, labels=written)[1].astype("float32").numpy()
+        out = []
+        for text, tokens, row in zip(texts, written.tolist(), logits):
+            found = _until(tokens, self.model.config.eos_token_id)
+            decoded = self.tokenizer.decode(found, skip_special_tokens=True)
+            out.append({"source": text, "output": decoded, "probability": _mean_probability(row, found)})
+        return out
 
 
-def _written(sources, texts, scores):
-    """Return dicts of texts and the means of their tokens' log-probabilities."""
-    means = np.exp(scores.astype("float64").numpy().reshape(-1))
-    return [{"source": s, "output": t, "probability": float(p)} for s, t, p in zip(sources, texts, means)]
+def _until(tokens, end):
+    """Return the tokens up to the end of the text, with it."""
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+def _mean_probability(logits, tokens):
+    """Return the geometric mean of the tokens' probabilities; 1 of no tokens."""
+    if not tokens:
+        return 1.0
+    logs = log_softmax(logits[: len(tokens)].astype("float64"), axis=-1)
+    return float(np.exp(logs[np.arange(len(tokens)), tokens].mean()))
 
 
 class Continuations:
@@ -222,7 +234,7 @@ class Continuations:
 
     def __call__(self, inputs):
         """Return a dict for each input."""
-        return [found for (prompt,) in inputs for found in self._one(prompt)]
+        return [self._one(prompt) for (prompt,) in inputs]
 
     def _one(self, prompt):
         tokens = by_bytes if self.bytes else by_tokenizer(self.tokenizer)
@@ -231,12 +243,14 @@ class Continuations:
         if room < 1:
             raise error("The prompt leaves no room for an answer: raise `--max_length`.", max_length=self.length)
         end = 10 if self.bytes else self.tokenizer.eos_token_id
-        options = {"max_length": room, "decode_strategy": "greedy_search", "eos_token_id": end}
-        written, scores = self.model.generate(paddle.to_tensor([ids]), **options)
-        found = written[0].tolist()
-        found = found[: found.index(end)] if end in found else found
-        text = bytes(found).decode(errors="replace") if self.bytes else self.tokenizer.decode(found)
-        return _written([prompt], [text], scores)
+        prompted = paddle.to_tensor([ids])
+        options = {"max_new_tokens": room, "decode_strategy": "greedy_search", "eos_token_id": end}
+        written = self.model.generate(prompted, attention_mask=paddle.ones_like(prompted), **options)[0]
+        found = _until(written[0].tolist(), end)
+        logits = _logits(self.model(paddle.to_tensor([[*ids, *found]])))[0]
+        shown = found[:-1] if found[-1:] == [end] else found
+        text = bytes(shown).decode(errors="replace") if self.bytes else self.tokenizer.decode(shown)
+        return {"source": prompt, "output": text, "probability": _mean_probability(logits[len(ids) - 1 :], found)}
 
 
 KINDS = {
