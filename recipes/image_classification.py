@@ -48,12 +48,12 @@ class Arguments(RecipeArguments):
 
 @dataclasses.dataclass
 class Options:
-    """What to train on what."""
+    """Model, data and encoding."""
 
     model: str = option("digits", "digits: pretrained on the spot; a folder, or the hub name of a CLIP")
     data: str = option("digits", "digits, a folder with one of each class, paddlenlp:NAME, datasets:NAME")
-    examples_per_class: Optional[int] = option(None, "training images of each class; all, or 20 of the digits")
-    early_stopping_patience: int = option(5, "stop after so many evaluations without a better model")
+    examples_per_class: Optional[int] = option(None, "training images of each class; all, or 20 for digits")
+    early_stopping_patience: int = option(5, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
         if self.examples_per_class is None and self.data == "digits":
@@ -132,7 +132,7 @@ def build(args, options, parts):
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_images(options.data)
     if options.examples_per_class is not None:

@@ -57,15 +57,15 @@ class Arguments(RecipeArguments):
 
 @dataclasses.dataclass
 class Options:
-    """What to train on what."""
+    """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class, which is untrained")
     data: str = option("docstrings", "docstrings, a .txt file or folder, paddlenlp:NAME, datasets:NAME")
     text_field: str = option("text", "name of the text in a hub's data set")
-    micro_batch_size: int = option(16, "rows that are in memory at once")
-    masked_share: float = option(0.15, "share of the tokens that are to be guessed, in (0, 1)")
-    max_length: int = option(16, "tokens after which a text is cut off")
-    early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
+    micro_batch_size: int = option(16, "rows of a micro-batch")
+    masked_share: float = option(0.15, "share of the tokens to predict, in (0, 1)")
+    max_length: int = option(16, "tokens to which a text is cut")
+    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
         check_least(self, micro_batch_size=1, max_length=8, early_stopping_patience=1)
@@ -77,7 +77,7 @@ class Guesser(TokenTrainer):
     """The Trainer, which hides tokens as BERT does, others in every step, and takes a batch in micro-batches."""
 
     def prepare(self, options):
-        """Take what the Trainer's own arguments lack."""
+        """Take the recipe's own options."""
         self.options, self.accumulator = options, GradientAccumulator(reduction="token")
         self.takes_places = "masked_positions" in inspect.signature(self.model.forward).parameters
 
@@ -174,7 +174,7 @@ def build(args, options, parts):
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_parts(
         options.data,

@@ -40,7 +40,7 @@ PARTS = ("train", "validation", "test")
 
 @dataclasses.dataclass
 class Options:
-    """What to train on what."""
+    """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
     data: str = option("docstrings", "docstrings, a .tsv, .csv or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
@@ -75,15 +75,15 @@ class Optimization(LdoptConfig):
 
 @dataclasses.dataclass
 class Arguments(LoopArguments):
-    """What the loop needs."""
+    """Arguments of the loop."""
 
     recipe = "matching"
 
-    loss_scale: float = option(1.0, "the first scale of the loss; above 1, with float16, on GPUs")
+    loss_scale: float = option(1.0, "initial loss scale; above 1 on GPUs, with float16")
 
 
 class Loop(PlainLoop):
-    """The training: a step, and what it comes to."""
+    """The training loop: a step and its scores."""
 
     def __init__(self, model, splits, tokenizer, options, optimization, args):
         self.data = {part: TextDataset(getattr(splits, part), tokenizer, options.max_length) for part in PARTS}
@@ -117,7 +117,7 @@ class Loop(PlainLoop):
         return float(loss)
 
     def states(self):
-        """Return what a checkpoint is made of, by the names of its files."""
+        """Return the parts of a checkpoint by file name."""
         parts = {"model_state.pdparams": self.model, "scaler.pdparams": self.scaler}
         return {**parts, "optimizer.safetensors": self.optimizer}  # after the model, of which it may make masters
 
@@ -149,7 +149,7 @@ def own_splits():
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     options, optimization, args, argv = parse(argv, Options, Optimization, Arguments)
     columns = {name: getattr(options, name) for name in ("text_column", "text_pair_column", "label_column", "encoding")}
     splits = own_splits() if options.data == "docstrings" else load_splits(options.data, pairs=True, **columns)

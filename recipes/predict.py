@@ -30,7 +30,7 @@ COLUMNS = ("text_column", "text_pair_column")
 
 
 def label(folder, *texts, max_length=None):
-    """Return the likeliest label of a text, or of both texts of a pair, and its probability."""
+    """Return the most likely label of a text, or of both texts of a pair, and its probability."""
     (found,) = Predictor(folder, max_length)([texts])
     return found["label"], found["probability"]
 
@@ -100,7 +100,7 @@ def write(found, path, out):
 
 
 def say(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="of the run")
     parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images")

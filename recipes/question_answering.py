@@ -46,14 +46,14 @@ class Arguments(RecipeArguments):
 
 @dataclasses.dataclass
 class Options:
-    """What to train on what."""
+    """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
     data: str = option("signatures", "signatures, a SQuAD .json file or a folder, paddlenlp:NAME, datasets:NAME")
     max_length: int = option(64, "tokens of a question and its window of the context")
     overlap: int = option(16, "tokens that two windows have in common")
     max_answer_length: int = option(30, "tokens of an answer")
-    early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
+    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
         check_least(self, max_length=16, overlap=0, max_answer_length=1, early_stopping_patience=1)
@@ -170,7 +170,7 @@ def build(args, options, parts):
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     reading = {"suffixes": (".json",), "read": read_squad, "rows_of": hub_rows, "key": lambda row: row[1]}
     parts = load_parts(options.data, own={"signatures": signature_questions}, **reading)

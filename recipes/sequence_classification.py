@@ -42,7 +42,7 @@ class Arguments(RecipeArguments):
 
 @dataclasses.dataclass
 class Options:
-    """What to train on what, and how to compare."""
+    """Model, data, encoding and comparison."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
     data: str = option("docstrings", "docstrings, a .tsv, .csv or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
@@ -51,12 +51,12 @@ class Options:
     label_column: Optional[str] = option(None, "name of the column, or number from 0")
     has_header: Optional[bool] = option(None, "whether .tsv and .csv files begin with names; detected by default")
     encoding: str = option("utf-8", "of the files, such as gb18030, cp1252, utf-16")
-    examples_per_class: Optional[int] = option(None, "training rows of each class; all, or 50 of the docstrings")
+    examples_per_class: Optional[int] = option(None, "training rows of each class; all, or 50 for docstrings")
     max_length: int = option(64, "tokens to which a text is cut")
-    early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
+    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
     compare: bool = option(False, "train uniform and layer-wise; leaves a report, no model")
-    compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "the same ones for both")
-    compare_seeds: int = option(3, "how many seeds, from --seed on")
+    compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates of both arms")
+    compare_seeds: int = option(3, "number of seeds, from --seed on")
 
     def __post_init__(self):
         check_least(self, max_length=4, early_stopping_patience=1, compare_seeds=1)
@@ -91,7 +91,7 @@ def scores(args, options, splits):
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     if options.compare and (args.layerwise_lr_decay == 1 or args.resume_from_checkpoint):
         raise ValueError("`compare` needs a `layerwise_lr_decay` below 1, and cannot resume.")

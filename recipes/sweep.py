@@ -44,14 +44,14 @@ OURS = ("learning_rate", "layerwise_lr_decay", "seed", "output_dir", "resume_fro
 
 @dataclasses.dataclass
 class Options:
-    """What to run how often."""
+    """The recipe and its runs."""
 
     recipe: str = option("image_classification", "name of the recipe, without .py")
-    learning_rates: list[float] = option([1e-3, 3e-3, 1e-2], "each of these")
-    decays: list[float] = option([1.0, 0.8, 0.65], "with each of these, 1 for a uniform rate")
-    seeds: int = option(3, "and so many seeds, from `first_seed` on")
-    first_seed: int = option(42, "the first one")
-    arguments: str = option("", 'what else the recipe is given: "--data reviews.csv --config FILE"')
+    learning_rates: list[float] = option([1e-3, 3e-3, 1e-2], "learning rates")
+    decays: list[float] = option([1.0, 0.8, 0.65], "layer-wise decays; 1 is a uniform rate")
+    seeds: int = option(3, "number of seeds, from `first_seed` on")
+    first_seed: int = option(42, "the first seed")
+    arguments: str = option("", 'further arguments of the recipe: "--data reviews.csv --config FILE"')
     output_dir: Optional[str] = option(None, "folder of the sweep; runs/sweep-<time> by default")
 
     def __post_init__(self):
@@ -164,7 +164,7 @@ def best_rate(results, decay):
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     (options,) = parse_line(argv, Options)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     again = shlex.join([*take(argv, "output_dir")[1], "--output_dir", options.output_dir])

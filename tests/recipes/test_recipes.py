@@ -382,7 +382,7 @@ def test_what_is_written_is_scored_against_the_whole_target(start, tmp_path):
 @pytest.mark.parametrize("given", ["learning_rate=3e-3", "lr_scheduler_type=cosine", "warmup_steps=9", "power=1.0"])
 def test_a_rate_beside_relative_step_is_refused(start, tmp_path, given):
     name, value = given.split("=")
-    with pytest.raises(SystemExit, match=f"sets its rate itself: leave the others out. Received: {name}="):
+    with pytest.raises(SystemExit, match=f"sets its own learning rate: leave the others out. Received: {name}="):
         start("seq2seq", "--relative_step", f"--{name}", value, *two_steps("seq2seq", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
