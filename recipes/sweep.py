@@ -7,8 +7,8 @@
 
 Each finished run adds a line to results.jsonl in `output_dir`. The command that it prints first resumes the sweep: it
 skips finished runs and continues the interrupted one. A run whose loss diverged counts as finished. The validation
-score chooses the best rate of each decay. A run's folder keeps its report and its history, not its model. The default is
-image_classification.py on its own images.
+score chooses the best rate of each decay. A run's folder keeps its report and its history, not its model. By default
+the recipe is image_classification.py on its own images.
 """
 
 import dataclasses
