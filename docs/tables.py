@@ -13,7 +13,7 @@ import sys
 from paddle_ldopt.config.decay import SETTINGS
 from paddle_ldopt.layers.decay import OPTIONS as DECAY_OPTIONS
 from paddle_ldopt.layers.table import markdown
-from paddle_ldopt.optimizers.declaration import COMMON
+from paddle_ldopt.optimizers.options import COMMON
 from paddle_ldopt.optimizers.registry import REGISTRY
 from paddle_ldopt.schedules.options import REQUIRED
 from paddle_ldopt.schedules.registry import SCHEDULES

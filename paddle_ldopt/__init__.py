@@ -51,13 +51,15 @@ __all__ = [
     "save_optimizer",
 ]
 __all__ += _optimizers.__all__
+for _name in ("Option", "RuleOptimizer", "State", "register"):
+    __all__.remove(_name)  # importable here too, but only `optimizers` offers them
 __all__ += _schedules.__all__
 __all__.remove("ON_METRIC")
 
 
 def __getattr__(name: str) -> _Any:
     """Import `parallel`, and with it Paddle's engines, when it is first used."""
-    if name == "parallel" or name in __all__:  # nothing else is left of `__all__`
+    if name == "parallel" or name in __all__:  # all other names of `__all__` are imported above
         module = _importlib.import_module(".parallel", __name__)
         return module if name == "parallel" else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

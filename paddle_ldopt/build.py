@@ -6,23 +6,21 @@ from typing import Any, Optional, Union
 
 import paddle
 
-from ._checks import Option, checked_bool
-from ._messages import refusal
+from ._messages import nearest, refusal
 from ._paddle import checked_model, name_dict_of
-from .layers.decay import LayerDecay
+from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.granularity import Granularity
-from .layers.map import LayerMap
-from .layers.weight_decay import decayed_parameter_names
-from .optimizers import LayerwiseMixin, apply_layerwise_decay
+from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay, optimizer_class
 from .optimizers.groups import parameters_to_train
-from .optimizers.registry import REGISTRY, OptimizerInfo, optimizer_class
+from .optimizers.options import flag
+from .optimizers.registry import REGISTRY
 
 __all__ = ["OFF", "OPTIMIZERS", "build_optimizer", "create"]
 
 OFF = LayerDecay(1.0)
 _OURS = REGISTRY["adamwdl"]
 _ADAMW = {name: option for name, option in _OURS.options.items() if name != "fused"}
-_ADAMW["amsgrad"] = Option(False, "divide by the greatest second moment so far", check=checked_bool)
+_ADAMW["amsgrad"] = flag(False, "divide by the largest second moment so far")
 _PADDLES = {"adamw": OptimizerInfo(paddle.optimizer.AdamW, "Paddle's", trainer=_OURS.trainer, options=_ADAMW)}
 OPTIMIZERS: Mapping[str, OptimizerInfo] = collections.ChainMap(_PADDLES, REGISTRY)  # ours and Paddle's own AdamW
 
@@ -31,7 +29,7 @@ def build_optimizer(
     chosen: Union[str, OptimizerInfo],
     model: Any,
     *,
-    decay: Union[float, LayerDecay] = OFF,
+    layerwise_decay: Union[float, LayerDecay] = OFF,
     layers: Optional[LayerMap] = None,
     rules: Any = None,
     granularity: Granularity = "block",
@@ -42,35 +40,37 @@ def build_optimizer(
     """Return an optimizer that trains a model, each layer at its rate.
 
     Args:
-        chosen: a name of `OPTIMIZERS`, or the row of a class; `apply_layerwise_decay` serves classes without layer-wise
-            arguments.
-        model: the network; None only if `arguments` say all that is taken from it.
-        decay: how ratios fall from the head to the embeddings.
-        layers: those of the model by default if there is a decay and neither `name_dict` nor `set_param_lr_fun`.
+        chosen: a name of `OPTIMIZERS`, or the row of a class. A class without layer-wise arguments gets its rates from
+            `apply_layerwise_decay`.
+        model: the network; None if `arguments` replace everything that is read from it.
+        layerwise_decay: how ratios fall from the head to the embeddings.
+        layers: the layer map. By default it is read from the model if there is a decay and neither `name_dict` nor
+            `set_param_lr_fun`.
         rules: the `rules` of `LayerMap.from_model`.
         granularity: the `granularity` of `LayerMap.from_model`.
-        groups: parameters, or dicts of them, instead of all parameters. Dicts say themselves what is decayed.
-        max_grad_norm: the norm that all gradients together are clipped to; 0 is off.
-        **arguments: for the class; `weight_decay` whatever the class calls it.
+        groups: parameters or parameter groups to train instead of all parameters. With groups, `create`'s default
+            exclusion from weight decay is off.
+        max_grad_norm: the global norm for gradient clipping; 0 is off.
+        **arguments: arguments of the class. `weight_decay` is its name here even if the class has another.
     """
     info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
     arguments = _arguments_of(info, model, groups, max_grad_norm, arguments)
-    decays = (decay if isinstance(decay, LayerDecay) else LayerDecay(decay)) != OFF
-    layers = _layers_of(model, layers, rules, granularity, decays, arguments)  # before an optimizer could be half done
+    decay = as_decay(layerwise_decay)
+    layers = _layers_of(model, layers, rules, granularity, decay, arguments)  # raises before anything is built
     if not issubclass(info.cls, LayerwiseMixin):
         opt = info.cls(**arguments)
-        return apply_layerwise_decay(opt, layers, decay) if decays else opt
+        return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
     if layers is not None:
         arguments["layers"] = layers
-    elif not decays and not _has_hook(arguments) and model is not None:
+    elif decay == OFF and not _has_hook(arguments) and model is not None:
         arguments["name_dict"] = name_dict_of(model)
-    return info.cls(layerwise_decay=decay, **arguments) if decays else info.cls(**arguments)
+    return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
 
 
 def _arguments_of(
     info: OptimizerInfo, model: Any, groups: Any, max_grad_norm: float, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments of the class, all but those of the layers: parameters, weight decay, clipping and rate."""
+    """Return the arguments of the class except for the layer-wise ones."""
     arguments = dict(given)
     own_parameters = any(name in given for name in ("parameters", "params"))
     if model is not None or not own_parameters:
@@ -93,11 +93,11 @@ def _layers_of(
     layers: Optional[LayerMap],
     rules: Any,
     granularity: Granularity,
-    decays: bool,
+    decay: LayerDecay,
     arguments: dict[str, Any],
 ) -> Optional[LayerMap]:
-    """Return `layers`, or the model's where a decay needs them; raise if `rules` or `granularity` has no effect."""
-    needed = decays and layers is None and not _has_hook(arguments)
+    """Return `layers`, or the model's if a decay needs them; raise if `rules` or `granularity` has no effect."""
+    needed = decay != OFF and layers is None and not _has_hook(arguments)
     for argument, value, default in (("rules", rules, None), ("granularity", granularity, "block")):
         if value != default and not needed:
             idle = f"`{argument}` has no effect without a layer-wise decay, or beside `layers`."
@@ -106,7 +106,7 @@ def _layers_of(
 
 
 def _has_hook(arguments: dict[str, Any]) -> bool:
-    """Return whether the arguments say themselves what ratio a parameter has."""
+    """Return whether the arguments themselves set the ratios."""
     return "name_dict" in arguments or "set_param_lr_fun" in arguments
 
 
@@ -118,23 +118,22 @@ def create(
     granularity: Granularity = "block",
     **arguments: Any,
 ) -> Any:
-    """Build an optimizer of ours for a model: all its parameters, each layer at its rate.
+    """Build an optimizer for all parameters of a model, with one learning rate per layer.
 
-    Frozen parameters are not updated; they can be unfrozen at any time. Sharding takes trainable ones alone: there the
-    optimizer has no parameter that is frozen now.
+    Biases and the parameters of norms are excluded from weight decay. Frozen parameters are not updated; they can be
+    unfrozen at any time, except under sharding, where the optimizer takes only the parameters that are trainable now.
 
     Args:
         name: one of `list_optimizers`.
         model: the network.
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
-        rules: as in `LayerMap.from_model`, which is called if there is a decay.
-        granularity: the same.
-        **arguments: the rest goes to the class. Biases and the parameters of norms are not decayed unless
-            `apply_decay_param_fun` says otherwise.
+        rules: the `rules` of `LayerMap.from_model`, which is called if there is a decay.
+        granularity: the `granularity` of `LayerMap.from_model`.
+        **arguments: further arguments of the class. `apply_decay_param_fun` overrides the exclusion from weight decay.
 
     Raises:
-        TypeError, ValueError: an unknown name; `rules` or `granularity` without a decay; an argument that the class
-            does not have.
+        TypeError: an argument that the class does not have.
+        ValueError: an unknown name; `rules` or `granularity` without a decay.
 
     Examples:
         >>> import paddle
@@ -144,5 +143,11 @@ def create(
         >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
         0.125
     """
-    optimizer_class(name)  # raises for a name that is not ours
-    return build_optimizer(name, model, decay=layerwise_decay, rules=rules, granularity=granularity, **arguments)
+    cls = optimizer_class(name)  # raises for a name that is not ours
+    known = REGISTRY[name].all_arguments | {"rules", "granularity", "layers", "groups", "max_grad_norm"}
+    for argument in arguments.keys() - known:
+        wrong = f"{cls.__name__} has no argument `{argument}`{nearest(argument, known)}."
+        raise refusal(TypeError, wrong, **{argument: arguments[argument]})
+    return build_optimizer(
+        name, model, layerwise_decay=layerwise_decay, rules=rules, granularity=granularity, **arguments
+    )

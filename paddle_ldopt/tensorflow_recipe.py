@@ -125,7 +125,7 @@ def create_optimizer(
     optimizer = build_optimizer(
         "adamweightdecay",
         model,
-        decay=layerwise_decay,
+        layerwise_decay=layerwise_decay,
         layers=layers,
         learning_rate=schedule,
         multi_precision=multi_precision,

@@ -74,6 +74,21 @@ def test_create_decays_neither_biases_nor_norms(name):
     assert decayed == {n for n, p in model.named_parameters() if p.ndim > 1}
 
 
+def test_names_for_new_optimizers_are_those_of_the_folder_alone():
+    extension = {"Option", "RuleOptimizer", "State", "register"}
+    assert extension <= set(ldopt.optimizers.__all__) and not extension & set(ldopt.__all__)
+    assert set(ldopt.__all__) <= set(dir(ldopt)) and "ON_METRIC" not in ldopt.__all__
+    assert ldopt.schedules.RuleSchedule is ldopt.CurveSchedule and "greedy" in ldopt.schedules.ON_METRIC
+
+
+def test_the_decay_of_the_rate_is_no_layerwise_decay():
+    model = Net()
+    opt = ldopt.create("adamweightdecay", model, layerwise_decay=0.5, learning_rate=0.1, decay=0.25)
+    assert opt.rate_divisor(ahead=4) == 2.0 and opt.layerwise_ratio(model.blocks[1].norm1.bias) == 0.5
+    opt, _ = ldopt.LdoptConfig("adamweightdecay", {"decay": 0.25}).build(model, 10)
+    assert opt.rate_divisor(ahead=4) == 2.0 and opt.layerwise_ratio(model.blocks[1].norm1.bias) == 1.0
+
+
 def test_create_takes_rules_and_a_whole_decay():
     model = Net()
     rule = ldopt.LayerDecay(0.5, min_ratio=0.3, head_ratio=2.0)

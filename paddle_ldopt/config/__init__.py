@@ -1,4 +1,4 @@
-"""All settings of optimizer, layers and schedule in one object; the problems of settings; files of settings."""
+"""`LdoptConfig`: the settings of optimizer, layers and schedule, their checks and their files."""
 
 from .decay import DecaySettings, decay_from, decay_problems, option_of, settings_of, with_decay_settings
 from .files import json_object, read_yaml

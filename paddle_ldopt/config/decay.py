@@ -1,4 +1,4 @@
-"""The options of `LayerDecay` as settings: of `LdoptConfig`, of the Trainer's arguments and of checkpoint records."""
+"""The options of `LayerDecay` as settings of `LdoptConfig`, the Trainer's arguments and checkpoint records."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,8 @@ from typing import Any, Callable, Optional, TypeVar
 
 from .._checks import refused
 from .._messages import refusal
-from ..layers.decay import OPTIONS, LayerDecay, idle_options
+from ..layers.decay import OPTIONS, LayerDecay
+from ..layers.decay_checks import idle_options
 from ..layers.granularity import checked_granularity
 from .files import json_object
 
@@ -19,23 +20,23 @@ _Fields: Any = object  # for type checkers: any fields
 
 
 class DecaySettings(_Fields):
-    """Base of a dataclass of settings to which `with_decay_settings` adds a field for each option of `LayerDecay`."""
+    """Base of a dataclass of settings with a field for each option of `LayerDecay`, see `with_decay_settings`."""
 
     @property
     def layerwise_decay(self) -> LayerDecay:
-        """The `LayerDecay` that the settings make together."""
+        """The `LayerDecay` of the settings."""
         return decay_from(vars(self))
 
     @property
     def layerwise_rule(self) -> LayerDecay:
-        """The earlier name of `layerwise_decay`."""
+        """An earlier name of `layerwise_decay`."""
         return self.layerwise_decay
 
 
 def with_decay_settings(dict_type: Any) -> Callable[[Class], Class]:
-    """Return the decorator that adds to a class, which is to become a dataclass, a field for each option.
+    """Return a decorator that adds a field for each option to a class, before `dataclass` is applied to it.
 
-    They stand before `layerwise_rules`. Options that are dicts have the type `dict_type`: dict, or str for JSON.
+    The fields are placed before `layerwise_rules`. Dict options have the type `dict_type`: dict, or str for JSON.
     """
 
     def add(cls: Class) -> Class:
@@ -55,20 +56,20 @@ def with_decay_settings(dict_type: Any) -> Callable[[Class], Class]:
 
 
 def decay_from(settings: Mapping[str, Any]) -> LayerDecay:
-    """Return the decay of the settings by their names, as of a record; options that they lack have their defaults."""
+    """Return the decay of a mapping setting -> value, such as a record; missing options get their defaults."""
     values = {field: settings.get(name, OPTIONS[field].default) for field, name in SETTINGS.items()}
     return LayerDecay(**{field: option_of(value, field) for field, value in values.items()})
 
 
 def settings_of(decay: LayerDecay) -> dict[str, Any]:
-    """Return the settings of a decay by their names, for `decay_from` and JSON."""
+    """Return setting -> value of a decay, for `decay_from` and JSON."""
     return {SETTINGS[field]: value for field, value in decay.to_dict().items()}
 
 
 def option_of(value: Any, field: str, name: str = "") -> Any:
-    """Return the checked value of an option as `LayerDecay` has it; dicts may be JSON, and an empty one is None.
+    """Return the checked value of an option of `LayerDecay`; dicts may be JSON, and an empty dict becomes None.
 
-    Errors call it `name`, or by the name of its setting.
+    Errors call the option `name`, by default the name of its setting.
     """
     name = name or SETTINGS[field]
     if field in _DICTS and isinstance(value, (str, dict)):
@@ -89,7 +90,7 @@ def decay_problems(settings: Any) -> Iterator[str]:
     yield from found
     if found:
         return
-    yield from idle_options(values, SETTINGS)
+    yield from idle_options(values, SETTINGS, OPTIONS)
     if all(OPTIONS[field].default == value for field, value in values.items()):
         off = "no effect without a layer-wise decay."
         if isinstance(rules, (str, dict)) and rules:

@@ -1,4 +1,4 @@
-"""Settings in JSON and YAML; an unreadable file, or one with a key twice, is one ValueError with its name."""
+"""Settings in JSON and YAML. An unreadable file or a duplicate key is a ValueError with the name of the file."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ from .._messages import shown
 
 
 def json_object(value: Any, name: str) -> dict[str, Any]:
-    """Return an argument that is a dict, or a JSON object in a string, as a dict; None as an empty one."""
+    """Return the dict in an argument that is a dict, a JSON object in a string, or None for an empty dict."""
     found, why = value, ""
     if isinstance(value, str):
         try:
@@ -28,17 +28,17 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; raise ValueError if it cannot be read or has a key twice."""
+    """Return the content of a JSON file; raise ValueError for unreadable content or a duplicate key."""
     with open(checked_path(path), encoding="utf-8") as file, _naming("JSON", path):
         return json.load(file, object_pairs_hook=unique_keys)
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file, in which 1e-5 is a number; raise ValueError as `read_json`."""
+    """Return the content of a YAML file, in which 1e-5 is a number; raise ValueError like `read_json`."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """PyYAML's, with the numbers of YAML 1.2."""
+        """PyYAML's loader with the numbers of YAML 1.2."""
 
     def mapping(loader: Any, node: Any) -> dict[Any, Any]:
         read = functools.partial(loader.construct_object, deep=True)
@@ -56,7 +56,7 @@ def read_yaml(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _naming(kind: str, path: Path) -> Iterator[None]:
-    """Turn every error that the content of a file can be into a ValueError that names the file."""
+    """Turn every error in the content of a file into a ValueError that names the file."""
     try:
         yield
     except RecursionError:

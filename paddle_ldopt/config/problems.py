@@ -1,6 +1,7 @@
-"""The problems of settings: each value by its declaration, then one trial for conditions between values."""
+"""The problems of settings: first each value by its declaration, then conditions between values by a trial."""
 
 import functools
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
@@ -13,7 +14,7 @@ from ..build import OPTIMIZERS, build_optimizer
 from ..schedules import ON_METRIC, get_scheduler
 from ..schedules.factory import kwargs_problems
 from ..schedules.registry import SCHEDULES
-from .decay import decay_problems
+from .decay import decay_from, decay_problems
 
 _Check = Callable[[Any, str], Any]
 MANY_STEPS = 10**9  # stands for a number of steps that is not known yet
@@ -26,19 +27,22 @@ def option_problems(
     weight_decay: float = 0.0,
     max_grad_norm: float = 0.0,
 ) -> Iterator[str]:
-    """Yield the problems of the options of an optimizer; `learning_rate` is None if it sets its rate itself."""
+    """Yield the problems of `optim_kwargs`; `learning_rate` is None for an optimizer that sets its own rate."""
     known = OPTIMIZERS[optim].arguments
-    yield from (unknown(f"option of {shown(optim)}", key, options[key], known) for key in options if key not in known)
+    for key in [key for key in options if key not in known]:
+        yield f"`optim_kwargs`: {unknown(f'option of {shown(optim)}', key, options[key], known)}"
     valid = {name: value for name, value in options.items() if name in known}
     found = list(refused({name: (known[name].checked, value) for name, value in valid.items()}))
-    yield from found
     if not found:
         rate = {} if learning_rate is None else {"learning_rate": get_scheduler("constant", learning_rate)}
         with paddle.utils.unique_name.guard():
             zero = paddle.nn.initializer.Constant(0.0)
             one = [paddle.create_parameter([1], "float32", default_initializer=zero)]
-        trial = {"weight_decay": weight_decay, "max_grad_norm": max_grad_norm, **rate, **valid}
-        yield from _tried(lambda: build_optimizer(optim, None, parameters=one, **trial))
+        build = functools.partial(build_optimizer, optim, None, parameters=one, **rate, **valid)
+        together = list(_tried(lambda: build(weight_decay=weight_decay, max_grad_norm=max_grad_norm)))
+        found = list(_tried(build)) if together else []
+        yield from (f"`weight_decay` or `max_grad_norm`: {reason}" for reason in together if not found)
+    yield from (f"`optim_kwargs`: {reason}" for reason in found)
 
 
 def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
@@ -48,20 +52,23 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
     unreadable = list(
         refused({name: check for name, check in checks.items() if name not in may_be_none or check[1] is not None})
     )
-    yield from [*unreadable, *decay_problems(config)]
+    layerwise = list(decay_problems(config))
+    yield from [*unreadable, *layerwise]
     yield from _optimizer_problems(config, bool(unreadable))
     if config.learning_rate is None:
         yield from _idle_schedule_problems(config, defaults)
     else:
         yield from _config_schedule_problems(config, bool(unreadable))
+    if not layerwise:
+        yield from _moving_decay_problems(config)
 
 
 def build_schedule(settings: Any, steps: Optional[int]) -> Any:
-    """Return the schedule of a `LdoptConfig`, or of an object with the same attributes, for so many steps."""
+    """Return the schedule of a `LdoptConfig`, or of an object with the same attributes, over this many steps."""
     kind, warmup = settings.lr_scheduler_type, settings.warmup_steps
     if settings.warmup_ratio and not warmup:
         if steps is None:
-            advice = "`warmup_ratio` is a part of all steps: give their number."
+            advice = "`warmup_ratio` is a fraction of all steps: give their number."
             raise refusal(ValueError, advice, num_training_steps=None)
         warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
     timed = {} if kind in ON_METRIC else {"num_warmup_steps": warmup, "num_training_steps": steps}
@@ -69,7 +76,7 @@ def build_schedule(settings: Any, steps: Optional[int]) -> Any:
 
 
 def schedule_problems(settings: Any, steps: int) -> Iterator[str]:
-    """Yield why the kind and the options of a schedule make none in a training of so many steps."""
+    """Yield the reasons why no schedule of this kind and these options can be built for this many steps."""
     kind, kwargs = settings.lr_scheduler_type, settings.lr_scheduler_kwargs
     found = list(kwargs_problems(kind, kwargs)) or list(_tried(lambda: build_schedule(settings, steps)))
     where = "`lr_scheduler_kwargs`" if kwargs else f"`lr_scheduler_type` {shown(kind)} without `lr_scheduler_kwargs`"
@@ -77,7 +84,7 @@ def schedule_problems(settings: Any, steps: int) -> Iterator[str]:
 
 
 def _tried(build: Callable[[], Any]) -> Iterator[str]:
-    """Yield the message of the error that a trial raises, if it does; it is built again for good, with its warnings."""
+    """Yield the message of the error that a trial raises; its warnings are left to the real build."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -93,6 +100,12 @@ def _checked_names(value: Any, field: str) -> None:
 
 def _checked_rules(value: Any, field: str) -> None:
     _checked_names(value, field)
+    for pattern in value:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            wrong = f"`{field}` must map regular expressions ({error})."
+            raise refusal(ValueError, wrong, pattern=pattern) from error
     if any(isinstance(layer, bool) or not isinstance(layer, (int, str)) for layer in value.values()):
         raise refusal(TypeError, f"`{field}` must map names to layer ids or strings.", **{field: value})
 
@@ -116,7 +129,7 @@ def _optimizer_problems(config: Any, unreadable: bool) -> Iterator[str]:
     elif not isinstance(options, dict):
         return
     elif _sets_its_rate(config) != (config.learning_rate is None):
-        advice = "`learning_rate` must be None with `relative_step`, which sets the rate, and only then."
+        advice = "`learning_rate` must be None with `relative_step`, which sets the rate, and must be given without it."
         yield problem(advice, optim=optim, learning_rate=config.learning_rate, optim_kwargs=options)
     else:
         sure = {} if unreadable else {name: getattr(config, name) for name in ("weight_decay", "max_grad_norm")}
@@ -125,7 +138,7 @@ def _optimizer_problems(config: Any, unreadable: bool) -> Iterator[str]:
 
 
 def _sets_its_rate(config: Any) -> bool:
-    """Return whether the options have the optimizer set its rate; one that can do both takes a rate that is given."""
+    """Return whether the optimizer sets its own rate; one that does so by default takes a rate if one is given."""
     declared = OPTIMIZERS[config.optim].arguments.get("relative_step")
     usual = declared is not None and declared.default and config.learning_rate is None
     return config.optim_kwargs.get("relative_step", usual) is True
@@ -135,7 +148,16 @@ def _idle_schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[s
     schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
     settings = {name: getattr(config, name) for name in schedule if getattr(config, name) != defaults[name]}
     if settings:
-        yield problem("No schedule has an effect while `learning_rate` is None: the step sets it.", **settings)
+        yield problem("A schedule has no effect while `learning_rate` is None: the step sets the rate.", **settings)
+
+
+def _moving_decay_problems(config: Any) -> Iterator[str]:
+    names = ("learning_rate", "lr_scheduler_type", "layerwise_end")
+    needs = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
+    follows = isinstance(config.lr_scheduler_type, str) and config.lr_scheduler_type in ON_METRIC
+    if decay_from(vars(config)).moves and (config.learning_rate is None or follows):
+        received = {name: getattr(config, name) for name in names}
+        yield problem(f"{needs} an `lr_scheduler_type` that does not follow a metric.", **received)
 
 
 def _config_schedule_problems(config: Any, unreadable: bool) -> Iterator[str]:

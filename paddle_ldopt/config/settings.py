@@ -1,4 +1,4 @@
-"""`LdoptConfig`: all settings of optimizer, layers and schedule in one object."""
+"""`LdoptConfig`: the settings of optimizer, layers and schedule in one object."""
 
 import copy
 import dataclasses
@@ -20,8 +20,8 @@ from .decay import DecaySettings, settings_of, with_decay_settings
 from .files import json_object, read_json, read_yaml
 from .problems import build_schedule, config_problems
 
-# Kinds that every Trainer has -> the fields of its arguments that shape them. Without `lr_scheduler_kwargs` they stay
-# the Trainer's own, so that adding our mixin to a training changes nothing in it.
+# Kinds of schedules that every Trainer has -> the fields of its arguments that are their options. Without
+# `lr_scheduler_kwargs` the Trainer builds them itself, so adding our mixin changes nothing.
 BUILT_IN: dict[str, tuple[str, ...]] = {
     "linear": (),
     "cosine": ("num_cycles",),
@@ -34,28 +34,29 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
 @dataclasses.dataclass(frozen=True)
 @with_decay_settings(dict)
 class LdoptConfig(DecaySettings):
-    """Hold all that decides how a model's weights are updated; choose it to keep a training's settings in one file.
+    """All settings of an optimizer, its layer-wise rates and its schedule, in one object and one file.
 
-    The names are those of the Trainer's arguments with `LdoptArgumentsMixin`. The Trainer's mixin saves the object as
-    ``ldopt_config.json`` in each checkpoint, and `RunReport` shows it.
+    The names are those of the Trainer's arguments with `LdoptArgumentsMixin`. The Trainer's mixin saves the object in
+    each checkpoint as ``ldopt_config.json``, and `RunReport` shows it.
 
     Args:
-        optim: one of `list_optimizers`, or "adamw", Paddle's own.
-        optim_kwargs: its further options: ``{"beta2": 0.98}``. Biases and the parameters of norms are not decayed;
-            "adamweightdecay" takes `include_in_weight_decay` and `exclude_from_weight_decay`.
-        learning_rate: at least 0, the rate of a layer whose ratio is 1; None for Adafactor and Came with
-            ``{"relative_step": True}``, which sets it.
-        weight_decay: at least 0.
-        max_grad_norm: at least 0, the norm that all gradients together are clipped to; 0 is off.
+        optim: one of `list_optimizers`, or "adamw" for Paddle's own.
+        optim_kwargs: further options of the optimizer, such as ``{"beta2": 0.98}``.
+        learning_rate: at least 0, the rate of a layer whose ratio is 1. None for Adafactor and Came with
+            ``{"relative_step": True}``, which sets the rate.
+        weight_decay: at least 0. Biases and the parameters of norms are excluded; "adamweightdecay" takes
+            `include_in_weight_decay` and `exclude_from_weight_decay` in `optim_kwargs`.
+        max_grad_norm: at least 0, the global norm for gradient clipping; 0 is off.
         layerwise_lr_decay: ratio of the rates of neighbouring layers, in (0, 1]; 1 is off. Each further option of
             `LayerDecay` is a setting of its own, such as `layerwise_min_ratio`.
         layerwise_rules, layerwise_granularity: the `rules` and the `granularity` of `LayerMap.from_model`.
         lr_scheduler_type: any `SchedulerType`.
         lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`.
         warmup_steps: at least 0, steps of the warm-up.
-        warmup_ratio: in [0, 1], the same as a part of all steps; instead of `warmup_steps`.
+        warmup_ratio: in [0, 1], the warm-up as a fraction of all steps; instead of `warmup_steps`.
 
-    If anything is wrong, a ValueError lists all problems.
+    Raises:
+        ValueError: lists all problems of the settings.
 
     Examples:
         >>> import paddle
@@ -84,23 +85,23 @@ class LdoptConfig(DecaySettings):
 
     def __post_init__(self) -> None:
         tell_all(config_problems(self, _defaults(type(self))))
-        for field in _defaults(type(self)):  # plain numbers, for JSON; copies, whose changes would go unchecked
+        for field in _defaults(type(self)):  # plain numbers for JSON; copies, so that later changes have no effect
             object.__setattr__(self, field, _copied(getattr(self, field)))
         for field, value in settings_of(self.layerwise_decay).items():
             object.__setattr__(self, field, value)
         object.__setattr__(self, "layerwise_granularity", str(self.layerwise_granularity))
 
     def build(self, model: Any, num_training_steps: Optional[int] = None) -> tuple[Any, Any]:
-        """Return the optimizer of a model's parameters and its schedule, for a loop without a Trainer.
+        """Return an optimizer for a model's parameters and its schedule, for a training loop without a Trainer.
 
-        The optimizer takes its rate from the schedule; with a relative step it is an `AdafactorSchedule`, or None for
-        Came. Schedules that need `num_training_steps` raise ValueError without it.
+        The optimizer takes its rate from the schedule. With a relative step the schedule is an `AdafactorSchedule`, or
+        None for Came. Schedules that need `num_training_steps` raise ValueError without it.
         """
         schedule = None if self.learning_rate is None else build_schedule(self, num_training_steps)
         opt = build_optimizer(
             self.optim,
             model,
-            decay=self.layerwise_decay,
+            layerwise_decay=self.layerwise_decay,
             rules=self.layerwise_rules,
             granularity=checked_granularity(self.layerwise_granularity),
             max_grad_norm=self.max_grad_norm,
@@ -110,12 +111,12 @@ class LdoptConfig(DecaySettings):
         )
         if self.layerwise_decay.moves:
             opt.training_steps = num_training_steps
-            opt.layerwise_ratio(parameters_of(opt)[0])  # raises if nobody knows the steps
+            opt.layerwise_ratio(parameters_of(opt)[0])  # raises if the number of steps is unknown
         return opt, AdafactorSchedule(opt) if schedule is None and isinstance(opt, Adafactor) else schedule
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LdoptConfig":
-        """Return the object with the settings of a dict; raise ValueError that lists all problems."""
+        """Return the object with the settings of a dict; raise a ValueError that lists all problems."""
         if not isinstance(values, dict):
             raise wrong_type(values, "values", "a dict of settings")
         known = _defaults(cls)
@@ -125,26 +126,26 @@ class LdoptConfig(DecaySettings):
         return cls(**valid)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings as a dict that JSON and YAML can hold."""
+        """Return all settings as a dict for JSON or YAML."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, path: Path) -> "LdoptConfig":
-        """Return the object whose settings are in a JSON file; raise ValueError as `from_dict`, and for a key twice."""
+        """Return the object with a JSON file's settings; raise ValueError like `from_dict`, also for duplicate keys."""
         return cls.from_dict(read_json(path))
 
     def to_json(self, path: Path) -> None:
-        """Write a JSON file that `from_json` reads."""
+        """Write a JSON file for `from_json`."""
         with open(checked_path(path), "w", encoding="utf-8") as file:
             json.dump(self.to_dict(), file, indent=1)
 
     @classmethod
     def from_yaml(cls, path: Path) -> "LdoptConfig":
-        """Return the object whose settings are in a YAML file; raise ValueError as `from_dict`, and for a key twice."""
+        """Return the object with a YAML file's settings; raise ValueError like `from_dict`, also for duplicate keys."""
         return cls.from_dict(read_yaml(path))
 
     def to_yaml(self, path: Path) -> None:
-        """Write a YAML file that `from_yaml` reads."""
+        """Write a YAML file for `from_yaml`."""
         import yaml
 
         with open(checked_path(path), "w", encoding="utf-8") as file:
@@ -152,9 +153,9 @@ class LdoptConfig(DecaySettings):
 
     @classmethod
     def from_arguments(cls, args: Any) -> "LdoptConfig":
-        """Return the settings of a Trainer's arguments, with `LdoptArgumentsMixin` or without.
+        """Return the settings of a Trainer's arguments, with or without `LdoptArgumentsMixin`.
 
-        Raises ValueError for an optimizer of the Trainer's own other than "adamw".
+        Raises ValueError for the Trainer's own optimizers other than "adamw".
         """
         # a Trainer has enums
         optim, kind = (str(getattr(name, "value", name)) for name in (args.optim, args.lr_scheduler_type))
@@ -175,23 +176,23 @@ class LdoptConfig(DecaySettings):
             optim_kwargs=options,
             learning_rate=args.learning_rate,
             weight_decay=args.weight_decay,
-            max_grad_norm=max(args.max_grad_norm, 0.0),  # the Trainer takes any below 0 for off
+            max_grad_norm=max(args.max_grad_norm, 0.0),  # for the Trainer, any negative number is off
             **own,
             layerwise_rules=rules or None,
             layerwise_granularity=getattr(args, "layerwise_granularity", "block"),
             lr_scheduler_type=kind,
             lr_scheduler_kwargs=kwargs,
             warmup_steps=args.warmup_steps,
-            warmup_ratio=0.0 if args.warmup_steps > 0 else args.warmup_ratio,  # as the Trainer reads them
+            warmup_ratio=0.0 if args.warmup_steps > 0 else args.warmup_ratio,  # as in the Trainer
         )
 
     def to_arguments(self) -> dict[str, Any]:
         """Return the settings as keyword arguments of a Trainer's arguments with `LdoptArgumentsMixin`.
 
-        Raises ValueError for a relative step, which the Trainer takes as ``optimizers=config.build(model)`` only.
+        Raises ValueError for a relative step: pass ``optimizers=config.build(model)`` to the Trainer instead.
         """
         if self.learning_rate is None:
-            advice = "An optimizer that sets its rate itself goes to the Trainer as `optimizers=config.build(model)`."
+            advice = "Pass an optimizer that sets its own rate to the Trainer as `optimizers=config.build(model)`."
             raise refusal(ValueError, advice, optim_kwargs=self.optim_kwargs)
         info, out = OPTIMIZERS[self.optim], self.to_dict()
         options, kwargs = out.pop("optim_kwargs"), out.pop("lr_scheduler_kwargs")
@@ -205,14 +206,14 @@ class LdoptConfig(DecaySettings):
 
 
 def schedule_kwargs(args: Any, kind: str) -> dict[str, Any]:
-    """Return the options of a schedule of that kind that a Trainer's arguments set, by whatever field."""
+    """Return the options of a schedule of this kind from all fields of a Trainer's arguments."""
     fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
     own = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
     return {**own, **json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs")}
 
 
 def _defaults(cls: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass with their defaults."""
+    """Return field -> default of a dataclass."""
     return {
         field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         for field in dataclasses.fields(cls)
@@ -220,7 +221,7 @@ def _defaults(cls: Any) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a value in the types that JSON can hold."""
+    """Return a copy of a value in types that JSON has."""
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -68,7 +68,7 @@ def from_settings(
         arguments["weight_decay"] = _weight_decay_of(weight_decay)
     if groups is None or not isinstance(groups[0], dict):
         arguments["apply_decay_param_fun"] = _Decays(undecayed)
-    return build_optimizer(NAMES[name], model, decay=decay, groups=groups, **mapping, **arguments)
+    return build_optimizer(NAMES[name], model, layerwise_decay=decay, groups=groups, **mapping, **arguments)
 
 
 class _Decays:

@@ -2,7 +2,8 @@
 
 from .decay import CONVENTIONS, LayerDecay, as_decay
 from .map import Layer, LayerMap
-from .paddlenlp_hook import adapt_hook, layerwise_lr_decay
+from .paddlenlp_hook import layerwise_lr_decay
+from .param_lr_fun import adapt_hook
 from .ratios import LayerRatios
 from .table import LayerRow, LayerTable
 from .weight_decay import decayed_parameter_names

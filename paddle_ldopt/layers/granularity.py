@@ -11,7 +11,7 @@ Granularity = Union[str, int]
 
 
 def checked_granularity(value: Any, name: str = "granularity") -> Granularity:
-    """Return "block", "stage" or a number of groups from 1, which a string may hold, raise otherwise."""
+    """Return "block", "stage" or a number of groups from 1, also of a string of digits; raise otherwise."""
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     if isinstance(value, str):
@@ -24,10 +24,9 @@ def checked_granularity(value: Any, name: str = "granularity") -> Granularity:
 def grouped(
     layers: dict[str, Any], depths: dict[str, int], stages: dict[str, list[int]], granularity: Granularity
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return name -> Layer and tower -> depth with several blocks as one layer; raise if that changes nothing.
+    """Return name -> Layer and tower -> depth with several blocks per layer; raise if no tower changes.
 
-    `stages` has the number of the first block of each stage, for towers of stages. Other towers stay as they are, with
-    a number of groups those that are not deeper.
+    `stages` has the number of the first block of each stage, for towers with stages.
     """
     if granularity == "block":
         return layers, depths

@@ -1,4 +1,4 @@
-"""LayerMap: the layer of each parameter of a model, and the learning rates that a decay or an optimizer gives them."""
+"""LayerMap: the layer of each parameter of a model, and its learning rate by a decay or in an optimizer."""
 
 import dataclasses
 import re
@@ -12,8 +12,8 @@ from .._files import Path
 from .._messages import refusal, shown, some
 from .._paddle import checked_model, name_dict_of, own_parameters, sublayers, unwrap_model
 from ..plots import plot_table
+from .before_blocks import Fact
 from .decay import LayerDecay, as_decay
-from .fronts import Fact
 from .granularity import Granularity, checked_granularity
 from .places import Layer, place
 from .rates import planned_rates, rates_of_optimizer
@@ -29,12 +29,10 @@ _MOST_PATHS = 1_000  # to one sublayer: nested sharing doubles them at each leve
 
 
 class LayerMap:
-    """The layers of a model: where each parameter sits, and what learning rate it gets there.
-
-    Build one with `LayerMap.from_model` or `LayerMap.from_names`.
+    """The layer of each parameter of a model; made by `LayerMap.from_model` or `LayerMap.from_names`.
 
     Attributes:
-        n_layers (int): blocks of the model; of its deepest tower if there are several.
+        n_layers (int): number of blocks; of the deepest tower if there are several.
         towers (dict[str, int]): name of each stack -> its number of blocks.
         name_dict (dict[str, str]): ``param.name`` -> structured name; empty when mapped from names.
 
@@ -66,20 +64,22 @@ class LayerMap:
         r"""Map structured parameter names.
 
         Args:
-            names: the names in the model's order; all of them, because frozen parameters count too.
-            rules: override the built-in rules. A dict maps a regular expression (`re.search`) to a layer id, to
-                "embeddings", "head", or to a template such as ``r"\1"`` that expands to a block's number from 0; gaps
-                in the numbers are closed (VGG: ``features.0``, ``features.3``). Ids above those of the blocks that are
-                found make a deeper tower beside them, not the head. A callable takes a name and returns a layer id,
-                "embeddings", "head", or None to leave the name to the built-in rules.
-            granularity: what a layer is: "block"; "stage", where a tower has its blocks in stages (ConvNeXt, Swin,
-                ResNet); or a number k of groups of about equal depth for each tower that has more blocks. `rules` count
-                blocks.
+            names: all names in the model's order, including frozen parameters.
+            rules: override the built-in rules. A dict maps a regular expression (`re.search`) to a layer id,
+                "embeddings", "head", or a template such as ``r"\1"`` that expands to a block number from 0. Gaps in the
+                numbers are closed (VGG: ``features.0``, ``features.3``). Ids above the blocks found form a deeper tower
+                beside them. A callable takes a name and returns a layer id, "embeddings", "head", or None for the
+                built-in rules.
+            granularity: one layer per "block"; per "stage" in towers whose blocks are in stages (ConvNeXt, Swin,
+                ResNet); or a number k of groups of about equal depth in each deeper tower. `rules` count blocks.
 
         Raises:
             TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; half of the blocks
-                in lists that no rule knows; an illegal rule, or one that leaves layers empty; a granularity that
-                changes nothing.
+                in lists of unknown kind; an illegal rule, or one that leaves layers empty; a granularity without
+                effect.
+
+        Warns:
+            UserWarning: layers that are guesses.
         """
         layers, towers, guesses = place(_checked_names(names), rules, {}, checked_granularity(granularity))
         _warn_of(guesses, layers)
@@ -87,9 +87,9 @@ class LayerMap:
 
     @classmethod
     def from_model(cls, model: Any, rules: Optional[Rules] = None, granularity: Granularity = "block") -> "LayerMap":
-        """Map the parameters of a model with numbered blocks, inside wrappers such as `paddle.DataParallel`.
+        """Map the parameters of a model, also inside a wrapper such as `paddle.DataParallel`.
 
-        Shared parameters count once, at the lowest of their layers. The other arguments and errors are those of
+        Shared parameters count once, in the lowest of their layers. Other arguments, errors and warnings as in
         `from_names`.
         """
         model, granularity = unwrap_model(checked_model(model)), checked_granularity(granularity)
@@ -124,14 +124,14 @@ class LayerMap:
         return list(self._layers)
 
     def layer_of(self, name: str) -> Layer:
-        """Return the `Layer` of a parameter by its structured name, in a map from a model by ``param.name`` too.
+        """Return the `Layer` of a parameter by its structured name, or by ``param.name`` in a map from a model.
 
-        Raise ValueError if there is no such parameter.
+        Raise ValueError if the parameter is unknown.
         """
         return self._layers[self.name_of(name)]
 
     def name_of(self, name: str) -> str:
-        """Return the structured name of a parameter, which `name` may be already; raise as `layer_of`."""
+        """Return the structured name for a ``param.name`` or structured name; raise as `layer_of`."""
         if not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string.", name=name)
         known = name if name in self.name_dict else _COPY.sub("", name)  # Paddle renames parameters when it copies them
@@ -144,8 +144,21 @@ class LayerMap:
         return structured
 
     def ratio_fn(self, layerwise_decay: Decay) -> LayerRatios:
-        """Return the function parameter -> ratio of its learning rate that a decay makes, as optimizers take it."""
-        return LayerRatios(self, as_decay(layerwise_decay))
+        """Return a decay's function parameter -> ratio of its learning rate, as optimizers take it.
+
+        Raises:
+            ValueError: a tower without blocks in this map; an option or a multiplier that changes no ratio.
+
+        Warns:
+            UserWarning: a multiplier whose parameters are all frozen.
+        """
+        ratios = LayerRatios(self, as_decay(layerwise_decay))
+        ratios.check_effects()
+        return ratios
+
+    def is_trainable(self, name: str) -> bool:
+        """Return whether a parameter is trainable now, by its structured name; True in a map made from names."""
+        return name not in self._parameters or not self._parameters[name].stop_gradient
 
     def table(
         self,
@@ -155,23 +168,22 @@ class LayerMap:
         apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
         num_steps: Optional[int] = None,
     ) -> LayerTable:
-        """Return each layer's parameters and the rate they get; print it, or take its `rows`.
+        """Return the rates of each layer as a table to print, or to read (`rows`).
 
-        With an `optimizer` everything is read back from it: the rate its step would use now for each parameter, the
-        rate at the peak of its schedule, which parameters are decayed and trained. Without one it is what
-        `layerwise_decay` and `learning_rate` would give.
+        With an `optimizer` the table has the rates of its next step and of the peak of its schedule, weight decay and
+        frozen parameters, all read from the optimizer. Otherwise it has the rates planned by `layerwise_decay`.
 
         Args:
             layerwise_decay: required without `optimizer`.
-            learning_rate (float|LRScheduler): the rate at a ratio of 1; without it only ratios are shown.
-            optimizer: any of Paddle's or ours, layer-wise or not.
-            apply_decay_param_fun: ``param.name`` -> decayed, without `optimizer`.
-            num_steps: how many steps ahead to look for the peak of the schedule. If None, to the end of a schedule of
-                this package, and of others 10,000 or what Paddle's warm-ups say.
+            learning_rate (float|LRScheduler): rate of a ratio of 1; without it the table has ratios only.
+            optimizer: any optimizer of Paddle or of this package, layer-wise or not.
+            apply_decay_param_fun: ``param.name`` -> whether weight decay applies, without `optimizer`.
+            num_steps: number of steps to search for the peak of the schedule. None: to the end of a schedule of this
+                package or of Paddle's warm-up, 10,000 steps of any other.
 
         Raises:
-            ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument beside the optimizer that
-                settles it; an optimizer over parameters of another model.
+            ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that the optimizer settles;
+                an optimizer of another model.
         """
         num_steps = None if num_steps is None else checked_steps(num_steps, "num_steps")
         if (layerwise_decay is None) == (optimizer is None):
@@ -184,7 +196,7 @@ class LayerMap:
         if layerwise_decay is None:
             for argument, value in (("learning_rate", learning_rate), ("apply_decay_param_fun", apply_decay_param_fun)):
                 if value is not None:
-                    left_out = f"`{argument}` is read back from `optimizer`: leave it out."
+                    left_out = f"`{argument}` is read from `optimizer`: leave it out."
                     raise refusal(ValueError, left_out, **{argument: value})
             rates = rates_of_optimizer(optimizer, num_steps)
             for tensor in rates:
@@ -198,11 +210,11 @@ class LayerMap:
     def plot(
         self, path: Path, layerwise_decay: Optional[Decay] = None, learning_rate: Any = None, optimizer: Any = None
     ) -> str:
-        """Draw the rate of each layer, given as to `table`, into a .png, .svg or .pdf file and return its path."""
+        """Draw the rate of each layer into a .png, .svg or .pdf file and return its path; arguments as in `table`."""
         return plot_table(self.table(layerwise_decay, learning_rate, optimizer), path)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what tells this map from another: per tower its depth, per name [tower, layer id, depth]."""
+        """Return the identity of the map: tower -> depth, and structured name -> [tower, layer id, depth]."""
         return {
             "towers": dict(self.towers),
             "layers": {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()},
@@ -210,7 +222,7 @@ class LayerMap:
 
 
 def layers_of(optimizer: Any) -> Optional[LayerMap]:
-    """Return the LayerMap that an optimizer has its ratios from, None if they come from a hook or it has none."""
+    """Return the LayerMap of an optimizer's ratios; None for a hook's, or without layer-wise rates."""
     ratios = ratios_of(optimizer)
     return None if ratios is None else ratios.layers
 
@@ -228,7 +240,7 @@ def _checked_names(names: Iterable[str]) -> list[str]:
 
 
 def _kind_of(sublayer: Any) -> str:
-    """Return "Linear", "Conv", "Norm" or "Embedding" if a sublayer of the model is one, else ""."""
+    """Return the kind of a sublayer: "Linear", "Conv", "Norm", "Embedding", or "" for any other."""
     classes = [cls.__name__ for cls in type(sublayer).__mro__]
     if "Linear" in classes:  # not ColumnParallelLinear, whose shape is a part of the whole
         return "Linear"
@@ -239,7 +251,7 @@ def _kind_of(sublayer: Any) -> str:
 def _all_paths(
     model: Any, path: str = "", above: tuple[Any, ...] = (), times: Optional[Counter[int]] = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (path, sublayer) in the model's order, a shared sublayer under each of its paths, up to 1,000 of them."""
+    """Yield (path, sublayer) in the model's order; a shared sublayer under each of its paths, 1,000 at most."""
     times = Counter() if times is None else times
     times[id(model)] += 1
     yield path, model

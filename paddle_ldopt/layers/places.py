@@ -1,23 +1,24 @@
-"""Structured parameter name -> layer id, for any model: pure Python over names, and over shapes where they are known.
+"""Structured parameter name -> layer, for any model, from names and shapes; pure Python.
 
-Layer 0 holds the embeddings, 1..n the blocks, n + 1 the head. A model with several towers (encoder and decoder, text
-and vision) counts the layers of each by its own depth.
+Layer 0 has the embeddings, 1..n the blocks, n + 1 the head. Each tower (encoder and decoder, text and vision) counts by
+its own depth.
 """
 
 import dataclasses
 import os
 import re
+from collections.abc import Iterator
 from typing import Optional
 
 from .._messages import some
-from .fronts import Fact, Front, is_head
+from .before_blocks import Fact, Front, is_head
 from .granularity import Granularity, grouped
-from .stacks import STACK_NAMES, Stack, find_stacks
+from .stacks import STACK_NAMES, Stack, find_stacks, is_index
 from .user_rules import HEAD, Rules, apply_rules, check_no_gap, close_gaps
 
 _EMBEDDING = re.compile(
     r"(^|[._])(embed\w*|emb|embs|wte|wpe|shared|stem|patch_proj|input_proj|"
-    r"(cls|class|mask|dist|query|register)_tokens?|pos\w*_enc\w*|encode_positions|rel\w*_(attention_)?bias\w*|masked_spec_embed)(?=[._]|$)",
+    r"(cls|class|mask|dist|query|register)_tokens?|(patch|pixel)_pos|pos\w*_enc\w*|encode_positions|rel\w*_(attention_)?bias\w*|masked_spec_embed)(?=[._]|$)",
     re.I,
 )
 _HEAD = re.compile(
@@ -27,7 +28,7 @@ _HEAD = re.compile(
     r"(en|de)coder_layernorm(?=[.]|$)|cls(?=[.]|$))(?=[._]|$)",
     re.I,
 )
-# Parameters whose role shows in neither name nor position.
+# Parameters whose role is visible in neither name nor position.
 _EXCEPTIONS: dict[re.Pattern[str], int] = {
     re.compile(r"\bbigbird\.encoder\.norm\."): 0,  # applied to the embeddings, before block 0
     re.compile(r"\bdeberta\.encoder\.(LayerNorm|conv)\."): 0,  # of the relative embeddings; added to block 0's output
@@ -42,26 +43,29 @@ _EXCEPTIONS: dict[re.Pattern[str], int] = {
     re.compile(r"\bneck\.(reassemble|fusion)_stage\."): HEAD,  # DPT
     re.compile(r"\bspeech_decoder_postnet\.layers\."): HEAD,  # SpeechT5
 }
+# wav2vec 2.0, HuBERT, WavLM: the large models, which normalise each convolution, apply encoder.layer_norm last
+_WAVEFORM_NORM = re.compile(r"(?:^|\.)feature_extractor\.conv_layers\.(\d+)\.(?:layer_norm|2|2\.1)\.(?:weight|bias)$")
+_ENCODER_NORM = re.compile(r"(^|\.)encoder\.layer_norm\.")
 _RELATIVE_BIAS = re.compile(r"(^|\.)relative_attention_bias\b")
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The place of one parameter."""
+    """The layer of one parameter."""
 
-    tower: str  #: the name of its stack of blocks, or "" for parameters of several
+    tower: str  #: name of its stack of blocks; "" for parameters of several towers
     index: int  #: layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head
-    depth: int  #: number of blocks of the tower; of the deepest one for parameters of several
-    kind: str = "block"  #: what is a layer: "block", or with a granularity "stage" or "group"
+    depth: int  #: number of blocks of the tower; of the deepest one for parameters of several towers
+    kind: str = "block"  #: "block", or with a granularity "stage" or "group"
 
     @property
     def is_block(self) -> bool:
-        """Whether it is neither the embeddings nor the head."""
+        """Whether the layer is a block (or stage, or group)."""
         return 0 < self.index <= self.depth
 
     @property
     def label(self) -> str:
-        """The layer in words: "embeddings", "block 3" (numbered from 0, as in the model's names) or "head"."""
+        """The layer's name: "embeddings", "block 3" (from 0, as in the model's names) or "head"."""
         if self.is_block:
             return f"{self.kind} {self.index - 1}"
         return "head" if self.index else "embeddings"
@@ -74,15 +78,20 @@ def place(
     granularity: Granularity,
     whole: bool = False,
 ) -> tuple[dict[str, Layer], dict[str, int], list[str]]:
-    """Return name -> Layer, tower -> depth, and a sentence for each guess, given structured names in the model's order.
+    """Return name -> Layer, tower -> depth, and a sentence for each guess.
 
-    `facts` is empty if only names are known, `whole` says whether they are all names of the model.
+    Args:
+        names: structured names in the model's order.
+        rules: the user's.
+        facts: by structured name; empty if only names are known.
+        granularity: of the layers.
+        whole: whether `names` are complete.
     """
     placed, numbered = apply_rules(names, rules)
     exceptions = {name for name in names if _exception(name) is not None}
     alone = all(index < 1 for index in placed.values())
     shapes = {name: fact.shape for name, fact in facts.items()}
-    stacks, others = find_stacks(names, exceptions | placed.keys(), _is_hinted, whole, alone, shapes)
+    stacks, others, single = find_stacks(names, exceptions | placed.keys(), _is_hinted, whole, alone, shapes)
     depths = {stack.tower: stack.depth for stack in stacks}
     blocks = max(depths.values(), default=0)
     close_gaps(placed, numbered, blocks)
@@ -98,6 +107,7 @@ def place(
         if len(shared) == 1 < stack.depth:  # T5 keeps the bias that all blocks share in block 0
             layers[shared[0]] = Layer(stack.tower, 0, stack.depth)
     # 3. by name, 4. by the order of declaration
+    normalised = {match[1] for match in map(_WAVEFORM_NORM.search, names) if match}
     first_placed = next((i for i, name in enumerate(names) if name in placed_blocks), 0)
     fronts: dict[str, Front] = {}
     for position, name in enumerate(names):
@@ -107,6 +117,8 @@ def place(
         near, nearest = _nearest(path, stacks)
         tower, depth = (nearest[0].tower, nearest[0].depth) if len(nearest) == 1 else ("", deepest)
         index = _index_by_name(name, near)
+        if normalised and _ENCODER_NORM.search(name):
+            index = HEAD if len(normalised) > 1 else 0
         if index is None:
             # parameters of a model itself (`logit_scale`) come before all its sublayers' and their place says nothing
             before = len(path) > near and position < min((stack.first for stack in nearest), default=first_placed)
@@ -116,6 +128,7 @@ def place(
                 fronts.setdefault(".".join(path[: near + 1]), Front([], numbers, depth)).names.append(name)
         layers[name] = Layer(tower, depth + 1 if index == HEAD else 0, depth)
     guesses = _guesses_of_lists(stacks, others, layers, {*placed_blocks.values()}, deepest)
+    guesses += [*_guesses_of_single_layers(single, layers), *_guesses_of_nested_stacks(stacks, names)]
     # 5. declared before the blocks, yet a head
     in_blocks = {facts[name].tensor for stack in stacks for name in stack.numbers} if facts else set()
     for branch, front in fronts.items():
@@ -142,18 +155,18 @@ def _exception(name: str) -> Optional[int]:
 
 
 def _nearest(path: list[str], stacks: list[Stack]) -> tuple[int, list[Stack]]:
-    """Return the number of parts that a path has in common with the nearest stacks, and these stacks."""
+    """Return the nearest stacks to a path, and the number of leading parts it shares with them."""
     common = [len(os.path.commonprefix([path, stack.tower.split(".")])) for stack in stacks]
     near = max(common, default=0)
     return near, [stack for stack, count in zip(stacks, common) if count == near]
 
 
 def _index_by_name(name: str, near: int) -> Optional[int]:
-    """Return 0 for a parameter called like an embedding, HEAD for one called like a head, None for others."""
+    """Return 0 for the name of an embedding, HEAD for the name of a head, None for other names."""
     exception = _exception(name)
     if exception is not None:
         return exception
-    # only what follows the parts that it has in common with the tower: `ernie_embed.classifier` is no embedding
+    # without the parts shared with the tower: `ernie_embed.classifier` is no embedding
     local = ".".join(name.split(".")[near:])
     return HEAD if _HEAD.search(local) else 0 if _EMBEDDING.search(local) else None
 
@@ -161,7 +174,7 @@ def _index_by_name(name: str, near: int) -> Optional[int]:
 def _guesses_of_lists(
     stacks: list[Stack], others: dict[str, int], layers: dict[str, Layer], placed_ids: set[int], deepest: int
 ) -> list[str]:
-    """Return a sentence for each list of blocks that counts as one layer and each head-like list that is a tower."""
+    """Return a sentence for each list that counts as one layer, and each tower named like a head or embedding."""
     keyed = [stack.tower for stack in stacks if stack.keyed]
     guesses = [f"the numbers of '{tower}' are too large for positions and count in their order" for tower in keyed]
     sure = max((stack.depth for stack in stacks if not stack.doubted), default=0)
@@ -179,8 +192,29 @@ def _guesses_of_lists(
     return guesses
 
 
+def _guesses_of_single_layers(single: dict[str, int], layers: dict[str, Layer]) -> Iterator[str]:
+    """Yield a sentence for each list of single layers, such as VGG's convolutions, that counts as embeddings."""
+    for tower, length in single.items():
+        inside = re.compile("\\d+".join(map(re.escape, f"{tower}.".replace("<i>.", "<i>").split("<i>"))))
+        found = [layer for name, layer in layers.items() if inside.match(name)]
+        if found and not any(layer.index for layer in found):
+            yield f"'{tower}' is a list of {length} items that count as one layer (embeddings)"
+
+
+def _guesses_of_nested_stacks(stacks: list[Stack], names: list[str]) -> Iterator[str]:
+    """Yield a sentence for each list of stacks that has other items between them: HarDNet's `base`."""
+    nested: dict[str, set[str]] = {}
+    for parts in (stack.tower.split(".") for stack in stacks):
+        for k in (k for k, part in enumerate(parts) if k and is_index(part)):
+            nested.setdefault(".".join(parts[:k]), set()).add(parts[k])
+    for path, items in nested.items():
+        every = {name.removeprefix(f"{path}.").split(".")[0] for name in names if name.startswith(f"{path}.")}
+        if len(items) > 1 and every - items:
+            yield f"'{path}' is a list of {len(every)} items, and {len(items)} of them count as towers side by side"
+
+
 def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int], deepest: int) -> None:
-    """Raise if there are no blocks, or half of them are in lists that no rule knows."""
+    """Raise if no blocks were found, or half of them are in lists of unknown kind."""
     if not deepest:
         raise ValueError(
             "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): "

@@ -1,6 +1,6 @@
-"""The rate that each parameter gets: read from an optimizer without a trace, or planned for one.
+"""The learning rate of each parameter: read from an optimizer without changing it, or planned from a decay.
 
-An optimizer, which `fleet` may have wrapped, is read through a stand-in, so that another thread may take steps.
+Optimizers may be inside `fleet`'s wrapper. They are read through a stand-in, so that another thread may take steps.
 """
 
 import dataclasses
@@ -19,22 +19,22 @@ from .ratios import LayerRatios, ratios_of
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """The rate of one parameter; None where it is not known."""
+    """The rate of one parameter; None if unknown."""
 
     ratio: float  # to the optimizer's rate
     now: Optional[float]
-    peak: Optional[float]  # where the schedule is at its greatest
+    peak: Optional[float]  # at the maximum of the schedule
     decayed: Optional[bool]
     frozen: bool
-    multiplier: float = 1.0  # the factors of the decay's `multipliers` in the ratio
+    multiplier: float = 1.0  # product of the decay's `multipliers`, part of the ratio
     end: Optional[float] = None  # the ratio at the end of the training, if the decay moves
 
 
 def applied_rates(optimizer: Any, learning_rate: Optional[float] = None) -> dict[str, float]:
-    """Return tensor name -> the rate that the optimizer's next step would use for it; 0 if it would not touch it.
+    """Return tensor name -> rate of the optimizer's next step; 0 for parameters that it does not update.
 
-    Groups, `ParamAttr` and layer-wise ratios are all in it. Where `Adafactor` sets the rate itself, it is that of its
-    last step. `learning_rate` is the optimizer's rate to reckon with; the one of now if None.
+    The rate includes groups, `ParamAttr` and layer-wise ratios. If `Adafactor` sets its own rate, it is the rate of the
+    last step. `learning_rate` replaces the optimizer's current rate.
     """
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
@@ -45,31 +45,31 @@ def applied_rates(optimizer: Any, learning_rate: Optional[float] = None) -> dict
 
 
 def used_rates(optimizer: Any) -> Optional[dict[str, float]]:
-    """Return tensor name -> the rate of its last update if the optimizer sets each one itself, None if it does not.
+    """Return tensor name -> rate of the last update if the optimizer sets its own rates, None otherwise.
 
-    `Adafactor` with `relative_step` does, from the step and the parameter's size: the layer's ratio is in it.
+    `Adafactor` with `relative_step` computes them from step and parameter size, layer-wise ratios included.
     """
     optimizer = unwrap(optimizer)
     return optimizer.used_lr() if sets_own_rate(optimizer) and hasattr(optimizer, "used_lr") else None
 
 
 def sets_own_rate(optimizer: Any) -> bool:
-    """Return whether an optimizer takes its rate from its own steps, so that a scheduler beside it has no effect."""
+    """Return whether an optimizer computes its own rate, so that a scheduler has no effect."""
     return bool(getattr(unwrap(optimizer), "sets_own_rate", False))  # Paddle's own have no such attribute
 
 
 def rate_divisor(optimizer: Any, ahead: int = 0) -> float:
-    """Return the number that an optimizer divides its rate by in its next step, or in one that is `ahead` of it."""
+    """Return the divisor of an optimizer's rate in its next step, or `ahead` steps later."""
     return getattr(unwrap(optimizer), "rate_divisor", lambda ahead: 1.0)(ahead)  # AdamWeightDecay's `decay`
 
 
 def next_rate(optimizer: Any) -> float:
-    """Return the rate that the optimizer's next step uses for a layer whose ratio is 1."""
+    """Return the rate of the optimizer's next step at a ratio of 1."""
     return float(unwrap(optimizer).get_lr()) / rate_divisor(optimizer)
 
 
 def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[str, Rate]:
-    """Return tensor name -> `Rate`, read back from an optimizer; `num_steps` as in `peak_learning_rate`."""
+    """Return tensor name -> `Rate`, read from an optimizer; `num_steps` as in `peak_learning_rate`."""
     if not isinstance(unwrap(optimizer), Optimizer):
         raise TypeError(f"`optimizer` must be a Paddle optimizer. Received: optimizer={type(optimizer).__name__}")
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
@@ -107,7 +107,7 @@ def planned_rates(
     apply_decay_param_fun: Optional[Callable[[str], bool]],
     num_steps: Optional[int],
 ) -> dict[str, Rate]:
-    """Return tensor name -> `Rate` for a decay that no optimizer has yet, with the arguments of `LayerMap.table`.
+    """Return tensor name -> planned `Rate` of a decay, with the arguments of `LayerMap.table`.
 
     `tensors` maps each tensor name to (Layer, structured name, Parameter or None).
     """

@@ -1,9 +1,9 @@
-"""Find the stacks of blocks of a model in the names of its parameters: pure Python, without Paddle.
+"""Find the stacks of blocks of a model in the names of its parameters; pure Python.
 
-A *stack* is a numbered list of blocks, as in ``bert.encoder.layers.<i>``. Three things make it more than a regex: lists
-of stages are counted through (Swin: ``layers.1.blocks.0`` follows the last block of stage 0), lists of unlike parts
-within a block are not (T5: ``block.0.layer.1``), and lists too small to be of blocks are passed over (an MLP head). A
-name may decide between lists: one called like a head or an embedding has to be larger than others to be a stack.
+A *stack* is a numbered list of blocks, as in ``bert.encoder.layers.<i>``. Blocks in lists of stages are counted through
+(Swin: ``layers.1.blocks.0`` follows the last block of stage 0). Lists of unlike parts within a block (T5:
+``block.0.layer.1``) and lists too small for blocks (an MLP head) are no stacks. A list with the name of a head or an
+embedding must be larger than others to be one.
 """
 
 import dataclasses
@@ -17,14 +17,15 @@ from typing import Any, Callable, Optional
 __all__ = ["Stack", "find_stacks"]
 
 STACK_NAMES = frozenset(["layers", "layer", "h", "block", "blocks", "resblocks", "stages", "stage", "attentions"])
-STACK_NAMES |= {"albert_layer_groups", "albert_layers", "res", "bb"}
+STACK_NAMES |= {"albert_layer_groups", "albert_layers", "res", "bb", "bottleneck", "_blocks"}
 _ALWAYS_STAGED = frozenset(["res", "bb"])  # ResNets in PaddleDetection, res2.res2a, and in PaddleClas, bb_0_0
 _OUTER_NAMES = frozenset(["encoders", "decoders"])  # stacks, unless their items have stacks: an ensemble of encoders
 # parts of blocks that are as large as blocks
 _BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "cross_attn", "downsample_layers"])
-_BETWEEN = re.compile(r"^(patch_embed(ding)?s?|norms?)(<i>)?$")  # between two stages
-_FUSED = re.compile(r"^(layers?|stages?|blocks?|res)(\d+)$")  # ResNet: layer1.0, layer2.0
-_FUSED_PATH = re.compile(r"((?:^|\.)(?:layers?|stages?|blocks?|res))\d+$")
+_BETWEEN = re.compile(r"^(patch_embed(ding)?s?|sub_sample|norms?)(<i>)?$")  # between two stages
+_FUSED = re.compile(r"^(layers?|stages?|blocks?|res|bottleneck)(\d+)$")  # ResNet: layer1.0, layer2.0
+_FUSED_PATH = re.compile(r"((?:^|\.)(?:layers?|stages?|blocks?|res|bottleneck))\d+$")
+_REPEATED = re.compile(r"\bstage\.(\d+)\.(?:stage\.\1\.|basicblock(?=0\.))")  # DarkNet: stage.1.stage.1.2
 _BOTH = re.compile(r"^(bb)_(\d+)_(\d+)$")  # a stage and a block in it
 _LETTER = re.compile(r"^([a-z])(\d*)$")  # of a block: res4a, res4b, or res4b1 in deep ResNets
 _NUMBER = re.compile(r"\d+([a-z](?![a-zA-Z]))?")  # within a part of a name: conv2_1, _ince3a
@@ -55,7 +56,7 @@ class _Row:
 
 
 class Stack:
-    """A numbered list of blocks; missing ones below the last are counted, unless `whole`."""
+    """A numbered list of blocks; unless `whole`, missing numbers below the last count as blocks."""
 
     def __init__(self, tower: str, rows: list[_Row], from_one: bool, whole: bool, doubted: bool) -> None:
         self.tower = tower  # its name, such as "bert.encoder.layers"
@@ -83,7 +84,7 @@ class Stack:
         return sorted(self._starts.values()) if self.staged else []
 
     def take_in(self, tower: str, rows: list[_Row], shapes: Mapping[str, Any]) -> bool:
-        """Number a list beside this one that is as long: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
+        """Number an equally long list beside this one: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
         parent, _, name = tower.rpartition(".")
         beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
         kinds_and_shapes = {(row.rest, None if self.staged else shapes.get(row.name)) for row in rows}
@@ -97,10 +98,10 @@ class Stack:
         return True
 
     def take_between(self, tower: str, rows: list[_Row]) -> bool:
-        """Number a list beside stages that is numbered as they are: SegFormer's patch_embed2 and norm1.
+        """Number a list beside stages with their numbers: SegFormer's patch_embed2 and norm1.
 
-        A norm belongs to the last block of its stage, a downsampling to the last block of the stage before. Norms of
-        what a backbone gives to the head, Swin's norm3 beside layers.3, are not between stages.
+        A norm belongs to the last block of its stage, downsampling to the last block of the previous stage. Norms of a
+        backbone's outputs, Swin's norm3 beside layers.3, are not between stages.
         """
         parent, _, name = tower.rpartition(".")
         missing = set(self._starts) - {row.index for row in rows}
@@ -124,16 +125,16 @@ def find_stacks(
     whole: bool,
     alone: bool,
     shapes: Mapping[str, Any],
-) -> tuple[list[Stack], dict[str, int]]:
-    """Return the stacks of blocks, and name -> length of the other lists that may be of blocks.
+) -> tuple[list[Stack], dict[str, int], dict[str, int]]:
+    """Return the stacks, other lists that may be of blocks (name -> length), and lists of single layers.
 
     Args:
         names: structured names of parameters in the model's order.
-        placed: names that are placed without a stack; their lists count missing numbers as blocks.
+        placed: names that need no stack; missing numbers of their lists count as blocks.
         doubted: name of a list -> whether it is named like a head or an embedding.
-        whole: whether `names` are all names of the model, so that missing numbers are not blocks.
-        alone: whether `names` hold all blocks of the model, so that one of the lists is a stack.
-        shapes: name of a parameter -> its shape, as far as it is known.
+        whole: whether `names` are complete, so that missing numbers are not blocks.
+        alone: whether all blocks are in `names`, so that at least one list is a stack.
+        shapes: name of a parameter -> its shape, if known.
     """
     known: dict[tuple[str, bool], list[_Row]] = {}  # (name, whether it is made of `layer1`, `layer2`) -> rows
     unknown: dict[str, list[_Row]] = {}
@@ -159,6 +160,7 @@ def find_stacks(
                 unknown.setdefault(tower, []).append(row)
             if is_known:  # lists further in belong to this one
                 break
+    _merge_halves(known)
     # a word that begins the names of all lists cannot tell one list from another
     common = len(os.path.commonprefix([tower.split(".") for tower, _ in known])) if len(known) > 1 else 0
     lists = []
@@ -169,6 +171,7 @@ def find_stacks(
     stacks = _lists_of_blocks(lists, alone)
     inside = {name for stack in stacks for name in stack.numbers}
     others = {s.tower: s.depth for s in lists if s not in stacks and not s.doubted and s.long}
+    single: dict[str, int] = {}
     for tower, rows in unknown.items():
         if any(stack.take_between(tower, rows) for stack in stacks):
             continue
@@ -177,15 +180,26 @@ def find_stacks(
             continue
         length, kinds = len({row.token for row in rows}), _kinds(rows)
         parts = "<i>" in tower
+        if not doubted(tower) and length >= _MIN_PARTS and kinds < (_MIN_KINDS_OF_PART if parts else _MIN_KINDS):
+            single[tower] = length
         if parts and (length < _MIN_PARTS or kinds < _MIN_KINDS_OF_PART or doubted(tower)):
             continue
         if kinds >= _MIN_KINDS and length > 1:
             others[tower] = length
-    return stacks, others
+    return stacks, others, single
+
+
+def _merge_halves(known: dict[tuple[str, bool], list[_Row]]) -> None:
+    """Join lists with two names, in place: EfficientNet's `block`, which lacks the numbers of `_blocks`."""
+    for tower, fused in [key for key in known if key[0].rpartition(".")[2] == "_blocks"]:
+        other = (f"{tower.removesuffix('_blocks')}block", fused)
+        rows = known[tower, fused]
+        if not {row.index for row in known.get(other, rows)} & {row.index for row in rows}:
+            known[tower, fused] = sorted(rows + known.pop(other), key=lambda row: row.position)
 
 
 def _lists_of_blocks(lists: list[Stack], alone: bool) -> list[Stack]:
-    """Return the lists to trust most: large ones first, then well-named ones; if one has to be a stack, any."""
+    """Return the most credible stacks: large lists first, then lists with fitting names; any list if `alone`."""
     large = [stack for stack in lists if stack.large]
     choices = [
         [stack for stack in large if not stack.doubted or stack.long],
@@ -196,17 +210,17 @@ def _lists_of_blocks(lists: list[Stack], alone: bool) -> list[Stack]:
 
 
 def is_index(token: str) -> bool:
-    """Return whether a part of a name is the number of an item of a list."""
+    """Return whether a part of a name is the index of a list item."""
     return token.isdecimal() and len(token) <= 18
 
 
 def _kinds(rows: list[_Row]) -> int:
-    """Return how many kinds of parameters the items of a list have; the statistics of BatchNorm are none."""
+    """Return the number of kinds of parameters in the items of a list, without the statistics of BatchNorm."""
     return len({row.rest for row in rows if row.rest[-1] not in ("_mean", "_variance")})
 
 
 def _ranks(indexes: Iterable[int], whole: bool, from_one: bool = False) -> dict[int, int]:
-    """Return index in a list -> number from 0; missing indexes count, but not if there are all names, nor for keys."""
+    """Return index in a list -> number from 0; missing indexes count unless `whole`, or if indexes are keys."""
     found = sorted(set(indexes))
     if found and not whole and found[-1] < _MOST_BLOCKS:
         found = list(range(1 if from_one and found[0] else 0, found[-1] + 1))
@@ -218,9 +232,9 @@ def _number(digits: str) -> int:
 
 
 def _paths_with_stacks(names: list[str]) -> set[str]:
-    """Return the paths right above lists of blocks: `encoders.0` of ``encoders.0.layers.0``, with `encoders.*`.
+    """Return the paths right above lists of blocks: `encoders.0` of ``encoders.0.layers.0``, and `encoders.*`.
 
-    Those such as `stage1` are left out if there is only one.
+    A single `stage1` is left out.
     """
     paths = set()
     for name in names:
@@ -236,11 +250,11 @@ def _paths_with_stacks(names: list[str]) -> set[str]:
 
 
 def _tokens(name: str, with_stacks: set[str]) -> tuple[list[str], bool]:
-    """Split a name at its dots, and parts that are numbered themselves; return whether there is one.
+    """Split a name at its dots and before numbers in parts; return whether a part had a number.
 
     ResNet's ``layer1.0`` becomes ``layer``, ``1``, ``0``, and so do ``layer1.blocks.0``, ``res1.res1a`` and ``bb_1_0``.
     """
-    parts = name.split(".")
+    parts = _REPEATED.sub(r"stage.\1.", name).split(".")
     out: list[str] = []
     k, fused = 0, False
     while k < len(parts):
@@ -262,7 +276,7 @@ def _tokens(name: str, with_stacks: set[str]) -> tuple[list[str], bool]:
 
 
 def _stages(rows: list[_Row], sure: bool) -> Optional[dict[int, dict[int, set[tuple[str, ...]]]]]:
-    """Return stage -> block in it -> kinds of its parameters if the list is one of stages, each a list of blocks."""
+    """Return stage -> block -> kinds of its parameters if the list consists of stages, None otherwise."""
     stages: dict[int, dict[int, set[tuple[str, ...]]]] = {row.index: {} for row in rows}
     for row in rows:
         if row.inner is not None:
@@ -276,7 +290,7 @@ def _stages(rows: list[_Row], sure: bool) -> Optional[dict[int, dict[int, set[tu
 
 
 def _count_through(rows: list[_Row], stages: dict[int, Any], whole: bool) -> tuple[dict[str, int], int, dict[int, int]]:
-    """Number the blocks of all stages one after another; a stage's own parameters go with the block next to them."""
+    """Number the blocks of all stages one after another; a stage's own parameters go to the nearest block."""
     ranks, starts, total = {}, {}, 0
     for stage in sorted(stages):
         ranks[stage], starts[stage] = _ranks(stages[stage], whole), total

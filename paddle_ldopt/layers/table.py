@@ -1,4 +1,4 @@
-"""The layer table: one row per layer, as objects, text, Markdown or a table of rich."""
+"""The layer table: one row per layer, as objects, text, Markdown or a rich table."""
 
 import dataclasses
 import io
@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
-Ends = tuple[float, float]  # least and greatest of a layer's parameters
+Ends = tuple[float, float]  # minimum and maximum over a layer's parameters
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerRow:
-    """One layer of a `LayerTable`; pairs are the least and the greatest of its parameters."""
+    """One layer of a `LayerTable`; pairs are minimum and maximum over its parameters."""
 
-    tower: str  #: the stack it belongs to; "" for parameters of several
+    tower: str  #: its stack of blocks; "" for parameters of several towers
     index: int  #: layer id: 0 = embeddings, 1..n = blocks, n + 1 = head
     label: str  #: "embeddings", "block 3", "head"
     tensors: int  #: number of parameters
@@ -21,14 +21,14 @@ class LayerRow:
     ratio: Ends  #: to the optimizer's rate
     learning_rate: Optional[Ends]  #: now; None if unknown
     peak_learning_rate: Optional[Ends]  #: at the peak of the schedule; None if unknown
-    decayed: Optional[int]  #: how many of the tensors decay; None if unknown
-    frozen: int  #: how many of the tensors are not trained
+    decayed: Optional[int]  #: number of tensors with weight decay; None if unknown
+    frozen: int  #: number of frozen tensors
     end_ratio: Optional[Ends] = None  #: the ratio at the end of the training; None if the decay does not move
-    multiplier: Optional[Ends] = None  #: factors of the decay's `multipliers` that are in the ratio; None if all are 1
+    multiplier: Optional[Ends] = None  #: product of the decay's `multipliers`, part of the ratio; None if all are 1
 
     @classmethod
     def of(cls, layer: Any, entries: list[tuple[Any, Any]]) -> "LayerRow":
-        """Return the row of a layer with (Parameter or None, `Rate`) of its parameters."""
+        """Return the row of a layer from (Parameter or None, `Rate`) of its parameters."""
         rates = [rate for _, rate in entries]
         sized, decided = all(param is not None for param, _ in entries), all(rate.decayed is not None for rate in rates)
         return cls(
@@ -48,10 +48,10 @@ class LayerRow:
 
 
 class LayerTable:
-    """The layers of a model from embeddings to head with their rates; made by `LayerMap.table`.
+    """The layers of a model with their rates, from embeddings to head (`LayerMap.table`).
 
-    Its `rows` are one `LayerRow` a layer and tower. Running statistics of batch normalization are not in it: Paddle
-    lists them as parameters, but nothing trains them.
+    `rows` has one `LayerRow` per tower and layer. The running statistics of batch normalization, which Paddle lists as
+    parameters, are left out.
     """
 
     def __init__(self, rows: list[LayerRow]) -> None:
@@ -77,8 +77,15 @@ class LayerTable:
         """Return the table as GitHub Markdown."""
         return markdown(*self.cells())
 
-    def __rich__(self) -> Any:
-        return rich_table(*self.cells())
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        from rich.measure import Measurement
+
+        header, rows = self.cells()
+        table = rich_table(header, rows)
+        if Measurement.get(console, options.update(max_width=1_000), table).maximum > options.max_width:
+            broken = [tuple(cell.replace("..", "..\n") for cell in cells) for cells in rows]
+            table = rich_table(header, broken, wrapped=True)
+        yield table
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -88,7 +95,7 @@ class LayerTable:
         return "\n".join(line.rstrip() for line in page.getvalue().strip("\n").splitlines())
 
     def cells(self) -> tuple[list[str], list[tuple[str, ...]]]:
-        """Return the header and the rows as text; columns about which nothing is known are left out."""
+        """Return header and rows as text, without columns of unknown values."""
         prefix = short_names(row.tower for row in self.rows)
         columns: dict[str, Callable[[LayerRow], str]] = {
             "layer": lambda row: prefix[row.tower] + row.label,
@@ -108,28 +115,28 @@ class LayerTable:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of text as GitHub Markdown: the first column is on the left, the others on the right."""
+    """Return a table of text as GitHub Markdown, with all but the first column right-aligned."""
     line_below = ["---"] + ["--:"] * (len(header) - 1)
     lines = [[cell.replace("|", "\\|") for cell in cells] for cells in [header, line_below, *rows]]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
-    """Return a table of text for rich's console; brackets and colons in it are no markup."""
+def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], wrapped: bool = False) -> Any:
+    """Return a table of text for rich's console, without markup; `wrapped` breaks cells that do not fit."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 0 if wrapped else 1))
     for i, column in enumerate(header):
-        table.add_column(Text(column), justify="right" if i else "left", no_wrap=True)
+        table.add_column(Text(column), justify="right" if i else "left", no_wrap=not wrapped, overflow="fold")
     for cells in rows:
         table.add_row(*map(Text, cells))
     return table
 
 
 def short_names(towers: Iterable[str]) -> dict[str, str]:
-    """Return tower -> the part of its name that tells it from the others, with a space; "" if there is one tower."""
+    """Return tower -> the distinguishing part of its name and a space; "" for a single tower."""
     towers = list(dict.fromkeys(towers))
     named = [tower for tower in towers if tower]
     if len(named) < 2:

@@ -1,4 +1,4 @@
-"""The argument `rules` of `LayerMap`: parameter name -> layer id, by a user's regular expressions or function."""
+"""The argument `rules` of `LayerMap`: a user's regular expressions or function, parameter name -> layer id."""
 
 import re
 from typing import Any, Callable, Optional, Union
@@ -12,7 +12,7 @@ HEAD = -1  # stands for the head's layer id until the depth is known
 
 
 def apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, int], set[str]]:
-    """Return name -> layer id for the names that `rules` place, and the names that a template numbers."""
+    """Return name -> layer id for names that `rules` place, and the names numbered by a template."""
     if rules is None:
         return {}, set()
     if not callable(rules) and not isinstance(rules, dict):
@@ -27,7 +27,7 @@ def apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, int
 
 
 def _from_dict(rules: dict[str, Place], numbered: set[str]) -> Callable[[str], Optional[Place]]:
-    """Return the function name -> place of a dict of patterns; it adds names that a template numbers to `numbered`."""
+    """Return a dict of patterns as a function name -> place, which adds names numbered by a template to `numbered`."""
     compiled = []
     for pattern, place in rules.items():
         try:
@@ -66,7 +66,7 @@ def _checked_layer(layer: Any, name: str) -> int:
 
 
 def close_gaps(placed: dict[str, int], numbered: set[str], blocks: int) -> None:
-    """Number the blocks that templates place without gaps, in place, unless other blocks would move."""
+    """Renumber blocks placed by templates without gaps, in place, unless other blocks would move."""
     fixed = {*range(1, blocks + 1), *(index for name, index in placed.items() if index > 0 and name not in numbered)}
     ranks = {index: rank for rank, index in enumerate(sorted({placed[name] for name in numbered} | fixed), 1)}
     if all(ranks[index] == index for index in fixed):
@@ -74,7 +74,7 @@ def close_gaps(placed: dict[str, int], numbered: set[str], blocks: int) -> None:
 
 
 def check_no_gap(placed: dict[str, int], blocks: int, deepest: int) -> None:
-    """Raise if rules place blocks behind the `blocks` that were found, and leave a layer empty between them."""
+    """Raise if rules place blocks behind the `blocks` found and leave an empty layer between."""
     beyond = next((name for name, index in placed.items() if index > blocks), None)
     if blocks and beyond is not None and not {*range(blocks + 1, deepest + 1)} <= {*placed.values()}:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The parameters that weight decay is for."""
+"""The parameters that weight decay applies to."""
 
 import re
 from typing import Any
@@ -11,11 +11,10 @@ _NORM = re.compile(r"Norm(\dD)?$")
 
 
 def decayed_parameter_names(model: Any) -> set[str]:
-    """Return the `param.name` of all parameters that weight decay is for: all but biases and those of norms.
+    """Return the `param.name` of all parameters for weight decay: all except biases and parameters of norms.
 
-    Left out are parameters with at most one axis; those that a layer of a norm's class (or of one derived from it)
-    holds, whatever it is called in the model (`layer_norm`, `norm1`, `ln_1`, `input_layernorm`); and those with "bias"
-    in their structured name.
+    Excluded are parameters with at most one axis, parameters of sublayers of a norm's class or a subclass (under any
+    name: `layer_norm`, `norm1`, `ln_1`, `input_layernorm`), and parameters with "bias" in their structured name.
 
     Examples:
         >>> import paddle

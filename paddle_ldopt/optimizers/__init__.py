@@ -1,6 +1,6 @@
-"""The optimizers, one file each, and what a new one is made of.
+"""The optimizers, one file each, and the classes that a new one is made of.
 
-A whole one::
+A complete optimizer::
 
     from paddle_ldopt.optimizers import ELEMENT, Option, RuleOptimizer, State, register
 
@@ -17,10 +17,10 @@ A whole one::
             moment = mass * state["moment"] + grad
             return param - lr * moment, {"moment": moment}
 
-`create`, the Trainer's ``--optim``, `LdoptConfig`, the command line, the memory calculator and the tables of the docs
-know it from then on. `RuleOptimizer` says what a rule is given and how it asks for
-sums over a whole parameter, `_base` how a step gets there. One of this package
-is a file beside these, an import here and its name in `__all__`.
+From then on `create`, the Trainer's ``--optim``, `LdoptConfig`, the command line, the memory calculator and the tables
+of the docs know it. `RuleOptimizer` documents the arguments of a rule and how a rule asks for sums over a whole
+parameter; `_base` shows the path of a step. A new optimizer of this package is one file beside these, an import here
+and its name in `__all__`.
 """
 
 # isort: off
@@ -32,18 +32,18 @@ from .adam_weight_decay import AdamWeightDecay
 from .adafactor_schedule import AdafactorSchedule
 # isort: on
 
-from .._checks import Option as Option
+from .._checks import Option
 from ._base.layerwise import LayerwiseMixin as LayerwiseMixin
-from ._base.rule_optimizer import RuleOptimizer as RuleOptimizer
+from ._base.rule_optimizer import RuleOptimizer
 from ._base.sharded_state import ShardedStateMixin as ShardedStateMixin
 from .apply import apply_layerwise_decay, reset_layerwise_decay
-from .declaration import COLUMN as COLUMN
-from .declaration import ELEMENT as ELEMENT
-from .declaration import ROW as ROW
-from .declaration import SCALAR as SCALAR
-from .declaration import State as State
-from .declaration import register as register
-from .registry import OptimizerInfo, list_optimizers, optimizer_class
+from .registry import OptimizerInfo, list_optimizers, optimizer_class, register
+from .states import COLUMN as COLUMN
+from .states import ELEMENT as ELEMENT
+from .states import ROW as ROW
+from .states import SCALAR as SCALAR
+from .states import State
 
 __all__ = ["AdamWDL", "AdamWeightDecay", "Adafactor", "AdafactorSchedule", "Came", "Lamb"]
 __all__ += ["OptimizerInfo", "apply_layerwise_decay", "list_optimizers", "optimizer_class", "reset_layerwise_decay"]
+__all__ += ["Option", "RuleOptimizer", "State", "register"]  # for new optimizers

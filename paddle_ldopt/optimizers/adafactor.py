@@ -1,4 +1,4 @@
-"""Adam with a second moment of rows and columns (a port of `transformers.Adafactor`).
+"""Adam with a factored second moment (a port of `transformers.Adafactor`).
 
 Paper: Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, Shazeer & Stern, https://arxiv.org/abs/1804.04235
 (Algorithm 4 for matrices, 5 for vectors; decay of the second moment: 7.2; relative step size: 8). Ported from
@@ -10,19 +10,21 @@ from typing import Any, ClassVar, Optional
 
 import paddle
 
-from .._checks import Option, checked_bool, one_of_two
+from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
 from ._base.arithmetic import average, plus_, power, times_
 from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, is_factored, scaled_rate
 from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
-from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_weight_decay, register
+from .options import SHARED, flag, given_arguments, numbers, plain_weight_decay
+from .registry import register
+from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Adafactor", "adafactor_update"]
 
 _EPS = (1e-30, 1e-3)  # the default
-_USED_LR = "used_lr"  # the state that `used_lr` and AdafactorSchedule report
+_USED_LR = "used_lr"  # the state for `Adafactor.used_lr` and `AdafactorSchedule`
 
 
 def adafactor_update(
@@ -57,7 +59,7 @@ def adafactor_update(
     )
     alpha = scaled_rate(lr, t, param_rms, eps[1], relative_step=relative_step, warmup_init=warmup_init)
     step = times_(u, alpha)
-    if beta1 is not None:  # an average of whole steps, the rates in them
+    if beta1 is not None:  # an average of steps, rates included
         step = new_state["exp_avg"] = average(state["exp_avg"], step, beta1, 1.0 - beta1)
     if weight_decay != 0.0:  # not in the paper
         param = plus_(-weight_decay * alpha * param, param)
@@ -70,11 +72,11 @@ def adafactor_update(
     torch_names={},
 )
 class Adafactor(FactoredOptimizer):
-    r"""Adam with a second moment of rows and columns only: the choice if an optimizer's memory is what is short.
+    r"""Adam with a second moment of rows and columns only: the choice where memory is short.
 
-    Its state is about R + C numbers for a weight of R x C, and nothing else without `beta1`. With :math:`l` the
-    product of `lr` (1 with `relative_step`), the layer's ratio and the group's multiplier, step t from 1 of each
-    parameter, and :math:`\overline{x}` a mean over the row or column:
+    Without `beta1` its state is about R + C numbers for a weight of R x C. With :math:`l` the product of `lr` (1 with
+    `relative_step`), the layer's ratio and the group's multiplier, t the step of the parameter from 1, and
+    :math:`\overline{x}` a mean over the row or column:
 
     .. math::
         \beta_{2} &= 1 - t^{decay\_rate} \\
@@ -86,34 +88,34 @@ class Adafactor(FactoredOptimizer):
         m &\leftarrow \beta_1 m + (1 - \beta_1) \alpha u \\
         p &\leftarrow p - \alpha \lambda p - m
 
-    The second factor of :math:`\alpha` is there with `relative_step`, the third with `scale_parameter`; without
-    `beta1`, m is :math:`\alpha u`. Of more than two dimensions the last two are the matrix; with fewer than two the
-    average of :math:`g^2 + \epsilon_1` itself is kept.
+    The second factor of :math:`\alpha` applies with `relative_step`, the third with `scale_parameter`; without
+    `beta1`, m is :math:`\alpha u`. The matrix is the last two dimensions; with fewer than two the average of
+    :math:`g^2 + \epsilon_1` itself is kept.
 
-    The usual settings for fine-tuning are ``lr=1e-3, scale_parameter=False, relative_step=False`` with a warm-up; or
-    ``warmup_init=True`` alone, with an `AdafactorSchedule` where a scheduler is asked for. Upstream advises against
-    clipping gradients as well.
+    The usual settings for fine-tuning are ``lr=1e-3, scale_parameter=False, relative_step=False`` with a warm-up, or
+    ``warmup_init=True`` alone, with an `AdafactorSchedule` if a scheduler is required. Upstream advises against
+    additional gradient clipping.
 
     Args:
-        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (a rate of their own),
-            "eps", "clip_threshold", "decay_rate", "beta1", "weight_decay", "scale_parameter" and "warmup_init".
+        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate), "eps",
+            "clip_threshold", "decay_rate", "beta1", "weight_decay", "scale_parameter" and "warmup_init".
         lr (float|LRScheduler, optional): at least 0; also `learning_rate`. None with `relative_step`.
-        eps (tuple[float, float], optional): :math:`\epsilon_1` above 0, added to the squared gradient, and
-            :math:`\epsilon_2`, at least 0, below which `scale_parameter` does not go.
-        clip_threshold: above 0, the most that RMS(u) can be.
-        decay_rate: exponent of the second moment's decay, at most 0.
-        beta1: decay of the momentum, in [0, 1). None: no momentum, no memory for it.
-        weight_decay: decoupled decay :math:`\lambda`, at least 0, scaled by the rate :math:`\alpha`.
-        scale_parameter: multiply the rate by the parameter's own RMS.
+        eps (tuple[float, float], optional): :math:`\epsilon_1`, above 0, is added to the squared gradient;
+            :math:`\epsilon_2`, at least 0, is the smallest factor of `scale_parameter`.
+        clip_threshold: above 0, the largest RMS of the update u.
+        decay_rate: exponent of the second moment's decay rate, at most 0.
+        beta1: decay rate of the momentum, in [0, 1). None: no momentum and no memory for it.
+        weight_decay: decoupled weight decay :math:`\lambda`, at least 0, scaled by the rate :math:`\alpha`.
+        scale_parameter: multiply the rate by the parameter's RMS.
         relative_step: set the rate from the step, without `lr`.
         warmup_init: with `relative_step`: :math:`10^{-6} t` instead of :math:`10^{-2}`.
-        **common: the arguments that all optimizers take; see `AdamWDL`. A layer's ratio multiplies a relative rate too.
+        **common: the arguments that all optimizers share; see `AdamWDL`. Ratios of layers multiply a relative rate too.
 
     Raises:
-        TypeError, ValueError: as `AdamWDL`; `lr` and `relative_step`, or neither; `warmup_init` alone.
+        TypeError, ValueError: as `AdamWDL`; both `lr` and `relative_step`, or neither; `warmup_init` alone.
 
-    Differs from the paper: its algorithms 4 and 5 have neither momentum nor weight decay. Differs from transformers:
-    low-precision parameters can have master weights; `relative_step` is not a group's to choose; arguments are checked.
+    Differs from the paper: Algorithms 4 and 5 have neither momentum nor weight decay. Differs from transformers:
+    low-precision parameters can have master weights; groups cannot override `relative_step`; arguments are checked.
 
     Examples:
         >>> import paddle
@@ -131,15 +133,19 @@ class Adafactor(FactoredOptimizer):
     OPTIONS: ClassVar[dict[str, Option]] = {
         "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option(
-            _EPS, "added to the squares; least RMS", check=numbers("()", "[)"), kind="(0, inf) and [0, inf)", group=True
+            _EPS,
+            "added to squares; smallest RMS",
+            check=numbers("()", "[)"),
+            kind="(0, inf) and [0, inf)",
+            group=True,
         ),
-        "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
-        "decay_rate": Option(-0.8, "exponent of the second moment's decay", -math.inf, 0.0, "(]", group=True),
-        "beta1": Option(None, "decay of the momentum", high=1.0, ends="[)", optional=True, group=True),
-        "weight_decay": Option(0.0, "decoupled decay of the weights", group=True, read=plain_weight_decay),
-        "scale_parameter": Option(True, "scale the rate by the parameter's RMS", check=checked_bool, group=True),
-        "relative_step": Option(True, "set the rate from the step", check=checked_bool),
-        "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool, group=True),
+        "clip_threshold": Option(1.0, "the largest RMS of the update", ends="()", group=True),
+        "decay_rate": Option(-0.8, "exponent of the second moment's decay rate", -math.inf, 0.0, "(]", group=True),
+        "beta1": Option(None, "decay rate of the momentum", high=1.0, ends="[)", optional=True, group=True),
+        "weight_decay": Option(0.0, "decoupled weight decay", group=True, read=plain_weight_decay),
+        "scale_parameter": flag(True, "scale the rate by the parameter's RMS", group=True),
+        "relative_step": flag(True, "set the rate from the step"),
+        "warmup_init": flag(False, "with `relative_step`: start with 1e-6 t", group=True),
     }
 
     @staticmethod
@@ -151,7 +157,7 @@ class Adafactor(FactoredOptimizer):
 
     @staticmethod
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the rounds of sums."""
+        """Return the kinds of sums of each round."""
         first = [*([ROW, COLUMN] if is_factored(shape) else []), *([SCALAR] if options["scale_parameter"] else [])]
         return [first, [SCALAR]] if first else [[SCALAR]]
 
@@ -174,9 +180,8 @@ class Adafactor(FactoredOptimizer):
         multi_precision: bool = False,
         **common: Any,
     ) -> None:
-        common.update(eps=eps, clip_threshold=clip_threshold, decay_rate=decay_rate, beta1=beta1)
-        common.update(scale_parameter=scale_parameter, relative_step=relative_step, warmup_init=warmup_init)
-        common.update(weight_decay=weight_decay, fused=fused, multi_precision=multi_precision)
+        common.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
+        del common["lr"]  # the name of the optimizer's rate; the option is a group's
         rate = one_of_two("lr", lr, "learning_rate", learning_rate)
         super().__init__(rate, one_of_two("parameters", parameters, "params", params), **common)
 
@@ -191,7 +196,7 @@ class Adafactor(FactoredOptimizer):
     rule = staticmethod(adafactor_update)
 
     def fused_rule(self, options: dict[str, Any]) -> FusedRule:
-        """Return the rule as the C library knows it."""
+        """Return the rule for the C library."""
         fields = {"beta1": options["beta1"] or 0.0, "eps": (*options["eps"], 0), "clip": options["clip_threshold"]}
         fields["decay_rate"] = -options["decay_rate"]
         flags = {name: options[name] for name in ("scale_parameter", "relative_step", "warmup_init")}
@@ -202,7 +207,7 @@ class Adafactor(FactoredOptimizer):
     def used_lr(self) -> dict[str, float]:
         r"""Return ``param.name`` -> the rate :math:`\alpha` of the parameter's last update; dygraph and `to_static`.
 
-        It has all in it: step, scale, layer and group. Parameters that were not updated yet are left out.
+        Step, scale, layer and group are included. Parameters without an update are left out.
         """
         rates = {param.name: self._used_lr(param) for param in parameters_of(self)}
         return {name: rate for name, rate in rates.items() if rate is not None}
@@ -214,9 +219,9 @@ class Adafactor(FactoredOptimizer):
         return float(used[owner].item()) if known else None
 
     def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return the rate of the last step if the rate comes from the step and the parameter's size."""
+        """Return the rate of the parameter's last update with `relative_step`; later rates are not known beforehand."""
         return (self._used_lr(param), None) if self.sets_own_rate else None
 
     def get_lr(self) -> float:
-        """Return the rate `lr`, or, with `relative_step`, the one that the first parameter was updated with, or 0.0."""
+        """Return `lr`; with `relative_step` the rate of the first parameter's last update, or 0.0 before any."""
         return next(iter(self.used_lr().values()), 0.0) if self.sets_own_rate else float(super().get_lr())

@@ -1,4 +1,4 @@
-"""A scheduler that reports the rates of `Adafactor` (a port of `transformers.AdafactorSchedule`)."""
+"""A scheduler that reports the learning rates of `Adafactor` (a port of `transformers.AdafactorSchedule`)."""
 
 from typing import Any, Optional
 
@@ -13,16 +13,16 @@ __all__ = ["AdafactorSchedule"]
 
 
 class AdafactorSchedule(LRScheduler):
-    """A scheduler that sets nothing and reports the rates `Adafactor` used: for logs, and for what needs a scheduler.
+    """A scheduler that reports the rates `Adafactor` used and sets none, for logs and for a Trainer.
 
-    It goes to a Trainer beside an optimizer that sets its rate itself: ``optimizers=(opt, AdafactorSchedule(opt))``.
+    Pass it to a Trainer beside an optimizer that sets its own rate: ``optimizers=(opt, AdafactorSchedule(opt))``.
 
     Args:
-        optimizer (Adafactor): the optimizer; may be wrapped. Any other is a TypeError.
-        initial_lr: at least 0, the rate that is reported of a group before its first update.
+        optimizer (Adafactor): the optimizer, which may be wrapped; any other is a TypeError.
+        initial_lr: at least 0, the rate reported for a group before its first update.
 
-    Differs from transformers: a group whose first parameter has no gradient is reported like all others, and nothing is
-    ever written into the optimizer (there an `lr` of its own compounds with the parameter's scale from step to step).
+    Differs from transformers: a group whose first parameter has no gradient is reported too, and nothing is written
+    into the optimizer (in transformers an `lr` compounds with the parameter's scale from step to step).
 
     Examples:
         >>> import paddle
@@ -50,9 +50,9 @@ class AdafactorSchedule(LRScheduler):
         super().__init__(checked_number(initial_lr, "initial_lr"))
 
     def get_lr(self) -> list[float]:
-        """Return the rate really used by each group's first updated parameter, in the order of the groups.
+        """Return the rate of each group's first updated parameter, in the order of the groups.
 
-        The parameters of a group differ if their scales or layers do: `Adafactor.used_lr` has every one.
+        Rates differ within a group if scales or layers do; `Adafactor.used_lr` returns the rate of every parameter.
         """
         used = self.optimizer.used_lr()
         groups = param_groups(self.optimizer) or []
@@ -60,15 +60,15 @@ class AdafactorSchedule(LRScheduler):
         return [next((used[p.name] for p in group if p.name in used), self.base_lr) for group in groups]
 
     def step(self, epoch: Optional[int] = None) -> None:
-        """Take over the rates of the optimizer's last step. `last_lr` and a call give the first group's, a float."""
+        """Record the rates of the optimizer's last step. `last_lr` and a call return the first group's, a float."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self.last_lrs = self.get_lr()
         self.last_lr = self.last_lrs[0]
 
     def get_last_lr(self) -> list[float]:
-        """Return the rate of each group at the last `step` of this scheduler."""
+        """Return the rate of each group at the scheduler's last `step`."""
         return self.last_lrs
 
     def state_keys(self) -> None:
-        """Name what `state_dict` has."""
+        """Set the keys of `state_dict`."""
         self.keys = ["last_epoch", "last_lr", "last_lrs"]

@@ -1,4 +1,4 @@
-"""Adam with weight decay chosen by name (a port of transformers 4.37's TensorFlow class `AdamWeightDecay`).
+"""Adam with weight decay by name patterns (a port of transformers 4.37's TensorFlow class `AdamWeightDecay`).
 
 Papers: Adam, Kingma & Ba, https://arxiv.org/abs/1412.6980 (the form before section 2.1, with "epsilon hat"); decoupled
 weight decay, Loshchilov & Hutter, https://arxiv.org/abs/1711.05101; AMSGrad, Reddi et al.,
@@ -9,18 +9,21 @@ from typing import Any, ClassVar, Optional, Union
 
 import paddle
 
-from .._checks import Option, checked_bool, one_of_two
+from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import one_minus_power, over_, plus_, root, times_
+from ._base.arithmetic import one_minus_power, over_, plus_, root
+from ._base.moments import adam_moments
 from ._base.rule_optimizer import RuleOptimizer, Update
 from ._base.step_count import SharedStepCount
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.keras_config import KerasConfigMixin
 from ._ports.name_patterns import PATTERNS, NamePatterns
-from .declaration import ELEMENT, SCALAR, STEP, State, plain_weight_decay, register
 from .groups import is_listed
+from .options import SHARED, flag, given_arguments, plain_weight_decay
+from .registry import register
+from .states import ELEMENT, SCALAR, STEP, State
 
 __all__ = ["AdamWeightDecay", "adam_weight_decay_update"]
 
@@ -53,68 +56,66 @@ def adam_weight_decay_update(
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:
         param = plus_(-lr * weight_decay * param, param)  # first, and not with the bias-corrected rate
-    m = plus_(beta_1 * state["moment1"], (1.0 - beta_1) * grad)
-    v = plus_(beta_2 * state["moment2"], times_((1.0 - beta_2) * grad, grad))
-    new_state = {"moment1": m, "moment2": v}
+    new_state = adam_moments(state, grad, beta_1, beta_2)
+    m, v = new_state.values()
     if amsgrad:
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
-    # Adam before section 2.1: both corrections are in the rate, so epsilon is next to the root of an uncorrected v
+    # Adam before section 2.1: the rate has both corrections, and epsilon is added to the root of an uncorrected v
     step_size = lr * one_minus_power(beta_2, t).sqrt() / one_minus_power(beta_1, t)
     return plus_(over_(-step_size * m, plus_(root(v), epsilon)), param), new_state
 
 
 @register(
     "numbers of TensorFlow's BERT fine-tuning; 8 bytes",
-    weight_decay="weight_decay_rate",
     own_exclusion=tuple(PATTERNS),
     trainer={"beta_1": "adam_beta1", "beta_2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
 class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
-    r"""Adam whose weight decay is switched on and off by regular expressions: to reproduce TensorFlow fine-tuning.
+    r"""Adam with weight decay selected by regular expressions: the choice to reproduce TensorFlow fine-tuning.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate / (1 + decay \, (t - 1))`, and t the
-    number of steps so far, which all parameters share:
+    number of steps, which all parameters share:
 
     .. math::
         p &\leftarrow p - l \lambda p \\
         m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
         p &\leftarrow p - l \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t} \frac{m}{\sqrt{v} + \epsilon}
 
-    State: 8 bytes a parameter (12 with `amsgrad`), and 4 for each tensor.
+    State: 8 bytes per element (12 with `amsgrad`), and 4 per tensor.
 
-    **What is decayed.** A pattern is looked for (`re.search`) in the structured name of the parameter with TensorFlow's
-    ":0" behind it: "encoder.layers.0.norm1.bias:0". So "bias" finds a bias and "bias$" finds nothing ("bias:0$" does).
-    Structured names come from `name_dict` or `layers`; without them, ``param.name`` is searched. A name that
-    `include_in_weight_decay` finds is decayed, one that only `exclude_from_weight_decay` finds is not, all others are.
-    TensorFlow's usual ``["LayerNorm", "layer_norm", "bias"]`` misses Paddle's ``norm1.weight``, ``input_layernorm`` and
-    ``ln_1``. Short and safe are ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class of the
-    layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__`` of `paddle_ldopt`.
+    **Exclusion from weight decay.** Patterns are searched (`re.search`) in the structured name of a parameter with
+    TensorFlow's suffix ":0", such as "encoder.layers.0.norm1.bias:0". So "bias" and "bias:0$" match a bias, but "bias$"
+    matches nothing. Structured names come from `name_dict` or `layers`; without them ``param.name`` is searched. Weight
+    decay applies to all names except those that `exclude_from_weight_decay` matches and `include_in_weight_decay` does
+    not. TensorFlow's usual ``["LayerNorm", "layer_norm", "bias"]`` misses Paddle's ``norm1.weight``,
+    ``input_layernorm`` and ``ln_1``. Use ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class
+    of the layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__`` of `paddle_ldopt`.
 
     Args:
         learning_rate (float|LRScheduler, optional): rate of a layer whose ratio is 1, at least 0; also `lr`.
-        beta_1, beta_2: decays of the first and of the second moment, in [0, 1).
+        beta_1, beta_2: decay rates of the first and second moment, in [0, 1).
         epsilon: at least 0, added to the root of the uncorrected second moment.
         amsgrad: divide by the largest second moment so far.
-        weight_decay_rate: decoupled decay :math:`\lambda`, at least 0; also `weight_decay`.
-        include_in_weight_decay (list[str], optional): patterns that win over `exclude_from_weight_decay`. It is no list
-            of all that is decayed.
-        exclude_from_weight_decay (list[str], optional): patterns of what is not decayed.
-        name: prefix of the names of the optimizer's state, if it is not the default.
-        decay: at least 0; divides the rate by 1 + decay * (steps before this one). `get_lr` does not show it.
+        weight_decay_rate: decoupled weight decay :math:`\lambda`, at least 0; also `weight_decay`.
+        include_in_weight_decay (list[str], optional): patterns that override `exclude_from_weight_decay`. Names that
+            match neither list are decayed too.
+        exclude_from_weight_decay (list[str], optional): patterns of names without weight decay.
+        name: prefix of the names of the optimizer's state, unless it is the default.
+        decay: at least 0; divides the rate by 1 + decay * (steps before this one). Not included in `get_lr`.
         clipnorm: above 0; scales each gradient down to this norm, after `clipvalue`.
         clipvalue: above 0; clips each element of a gradient to [-clipvalue, clipvalue].
-        global_clipnorm: above 0; another way to write ``grad_clip=ClipGradByGlobalNorm(...)``.
+        global_clipnorm: above 0; the same as ``grad_clip=ClipGradByGlobalNorm(...)``.
         parameters (list[Tensor]|list[dict], optional): groups may have "weight_decay_rate" (or "weight_decay"),
             "beta_1", "beta_2", "epsilon", "clipnorm" and "clipvalue".
-        **common: the arguments that all optimizers take; see `AdamWDL`. `grad_clip` comes before `clipvalue` and
-            `clipnorm`; `apply_decay_param_fun` and the patterns must both let a parameter be decayed.
+        **common: the arguments that all optimizers share; see `AdamWDL`. `grad_clip` comes before `clipvalue` and
+            `clipnorm`. Weight decay applies where both `apply_decay_param_fun` and the patterns allow it.
 
     Raises:
-        TypeError, ValueError: as `AdamWDL`; a pattern that is no regular expression; `clipnorm` or `clipvalue` with
-            `global_clipnorm`. A pattern that finds no parameter is a UserWarning.
+        TypeError, ValueError: as `AdamWDL`; an invalid regular expression; `clipnorm` or `clipvalue` with
+            `global_clipnorm`. A pattern that matches no parameter is a UserWarning.
 
-    Differs from transformers 4.37: `get_config` keeps both lists and all else that JSON can hold; a pattern without
-    effect warns; sparse gradients raise; the numbers that TensorFlow rounds to float32 are not rounded here.
+    Differs from transformers 4.37: `get_config` keeps both lists and all other arguments that JSON can hold; a pattern
+    without effect warns; sparse gradients raise; numbers that TensorFlow rounds to float32 are not rounded.
 
     Examples:
         >>> import paddle
@@ -139,17 +140,17 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "beta_1": Option(0.9, "decay of the first moment", high=1.0, ends="[)", group=True),
-        "beta_2": Option(0.999, "decay of the second moment", high=1.0, ends="[)", group=True),
+        "beta_1": Option(0.9, "decay rate of the first moment", high=1.0, ends="[)", group=True),
+        "beta_2": Option(0.999, "decay rate of the second moment", high=1.0, ends="[)", group=True),
         "epsilon": Option(1e-7, "added to the root of the second moment", group=True),
         "weight_decay": Option(
-            0.0, "decoupled decay of the weights", called="weight_decay_rate", group=True, read=plain_weight_decay
+            0.0, "decoupled weight decay", called="weight_decay_rate", group=True, read=plain_weight_decay
         ),
         "clipnorm": Option(None, "scale each gradient down to this norm", ends="()", optional=True, group=True),
-        "clipvalue": Option(None, "cut each element of the gradients", ends="()", optional=True, group=True),
-        "amsgrad": Option(False, "divide by the greatest second moment so far", check=checked_bool),
-        "decay": Option(0.0, "of the rate by time: lr / (1 + decay t)"),
-        "global_clipnorm": Option(None, "scale all gradients down to this norm together", ends="()", optional=True),
+        "clipvalue": Option(None, "clip each element of the gradients", ends="()", optional=True, group=True),
+        "amsgrad": flag(False, "divide by the largest second moment so far"),
+        "decay": Option(0.0, "decay of the rate over the steps: lr / (1 + decay t)"),
+        "global_clipnorm": Option(None, "scale all gradients together down to this norm", ends="()", optional=True),
         **PATTERNS,
     }
 
@@ -161,7 +162,7 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
 
     @staticmethod
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return nothing but the norm of `clipnorm`."""
+        """Return the kinds of sums of each round: one for the norm of `clipnorm`."""
         return [] if options["clipnorm"] is None else [[SCALAR]]
 
     def __init__(
@@ -191,28 +192,19 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         if name is not None and not isinstance(name, str):
             raise refusal(TypeError, "`name` must be a string or None.", name=name)
         self._given = {"name": name, "grad_clip": grad_clip, **common}
-        common.update(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, amsgrad=amsgrad, decay=decay, clipnorm=clipnorm)
-        common.update(include_in_weight_decay=include_in_weight_decay, clipvalue=clipvalue, fused=fused)
-        common.update(exclude_from_weight_decay=exclude_from_weight_decay, global_clipnorm=global_clipnorm)
+        common.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
         if global_clipnorm is not None:
             norm = self.OPTIONS["global_clipnorm"].checked(global_clipnorm, "global_clipnorm")
-            grad_clip = paddle.nn.ClipGradByGlobalNorm(norm)
+            common["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(norm)
         rate = one_of_two("learning_rate", learning_rate, "lr", lr, 0.001)
-        weight_decay = one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0)
-        super().__init__(
-            rate,
-            _paddles_groups(parameters),
-            weight_decay=weight_decay,
-            grad_clip=grad_clip,
-            multi_precision=multi_precision,
-            name=None if name == "AdamWeightDecay" else name,
-            **common,
-        )
+        decay_rate = one_of_two("weight_decay_rate", weight_decay_rate, "weight_decay", weight_decay, 0.0)
+        common.update(weight_decay=decay_rate, name=None if name == "AdamWeightDecay" else name)
+        super().__init__(rate, _paddles_groups(parameters), **common)
         self.patterns = NamePatterns(self._fixed)
         self._warn_of_idle_patterns(flatten_groups(parameter_list(self) or []))
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
-        """Raise ValueError if gradients are clipped by `global_clipnorm` and in another way."""
+        """Raise ValueError for `global_clipnorm` with another kind of gradient clipping."""
         clips = {"grad_clip": self._given["grad_clip"], **{name: options[name] for name in ("clipnorm", "clipvalue")}}
         given = {argument: value for argument, value in clips.items() if value is not None}
         if given and options["global_clipnorm"] is not None and not group:
@@ -222,11 +214,11 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
     rule = staticmethod(adam_weight_decay_update)
 
     def fixed_options(self) -> dict[str, Any]:
-        """Return the options that change the rule and that no parameter group overrides."""
+        """Return the rule's options that no parameter group overrides."""
         return {name: self._fixed[name] for name in ("amsgrad", "decay")}
 
     def fused_rule(self, options: dict[str, Any]) -> FusedRule:
-        """Return the rule as the C library knows it."""
+        """Return the rule for the C library."""
         norm, most = options["clipnorm"], options["clipvalue"]
         fields = {"beta1": options["beta_1"], "beta2": options["beta_2"], "eps": (options["epsilon"], 0, 0)}
         fields.update(clip=norm or 0.0, clip_value=most or 0.0, decay_rate=options["decay"], count=self._this_step())
@@ -238,7 +230,7 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         return self._defaults["clipvalue"] is not None or self._defaults["clipnorm"] is not None
 
     def has_weight_decay(self, param: Any) -> bool:
-        """Return whether `apply_decay_param_fun` and the patterns let the parameter be decayed."""
+        """Return whether both `apply_decay_param_fun` and the patterns allow weight decay of the parameter."""
         return super().has_weight_decay(param) and self.patterns.find(self.structured_name(param))
 
     def _warn_of_idle_patterns(self, params: list[Any]) -> None:
@@ -246,18 +238,18 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        if parameter_list(self) is None and not isinstance(params_grads, dict):  # a static graph: known by now
+        if parameter_list(self) is None and not isinstance(params_grads, dict):  # a static graph: known only now
             self._warn_of_idle_patterns([param for param, _ in params_grads])
         return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
 
     def rate_divisor(self, ahead: int = 0) -> float:
-        """Return what `decay` divides the rate by in the next step, or in one that is `ahead` of it."""
+        """Return the divisor of the rate by `decay` in the next step, or `ahead` steps later."""
         decay: float = self._fixed["decay"]
         return 1.0 + decay * (self._steps_taken() + ahead) if decay else 1.0
 
 
 def _paddles_groups(parameters: Any) -> Any:
-    """Return `parameters` with "weight_decay_rate" of a group under Paddle's name for it."""
+    """Return `parameters` with "weight_decay_rate" of a group renamed to Paddle's "weight_decay"."""
     if not is_listed(parameters):
         return parameters
     groups = []

@@ -1,4 +1,4 @@
-"""AdamW with a learning rate of its own for each layer (a port of `paddlenlp.ops.optimizer.AdamWDL`).
+"""AdamW with one learning rate per layer (a port of `paddlenlp.ops.optimizer.AdamWDL`).
 
 Papers: Decoupled Weight Decay Regularization, Loshchilov & Hutter, https://arxiv.org/abs/1711.05101 (Algorithm 2);
 layer-wise decay: ULMFiT, https://arxiv.org/abs/1801.06146 (3.2) and ELECTRA, https://arxiv.org/abs/2003.10555 (3.2).
@@ -9,18 +9,20 @@ from typing import Any, Callable, ClassVar, NamedTuple, Optional, Union
 
 import paddle
 
-from .._checks import Option, checked_bool
+from .._checks import Option
 from .._paddle import global_rate, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import root
-from ._base.declared import DeclaredMixin
+from ._base.declared import LAYERWISE, DeclaredMixin
 from ._base.rule_optimizer import checked_rate
 from ._base.sharded_state import ShardedStateMixin
 from ._fused.plan import FusedRule
 from ._fused.step import FusedMixin, layer_rates
 from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
 from .collecting import Task
-from .declaration import ELEMENT, SCALAR, State, plain_weight_decay, register
+from .options import flag, given_arguments, plain_weight_decay
+from .registry import register
+from .states import ELEMENT, SCALAR, State
 
 __all__ = ["AdamWDL", "adamw_update"]
 
@@ -38,13 +40,13 @@ def adamw_update(
 ) -> tuple[Any, dict[str, Any]]:
     """Return (new parameter, new state): Algorithm 2 of the paper, in the order of Paddle's kernel.
 
-    It is what the C library and Paddle's kernel compute, and the step itself where Paddle has no kernel.
+    The C library and Paddle's kernel compute the same; the step calls this function where Paddle has no kernel.
     """
     beta1_t, beta2_t = state["beta1_pow_acc"], state["beta2_pow_acc"]  # the powers of this step
     param = param * (1.0 - lr * weight_decay)
     m = beta1 * state["moment1"] + (1.0 - beta1) * grad
     v = beta2 * state["moment2"] + (1.0 - beta2) * grad * grad
-    # m_hat / (sqrt(v_hat) + epsilon), numerator and denominator times this root
+    # m_hat / (sqrt(v_hat) + epsilon) with numerator and denominator multiplied by this root
     scale = (1.0 - beta2_t).sqrt()
     param = param - lr * scale / (1.0 - beta1_t) * m / (root(v) + epsilon * scale)
     new_powers = {"beta1_pow_acc": beta1_t * beta1, "beta2_pow_acc": beta2_t * beta2}
@@ -57,7 +59,7 @@ def adamw_update(
     torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
 class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
-    r"""AdamW that gives each layer its own learning rate: the choice for fine-tuning a pretrained transformer.
+    r"""AdamW with one learning rate per layer: the choice for fine-tuning a pretrained transformer.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate`:
 
@@ -67,52 +69,51 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
         p &\leftarrow p - l \frac{\hat m}{\sqrt{\hat v} + \epsilon}, \qquad
             \hat m = \frac{m}{1 - \beta_1^t}, \quad \hat v = \frac{v}{1 - \beta_2^t}
 
-    Without layer-wise arguments this is `paddle.optimizer.AdamW`: bit for bit with ``fused=False``, where Paddle's own
-    kernel does the arithmetic, otherwise to float32 rounding.
+    Without layer-wise arguments this is `paddle.optimizer.AdamW`: bit for bit with ``fused=False``, which uses Paddle's
+    own kernel, otherwise to float32 rounding.
 
     Args:
-        beta1, beta2 (float|Tensor, optional): decays of the first and of the second moment, in [0, 1).
+        beta1, beta2 (float|Tensor, optional): decay rates of the first and second moment, in [0, 1).
         epsilon (float|Tensor, optional): at least 0, added to the root of the second moment.
-        weight_decay (float|Tensor, optional): decoupled decay :math:`\lambda`, scaled by the layer's own rate. None is
-            0; a regularizer of Paddle's (`L2Decay`) is an error.
-        lazy_mode: of a sparse gradient, which Paddle takes on a GPU only, update the rows that it has.
+        weight_decay (float|Tensor, optional): decoupled weight decay :math:`\lambda`, scaled by the layer's rate. None
+            is 0; Paddle's regularizers (`L2Decay`) are an error.
+        lazy_mode: update only the rows in a sparse gradient. Sparse gradients work on a GPU only.
 
     **The arguments that all optimizers take**:
 
     Args:
         learning_rate (float|LRScheduler, optional): the rate of a layer whose ratio is 1, usually the head.
-        parameters (list[Tensor]|list[dict], optional): what to train; required in dygraph. Dicts are groups with
-            "params" and any of "learning_rate" (a multiplier of the global rate), "grad_clip" and options of the class
-            (here "weight_decay", "beta1", "beta2", "epsilon", "lazy_mode"). The labels "group", "lr_scale", "name" and
-            "dygraph_key_name" change nothing; an "lr_scale" other than 1 in a group without a rate of its own is an
-            error.
+        parameters (list[Tensor]|list[dict], optional): the parameters to train; required in dygraph. Dicts are groups
+            with "params" and any of "learning_rate" (a multiplier of the global rate), "grad_clip" and options of the
+            class (here "weight_decay", "beta1", "beta2", "epsilon", "lazy_mode"). The labels "group", "lr_scale",
+            "name" and "dygraph_key_name" have no effect; an "lr_scale" other than 1 in a group without a rate of its
+            own is an error.
         grad_clip (GradientClipBase, optional): gradient clipping before the step.
-        apply_decay_param_fun: ``param.name`` -> whether the parameter is decayed. None: all are.
+        apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: to all.
         multi_precision: keep float32 master weights of float16 and bfloat16 parameters.
         name: prefix of the names of the optimizer's state.
         layerwise_decay (float|LayerDecay, optional): ratio of the rates of neighbouring layers, in (0, 1]. A
-            `LayerDecay` (other conventions, a floor, freezing) goes with `layers`.
-        layers (LayerMap, optional): the layers of the model, of any architecture; instead of the next three.
-        n_layers: blocks of the model, for `set_param_lr_fun`; at least as many as there are.
+            `LayerDecay` (other conventions, a floor, freezing) needs `layers`.
+        layers (LayerMap, optional): the layer map of the model; instead of the next three arguments.
+        n_layers: number of blocks, for `set_param_lr_fun`; not below the model's.
         set_param_lr_fun: ``f(layerwise_decay, name_dict, n_layers, param)`` or ``f(param)``, called for every parameter
             in every step. It returns the ratio, or multiplies ``param.optimize_attr["learning_rate"]`` by it. A ratio
             of 0 freezes the parameter. None: all ratios are 1.
         name_dict (dict[str, str], optional): ``param.name`` -> structured name, for `set_param_lr_fun`.
         lr_ratio: another name for a one-argument `set_param_lr_fun`, as in `paddle.optimizer.AdamW`; works on CPU too.
-        fused: whether a step is one call of the package's C library, which is several times as fast. None: where it
-            can, which is all in dygraph on a CPU but float64; Paddle's operations do the rest. True: an error if it
-            cannot do all. False: never. The state is the same, and numbers agree to float32 rounding; numbers below
-            1.2e-38 are taken as 0. It uses OMP_NUM_THREADS threads, which Paddle sets to 1 by default.
+        fused: whether the package's C library does a step in one call, several times as fast. None: in dygraph on a
+            CPU, except for float64; Paddle's operations do the rest. True: raise if it cannot do everything. False:
+            never. The state is the same, and numbers agree to float32 rounding; numbers below 1.2e-38 count as 0. It
+            uses OMP_NUM_THREADS threads, which Paddle sets to 1 by default.
 
     Raises:
-        TypeError: an argument of the wrong type, a hook of another arity or with a result that is no number.
-        ValueError: a value out of range; a decay that would change nothing; a `name_dict` that lacks a parameter;
-            `n_layers` smaller than the model; a ratio that is negative or not finite; no trainable parameter;
-            `fused=True` where it is not possible, at the first step if it is only known then. Nothing is changed by
-            then.
+        TypeError: an argument of the wrong type; a hook with other arguments, or one that does not return a number.
+        ValueError: a value out of range; a decay without effect; a parameter missing in `name_dict`; `n_layers` below
+            the model's; a ratio that is negative or not finite; no trainable parameter; `fused=True` where it is not
+            possible, at the latest in the first step. The error is raised before anything changes.
 
-    Differs from `paddlenlp.ops.optimizer.AdamWDL`: weights are decayed once, with the layer's rate (there twice, the
-    first time with the base rate); hooks may return a ratio; parameter groups work; it runs on Paddle 3.
+    Differs from `paddlenlp.ops.optimizer.AdamWDL`: weights are decayed once, with the layer's rate (in PaddleNLP twice,
+    the first time with the base rate); hooks may return a ratio; parameter groups work; it runs on Paddle 3.
 
     Examples:
         >>> import paddle
@@ -129,12 +130,12 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
 
     OPTIONS: ClassVar[dict[str, Option]] = {
         "weight_decay": Option(
-            0.01, "decoupled decay, scaled by the layer's rate", group=True, read=plain_weight_decay
+            0.01, "decoupled weight decay, scaled by the layer's rate", group=True, read=plain_weight_decay
         ),
         "beta1": Option(0.9, "decay of the first moment", high=1.0, ends="[)", group=True, tensor=True),
         "beta2": Option(0.999, "decay of the second moment", high=1.0, ends="[)", group=True, tensor=True),
         "epsilon": Option(1e-8, "added to the root of the second moment", group=True, tensor=True),
-        "lazy_mode": Option(False, "update the rows of a sparse gradient alone", check=checked_bool, group=True),
+        "lazy_mode": flag(False, "update only the rows in a sparse gradient", group=True),
     }
 
     @staticmethod
@@ -164,9 +165,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
         lr_ratio: Optional[Callable[[Any], Any]] = None,
         fused: Optional[bool] = None,
     ) -> None:
-        arguments = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay}
-        arguments.update(lazy_mode=lazy_mode, layerwise_decay=layerwise_decay, n_layers=n_layers, layers=layers)
-        arguments.update(set_param_lr_fun=set_param_lr_fun, name_dict=name_dict, lr_ratio=lr_ratio)
+        arguments = given_arguments(locals(), [*self.OPTIONS, *LAYERWISE])
         common: dict[str, Any] = {"apply_decay_param_fun": apply_decay_param_fun, "multi_precision": multi_precision}
         parameters = self._read_arguments(parameters, arguments, **common, fused=fused)
         rate = checked_rate(learning_rate, "learning_rate")
@@ -178,7 +177,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
     counts_steps = False
 
     def initial_state(self, param: Any, name: str) -> float:
-        """Return the number that a state is full of before the first update."""
+        """Return the fill value of a state before the first update."""
         return float(self.options_of(param)[BETA_OF[name]]) if name in BETA_OF else 0.0
 
     # ---- the fused step
@@ -186,10 +185,10 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
     def _collects(self) -> bool:
         return self.fused is not False
 
-    _bumps_version = False  # as Paddle's kernel
+    _bumps_version = False  # like Paddle's kernel
 
     def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
-        """Return the rule as the C library knows it, or why it does not."""
+        """Return the rule for the C library, or the reason why it cannot do it."""
         tensors = [name for name in ("beta1", "beta2", "epsilon") if isinstance(options[name], paddle.Tensor)]
         if tensors:
             return f"`{tensors[0]}` is a Tensor"
@@ -202,7 +201,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
         super()._create_accumulators(block, parameters)
 
     def check_shape(self, param: Any) -> None:
-        """Raise if a parameter is not what its state was made for."""
+        """Raise if the shape of a parameter has changed since its state was made."""
         moment = state_getter(self)("moment1", param)
         if list(moment.shape) != list(param.shape):
             raise ValueError(
@@ -211,10 +210,10 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
             )
 
     def _takes_sparse(self, param: Any) -> bool:
-        return not param.place.is_cpu_place()  # Paddle's kernel for them breaks off there
+        return not param.place.is_cpu_place()  # Paddle's sparse kernel aborts on a CPU
 
     def _update(self, tasks: list[Task]) -> None:
-        block = paddle.static.default_main_program().global_block()  # Paddle asks for one in dygraph too
+        block = paddle.static.default_main_program().global_block()  # Paddle needs one in dygraph too
         for task in self.update_fused(tasks):
             self._update_by_paddle(block, task.param, task.grad)
 
@@ -228,14 +227,14 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
         ratio = self.layerwise_ratio(param)
         if ratio != 0.0 and math.prod(param.shape) != 0:
             own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)
-            absolute = isinstance(own, paddle.Tensor)  # Paddle's way to give such a rate
+            absolute = isinstance(own, paddle.Tensor)  # Paddle's way to set an absolute rate
             rate = _LayerRate(own, 1.0, ratio) if absolute else _LayerRate(global_rate(self)(), own, ratio)
             self._collected.append(Task(param, grad, self.step_options(param), rate))
         return None
 
 
 class _LayerRate(NamedTuple):
-    """The rate of a parameter, which only the C library reads: that would wait for a device."""
+    """The rate of a parameter as a lazy product: only the C library reads it, because that waits for the device."""
 
     rate: Any  # a Tensor
     factor: float

@@ -1,4 +1,4 @@
-"""Layer-wise learning rates for an optimizer that the user has built, of any Paddle class."""
+"""Layer-wise learning rates for an existing optimizer of any Paddle class."""
 
 import functools
 from typing import Any, Optional, Union
@@ -17,19 +17,19 @@ __all__ = ["apply_layerwise_decay", "reset_layerwise_decay"]
 def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Any:
     """Give any Paddle optimizer layer-wise learning rates, in place, and return it.
 
-    The ratio multiplies the result of `Optimizer._create_param_lr` for this optimizer alone. Nothing is written into
-    the parameters, so a second call replaces the first, and other optimizers over the parameters are not affected.
+    Nothing is written into the parameters, so a second call replaces the first, and other optimizers of the same
+    parameters are not affected.
 
     Args:
-        optimizer (paddle.optimizer.Optimizer): Momentum, Adam, NAdam, Lamb...; with a scheduler and parameter groups or
-            without, before `fleet` wraps it; the optimizer inside LookAhead is found.
-        layers (LayerMap): the layers of the model whose parameters it trains.
-        layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a whole decay.
+        optimizer (paddle.optimizer.Optimizer): Momentum, Adam, NAdam, Lamb..., also with a scheduler or parameter
+            groups, or inside LookAhead. Call this function before `fleet` wraps the optimizer.
+        layers (LayerMap): the layers of the model that it trains.
+        layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
 
     Raises:
-        TypeError: not a Paddle optimizer, or a wrapped one; one whose step does not ask for a rate per parameter, such
-            as LBFGS, Rprop, Muon and ModelAverage.
-        ValueError: a parameter that `layers` does not know; an optimizer with a layer-wise decay of its own.
+        TypeError: not a Paddle optimizer, or a wrapped one; an optimizer without per-parameter learning rates, such as
+            LBFGS, Rprop, Muon and ModelAverage.
+        ValueError: a parameter that is not in `layers`; an optimizer with a layer-wise decay of its own.
 
     Examples:
         >>> import paddle, paddle_ldopt as ldopt
@@ -48,19 +48,19 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
         raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
     if not asks_for_rates(plain):
         raise TypeError(
-            f"The step of {name} does not ask `_create_param_lr` for the rate of each parameter, so it would ignore a "
-            f"layer-wise decay: use another optimizer. Received: optimizer={name}"
+            f"{name} does not ask `_create_param_lr` for the rate of each parameter, so it would ignore a layer-wise "
+            f"decay: use another optimizer. Received: optimizer={name}"
         )
     ratio_of = ratio_fn(layers, layerwise_decay)
     for param in parameters_of(inner):
         ratio_of(param)
-    inner.__class__ = _layerwise_class(plain)  # on purpose: wrappers and schedules already hold this very object
+    inner.__class__ = _layerwise_class(plain)  # in place, because wrappers and schedules hold this object
     inner.ratio_of, inner._asked = ratio_of, set()
     return optimizer
 
 
 def reset_layerwise_decay(optimizer: Any) -> Any:
-    """Undo `apply_layerwise_decay`, if it was applied, and return the optimizer: all layers have the same rate again.
+    """Undo `apply_layerwise_decay` and return the optimizer: all layers have the same rate again.
 
     Examples:
         >>> import paddle, paddle_ldopt as ldopt
@@ -79,7 +79,7 @@ def reset_layerwise_decay(optimizer: Any) -> Any:
 
 
 def _inside(optimizer: Any) -> Any:
-    """Return the optimizer that a layer-wise decay can be applied to: inside LookAhead, but no wrapper of `fleet`."""
+    """Return the optimizer itself or the one inside LookAhead; raise TypeError for wrappers of `fleet`."""
     inner = unwrap(optimizer)
     if may_have_cut(optimizer) or not isinstance(inner, Optimizer):
         wrong = "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it."
@@ -88,9 +88,9 @@ def _inside(optimizer: Any) -> Any:
 
 
 class _Applied(LayerwiseMixin):
-    """The mixin for any Paddle optimizer: raises if the first step did not ask for every rate that the decay scales."""
+    """The mixin for any Paddle optimizer; its first step raises if it did not ask for every scaled rate."""
 
-    _asked: Optional[set[str]] = None  # names of the parameters whose rate the first step asks for; None after it
+    _asked: Optional[set[str]] = None  # names of the parameters whose rates the first step asked for; None after it
 
     def step(self) -> Any:
         if self._asked is None or not paddle.in_dynamic_mode():
@@ -101,11 +101,11 @@ class _Applied(LayerwiseMixin):
         done, unasked = super().step(), scaled - self._asked
         if scaled and not unasked:
             self._asked = None
-        elif unasked != scaled:  # all of them: an overflow has skipped the step
+        elif unasked != scaled:  # equal if an overflow skipped the step
             name = type(self).__name__
             raise RuntimeError(
-                f"The step of {name} asked `_create_param_lr` for the rates of some parameters only, and has updated "
-                "the others without layer-wise decay: use another optimizer. "
+                f"The step of {name} asked `_create_param_lr` for the rates of some parameters only and updated the "
+                "others without layer-wise decay: use another optimizer. "
                 f"Received: optimizer={name}, no rate asked for {len(unasked)} parameters, such as '{min(unasked)}'"
             )
         return done
@@ -118,5 +118,5 @@ class _Applied(LayerwiseMixin):
 
 @functools.cache  # one class for each optimizer class
 def _layerwise_class(plain: Any) -> type:
-    # Paddle chooses its multi-tensor path by the class's name: keep it
+    # keep the name, by which Paddle chooses its multi-tensor path
     return type(plain.__name__, (_Applied, plain), {"_plain": plain, "__doc__": plain.__doc__})

@@ -1,7 +1,7 @@
 """Confidence-guided Adaptive Memory Efficient optimization (a port of `mindformers.core.optim.Came`).
 
-Paper: CAME, Luo et al., https://arxiv.org/abs/2307.02047 (Algorithm 2). `beta2=` gives the arithmetic of the authors'
-code, https://github.com/yangluo7/CAME.
+Paper: CAME, Luo et al., https://arxiv.org/abs/2307.02047 (Algorithm 2). With `beta2=` the arithmetic is that
+of the authors' code, https://github.com/yangluo7/CAME.
 """
 
 import functools
@@ -9,7 +9,7 @@ from typing import Any, Callable, ClassVar, Optional
 
 import paddle
 
-from .._checks import Option, checked_bool, checked_int, one_of_two
+from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
 from ._base.arithmetic import average, plus_, power, square_, times_
 from ._base.factored import (
@@ -27,7 +27,9 @@ from ._base.rule_optimizer import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.mindspore import without_order
-from .declaration import COLUMN, ELEMENT, ROW, SCALAR, STEP, State, numbers, plain_weight_decay, register
+from .options import SHARED, flag, given_arguments, numbers, plain_weight_decay
+from .registry import register
+from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
 
 __all__ = ["Came", "came_update"]
 
@@ -91,10 +93,11 @@ def came_update(
 
 
 def _fit_for_float16(m: Any) -> Any:
-    """Return m as numbers that a float16 can hold and that decay to 0.
+    """Return m in the range of float16, rounded so that it can decay to 0.
 
-    |m| may reach clip_threshold * sqrt(size), so the largest saturate. Denormal numbers are rounded towards 0, or
-    beta1 * m would be rounded to m again and again; and Paddle makes 2e-7 of some numbers far below the least float16.
+    |m| may reach clip_threshold * sqrt(size), so the largest values saturate. Denormal numbers are rounded towards 0:
+    otherwise beta1 * m would be rounded back to m and m would never decay to zero, and Paddle rounds some numbers far
+    below the smallest float16 to 2e-7.
     """
     m = m.clip(-_FLOAT16_MAX, _FLOAT16_MAX)
     return paddle.where(m.abs() < 2.0**-14, (m * 2.0**24).trunc() * 2.0**-24, m)
@@ -106,10 +109,10 @@ def _fit_for_float16(m: Any) -> Any:
     torch_names={},
 )
 class Came(FactoredOptimizer):
-    r"""CAME: Adafactor's memory with a momentum whose step is larger where the update is stable; for large models.
+    r"""CAME: Adafactor's memory, and momentum with larger steps where updates are stable; for large models.
 
     With :math:`\beta_{2,t} = 1 - t^{-decay\_rate}` and EMA the exponential moving average, for a parameter of rank 2 or
-    more, whose averages of squares are kept as the means of rows and columns (of the last two dimensions):
+    more, whose averages of squares are kept as means of rows and columns (of the last two dimensions):
 
     .. math::
         V &= \mathrm{EMA}(g^2 + \epsilon_1; \beta_{2,t}), \qquad
@@ -117,46 +120,48 @@ class Came(FactoredOptimizer):
         m &= \mathrm{EMA}(u; \beta_1), \qquad S = \mathrm{EMA}((u - m)^2 + \epsilon_3; \beta_3) \\
         p &\leftarrow p - l \lambda p - l \, m / \sqrt S
 
-    A parameter of rank 0 or 1 keeps all of V and steps by :math:`l \, m`. :math:`l` is the rate of the parameter's
+    A parameter of rank 0 or 1 keeps all of V, and its step is :math:`l \, m`. :math:`l` is the rate of the parameter's
     layer, times :math:`\max(\epsilon_2, \mathrm{RMS}(p))` with `scale_parameter`. State: 4 bytes a parameter (2 with
     `compression`) and 8 for each row and column.
 
-    **Warm the rate up.** S starts at 0 and is not debiased: the first step of a matrix has an RMS of about
-    :math:`0.11 / \sqrt{1 - \beta_3}` rates, 1.1 with the default, 11 with the authors' `beta3` 0.9999, and it falls to
-    below 1 as S fills.
+    **Use a warm-up.** S starts at 0 without bias correction: the first step of a matrix has an RMS of about
+    :math:`0.11 / \sqrt{1 - \beta_3}` times the rate (1.1 with the default, 11 with the authors' `beta3` of 0.9999). It
+    falls below 1 as S fills.
 
     Args:
-        learning_rate (float|LRScheduler, optional): at least 0. None with `relative_step`, and only then.
+        learning_rate (float|LRScheduler, optional): at least 0. Must be None with `relative_step`, and only then.
         eps (tuple|list): three numbers above 0: :math:`\epsilon_1` is added to the squared gradient,
-            :math:`\epsilon_2` is the least RMS of a parameter, used with `scale_parameter` only, and
-            :math:`\epsilon_3` is added to the squared instability.
+            :math:`\epsilon_2` is the smallest RMS of a parameter for `scale_parameter`, and :math:`\epsilon_3` is added
+            to the squared instability.
         clip_threshold: above 0, the largest RMS of the update u.
-        decay_rate: in [0, 1], of :math:`\beta_{2,t}`; 0 averages nothing.
-        beta1: decay of m, in [0, 1). 0 or None: there is no m and no S, and the step is :math:`l \, u`, Adafactor's.
-        beta3: decay of S, in [0, 1).
-        weight_decay: decoupled decay :math:`\lambda`, in [0, 1], scaled by the layer's own rate.
+        decay_rate: in [0, 1], exponent of :math:`\beta_{2,t}`; 0 averages nothing.
+        beta1: decay rate of m, in [0, 1). With 0 or None there is no m and no S, and the step is Adafactor's,
+            :math:`l \, u`.
+        beta3: decay rate of S, in [0, 1).
+        weight_decay: decoupled weight decay :math:`\lambda`, in [0, 1], scaled by the layer's rate.
         scale_parameter: scale the rate by the RMS of the parameter.
         relative_step: the rate is :math:`\min(10^{-2}, 1 / \sqrt t)` times the layer's ratio and the group's
-            multiplier, as in `Adafactor`; `get_lr` is then that of the next step.
+            multiplier, as in `Adafactor`. `get_lr` then returns the rate of the next step.
         warmup_init: with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
         compression: store m, but no average of squares, as float16. The error of m is at most
             :math:`(2^{-11} \max |m| + 2^{-25}) / (1 - \beta_1)`: 0.5% of its largest value with the default.
-        loss_scale: above 0; gradients are divided by it (after `grad_clip`).
+        loss_scale: an int of at least 1; gradients are divided by it (after `grad_clip`).
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate, a float),
             "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A
-            group's "beta2" takes the place of the optimizer's `decay_rate`; None that of its `beta2`. MindFormers'
-            ``{"order_params": [...]}`` is checked, and changes nothing.
-        beta2: a constant decay of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code has 0.999, and 0.9999
-            as `beta3`.
-        **layerwise: the layer-wise arguments; see `AdamWDL` for them and all others that every optimizer takes.
+            group's "beta2" overrides the optimizer's `decay_rate`, and ``"beta2": None`` its `beta2`. MindFormers'
+            ``{"order_params": [...]}`` is checked and has no effect.
+        beta2: a constant decay rate of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code has 0.999, and a
+            `beta3` of 0.9999.
+        **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
 
     Raises:
         TypeError, ValueError: as `AdamWDL`; `learning_rate` or a group's "lr" with `relative_step`, or neither;
-            `warmup_init` without `relative_step`; `beta2` and `decay_rate`; an incomplete "order_params".
+            `warmup_init` without `relative_step`; both `beta2` and `decay_rate`; an incomplete "order_params".
 
     Differs from MindFormers: `relative_step`, `warmup_init`, `compression`, `loss_scale`, the groups' own rate and
-    decay, and `beta1=0` work; updates are counted for each parameter; 1 is no value for `beta1` (nothing would move)
-    and `beta3` (S would be 0), nor 0 for `clip_threshold`. Differs from the paper: V's decay, unless `beta2` is given.
+    weight decay, and `beta1=0` work; updates are counted per parameter; refused are 1 for `beta1` (no parameter would
+    move) and `beta3` (S would be 0), and 0 for `clip_threshold`. Differs from the paper: V's decay rate, unless `beta2`
+    is given.
 
     Examples:
         >>> import paddle
@@ -177,16 +182,16 @@ class Came(FactoredOptimizer):
         "eps": Option(
             _EPS, "three small numbers above 0", check=numbers("()", "()", "()"), kind="three of (0, inf)", group=True
         ),
-        "clip_threshold": Option(1.0, "the most that RMS(u) can be", ends="()", group=True),
-        "decay_rate": Option(_DECAY_RATE, "exponent of the second moment's decay", high=1.0, group=True),
-        "beta1": Option(0.9, "decay of the momentum; 0: none", high=1.0, ends="[)", optional=True, group=True),
-        "beta2": Option(None, "a constant decay of V", high=1.0, ends="[)", optional=True, group=True),
-        "beta3": Option(0.99, "decay of the instability", high=1.0, ends="[)", group=True),
-        "weight_decay": Option(0.0, "decoupled decay of the weights", high=1.0, group=True, read=plain_weight_decay),
-        "scale_parameter": Option(False, "scale the rate by the parameter's RMS", check=checked_bool, group=True),
-        "relative_step": Option(False, "set the rate from the step", check=checked_bool),
-        "warmup_init": Option(False, "with `relative_step`: begin with 1e-6 t", check=checked_bool),
-        "compression": Option(False, "store the momentum as float16", check=checked_bool),
+        "clip_threshold": Option(1.0, "the largest RMS of the update", ends="()", group=True),
+        "decay_rate": Option(_DECAY_RATE, "exponent of the second moment's decay rate", high=1.0, group=True),
+        "beta1": Option(0.9, "decay rate of the momentum; 0: none", high=1.0, ends="[)", optional=True, group=True),
+        "beta2": Option(None, "constant decay rate of V", high=1.0, ends="[)", optional=True, group=True),
+        "beta3": Option(0.99, "decay rate of the instability", high=1.0, ends="[)", group=True),
+        "weight_decay": Option(0.0, "decoupled weight decay", high=1.0, group=True, read=plain_weight_decay),
+        "scale_parameter": flag(False, "scale the rate by the parameter's RMS", group=True),
+        "relative_step": flag(False, "set the rate from the step"),
+        "warmup_init": flag(False, "with `relative_step`: start with 1e-6 t"),
+        "compression": flag(False, "store the momentum as float16"),
         "loss_scale": Option(1, "divides the gradients", kind="an int from 1", check=_from_one),
     }
 
@@ -202,7 +207,7 @@ class Came(FactoredOptimizer):
 
     @staticmethod
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the rounds of sums."""
+        """Return the kinds of sums of each round."""
         lines = [ROW, COLUMN] if is_factored(shape) else []
         first = [*lines, *([SCALAR] if options["scale_parameter"] else [])]
         rounds = [first, [SCALAR], lines if options["beta1"] else []]
@@ -233,25 +238,22 @@ class Came(FactoredOptimizer):
         fused: Optional[bool] = None,
         **layerwise: Any,
     ) -> None:
-        layerwise.update(eps=eps, clip_threshold=clip_threshold, decay_rate=decay_rate, loss_scale=loss_scale)
-        layerwise.update(beta1=beta1, beta2=beta2, beta3=beta3, weight_decay=weight_decay, compression=compression)
-        layerwise.update(scale_parameter=scale_parameter, relative_step=relative_step, warmup_init=warmup_init)
-        layerwise.update(apply_decay_param_fun=apply_decay_param_fun, multi_precision=multi_precision)
+        layerwise.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
         parameters, _ = without_order(one_of_two("parameters", parameters, "params", params))
-        super().__init__(learning_rate, parameters, grad_clip=grad_clip, name=name, fused=fused, **layerwise)
+        super().__init__(learning_rate, parameters, **layerwise)
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
-        """Raise ValueError if `relative_step` or `beta2` goes with an option that it takes the place of."""
+        """Raise ValueError for `relative_step` or `beta2` beside an option that it overrides."""
         super().check_together(options, group)
         given = "decay_rate" in group if group else options["decay_rate"] != _DECAY_RATE
         if given and options["beta2"] is not None:
-            wrong = "`beta2` takes the place of `decay_rate`: give one of them, or the group 'beta2': None."
+            wrong = "`beta2` overrides `decay_rate`: give one of them, or the group 'beta2': None."
             raise refusal(ValueError, wrong, **{name: options[name] for name in ("beta2", "decay_rate")})
 
     rule = staticmethod(came_update)
 
     def fused_rule(self, options: dict[str, Any]) -> FusedRule:
-        """Return the rule as the C library knows it."""
+        """Return the rule for the C library."""
         fields = {name: options[name] or 0.0 for name in ("beta1", "beta2", "beta3", "eps", "decay_rate")}
         fields.update(clip=options["clip_threshold"], grad_scale=1.0 / options["loss_scale"])
         flags = {"momentum": bool(options["beta1"]), "constant_beta2": options["beta2"] is not None}
@@ -260,11 +262,11 @@ class Came(FactoredOptimizer):
         return FusedRule("came", states, fields, tuple(flag for flag in flags if flags[flag]))
 
     def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return nothing known if the rate comes from the step and the parameter's size."""
+        """Return (None, None) with `relative_step`: the rate is not known beforehand."""
         return (None, None) if self.sets_own_rate else None
 
     def get_lr(self) -> float:
-        """Return the rate of the next step for a layer whose ratio is 1, `scale_parameter` aside."""
+        """Return the rate of the next step for a layer whose ratio is 1, without the factor of `scale_parameter`."""
         if not self.sets_own_rate or not paddle.in_dynamic_mode():
             return float(super().get_lr())
         return float(relative_rate(self._largest_of(STEP) + 1.0, self._fixed["warmup_init"]))

@@ -1,7 +1,7 @@
-"""A step is collected before it is done, so that an error comes before anything has changed.
+"""Collects the updates of a step before any is done, so that an error is raised before anything changes.
 
-Paddle goes through the parameters, of one group after the other, and asks for the update of each. These updates are
-kept as tasks; when the last group is through, `_update` does all of them.
+Paddle asks for the update of each parameter, group by group. The updates are kept as tasks; after the last group
+`_update` does all of them.
 """
 
 from typing import Any, NamedTuple, Optional
@@ -19,23 +19,23 @@ _COMPLEX = {paddle.complex64, paddle.complex128}
 
 
 class Task(NamedTuple):
-    """One update of one parameter, collected and not yet done."""
+    """The pending update of one parameter."""
 
-    param: Any  # the parameter, or the flat slice of it that `fleet` gives
-    grad: Any  # its gradient, as it comes
-    options: dict[str, Any]  # all of them; "weight_decay" is 0 where it is not to be decayed
-    lr: Any  # the layer's ratio is in it; of a rule a Tensor of shape [] in the type of its arithmetic
-    piece: Any = None  # the `Piece` of the parameter that this process has; known once it is to be done
+    param: Any  # the parameter, or its flat slice under `fleet`
+    grad: Any  # its gradient
+    options: dict[str, Any]  # "weight_decay" is 0 for a parameter excluded from it
+    lr: Any  # includes the layer's ratio; for a rule a Tensor of shape [] in the type that it computes in
+    piece: Any = None  # the `Piece` of the parameter in this process, set right before the update
 
 
 class CollectingMixin(_Base):
     """Collects the tasks of a dygraph step; a subclass has `_update(tasks)`, which does them."""
 
     _missing: MissingGradients
-    _collected: Optional[list[Task]] = None  # while Paddle goes through the parameters: the tasks so far
-    _rates: dict[Any, Any]  # of what is collected: what makes a rate -> its Tensor
-    _waiting: Optional[list[Task]] = None  # within a step of parameter groups: the tasks of those that are through
-    _groups_left = 0  # the number of the others
+    _collected: Optional[list[Task]] = None  # the tasks so far, while Paddle asks for updates
+    _rates: dict[Any, Any]  # of the collected tasks: factors of a rate -> its Tensor
+    _waiting: Optional[list[Task]] = None  # in a step with parameter groups: the tasks of the finished groups
+    _groups_left = 0  # the number of unfinished groups
 
     def _collects(self) -> bool:
         """Return whether a dygraph step is collected before it is done."""
@@ -70,7 +70,7 @@ class CollectingMixin(_Base):
             return super()._create_optimization_pass(params_grads, *args, **kwargs)
         self._collected, self._rates = [], {}
         try:
-            done = super()._create_optimization_pass(params_grads, *args, **kwargs)  # found_inf: collects nothing
+            done = super()._create_optimization_pass(params_grads, *args, **kwargs)  # collects nothing after found_inf
             tasks, overflow = self._collected, bool(_paddle.found_inf(self))
         finally:
             self._collected, self._rates = None, {}
@@ -83,10 +83,10 @@ class CollectingMixin(_Base):
         return done
 
     def _step_elsewhere(self) -> None:
-        """Count a step in which other processes alone have updates, if the optimizer counts for all parameters."""
+        """Count a step in which only other processes have updates, for optimizers with one count for all parameters."""
 
     def _check_gradient(self, param: Any, grad: Any) -> None:
-        """Raise TypeError if a parameter is no floating-point tensor, or its gradient complex or sparse."""
+        """Raise TypeError for a parameter that is not floating-point or has a complex or sparse gradient."""
         if getattr(grad, "is_selected_rows", lambda: False)() and not self._takes_sparse(param):
             needs = f"{type(self).__name__} needs dense gradients: build the embedding with sparse=False."
             raise TypeError(f"{needs} Received: a sparse gradient of '{param.name}'")
@@ -97,5 +97,5 @@ class CollectingMixin(_Base):
             )
 
     def _takes_sparse(self, param: Any) -> bool:
-        """Return whether there is a rule for a sparse gradient of the parameter."""
+        """Return whether sparse gradients of this parameter are supported."""
         return False

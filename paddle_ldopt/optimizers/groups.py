@@ -1,4 +1,4 @@
-"""Checks of the parameters and parameter groups that an optimizer is given."""
+"""Checks of an optimizer's parameters and parameter groups."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,13 +13,13 @@ from .._paddle import flatten_groups, topology
 __all__ = ["checked_parameters", "is_listed", "parameters_to_train"]
 
 _GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
-_LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # ernie-m's, PaddleMIX's, timm's: they change nothing
+_LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # of ernie-m, PaddleMIX and timm: without effect
 
 
 def parameters_to_train(model: Any) -> list[Any]:
-    """Return a model's parameters: frozen ones too, which may be unfrozen in mid-run, but under sharding.
+    """Return a model's parameters, frozen ones included because they may be unfrozen later.
 
-    Paddle's sharding of version 2 raises if it is given one.
+    Under sharding frozen parameters are left out: Paddle's sharding version 2 refuses them.
     """
     hcg = topology()
     sharded = hcg is not None and hcg.get_sharding_parallel_world_size() > 1
@@ -27,14 +27,14 @@ def parameters_to_train(model: Any) -> list[Any]:
 
 
 def is_listed(parameters: Any) -> bool:
-    """Return whether `parameters` can be those of an optimizer: an iterable, but not a Tensor, an array or a dict."""
+    """Return whether `parameters` is an iterable other than a Tensor, an array, a dict or a string."""
     return hasattr(parameters, "__iter__") and not isinstance(parameters, (paddle.Tensor, np.ndarray, dict, str))
 
 
 def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
-    """Return an optimizer's `parameters` as a list, the "params" of its groups too: an iterator is read only once.
+    """Return an optimizer's `parameters` as a list, "params" of groups included, so that iterators are read once.
 
-    They may be None in a static graph. A group may have `options` beside Paddle's own keys and the labels.
+    `parameters` may be None in a static graph. A group may have Paddle's own keys, labels and `options`.
     """
     if parameters is None and not paddle.in_dynamic_mode():
         return None
@@ -43,7 +43,7 @@ def checked_parameters(parameters: Any, options: Iterable[str]) -> Any:
     items = list(parameters)
     groups = [_checked_group(item, options) for item in items if isinstance(item, dict)]
     if groups and len(groups) < len(items):
-        raise TypeError("`parameters` must hold parameters or parameter groups. Received: both")
+        raise TypeError("`parameters` must hold either parameters or parameter groups. Received: both")
     known: dict[str, Any] = {}
     for param in flatten_groups(groups) if groups else items:
         if not hasattr(param, "stop_gradient"):
@@ -70,7 +70,7 @@ def _checked_group(group: dict[str, Any], options: Iterable[str]) -> dict[str, A
         raise ValueError(f"A parameter group has one of the keys {known}. Received: {received}")
     params, rate = group["params"], group.get("learning_rate", 1.0)
     if "lr" in options and group.get("lr") is not None and "learning_rate" in group:
-        rates = "either 'lr', its absolute rate, or 'learning_rate', a multiplier of the optimizer's"
+        rates = "either 'lr', its absolute rate, or 'learning_rate', a multiplier of the optimizer's rate"
         raise refusal(ValueError, f"A parameter group has {rates}: give one.", lr=group["lr"], learning_rate=rate)
     if isinstance(params, (set, str)):
         raise TypeError(f"A group's 'params' must be an ordered collection. Received: {type(params).__name__}")

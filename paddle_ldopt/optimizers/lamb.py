@@ -1,4 +1,4 @@
-"""LAMB with a learning rate of its own for each layer (a port of `mindspore.nn.Lamb`).
+"""LAMB with one learning rate per layer (a port of `mindspore.nn.Lamb`).
 
 Paper: Large Batch Optimization for Deep Learning: Training BERT in 76 minutes, You et al.,
 https://arxiv.org/abs/1904.00962 (Algorithm 2, with the identity as its scaling function).
@@ -10,16 +10,19 @@ from typing import Any, Callable, ClassVar, Optional
 
 import paddle
 
-from .._checks import Option, checked_bool, one_of_two
+from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
 from ._base.arithmetic import one_minus_power, over_, plus_, root_, times_
+from ._base.moments import adam_moments
 from ._base.rule_optimizer import RuleOptimizer, Task, Update
 from ._base.step_functions import decay_or_function, rate_or_function
 from ._base.step_schedules import StepSchedulesMixin
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.mindspore import without_order
-from .declaration import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State, register
+from .options import SHARED, flag, given_arguments
+from .registry import register
+from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
 
 __all__ = ["Lamb", "lamb_update"]
 
@@ -27,7 +30,7 @@ _RATE = "[0, inf) or a schedule"
 
 
 def is_convolution(shape: Any) -> bool:
-    """Return whether a weight has the shape of a 2-D or 3-D convolution's: [out, in, h, w] or [out, in, d, h, w]."""
+    """Return whether the shape is a 2-D or 3-D convolution's weight: [out, in, h, w] or [out, in, d, h, w]."""
     return len(shape) in (4, 5)
 
 
@@ -49,10 +52,9 @@ def lamb_update(
     if grad_centralization and is_convolution(piece.shape):
         (sums,) = yield [piece.channel_sums(grad)]
         grad = grad - piece.spread_channels(sums / math.prod(piece.shape[1:]))  # arXiv 2004.01461, eq. 1
-    m = plus_(beta1 * state["moment1"], (1.0 - beta1) * grad)
-    v = plus_(beta2 * state["moment2"], times_((1.0 - beta2) * grad, grad))
-    m_hat = m / one_minus_power(beta1, t)
-    v_hat = v / one_minus_power(beta2, t)
+    moments = adam_moments(state, grad, beta1, beta2)
+    m_hat = moments["moment1"] / one_minus_power(beta1, t)
+    v_hat = moments["moment2"] / one_minus_power(beta2, t)
     r = over_(m_hat, plus_(root_(v_hat), eps))
     u = plus_(r, weight_decay * param)
     x_square, u_square = yield [piece.square_sum(param), piece.square_sum(u)]
@@ -60,7 +62,7 @@ def lamb_update(
     one = paddle.ones_like(x_norm)
     adapted = paddle.logical_and(x_norm > 0, u_norm > 0)
     ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-    return plus_(times_(u, -lr * ratio), param), {"moment1": m, "moment2": v}
+    return plus_(times_(u, -lr * ratio), param), moments
 
 
 @register(
@@ -69,9 +71,9 @@ def lamb_update(
     torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
 class Lamb(StepSchedulesMixin, RuleOptimizer):
-    r"""Adam whose step is as long, in each parameter, as its weights: the choice for very large batches.
+    r"""Adam with each parameter's step scaled to the norm of its weights: the choice for very large batches.
 
-    With l the rate times the ratio of the parameter's layer, t the updates the parameter has had, this one included:
+    With l the rate of the parameter's layer and t the number of the parameter's updates, this one included:
 
     .. math::
         m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
@@ -79,41 +81,42 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
             \hat m = \frac{m}{1 - \beta_1^t}, \quad \hat v = \frac{v}{1 - \beta_2^t} \\
         w &\leftarrow w - l \, \frac{\|w\|}{\|r + \lambda w\|} \, (r + \lambda w)
 
-    where the quotient of the norms is 1 if either of them is 0. Every parameter is adapted, those that are not decayed
-    too. State: two float32 a parameter, and a counter each.
+    where the quotient of the norms is 1 if either of them is 0. Every parameter is adapted, also without weight decay.
+    State: two float32 per element, and a counter per tensor.
 
-    Schedules: a `learning_rate` that is a 1-D Tensor, an iterable or a callable advances by itself with the optimizer's
-    steps; a Paddle `LRScheduler` is stepped by the caller, as ever. The count of steps is part of the state: a resumed
-    run goes on exactly where it was. A step that is skipped because of an overflow, or in which no parameter has a
-    gradient, does not count. `get_lr` gives the rate of the next step.
+    Schedules: a `learning_rate` that is a 1-D Tensor, an iterable or a callable advances with the optimizer's steps.
+    The caller steps a Paddle `LRScheduler` as usual. The count of steps is part of the state, so a resume is exact. A
+    step does not count if an overflow skips it or no parameter has a gradient. `get_lr` is that of the next step.
 
     Args:
-        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): at least 0. A number or a 0-D Tensor stays. Of a
-            1-D Tensor or a (finite) iterable step i takes element i, from 0; the step after the last raises. A callable
-            is given the number of steps taken so far, an int, and returns the rate.
-        beta1, beta2: decays of the first and of the second moment, in (0, 1).
+        learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): at least 0. A number or a 0-D Tensor is
+            constant. With a 1-D Tensor or a finite iterable, step i takes element i, from 0; the step after the last
+            element raises. A callable gets the number of steps taken so far, an int, and returns the rate.
+        beta1, beta2: decay rates of the first and second moment, in (0, 1).
         eps: above 0, added to the root of the second moment.
-        weight_decay (float|int|callable, optional): :math:`\lambda`, at least 0; or a callable of the number of steps
-            taken so far that returns it, a `paddle.nn.Layer` included.
-        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their absolute rate: all
-            that `learning_rate` may be; the caller steps and saves a scheduler), "weight_decay", "beta1", "beta2",
-            "eps" and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5,
-            its mean over all axes but the first). One more dict ``{"order_params": [...]}`` lists the parameters of all
-            groups in the order in which they are to be updated.
-        apply_decay_param_fun: ``param.name`` -> whether the parameter is decayed. None: without groups all but those
-            with "beta" or "gamma" in their tensor name, or in their structured name if `name_dict` or `layers` tells
-            it; with groups all. Paddle calls the weights of its norms otherwise: leave out norms and biases with
-            ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
-        **layerwise: the layer-wise arguments; see `AdamWDL` for them and all others that every optimizer takes.
+        weight_decay (float|int|callable, optional): :math:`\lambda`, at least 0; or a callable (also a
+            `paddle.nn.Layer`) that gets the number of steps taken so far and returns it.
+        parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their absolute rate, of any
+            kind of `learning_rate`; the caller steps and saves a scheduler), "weight_decay", "beta1", "beta2", "eps"
+            and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5, its
+            mean over all axes except the first). An additional dict ``{"order_params": [...]}`` lists the parameters of
+            all groups in the order of their updates.
+        apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: with groups all
+            parameters; without groups all except those with "beta" or "gamma" in their tensor name, or in their
+            structured name if `name_dict` or `layers` has it. Paddle has other names for the weights of norms: exclude
+            norms and biases with ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
+        **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
 
     Raises:
-        TypeError, ValueError: as `AdamWDL`; a schedule that is empty, has run out or gives no number, or advances with
-            the steps in a static graph; a group with "lr" and "learning_rate"; an incomplete "order_params".
+        TypeError, ValueError: as `AdamWDL`; a schedule that is empty, has run out or returns something other than a
+            number; a schedule of the optimizer's own steps in a static graph; a group with both "lr" and
+            "learning_rate"; an incomplete "order_params".
 
-    Differs from the paper: the bounds on the norm of the weights are left out, as in all implementations. From
-    `mindspore.nn.Lamb`: t counts the updates of the parameter, not of the optimizer, and gradients are centralized for
-    every convolution and nothing else (there for weights with a multiple of 16 input channels). From
-    `paddle.optimizer.Lamb`: parameters that are not decayed are adapted too (there with `always_adapt` only).
+    Differs from the paper: the norm of the weights is not bounded, as in all implementations. Differs from
+    `mindspore.nn.Lamb`: t counts the updates of the parameter instead of the optimizer, and gradients of all
+    convolutions and nothing else are centralized (in MindSpore those of weights with a multiple of 16 input channels).
+    Differs from `paddle.optimizer.Lamb`: parameters without weight decay are adapted too (in Paddle only with
+    `always_adapt`).
 
     Examples:
         >>> import paddle
@@ -128,22 +131,24 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         0.01
         0.005
 
-    Source: ``mindspore.nn.Lamb``, of whose formula :math:`|r + \lambda w|` is the denominator that was meant.
+    Source: ``mindspore.nn.Lamb``, whose documented formula means :math:`|r + \lambda w|` as its denominator.
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "beta1": Option(0.9, "decay of the first moment", high=1.0, ends="()", group=True),
-        "beta2": Option(0.999, "decay of the second moment", high=1.0, ends="()", group=True),
+        "beta1": Option(0.9, "decay rate of the first moment", high=1.0, ends="()", group=True),
+        "beta2": Option(0.999, "decay rate of the second moment", high=1.0, ends="()", group=True),
         "eps": Option(1e-6, "added to the root of the second moment", ends="()", group=True),
         "weight_decay": Option(
-            0.0, "decoupled decay", group=True, check=decay_or_function, kind="[0, inf) or a function of the step"
+            0.0,
+            "decoupled weight decay",
+            group=True,
+            check=decay_or_function,
+            kind="[0, inf) or a function of the step",
         ),
         "lr": Option(
             None, "the group's own rate", optional=True, group=True, check=rate_or_function, kind=_RATE, argument=False
         ),
-        "grad_centralization": Option(
-            False, "centralize a convolution's gradient", group=True, check=checked_bool, argument=False
-        ),
+        "grad_centralization": flag(False, "centralize gradients of convolutions", group=True, argument=False),
     }
 
     @staticmethod
@@ -153,7 +158,7 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
 
     @staticmethod
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the rounds of sums: the two norms."""
+        """Return the kinds of sums of each round: one for each norm."""
         return [[SCALAR, SCALAR]]
 
     def __init__(
@@ -173,10 +178,9 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         fused: Optional[bool] = None,
         **layerwise: Any,
     ) -> None:
+        layerwise.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
         parameters, self._order = without_order(one_of_two("parameters", parameters, "params", params))
-        layerwise.update(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
-        layerwise.update(apply_decay_param_fun=apply_decay_param_fun, multi_precision=multi_precision)
-        super().__init__(learning_rate, parameters, grad_clip=grad_clip, name=name, fused=fused, **layerwise)
+        super().__init__(learning_rate, parameters, **layerwise)
 
     def _first_rate(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
@@ -193,7 +197,7 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
     rule = staticmethod(lamb_update)
 
     def fused_rule(self, options: dict[str, Any]) -> FusedRule:
-        """Return the rule as the C library knows it."""
+        """Return the rule for the C library."""
         fields = {"beta1": options["beta1"], "beta2": options["beta2"], "eps": (options["eps"], 0, 0)}
         fields["count"] = self._scheduled.get(GLOBAL_STEP, 0.0)
         return FusedRule("lamb", ("moment1", "moment2"), fields, aux=GLOBAL_STEP)
@@ -203,7 +207,7 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         return ("centralize",) if options["grad_centralization"] and is_convolution(shape) else ()
 
     def has_weight_decay(self, param: Any) -> bool:
-        """Return whether the parameter is decayed: see `apply_decay_param_fun`."""
+        """Return whether weight decay applies to the parameter; see `apply_decay_param_fun`."""
         if self._grouped or weight_decay_fun(self) is not None:
             return super().has_weight_decay(param)
         names = (param.name, self.structured_name(param))

@@ -1,13 +1,102 @@
-"""The table of our optimizers: each registers itself in its own file."""
+"""The table of our optimizers: `register` adds a class with its options and states.
 
-from .._messages import nearest, shown
-from .declaration import REGISTRY, OptimizerInfo
+`create`, `LdoptConfig`, the Trainer, the command line, the memory calculator and the docs read it.
+"""
 
-__all__ = ["REGISTRY", "OptimizerInfo", "list_optimizers", "optimizer_class"]
+import dataclasses
+import inspect
+from typing import Any, Callable, Optional, TypeVar
+
+from .._checks import Option
+from .._messages import nearest, refusal, shown
+from ._base.declared import LAYERWISE
+from .options import BATCHED, COMMON
+from .states import SCALAR, STEP, State
+
+__all__ = ["REGISTRY", "OptimizerInfo", "list_optimizers", "optimizer_class", "register"]
+
+_Class = TypeVar("_Class", bound=type)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerInfo:
+    """One row of the table."""
+
+    cls: type[Any]
+    summary: str  # when to choose it, and bytes of state a parameter
+    # argument of the class -> field of a Trainer's arguments that gives its value
+    trainer: dict[str, str] = dataclasses.field(default_factory=dict)
+    external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments it needs beside a learning rate
+    own_exclusion: tuple[str, ...] = ()  # arguments that exclude parameters from weight decay
+    # our name of a state -> its name in PyTorch's optimizer, where they differ; None: PyTorch has no such optimizer
+    torch_names: Optional[dict[str, str]] = None
+    options: dict[str, Option] = dataclasses.field(default_factory=dict)
+
+    @property
+    def weight_decay(self) -> str:
+        """The class's name of its weight decay."""
+        declared = self.options.get("weight_decay")
+        return (declared and declared.called) or "weight_decay"
+
+    @property
+    def arguments(self) -> dict[str, Option]:
+        """The options that its constructor takes, except for the weight decay."""
+        return {name: option for name, option in self.options.items() if option.argument and name != "weight_decay"}
+
+    @property
+    def all_arguments(self) -> set[str]:
+        """The names of all arguments of its constructor, those that it hands on to a base included."""
+        names = {*self.arguments, *LAYERWISE}
+        for init in [vars(base)["__init__"] for base in self.cls.__mro__ if "__init__" in vars(base)]:
+            parameters = inspect.signature(init).parameters.values()
+            names.update(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+                break
+        return names - {"self"}
+
+    def states(self, options: dict[str, Any], shape: tuple[int, ...]) -> dict[str, State]:
+        """Return state name -> kind and type, for a parameter of this shape; `options` override the defaults."""
+        return {**self.cls.states(self._all(options), shape), STEP: State(SCALAR)}
+
+    def sums(self, options: dict[str, Any], shape: tuple[int, ...]) -> list[list[str]]:
+        """Return the kinds of the sums over a whole parameter that an update asks for, round by round."""
+        rounds: list[list[str]] = self.cls.sums(self._all(options), shape)
+        return rounds
+
+    def _all(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {**{name: option.default for name, option in self.options.items()}, **options}
+
+
+REGISTRY: dict[str, OptimizerInfo] = {}
+
+
+def register(summary: str, **fields: Any) -> Callable[[_Class], _Class]:
+    """Return a decorator that adds a class to the table under its name in lower case.
+
+    `fields` are those of `OptimizerInfo`.
+    """
+
+    def add(cls: Any) -> Any:
+        options = {**cls.OPTIONS, **COMMON, **(BATCHED if hasattr(cls, "rule") else {})}
+        _check_defaults(cls, options)
+        REGISTRY[cls.__name__.lower()] = OptimizerInfo(cls, summary, options=options, **fields)
+        return cls
+
+    return add
+
+
+def _check_defaults(cls: type, options: dict[str, Option]) -> None:
+    """Raise TypeError if a default in the constructor's signature differs from the declared one."""
+    signature = inspect.signature(cls).parameters
+    for name, option in options.items():
+        named = signature.get(option.called or name)
+        if named is not None and option.argument and named.default != option.default:
+            wrong = f"The constructor's default of `{named.name}` must be that of OPTIONS, {option.default!r}."
+            raise refusal(TypeError, wrong, **{named.name: named.default})
 
 
 def list_optimizers() -> list[str]:
-    """Return the names that `create` and the Trainer's ``--optim`` know.
+    """Return the names that `create` and the Trainer's ``--optim`` accept.
 
     Examples:
         >>> import paddle_ldopt as ldopt
@@ -18,7 +107,7 @@ def list_optimizers() -> list[str]:
 
 
 def optimizer_class(name: str) -> type:
-    """Return the class of an optimizer by its name in `list_optimizers`; raise ValueError if none has it."""
+    """Return the class of an optimizer by its name in `list_optimizers`; raise ValueError for any other name."""
     if not isinstance(name, str) or name not in REGISTRY:
         known = ", ".join(map(repr, REGISTRY)) + nearest(name, REGISTRY)
         raise ValueError(f"`name` must be one of {known}. Received: name={shown(name)}")

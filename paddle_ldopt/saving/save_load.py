@@ -10,7 +10,7 @@ from .._checks import checked_int
 from .._files import checked_path
 from .._messages import refusal
 from .._paddle import parameters_of, rate_source
-from ..optimizers.declaration import GLOBAL_STEP, STEP
+from ..optimizers.states import GLOBAL_STEP, STEP
 from .json_state import check_part, from_json, set_parts, to_json
 from .pdopt import read_pdopt
 from .record import check_same, describe

@@ -10,7 +10,7 @@ from .. import _paddle
 from .._messages import quoted, refusal, wrong_type
 from .._paddle import create_state, dtype_name, masters, name_dict_of, parameters_of, prefixed
 from ..optimizers import ShardedStateMixin
-from ..optimizers.declaration import GLOBAL_STEP, STEP, check_value
+from ..optimizers.states import GLOBAL_STEP, STEP, check_value
 
 MASTER = "master"  # the float32 value of a parameter of lower precision
 States = dict[str, dict[str, tuple[str, Any]]]  # param.name -> {state name: (dtype, values)}

@@ -10,8 +10,8 @@ import paddle
 from .._checks import checked_bool, checked_int
 from .._messages import quoted, refusal, shown, wrong_type
 from .._paddle import checked_model, parameters_of, unwrap_model
-from ..optimizers.declaration import GLOBAL_STEP, STEP
 from ..optimizers.registry import REGISTRY
+from ..optimizers.states import GLOBAL_STEP, STEP
 from .report import LoadReport
 from .state import MASTER, States, check_state, checked_names, checked_optimizer, layout_of, set_state, structured_names
 from .torch_checkpoint import Given, read_checkpoint

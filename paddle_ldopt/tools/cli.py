@@ -18,7 +18,8 @@ import paddle
 from .._checks import checked_bool, checked_choice, checked_int
 from .._messages import refusal, shown, tell_all
 from ..config import json_object, option_of
-from ..layers.decay import OPTIONS, LayerDecay, idle_options
+from ..layers.decay import OPTIONS, LayerDecay
+from ..layers.decay_checks import idle_options
 from ..layers.granularity import checked_granularity
 from ..layers.map import Layer, LayerMap
 from ..layers.table import markdown, rich_table
@@ -226,7 +227,7 @@ def _show_layers(options: argparse.Namespace) -> None:
     if options.plot:
         check_picture(options.plot)
     given = {name: option_of(getattr(options, name), name, _flag(name)) for name in OPTIONS}
-    for problem in idle_options(given, {name: _flag(name) for name in OPTIONS}):
+    for problem in idle_options(given, {name: _flag(name) for name in OPTIONS}, OPTIONS):
         raise ValueError(problem)
     decay, granularity = LayerDecay(**given), checked_granularity(options.granularity)
     layers = LayerMap.from_model(load_model(options.model), granularity=granularity)

@@ -87,7 +87,7 @@ class LayerwiseRatesMixin(TrainerMixin):
             self.optimizer = build_optimizer(
                 info,
                 self.model,
-                decay=decay,
+                layerwise_decay=decay,
                 layers=layers,
                 groups=self.model.parameters() if groups is None else groups,
                 max_grad_norm=args.max_grad_norm,

@@ -10,6 +10,7 @@ from .._messages import refusal
 from ..build import OFF
 from ..config import decay_from, settings_of
 from ..layers.map import Layer, LayerMap
+from ..layers.ratios import LayerRatios
 from ..saving import record as records
 from .folders import FORMAT, RECORD, read_json
 
@@ -119,7 +120,7 @@ def _frozen(record: dict[str, Any]) -> set[str]:
     layers = {name: Layer(*place) for name, place in (record["layers"] or {}).items()}
     if not layers:
         return set()
-    ratios = LayerMap(layers, record["towers"]).ratio_fn(decay_from(record["rule"]))
+    ratios = LayerRatios(LayerMap(layers, record["towers"]), decay_from(record["rule"]))
     return {name for name in layers if ratios.of(name) == 0}
 
 

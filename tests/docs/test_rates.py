@@ -5,6 +5,7 @@ import re
 
 import paddle
 import pytest
+from layer_models import Parts
 from paddle import nn
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM, LlamaModel
@@ -21,15 +22,6 @@ def rows():
     """Return project -> the line of ours."""
     cells = [re.split(r"(?<!\\) \| ", line.strip("| ")) for line in PAGE.splitlines() if line.startswith("| ")]
     return {project: line.strip("`").replace("\\|", "|") for project, _, line in cells[2:]}
-
-
-class Parts(nn.Layer):
-    """A network of named parts: sublayers, or shapes of parameters of its own."""
-
-    def __init__(self, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part if isinstance(part, nn.Layer) else self.create_parameter(part))
 
 
 class Block(nn.Layer):

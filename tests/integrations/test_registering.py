@@ -81,7 +81,7 @@ def test_paddleocr_s_weight_decay(ocr, encoder, weight_decay):
 
 def test_settings_of_a_file(ocr, encoder):
     rules = {r"layers\.(\d+)\.": r"\1", "norm": "head"}
-    opt = ocr.Came(learning_rate="1e-2", rules=rules, layerwise_decay="5e-1", head_ratio=2.0, beta3=0.99)(encoder)
+    opt = ocr.Came(learning_rate="1e-2", rules=rules, layerwise_decay="5e-1", min_ratio=0.1, beta3=0.99)(encoder)
     assert opt.get_lr() == 0.01  # as PyYAML reads 1e-2
     assert opt.layerwise_ratio(encoder.layers[0].linear1.weight) == 0.125
     for options, message in [

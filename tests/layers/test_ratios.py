@@ -1,11 +1,14 @@
 """The ratios that a `LayerDecay` makes of a map: towers, multipliers, the mean, a decay that moves, granularity."""
 
+import io
 import itertools
+from collections import Counter
 
 import paddle
 import pytest
+import rich.console
 
-from paddle_ldopt import LayerDecay, LayerMap, apply_layerwise_decay
+from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay
 
 KINDS = ("attn.weight", "mlp.weight", "norm.weight")
 
@@ -30,7 +33,7 @@ def ratios(names, decay, progress=0.0, **how):
 
 def test_each_tower_has_its_decay_and_scale_and_the_rest_the_decays():
     text = LayerDecay(0.8, min_ratio=0.6, scale=0.1)
-    got = ratios(TWO, LayerDecay(0.9, head_ratio=3, towers={"vision_model": 0.5, "text_model": text}))
+    got = ratios(TWO, LayerDecay(head_ratio=3, towers={"vision_model": 0.5, "text_model": text}))
     assert got["logit_scale"] == 3.0
     assert [got[f"vision_model.layers.{i}.attn.weight"] for i in range(2)] == [0.25, 0.5]
     assert got["vision_model.embeddings.weight"] == 0.125 and got["vision_model.final_norm.weight"] == 1.0
@@ -55,13 +58,16 @@ def test_all_multipliers_that_match_count():
     assert got["text_model.layers.2.norm.weight"] == 5.0 and got["text_model.layers.2.mlp.weight"] == 0.5
     assert got["vision_model.layers.1.norm.weight"] == 0.5 * (10 * 0.1)
     assert got["text_model.embeddings.weight"] == 0.0
-    with pytest.raises(ValueError, match=r"matches none of the parameters \[logit_scale, .*Received: pattern='gate'"):
+    with pytest.raises(ValueError, match=r"matches no parameter; the names are \[logit_scale, .*pattern='gate'"):
         ratios(TWO, LayerDecay(0.5, multipliers={"norm": 2, "gate": 0.01}))
+    near = r"similar names are 'vision_model.embeddings.weight'\. Received: pattern='\^vison_model"
+    with pytest.raises(ValueError, match=near):
+        ratios(TWO, LayerDecay(0.5, multipliers={r"^vison_model\.": 2}))
 
 
 def test_the_mean_over_the_blocks_of_all_towers_is_kept():
     decay = LayerDecay(0.8, head_ratio=2, preserve_mean=True, towers={"vision_model": LayerDecay(0.5, scale=0.1)})
-    mean = (0.8**3 + 0.8**2 + 0.8 + 0.025 + 0.05) / 5
+    mean = (0.8**3 + 0.8**2 + 0.8 + 0.25 + 0.5) / 5  # without the scale, which it would undo
     got = ratios(TWO, decay)
     assert got["text_model.layers.0.attn.weight"] == pytest.approx(0.8**3 / mean, rel=1e-14)
     assert got["vision_model.layers.1.norm.weight"] == pytest.approx(0.05 / mean, rel=1e-14)
@@ -75,8 +81,69 @@ def test_the_mean_over_the_blocks_of_all_towers_is_kept():
         decay.ratio(1, 3)
 
 
+def test_a_scale_holds_beside_a_kept_mean():
+    one = LayerDecay(0.5, scale=0.1, preserve_mean=True)
+    assert [one.ratio(i, 2) for i in (1, 2, 3)] == pytest.approx([0.25 / 3.75, 0.5 / 3.75, 1 / 3.75])
+    backbone = LayerDecay(0.5, scale=0.1)
+    whole = ratios(tower("backbone", 2), LayerDecay(preserve_mean=True, towers={"backbone": backbone}))
+    assert [whole[f"backbone.layers.{i}.mlp.weight"] for i in (0, 1)] == pytest.approx([0.2 / 3, 0.4 / 3]), "a tenth"
+
+
+HEADLESS = stack("model.layers", 3)
+
+
+@pytest.mark.parametrize(
+    "names, decay, match",
+    [
+        (TWO, LayerDecay(0.9, towers={"vision_model": 0.5, "text_model": 0.6}), "outside of `towers` is in the blocks"),
+        (TWO, LayerDecay(0.9, end=1.0, towers={"vision_model": 0.5, "text_model": 0.6}), "layerwise_decay=0.9"),
+        (TWO, LayerDecay(end=0.5, towers={"vision_model": 0.5, "text_model": 0.6}), "Received: end=0.5"),
+        (HEADLESS, LayerDecay(0.9, towers={"model": 0.5}), "outside of `towers` is in the model. Leave it out"),
+        (HEADLESS, LayerDecay(scale=0.5, towers={"model": 0.5}), "Received: scale=0.5"),
+        (HEADLESS, LayerDecay(0.9, head_ratio=2), "no parameter of the model is in the head.*head_ratio=2"),
+        (
+            HEADLESS,
+            LayerDecay(towers={"model": LayerDecay(0.5, head_ratio=2)}),
+            "no parameter in the tower 'model' is in the head.*head_ratio=2",
+        ),
+        (
+            TWO,
+            LayerDecay(0.5, freeze_below=0.2, multipliers={r"text_model\.layers\.0": 2}),
+            "`freeze_below` freezes all",
+        ),
+        (TWO, LayerDecay(0.5, multipliers={"absent": 2}), "matches no parameter"),
+    ],
+)
+def test_what_changes_no_ratio_is_refused(names, decay, match):
+    with pytest.raises(ValueError, match=match):
+        ratios(names, decay)
+
+
+def test_a_multiplier_for_frozen_parameters_warns():
+    encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 2)
+    for layer in encoder.layers:
+        layer.linear1.weight.stop_gradient = True
+    layers = LayerMap.from_model(encoder)
+    with pytest.warns(
+        UserWarning, match=r"all parameters that it matches are frozen.*Received: pattern='linear1.weight'"
+    ):
+        layers.ratio_fn(LayerDecay(0.5, multipliers={"linear1.weight": 2}))
+    layers.ratio_fn(LayerDecay(0.5, multipliers={"linear1": 2}))  # biases train
+
+
+def test_layers_without_a_decay_warn():
+    encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 2)
+    layers = LayerMap.from_model(encoder)
+    with pytest.warns(
+        UserWarning,
+        match="`layers` is given without a decay: all layers train at the same rate.*Received: layerwise_decay=1.0",
+    ):
+        AdamWDL(0.1, parameters=encoder.parameters(), layers=layers)
+    AdamWDL(0.1, parameters=encoder.parameters(), layers=layers, layerwise_decay=LayerDecay(multipliers={"linear1": 2}))
+
+
 def test_a_decay_moves_to_its_end():
-    decay = LayerDecay(0.35, end=1.0, towers={"text_model": 0.5, "vision_model": LayerDecay(0.8, end=0.6)})
+    decay = LayerDecay(towers={"text_model": 0.5, "vision_model": LayerDecay(0.8, end=0.6)})
     for progress in (0.0, 0.25, 1.0):
         got = ratios(TWO, decay, progress)
         assert got["vision_model.layers.0.attn.weight"] == pytest.approx((0.8 - 0.2 * progress) ** 2, rel=1e-14)
@@ -135,6 +202,18 @@ def test_the_table_has_a_block_of_rows_for_each_tower_and_the_multipliers():
     assert table.rows[1].multiplier is None
     assert "multiplier" in str(table) and "0.05..0.5" in str(table)
     assert "multiplier" not in str(LayerMap.from_names(TWO).table(0.9))
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_narrow_console_cuts_no_cell_of_the_table(width):
+    decay = LayerDecay(towers={"vision_model": LayerDecay(0.5, end=1.0), "text_model": 0.7}, multipliers={"norm": 0.1})
+    table = LayerMap.from_names(TWO).table(decay, 1e-3 / 3)
+    page = io.StringIO()
+    rich.console.Console(file=page, width=width).print(table)
+    shown, (header, rows) = page.getvalue(), table.cells()
+    assert max(map(len, shown.splitlines())) <= width and "\N{HORIZONTAL ELLIPSIS}" not in shown
+    written = Counter(shown.replace("\n", ""))
+    assert not Counter("".join([*header, *itertools.chain(*rows)]).replace(" ", "")) - written
 
 
 def test_the_table_of_an_optimizer_shows_its_multipliers():

@@ -1,13 +1,12 @@
 """CAME: against MindFormers' and the authors' trajectories, float64 NumPy and a step by hand; argument by argument."""
 
-import inspect
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
 from golden_cases import cases, each, follow
+from optimizer_cases import close
 from reference import make_params, take_steps
 from reference_came import came
 
@@ -45,44 +44,6 @@ def train(arrays, grads, dtype="float64", **arguments):
 def states(opt, params, state_name="exp_avg"):
     """Return parameter name -> one state, as a float64 array."""
     return {n: opt._accumulators[state_name][p.name].astype("float64").numpy() for n, p in params.items()}
-
-
-def close(got, want, start, rtol):
-    """Allow `rtol` of how far a parameter moved, plus 32 roundings of its size."""
-    for n in want:
-        rounding = 32 * np.finfo(got[n].dtype).eps * np.abs(want[n]).max()
-        allowed = rtol * np.abs(want[n] - start[n]).max() + rounding
-        np.testing.assert_allclose(got[n], want[n], rtol=0, atol=allowed, err_msg=n)
-
-
-def test_signature_is_the_documented_one():
-    arguments = list(inspect.signature(Came.__init__).parameters.values())[1:]
-    positional = [(p.name, p.default) for p in arguments if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert positional == [
-        ("learning_rate", None),
-        ("eps", (1e-30, 1e-3, 1e-16)),
-        ("clip_threshold", 1.0),
-        ("decay_rate", 0.8),
-        ("beta1", 0.9),
-        ("beta3", 0.99),
-        ("weight_decay", 0.0),
-        ("scale_parameter", False),
-        ("relative_step", False),
-        ("warmup_init", False),
-        ("compression", False),
-        ("loss_scale", 1),
-        ("parameters", None),
-        ("grad_clip", None),
-        ("apply_decay_param_fun", None),
-        ("multi_precision", False),
-        ("name", None),
-    ]
-    assert {p.name: p.default for p in arguments if p.kind is p.KEYWORD_ONLY} == {
-        "params": None,
-        "beta2": None,
-        "fused": None,
-    }
-    assert issubclass(Came, paddle.optimizer.Optimizer)
 
 
 # ---- the peers
@@ -197,26 +158,6 @@ def test_a_rule_asks_for_sums_only():
 
 
 # ---- arguments, one by one
-
-
-def test_parameters_has_another_name():
-    arrays, grads = random_run(steps=3)
-    want = train(arrays, grads, learning_rate=1e-3)
-    params, _ = make_params(arrays, "float64")
-    got = take_steps(Came(1e-3, params=list(params.values())), params, grads)
-    for n in want:
-        np.testing.assert_array_equal(got[n], want[n])
-
-
-def test_a_scheduler_gives_the_rate():
-    arrays, grads = random_run({"w": (3, 4)}, steps=2)
-    params, _ = make_params(arrays, "float64")
-    rate = paddle.optimizer.lr.StepDecay(1e-3, step_size=1, gamma=0.0)
-    opt = Came(rate, parameters=list(params.values()))
-    first = take_steps(opt, params, grads[:1])["w"].copy()
-    rate.step()
-    np.testing.assert_array_equal(take_steps(opt, params, grads[1:])["w"], first)
-    assert np.abs(first - arrays["w"]).max() > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -449,36 +390,8 @@ def test_a_groups_beta2_takes_the_place_of_the_optimizers_decay_rate_and_none_th
 )
 def test_a_groups_decay_rate_beside_a_beta2_is_refused(options, group, received):
     groups = [{"params": [paddle.create_parameter([3, 4], "float32")], **group}]
-    with pytest.raises(ValueError, match=f"takes the place of `decay_rate`.* Received: {received}$"):
+    with pytest.raises(ValueError, match=f"overrides `decay_rate`.* Received: {received}$"):
         Came(1e-3, parameters=groups, **options)
-
-
-# ---- state
-
-
-def bytes_of(shapes):
-    return 4 * sum(math.prod(shape) for shape in shapes.values())
-
-
-@pytest.mark.parametrize("compression, of_m", [(False, 4), (True, 2)])
-def test_state_bytes_equal_the_arithmetic(compression, of_m):
-    arrays, grads = random_run({"matrix": (30, 20), "bias": (20,), "conv": (4, 3, 2, 5)}, steps=1)
-    params, _ = make_params(arrays)
-    opt = Came(1e-3, compression=compression, parameters=list(params.values()))
-    take_steps(opt, params, grads)
-    got = sum(t.size * t.element_size() for tensors in opt._accumulators.values() for t in tensors.values())
-    matrix, conv = 600 * of_m + 8 * (30 + 20), 120 * of_m + 8 * 4 * 3 * (2 + 5)
-    assert got == matrix + conv + 20 * (4 + of_m) + 3 * 4  # and three counters
-
-
-def test_state_of_bert_base_is_420_mib():
-    block = [(768, 768), (768,)] * 4 + [(768, 3072), (3072,), (3072, 768), (768,)] + [(768,)] * 4
-    shapes = [(30522, 768), (512, 768), (2, 768), (768,), (768,), (768, 768), (768,), *block * 12]
-    opt = Came(1e-3, parameters=list(make_params({"w": np.ones(2)})[0].values()))
-    size = sum(math.prod(shape) for shape in shapes)
-    state = sum(bytes_of(opt.state_shapes(SimpleNamespace(name="", shape=shape))) for shape in shapes)
-    print(f"Came, BERT-base: {size / 1e6:.1f} M parameters, {state / 2**20:.1f} MiB, {state / size:.3f} bytes each")
-    assert size == 109_482_240 and state / 2**20 == pytest.approx(420, abs=1) and state / size < 4.03
 
 
 # ---- bad input
@@ -490,45 +403,11 @@ def wrong(error, match, **arguments):
 
 NAN, INF = float("nan"), float("inf")
 BAD = [
-    wrong(TypeError, r"`learning_rate` must be.*`parameters=`. Received: learning_rate=\[\]", learning_rate=[]),
-    wrong(TypeError, r"`learning_rate` must be a number or an LRScheduler.*='0.1'", learning_rate="0.1"),
-    wrong(TypeError, r"`learning_rate` must be a number or an LRScheduler.*=True", learning_rate=True),
-    wrong(ValueError, r"`learning_rate` must be in \[0, inf\). Received: learning_rate=-0.1", learning_rate=-0.1),
-    wrong(ValueError, r"`learning_rate` must be in .* Received: learning_rate=nan", learning_rate=NAN),
     wrong(ValueError, r"`learning_rate` must be given with.* Received: learning_rate=None", learning_rate=None),
     wrong(ValueError, r"Cannot combine .*learning_rate=0.1, relative_step=True", relative_step=True),
     wrong(ValueError, r"requires `relative_step=True`. Received: .*warmup_init=True", warmup_init=True),
-    wrong(TypeError, r"`eps` must be a tuple of 3 numbers. Received: eps=1e-30", eps=1e-30),
-    wrong(ValueError, r"`eps` must be a tuple of 3 numbers. Received: eps=\(1e-30, 0.001\)", eps=(1e-30, 1e-3)),
-    wrong(TypeError, r"`eps\[1\]` must be a number. Received: eps\[1\]='1'", eps=(1e-30, "1", 1e-16)),
-    wrong(ValueError, r"`eps\[0\]` must be in \(0, inf\). Received: eps\[0\]=0.0", eps=(0.0, 1e-3, 1e-16)),
     wrong(ValueError, r"`eps\[2\]` must be in \(0, inf\). Received: eps\[2\]=-1e-16", eps=[1e-30, 1e-3, -1e-16]),
-    wrong(TypeError, r"`clip_threshold` must be a number. Received: clip_threshold=None", clip_threshold=None),
-    wrong(ValueError, r"`clip_threshold` must be in \(0, inf\). Received: clip_threshold=0.0", clip_threshold=0.0),
-    wrong(ValueError, r"`clip_threshold` must be in \(0, inf\). Received: clip_threshold=inf", clip_threshold=INF),
-    wrong(TypeError, r"`decay_rate` must be a number. Received: decay_rate='0.8'", decay_rate="0.8"),
-    wrong(ValueError, r"`decay_rate` must be in \[0, 1\]. Received: decay_rate=-0.8", decay_rate=-0.8),
-    wrong(ValueError, r"`decay_rate` must be in \[0, 1\]. Received: decay_rate=1.1", decay_rate=1.1),
-    wrong(ValueError, r"`weight_decay` must be in \[0, 1\]. Received: weight_decay=-0.1", weight_decay=-0.1),
-    wrong(ValueError, r"`weight_decay` must be in \[0, 1\]. Received: weight_decay=1.5", weight_decay=1.5),
-    wrong(TypeError, r"`beta1` must be a number. Received: beta1='0.9'", beta1="0.9"),
-    wrong(ValueError, r"`beta1` must be in \[0, 1\). Received: beta1=1.0", beta1=1.0),
-    wrong(ValueError, r"`beta1` must be in \[0, 1\). Received: beta1=-0.1", beta1=-0.1),
-    wrong(TypeError, r"`beta3` must be a number. Received: beta3=None", beta3=None),
-    wrong(ValueError, r"`beta3` must be in \[0, 1\). Received: beta3=1.0", beta3=1.0),
-    wrong(ValueError, r"`beta3` must be in \[0, 1\). Received: beta3=nan", beta3=NAN),
     wrong(ValueError, r"give one of them.* Received: beta2=0.9, decay_rate=0.7", beta2=0.9, decay_rate=0.7),
-    wrong(TypeError, r"`beta2` must be a number. Received: beta2='0.9'", beta2="0.9"),
-    wrong(ValueError, r"`beta2` must be in \[0, 1\). Received: beta2=1.0", beta2=1.0),
-    wrong(TypeError, r"`scale_parameter` must be a bool. Received: scale_parameter=1", scale_parameter=1),
-    wrong(TypeError, r"`relative_step` must be a bool. Received: relative_step=None", relative_step=None),
-    wrong(TypeError, r"`warmup_init` must be a bool. Received: warmup_init=1", warmup_init=1),
-    wrong(TypeError, r"`compression` must be a bool. Received: compression='yes'", compression="yes"),
-    wrong(TypeError, r"`loss_scale` must be an integer. Received: loss_scale=1.0", loss_scale=1.0),
-    wrong(TypeError, r"`loss_scale` must be an integer. Received: loss_scale=True", loss_scale=True),
-    wrong(ValueError, r"`loss_scale` must be at least 1. Received: loss_scale=0", loss_scale=0),
-    wrong(ValueError, r"give one of them. Received: parameters=\[Parameter(?s:.*)params=\[\]", params=[]),
-    wrong(TypeError, r"`apply_decay_param_fun` must be callable", apply_decay_param_fun=["bias"]),
 ]
 
 
@@ -539,32 +418,10 @@ def test_bad_arguments_are_refused(error, match, arguments):
         Came(**{"learning_rate": 0.1, "parameters": list(params.values()), **arguments})
 
 
-def test_parameters_in_the_first_place_are_told_where_they_belong():
-    params, _ = make_params({"w": np.ones((2, 2))})
-    with pytest.raises(TypeError, match=r"parameters go into `parameters=`. Received: learning_rate=\[Parameter"):
-        Came(list(params.values()), 0.1)
-
-
 def test_an_order_lists_all_parameters():
     params, _ = make_params({"w": np.ones((2, 2)), "b": np.ones(2)})
     with pytest.raises(ValueError, match="lacks parameters of the groups"):
         Came(0.1, parameters=[{"params": list(params.values())}, {"order_params": [params["w"]]}])
-
-
-@pytest.mark.parametrize(
-    "error, match, group",
-    [
-        (ValueError, r"`weight_decay` must be in \[0, 1\]. Received: weight_decay=2.0", {"weight_decay": 2.0}),
-        (ValueError, r"`lr` must be in \[0, inf\). Received: lr=-1.0", {"lr": -1.0}),
-        (TypeError, r"`lr` must be a number. Received: lr='0.1'", {"lr": "0.1"}),
-        (ValueError, r"give one. Received: lr=0.1, learning_rate=0.5", {"lr": 0.1, "learning_rate": 0.5}),
-        (ValueError, r"has one of the keys 'beta1'.*Received: compression", {"compression": True}),
-    ],
-)
-def test_bad_groups_are_refused(error, match, group):
-    params, _ = make_params({"w": np.ones((2, 2))})
-    with pytest.raises(error, match=match):
-        Came(0.1, parameters=[{"params": list(params.values()), **group}])
 
 
 def test_a_groups_rate_does_not_go_with_relative_step():

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import VARIANTS, every_optimizer, every_variant, low_precision, make, same, states
+from optimizer_cases import VARIANTS, every_optimizer, every_variant, low_precision, make, run_static, same, states
 from reference import bert_like, llrd_ratio, make_params, take_steps
 
 import paddle_ldopt as ldopt
@@ -71,9 +71,14 @@ def test_a_ratio_of_0_freezes(name):
     def by_hook(params, name_dict):
         return {"set_param_lr_fun": lambda param: float(name_dict[param.name] != frozen)}
 
-    got = run(name, arrays, grads, by_name=by_hook)
+    with paddle.utils.unique_name.guard():
+        params, name_dict = make_params(arrays)
+        opt = make(name, list(params.values()), **by_hook(params, name_dict))
+        got = take_steps(opt, params, grads)
     np.testing.assert_array_equal(got[frozen], arrays[frozen].astype("float32"))
     assert np.abs(got["classifier.weight"] - arrays["classifier.weight"]).max() > 1e-3
+    own = {key: value for key, value in states(opt).items() if key.startswith(f"{params[frozen].name}_")}
+    assert not [key for key, value in own.items() if ("moment" in key or "exp_avg" in key) and value.any()]
 
 
 # ---- groups, exclusion, frozen and unused parameters
@@ -193,161 +198,6 @@ def test_a_rate_that_is_set(name):
     assert (param.numpy() < 1.0).all()
 
 
-@every_optimizer
-@pytest.mark.parametrize("state", [[], {1: 2.0}, {"LR_Scheduler": 3}, {"master_weights": 3}], ids=str)
-def test_what_is_no_state_is_refused(name, state):
-    opt = make(name, list(make_params({"a": np.ones((2, 3))})[0].values()))
-    with pytest.raises(TypeError, match="`state_dict`.* must be a dict.*Received: "):
-        opt.set_state_dict(state)
-
-
-@every_optimizer
-def test_a_state_without_the_schedules_is_refused(name):
-    schedule = paddle.optimizer.lr.StepDecay(0.1, 2)
-    opt = make(name, list(make_params({"a": np.ones((2, 3))})[0].values()), learning_rate=schedule)
-    for state in ({}, {"LR_Scheduler": {"last_epoch": 3}}):
-        with pytest.raises(ValueError, match="state of the optimizer's StepDecay.*Received: a state without .*last_lr"):
-            opt.set_state_dict(state)
-    assert schedule.last_epoch == 0
-
-
-@every_optimizer
-@pytest.mark.parametrize("own", [None, "mine"])
-def test_a_state_that_is_no_tensor_is_refused(name, own):
-    with paddle.utils.unique_name.guard():
-        (param,) = make_params({"a": np.ones((2, 3))})[0].values()
-        state = {f"{param.name}_{own + '_' if own else ''}beta1_pow_acc_0": "3"}
-        with pytest.raises(TypeError, match="must hold Tensors. Received: '3' as "):
-            make(name, [param], name=own).set_state_dict(state)
-
-
-def saved_state(name, built_with, updated, **more):
-    """Return the state, after one step of the layers `updated`, of an optimizer of the layers `built_with` of three."""
-    with paddle.utils.unique_name.guard():
-        model = [paddle.nn.Linear(2, 2) for _ in range(3)]
-        opt = make(name, [p for i in built_with for p in model[i].parameters()], **more)
-        for p in (p for i in updated for p in model[i].parameters()):
-            p.grad = paddle.ones(p.shape)
-        opt.step()
-        return {key: x.clone() if isinstance(x, paddle.Tensor) else x for key, x in opt.state_dict().items()}
-
-
-def layers_of_three(name, built_with):
-    with paddle.utils.unique_name.guard():  # but not of the steps: the names of the states have any numbers
-        model = [paddle.nn.Linear(2, 2) for _ in range(3)]
-        return model, make(name, [p for i in built_with for p in model[i].parameters()])
-
-
-@every_optimizer
-@pytest.mark.parametrize(("saved", "loads_into"), [([0, 1], [2]), ([0, 1], [1, 2])], ids=["all other", "some other"])
-def test_a_state_of_other_parameters_is_refused(name, saved, loads_into):
-    model, opt = layers_of_three(name, loads_into)
-    with pytest.raises(ValueError, match=r"other parameters.* Received: .*unknown.*linear_0.*nothing.*linear_2"):
-        opt.set_state_dict(saved_state(name, saved, saved))
-    for i in loads_into:
-        model[i](paddle.ones([1, 2])).sum().backward()
-    opt.step()  # nothing waits for it
-
-
-@every_optimizer
-@pytest.mark.parametrize(
-    ("built_with", "updated", "loads_into", "first"),
-    [
-        ([0, 1, 2], [1, 2], [0, 1, 2], [0, 1, 2]),  # the first layer had no gradient when it was saved
-        ([0, 1, 2], [1, 2], [0, 1, 2], [0, 1]),
-        ([1, 2], [1, 2], [0, 1, 2], [0]),
-        ([0, 1, 2], [0, 1, 2], [1, 2], [2]),  # the first layer is not trained any more
-    ],
-)
-def test_a_state_of_a_part_is_loaded(name, built_with, updated, loads_into, first):
-    state = saved_state(name, built_with, updated)
-    model, opt = layers_of_three(name, loads_into)
-    opt.set_state_dict(state)
-    for layers in (first, loads_into):
-        for i in layers:
-            model[i](paddle.ones([1, 2])).sum().backward()
-        opt.step()
-        opt.clear_grad()
-    counts = {int(key[7]): x.item() for key, x in opt.state_dict().items() if "beta1_pow_acc" in key}
-    if name != "adamwdl":  # which counts in powers
-        one_count, taken = (
-            name == "adamweightdecay",
-            {i: (i in updated) + (i in first) + (i in loads_into) for i in range(3)},
-        )
-        assert counts == {i: 3 if one_count and i in loads_into else taken[i] for i in {*built_with, *loads_into}}
-
-
-@every_optimizer
-def test_a_second_optimizer_of_a_model_resumes(name):
-    ends = []
-    for anew in (False, True):
-        model, opt = layers_of_three(name, [0])
-        model[0].weight.set_value(paddle.ones([2, 2]))
-        for step in range(3):
-            if anew and step == 2:
-                state = {key: x.clone() for key, x in opt.state_dict().items()}
-                opt = make(name, model[0].parameters())
-                opt.set_state_dict(state)
-            for p in model[0].parameters():
-                p.grad = paddle.full(p.shape, 0.1 + step)
-            opt.step()
-        ends.append(model[0].weight.numpy())
-    np.testing.assert_array_equal(*ends)
-
-
-@every_optimizer
-@pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])
-@pytest.mark.parametrize(
-    ("spoil", "match"),
-    [
-        (lambda x: x * 0 - 1, "from 0 on.* Received: .*-1"),
-        (lambda x: x * float("nan"), "from 0 on.* Received: .*nan"),
-        (lambda x: paddle.concat([x, x]), r"must be float32 of shape \[1\].* Received: .*\[2\]"),
-        (lambda x: x[:0], r"must be float32 of shape \[1\].* Received: .*\[0\]"),
-        (lambda x: x.astype("float64"), r"must be float32 of shape.* Received: dtype='float64'"),
-        (None, "all state of a parameter or none|lacks what"),
-    ],
-    ids=["negative", "NaN", "long", "short", "float64", "missing"],
-)
-def test_counters_that_are_none_are_refused(name, spoil, match, stepped):
-    state = saved_state(name, [0], [0])
-    model, opt = layers_of_three(name, [0])
-    if stepped:
-        model[0](paddle.ones([1, 2])).sum().backward()
-        opt.step()
-    before = {key: x.numpy() for key, x in opt.state_dict().items()}
-    (key,) = (key for key in state if key.startswith("linear_0.b_0") and key.endswith("beta1_pow_acc_0"))
-    if spoil is None:
-        del state[key]
-    else:
-        state[key] = spoil(state[key])
-    with pytest.raises(ValueError, match=match):
-        opt.set_state_dict(state)
-    same({key: x.numpy() for key, x in opt.state_dict().items()}, before)
-
-
-@every_variant
-def test_a_name_goes_before_the_names_of_the_state(name):
-    def train(steps, state=None):
-        with paddle.utils.unique_name.guard():
-            param = paddle.create_parameter([3, 4], "float32", default_initializer=paddle.nn.initializer.Constant(1.0))
-            opt = make(name, [param], name="mine")
-            if state is not None:
-                param.set_value(state.pop("param"))
-                opt.set_state_dict(state)
-            for step in steps:
-                param.grad = paddle.full([3, 4], 0.1 * step)
-                opt.step()
-            return {**opt.state_dict(), "param": param.clone()}
-
-    whole, halves = train([1, 2, 3]), train([3], train([1, 2]))
-    states = [key for key in whole if "moment" in key or "exp_avg" in key]
-    assert states and all("_mine_" in key for key in states)
-    assert whole.keys() == halves.keys()
-    for key, value in whole.items():
-        assert not isinstance(value, paddle.Tensor) or (value == halves[key]).all(), key
-
-
 # ---- clipping, found_inf, bad numbers
 
 
@@ -403,45 +253,7 @@ def test_zero_gradients_leave_only_the_decay(name):
         assert (np.abs(got[n]) <= np.abs(arrays[n].astype("float32")) + 1e-7).all()
 
 
-# ---- state
-
-
-def train_and_save(name, arrays, grads, path, save_after):
-    with paddle.utils.unique_name.guard():
-        params, _ = make_params(arrays)
-        opt = make(name, list(params.values()))
-        half = {n: a.copy() for n, a in take_steps(opt, params, grads[:save_after]).items()}
-        paddle.save(opt.state_dict(), path)
-        return half, {n: a.copy() for n, a in take_steps(opt, params, grads[save_after:]).items()}
-
-
-@every_variant
-@pytest.mark.parametrize("reverse", [False, True], ids=["same order", "other order"])
-def test_a_resume_is_exact(name, reverse, tmp_path):
-    arrays, grads = bert_like(steps=6)
-    path = str(tmp_path / "state.pdopt")
-    half, want = train_and_save(name, arrays, grads, path, 3)
-    with paddle.utils.unique_name.guard():
-        params, _ = make_params(half)
-        ordered = list(params.values())
-        opt = make(name, ordered[::-1] if reverse else ordered)
-        opt.set_state_dict(paddle.load(path))
-        same(take_steps(opt, params, grads[3:]), want)
-
-
-@every_variant
-def test_state_loads_into_an_optimizer_that_has_stepped(name, tmp_path):
-    arrays, grads = bert_like(steps=6)
-    path = str(tmp_path / "state.pdopt")
-    half, want = train_and_save(name, arrays, grads, path, 3)
-    with paddle.utils.unique_name.guard():
-        params, _ = make_params(arrays)
-        opt = make(name, list(params.values()))
-        take_steps(opt, params, grads[:1])
-        for n, p in params.items():
-            p.set_value(half[n])
-        opt.set_state_dict(paddle.load(path))
-        same(take_steps(opt, params, grads[3:]), want)
+# ---- schedules, several models, accumulation, copies
 
 
 @every_variant
@@ -561,25 +373,14 @@ def test_to_static(name):
 @every_variant
 def test_static_program(name):
     start, want = dygraph_result(name)
-    paddle.enable_static()
-    try:
-        main, startup = paddle.static.Program(), paddle.static.Program()
-        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
-            batch = paddle.static.data("batch", [2, 3], "int64")
-            model = TinyModel()
-            loss = model(batch).square().mean()
-            names = {p.name: n for n, p in model.named_parameters()}
-            make(name, None, set_param_lr_fun=lambda p: 0.5 if len(p.shape) == 1 else 1.0).minimize(loss)
-        executor, scope = paddle.static.Executor(), paddle.static.Scope()
-        with paddle.static.scope_guard(scope):
-            executor.run(startup)
-            for tensor_name, n in names.items():
-                scope.find_var(tensor_name).get_tensor().set(start[n], paddle.CPUPlace())
-            for _ in range(3):
-                executor.run(main, feed={"batch": np.array([[0, 1, 2], [3, 4, 5]])}, fetch_list=[loss])
-            got = {n: np.array(scope.find_var(t).get_tensor()) for t, n in names.items()}
-    finally:
-        paddle.disable_static()
+
+    def program():
+        model = TinyModel()
+        loss = model(paddle.static.data("batch", [2, 3], "int64")).square().mean()
+        make(name, None, set_param_lr_fun=lambda p: 0.5 if len(p.shape) == 1 else 1.0).minimize(loss)
+        return model, loss
+
+    got = run_static(program, {"batch": np.array([[0, 1, 2], [3, 4, 5]])}, start, 3)
     for n, value in got.items():
         np.testing.assert_allclose(value, want[n], rtol=1e-4, atol=1e-5, err_msg=n)
 
@@ -629,7 +430,11 @@ def test_a_second_loss_of_a_static_program_trains_the_same_parameters(name):
         paddle.disable_static()
 
 
-# ---- bad calls
+# ---- bad calls: an error that says what was received, and nothing changed
+
+
+def hook(function):
+    return {"layerwise_decay": 1.0, "set_param_lr_fun": function}
 
 
 @every_optimizer
@@ -637,26 +442,39 @@ def test_a_second_loss_of_a_static_program_trains_the_same_parameters(name):
     "arguments, error, match",
     [
         ({"layerwise_decay": 0.0}, ValueError, "Received: layerwise_decay=0.0"),
-        ({"layerwise_decay": 0.5}, ValueError, "no effect without `layers`"),
-        ({"set_param_lr_fun": lambda p: -1.0}, ValueError, "Received: -1.0"),
-        ({"set_param_lr_fun": lambda a, b: 1.0}, TypeError, "must take"),
-        ({"layers": {}}, TypeError, "must be a LayerMap"),
-        ({"layers": ldopt.LayerMap}, TypeError, "must be a LayerMap. Received: layers=type"),
+        ({"layerwise_decay": 1.2}, ValueError, "Received: layerwise_decay=1.2"),
+        ({"layerwise_decay": NAN}, ValueError, "Received: layerwise_decay=nan"),
+        ({"layerwise_decay": "0.8"}, TypeError, "Received: layerwise_decay='0.8'"),
+        ({"layerwise_decay": True}, TypeError, "Received: layerwise_decay=True"),
         ({"layerwise_decay": ldopt.LayerDecay(0.5)}, TypeError, "needs `layers` beside it"),
-        (
-            {"name_dict": ["a"], "layerwise_decay": 0.5},
-            TypeError,
-            "`name_dict` must be a dict .*Received: name_dict of type list",
-        ),
+        ({"name_dict": None}, ValueError, "no effect without `layers`"),
+        ({"name_dict": ["a"]}, TypeError, "`name_dict` must be a dict .*Received: name_dict of type list"),
+        ({"name_dict": {}}, ValueError, "lacks '"),
+        ({"n_layers": 2}, ValueError, "Received: n_layers=2"),
+        ({"set_param_lr_fun": None}, ValueError, "no effect without `layers`"),
+        ({"set_param_lr_fun": 0.5}, TypeError, "Received: set_param_lr_fun=0.5"),
+        ({"set_param_lr_fun": lambda a, b: 1.0}, TypeError, r"must take.*\(param\). Received: <lambda>\(a, b\)"),
+        (hook(lambda p: -0.5), ValueError, "not negative. Received: -0.5"),
+        (hook(lambda p: NAN), ValueError, "finite and not negative. Received: nan"),
+        (hook(lambda p: float("inf")), ValueError, "finite and not negative. Received: inf"),
+        (hook(lambda p: paddle.ones([2])), ValueError, r"one element. Received: shape=\[2\]"),
+        (hook(lambda p: np.ones(0)), ValueError, r"one element. Received: shape=\[0\]"),
+        (hook(lambda p: "0.5"), TypeError, "must return a number"),
+        (hook(lambda p: True), TypeError, "must return a number"),
+        ({"name_dict": None, "layers": {"a": 1}}, TypeError, "`layers` must be a LayerMap. Received: layers=dict"),
+        ({"name_dict": None, "layers": ldopt.LayerMap}, TypeError, "must be a LayerMap. Received: layers=type"),
         ({"apply_decay_param_fun": {"a"}}, TypeError, "must be callable. Received: apply_decay_param_fun"),
         ({"grad_clip": 1.0}, TypeError, "grad_clip"),
     ],
 )
-def test_bad_calls(name, arguments, error, match):
+def test_bad_calls_are_refused_before_anything_changes(name, arguments, error, match):
     arrays, _ = bert_like()
-    params, _ = make_params(arrays)
+    params, name_dict = make_params(arrays)
+    groups = [{"params": list(params.values()), "learning_rate": 0.3}]
     with pytest.raises(error, match=match):
-        make(name, list(params.values()), **arguments)
+        make(name, groups, **{"layerwise_decay": 0.8, "n_layers": N, "name_dict": name_dict, **arguments})
+    assert all(p.optimize_attr["learning_rate"] == 1.0 for p in params.values())
+    same({n: p.numpy() for n, p in params.items()}, {n: a.astype("float32") for n, a in arrays.items()})
 
 
 @every_optimizer
@@ -665,8 +483,9 @@ def test_no_trainable_parameter(name):
     params, _ = make_params(arrays)
     for p in params.values():
         p.stop_gradient = True
-    with pytest.raises(ValueError, match="no trainable parameter"):
-        make(name, list(params.values()))
+    for parameters in (list(params.values()), []):
+        with pytest.raises(ValueError, match="no trainable parameter"):
+            make(name, parameters)
 
 
 @every_optimizer
@@ -687,6 +506,8 @@ def test_no_trainable_parameter(name):
         (lambda p: [*p, p[0]], ValueError, "twice. Received: '"),
         (lambda p: [(q.name, q) for q in p], TypeError, "must hold parameters( or dicts)?. Received: "),
         (lambda p: [q.name for q in p], TypeError, "must hold parameters( or dicts)?. Received: "),
+        (lambda p: [{"params": p}, {"params": p[:1]}], ValueError, "twice. Received: '"),
+        (lambda p: {"params": p}, TypeError, "must be a list of parameters or of parameter groups. Received: "),
         (lambda p: p[0], TypeError, "must be a list of parameters|Received: parameters of type"),
         (lambda p: 1e-3, TypeError, "must be a list of parameters or of parameter groups. Received"),
     ],

@@ -1,14 +1,13 @@
 """Lamb: against Algorithm 2 in float64 NumPy, the peers' trajectories, and what MindSpore documents for its Lamb."""
 
-import inspect
-import itertools
 import re
 
 import numpy as np
 import paddle
 import pytest
 from golden_cases import cases, each, follow, needs_golden
-from optimizer_cases import same
+from lamb_cases import RATES, SHAPES, close, random_run, train
+from optimizer_cases import run_static, same
 from reference import make_params, take_steps
 from reference_lamb import lamb
 
@@ -17,56 +16,7 @@ from paddle_ldopt.optimizers._base.rule_optimizer import STEP, answer_locally
 from paddle_ldopt.optimizers._pieces import Piece
 from paddle_ldopt.optimizers.lamb import Lamb, lamb_update
 
-SHAPES = {
-    "scalar": [],
-    "one": [1],
-    "vector": [7],
-    "row": [1, 5],
-    "column": [5, 1],
-    "matrix": [4, 3],
-    "cube": [2, 3, 4],
-    "conv": [3, 2, 2, 2],
-}
-
-
-def random_run(steps=20, shapes=SHAPES, seed=0):
-    rng = np.random.default_rng(seed)
-    arrays = {n: rng.normal(size=s) for n, s in shapes.items()}
-    return arrays, [{n: rng.normal(size=s) for n, s in shapes.items()} for _ in range(steps)]
-
-
-def train(arrays, grads, rate, dtype="float64", each_step=None, groups=None, **how):
-    """Train new parameters; `groups` makes groups out of the parameters by name."""
-    params, _ = make_params(arrays, dtype)
-    opt = Lamb(rate, parameters=groups(params) if groups else list(params.values()), **how)
-    after = None if each_step is None else (lambda: each_step(opt))
-    return {n: a.copy() for n, a in take_steps(opt, params, grads, after).items()}
-
-
-def close(got, want, dtype="float64"):
-    rtol, atol = (1e-10, 1e-12) if dtype == "float64" else (2e-5, 2e-6)
-    for name in want:
-        np.testing.assert_allclose(got[name], want[name], rtol=rtol, atol=atol, err_msg=name)
-
-
 # ---- the update
-
-
-def test_signature():
-    parameters = list(inspect.signature(Lamb.__init__).parameters.values())[1:]
-    positional = [(p.name, p.default) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert positional[0][0] == "learning_rate" and positional[1:] == [
-        ("beta1", 0.9),
-        ("beta2", 0.999),
-        ("eps", 1e-6),
-        ("weight_decay", 0.0),
-        ("parameters", None),
-        ("grad_clip", None),
-        ("apply_decay_param_fun", None),
-        ("multi_precision", False),
-        ("name", None),
-    ]
-    assert issubclass(Lamb, paddle.optimizer.Optimizer)
 
 
 @pytest.mark.parametrize(
@@ -197,231 +147,7 @@ def test_there_is_no_other_golden_case_to_keep_to():
         assert not cases("lamb", kind)
 
 
-# ---- the rate
-
-RATES = [0.01, 0.03, 0.005, 0.02]
-SCHEDULES = {
-    "list": lambda: list(RATES),
-    "tuple": lambda: tuple(RATES),
-    "generator": lambda: (rate for rate in RATES),
-    "NumPy array": lambda: np.array(RATES),
-    "1-D Tensor": lambda: paddle.to_tensor(RATES, dtype="float64"),
-    "list of Tensors": lambda: [paddle.to_tensor(rate, dtype="float64") for rate in RATES],
-    "callable": lambda: lambda step: RATES[step],
-    "callable that gives a Tensor": lambda: lambda step: paddle.to_tensor([RATES[step]], dtype="float64"),
-    "callable that gives a NumPy number": lambda: lambda step: np.float64(RATES[step]),
-}
-CONSTANTS = {
-    "float": 0.25,
-    "int": 2,
-    "zero": 0,
-    "0-D Tensor": paddle.to_tensor(0.25),
-    "0-D array": np.array(0.25),
-    "NumPy number": np.float32(0.25),
-    "NumPy int": np.int64(2),
-}
-
-
-@pytest.mark.parametrize("rate", CONSTANTS.values(), ids=CONSTANTS)
-def test_constant_rates(rate):
-    arrays, grads = random_run(3)
-    seen = []
-    got = train(arrays, grads, rate, each_step=lambda opt: seen.append(opt.get_lr()))
-    close(got, lamb(arrays, grads, lr=float(rate)))
-    assert seen == [float(rate)] * 3
-
-
-@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
-def test_schedules_advance_with_the_steps(make):
-    arrays, grads = random_run(4)
-    params, _ = make_params(arrays, "float64")
-    opt = Lamb(make(), parameters=list(params.values()), weight_decay=0.1)
-    seen = []
-    for grad in grads:
-        seen.append(opt.get_lr())
-        assert opt.get_lr() == seen[-1], "asking does not advance it"
-        got = take_steps(opt, params, [grad])
-    assert seen == RATES
-    close(got, lamb(arrays, grads, lr=lambda name, step: RATES[step], weight_decay=0.1))
-
-
-def test_a_paddle_scheduler_is_stepped_by_the_caller():
-    arrays, grads = random_run(6)
-    scheduler = paddle.optimizer.lr.StepDecay(0.01, step_size=2, gamma=0.3)
-    seen = []
-    got = train(arrays, grads, scheduler, each_step=lambda opt: (seen.append(opt.get_lr()), scheduler.step()))
-    want = [0.01 * 0.3 ** (step // 2) for step in range(6)]
-    close(got, lamb(arrays, grads, lr=lambda name, step: want[step]))
-    np.testing.assert_allclose(seen, want)
-
-
-@pytest.mark.parametrize("grouped", [False, True])
-def test_a_schedule_that_runs_out_raises_before_anything_changes(grouped):
-    arrays, grads = random_run(3)
-    params, _ = make_params(arrays)
-    if grouped:  # the last group's own schedule is the one that runs out
-        halves = [{"params": [p]} for p in params.values()]
-        halves[-1]["lr"] = [0.1, 0.2]
-        opt = Lamb(0.01, parameters=halves)
-    else:
-        opt = Lamb([0.1, 0.2], parameters=list(params.values()))
-    take_steps(opt, params, grads[:2])
-    before = {n: p.numpy().copy() for n, p in params.items()}
-    state = {k: v.numpy().copy() for k, v in opt.state_dict().items()}
-    for _ in range(2):
-        with pytest.raises(
-            ValueError, match=r"has run out: it has 2 values, and this is step 3\. .*Received: (lr|lea)"
-        ):
-            take_steps(opt, params, grads[2:])
-    same({n: p.numpy() for n, p in params.items()}, before)
-    same({k: v.numpy() for k, v in opt.state_dict().items()}, state)
-    assert opt.get_lr() == (0.01 if grouped else 0.2), "for the log of the last step"
-
-
-def test_a_callable_that_goes_bad_in_mid_run_changes_nothing():
-    arrays, grads = random_run(2)
-    params, _ = make_params(arrays)
-    for bad, error in ((float("nan"), ValueError), (-0.1, ValueError), ("0.1", TypeError), (None, TypeError)):
-        decays = iter([0.1, 0.1, bad])  # at construction, in the first step, in the second
-        opt = Lamb([0.1, 0.2], parameters=list(params.values()), weight_decay=lambda step, d=decays: next(d))
-        take_steps(opt, params, grads[:1])
-        before = {n: p.numpy().copy() for n, p in params.items()}
-        with pytest.raises(error, match=r"`weight_decay\(1\)` must be .*Received: weight_decay\(1\)="):
-            take_steps(opt, params, grads[1:])
-        same({n: p.numpy() for n, p in params.items()}, before)
-        assert opt.get_lr() == 0.2
-
-
-def test_steps_that_do_not_count():
-    arrays, grads = random_run(4)
-    params, _ = make_params(arrays, "float64")
-    opt = Lamb(RATES, parameters=list(params.values()))
-    take_steps(opt, params, grads[:1])
-    opt._set_auxiliary_var("found_inf", paddle.to_tensor([True]))
-    take_steps(opt, params, grads[1:2])
-    opt._set_auxiliary_var("found_inf", paddle.to_tensor([False]))
-    assert opt.get_lr() == RATES[1]
-    take_steps(opt, params, [dict.fromkeys(arrays)])
-    assert opt.get_lr() == RATES[1]
-    got = take_steps(opt, params, grads[2:])
-    want = lamb(arrays, [grads[0], *grads[2:]], lr=lambda name, step: RATES[step])
-    close(got, want)
-
-
-def test_the_optimizers_steps_are_counted_even_if_no_parameter_has_them_all():
-    arrays, grads = random_run(4, {"a": [3], "b": [2]})
-    grads = [{n: g if (n == "a") == (i < 2) else None for n, g in grad.items()} for i, grad in enumerate(grads)]
-    close(train(arrays, grads, RATES), lamb(arrays, grads, lr=lambda name, step: RATES[step]))
-
-
-@pytest.mark.parametrize(
-    "kind, reordered, name", [("list", False, None), ("callable", True, None), ("list", True, "it")]
-)
-def test_a_schedule_goes_on_after_a_resume(tmp_path, kind, reordered, name):
-    arrays, grads = random_run(4)
-    grads[1] = {n: None if n == "row" else g for n, g in grads[1].items()}
-    file = str(tmp_path / "opt.pdopt")
-
-    def run(values, grads, load=None, save=None, each_rate=()):
-        with paddle.utils.unique_name.guard():
-            params, _ = make_params(values, "float64")
-            listed = list(params.values())[:: -1 if load and reordered else 1]
-            opt = Lamb(SCHEDULES[kind](), parameters=listed, weight_decay=lambda step: 0.1 * step, name=name)
-            if load:
-                opt.set_state_dict(paddle.load(load))
-            for grad, rate in itertools.zip_longest(grads, each_rate):
-                assert rate is None or opt.get_lr() == rate
-                result = take_steps(opt, params, [grad])
-            if save:
-                paddle.save(opt.state_dict(), save)
-            return {n: a.copy() for n, a in result.items()}
-
-    whole = run(arrays, grads)
-    close(whole, lamb(arrays, grads, lr=lambda n, i: RATES[i], weight_decay=lambda n, i: 0.1 * i))
-    half_way = run(arrays, grads[:2], save=file)
-    same(run(half_way, grads[2:], load=file, each_rate=RATES[2:]), whole)
-
-
-def test_a_resume_into_an_optimizer_that_has_taken_steps():
-    arrays, grads = random_run(4)
-    params, _ = make_params(arrays, "float64")
-    opt = Lamb(RATES, parameters=list(params.values()))
-    take_steps(opt, params, grads[:1])
-    early = {k: v.clone() for k, v in opt.state_dict().items()}
-    take_steps(opt, params, grads[1:3])
-    assert opt.get_lr() == RATES[3]
-    opt.load_state_dict(early)
-    assert opt.get_lr() == RATES[1]
-    take_steps(opt, params, grads[1:3])
-    assert opt.get_lr() == RATES[3]
-
-
-def test_the_count_is_not_that_of_the_optimizer_the_state_came_from():
-    arrays, grads = random_run(3)
-    with paddle.utils.unique_name.guard():
-        params, _ = make_params(arrays)
-        first = Lamb(RATES, parameters=list(params.values()))
-        take_steps(first, params, grads[:1])
-    with paddle.utils.unique_name.guard():
-        others, _ = make_params(arrays)
-        second = Lamb(RATES, parameters=list(others.values()))
-    second.set_state_dict(first.state_dict())
-    take_steps(first, params, grads[1:])
-    assert (first.get_lr(), second.get_lr()) == (RATES[3], RATES[1])
-
-
-def test_a_checkpoint_without_a_schedule_goes_on_with_one():
-    arrays, grads = random_run(3)
-    with paddle.utils.unique_name.guard():
-        params, _ = make_params(arrays)
-        plain = Lamb(0.01, parameters=list(params.values()))
-        take_steps(plain, params, grads)
-    state = plain.state_dict()
-    for rate, seen in ((RATES, RATES[3]), (0.5, 0.5), ([*RATES, 0.7, 0.8], 0.8)):
-        with paddle.utils.unique_name.guard():
-            params, _ = make_params(arrays)
-            opt = Lamb(rate, parameters=list(params.values()))
-            opt.set_state_dict(state)
-            assert opt.get_lr() == seen
-            take_steps(opt, params, grads[:1])
-            state = opt.state_dict()
-
-
-def test_setting_the_rate():
-    arrays, grads = random_run(2)
-    params, _ = make_params(arrays, "float64")
-    opt = Lamb(0.01, parameters=list(params.values()))
-    opt.set_lr(0.02)
-    close(take_steps(opt, params, grads), lamb(arrays, grads, lr=0.02))
-    opt = Lamb(RATES, parameters=list(params.values()))
-    with pytest.raises(RuntimeError, match="follows the schedule.*Received: value=0.1"):
-        opt.set_lr(0.1)
-    opt.set_lr_scheduler(paddle.optimizer.lr.StepDecay(0.5, step_size=1))
-    for _ in range(3):  # past the end of what it had before
-        take_steps(opt, params, grads)
-    assert opt.get_lr() == 0.5
-
-
 # ---- weight decay
-
-
-@pytest.mark.parametrize(
-    "decay", [lambda step: 0.1 * (step + 1), lambda step: paddle.to_tensor(0.1 * (step + 1), dtype="float64")]
-)
-def test_weight_decay_on_a_schedule(decay):
-    arrays, grads = random_run(5)
-    got = train(arrays, grads, 0.01, weight_decay=decay)
-    close(got, lamb(arrays, grads, lr=0.01, weight_decay=lambda name, step: 0.1 * (step + 1)))
-
-
-def test_weight_decay_from_a_layer_as_mindspore_takes_a_cell():
-    class Falling(paddle.nn.Layer):
-        def forward(self, step):
-            return 0.1 / (step + 1)
-
-    arrays, grads = random_run(3)
-    got = train(arrays, grads, 0.01, weight_decay=Falling())
-    close(got, lamb(arrays, grads, lr=0.01, weight_decay=lambda name, step: 0.1 / (step + 1)))
 
 
 NAMES = {"encoder.LayerNorm.gamma": [3], "encoder.LayerNorm.beta": [3], "encoder.dense.weight": [3, 3]}
@@ -589,9 +315,6 @@ def parameters(kind):
     two = [{"params": [a]}, {"params": [b]}]
     return {
         "plain": [a, b],
-        "mixed": [{"params": [a]}, b],
-        "a name": ["linear_0.w_0"],
-        "no params": [{"lr": 0.1}],
         "both rates": [{"params": [a, b], "lr": 0.1, "learning_rate": 0.1}],
         "unknown key": [{"params": [a, b], "epsilon": 0.1}],
         "negative rate": [{"params": [a, b], "lr": -0.1}],
@@ -599,9 +322,6 @@ def parameters(kind):
         "2-D rate": [{"params": [a, b], "lr": paddle.ones([2, 2])}],
         "negative decay": [{"params": [a, b], "weight_decay": -1}],
         "text as decay": [{"params": [a, b], "weight_decay": "1"}],
-        "centralization": [{"params": [a, b], "grad_centralization": 1}],
-        "beta": [{"params": [a, b], "beta1": 1.5}],
-        "twice": [{"params": [a, b]}, {"params": [a]}],
         "order with a key": [{"params": [a, b]}, {"order_params": [a, b], "lr": 0.1}],
         "two orders": [*two, {"order_params": [a, b]}, {"order_params": [a, b]}],
         "order is one": [*two, {"order_params": a}],
@@ -610,16 +330,12 @@ def parameters(kind):
         "order adds": [{"params": [a]}, {"order_params": [a, b]}],
         "order repeats": [*two, {"order_params": [a, b, a]}],
         "order alone": [{"order_params": [a, b]}],
-        "one dict": {"params": [a, b]},
-        "one parameter": a,
     }[kind]
 
 
 BAD = [
     # MindSpore's documented TypeErrors
     (TypeError, {"learning_rate": None}, "an LRScheduler or a callable of the step. Received: learning_rate=None"),
-    (TypeError, {"learning_rate": "0.1"}, "Received: learning_rate='0.1'"),
-    (TypeError, {"learning_rate": True}, "Received: learning_rate=True"),
     (TypeError, {"learning_rate": {0.1}}, "Received: learning_rate="),
     (TypeError, {"learning_rate": [0.1, "0.1"]}, r"Received: learning_rate\[1\]='0.1'"),
     (
@@ -628,50 +344,35 @@ BAD = [
         r"`params` as in MindSpore, by name. Received: learning_rate=\[",
     ),
     (TypeError, {"learning_rate": lambda step: None}, r"must be a number. Received: learning_rate\(0\)=None"),
-    (TypeError, {"beta2": "0.9"}, "`beta2` must be a number. Received: beta2='0.9'"),
     (TypeError, {"weight_decay": "0.1"}, "a number or a callable of the step. Received: weight_decay='0.1'"),
     (TypeError, {"weight_decay": [0.1]}, r"Received: weight_decay=\[0.1\]"),
-    (TypeError, {"parameters": "mixed"}, "parameters or parameter groups. Received: both"),
-    (TypeError, {"parameters": "a name"}, "must hold parameters. Received: .* of type str"),
     (TypeError, {"parameters": "text as rate"}, "Received: lr='0.1'"),
     (TypeError, {"parameters": "text as decay"}, "Received: weight_decay='1'"),
-    (TypeError, {"parameters": "centralization"}, "must be a bool. Received: grad_centralization=1"),
     (TypeError, {"parameters": "order is one"}, "'order_params' must be a list of parameters. Received:"),
     (TypeError, {"parameters": "order of names"}, "must be a list of parameters. Received: order_params="),
-    (TypeError, {"parameters": "one dict"}, "must be a list of parameters or of parameter groups. Received: "),
-    (TypeError, {"parameters": "one parameter"}, "must be a list of parameters or of parameter groups. Received: "),
     # its ValueErrors
-    (ValueError, {"learning_rate": -0.1}, r"in \[0, inf\). Received: learning_rate=-0.1"),
-    (ValueError, {"learning_rate": float("nan")}, "Received: learning_rate=nan"),
-    (ValueError, {"learning_rate": float("inf")}, "Received: learning_rate=inf"),
     (ValueError, {"learning_rate": []}, r"a value for every step. Received: learning_rate=\[\]"),
     (ValueError, {"learning_rate": [0.1, -0.1]}, r"Received: learning_rate\[1\]=-0.1"),
     (ValueError, {"learning_rate": paddle.ones([2, 2])}, r"one dimension. Received: learning_rate of shape \[2, 2\]"),
     (ValueError, {"learning_rate": np.ones((1, 2))}, r"one dimension. Received: learning_rate of shape \[1, 2\]"),
     (ValueError, {"learning_rate": lambda step: -1.0}, r"Received: learning_rate\(0\)=-1.0"),
-    (ValueError, {"beta1": 0.0}, r"`beta1` must be in \(0, 1\). Received: beta1=0.0"),
-    (ValueError, {"beta1": 1.0}, r"`beta1` must be in \(0, 1\). Received: beta1=1.0"),
-    (ValueError, {"beta2": -0.1}, r"`beta2` must be in \(0, 1\). Received: beta2=-0.1"),
-    (ValueError, {"beta2": float("nan")}, r"`beta2` must be in \(0, 1\). Received: beta2=nan"),
-    (ValueError, {"eps": 0.0}, r"`eps` must be in \(0, inf\). Received: eps=0.0"),
-    (ValueError, {"eps": -1e-6}, r"Received: eps=-1e-06"),
     (ValueError, {"weight_decay": -0.1}, r"in \[0, inf\). Received: weight_decay=-0.1"),
     (ValueError, {"weight_decay": lambda step: -0.1}, r"Received: weight_decay\(0\)=-0.1"),
-    (ValueError, {"parameters": "no params"}, "must have 'params'. Received: keys"),
     (ValueError, {"parameters": "both rates"}, "either 'lr', .*Received: lr=0.1, learning_rate=0.1"),
     (ValueError, {"parameters": "unknown key"}, "'grad_centralization'.*'lr'.*Received: epsilon"),
     (ValueError, {"parameters": "negative rate"}, "Received: lr=-0.1"),
     (ValueError, {"parameters": "2-D rate"}, r"Received: lr of shape \[2, 2\]"),
     (ValueError, {"parameters": "negative decay"}, "Received: weight_decay=-1"),
-    (ValueError, {"parameters": "beta"}, "Received: beta1=1.5"),
-    (ValueError, {"parameters": "twice"}, "in `parameters` twice. Received: "),
-    (ValueError, {"parameters": "order with a key"}, r"one dict of its own. Received: keys \['order_params', 'lr'\]"),
-    (ValueError, {"parameters": "two orders"}, "one dict of its own. Received: keys"),
+    (
+        ValueError,
+        {"parameters": "order with a key"},
+        r"the only key of one dict. Received: keys \['order_params', 'lr'\]",
+    ),
+    (ValueError, {"parameters": "two orders"}, "the only key of one dict. Received: keys"),
     (ValueError, {"parameters": "order lacks"}, "each once. Received: an order that lacks parameters of the groups: "),
     (ValueError, {"parameters": "order adds"}, "Received: an order that lists parameters that are in no group: "),
     (ValueError, {"parameters": "order repeats"}, "Received: an order that lists parameters twice: "),
     (ValueError, {"parameters": "order alone"}, "in no group"),
-    (ValueError, {"params": "plain"}, "`params` is another name for `parameters`: give one of them"),
 ]
 
 
@@ -683,99 +384,21 @@ def test_bad_arguments(error, arguments, match):
         Lamb(**how)
 
 
-def test_params_is_another_name_for_parameters():
-    arrays, grads = random_run(2)
-    params, _ = make_params(arrays, "float64")
-    close(take_steps(Lamb(params=list(params.values()), learning_rate=0.1), params, grads), lamb(arrays, grads, lr=0.1))
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"learning_rate": RATES}, {"learning_rate": lambda i: 0.1}, {"weight_decay": lambda i: 0.1}]
-)
-def test_a_schedule_of_its_own_is_refused_in_a_static_graph(arguments):
-    paddle.enable_static()
-    try:
-        argument = next(iter(arguments))
-        with pytest.raises(ValueError, match=f"`{argument}` advances .*LambdaDecay.* Received: {argument}="):
-            Lamb(**{"learning_rate": 0.1, **arguments})
-    finally:
-        paddle.disable_static()
-
-
-def test_a_schedule_of_its_own_is_refused_when_a_static_graph_comes_later():
-    opt = Lamb(RATES, parameters=paddle.nn.Linear(3, 2).parameters())
-    paddle.enable_static()
-    try:
-        main = paddle.static.Program()
-        with paddle.static.program_guard(main, paddle.static.Program()):
-            linear = paddle.nn.Linear(3, 2)
-            loss = linear(paddle.static.data("x", [4, 3])).mean()
-            with pytest.raises(ValueError, match="`learning_rate` advances .*LambdaDecay"):
-                opt.minimize(loss, parameters=linear.parameters())
-        assert not opt._accumulators
-    finally:
-        paddle.disable_static()
-
-
 def test_static_program_gives_the_same_trajectory():
     arrays, _ = random_run(1, {"w": [3, 2]})
     x = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
     scheduler = paddle.optimizer.lr.LambdaDecay(1.0, lambda i: RATES[min(i, 3)])
-    paddle.enable_static()
-    try:
-        main, startup = paddle.static.Program(), paddle.static.Program()
-        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
-            data = paddle.static.data("x", [4, 3])
-            linear = paddle.nn.Linear(3, 2, bias_attr=False)
-            loss = linear(data).square().mean()
-            Lamb(scheduler, weight_decay=0.1).minimize(loss)
-        executor, scope = paddle.static.Executor(), paddle.static.Scope()
-        with paddle.static.scope_guard(scope):
-            executor.run(startup)
-            weight = scope.find_var(linear.weight.name).get_tensor()
-            weight.set(arrays["w"].astype("float32"), paddle.CPUPlace())
-            for _ in range(4):
-                executor.run(main, feed={"x": x}, fetch_list=[loss])
-                scheduler.step()
-            got = np.array(scope.find_var(linear.weight.name).get_tensor())
-    finally:
-        paddle.disable_static()
+
+    def program():
+        linear = paddle.nn.Linear(3, 2, bias_attr=False)
+        loss = linear(paddle.static.data("x", [4, 3])).square().mean()
+        Lamb(scheduler, weight_decay=0.1).minimize(loss)
+        return linear, loss
+
+    got = run_static(program, {"x": x}, {"weight": arrays["w"].astype("float32")}, 4, scheduler.step)["weight"]
     w = arrays["w"].astype("float32").astype("float64")
     grads, start = [], w
     for _ in range(4):
         grads.append({"w": 2 * x.T @ (x @ w) / 8})
         w = lamb({"w": start}, grads, lr=lambda n, i: RATES[i], weight_decay=0.1)["w"]
     np.testing.assert_allclose(got, w, rtol=2e-5, atol=2e-6)
-
-
-def test_a_schedule_advances_under_to_static():
-    paddle.seed(0)
-    linear = paddle.nn.Linear(3, 2)
-    opt = Lamb(RATES, parameters=linear.parameters())
-    x, start = paddle.rand([4, 3]), {n: p.numpy().copy() for n, p in linear.named_parameters()}
-
-    def train_step(x):
-        loss = linear(x).square().mean()
-        loss.backward()
-        opt.step()
-        opt.clear_grad()
-        return loss
-
-    results = []
-    for step in (train_step, paddle.jit.to_static(train_step)):
-        linear.set_state_dict(start)
-        opt = Lamb(RATES, parameters=linear.parameters())
-        rates = []
-        for _ in range(4):
-            rates.append(opt.get_lr())
-            step(x)
-        assert rates == RATES
-        results.append({n: p.numpy().copy() for n, p in linear.named_parameters()})
-    for name, value in results[0].items():
-        np.testing.assert_allclose(results[1][name], value, rtol=1e-5, atol=1e-6)
-
-
-def test_a_shown_rate_is_the_schedules_times_the_ratio():
-    params, _ = make_params({"a": np.ones((2, 2))})
-    opt = Lamb([0.1, 0.4], parameters=list(params.values()))
-    assert opt.shown_rate(params["a"], 0.5) == (0.05, 0.2)

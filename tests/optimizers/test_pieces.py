@@ -13,7 +13,7 @@ from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
 from paddle_ldopt.optimizers._base.declared import rule_shape
 from paddle_ldopt.optimizers._pieces import Piece, PieceFinder, answer_locally, answer_together
 from paddle_ldopt.optimizers._pieces import piece as geometry
-from paddle_ldopt.optimizers.declaration import ELEMENT, STEP
+from paddle_ldopt.optimizers.states import ELEMENT, STEP
 
 SHAPES = {"scalar": [], "vector": [12], "matrix": [6, 8], "cube": [2, 4, 6], "conv": [4, 2, 3, 3]}
 CUTS = {  # of n elements: what flat slices hold

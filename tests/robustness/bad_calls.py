@@ -15,7 +15,8 @@ from project import public_names
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
-from paddle_ldopt.layers.paddlenlp_hook import adapt_hook, check_decay, check_ratio
+from paddle_ldopt.layers.decay_checks import check_decay
+from paddle_ldopt.layers.param_lr_fun import adapt_hook, check_ratio
 from paddle_ldopt.optimizers._base.declared import LAYERWISE
 from paddle_ldopt.schedules.registry import SCHEDULES
 from paddle_ldopt.tools import memory
@@ -551,6 +552,10 @@ NO_CALLS = {
     "MetricSchedule": "a base: its subclasses are here",
     "LoadReport": "what `load_optimizer` returns",
     "OptimizerInfo": "a row of the registry",
+    "register": "of a new optimizer: tests/test_build.py",
+    "RuleOptimizer": "its base",
+    "Option": "its declaration",
+    "State": "its declaration",
     "LayerMap": "made by from_names and from_model",
     "memory.ITEMSIZE": "a constant",
     "memory.MemoryUse": "what `estimate` returns",

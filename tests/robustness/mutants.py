@@ -36,7 +36,9 @@ ROOMS = ("_checks.py", "layers", "schedules", "optimizers")
 # tests of a file beside those that `tests_of` finds by its name: patterns below tests/
 MORE = {
     "_checks.py": ["schedules/test_*.py", "optimizers/test_lamb.py"],
-    "layers/decay.py": ["layers/test_layers.py", "optimizers/test_adamwdl.py"],
+    "layers/decay.py": ["layers/test_ratios.py", "optimizers/test_adamwdl.py"],
+    "layers/map.py": ["layers/test_*.py"],
+    "layers/stacks.py": ["layers/test_map.py", "layers/test_zoo.py"],
     "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py"],
     "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],
     "optimizers/_pieces/piece.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
@@ -80,13 +82,14 @@ def tests_of(file):
     """Return the paths of the tests of a module: its namesakes in the folder of its room, or all that are there.
 
     That of ``optimizers/came.py`` is test_came.py, those of all in ``optimizers/_fused`` are test_fused*.py. What every
-    optimizer must do is in test_contracts.py.
+    optimizer must do is in test_contracts.py, test_options.py and test_state.py.
     """
     room, *inner = pathlib.PurePath(file).parts
     folder = TESTS / room if inner else TESTS
     names = [part.removesuffix(".py").strip("_") for part in (inner or [room])]
     found = [path for name in names for path in folder.glob(f"test_{name}*.py")] if inner else []
-    patterns = [*MORE.get(file, []), *(["optimizers/test_contracts.py"] if room == "optimizers" else [])]
+    shared = [f"optimizers/test_{name}.py" for name in ("contracts", "options", "state")]
+    patterns = [*MORE.get(file, []), *(shared if room in ("optimizers", "_checks.py") else [])]
     more = [path for pattern in patterns for path in TESTS.glob(pattern)]
     more += [path for path in TESTS.glob("distributed/test_*.py") if file in APART.get(path.name, [])]
     return sorted({*(found or folder.glob("test_*.py") if inner else []), *more})

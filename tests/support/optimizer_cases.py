@@ -40,6 +40,39 @@ def same(got, want):
         np.testing.assert_array_equal(got[name], want[name], err_msg=name)
 
 
+def close(got, want, start, rtol=1e-5):
+    """Allow `rtol` of how far a parameter moved, plus 32 roundings of its size: one that hardly moves must be right."""
+    for name in want:
+        rounding = 32 * np.finfo(got[name].dtype).eps * np.abs(want[name]).max()
+        moved = np.abs(want[name] - start[name]).max()
+        np.testing.assert_allclose(got[name], want[name], rtol=0, atol=rtol * moved + rounding, err_msg=name)
+
+
+def run_static(program, feed, start, steps, after_step=None):
+    """Train a static program and return structured name -> array.
+
+    `program` builds it and returns (model, loss); `start` is structured name -> array.
+    """
+    paddle.enable_static()
+    try:
+        main, startup = paddle.static.Program(), paddle.static.Program()
+        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
+            model, loss = program()
+            names = {n: p.name for n, p in model.named_parameters()}
+        executor, scope = paddle.static.Executor(), paddle.static.Scope()
+        with paddle.static.scope_guard(scope):
+            executor.run(startup)
+            for n, tensor in names.items():
+                scope.find_var(tensor).get_tensor().set(start[n], paddle.CPUPlace())
+            for _ in range(steps):
+                executor.run(main, feed=feed, fetch_list=[loss])
+                if after_step is not None:
+                    after_step()
+            return {n: np.array(scope.find_var(tensor).get_tensor()) for n, tensor in names.items()}
+    finally:
+        paddle.disable_static()
+
+
 def states(opt):
     return {k: v.numpy().copy() for k, v in opt.state_dict().items() if hasattr(v, "numpy")}
 

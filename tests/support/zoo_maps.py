@@ -1,17 +1,42 @@
-"""Maps written by hand of the layers of a model's parameters, and the comparison of a LayerMap with one.
+"""Maps of the layers of a model's parameters, written by hand in zoo_maps.txt, and their comparison with a LayerMap.
 
-A map is one row per tower, (blocks, embeddings, head), and where several towers share something a last row without
-blocks. A word stands for the parameters whose names are it or continue it after a dot. In `blocks`, `a.{3}` stands for
-the blocks `a.0` to `a.2`; the words count on from one to the next, `|` counts from the first block again, and `a=2`
-puts `a` in the second block. A `!` takes a word out of the block it is in. Whatever a map leaves out or names twice is
-an error in the map. All words may be
-shortened as names are: ``a.[0-2].{b,c.{d,e}}``, `@wb` for a weight and a bias, `@bn` for those and the
-statistics of a BatchNorm.
+A map has one row for each tower, "embeddings -> blocks -> head", and a last row without blocks for what several towers
+share. A word stands for the parameters whose names are it or continue it after a dot, "-" for none. In the blocks
+`a.{3}` stands for the blocks `a.0` to `a.2`; the words count on from one to the next, `|` counts from the first block
+again, and `a=2` puts `a` in the second block. A `!` takes a word out of the block it is in. Whatever a map leaves out
+or names twice is an error in the map. All words may be shortened as names are: ``a.[0-2].{b,c.{d,e}}``, `@wb` for a
+weight and a bias, `@bn` for those and the statistics of a BatchNorm.
 """
 
+import pathlib
 import re
 
+FOLDER = pathlib.Path(__file__).parent
 SHORT = {"@wb": "{weight,bias}", "@bn": "{weight,bias,_mean,_variance}"}
+
+
+def read_names():
+    """Return model -> names of its parameters in their order, in short."""
+    lines = (FOLDER / "zoo_names.txt").read_text().splitlines()
+    return dict(line.split(": ", 1) for line in lines if not line.startswith("#"))
+
+
+def read_maps():
+    """Return model -> map, and the models whose map is a guess, which a warning says."""
+    maps, guesses = {}, set()
+    for line in (FOLDER / "zoo_maps.txt").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        if not line.startswith(" "):
+            model, _, line = line.partition(":")
+            if model.endswith(" (a guess)"):
+                model = model.removesuffix(" (a guess)")
+                guesses.add(model)
+            maps[model] = []
+        if line.strip():
+            embeddings, blocks, head = ("" if part == "-" else part for part in line.strip().split(" -> "))
+            maps[model].append((blocks, embeddings, head))
+    return maps, guesses
 
 
 def spelled(names):

@@ -30,7 +30,7 @@ def test_towers_multipliers_and_groups(capsys):
     options = ["--towers", '{"bert": {"layerwise_decay": 0.5, "scale": 0.1}}', "--multipliers", '{"classifier": 10}']
     assert main(["layers", "--model", BERT, *options, "--granularity", "3", "--preserve-mean", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    mean = 0.1 * (0.125 + 0.25 + 0.5) / 3
+    mean = (0.125 + 0.25 + 0.5) / 3  # without the scale
     assert answer["towers"] == {"bert.encoder.layers": 3} and answer["layers"][1]["label"] == "group 0"
     assert [row["ratio"][1] * mean for row in answer["layers"][:4]] == pytest.approx([0.00625, 0.0125, 0.025, 0.05])
     assert answer["layers"][4]["multiplier"] == [1.0, 10.0] and answer["layers"][4]["ratio"][1] * mean == 10.0

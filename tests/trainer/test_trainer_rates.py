@@ -38,11 +38,11 @@ def test_the_arguments_read_json(tmp_path):
     "settings, message",
     [
         ({"layerwise_towers": "{"}, "`layerwise_towers` must be a JSON object"),
-        ({"layerwise_towers": '{"bert": 1.0}'}, "A tower of `layerwise_towers` has no effect if its decay is that"),
+        ({"layerwise_towers": '{"bert": 1.0}'}, "A tower of `layerwise_towers` has no effect if its decay is the"),
         ({"layerwise_multipliers": '{"(": 2}'}, "`layerwise_multipliers` must map regular expressions"),
         ({"layerwise_granularity": "stage"}, "`layerwise_granularity` has no effect without a layer-wise decay"),
         ({"layerwise_granularity": "all"}, "must be 'block', 'stage' or a number of groups"),
-        ({"layerwise_end": 1.0}, "`layerwise_end` has no effect if the decay has this value from the beginning"),
+        ({"layerwise_end": 1.0}, "`layerwise_end` has no effect if the decay starts at this value"),
     ],
 )
 def test_bad_arguments(tmp_path, settings, message):
@@ -52,7 +52,7 @@ def test_bad_arguments(tmp_path, settings, message):
 
 def test_a_pattern_that_matches_nothing_is_refused_before_the_first_step(tmp_path):
     trainer = common.trainer(tmp_path, optim="adamwdl", layerwise_multipliers='{"crf": 10}')
-    with pytest.raises(ValueError, match="matches none of the parameters .*Received: pattern='crf'"):
+    with pytest.raises(ValueError, match="matches no parameter; .*Received: pattern='crf'"):
         trainer.train()
 
 

@@ -17,7 +17,7 @@ import paddle
 from ... import _paddle
 from .._pieces import Piece, answer_locally
 from ..collecting import Task
-from ..declaration import ELEMENT, SCALAR, STEP
+from ..states import ELEMENT, SCALAR, STEP
 from .declared import compute_dtype, rule_shape
 
 __all__ = ["Batch", "Batches"]

@@ -19,8 +19,8 @@ from ..._paddle import (
 from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from .._fused.step import check_fused
 from .._pieces import MissingGradients, refuse_sharded_groups
-from ..declaration import COLUMN, ELEMENT, ROW, SCALAR, State
 from ..groups import checked_parameters
+from ..states import COLUMN, ELEMENT, ROW, SCALAR, State
 
 __all__ = ["LAYERWISE", "DeclaredMixin", "compute_dtype", "rule_shape"]
 
@@ -32,7 +32,7 @@ LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
 
 class DeclaredMixin(_Base):
-    """Reads the options, states and sums that the class declares; see `declaration`."""
+    """Reads the options, states and sums that the class declares; see `registry`."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
     _defaults: dict[str, Any]  # the optimizer's own value of each option that a group may override

@@ -17,7 +17,7 @@ from typing import Any, Optional
 import paddle
 
 from ..._messages import refusal
-from ..declaration import COLUMN, ROW
+from ..states import COLUMN, ROW
 from .arithmetic import average, over_, plus_, times_
 from .rule_optimizer import RuleOptimizer, Values, checked_rate
 

@@ -23,7 +23,8 @@ from ..._paddle import (
     sharding_setting,
     weight_decay_fun_is_replaced,
 )
-from ...layers.paddlenlp_hook import HookRatios, check_documented_hook, layerwise_lr_decay
+from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
+from ...layers.param_lr_fun import HookRatios
 from ...layers.ratios import Ratios, decay_of, moves
 from ...schedules.ahead import follows_metric, length_of
 from .._pieces import unknown_parameter

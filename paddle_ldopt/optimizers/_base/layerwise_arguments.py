@@ -3,7 +3,10 @@
 from typing import Any, Optional
 
 from ..._messages import refusal
-from ...layers.paddlenlp_hook import N_LAYERS, HookRatios, adapt_hook, check_decay, layerwise_lr_decay
+from ...layers.decay_checks import check_decay
+from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
+from ...layers.param_lr_fun import HookRatios, adapt_hook
+from ...layers.ratio_checks import warn_if_uniform
 from ...layers.ratios import LayerRatios
 
 
@@ -21,6 +24,7 @@ def ratios_of_layers(layers: Any, layerwise_decay: Any, n_layers: int, hook: Any
         problem = "`layers` takes the place of `name_dict` and `set_param_lr_fun`: give one or the other."
         raise refusal(ValueError, problem, name_dict=name_dict, set_param_lr_fun=hook)
     ratio_of = ratio_fn(layers, layerwise_decay)
+    warn_if_uniform(ratio_of.decay)
     if n_layers != N_LAYERS:
         problem = (
             f"`layers` knows that there are {layers.n_layers} blocks, so `n_layers` would be ignored: leave it out."

@@ -8,7 +8,7 @@ from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from ..._messages import shown, wrong_type
 from ..._paddle import accumulators, parameters_of, prefixed, rate_source, with_state
-from ..declaration import check_value
+from ..states import check_value
 
 __all__ = ["loadable"]
 

@@ -28,7 +28,8 @@ from ..._checks import checked_number, checked_state
 from .._fused.step import FusedMixin
 from .._pieces import Piece, PieceFinder, answer_locally, answer_together
 from ..collecting import Task
-from ..declaration import BATCHED, COLUMN, ELEMENT, ROW, SCALAR, STEP
+from ..options import BATCHED
+from ..states import COLUMN, ELEMENT, ROW, SCALAR, STEP
 from .batches import Batches
 from .declared import DeclaredMixin, compute_dtype, rule_shape
 from .layerwise import LayerwiseMixin

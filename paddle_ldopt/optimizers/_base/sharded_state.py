@@ -11,7 +11,7 @@ import paddle
 
 from ... import _paddle
 from ..._paddle import create_state, prefixed
-from ..declaration import ELEMENT, ROW, SCALAR, STEP
+from ..states import ELEMENT, ROW, SCALAR, STEP
 from .loading import loadable
 
 _Base: Any = object

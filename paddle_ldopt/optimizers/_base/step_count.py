@@ -8,7 +8,7 @@ from typing import Any, Optional
 import paddle
 
 from ... import _paddle, kernels
-from ..declaration import STEP
+from ..states import STEP
 from .rule_optimizer import Values, largest
 
 __all__ = ["SharedStepCount", "StepCount"]

@@ -14,7 +14,7 @@ from paddle.regularizer import WeightDecayRegularizer
 
 from ..._checks import checked_number, plain_number
 from ..._messages import refusal
-from ..declaration import plain_weight_decay
+from ..options import plain_weight_decay
 
 __all__ = ["StepFunction", "decay_or_function", "rate_or_function"]
 

@@ -9,7 +9,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ..._checks import checked_state
 from ..._messages import refusal
-from ..declaration import GLOBAL_STEP, SCALAR, STEP, State
+from ..states import GLOBAL_STEP, SCALAR, STEP, State
 from .rule_optimizer import Values, largest
 from .step_count import StepCount
 from .step_functions import StepFunction, rate_or_function

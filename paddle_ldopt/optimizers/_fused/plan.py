@@ -9,7 +9,7 @@ import paddle
 from numpy.typing import NDArray
 
 from ... import _paddle, kernels
-from ..declaration import STEP
+from ..states import STEP
 from .memory import TYPES, addresses, held_bytes, same_shapes, unsupported_reason, versions
 from .step_inputs import StepInputs
 

@@ -1,1 +1,1 @@
-"""What single optimizers have from the libraries they are ported from, and from Paddle's class that they extend."""
+"""Features that one optimizer takes from the library it is ported from, and Paddle's AdamW for `AdamWDL`."""

@@ -1,11 +1,12 @@
-"""`get_config` and `from_config` of Keras: the arguments of an optimizer as a dict for JSON."""
+"""Keras' `get_config` and `from_config`: the arguments of an optimizer as a dict for JSON."""
 
 from typing import Any
 
 from paddle.optimizer.lr import LRScheduler
 
 from ..._paddle import keeps_masters, rate_source
-from ...layers.paddlenlp_hook import check_decay, layerwise_lr_decay
+from ...layers.decay_checks import check_decay
+from ...layers.paddlenlp_hook import layerwise_lr_decay
 from .._base.declared import LAYERWISE
 
 __all__ = ["KerasConfigMixin"]
@@ -16,12 +17,12 @@ _Base: Any = object
 class KerasConfigMixin(_Base):
     """Adds both methods to an optimizer whose constructor sets `_given`."""
 
-    _given: dict[str, Any]  # arguments that are no options, as the constructor was given them
+    _given: dict[str, Any]  # the constructor's arguments other than options
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that JSON can hold, to be given to `from_config`.
+        """Return the arguments as a dict for JSON and `from_config`, with the present learning rate.
 
-        The rate is the present one. "not_in_config" names the arguments that JSON cannot hold, where there are any.
+        "not_in_config" lists the given arguments that JSON cannot hold, if there are any.
         """
         objects = {"grad_clip": None, "apply_decay_param_fun": None, **LAYERWISE, **self._given}
         objects.pop("batch_bytes", None)
@@ -48,13 +49,13 @@ class KerasConfigMixin(_Base):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], **arguments: Any) -> Any:
-        """Build an optimizer from the `get_config` of this class or of transformers'.
+        """Build an optimizer from the `get_config` of this class or of transformers' class.
 
-        `arguments` are the parameters, all that "not_in_config" names (or None for it), and whatever is to differ.
+        `arguments` are the parameters, a value or None for each name in "not_in_config", and arguments to override.
         """
         config = dict(config)
         lacking = [argument for argument in config.pop("not_in_config", ()) if argument not in arguments]
         if lacking:
-            wrong = f"`from_config` must be given what the configuration cannot hold: {', '.join(lacking)}."
+            wrong = f"`from_config` needs the arguments that the configuration cannot hold: {', '.join(lacking)}."
             raise ValueError(f"{wrong} Received: {', '.join(arguments) or 'nothing'}")
         return cls(**{**config, **arguments})

@@ -1,4 +1,4 @@
-"""The order of updates as MindSpore's optimizers take it, read once and checked."""
+"""MindSpore's "order_params": the order in which parameters are updated."""
 
 from typing import Any, Optional
 
@@ -12,7 +12,7 @@ __all__ = ["without_order"]
 
 
 def without_order(parameters: Any) -> tuple[Any, Optional[list[Any]]]:
-    """Return parameters or groups without the dict of "order_params", and the order of updates that it has or None."""
+    """Return the parameters or groups without the dict of "order_params", and the order in it (None without one)."""
     if not is_listed(parameters):
         return parameters, None
     groups: list[Any] = []
@@ -26,12 +26,12 @@ def without_order(parameters: Any) -> tuple[Any, Optional[list[Any]]]:
 
 
 def _read_order(orders: list[Any], groups: list[Any]) -> Optional[list[Any]]:
-    """Return the parameters in the order asked for; raise unless it lists all parameters once."""
+    """Return the parameters in the given order; raise unless the order lists every parameter once."""
     if not orders:
         return None
     if len(orders) > 1 or len(orders[0]) > 1:
         keys = [key for order in orders for key in order]
-        raise ValueError(f"'order_params' goes into one dict of its own. Received: keys {shown(keys)}")
+        raise ValueError(f"'order_params' must be the only key of one dict. Received: keys {shown(keys)}")
     given = orders[0]["order_params"]
     order = list(given) if is_listed(given) else [given]
     if not is_listed(given) or not all(isinstance(item, paddle.Tensor) for item in order):

@@ -1,4 +1,4 @@
-"""Regular expressions that switch the weight decay of parameters on and off by name, as in TensorFlow's fine-tuning."""
+"""Regular expressions that include and exclude parameters from weight decay, as in TensorFlow's BERT fine-tuning."""
 
 import re
 import warnings
@@ -12,7 +12,7 @@ __all__ = ["PATTERNS", "NamePatterns"]
 
 
 def _compiled(value: Any, name: str) -> list[Any]:
-    """Return the regular expressions of a list, raise if it is none."""
+    """Return the compiled patterns of a list of strings."""
     if not isinstance(value, (list, tuple)) or not all(isinstance(pattern, str) for pattern in value):
         raise refusal(TypeError, f"`{name}` must be a list of strings or None.", **{name: value})
     try:
@@ -26,28 +26,28 @@ def _option(doc: str) -> Option:
 
 
 PATTERNS = {
-    "include_in_weight_decay": _option("names that are decayed in any case"),
-    "exclude_from_weight_decay": _option("names that are not decayed"),
+    "include_in_weight_decay": _option("patterns of names that are decayed in any case"),
+    "exclude_from_weight_decay": _option("patterns of names that are not decayed"),
 }
 
 
 class NamePatterns:
-    """The compiled values of the options `PATTERNS`, searched in names with TensorFlow's ":0" behind them."""
+    """The compiled patterns, which are searched in names with TensorFlow's suffix ":0"."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._lists: dict[str, list[Any]] = {name: options[name] or [] for name in PATTERNS}
 
     def find(self, name: str) -> bool:
-        """Return whether a name is decayed: the patterns that include it win over those that exclude it."""
+        """Return whether a name is decayed; a match of an including pattern overrides every excluding pattern."""
         include, exclude = (any(p.search(f"{name}:0") for p in patterns) for patterns in self._lists.values())
         return include or not exclude
 
     def texts(self) -> dict[str, Any]:
-        """Return option -> list of strings or None, as the constructor takes them."""
+        """Return option -> list of strings or None, as in the constructor."""
         return {option: [p.pattern for p in patterns] or None for option, patterns in self._lists.items()}
 
     def warn_of_idle(self, names: Iterable[str], remedy: str) -> None:
-        """Warn of patterns that find none of the names."""
+        """Warn of patterns without a match."""
         searched = [f"{name}:0" for name in names]
         idle = {
             option: [p.pattern for p in patterns if not any(p.search(name) for name in searched)]
@@ -55,5 +55,5 @@ class NamePatterns:
         }
         if searched and any(idle.values()):
             found = ", ".join(f"{option}={patterns}" for option, patterns in idle.items() if patterns)
-            where = f"They are searched in names like {', '.join(map(repr, searched[:4]))}."
-            warnings.warn(f"Patterns that find no parameter: {found}. {where}{remedy}", stacklevel=4)
+            where = f"They were searched in names like {', '.join(map(repr, searched[:4]))}."
+            warnings.warn(f"Patterns that match no parameter: {found}. {where}{remedy}", stacklevel=4)

@@ -1,4 +1,4 @@
-"""Paddle's AdamW with a ratio for each parameter, and what its kernel lacks: types, and a decay in float64."""
+"""Paddle's AdamW with a ratio per parameter, for all types, and with a weight decay in float64."""
 
 from typing import Any, Callable, ClassVar
 
@@ -15,11 +15,11 @@ _LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes i
 
 
 class LayerwiseAdamW(LayerwiseMixin, AdamW):
-    """The step by Paddle's operations; a subclass declares itself (see `DeclaredMixin`)."""
+    """The step by Paddle's operations; a subclass declares its options and states (see `DeclaredMixin`)."""
 
-    update: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # the rule, where Paddle has no kernel for it
+    update: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # the rule, for types without a kernel of Paddle's
 
-    def _ratio_for_kernel(self, param: Any) -> float:  # on a GPU, where it saves an operation
+    def _ratio_for_kernel(self, param: Any) -> float:  # used on a GPU only, where it saves an operation
         return self.layerwise_ratio(param) if paddle.in_dynamic_mode() and param.place.is_gpu_place() else 1.0
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
@@ -29,18 +29,18 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         lr = super()._create_param_lr(param_and_grad)
         if not dygraph or lr.dtype == param.dtype:
             return lr
-        # it has the type of the first parameter, and Paddle's kernel needs this one's
+        # Paddle gives the rate the type of the first parameter; the kernel needs the type of this one
         double = paddle.float64 in (lr.dtype, param.dtype) and param.dtype not in _LOW_PRECISION
         return lr.astype(param.dtype) if double else lr
 
     def _update_by_paddle(self, block: Any, param: Any, grad: Any) -> Any:
-        """Update a parameter by Paddle's code, which reads the options of a group, and the decay function, itself."""
+        """Update a parameter by Paddle's code, which reads the options of a group and the decay function itself."""
         if paddle.in_dynamic_mode():
             low_precision = param.dtype in _LOW_PRECISION
             if low_precision and param.place.is_cpu_place():
                 return self._low_precision_step(param, grad)
             if not low_precision and grad.dtype != param.dtype:
-                grad = grad.astype(param.dtype)  # Paddle's kernel takes no other type
+                grad = grad.astype(param.dtype)  # the only type that Paddle's kernel takes
         group = self.group_of(param)
         given = {**group, "params": (param, grad)} if group else (param, grad)
         decay = 0.0
@@ -48,7 +48,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
             decay = self.step_options(param)["weight_decay"]
         if not decay:
             return super()._append_optimize_op(block, given)
-        # Paddle's kernel takes the decay as a float32: too coarse next to float64 parameters, so decay them here
+        # Paddle's kernel rounds the decay to float32, too coarse for float64 parameters: decay them here
         if self.layerwise_ratio(param) != 0.0:
             paddle.assign(param * (1.0 - rate_factor(self)((param, grad)) * decay), param)
         try:
@@ -58,7 +58,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
             set_attributes(self, weight_decay=self._defaults["weight_decay"])  # for parameters without a group
 
     def _low_precision_step(self, param: Any, grad: Any) -> None:
-        """Update a float16 or bfloat16 parameter on a CPU, for which Paddle's kernel does not exist."""
+        """Update a float16 or bfloat16 parameter on a CPU, where Paddle has no kernel for it."""
         if self.layerwise_ratio(param) == 0.0:
             return
         has_master, options = self.has_master(param), self.step_options(param)

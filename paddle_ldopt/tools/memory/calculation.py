@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 from ..._checks import checked_int
 from ..._messages import refusal, shown, wrong_type
-from ...optimizers.declaration import ELEMENT
+from ...optimizers.states import ELEMENT
 from .model import Layout, Transformer, Weight
 from .optimizer import ITEMSIZE, OptimizerSpec
 

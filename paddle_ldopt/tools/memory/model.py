@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from ..._checks import checked_bool, checked_int, checked_number
 from ..._messages import refusal
-from ...optimizers.declaration import COLUMN, ELEMENT, ROW, SCALAR
+from ...optimizers.states import COLUMN, ELEMENT, ROW, SCALAR
 
 
 @dataclasses.dataclass(frozen=True)

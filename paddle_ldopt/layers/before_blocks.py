@@ -1,4 +1,4 @@
-"""Embeddings or head: the parts that a model declares before its blocks, under names that do not tell."""
+"""Embeddings or head? Parts of a model that are declared before its blocks, with names that fit both."""
 
 import dataclasses
 import re
@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Callable
 
-# Names of heads and of other things too: they count for parts declared before the blocks only.
+# Possible names of heads; used only for parts declared before the blocks.
 _MAYBE_HEAD = re.compile(r"(^|[._])(fc|linear|dense|outputs?|out|proj_out|out_proj|task\w*)\d*$", re.I)
 _INPUT = re.compile(r"(^|[._])(conv|bn|(\w*_?)?la?ye?r?_?norm|norm|ln|pre|\w*proj|in|input|down\w*|tok|vis)", re.I)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """What a model says about a parameter beside its structured name."""
+    """Tensor name, kind of sublayer and shape of a parameter."""
 
     tensor: str  # ``param.name``
     kind: str  # of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
@@ -22,14 +22,14 @@ class Fact:
 
 @dataclasses.dataclass
 class Front:
-    """A part of the model that is declared before the blocks and whose name shows neither embeddings nor head."""
+    """A part declared before the blocks, whose name says neither embeddings nor head."""
 
     names: list[str]
     stacks: list[dict[str, int]]  # name -> number of its block
     depth: int
 
     def ends(self, facts: dict[str, Fact]) -> tuple[int, int]:
-        """Return the input and output size of its linear and convolutional layers, (0, 0) if it has none."""
+        """Return input and output size of its linear and convolutional layers; (0, 0) without any."""
         found = [facts[name] for name in self.names if len(facts[name].shape) > 1]
         found = [fact for fact in found if fact.kind in ("Linear", "Conv")]
         sizes = [fact.shape[:2] if fact.kind == "Linear" else fact.shape[1::-1] for fact in found]
@@ -37,16 +37,19 @@ class Front:
 
 
 def is_head(branch: str, fronts: dict[str, Front], facts: dict[str, Fact]) -> tuple[bool, bool]:
-    """Return whether a part that is declared before the blocks is a head nevertheless, and whether that is a guess.
+    """Return whether a part declared before the blocks is a head, and whether the answer is a guess.
 
-    Layers from the blocks' width to another size are a head, those from another size to the width feed the blocks.
-    Where the sizes do not tell, the name does.
+    Layers from the blocks' width to another size are a head; layers to the width feed the blocks, and a norm of the
+    last width only is a head. If the sizes fit both, the name decides.
     """
     front, called_head = fronts[branch], bool(_MAYBE_HEAD.search(branch))
     kinds = {facts[name].kind for name in front.names} if facts else set()
     start, end = front.ends(facts) if facts else (0, 0)
     if not end or "Embedding" in kinds:
         is_input = bool(kinds & {"Embedding", "Norm"})
+        sizes = {size for name in front.names for size in facts[name].shape} if kinds == {"Norm"} else set()
+        if sizes and sizes <= _widths(front.stacks, facts, max) - _widths(front.stacks, facts, min):
+            return True, False
         called_head = called_head and not is_input
         return called_head, called_head or not (is_input or _INPUT.search(branch.rpartition(".")[2]))
     entry, exit_ = _widths(front.stacks, facts, min), _widths(front.stacks, facts, max)
@@ -60,7 +63,7 @@ def is_head(branch: str, fronts: dict[str, Front], facts: dict[str, Fact]) -> tu
 
 
 def _follow(size: int, goals: set[int], links: list[tuple[int, int]]) -> tuple[int, bool]:
-    """Follow `links` from size to size until one of `goals`; return the last size, and whether there was a link."""
+    """Follow `links` from a size to one of `goals`; return the last size, and whether a link was used."""
     targets = dict(reversed(links))  # the first part of a size counts
     has_link = size not in goals and size in targets
     for _ in links:
@@ -70,7 +73,7 @@ def _follow(size: int, goals: set[int], links: list[tuple[int, int]]) -> tuple[i
 
 
 def _widths(stacks: list[dict[str, int]], facts: dict[str, Fact], end: Callable[[Iterable[int]], int]) -> set[int]:
-    """Return the sizes that the first or last blocks normalise over, else the most common size in them."""
+    """Return the widths of the norms in the first or last blocks, or their most common size without norms."""
     widths: set[int] = set()
     for numbers in stacks:
         block = end(numbers.values())

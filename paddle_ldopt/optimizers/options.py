@@ -1,0 +1,66 @@
+"""Options that several optimizers declare, and checks of their values."""
+
+from collections.abc import Iterable
+from typing import Any, Callable
+
+from paddle.regularizer import WeightDecayRegularizer
+
+from .._checks import Option, checked_bool, checked_int, checked_number
+from .._messages import refusal
+
+__all__ = ["BATCHED", "COMMON", "SHARED", "flag", "given_arguments", "numbers", "plain_weight_decay"]
+
+
+def flag(default: Any, doc: str, **more: Any) -> Option:
+    """Return an option that is True or False."""
+    return Option(default, doc, check=checked_bool, **more)
+
+
+# The options of every optimizer beside its own.
+COMMON = {
+    "multi_precision": flag(False, "keep float32 masters of float16 and bfloat16 parameters"),
+    "fused": flag(None, "step in the C library; None: where it can", optional=True),
+}
+
+# The options of every optimizer with a rule.
+BATCHED = {
+    "batch_bytes": Option(
+        None,
+        "most bytes of parameters that are updated together",
+        optional=True,
+        check=checked_int,
+        kind="an int from 0",
+    )
+}
+
+
+# The arguments of every constructor beside the options, the layer-wise arguments, the rate and the parameters.
+SHARED = (*COMMON, "grad_clip", "apply_decay_param_fun", "name")
+
+
+def given_arguments(arguments: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments with these names out of the `locals()` of a constructor."""
+    return {name: arguments[name] for name in names if name in arguments}
+
+
+def numbers(*ends: str) -> Callable[[Any, str], tuple[float, ...]]:
+    """Return the check of an option that is a tuple of numbers of at least 0, each with the brackets of its range."""
+
+    def check(value: Any, name: str) -> tuple[float, ...]:
+        if not isinstance(value, (list, tuple)) or len(value) != len(ends):
+            wrong = ValueError if isinstance(value, (list, tuple)) else TypeError
+            raise refusal(wrong, f"`{name}` must be a tuple of {len(ends)} numbers.", **{name: value})
+        return tuple(checked_number(v, f"{name}[{i}]", ends=e) for i, (v, e) in enumerate(zip(value, ends)))
+
+    return check
+
+
+def plain_weight_decay(value: Any, name: str) -> Any:
+    """Return 0 for a weight decay of None and any other value unchanged; raise TypeError for a regularizer."""
+    if isinstance(value, WeightDecayRegularizer):
+        penalty = type(value).__name__
+        raise TypeError(
+            f"`{name}` must be a number such as 0.01, which decays the weights themselves. {penalty} adds a penalty to "
+            f"the gradient, which only Paddle's own optimizers offer. Received: {name}={penalty}"
+        )
+    return 0.0 if value is None else value

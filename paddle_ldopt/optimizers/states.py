@@ -1,0 +1,46 @@
+"""The states of an optimizer: their kinds, their names in checkpoints, and the check of a state to load."""
+
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from .._messages import refusal
+from .._paddle import dtype_name
+
+__all__ = ["COLUMN", "COUNTERS", "ELEMENT", "GLOBAL_STEP", "ROW", "SCALAR", "STEP", "State", "check_value"]
+
+# The kinds of state: of the parameter's shape, one number a row, one a column (of the last two axes), one number.
+ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
+
+# The step counter of each parameter. PaddleFormers' flex format creates an optimizer's state before loading only if
+# it finds this name among the saved ones; otherwise it resumes with wrong state, silently.
+STEP = "beta1_pow_acc"  # in AdamWDL it holds Adam's power
+
+# The count of the optimizer's own steps, kept with every parameter if a schedule needs it. It differs from `STEP`
+# where a parameter had no gradient.
+GLOBAL_STEP = "global_step"
+
+COUNTERS = (STEP, "beta2_pow_acc", GLOBAL_STEP)  # neither negative nor NaN
+
+
+class State(NamedTuple):
+    """One state of an optimizer: its kind, from which its shape follows, and its type."""
+
+    kind: str
+    dtype: Optional[str] = None  # None: the type the rule computes in, float32 (float64 for float64 parameters)
+
+
+def check_value(label: str, state: str, values: Any, expected: tuple[Any, Any], dtype: str = "") -> None:
+    """Raise ValueError unless a state to load has the expected (dtype, shape) and a counter is finite and at least 0.
+
+    `values` is a Tensor or an array; an array that holds the bits of another type comes with its `dtype`.
+    """
+    kind, shape = dtype_name(expected[0]), list(expected[1])
+    received = {"dtype": dtype or dtype_name(values.dtype), "shape": list(values.shape)}
+    if received != {"dtype": kind, "shape": shape}:
+        wanted = f"{label} must be {kind} of shape {shape}"
+        advice = "build the same model, and the optimizer with the same options"
+        raise refusal(ValueError, f"{wanted}: {advice}.", **received)
+    counts = np.asarray(values if state in COUNTERS else 0.0, "float64").reshape(-1)
+    if not np.all(np.isfinite(counts) & (counts >= 0.0)):
+        raise refusal(ValueError, f"{label} must be a finite number from 0 on.", values=counts.tolist())

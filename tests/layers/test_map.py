@@ -1,0 +1,185 @@
+"""LayerMap: rules of the user, tied and frozen parameters, wrappers and copies."""
+
+import copy
+
+import paddle
+import pytest
+from layer_models import PARTS, Parts, Tied, block, blocks, ids, indexes, names_of
+from paddle.distributed.fleet.meta_parallel.meta_parallel_base import MetaParallelBase
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2
+
+from paddle_ldopt import AdamWDL, LayerMap
+from paddle_ldopt._paddle import unwrap_model
+
+
+def test_tied_parameters_count_once_at_the_lowest_layer():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    assert layers.names == [name for name, _ in model.named_parameters()]
+    assert layers.layer_of("lm_head.weight").index == 0
+    assert layers.layer_of(model.embed_tokens.weight.name).index == 0
+    assert layers.n_layers == 3
+    assert layers.name_dict == {p.name: n for n, p in model.named_parameters()}
+
+
+def test_frozen_parameters_shift_nothing():
+    model = Tied()
+    before = LayerMap.from_model(model).fingerprint()
+    for p in [*model.layers[0].parameters(), *model.layers[1].parameters()]:
+        p.stop_gradient = True
+    assert LayerMap.from_model(model).fingerprint() == before
+    trainable = [n for n, p in model.named_parameters() if not p.stop_gradient]
+    layers = LayerMap.from_names(trainable)
+    assert layers.n_layers == 3 and layers.layer_of("layers.2.linear1.weight").index == 3
+
+
+def test_labels():
+    layers = LayerMap.from_names(names_of())
+    labels = [layers.layer_of(n).label for n in ("embed.w", "h.0.attn.w", "h.2.mlp.w", "norm.w")]
+    assert labels == ["embeddings", "block 0", "block 2", "head"]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {r"cells\.(\d+)\.": r"\1"},
+        {r"cells\.0\.": 1, r"cells\.1\.": 2, r"cells\.2\.": 3},
+        lambda name: int(name.split(".")[1]) + 1 if name.startswith("cells") else None,
+    ],
+    ids=["template", "ids", "callable"],
+)
+def test_rules_of_the_users_own(rules):
+    layers = LayerMap.from_names(names_of("cells"), rules)
+    assert ids(layers) == [0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4] and layers.n_layers == 3
+
+
+def test_rules_go_before_the_built_in_ones():
+    layers = LayerMap.from_names(names_of(), {r"^h\.0\.attn": "embeddings", r"^h\.2\.mlp": "head", r"norm": 3})
+    assert ids(layers) == [0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 3]
+    assert [layers.layer_of(name).tower for name in layers.names[1:4]] == ["", "", "h"]
+
+
+@pytest.mark.parametrize("rules", [{r"h\.1\.": 2}, {r"h\.1\.": "head"}, {r"h\.0\.": "embeddings"}])
+def test_a_rule_for_one_block_moves_no_other(rules):
+    model = Parts(h=blocks(4), fc=block())
+    layers = LayerMap.from_model(model, rules)
+    by_name = LayerMap.from_names([n for n, _ in model.named_parameters()], rules)
+    assert indexes(layers, "h.2") + indexes(layers, "h.3") == [3, 4] and layers.fingerprint() == by_name.fingerprint()
+
+
+def test_rules_may_place_more_blocks_than_are_found():
+    layers = LayerMap.from_names([*names_of(), *names_of("cells", 5)], {r"cells\.(\d+)\.": r"\1"})
+    assert layers.n_layers == 5 and layers.layer_of("cells.4.attn.w").label == "block 4"
+    assert layers.layer_of("h.2.attn.w").depth == 3
+
+
+def test_a_fingerprint_has_towers_and_layers():
+    print_of = LayerMap.from_names(names_of(n=2)).fingerprint()
+    assert print_of["towers"] == {"h": 2} and print_of.keys() == {"towers", "layers"}
+    assert print_of["layers"]["h.1.attn.w"] == ["h", 2, 2] and len(print_of["layers"]) == len(names_of(n=2))
+
+
+def test_parts_of_two_blocks_that_are_in_a_list_of_their_own():
+    names = [f"attentions.{i}.{part}.w" for i in range(2) for part in "qkv"] + ["ffns.0.w", "ffns.1.w"]
+    assert ids(LayerMap.from_names(names)) == [1, 1, 1, 2, 2, 2, 1, 2]
+
+
+def test_a_head_with_as_many_layers_as_there_are_blocks_is_no_part_of_them():
+    model = Parts(layers=blocks(2), final=paddle.nn.Sequential(paddle.nn.LayerNorm(4), paddle.nn.Linear(4, 2)))
+    assert indexes(LayerMap.from_model(model), "final") == [3]
+
+
+def test_an_error_names_eight_parameters():
+    with pytest.raises(ValueError, match=r"names=\[embed.w, (h\.\d\.\S+, ){7}\.\.\. 3 more\]"):
+        LayerMap.from_names(names_of(), {"nowhere": 1})
+
+
+def test_a_models_own_parameter_that_a_sublayer_shares_is_mapped_as_the_lower():
+    model = Tied()
+    model.tail = paddle.create_parameter([2], "float32")
+    model.layers[0].scale = model.tail
+    layers = LayerMap.from_model(model)
+    assert [layers.layer_of(name).index for name in layers.names if name in ("tail", "layers.0.scale")] == [1]
+
+
+@pytest.mark.parametrize(
+    "rules, error, match",
+    [
+        ({"nowhere": 1}, ValueError, "match no parameter. Received: rules={'nowhere': 1}, names=.embed.w"),
+        ({"(": 1}, ValueError, r"regular expressions .*Received: '\('"),
+        ({"h": -1}, ValueError, "Received: -1 for 'h.0.attn.w'"),
+        ({"h": "tail"}, ValueError, "Received: 'tail' for 'h.0.attn.w'"),
+        ({"h": 1.5}, ValueError, "Received: 1.5 for"),
+        ({"h": True}, ValueError, "Received: True for"),
+        ({"h": r"\2"}, ValueError, r"bad template .*Received: '.*2'"),
+        ({r"^h\.0": 9}, ValueError, "leave no layer empty behind the 3 blocks.*Received: layer 9 for 'h.0.attn.w'"),
+        ({r"^h\.0": 4, "norm": 6}, ValueError, "Received: layer 4 for 'h.0.attn.w', layer 6 the last"),
+        ([("h", 1)], TypeError, "dict of regular expressions or a callable"),
+    ],
+)
+def test_illegal_rules(rules, error, match):
+    with pytest.raises(error, match=match):
+        LayerMap.from_names(names_of(), rules)
+
+
+@pytest.mark.parametrize("names", ["embed.w", [1, 2]])
+def test_names_and_models_of_another_type(names):
+    with pytest.raises(TypeError, match="iterable of strings"):
+        LayerMap.from_names(names)
+    with pytest.raises(TypeError, match=f"Received: model of type {type(names).__name__}"):
+        LayerMap.from_model(names)
+
+
+def test_an_unknown_parameter():
+    with pytest.raises(ValueError, match="after the model is complete .*Received: name='lora_A'"):
+        LayerMap.from_model(Tied()).layer_of("lora_A")
+    with pytest.raises(ValueError, match=r"Map: a map made by .* to an optimizer\. Received: name='lora_A'"):
+        LayerMap.from_names(names_of()).layer_of("lora_A")
+
+
+def test_embeddings_are_found_wherever_they_are():
+    class Odd(paddle.nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.layers = paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(4, 2, 8) for _ in range(2)])
+            self.tokens, self.fc = paddle.nn.Embedding(5, 4), paddle.nn.Linear(4, 2)
+
+    layers = LayerMap.from_model(Odd())
+    assert (layers.layer_of("tokens.weight").index, layers.layer_of("fc.weight").index) == (0, 3)
+
+
+def test_what_precedes_the_ruled_blocks_is_embeddings():
+    names = ["tok.w", *(f"cells.{i}.{part}" for i in range(2) for part in PARTS), "fc.w"]
+    layers = LayerMap.from_names(names, {r"cells\.(\d+)\.": r"\1"})
+    assert ids(layers) == [0, 1, 1, 1, 2, 2, 2, 3]
+
+
+def test_a_copied_models_parameters_are_known():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    copied = copy.deepcopy(copy.deepcopy(model))
+    opt = AdamWDL(0.1, parameters=copied.parameters(), layers=layers, layerwise_decay=0.5)
+    assert opt.layerwise_ratio(copied.layers[0].linear1.weight) == 0.125
+
+
+def test_a_parameter_added_after_the_map_is_refused_by_optimizers():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    late = paddle.create_parameter([2], "float32")
+    with pytest.raises(ValueError, match=f"Received: name='{late.name}'"):
+        AdamWDL(0.1, parameters=[*model.parameters(), late], layers=layers, layerwise_decay=0.8)
+
+
+def test_wrappers_are_known_by_their_class():
+    user = Parts(embed=paddle.nn.Embedding(9, 4), _layers=blocks(2), _layer=paddle.nn.Linear(4, 2))
+    assert unwrap_model(user) is user
+    wrapped = paddle.DataParallel(user)
+    assert unwrap_model(paddle.DataParallel(wrapped)) is user
+    assert unwrap_model(MetaParallelBase(wrapped, None, None)) is user
+    sharded = GroupShardedStage2.__new__(GroupShardedStage2)  # its constructor needs several processes
+    paddle.nn.Layer.__init__(sharded)
+    sharded._layer = user
+    assert unwrap_model(sharded) is user
+    model = Tied()
+    layers = LayerMap.from_model(paddle.DataParallel(model))
+    assert layers.names == [name for name, _ in model.named_parameters()] == list(layers.name_dict.values())

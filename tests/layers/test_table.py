@@ -1,0 +1,287 @@
+"""The layer table and the plot: planned, and read back from an optimizer."""
+
+import json
+import re
+
+import numpy as np
+import paddle
+import pytest
+from layer_models import PARTS, Tied, names_of
+from matplotlib.figure import Figure
+
+import paddle_ldopt as ldopt
+from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay
+from paddle_ldopt.layers.rates import applied_rates
+from paddle_ldopt.plots import name_lines
+from paddle_ldopt.schedules import CurveSchedule
+
+
+def test_the_planned_table():
+    layers = LayerMap.from_names(names_of())
+    rows = layers.table(layerwise_decay=0.5, learning_rate=1e-3, apply_decay_param_fun=lambda n: n.endswith("w")).rows
+    assert [(r.label, r.tensors, r.ratio[0], r.learning_rate[0], r.decayed) for r in rows] == [
+        ("embeddings", 1, 0.0625, 6.25e-5, 1),
+        ("block 0", 3, 0.125, 1.25e-4, 2),
+        ("block 1", 3, 0.25, 2.5e-4, 2),
+        ("block 2", 3, 0.5, 5e-4, 2),
+        ("head", 1, 1.0, 1e-3, 1),
+    ]
+
+
+def test_the_table_is_read_back_from_what_the_optimizer_uses():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    model.norm.bias.stop_gradient = True
+    schedule = paddle.optimizer.lr.LinearWarmup(paddle.optimizer.lr.PolynomialDecay(1e-3, 100, 0.0), 10, 0.0, 1e-3)
+    groups = [
+        {"params": list(model.layers.parameters()), "weight_decay": 0.0, "learning_rate": 0.1},
+        {"params": [model.lm_head.weight, *model.norm.parameters()]},
+    ]
+    opt = AdamWDL(schedule, parameters=groups, weight_decay=0.1, layers=layers, layerwise_decay=0.5)
+    for _ in range(5):
+        schedule.step()
+    rows = {r.label: r for r in layers.table(optimizer=opt).rows}
+    assert rows["block 1"].ratio == pytest.approx((0.025, 0.025))  # 0.1 of the group times 0.25 of the layer
+    assert rows["block 1"].learning_rate == pytest.approx((0.025 * 5e-4,) * 2)
+    assert rows["block 1"].peak_learning_rate == pytest.approx((0.025 * 1e-3,) * 2)
+    assert rows["block 1"].decayed == 0 and rows["embeddings"].decayed == 1
+    assert rows["head"].tensors == 2 and rows["head"].frozen == 1
+    assert rows["embeddings"].elements == 16
+    before = schedule.last_epoch
+    layers.table(optimizer=opt)
+    assert schedule.last_epoch == before
+
+
+def test_the_table_shows_hooks_and_undecayed_optimizers_too():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    plain = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
+    assert {r.ratio for r in layers.table(optimizer=plain).rows} == {(1.0, 1.0)}
+    hooked = AdamWDL(0.1, parameters=model.parameters(), set_param_lr_fun=lambda p: 0.0 if p.ndim == 1 else 0.5)
+    row = layers.table(optimizer=hooked).rows[1]
+    assert row.ratio == (0.0, 0.5) and row.frozen == sum(p.ndim == 1 for p in model.layers[0].parameters())
+
+
+def test_applied_rates_are_those_of_a_step():
+    model = Tied()
+    opt = apply_layerwise_decay(
+        paddle.optimizer.SGD(0.5, parameters=model.parameters()), LayerMap.from_model(model), layerwise_decay=0.5
+    )
+    ratios = applied_rates(opt, 1.0)
+    before = {n: p.numpy().copy() for n, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = paddle.ones_like(p)
+    opt.step()
+    for n, p in model.named_parameters():
+        np.testing.assert_allclose(before[n] - p.numpy(), 0.5 * ratios[p.name], rtol=1e-5, atol=1e-6)
+
+
+def test_what_weight_decay_the_table_sees():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    cases = [
+        (paddle.optimizer.Momentum(0.1, parameters=model.parameters(), weight_decay=0.1), True),
+        (paddle.optimizer.Momentum(0.1, parameters=model.parameters()), False),
+        (paddle.optimizer.Adam(0.1, parameters=model.parameters(), weight_decay=paddle.regularizer.L2Decay(0.1)), True),
+        (paddle.optimizer.Lamb(0.1, 0.1, parameters=model.parameters()), True),
+        (
+            paddle.optimizer.Lamb(0.1, 0.1, parameters=model.parameters(), exclude_from_weight_decay_fn=lambda p: True),
+            False,
+        ),
+        (paddle.optimizer.AdamW(0.1, parameters=model.parameters(), weight_decay=0.0), False),
+    ]
+    for opt, decayed in cases:
+        row = layers.table(optimizer=opt).rows[0]
+        assert row.decayed == (row.tensors if decayed else 0), type(opt)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_decay_of_the_rate_is_shown(scheduled):
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    rate = CurveSchedule(0.1, lambda step: min((step + 1) / 10, 1.0)) if scheduled else 0.1
+    opt = AdamWeightDecay(rate, decay=0.5, layers=layers, layerwise_decay=0.5, parameters=model.parameters())
+    for step in range(3):
+        row = layers.table(optimizer=opt, num_steps=4).rows[-1]
+        rates = [(0.1 * (s + 1) / 10 if scheduled else 0.1) / (1 + 0.5 * s) for s in range(step, step + 5)]
+        assert row.learning_rate[1] == pytest.approx(rates[0])
+        assert row.peak_learning_rate[1] == pytest.approx(max(rates))
+        assert applied_rates(opt)[model.norm.weight.name] == pytest.approx(rates[0])
+        for param in model.parameters():
+            param.clear_gradient()
+            (param * param).sum().backward()
+        opt.step()
+        if scheduled:
+            rate.step()
+
+
+def test_renderings():
+    layers = LayerMap.from_names(names_of())
+    table = layers.table(LayerDecay(0.5, freeze_below=0.1), 1e-3)
+    text = str(table)
+    assert "embeddings" in text and "block 2" in text and "0.0005" in text
+    assert max(map(len, text.splitlines())) <= 80
+    lines = table.to_markdown().splitlines()
+    assert len(lines) == 2 + 5 and lines[0].startswith("| layer |") and len({line.count("|") for line in lines}) == 1
+    assert json.loads(json.dumps(table.to_dict()))[0]["frozen"] == 1
+
+
+def test_towers_are_told_apart():
+    names = [
+        f"m.{t}.layers.{i}.{part}" for t, n in (("encoder", 2), ("decoder", 3)) for i in range(n) for part in PARTS
+    ]
+    layers = LayerMap.from_names(["m.shared.w", *names, "head.w"])
+    assert layers.towers == {"m.encoder.layers": 2, "m.decoder.layers": 3}
+    assert layers.n_layers == 3
+    rows = layers.table(0.5).rows
+    assert [(r.tower.split(".")[-2:][0], r.label, r.ratio[0]) for r in rows] == [
+        ("", "embeddings", 0.0625),
+        ("", "head", 1.0),
+        ("encoder", "block 0", 0.25),
+        ("encoder", "block 1", 0.5),
+        ("decoder", "block 0", 0.125),
+        ("decoder", "block 1", 0.25),
+        ("decoder", "block 2", 0.5),
+    ]
+    assert "encoder" in str(layers.table(0.5)) and "decoder" in layers.table(0.5).to_markdown()
+
+
+@pytest.mark.parametrize("tower", ["[/x]", "[red]", ":smile:", "$x_{$", "a|b", "_hidden"])
+def test_names_are_no_markup(tmp_path, tower):
+    names = [f"{t}.layers.{i}.{part}" for t in (tower, "text") for i in (0, 1) for part in PARTS]
+    layers = LayerMap.from_names(names)
+    assert f" {tower} block 0 " in str(layers.table(0.5))
+    lines = layers.table(0.5).to_markdown().splitlines()
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+    layers.plot(tmp_path / "rates.svg", 0.5)  # text as outlines: no name to look for
+    figure = Figure()
+    axes = figure.add_subplot()
+    axes.plot([0, 1], label=tower)
+    axes.plot([1, 0])
+    name_lines(axes)
+    figure.savefig(tmp_path / "legend.png")
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [tower]
+
+
+def test_statistics_of_batch_normalization_are_no_frozen_parameters():
+    nn = paddle.nn
+    model = nn.Sequential(nn.Conv2D(3, 4, 3), *(nn.Sequential(nn.Conv2D(4, 4, 3), nn.BatchNorm2D(4)) for _ in range(2)))
+    layers = LayerMap.from_model(model, {r"^([12])\.": r"\1"})
+    opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    for table in (layers.table(0.5), layers.table(optimizer=opt)):
+        assert [(row.tensors, row.frozen) for row in table.rows if row.index] == [(4, 0), (4, 0)]
+    assert layers.layer_of("1.1._mean").index == 1  # numbers without blocks are closed up
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_plot(tmp_path, ending):
+    path = tmp_path / f"rates.{ending}"
+    layers = LayerMap.from_names(names_of())
+    assert layers.plot(path, layerwise_decay=0.8, learning_rate=5e-5) == str(path)
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
+    assert path.read_bytes().startswith(start)
+
+
+def test_plot_refuses_other_formats(tmp_path):
+    with pytest.raises(ValueError, match="Received: path='rates.txt'"):
+        LayerMap.from_names(names_of()).plot("rates.txt", layerwise_decay=0.8)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_table_takes_a_decay_or_an_optimizer(both):
+    model = Tied()
+    opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    how = {"layerwise_decay": 0.8, "optimizer": opt} if both else {}
+    with pytest.raises(ValueError, match="either `layerwise_decay` or `optimizer`"):
+        LayerMap.from_model(model).table(**how)
+
+
+def test_options_that_an_optimizer_settles_are_refused_beside_it():
+    model = Tied()
+    opt = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    for name, value in {"learning_rate": 0.1, "apply_decay_param_fun": bool}.items():
+        with pytest.raises(ValueError, match=f"`{name}` is read from `optimizer`.*Received: {name}="):
+            LayerMap.from_model(model).table(optimizer=opt, **{name: value})
+
+
+def test_table_of_another_models_optimizer():
+    model, other = Tied(), paddle.nn.Linear(2, 2)
+    opt = paddle.optimizer.SGD(0.1, parameters=other.parameters())
+    with pytest.raises(ValueError, match="from the model that is trained"):
+        LayerMap.from_model(model).table(optimizer=opt)
+
+
+def rates(layers, opt):
+    """Return layer -> (rate now, at the peak), least and greatest."""
+    return {r.label: (r.learning_rate, r.peak_learning_rate) for r in layers.table(optimizer=opt).rows}
+
+
+@pytest.mark.parametrize("name", ["came", "adafactor", "lamb"])
+def test_the_table_shows_a_groups_own_rate(name):
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    inside, rest = model.layers.parameters(), [model.lm_head.weight, *model.norm.parameters()]
+    for groups in (
+        [{"params": inside, "lr": 0.5}, {"params": rest}],
+        [{"params": rest}, {"params": inside, "lr": 0.5}],
+    ):
+        more = {"relative_step": False, "scale_parameter": False} if name == "adafactor" else {}
+        opt = ldopt.optimizer_class(name)(
+            learning_rate=1e-3, parameters=groups, layers=layers, layerwise_decay=0.5, **more
+        )
+        for stepped in (False, True):
+            if stepped:
+                model(paddle.to_tensor([[0, 1, 2]])).square().mean().backward()
+                opt.step()
+                opt.clear_grad()
+            found = rates(layers, opt)
+            assert found["block 1"][0] == pytest.approx((0.125, 0.125)), "its own rate times the layer's ratio"
+            assert found["head"][0] == pytest.approx((1e-3, 1e-3))
+            assert found["embeddings"][0] == pytest.approx((1e-3 * 0.0625,) * 2)
+
+
+def test_the_table_says_what_it_cannot_know_of_relative_steps():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    came = ldopt.Came(relative_step=True, parameters=model.parameters(), layers=layers, layerwise_decay=0.5)
+    assert set(rates(layers, came).values()) == {(None, None)}
+    opt = ldopt.Adafactor(model.parameters(), layers=layers, layerwise_decay=0.5)
+    model(paddle.to_tensor([[0, 1, 2]])).square().mean().backward()
+    opt.step()
+    used = opt.used_lr()
+    block = [used[p.name] for p in model.layers[1].parameters()]
+    assert rates(layers, opt)["block 1"] == ((min(block), max(block)), None)
+    assert {r.label: r.ratio for r in layers.table(optimizer=opt).rows}["block 1"] == (0.25, 0.25)
+
+
+def test_the_table_shows_schedules_that_advance_with_the_optimizer():
+    model = Tied()
+    layers = LayerMap.from_model(model)
+    how = {"parameters": model.parameters(), "layers": layers, "layerwise_decay": 0.5}
+    assert rates(layers, ldopt.Lamb([1e-4, 9e-4, 2e-4], **how))["head"] == ((1e-4, 1e-4), (9e-4, 9e-4))
+    found = rates(layers, ldopt.Lamb(lambda step: 1e-3 * (step + 1), **how))["block 2"]
+    assert found == (pytest.approx((5e-4, 5e-4)), None)
+
+
+def test_a_planned_table_knows_rates_of_param_attr():
+    attr = paddle.ParamAttr(learning_rate=10.0)
+    head = paddle.nn.Linear(4, 2, weight_attr=attr, bias_attr=attr)
+    encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(4, 2, 8), 2)
+    model = paddle.nn.Sequential(("encoder", encoder), ("classifier", head))
+    layers = LayerMap.from_model(model)
+    optimizer = ldopt.AdamWDL(0.001, parameters=model.parameters(), layers=layers, layerwise_decay=0.5)
+    planned, built = layers.table(0.5, 0.001).rows[-1], layers.table(optimizer=optimizer).rows[-1]
+    assert planned.learning_rate == pytest.approx(built.learning_rate)
+    assert planned.learning_rate == pytest.approx((0.01, 0.01))
+
+
+def test_an_optimizer_without_parameters_has_no_table():
+    encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(4, 2, 8), 2)
+    layers = LayerMap.from_model(encoder)
+    paddle.enable_static()
+    try:
+        optimizer = ldopt.AdamWDL(0.001, layers=layers, layerwise_decay=0.5)
+        with pytest.raises(ValueError, match="no parameters to show"):
+            layers.table(optimizer=optimizer)
+    finally:
+        paddle.disable_static()

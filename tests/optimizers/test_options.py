@@ -1,0 +1,280 @@
+"""The arguments of every optimizer: names, order, defaults and ranges, and how bad values are refused."""
+
+import inspect
+import re
+
+import numpy as np
+import paddle
+import pytest
+from optimizer_cases import every_optimizer, make
+from reference import make_params
+
+import paddle_ldopt as ldopt
+from paddle_ldopt.optimizers import Option, RuleOptimizer, register
+from paddle_ldopt.optimizers._base.declared import LAYERWISE
+from paddle_ldopt.optimizers.registry import REGISTRY
+
+# the positional arguments of the libraries that the optimizers are ported from, then arguments by keyword
+SIGNATURES = {
+    "adamwdl": "learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-08, parameters=None, weight_decay=0.01, "
+    "apply_decay_param_fun=None, grad_clip=None, lazy_mode=False, multi_precision=False, layerwise_decay=1.0, "
+    "n_layers=12, set_param_lr_fun=layerwise_lr_decay, name_dict=None, name=None, *, layers=None, lr_ratio=None, "
+    "fused=None",
+    "came": "learning_rate=None, eps=(1e-30, 0.001, 1e-16), clip_threshold=1.0, decay_rate=0.8, beta1=0.9, beta3=0.99, "
+    "weight_decay=0.0, scale_parameter=False, relative_step=False, warmup_init=False, compression=False, loss_scale=1, "
+    "parameters=None, grad_clip=None, apply_decay_param_fun=None, multi_precision=False, name=None, *, params=None, "
+    "beta2=None, fused=None",
+    "lamb": "learning_rate, beta1=0.9, beta2=0.999, eps=1e-06, weight_decay=0.0, parameters=None, grad_clip=None, "
+    "apply_decay_param_fun=None, multi_precision=False, name=None, *, params=None, fused=None",
+    "adafactor": "parameters=None, lr=None, eps=(1e-30, 0.001), clip_threshold=1.0, decay_rate=-0.8, beta1=None, "
+    "weight_decay=0.0, scale_parameter=True, relative_step=True, warmup_init=False, *, params=None, "
+    "learning_rate=None, fused=None, multi_precision=False",
+    "adamweightdecay": "learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-07, amsgrad=False, "
+    "weight_decay_rate=0.0, include_in_weight_decay=None, exclude_from_weight_decay=None, name='AdamWeightDecay', *, "
+    "lr=None, decay=0.0, clipnorm=None, clipvalue=None, global_clipnorm=None, parameters=None, weight_decay=None, "
+    "grad_clip=None, multi_precision=False, fused=None",
+}
+# option -> its values; "group:" marks options that groups may override, "groups:" options that only groups have
+RANGES = {
+    "adamwdl": {
+        "weight_decay": "group: [0, inf)",
+        "beta1": "group: [0, 1)",
+        "beta2": "group: [0, 1)",
+        "epsilon": "group: [0, inf)",
+        "lazy_mode": "group: a bool",
+    },
+    "came": {
+        "lr": "groups: [0, inf) or None",
+        "eps": "group: three of (0, inf)",
+        "clip_threshold": "group: (0, inf)",
+        "decay_rate": "group: [0, 1]",
+        "beta1": "group: [0, 1) or None",
+        "beta2": "group: [0, 1) or None",
+        "beta3": "group: [0, 1)",
+        "weight_decay": "group: [0, 1]",
+        "scale_parameter": "group: a bool",
+        "relative_step": "a bool",
+        "warmup_init": "a bool",
+        "compression": "a bool",
+        "loss_scale": "an int from 1",
+    },
+    "lamb": {
+        "beta1": "group: (0, 1)",
+        "beta2": "group: (0, 1)",
+        "eps": "group: (0, inf)",
+        "weight_decay": "group: [0, inf) or a function of the step",
+        "lr": "groups: [0, inf) or a schedule or None",
+        "grad_centralization": "groups: a bool",
+    },
+    "adafactor": {
+        "lr": "groups: [0, inf) or None",
+        "eps": "group: (0, inf) and [0, inf)",
+        "clip_threshold": "group: (0, inf)",
+        "decay_rate": "group: (-inf, 0]",
+        "beta1": "group: [0, 1) or None",
+        "weight_decay": "group: [0, inf)",
+        "scale_parameter": "group: a bool",
+        "relative_step": "a bool",
+        "warmup_init": "group: a bool",
+    },
+    "adamweightdecay": {
+        "beta_1": "group: [0, 1)",
+        "beta_2": "group: [0, 1)",
+        "epsilon": "group: [0, inf)",
+        "weight_decay_rate": "group: [0, inf)",
+        "clipnorm": "group: (0, inf) or None",
+        "clipvalue": "group: (0, inf) or None",
+        "amsgrad": "a bool",
+        "decay": "[0, inf)",
+        "global_clipnorm": "(0, inf) or None",
+        "include_in_weight_decay": "regular expressions or None",
+        "exclude_from_weight_decay": "regular expressions or None",
+    },
+}
+NAN, INF = float("nan"), float("inf")
+EVERY_OPTION = [(name, option) for name in RANGES for option in RANGES[name]]
+
+
+def one_parameter():
+    return list(make_params({"w": np.ones((2, 2))})[0].values())
+
+
+def text_of(parameter):
+    if parameter.default is parameter.empty:
+        return parameter.name
+    default = parameter.default
+    return f"{parameter.name}={default.__name__ if callable(default) else repr(default)}"
+
+
+@every_optimizer
+def test_the_signature_is_the_documented_one(name):
+    parameters = list(inspect.signature(REGISTRY[name].cls).parameters.values())
+    positional = [text_of(p) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    by_keyword = [text_of(p) for p in parameters if p.kind is p.KEYWORD_ONLY]
+    assert ", ".join([*positional, "*", *by_keyword]) == SIGNATURES[name]
+    assert issubclass(REGISTRY[name].cls, paddle.optimizer.Optimizer)
+
+
+def test_the_schedule_of_adafactor_takes_an_initial_rate():
+    assert [text_of(p) for p in inspect.signature(ldopt.AdafactorSchedule).parameters.values()] == [
+        "optimizer",
+        "initial_lr=0.0",
+    ]
+
+
+def test_the_layerwise_arguments_are_those_of_adamwdl():
+    parameters = inspect.signature(ldopt.AdamWDL).parameters
+    assert {name: parameters[name].default for name in LAYERWISE} == LAYERWISE
+
+
+@every_optimizer
+def test_the_ranges_are_the_documented_ones(name):
+    declared = {}
+    for option, how in REGISTRY[name].cls.OPTIONS.items():
+        where = "group: " if how.group and how.argument else "groups: " if how.group else ""
+        declared[how.called or option] = f"{where}{how.span}"
+    assert declared == RANGES[name]
+
+
+def bad_values(span):
+    """Return [(value, error, the message up to "Received")] for an option with this range."""
+    if "bool" in span:
+        return [(value, TypeError, "must be a bool") for value in (1, "no", None)]
+    if "int" in span:
+        return [
+            (0, ValueError, "must be at least 1"),
+            *((value, TypeError, "must be an integer") for value in (1.0, True, None)),
+        ]
+    limits = re.match(r"([\[(])(\S+), (\S+)([\])])", span)
+    if limits is None or "function" in span or "schedule" in span or "and" in span:
+        return []
+    none = () if "None" in span else (None,)
+    left, low, high, right = limits.groups()
+    low, high = float(low), float(high)
+    outside = [NAN, INF, -INF, low - 0.1 if np.isfinite(low) else -INF, high + 0.1]
+    outside += [low] * (left == "(") + [high] * (right == ")")
+    refused = [(value, ValueError, f"must be in {limits.group()}") for value in outside]
+    return [*refused, *((value, TypeError, "must be a number") for value in ("0.5", True, *none))]
+
+
+@pytest.mark.parametrize(("name", "option"), EVERY_OPTION)
+@pytest.mark.parametrize("grouped", [False, True], ids=["", "in a group"])
+def test_a_bad_value_is_refused_with_its_name(name, option, grouped):
+    span = RANGES[name][option]
+    if grouped and not span.startswith("group"):
+        group = {"params": one_parameter(), option: REGISTRY[name].options[option].default}
+        with pytest.raises(ValueError, match=rf"A parameter group has one of the keys .* Received: {option}$"):
+            make(name, [group])
+        return
+    for value, error, message in bad_values(span):
+        if option.startswith("weight_decay") and value is None:
+            continue  # no weight decay
+        with pytest.raises(
+            error, match=f"`{option}` {re.escape(message)}.*Received: {option}={re.escape(repr(value))}"
+        ):
+            if grouped or span.startswith("groups"):
+                make(name, [{"params": one_parameter(), option: value}])
+            else:
+                make(name, one_parameter(), **{option: value})
+
+
+@every_optimizer
+@pytest.mark.parametrize("argument", ["multi_precision", "fused"])
+def test_the_common_options_are_bools(name, argument):
+    with pytest.raises(TypeError, match=f"`{argument}` must be (a bool|None, True or False). Received: {argument}=1"):
+        make(name, one_parameter(), **{argument: 1})
+
+
+@pytest.mark.parametrize("name", ["came", "adafactor"])
+@pytest.mark.parametrize(
+    ("spoil", "error", "match"),
+    [
+        (lambda eps: eps[0], TypeError, r"`eps` must be a tuple of \d numbers. Received: eps=1e-30"),
+        (lambda eps: eps[:1], ValueError, r"`eps` must be a tuple of \d numbers. Received: eps=\(1e-30,\)"),
+        (lambda eps: (*eps, 1.0), ValueError, r"`eps` must be a tuple of \d numbers"),
+        (lambda eps: (0.0, *eps[1:]), ValueError, r"`eps\[0\]` must be in \(0, inf\). Received: eps\[0\]=0.0"),
+        (lambda eps: [eps[0], -1.0, *eps[2:]], ValueError, r"`eps\[1\]` must be in .0, inf\). Received: eps\[1\]=-1.0"),
+        (lambda eps: (eps[0], "1", *eps[2:]), TypeError, r"`eps\[1\]` must be a number. Received: eps\[1\]='1'"),
+        (lambda eps: (*eps[:-1], None), TypeError, r"`eps\[\d\]` must be a number. Received: eps\[\d\]=None"),
+    ],
+)
+def test_bad_eps_are_refused(name, spoil, error, match):
+    with pytest.raises(error, match=match):
+        make(name, one_parameter(), eps=spoil(REGISTRY[name].options["eps"].default))
+
+
+@every_optimizer
+@pytest.mark.parametrize(
+    ("rate", "error", "match"),
+    [
+        (-0.1, ValueError, r"` must be in \[0, inf\). Received: (lr|learning_rate)=-0.1"),
+        (NAN, ValueError, r"` must be in \[0, inf\). Received: (lr|learning_rate)=nan"),
+        (INF, ValueError, r"` must be in \[0, inf\). Received: (lr|learning_rate)=inf"),
+        ("0.1", TypeError, "` must be a number.* Received: (lr|learning_rate)='0.1'"),
+        (True, TypeError, "` must be a number.* Received: (lr|learning_rate)=True"),
+    ],
+)
+def test_a_bad_rate_is_refused(name, rate, error, match):
+    with pytest.raises(error, match=match):
+        make(name, one_parameter(), learning_rate=rate)
+
+
+@pytest.mark.parametrize("name", ["came", "adafactor", "lamb"])
+def test_a_group_has_a_rate_of_its_own_or_a_multiplier(name):
+    group = {"params": one_parameter(), "lr": 0.1}
+    with pytest.raises(ValueError, match="give one. Received: lr=0.1, learning_rate=0.5"):
+        make(name, [{**group, "learning_rate": 0.5}])
+    if name != "lamb":  # which takes schedules
+        with pytest.raises(TypeError, match="`lr` must be a number"):
+            make(name, [{**group, "lr": paddle.optimizer.lr.StepDecay(0.5, step_size=1)}])
+
+
+@pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adamweightdecay"])
+def test_parameters_in_the_place_of_the_rate_are_told_where_they_belong(name):
+    with pytest.raises(TypeError, match=r"parameters go (in)?to `parameters.*Received: learning_rate=\["):
+        ldopt.optimizer_class(name)(one_parameter(), parameters=one_parameter())
+
+
+@every_optimizer
+def test_an_unknown_argument_is_refused_with_the_nearest(name):
+    model = paddle.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="has no argument `layer_decay`; the nearest is 'layerwise_decay'. Received: "):
+        ldopt.create(name, model, learning_rate=0.1, layer_decay=0.5)
+    with pytest.raises(TypeError, match="has no argument `rule`; the nearest is 'rules'. Received: rule="):
+        ldopt.create(name, model, learning_rate=0.1, rule={"a": 1})
+    with pytest.raises(TypeError, match="momentum"):
+        make(name, one_parameter(), momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "alias", "value"),
+    [
+        ("came", "parameters", "params", one_parameter),
+        ("lamb", "parameters", "params", one_parameter),
+        ("adafactor", "parameters", "params", one_parameter),
+        ("adafactor", "lr", "learning_rate", lambda: 0.1),
+        ("adamweightdecay", "learning_rate", "lr", lambda: 0.1),
+        ("adamweightdecay", "weight_decay_rate", "weight_decay", lambda: 0.1),
+    ],
+)
+def test_an_argument_with_two_names_is_given_once(name, argument, alias, value):
+    given = {"learning_rate": 0.01} if name in ("came", "lamb") else {}
+    given.update({"parameters": one_parameter()} if argument != "parameters" else {})
+    given.update({"relative_step": False} if argument == "lr" else {})
+    cls = ldopt.optimizer_class(name)
+    cls(**given, **{argument: value()})
+    cls(**given, **{alias: value()})
+    with pytest.raises(ValueError, match=f"`{alias}` is another name for `{argument}`: give one of them. Received: "):
+        cls(**given, **{argument: value(), alias: value()})
+
+
+def test_a_constructors_default_must_be_the_declared_one():
+    class Wrong(RuleOptimizer):
+        OPTIONS = {"mass": Option(0.9, "decay of the momentum")}
+
+        def __init__(self, mass=0.5, **arguments):
+            super().__init__(mass=mass, **arguments)
+
+    with pytest.raises(TypeError, match="default of `mass` must be that of OPTIONS, 0.9. Received: mass=0.5"):
+        register("a wrong one")(Wrong)
+    assert "wrong" not in REGISTRY

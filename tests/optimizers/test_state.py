@@ -1,0 +1,253 @@
+"""The state of every optimizer: its size, a resume, and states that are refused."""
+
+import numpy as np
+import paddle
+import pytest
+from optimizer_cases import VARIANTS, every_optimizer, every_variant, make, same
+from reference import bert_like, make_params, take_steps
+
+# name -> numbers of 4 bytes in the state of a matrix of r x c, and of a vector of n
+SIZES = {
+    "adamwdl": (lambda r, c: 2 * r * c + 2, lambda n: 2 * n + 2),
+    "came": (lambda r, c: r * c + 2 * (r + c) + 1, lambda n: 2 * n + 1),
+    "came, compressed": (lambda r, c: r * c / 2 + 2 * (r + c) + 1, lambda n: 1.5 * n + 1),
+    "lamb": (lambda r, c: 2 * r * c + 1, lambda n: 2 * n + 1),
+    "adafactor": (lambda r, c: r + c + 2, lambda n: n + 2),  # 2: the step and the rate
+    "adafactor, relative": (lambda r, c: r + c + 2, lambda n: n + 2),
+    "adafactor, momentum": (lambda r, c: r * c + r + c + 2, lambda n: 2 * n + 2),
+    "adamweightdecay": (lambda r, c: 2 * r * c + 1, lambda n: 2 * n + 1),
+    "adamweightdecay, amsgrad": (lambda r, c: 3 * r * c + 1, lambda n: 3 * n + 1),
+}
+
+
+def bytes_of_state(name, shapes):
+    of_matrix, of_vector = SIZES[name]
+    numbers = 0
+    for *batch, size in shapes:
+        if batch:  # the last two dimensions are the matrix; each has one set of counters
+            n = int(np.prod(batch[:-1]))
+            numbers += n * (of_matrix(batch[-1], size) - of_matrix(0, 0)) + of_matrix(0, 0)
+        else:
+            numbers += of_vector(size)
+    return 4 * numbers
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_size_of_the_state_is_the_documented_one(name, dtype):
+    shapes = {"matrix": (30, 20), "bias": (20,), "conv": (4, 3, 2, 5)}
+    arrays = {n: np.ones(shape) for n, shape in shapes.items()}
+    params, _ = make_params(arrays, dtype)
+    opt = make(name, list(params.values()))
+    take_steps(opt, params, [arrays])
+    got = sum(value.size * value.element_size() for value in opt.state_dict().values() if hasattr(value, "numpy"))
+    if "compressed" not in name or dtype == "float32":  # the compressed momentum has 2 bytes beside float64 too
+        assert got == bytes_of_state(name, shapes.values()) * (2 if dtype == "float64" else 1)
+
+
+def test_the_state_of_bert_base():
+    block = [(768, 768), (768,)] * 4 + [(768, 3072), (3072,), (3072, 768), (768,)] + [(768,)] * 4
+    shapes = [(30522, 768), (512, 768), (2, 768), (768,), (768,), (768, 768), (768,), *block * 12]
+    size = sum(int(np.prod(shape)) for shape in shapes)
+    assert size == 109_482_240 and SIZES.keys() == VARIANTS.keys()
+    assert bytes_of_state("came", shapes) / 2**20 == pytest.approx(420, abs=1)
+    assert bytes_of_state("came", shapes) / size < 4.03
+    assert bytes_of_state("adafactor", shapes) / 2**20 == pytest.approx(1.2, rel=0.05)
+    assert bytes_of_state("adafactor", shapes) / size < 0.02
+
+
+@every_optimizer
+@pytest.mark.parametrize("state", [[], {1: 2.0}, {"LR_Scheduler": 3}, {"master_weights": 3}], ids=str)
+def test_what_is_no_state_is_refused(name, state):
+    opt = make(name, list(make_params({"a": np.ones((2, 3))})[0].values()))
+    with pytest.raises(TypeError, match="`state_dict`.* must be a dict.*Received: "):
+        opt.set_state_dict(state)
+
+
+@every_optimizer
+def test_a_state_without_the_schedules_is_refused(name):
+    schedule = paddle.optimizer.lr.StepDecay(0.1, 2)
+    opt = make(name, list(make_params({"a": np.ones((2, 3))})[0].values()), learning_rate=schedule)
+    for state in ({}, {"LR_Scheduler": {"last_epoch": 3}}):
+        with pytest.raises(ValueError, match="state of the optimizer's StepDecay.*Received: a state without .*last_lr"):
+            opt.set_state_dict(state)
+    assert schedule.last_epoch == 0
+
+
+@every_optimizer
+@pytest.mark.parametrize("own", [None, "mine"])
+def test_a_state_that_is_no_tensor_is_refused(name, own):
+    with paddle.utils.unique_name.guard():
+        (param,) = make_params({"a": np.ones((2, 3))})[0].values()
+        state = {f"{param.name}_{own + '_' if own else ''}beta1_pow_acc_0": "3"}
+        with pytest.raises(TypeError, match="must hold Tensors. Received: '3' as "):
+            make(name, [param], name=own).set_state_dict(state)
+
+
+def saved_state(name, built_with, updated, **more):
+    """Return the state, after one step of the layers `updated`, of an optimizer of the layers `built_with` of three."""
+    with paddle.utils.unique_name.guard():
+        model = [paddle.nn.Linear(2, 2) for _ in range(3)]
+        opt = make(name, [p for i in built_with for p in model[i].parameters()], **more)
+        for p in (p for i in updated for p in model[i].parameters()):
+            p.grad = paddle.ones(p.shape)
+        opt.step()
+        return {key: x.clone() if isinstance(x, paddle.Tensor) else x for key, x in opt.state_dict().items()}
+
+
+def layers_of_three(name, built_with):
+    with paddle.utils.unique_name.guard():  # but not of the steps: the names of the states have any numbers
+        model = [paddle.nn.Linear(2, 2) for _ in range(3)]
+        return model, make(name, [p for i in built_with for p in model[i].parameters()])
+
+
+@every_optimizer
+@pytest.mark.parametrize(("saved", "loads_into"), [([0, 1], [2]), ([0, 1], [1, 2])], ids=["all other", "some other"])
+def test_a_state_of_other_parameters_is_refused(name, saved, loads_into):
+    model, opt = layers_of_three(name, loads_into)
+    with pytest.raises(ValueError, match=r"other parameters.* Received: .*unknown.*linear_0.*nothing.*linear_2"):
+        opt.set_state_dict(saved_state(name, saved, saved))
+    for i in loads_into:
+        model[i](paddle.ones([1, 2])).sum().backward()
+    opt.step()  # nothing waits for it
+
+
+@every_optimizer
+@pytest.mark.parametrize(
+    ("built_with", "updated", "loads_into", "first"),
+    [
+        ([0, 1, 2], [1, 2], [0, 1, 2], [0, 1, 2]),  # the first layer had no gradient when it was saved
+        ([0, 1, 2], [1, 2], [0, 1, 2], [0, 1]),
+        ([1, 2], [1, 2], [0, 1, 2], [0]),
+        ([0, 1, 2], [0, 1, 2], [1, 2], [2]),  # the first layer is not trained any more
+    ],
+)
+def test_a_state_of_a_part_is_loaded(name, built_with, updated, loads_into, first):
+    state = saved_state(name, built_with, updated)
+    model, opt = layers_of_three(name, loads_into)
+    opt.set_state_dict(state)
+    for layers in (first, loads_into):
+        for i in layers:
+            model[i](paddle.ones([1, 2])).sum().backward()
+        opt.step()
+        opt.clear_grad()
+    counts = {int(key[7]): x.item() for key, x in opt.state_dict().items() if "beta1_pow_acc" in key}
+    if name != "adamwdl":  # which counts in powers
+        one_count, taken = (
+            name == "adamweightdecay",
+            {i: (i in updated) + (i in first) + (i in loads_into) for i in range(3)},
+        )
+        assert counts == {i: 3 if one_count and i in loads_into else taken[i] for i in {*built_with, *loads_into}}
+
+
+@every_optimizer
+def test_a_second_optimizer_of_a_model_resumes(name):
+    ends = []
+    for anew in (False, True):
+        model, opt = layers_of_three(name, [0])
+        model[0].weight.set_value(paddle.ones([2, 2]))
+        for step in range(3):
+            if anew and step == 2:
+                state = {key: x.clone() for key, x in opt.state_dict().items()}
+                opt = make(name, model[0].parameters())
+                opt.set_state_dict(state)
+            for p in model[0].parameters():
+                p.grad = paddle.full(p.shape, 0.1 + step)
+            opt.step()
+        ends.append(model[0].weight.numpy())
+    np.testing.assert_array_equal(*ends)
+
+
+@every_optimizer
+@pytest.mark.parametrize("stepped", [False, True], ids=["new", "stepped"])
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (lambda x: x * 0 - 1, "from 0 on.* Received: .*-1"),
+        (lambda x: x * float("nan"), "from 0 on.* Received: .*nan"),
+        (lambda x: paddle.concat([x, x]), r"must be float32 of shape \[1\].* Received: .*\[2\]"),
+        (lambda x: x[:0], r"must be float32 of shape \[1\].* Received: .*\[0\]"),
+        (lambda x: x.astype("float64"), r"must be float32 of shape.* Received: dtype='float64'"),
+        (None, "all state of a parameter or none|lacks what"),
+    ],
+    ids=["negative", "NaN", "long", "short", "float64", "missing"],
+)
+def test_counters_that_are_none_are_refused(name, spoil, match, stepped):
+    state = saved_state(name, [0], [0])
+    model, opt = layers_of_three(name, [0])
+    if stepped:
+        model[0](paddle.ones([1, 2])).sum().backward()
+        opt.step()
+    before = {key: x.numpy() for key, x in opt.state_dict().items()}
+    (key,) = (key for key in state if key.startswith("linear_0.b_0") and key.endswith("beta1_pow_acc_0"))
+    if spoil is None:
+        del state[key]
+    else:
+        state[key] = spoil(state[key])
+    with pytest.raises(ValueError, match=match):
+        opt.set_state_dict(state)
+    same({key: x.numpy() for key, x in opt.state_dict().items()}, before)
+
+
+@every_variant
+def test_a_name_goes_before_the_names_of_the_state(name):
+    def train(steps, state=None):
+        with paddle.utils.unique_name.guard():
+            param = paddle.create_parameter([3, 4], "float32", default_initializer=paddle.nn.initializer.Constant(1.0))
+            opt = make(name, [param], name="mine")
+            if state is not None:
+                param.set_value(state.pop("param"))
+                opt.set_state_dict(state)
+            for step in steps:
+                param.grad = paddle.full([3, 4], 0.1 * step)
+                opt.step()
+            return {**opt.state_dict(), "param": param.clone()}
+
+    whole, halves = train([1, 2, 3]), train([3], train([1, 2]))
+    states = [key for key in whole if "moment" in key or "exp_avg" in key]
+    assert states and all("_mine_" in key for key in states)
+    assert whole.keys() == halves.keys()
+    for key, value in whole.items():
+        assert not isinstance(value, paddle.Tensor) or (value == halves[key]).all(), key
+
+
+def train_and_save(name, arrays, grads, path, save_after):
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        opt = make(name, list(params.values()))
+        half = {n: a.copy() for n, a in take_steps(opt, params, grads[:save_after]).items()}
+        paddle.save(opt.state_dict(), path)
+        return half, {n: a.copy() for n, a in take_steps(opt, params, grads[save_after:]).items()}
+
+
+@every_variant
+@pytest.mark.parametrize("reverse", [False, True], ids=["same order", "other order"])
+def test_a_resume_is_exact(name, reverse, tmp_path):
+    arrays, grads = bert_like(steps=6)
+    path = str(tmp_path / "state.pdopt")
+    half, want = train_and_save(name, arrays, grads, path, 3)
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(half)
+        ordered = list(params.values())
+        opt = make(name, ordered[::-1] if reverse else ordered)
+        opt.set_state_dict(paddle.load(path))
+        if name != "adamwdl":  # before the first step it returns the loaded state under the names of PaddleNLP's format
+            paddle.save(opt.state_dict(), path)
+            assert all("_fp32_master_0_" in key for key in paddle.load(path))
+            opt.set_state_dict(paddle.load(path))
+        same(take_steps(opt, params, grads[3:]), want)
+
+
+@every_variant
+def test_state_loads_into_an_optimizer_that_has_stepped(name, tmp_path):
+    arrays, grads = bert_like(steps=6)
+    path = str(tmp_path / "state.pdopt")
+    half, want = train_and_save(name, arrays, grads, path, 3)
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        opt = make(name, list(params.values()))
+        take_steps(opt, params, grads[:1])
+        for n, p in params.items():
+            p.set_value(half[n])
+        opt.set_state_dict(paddle.load(path))
+        same(take_steps(opt, params, grads[3:]), want)

@@ -1,0 +1,296 @@
+"""Rates and weight decays of Lamb that are functions of its own steps."""
+
+import itertools
+
+import numpy as np
+import paddle
+import pytest
+from lamb_cases import RATES, close, random_run, train
+from optimizer_cases import same
+from reference import make_params, take_steps
+from reference_lamb import lamb
+
+from paddle_ldopt import Lamb
+
+SCHEDULES = {
+    "list": lambda: list(RATES),
+    "tuple": lambda: tuple(RATES),
+    "generator": lambda: (rate for rate in RATES),
+    "NumPy array": lambda: np.array(RATES),
+    "1-D Tensor": lambda: paddle.to_tensor(RATES, dtype="float64"),
+    "list of Tensors": lambda: [paddle.to_tensor(rate, dtype="float64") for rate in RATES],
+    "callable": lambda: lambda step: RATES[step],
+    "callable that gives a Tensor": lambda: lambda step: paddle.to_tensor([RATES[step]], dtype="float64"),
+    "callable that gives a NumPy number": lambda: lambda step: np.float64(RATES[step]),
+}
+
+
+CONSTANTS = {
+    "float": 0.25,
+    "int": 2,
+    "zero": 0,
+    "0-D Tensor": paddle.to_tensor(0.25),
+    "0-D array": np.array(0.25),
+    "NumPy number": np.float32(0.25),
+    "NumPy int": np.int64(2),
+}
+
+
+@pytest.mark.parametrize("rate", CONSTANTS.values(), ids=CONSTANTS)
+def test_constant_rates(rate):
+    arrays, grads = random_run(3)
+    seen = []
+    got = train(arrays, grads, rate, each_step=lambda opt: seen.append(opt.get_lr()))
+    close(got, lamb(arrays, grads, lr=float(rate)))
+    assert seen == [float(rate)] * 3
+
+
+@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+def test_schedules_advance_with_the_steps(make):
+    arrays, grads = random_run(4)
+    params, _ = make_params(arrays, "float64")
+    opt = Lamb(make(), parameters=list(params.values()), weight_decay=0.1)
+    seen = []
+    for grad in grads:
+        seen.append(opt.get_lr())
+        assert opt.get_lr() == seen[-1], "asking does not advance it"
+        got = take_steps(opt, params, [grad])
+    assert seen == RATES
+    close(got, lamb(arrays, grads, lr=lambda name, step: RATES[step], weight_decay=0.1))
+
+
+def test_a_paddle_scheduler_is_stepped_by_the_caller():
+    arrays, grads = random_run(6)
+    scheduler = paddle.optimizer.lr.StepDecay(0.01, step_size=2, gamma=0.3)
+    seen = []
+    got = train(arrays, grads, scheduler, each_step=lambda opt: (seen.append(opt.get_lr()), scheduler.step()))
+    want = [0.01 * 0.3 ** (step // 2) for step in range(6)]
+    close(got, lamb(arrays, grads, lr=lambda name, step: want[step]))
+    np.testing.assert_allclose(seen, want)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_schedule_that_runs_out_raises_before_anything_changes(grouped):
+    arrays, grads = random_run(3)
+    params, _ = make_params(arrays)
+    if grouped:  # the last group's own schedule is the one that runs out
+        halves = [{"params": [p]} for p in params.values()]
+        halves[-1]["lr"] = [0.1, 0.2]
+        opt = Lamb(0.01, parameters=halves)
+    else:
+        opt = Lamb([0.1, 0.2], parameters=list(params.values()))
+    take_steps(opt, params, grads[:2])
+    before = {n: p.numpy().copy() for n, p in params.items()}
+    state = {k: v.numpy().copy() for k, v in opt.state_dict().items()}
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"has run out: it has 2 values, and this is step 3\. .*Received: (lr|lea)"
+        ):
+            take_steps(opt, params, grads[2:])
+    same({n: p.numpy() for n, p in params.items()}, before)
+    same({k: v.numpy() for k, v in opt.state_dict().items()}, state)
+    assert opt.get_lr() == (0.01 if grouped else 0.2), "for the log of the last step"
+
+
+def test_a_callable_that_goes_bad_in_mid_run_changes_nothing():
+    arrays, grads = random_run(2)
+    params, _ = make_params(arrays)
+    for bad, error in ((float("nan"), ValueError), (-0.1, ValueError), ("0.1", TypeError), (None, TypeError)):
+        decays = iter([0.1, 0.1, bad])  # at construction, in the first step, in the second
+        opt = Lamb([0.1, 0.2], parameters=list(params.values()), weight_decay=lambda step, d=decays: next(d))
+        take_steps(opt, params, grads[:1])
+        before = {n: p.numpy().copy() for n, p in params.items()}
+        with pytest.raises(error, match=r"`weight_decay\(1\)` must be .*Received: weight_decay\(1\)="):
+            take_steps(opt, params, grads[1:])
+        same({n: p.numpy() for n, p in params.items()}, before)
+        assert opt.get_lr() == 0.2
+
+
+def test_steps_that_do_not_count():
+    arrays, grads = random_run(4)
+    params, _ = make_params(arrays, "float64")
+    opt = Lamb(RATES, parameters=list(params.values()))
+    take_steps(opt, params, grads[:1])
+    opt._set_auxiliary_var("found_inf", paddle.to_tensor([True]))
+    take_steps(opt, params, grads[1:2])
+    opt._set_auxiliary_var("found_inf", paddle.to_tensor([False]))
+    assert opt.get_lr() == RATES[1]
+    take_steps(opt, params, [dict.fromkeys(arrays)])
+    assert opt.get_lr() == RATES[1]
+    got = take_steps(opt, params, grads[2:])
+    want = lamb(arrays, [grads[0], *grads[2:]], lr=lambda name, step: RATES[step])
+    close(got, want)
+
+
+def test_the_optimizers_steps_are_counted_even_if_no_parameter_has_them_all():
+    arrays, grads = random_run(4, {"a": [3], "b": [2]})
+    grads = [{n: g if (n == "a") == (i < 2) else None for n, g in grad.items()} for i, grad in enumerate(grads)]
+    close(train(arrays, grads, RATES), lamb(arrays, grads, lr=lambda name, step: RATES[step]))
+
+
+@pytest.mark.parametrize(
+    "kind, reordered, name", [("list", False, None), ("callable", True, None), ("list", True, "it")]
+)
+def test_a_schedule_goes_on_after_a_resume(tmp_path, kind, reordered, name):
+    arrays, grads = random_run(4)
+    grads[1] = {n: None if n == "row" else g for n, g in grads[1].items()}
+    file = str(tmp_path / "opt.pdopt")
+
+    def run(values, grads, load=None, save=None, each_rate=()):
+        with paddle.utils.unique_name.guard():
+            params, _ = make_params(values, "float64")
+            listed = list(params.values())[:: -1 if load and reordered else 1]
+            opt = Lamb(SCHEDULES[kind](), parameters=listed, weight_decay=lambda step: 0.1 * step, name=name)
+            if load:
+                opt.set_state_dict(paddle.load(load))
+            for grad, rate in itertools.zip_longest(grads, each_rate):
+                assert rate is None or opt.get_lr() == rate
+                result = take_steps(opt, params, [grad])
+            if save:
+                paddle.save(opt.state_dict(), save)
+            return {n: a.copy() for n, a in result.items()}
+
+    whole = run(arrays, grads)
+    close(whole, lamb(arrays, grads, lr=lambda n, i: RATES[i], weight_decay=lambda n, i: 0.1 * i))
+    half_way = run(arrays, grads[:2], save=file)
+    same(run(half_way, grads[2:], load=file, each_rate=RATES[2:]), whole)
+
+
+def test_a_resume_into_an_optimizer_that_has_taken_steps():
+    arrays, grads = random_run(4)
+    params, _ = make_params(arrays, "float64")
+    opt = Lamb(RATES, parameters=list(params.values()))
+    take_steps(opt, params, grads[:1])
+    early = {k: v.clone() for k, v in opt.state_dict().items()}
+    take_steps(opt, params, grads[1:3])
+    assert opt.get_lr() == RATES[3]
+    opt.load_state_dict(early)
+    assert opt.get_lr() == RATES[1]
+    take_steps(opt, params, grads[1:3])
+    assert opt.get_lr() == RATES[3]
+
+
+def test_the_count_is_not_that_of_the_optimizer_the_state_came_from():
+    arrays, grads = random_run(3)
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        first = Lamb(RATES, parameters=list(params.values()))
+        take_steps(first, params, grads[:1])
+    with paddle.utils.unique_name.guard():
+        others, _ = make_params(arrays)
+        second = Lamb(RATES, parameters=list(others.values()))
+    second.set_state_dict(first.state_dict())
+    take_steps(first, params, grads[1:])
+    assert (first.get_lr(), second.get_lr()) == (RATES[3], RATES[1])
+
+
+def test_a_checkpoint_without_a_schedule_goes_on_with_one():
+    arrays, grads = random_run(3)
+    with paddle.utils.unique_name.guard():
+        params, _ = make_params(arrays)
+        plain = Lamb(0.01, parameters=list(params.values()))
+        take_steps(plain, params, grads)
+    state = plain.state_dict()
+    for rate, seen in ((RATES, RATES[3]), (0.5, 0.5), ([*RATES, 0.7, 0.8], 0.8)):
+        with paddle.utils.unique_name.guard():
+            params, _ = make_params(arrays)
+            opt = Lamb(rate, parameters=list(params.values()))
+            opt.set_state_dict(state)
+            assert opt.get_lr() == seen
+            take_steps(opt, params, grads[:1])
+            state = opt.state_dict()
+
+
+def test_setting_the_rate():
+    arrays, grads = random_run(2)
+    params, _ = make_params(arrays, "float64")
+    opt = Lamb(0.01, parameters=list(params.values()))
+    opt.set_lr(0.02)
+    close(take_steps(opt, params, grads), lamb(arrays, grads, lr=0.02))
+    opt = Lamb(RATES, parameters=list(params.values()))
+    with pytest.raises(RuntimeError, match="follows the schedule.*Received: value=0.1"):
+        opt.set_lr(0.1)
+    opt.set_lr_scheduler(paddle.optimizer.lr.StepDecay(0.5, step_size=1))
+    for _ in range(3):  # past the end of what it had before
+        take_steps(opt, params, grads)
+    assert opt.get_lr() == 0.5
+
+
+@pytest.mark.parametrize(
+    "decay", [lambda step: 0.1 * (step + 1), lambda step: paddle.to_tensor(0.1 * (step + 1), dtype="float64")]
+)
+def test_weight_decay_on_a_schedule(decay):
+    arrays, grads = random_run(5)
+    got = train(arrays, grads, 0.01, weight_decay=decay)
+    close(got, lamb(arrays, grads, lr=0.01, weight_decay=lambda name, step: 0.1 * (step + 1)))
+
+
+def test_weight_decay_from_a_layer_as_mindspore_takes_a_cell():
+    class Falling(paddle.nn.Layer):
+        def forward(self, step):
+            return 0.1 / (step + 1)
+
+    arrays, grads = random_run(3)
+    got = train(arrays, grads, 0.01, weight_decay=Falling())
+    close(got, lamb(arrays, grads, lr=0.01, weight_decay=lambda name, step: 0.1 / (step + 1)))
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"learning_rate": RATES}, {"learning_rate": lambda i: 0.1}, {"weight_decay": lambda i: 0.1}]
+)
+def test_a_schedule_of_its_own_is_refused_in_a_static_graph(arguments):
+    paddle.enable_static()
+    try:
+        argument = next(iter(arguments))
+        with pytest.raises(ValueError, match=f"`{argument}` advances .*LambdaDecay.* Received: {argument}="):
+            Lamb(**{"learning_rate": 0.1, **arguments})
+    finally:
+        paddle.disable_static()
+
+
+def test_a_schedule_of_its_own_is_refused_when_a_static_graph_comes_later():
+    opt = Lamb(RATES, parameters=paddle.nn.Linear(3, 2).parameters())
+    paddle.enable_static()
+    try:
+        main = paddle.static.Program()
+        with paddle.static.program_guard(main, paddle.static.Program()):
+            linear = paddle.nn.Linear(3, 2)
+            loss = linear(paddle.static.data("x", [4, 3])).mean()
+            with pytest.raises(ValueError, match="`learning_rate` advances .*LambdaDecay"):
+                opt.minimize(loss, parameters=linear.parameters())
+        assert not opt._accumulators
+    finally:
+        paddle.disable_static()
+
+
+def test_a_schedule_advances_under_to_static():
+    paddle.seed(0)
+    linear = paddle.nn.Linear(3, 2)
+    opt = Lamb(RATES, parameters=linear.parameters())
+    x, start = paddle.rand([4, 3]), {n: p.numpy().copy() for n, p in linear.named_parameters()}
+
+    def train_step(x):
+        loss = linear(x).square().mean()
+        loss.backward()
+        opt.step()
+        opt.clear_grad()
+        return loss
+
+    results = []
+    for step in (train_step, paddle.jit.to_static(train_step)):
+        linear.set_state_dict(start)
+        opt = Lamb(RATES, parameters=linear.parameters())
+        rates = []
+        for _ in range(4):
+            rates.append(opt.get_lr())
+            step(x)
+        assert rates == RATES
+        results.append({n: p.numpy().copy() for n, p in linear.named_parameters()})
+    for name, value in results[0].items():
+        np.testing.assert_allclose(results[1][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_shown_rate_is_the_schedules_times_the_ratio():
+    params, _ = make_params({"a": np.ones((2, 2))})
+    opt = Lamb([0.1, 0.4], parameters=list(params.values()))
+    assert opt.shown_rate(params["a"], 0.5) == (0.05, 0.2)
