@@ -9,8 +9,6 @@ from typing import Any
 
 import paddle
 
-from ..version import __version__
-
 
 def run_facts(args: Any) -> dict[str, Any]:
     """Return date, versions, machine, seed, batch, epochs and command of the run with these Trainer's arguments."""
@@ -36,10 +34,8 @@ def run_facts(args: Any) -> dict[str, Any]:
 
 
 def _versions() -> str:
-    packages = {"paddle_ldopt": __version__, "paddle": paddle.__version__}
-    for name in ("paddlenlp", "paddleformers"):
-        if name in sys.modules:
-            packages[name] = sys.modules[name].__version__
+    names = [name for name in ("paddle_ldopt", "paddle", "paddlenlp", "paddleformers") if name in sys.modules]
+    packages = {name: sys.modules[name].__version__ for name in names}
     return ", ".join(f"{name} {version}" for name, version in {**packages, "Python": platform.python_version()}.items())
 
 
