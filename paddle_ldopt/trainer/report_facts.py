@@ -1,4 +1,4 @@
-"""What a report says of the run itself: when, where, with what versions, and how large its steps are."""
+"""Facts of a run for its report: date, versions, machine, command, batch, seed and epochs."""
 
 import datetime
 import os
@@ -35,8 +35,8 @@ def run_facts(args: Any) -> dict[str, Any]:
 
 def _versions() -> str:
     names = [name for name in ("paddle_ldopt", "paddle", "paddlenlp", "paddleformers") if name in sys.modules]
-    packages = {name: sys.modules[name].__version__ for name in names}
-    return ", ".join(f"{name} {version}" for name, version in {**packages, "Python": platform.python_version()}.items())
+    versions = [f"{name} {sys.modules[name].__version__}" for name in names]
+    return ", ".join([*versions, f"Python {platform.python_version()}"])
 
 
 def _processor() -> str:
