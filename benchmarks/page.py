@@ -99,14 +99,19 @@ def _step(row):
 
 def _launches(results):
     cells = [
-        [f"`{row['label']}`", f"{row['launches']:,}", milliseconds(row["ms"]), f"{row['ratio']:.2f}", row["path"]]
+        [f"`{row['label']}`", f"{row['launches']:,}", *_cost(row["small"]), *_cost(row["whole"]), row["path"]]
         for row in results["launches"]
     ]
+    head = ["optimizer", "operations", "small vocabulary, ms", "this / AdamW", "whole, ms", "this / AdamW", "ran on"]
     return (
-        "## Launches\n\nBERT-base's 199 parameters at a hidden size of 8, where the arithmetic costs nothing, and the "
-        "operations of Paddle that a step launches; 1 thread.\n\n"
-        + table(["optimizer", "operations", "median step, ms", "this / AdamW", "ran on"], cells)
+        "## Launches\n\nBERT-base's 199 parameters at a hidden size of 8, and the operations of Paddle that a step "
+        "launches. Median processor time of a step, 1 thread, over a vocabulary of 30 words, where arithmetic costs "
+        "nothing, and over the whole one of 30,522.\n\n" + table(head, cells)
     )
+
+
+def _cost(measured):
+    return [milliseconds(measured["ms"]), f"{measured['ratio']:.2f}"]
 
 
 def _layerwise(results):

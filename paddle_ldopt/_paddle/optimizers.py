@@ -25,6 +25,7 @@ is_low_precision = attribute(OPTIMIZER, "_is_dtype_fp16_or_bf16", EVERY)
 weight_decay_fun = attribute(ADAMW, "_apply_decay_param_fun", EVERY)
 keeps_masters = attribute(ADAMW, "_multi_precision", EVERY)
 _auxiliary = attribute(OPTIMIZER, "_get_auxiliary_var", EVERY)
+_set_auxiliary = attribute(OPTIMIZER, "_set_auxiliary_var", EVERY)
 _create_accumulators = attribute(OPTIMIZER, "_create_accumulators", EVERY)
 _layer_helper = lazy("paddle.base.layer_helper.LayerHelper", EVERY)
 
@@ -32,6 +33,15 @@ _layer_helper = lazy("paddle.base.layer_helper.LayerHelper", EVERY)
 def found_inf(optimizer: Any) -> Any:
     """Return the flag by which a gradient scaler has the running step skipped, None if there is none."""
     return _auxiliary(optimizer)("found_inf")
+
+
+def overflow_is_found(optimizer: Any) -> bool:
+    """Return whether the running step must be skipped; note the answer as Paddle's step does, for its scaler."""
+    flag = found_inf(optimizer)
+    if isinstance(flag, paddle.Tensor):
+        flag = bool(flag)
+        _set_auxiliary(optimizer)("found_inf", flag)
+    return bool(flag)
 
 
 def set_attributes(optimizer: Any, **values: Any) -> None:

@@ -17,12 +17,12 @@ _OWN_HOOK = "layerwise_lr_decay"  # the one rule that PaddleDetection's files na
 
 
 def register() -> None:
-    """Make the names of our optimizers known to PaddleDetection's configuration files; ours replaces its `AdamWDL`.
+    """Add our optimizers to PaddleDetection's configuration files; ours replaces its `AdamWDL`.
 
     The settings of PaddleDetection's own optimizers keep their meaning: `clip_grad_by_norm`, `clip_grad_by_value`,
     `regularizer` (L2) and `param_groups`, and those of its `AdamWDL`: `betas`, `layer_decay`, `num_layers`,
-    `filter_bias_and_bn`, `skip_decay_names`. Beside them stand the options of the optimizer, those of `LayerDecay`,
-    `rules` and `granularity` of `LayerMap.from_model`.
+    `filter_bias_and_bn`, `skip_decay_names`. Options of the optimizer and of `LayerDecay`, `rules` and `granularity` of
+    `LayerMap.from_model`, and `allow_layerwise_change` are settings too.
 
     Raises:
         ImportError: PaddleDetection's package `ppdet` cannot be imported.

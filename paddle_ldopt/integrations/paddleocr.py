@@ -11,11 +11,11 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Make the names of our optimizers known to PaddleOCR's configuration files.
+    """Add our optimizers to PaddleOCR's configuration files.
 
     The settings of PaddleOCR's own optimizers keep their meaning: `lr`, `regularizer` (L2), `clip_norm`,
-    `no_weight_decay_name`, `one_dim_param_no_weight_decay`. Beside them stand the options of the optimizer, those of
-    `LayerDecay`, `rules` and `granularity` of `LayerMap.from_model`.
+    `no_weight_decay_name`, `one_dim_param_no_weight_decay`. Options of the optimizer and of `LayerDecay`, `rules` and
+    `granularity` of `LayerMap.from_model`, and `allow_layerwise_change` are settings too.
 
     Raises:
         ImportError: PaddleOCR's package `ppocr` cannot be imported.

@@ -11,11 +11,11 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Make the names of our optimizers known to PaddleSeg's configuration files; ours replaces its own `AdamWDL`.
+    """Add our optimizers to PaddleSeg's configuration files; ours replaces its own `AdamWDL`.
 
     The settings of PaddleSeg's own optimizers keep their meaning: `weight_decay`, `grad_clip_cfg` and `custom_cfg`,
-    whose `lr_mult` multiplies the layer's rate. Beside them stand the options of the optimizer, those of `LayerDecay`
-    and `rules` and `granularity` of `LayerMap.from_model`.
+    whose `lr_mult` multiplies the layer's rate. Options of the optimizer and of `LayerDecay`, `rules` and
+    `granularity` of `LayerMap.from_model` and `allow_layerwise_change` are settings too.
 
     Raises:
         ImportError: PaddleSeg cannot be imported.
@@ -24,7 +24,7 @@ def register() -> None:
     known = framework("paddleseg.cvlibs.manager", "PaddleSeg").OPTIMIZERS.components_dict
 
     class Component(base):
-        """An optimizer as PaddleSeg builds it: settings first, model and schedule second."""
+        """An optimizer as PaddleSeg builds it: settings first, then model and schedule."""
 
         def __init__(
             self,
@@ -46,7 +46,7 @@ def register() -> None:
             return from_settings(name, model, self.settings, learning_rate=lr, groups=groups, **common)
 
         def _options(self, chosen: dict[str, Any]) -> dict[str, float]:
-            """Return the options of the parameter group that an entry of `custom_cfg` is."""
+            """Return the options of a parameter group from an entry of `custom_cfg`."""
             options = {"learning_rate": chosen.get("lr_mult", 1.0)}
             if self.weight_decay is not None and chosen.get("weight_decay_mult") is not None:
                 options["weight_decay"] = self.weight_decay * chosen["weight_decay_mult"]

@@ -1,7 +1,7 @@
 """PaddleSpeech's speech recognition (s2t): ``optim: AdamWDL`` and ``layerwise_decay: 0.9`` in `optim_conf`.
 
-Call `register()` before the experiment is set up. PaddleSpeech gives its optimizers a list of parameters without a
-model, so ours are built when the trainer has set up its model.
+Call `register()` before the experiment is set up. PaddleSpeech gives optimizers a list of parameters without a
+model, so ours are built after the trainer has set up its model.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _KINDS = ("", "model_", "wav2vec2_", "hubert_", "wavlm_")  # a trainer has one o
 
 
 class Pending(paddle.optimizer.SGD):
-    """Holds the place of an optimizer from PaddleSpeech's factory until its trainer has set up the model."""
+    """Placeholder for an optimizer until PaddleSpeech's trainer has set up the model."""
 
     def __init__(self, learning_rate: Any, parameters: Any, grad_clip: Any = None) -> None:
         self.given = {"learning_rate": learning_rate, "groups": list(parameters), "grad_clip": grad_clip}
@@ -30,12 +30,12 @@ class Pending(paddle.optimizer.SGD):
 
 
 def register() -> None:
-    """Make the names of our optimizers known to the configuration files of PaddleSpeech's s2t experiments.
+    """Add our optimizers to the configuration files of PaddleSpeech's s2t experiments.
 
     `optim`, `optim_conf.weight_decay`, schedules and clipping keep their meaning; experiments with two optimizers
-    (wav2vec2, HuBERT, WavLM) take ours for either. `optim_conf` also has the options of the optimizer, those of
-    `LayerDecay`, `rules` and `granularity` of `LayerMap.from_model`. Text to speech (t2s) passes no such settings on:
-    use `apply_layerwise_decay` there.
+    (wav2vec2, HuBERT, WavLM) take ours for either. `optim_conf` also takes the options of optimizer and `LayerDecay`,
+    `rules` and `granularity` of `LayerMap.from_model` and `allow_layerwise_change`. Text to speech (t2s) passes no such
+    settings on: use `apply_layerwise_decay` there.
 
     Raises:
         ImportError: PaddleSpeech cannot be imported.

@@ -1,29 +1,32 @@
-"""From the settings of a framework's YAML file to an optimizer of ours."""
+"""Build our optimizers from the settings of a framework's YAML file."""
 
+import dataclasses
 import importlib
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
 import paddle
 
-from .._checks import checked_number
-from .._messages import refusal, unknown
-from .._paddle import weight_decay_coefficient
-from ..build import build_optimizer
+from .._checks import checked_bool, checked_number
+from .._messages import problem, refusal, unknown
+from .._paddle import parameters_of, weight_decay_coefficient
+from ..build import OFF, build_optimizer
 from ..layers.decay import OPTIONS as DECAY_OPTIONS
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
+from .resume import ALLOW, with_record
 
 __all__ = ["NAMES", "Component", "framework", "from_settings", "groups_by_name", "numbers_read", "undecayed_names"]
 
-NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # as a YAML file has them -> ours
+NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # class name -> our name
 _OF_THE_MAP = ("rules", "granularity")
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def framework(module: str, name: str) -> Any:
-    """Return a module of a framework; raise ImportError that names the framework if it is not installed."""
+    """Return a module of a framework; raise an ImportError that names the framework if it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -42,24 +45,25 @@ def from_settings(
     undecayed: Iterable[str] = (),
     groups: Optional[list[Any]] = None,
 ) -> Any:
-    """Return an optimizer of ours as a framework's YAML file describes it.
+    """Return the optimizer that a framework's YAML file describes.
 
     Args:
-        name: of the class, as in the file: "AdamWDL".
+        name: the class name in the file, such as "AdamWDL".
         model: the network.
-        settings: the optimizer's further options, those of `LayerDecay`, and `rules` and `granularity` of
-            `LayerMap.from_model`.
+        settings: options of the optimizer and of `LayerDecay`, `rules` and `granularity` of `LayerMap.from_model`, and
+            `allow_layerwise_change`.
         learning_rate: a number or a schedule.
         weight_decay: None for the class's default, a number or a `paddle.regularizer.L2Decay`.
-        grad_clip: None or the framework's.
-        undecayed: the `param.name` of parameters without weight decay, as the framework chooses them.
-        groups: parameters or parameter groups instead of all of the model's.
+        grad_clip: the framework's clipping, or None.
+        undecayed: `param.name` of the parameters that the framework excludes from weight decay.
+        groups: parameters or parameter groups; all parameters of the model by default.
     """
     info = REGISTRY[NAMES[name]]
     left = numbers_read(dict(settings))
+    allowed = checked_bool(left.pop(ALLOW, False), ALLOW)
     decay = LayerDecay(**{key: left.pop(key) for key in DECAY_OPTIONS if key in left})
     mapping = {key: left.pop(key) for key in _OF_THE_MAP if key in left}
-    known = [*info.arguments, *DECAY_OPTIONS, *_OF_THE_MAP]
+    known = [*info.arguments, *DECAY_OPTIONS, *_OF_THE_MAP, ALLOW]
     for key, value in left.items():
         if key not in known:
             raise ValueError(unknown(f"setting of {name}", key, value, known, most=40))
@@ -68,11 +72,20 @@ def from_settings(
         arguments["weight_decay"] = _weight_decay_of(weight_decay)
     if groups is None or not isinstance(groups[0], dict):
         arguments["apply_decay_param_fun"] = _Decays(undecayed)
-    return build_optimizer(NAMES[name], model, layerwise_decay=decay, groups=groups, **mapping, **arguments)
+    plain: Any = info.cls
+    recorded = dataclasses.replace(info, cls=with_record(plain))
+    optimizer = build_optimizer(recorded, model, layerwise_decay=decay, groups=groups, **mapping, **arguments)
+    setattr(optimizer, ALLOW, allowed)
+    if decay != OFF and all(
+        optimizer.layerwise_ratio(p) == 1.0 for p in parameters_of(optimizer) if not p.stop_gradient
+    ):
+        idle = "The layer-wise decay has no effect yet: all parameters that train are in the head, the rest is frozen."
+        warnings.warn(problem(idle, layerwise_decay=decay.layerwise_decay), stacklevel=2)
+    return optimizer
 
 
 class _Decays:
-    """`apply_decay_param_fun`: whether a parameter is decayed, by its `param.name`."""
+    """`apply_decay_param_fun`: return whether weight decay applies to a parameter, by its `param.name`."""
 
     def __init__(self, undecayed: Iterable[str]) -> None:
         self._undecayed = frozenset(undecayed)
@@ -82,7 +95,7 @@ class _Decays:
 
 
 def _weight_decay_of(weight_decay: Any) -> float:
-    """Return the coefficient of a framework's weight decay; a decoupled decay takes the place of an L2 penalty."""
+    """Return the coefficient of a framework's weight decay; decoupled weight decay replaces an L2 penalty."""
     if isinstance(weight_decay, paddle.regularizer.L2Decay):
         return float(weight_decay_coefficient(weight_decay))
     if isinstance(weight_decay, paddle.regularizer.WeightDecayRegularizer):
@@ -91,7 +104,7 @@ def _weight_decay_of(weight_decay: Any) -> float:
 
 
 def numbers_read(value: Any) -> Any:
-    """Return a value of a YAML file with numbers in place of "1e-3", which PyYAML reads as a string; in dicts too."""
+    """Return a value of a YAML file, nested ones too, with numbers for "1e-3", which PyYAML reads as a string."""
     if isinstance(value, dict):
         return {key: numbers_read(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -100,7 +113,7 @@ def numbers_read(value: Any) -> Any:
 
 
 def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: bool = False) -> set[str]:
-    """Return the `param.name` of parameters whose structured name has one of `parts`, and of vectors if asked."""
+    """Return `param.name` of the parameters whose structured name contains one of `parts`, and of vectors if asked."""
     wanted = tuple(parts)
     return {
         param.name
@@ -110,22 +123,26 @@ def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: b
 
 
 def groups_by_name(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return parameter groups: for each entry those whose structured name has one of its parts, and one of all others.
+    """Return a parameter group for each entry, matched by parts of structured names, and one for all other parameters.
 
-    A parameter goes to the first entry that it matches. Raise ValueError for an entry that no parameter is left for.
+    The first entry that matches gets the parameter. Raise ValueError for an entry without a parameter.
     """
     left = {name: param for name, param in model.named_parameters() if not param.stop_gradient}
     groups = []
     for parts, options in chosen:
         names = [name for name in left if any(part in name for part in parts)]
         if not names:
-            raise refusal(ValueError, "A group names no parameter that trains and is in no group before.", parts=parts)
+            raise refusal(
+                ValueError,
+                "A parameter group matches no trainable parameter that earlier groups have left.",
+                parts=parts,
+            )
         groups.append({**numbers_read(options), "params": [left.pop(name) for name in names]})
     return [*groups, {"params": list(left.values())}] if left else groups
 
 
 class Component:
-    """An optimizer as PaddleOCR and PaddleClas build it: the settings of the file first, the model second."""
+    """An optimizer as PaddleOCR and PaddleClas build it: settings first, then the model."""
 
     def __init__(
         self,
@@ -142,6 +159,6 @@ class Component:
         self.parts, self.one_dimensional = (no_weight_decay_name or "").split(), one_dim_param_no_weight_decay
 
     def __call__(self, model: Any) -> Any:
-        """Return the optimizer of a model's parameters."""
+        """Return the optimizer for a model."""
         undecayed = undecayed_names(model, self.parts, one_dimensional=self.one_dimensional)
         return from_settings(self.optimizer, model, self.settings, undecayed=undecayed, **self.common)

@@ -30,16 +30,23 @@ def check_patterns(names: list[str], matches: Mapping[str, list[str]]) -> None:
 
 
 def check_effects(layers: Any, decay: LayerDecay, tower_of: Mapping[str, Optional[str]]) -> None:
-    """Raise if an option of the decay, or of one of its towers, changes no ratio of the model."""
+    """Raise if an option of the decay, or of one of its towers, changes no ratio of the model.
+
+    Warn only of options beside `towers`: a decay for several models may find one without a layer outside of its towers.
+    """
     towers: dict[Optional[str], LayerDecay] = {None: decay}
     towers.update(decay.towers or {})
     for tower, own in towers.items():
         places = [layers.layer_of(name) for name in layers.names if tower_of[name] == tower]
         where = f"in the tower '{tower}'" if tower else "outside of `towers`" if decay.towers else "of the model"
         for missing, options in _missing(places):
-            for option in (option for option in options if getattr(own, option) != OPTIONS[option].default):
-                why = f"no parameter {where} is in the {missing}. Leave it out."
-                raise refusal(ValueError, f"`{option}` has no effect: {why}", **{option: getattr(own, option)})
+            idle = {name: getattr(own, name) for name in options if getattr(own, name) != OPTIONS[name].default}
+            if not idle:
+                continue
+            message = f"{quoted(list(idle))} has no effect: no parameter {where} is in the {missing}. Leave it out."
+            if tower or not decay.towers:
+                raise refusal(ValueError, message, **idle)
+            warnings.warn(problem(message, **idle), stacklevel=4)
 
 
 def _missing(places: list[Any]) -> Iterator[tuple[str, tuple[str, ...]]]:

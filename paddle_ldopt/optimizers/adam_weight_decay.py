@@ -12,7 +12,7 @@ import paddle
 from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import one_minus_power, over_, plus_, root
+from ._base.arithmetic import one_minus_power, over_, plus_, root, times
 from ._base.moments import adam_moments
 from ._base.rule_optimizer import RuleOptimizer, Update
 from ._base.step_count import SharedStepCount
@@ -55,14 +55,14 @@ def adam_weight_decay_update(
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:
-        param = plus_(-lr * weight_decay * param, param)  # first, and not with the bias-corrected rate
+        param = plus_(times(param, -lr * weight_decay), param)  # first, and not with the bias-corrected rate
     new_state = adam_moments(state, grad, beta_1, beta_2)
     m, v = new_state.values()
     if amsgrad:
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
     # Adam before section 2.1: the rate has both corrections, and epsilon is added to the root of an uncorrected v
     step_size = lr * one_minus_power(beta_2, t).sqrt() / one_minus_power(beta_1, t)
-    return plus_(over_(-step_size * m, plus_(root(v), epsilon)), param), new_state
+    return plus_(over_(times(m, -step_size), plus_(root(v), epsilon)), param), new_state
 
 
 @register(

@@ -11,7 +11,7 @@ import paddle
 
 from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
-from ._base.arithmetic import average, plus_, power, square_, times_
+from ._base.arithmetic import average, plus_, power, square_, times, times_
 from ._base.factored import (
     FactoredOptimizer,
     factored_averages,
@@ -89,7 +89,7 @@ def came_update(
     if weight_decay:
         step = plus_(weight_decay * param, step)
     lr = scaled_rate(lr, t, param_rms, eps[1], relative_step=relative_step, warmup_init=warmup_init)
-    return plus_(-lr * step, param), new_state
+    return plus_(times(step, -lr), param), new_state
 
 
 def _fit_for_float16(m: Any) -> Any:

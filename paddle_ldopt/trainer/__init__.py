@@ -1,6 +1,6 @@
-"""Layer-wise learning-rate decay in the Trainer of PaddleNLP (2.8 and 3.0) and PaddleFormers, by mixins.
+"""Mixins for layer-wise learning-rate decay in the Trainer of PaddleNLP (2.8 and 3.0) and PaddleFormers.
 
-Importing it imports neither of them: the mixins take the Trainer they are mixed into as it is.
+Importing this package imports neither of them.
 """
 
 from .arguments import LdoptArgumentsMixin, OptimizerName, SchedulerName

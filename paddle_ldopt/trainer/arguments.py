@@ -1,4 +1,4 @@
-"""The layer-wise arguments of a fine-tuning, mixed into the TrainingArguments of PaddleNLP or PaddleFormers."""
+"""Layer-wise arguments for the TrainingArguments of PaddleNLP and PaddleFormers."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -27,13 +27,13 @@ _Arguments: Any = object  # for type checkers: the TrainingArguments that follow
 
 
 class OptimizerName(str):
-    """Name of an optimizer that the Trainer's own enum lacks; like a member of it, it has a `value`."""
+    """Name of an optimizer that the Trainer's enum lacks, with the `value` of its members."""
 
     value = property(str)
 
 
 class SchedulerName(str):
-    """Name of a schedule that the Trainer's own enum lacks; like a member of it, it has a `value`."""
+    """Name of a schedule that the Trainer's enum lacks, with the `value` of its members."""
 
     value = property(str)
 
@@ -45,27 +45,27 @@ def _flag(default: Any, text: str) -> Any:
 @dataclasses.dataclass
 @with_decay_settings(str)
 class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
-    """Give TrainingArguments the layer-wise arguments, and `optim` and `lr_scheduler_type` the names of ours.
+    """Add the layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
 
     Args:
-        layerwise_lr_decay: 1 is off, 0.8 to 0.95 usual. Each further option of `LayerDecay` is an argument of its own,
-            such as `layerwise_min_ratio`. `layerwise_head_ratio` has an effect without a decay, too.
+        layerwise_lr_decay: 1 is off, 0.8 to 0.95 is usual. Every other option of `LayerDecay` is an argument too, such
+            as `layerwise_min_ratio`. `layerwise_head_ratio` also works without a decay.
         allow_layerwise_change: resume even if the checkpoint has another decay or layer map.
-        optim (str): one of `list_optimizers`, or any that the Trainer has; all get the layer-wise rates.
+        optim (str): a name of `list_optimizers` or of the Trainer; every optimizer gets the layer-wise rates.
         optim_kwargs: other options of an optimizer of `list_optimizers`, as a JSON object:
-            ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's own arguments (`adam_beta1`...) stay.
+            ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's own arguments (`adam_beta1`...) stay in use.
         layerwise_rules: the `rules` of `LayerMap.from_model`, as a JSON object; so are `layerwise_towers` and
             `layerwise_multipliers`: ``--layerwise_towers '{"vision_model": 0.65, "text_model": {"scale": 0.1}}'``.
         layerwise_granularity: that of `LayerMap.from_model`.
         lr_scheduler_type (str): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup" and
-            "polynomial" stay the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless `lr_scheduler_kwargs`
-            are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, on
-            `metric_for_best_model` (the loss if None); `greater_is_better` says which way is better.
+            "polynomial" are the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless `lr_scheduler_kwargs`
+            are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, following
+            `metric_for_best_model` (the loss if None) in the direction of `greater_is_better`.
         lr_scheduler_kwargs: the `scheduler_specific_kwargs` of `get_scheduler`, as a JSON object.
 
     Raises:
         ValueError: values out of range or of the wrong type, options without effect, unknown names; all at once.
-        RuntimeError: from the constructor of a Trainer without `LdoptTrainerMixin`, which would ignore the arguments.
+        RuntimeError: a Trainer without `LdoptTrainerMixin`, which would ignore the arguments, is constructed.
         TypeError: at the definition of the class, if the mixin does not come first.
 
     Examples:
@@ -116,15 +116,15 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         if ours:
             args.lr_scheduler_type = SchedulerName(kind)
         lr_scheduler.check_evaluation(args)
-        _ = self.layerwise_decay  # raises if ERNIEKit's arguments, which are complete by now, do not fit
+        _ = self.layerwise_decay  # raises if ERNIEKit's arguments, complete by now, contradict it
 
     @property
     def layerwise_decay(self) -> LayerDecay:
-        """The `LayerDecay` that the arguments make together, with those that ERNIEKit has of its own."""
+        """The `LayerDecay` of all arguments, ERNIEKit's own included."""
         return with_erniekit(super().layerwise_decay, self)
 
     def check_trainer(self) -> None:
-        """Raise if the arguments ask for something of ours and no Trainer with our mixin has taken them."""
+        """Raise if our arguments are used and no Trainer with our mixin has received them."""
         args: Any = self
         settings, off = settings_of(super().layerwise_decay), settings_of(OFF)
         asked = {name: value for name, value in settings.items() if value != off[name]}
@@ -161,6 +161,6 @@ def _option_problems(args: Any, optim: str, options: dict[str, Any]) -> Iterator
         yield f"`{own[name]}` says the {name} of {shown(optim)}: leave it out here. Received: {received}"
     if options.get("relative_step"):
         advice = "goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`"
-        yield f"An optimizer that sets its rate itself {advice}. Received: {received}"
+        yield f"An optimizer that sets its own rate {advice}. Received: {received}"
     else:
         yield from option_problems(optim, {name: value for name, value in options.items() if name not in own})

@@ -1,4 +1,4 @@
-"""What the mixins and callbacks of a Trainer share: events, agreement of all processes, the logger, plain names."""
+"""Shared by mixins and callbacks: events, agreement of all processes, the logger, plain names."""
 
 import importlib
 import logging
@@ -10,12 +10,12 @@ _Trainer: Any = object  # for type checkers: the Trainer that follows in the bas
 
 
 def name_of(choice: Any) -> str:
-    """Return the name of an optimizer, a schedule or a strategy: of a member of the Trainer's enum, or of a string."""
+    """Return the name of an optimizer, schedule or strategy given as a string or as a member of the Trainer's enum."""
     return str(getattr(choice, "value", choice))
 
 
 def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
-    """Raise TypeError if `cls` takes `method` from a base that comes before `mixin` and knows nothing of it."""
+    """Raise TypeError if `cls` inherits `method` from an unrelated base that precedes `mixin`."""
     owner = next(base for base in cls.__mro__ if method in vars(base))
     if not issubclass(owner, mixin):
         name = next(base.__name__ for base in cls.__mro__[1:] if issubclass(base, mixin))
@@ -25,7 +25,7 @@ def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
 
 
 class Callback:
-    """A TrainerCallback in all but its base class, which is another in every package."""
+    """A TrainerCallback without the base class, which differs between packages."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("on_"):
@@ -34,27 +34,27 @@ class Callback:
 
 
 class TrainerMixin(_Trainer):
-    """The base of both mixins; it trains as the Trainer does."""
+    """The base of both mixins."""
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, as the Trainer's own `train`."""
+        """Train as the Trainer does."""
         events: Any = Callback()
         events.on_train_begin = lambda *args, **kwargs: self._begin_training()
         events.on_epoch_begin = lambda *args, **kwargs: self._begin_epoch()
-        self.callback_handler.callbacks.insert(0, events)  # who looks for the last callback finds the user's
+        self.callback_handler.callbacks.insert(0, events)  # first: the last callback stays the user's
         try:
             return super().train(*args, **kwargs)
         finally:
             self.callback_handler.pop_callback(events)
 
     def _begin_training(self) -> None:
-        """Called when the state of the training is loaded, before its first step."""
+        """Called before the first step, with the training's state loaded."""
 
     def _begin_epoch(self) -> None:
-        """Called before the first batch of an epoch is read."""
+        """Called before the first batch of an epoch."""
 
     def _agree(self, ask: Callable[[], Any]) -> Any:
-        """Return in all processes what `ask()` gives in the main one, or raise what it raises there."""
+        """Return the result of `ask()` in the main process to all processes, or raise its error in all."""
         if self.args.world_size <= 1:
             return ask()
         _, answers = together(lambda: (None, ask() if self.is_world_process_zero() else None))

@@ -1,4 +1,4 @@
-"""Callbacks that show the rate of each layer: one logs it in each step, the other shows the whole schedule."""
+"""Callbacks that log the rate of each layer, or show the whole schedule."""
 
 import os
 from collections.abc import Iterable
@@ -18,17 +18,17 @@ from .unfreezing import all_open
 
 
 class LayerLRCallback(Callback):
-    """Log the rate that was really applied to each layer: one number a layer of each tower, beside the loss.
+    """Log the learning rate applied to each layer beside the loss: one number per layer of each tower.
 
     The names are "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3"). Each rate is the
-    greatest of the layer in the last step, read back from the optimizer with schedule, groups, hooks and freezing.
+    largest of the layer in the last step, read back from the optimizer with schedule, groups, hooks and freezing.
 
     Args:
-        layers: those of the optimizer's decay, or of the model, if None.
+        layers: by default those of the optimizer's decay, or of the model.
 
     Raises:
-        TypeError: from the training, if the Trainer lacks `LdoptTrainerMixin`: a callback alone cannot add to its logs.
-        ValueError: the model's layers are not found; a parameter that is not in `layers`.
+        TypeError: during training, if the Trainer lacks `LdoptTrainerMixin`: a callback alone cannot add to its logs.
+        ValueError: the model's layers are not found, or `layers` lacks a parameter.
 
     Examples:
         >>> trainer.add_callback(LayerLRCallback())  # doctest: +SKIP
@@ -57,11 +57,12 @@ class LayerLRCallback(Callback):
         }
 
     def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Note the rate of the step that comes; the schedule goes on before anything is logged."""
-        self._step = at_this_step(optimizer), next_rate(optimizer)
+        """Note the rate of the coming step, because the schedule advances before the log."""
+        reports = sets_own_rate(optimizer) and hasattr(unwrap(optimizer), "used_lr")  # read later: it waits
+        self._step = at_this_step(optimizer), None if reports else next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
-        """Return the rates of the last step, by what they are called in the logs."""
+        """Return the rates of the last step by their names in the logs."""
         if self._step is None:
             return {}
         applied = applied_rates(*self._step)  # here, not in every step: it takes 0.2 ms a parameter
@@ -73,19 +74,19 @@ class LayerLRCallback(Callback):
 
 
 class ScheduleCallback(Callback):
-    """Show the whole schedule of every layer before the first step: print it, and write it as PNG and CSV.
+    """Print the schedule of every layer before the first step, and write it as a picture and CSV.
 
     Layers that `GradualUnfreezeCallback` opens later (add it first) are at 0 until then. A resume shows the whole
-    schedule again, or the rest of one that cannot be wound back. The main process alone prints and writes.
+    schedule again, or the rest if it cannot be rewound. Only the main process prints and writes.
 
     Args:
-        path: the picture (.png, .svg, .pdf). The CSV beside it has a column a layer and a row a step, or every k-th of
-            more than 10,000.
-        layers: those of the optimizer's decay, or of the model, if None.
+        path: the picture (.png, .svg, .pdf). The CSV beside it has a column per layer and a row per step, or per k-th
+            step of more than 10,000.
+        layers: by default those of the optimizer's decay, or of the model.
 
     Raises:
-        ValueError: another ending. From the training: a schedule that follows a metric, or cannot be read ahead for
-            another reason; an optimizer that sets its rate itself.
+        ValueError: another file type. During training: a schedule that follows a metric or cannot be read ahead; an
+            optimizer that sets its own rate.
     """
 
     def __init__(self, path: Union[str, os.PathLike[str]], layers: Optional[LayerMap] = None):
@@ -99,7 +100,7 @@ class ScheduleCallback(Callback):
             problem = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
             raise refusal(ValueError, f"{problem}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
         if sets_own_rate(optimizer):
-            problem = "ScheduleCallback cannot show the schedule of an optimizer that sets its rate itself"
+            problem = "ScheduleCallback cannot show the schedule of an optimizer that sets its own rate"
             raise refusal(ValueError, f"{problem}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
         layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         first, rates = schedule_rates(lr_scheduler, state.max_steps)
@@ -128,7 +129,7 @@ class ScheduleCallback(Callback):
 
 
 def at_this_step(optimizer: Any) -> Any:
-    """Return the optimizer, or one to read from in which a decay that moves stays as it is now."""
+    """Return the optimizer to read from, with a moving decay fixed at its present value."""
     inner = unwrap(optimizer)
     if moves(ratios_of(inner)):
         return stand_in(inner, parameters_of(optimizer), ratio_of=inner.ratio_now(), _step_ratios=None)
@@ -136,7 +137,7 @@ def at_this_step(optimizer: Any) -> Any:
 
 
 def _moved_ratios(optimizer: Any, steps: Iterable[int]) -> list[dict[tuple[str, int], float]]:
-    """Return for each step (tower, layer id) -> the ratio over that of now, none if the decay does not move."""
+    """Return for each step (tower, layer id) -> ratio relative to now; empty if the decay does not move."""
     ratios = ratios_of(optimizer)
     if not isinstance(ratios, LayerRatios) or not ratios.decay.moves:
         return []

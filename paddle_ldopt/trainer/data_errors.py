@@ -1,4 +1,4 @@
-"""The errors of data sets and collators: Paddle's DataLoader waits for ever instead of raising them."""
+"""Raise the errors of data sets and collators, at which Paddle's DataLoader waits forever."""
 
 import functools
 import warnings
@@ -12,8 +12,8 @@ from .._paddle import MovedError, end_reading, reader_class
 def raising_errors(loader: Any) -> Any:
     """Return a DataLoader that raises the errors of its data set and collator.
 
-    Without workers Paddle reads in a thread, and nothing tells who waits for a batch that this thread has ended by an
-    error. A loader that iterates in its own way is returned as it is.
+    Without workers Paddle reads in a thread, and nothing reports an error in it. A loader with workers or an iteration
+    of its own is returned unchanged.
     """
     cls: Any = type(loader)
     if getattr(cls, "__iter__", None) is not paddle.io.DataLoader.__iter__ or loader.num_workers:

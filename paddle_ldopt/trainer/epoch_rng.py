@@ -1,4 +1,4 @@
-"""The states of the generators that samplers shuffle an epoch with, in memory and in a checkpoint."""
+"""The random states that samplers shuffle an epoch with, in memory and in a checkpoint."""
 
 import functools
 import random
@@ -10,19 +10,19 @@ from . import folders
 
 
 def now() -> dict[str, Any]:
-    """Return the states of NumPy's and Python's generators, as JSON can hold them."""
+    """Return the states of NumPy's and Python's generators for JSON."""
     (kind, keys, *rest), (version, state, gauss) = np.random.get_state(), random.getstate()
     return {"numpy": [kind, np.asarray(keys).tolist(), *rest], "python": [version, list(state), gauss]}
 
 
 def read(folder: str) -> Any:
-    """Return the states in a checkpoint, None if it has none; raise ValueError if they are damaged."""
+    """Return the states in a checkpoint, or None; raise ValueError if they are corrupt."""
     check = functools.partial(restore, of_numpy=np.random.RandomState(), of_python=random.Random())
     return folders.read_json(folder, folders.EPOCH_RNG, "states of the generators", check)
 
 
 def restore(states: dict[str, Any], of_numpy: Any = np.random, of_python: Any = random) -> None:
-    """Put the generators into the states of `now`."""
+    """Restore states from `now`."""
     kind, keys, *rest = states["numpy"]
     of_numpy.set_state((kind, np.array(keys, dtype="uint32"), *rest))
     version, state, gauss = states["python"]

@@ -1,7 +1,7 @@
-"""The arguments for layer-wise rates that ERNIEKit and PaddleFormers have of their own, as options of `LayerDecay`.
+"""ERNIEKit's and PaddleFormers' own arguments for layer-wise rates, as options of `LayerDecay`.
 
-ERNIEKit turns them into the `lr_ratio` of Paddle's AdamW, which Paddle refuses on a CPU. The numbers here are those of
-its trainers (erniekit/train/dpo/trainer.py, erniekit/train/vl_sft/pretraining_trainer.py).
+ERNIEKit passes them to Paddle's AdamW as `lr_ratio`, which Paddle refuses on a CPU. The numbers are those of its
+trainers (erniekit/train/dpo/trainer.py, erniekit/train/vl_sft/pretraining_trainer.py).
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from ..layers.decay import OPTIONS, LayerDecay
 from ..layers.map import LayerMap
 
 _GATE = r"^ernie\.layers\.0\.mlp\.gate\.weight$"
-# argument -> its value that asks for nothing, and the options of `LayerDecay` that say the same
+# argument -> its neutral value, and the equivalent options of `LayerDecay`
 _ARGUMENTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "layerwise_lr_decay_bound": (1.0, ("layerwise_decay", "convention", "bound", "end", "min_ratio")),
     "vit_lr_ratio": (None, ("towers",)),
@@ -26,13 +26,13 @@ _ARGUMENTS: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 
 def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
-    """Return a decay with what ERNIEKit's arguments ask for beside it, the same decay if they ask for nothing.
+    """Return a decay extended by ERNIEKit's arguments, the same decay if none is set.
 
     - `layerwise_lr_decay_bound`: the convention "linear";
     - `vit_lr_ratio`: the convention "ernie_vl" of the tower "vision_model";
     - `moe_gate_lr_ratio`: a multiplier of the router in the first block.
 
-    Raise TypeError or ValueError for a value out of range, or one that the decay has an option for already.
+    Raise TypeError or ValueError for a value out of range, or one that the decay's own options already set.
     """
     asked = _asked(args)
     for argument, value in asked.items():
@@ -53,7 +53,7 @@ def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
 
 
 def check_router(args: Any, layers: LayerMap) -> None:
-    """Raise ValueError if `moe_gate_lr_ratio` would have no effect, because ERNIEKit gives it to one router alone."""
+    """Raise ValueError if the model lacks the one router that `moe_gate_lr_ratio` applies to."""
     gate = _asked(args).get("moe_gate_lr_ratio")
     if gate is not None and "ernie.layers.0.mlp.gate.weight" not in layers.names:
         problem = (
@@ -66,7 +66,7 @@ def check_router(args: Any, layers: LayerMap) -> None:
 
 @contextlib.contextmanager
 def left_to_us(args: Any) -> Iterator[None]:
-    """Let the arguments ask for nothing, so that ERNIEKit's `create_optimizer` gives Paddle's AdamW no `lr_ratio`."""
+    """Set the arguments to neutral values, so that ERNIEKit's `create_optimizer` passes no `lr_ratio` to AdamW."""
     before = {name: getattr(args, name) for name in _ARGUMENTS if hasattr(args, name)}
     try:
         for name in before:
@@ -78,7 +78,7 @@ def left_to_us(args: Any) -> Iterator[None]:
 
 
 def _asked(args: Any) -> dict[str, float]:
-    """Return the arguments that ask for something, with their values."""
+    """Return the arguments with an effect, and their values."""
     values = {name: getattr(args, name, None) for name in _ARGUMENTS}
     if values["vit_lr_ratio"]:
         del values["visual_ld"]

@@ -1,7 +1,7 @@
-"""The folders of checkpoints: whether one is complete and undamaged, which one to take or drop.
+"""Checkpoint folders: whether one is complete and undamaged, which one to resume from or delete.
 
-While the Trainer writes a checkpoint, ``ldopt_layerwise.json.partial`` is in it. It gets its name (without layer-wise
-settings it goes) when all the rest is on disk, so a process that is killed in between leaves a mark.
+While the Trainer writes a checkpoint, it contains ``ldopt_layerwise.json.partial``. Once all other files are written
+it is renamed, or deleted if there are no layer-wise settings. A killed process leaves it behind.
 """
 
 import itertools
@@ -25,7 +25,7 @@ _NUMBERED = re.compile(r"^checkpoint-(\d+)$")
 
 
 def begin_checkpoint(folder: str, files: dict[str, Any]) -> None:
-    """Mark a checkpoint as being written and write the files that are ours; remove those of an earlier run."""
+    """Mark a checkpoint as being written and write our files; remove those of an earlier run."""
     os.makedirs(folder, exist_ok=True)
     _write_json(folder, PARTIAL, {"format": FORMAT, **files.get(RECORD, {})})
     for name in (RECORD, EPOCH_RNG, CONFIG, FILES):
@@ -36,7 +36,7 @@ def begin_checkpoint(folder: str, files: dict[str, Any]) -> None:
 
 
 def finish_checkpoint(folder: str, all_written: bool = True, recorded: bool = True) -> None:
-    """Mark a checkpoint as complete, once; list its files unless some are still being written, in the background."""
+    """Mark a checkpoint as complete, once; list its files unless some are still written in the background."""
     partial = os.path.join(folder, PARTIAL)
     if not os.path.exists(partial):
         return
@@ -53,7 +53,7 @@ def list_files(folder: str, recorded: bool = True) -> None:
     paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
     left_out = {FILES} if recorded else {FILES, PARTIAL}
     found = sorted({os.path.relpath(path, folder) for path in paths} - left_out)
-    # the record by the name that it is to get
+    # the record under its final name
     listed = {RECORD if name == PARTIAL else name: digest(os.path.join(folder, name)) for name in found}
     _write_json(folder, FILES, {"format": FORMAT, "files": listed})
 
@@ -64,7 +64,7 @@ def _write_json(folder: str, name: str, content: Any) -> None:
 
 
 def read_json(folder: str, name: str, kind: str, check: Callable[[Any], Any]) -> Any:
-    """Return the content of a file of ours, None if it is not there; raise ValueError if `check` cannot read it."""
+    """Return the content of one of our files, None if it is missing; raise ValueError if `check` cannot read it."""
     path = os.path.join(folder, name)
     if not os.path.exists(path):
         return None
@@ -78,7 +78,7 @@ def read_json(folder: str, name: str, kind: str, check: Callable[[Any], Any]) ->
 
 
 def check_complete(folder: str) -> None:
-    """Raise ValueError if a checkpoint was cut short, or a file that it lists is not what was written."""
+    """Raise ValueError if a checkpoint is incomplete, or a file that it lists is missing or changed."""
     if os.path.exists(os.path.join(folder, PARTIAL)):
         state, which = "was cut short while it was being saved (killed, or no space left): resume", "complete one"
     elif problem := _damage(folder):
@@ -93,7 +93,7 @@ def check_complete(folder: str) -> None:
 
 
 def _damage(folder: str) -> Optional[str]:
-    """Return in words what is wrong with the files of a checkpoint, None if nothing is or it lists none."""
+    """Describe the damaged files of a checkpoint; None if there are none or it lists no files."""
     path = os.path.join(folder, FILES)
     if not os.path.exists(path):
         return None
@@ -109,7 +109,7 @@ def _damage(folder: str) -> Optional[str]:
 
 
 def check_writable(output_dir: str) -> None:
-    """Raise ValueError if checkpoints cannot be written into a folder; make it, if it is not there."""
+    """Raise ValueError if a folder is not writable; create it if it is missing."""
     try:
         os.makedirs(output_dir, exist_ok=True)
         with tempfile.TemporaryFile(dir=output_dir) as file:
@@ -120,10 +120,10 @@ def check_writable(output_dir: str) -> None:
 
 
 def last_checkpoint(output_dir: Path) -> Optional[str]:
-    """Return the newest sound checkpoint in the Trainer's `output_dir`, to resume from after a crash; None without one.
+    """Return the last valid checkpoint in the Trainer's `output_dir`, to resume from after a crash; None without one.
 
-    It is the ``checkpoint-<step>`` with the greatest step. Checkpoints that were cut short are skipped, damaged ones
-    with a warning. A checkpoint of a Trainer without our mixins is complete if it has a trainer state.
+    That is the ``checkpoint-<step>`` with the highest step. Incomplete checkpoints are skipped, damaged ones with a
+    warning. A checkpoint of a Trainer without our mixins is complete if it has a trainer state.
     """
     for _, folder in reversed(_complete(checked_path(output_dir, "output_dir"))):
         problem = _damage(folder)
@@ -134,10 +134,10 @@ def last_checkpoint(output_dir: Path) -> Optional[str]:
 
 
 def set_aside(output_dir: str, step: int) -> list[tuple[str, str]]:
-    """Rename the sound checkpoints of steps after `step`, which `last_checkpoint` would take for those of this run.
+    """Rename the valid checkpoints of steps after `step`, which `last_checkpoint` would mistake for this run's.
 
-    Returns the old and the new name of each: ``superseded-checkpoint-<step>``, with a number if that is taken. Those
-    that were cut short or are damaged stay: nothing takes them, and the run may write them anew.
+    Returns the old and the new name of each: ``superseded-checkpoint-<step>``, with a number if that is taken.
+    Incomplete and damaged checkpoints stay: nothing resumes from them, and the run may overwrite them.
     """
     renamed = []
     for number, folder in _complete(output_dir):
@@ -151,10 +151,10 @@ def set_aside(output_dir: str, step: int) -> list[tuple[str, str]]:
 
 
 def oldest_first(folders: list[str], step: int, best: Optional[str]) -> list[str]:
-    """Return the checkpoints among folders in the order in which they may go, whatever their times are.
+    """Return checkpoint folders in the order of deletion, regardless of file times.
 
-    Those of later steps than `step`, the newest of this run, go first: an earlier run left them. The newest goes last
-    (if none is of this step, the one with the highest), before it the best.
+    Checkpoints of an earlier run, with steps after `step`, come first. The newest comes last (the highest step if none
+    is of this step), preceded by the best.
     """
     steps = {folder: int(match.group(1)) for folder in folders if (match := _NUMBERED.match(os.path.basename(folder)))}
     if step not in steps.values():
@@ -168,7 +168,7 @@ def oldest_first(folders: list[str], step: int, best: Optional[str]) -> list[str
 
 
 def _complete(output_dir: str) -> list[tuple[int, str]]:
-    """Return (step, folder) of the checkpoints that were written to their end, by their steps."""
+    """Return (step, folder) of the complete checkpoints, by step."""
     found = []
     for name in os.listdir(output_dir) if os.path.isdir(output_dir) else []:
         match, folder = _NUMBERED.match(name), os.path.join(output_dir, name)
@@ -179,7 +179,7 @@ def _complete(output_dir: str) -> list[tuple[int, str]]:
 
 
 def beside(checkpoint: str, other: str, output_dir: str) -> str:
-    """Return where `other` is now, a checkpoint of the same run as `checkpoint`: beside it, if it is there."""
+    """Return the present path of `other`, a checkpoint of the same run: beside `checkpoint` if it exists there."""
     found = os.path.join(os.path.dirname(os.path.abspath(checkpoint)), os.path.basename(other))
     if not os.path.isdir(found):
         return other
@@ -187,15 +187,15 @@ def beside(checkpoint: str, other: str, output_dir: str) -> str:
 
 
 def within(folder: str, path: str) -> Optional[str]:
-    """Return the path of a folder in `folder`, beginning as that does (the Trainer compares paths); else None."""
+    """Return `path` with the prefix `folder` if it is in there (the Trainer compares paths), else None."""
     inside = os.path.isdir(path) and os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
     return os.path.join(folder, os.path.basename(path)) if inside else None
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all, so that a process that is killed meanwhile leaves the old one.
+    """Write a file completely or not at all: a killed process leaves the old one.
 
-    A link stays a link: the file it leads to is written. A device or a pipe is written through, never replaced.
+    A link stays a link. A device or a pipe is written to, never replaced.
     """
     path = os.path.realpath(path)
     content = text.encode("utf-8", "backslashreplace")  # file names may be no UTF-8
@@ -207,7 +207,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def state_of(checkpoint: str, state_class: Any) -> Any:
-    """Return the `TrainerState` in a checkpoint, None if it has none."""
+    """Return the `TrainerState` in a checkpoint, or None."""
     for name, load in (("trainer_state.json", "load_from_json"), ("trainer_state.bin", "load")):
         path = os.path.join(checkpoint, name)
         if os.path.isfile(path):

@@ -1,10 +1,10 @@
-"""Optimizers that users pass to the Trainer: whether they do what its arguments say."""
+"""Checks of optimizers and schedules against the Trainer's arguments: a setting without effect is an error."""
 
 from typing import Any, Optional
 
 from paddle.optimizer.lr import LRScheduler
 
-from .._messages import shown
+from .._messages import refusal, shown
 from .._paddle import check_wrapper_state, parameters_of, rate_source, unwrap
 from ..build import OFF
 from ..config import json_object
@@ -13,10 +13,12 @@ from ..layers.map import LayerMap
 from ..layers.rates import sets_own_rate
 from ..layers.ratios import decay_of
 from ..optimizers.registry import REGISTRY
+from ..schedules import ON_METRIC
+from .base import name_of
 
 
 class OwnRate(LRScheduler):
-    """Stand for the schedule of an optimizer that sets its rate itself: it sets nothing and reports the rate."""
+    """The placeholder schedule of an optimizer that sets its own rate: it only reports the rate."""
 
     def __init__(self, optimizer: Any):
         self.optimizer = unwrap(optimizer)
@@ -28,7 +30,7 @@ class OwnRate(LRScheduler):
 
 
 def check_given_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
-    """Raise if the Trainer, given `optimizers=(optimizer, scheduler)`, would not do what its arguments say."""
+    """Raise if an optimizer that the mixin did not make contradicts the Trainer's schedule, `optim` or decay."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
     name = type(optimizer).__name__
@@ -47,7 +49,7 @@ def check_given_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: Lay
 
 
 def check_given_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) -> None:
-    """Raise if an optimizer has other options than `optim_kwargs`, or other layers than `layerwise_rules` make."""
+    """Raise if an optimizer differs from `optim_kwargs` in an option, or from `layerwise_rules` in a layer."""
     optimizer = unwrap(optimizer)
     name = type(optimizer).__name__
     options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
@@ -69,18 +71,19 @@ def check_given_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) 
 
 
 def _ignored(argument: str, remedy: str, received: str) -> ValueError:
-    problem = f"`optimizers` has an optimizer already, so {argument} would be ignored: {remedy}."
+    problem = f"The Trainer has an optimizer already, so {argument} would be ignored: {remedy}."
     return ValueError(f"{problem} Received: {received}")
 
 
 def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
+    """Raise if the Trainer would step a schedule that the optimizer does not use."""
     name, own = type(optimizer).__name__, rate_source(optimizer)
     scheduled, sets_own = isinstance(own, LRScheduler), sets_own_rate(optimizer)
     reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it tells what rate was used
     if scheduler is own or (reports and not scheduled) or (sets_own and scheduler is None):
         return
     if sets_own:
-        remedy, rate = "it sets its rate itself, so give optimizers=(opt, None)", "its own"
+        remedy, rate = "it sets its own rate, so give optimizers=(opt, None)", "its own"
     elif scheduled:
         remedy, rate = "give optimizers=(opt, scheduler) with the scheduler it was built with", type(own).__name__
     else:
@@ -88,6 +91,38 @@ def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
         remedy, rate = f"build it with a scheduler and give both; {constant}", own
     passed = "None" if scheduler is None else type(scheduler).__name__
     raise ValueError(
-        "The Trainer would step a scheduler that the optimizer does not take its rate from, without any effect: "
+        "The Trainer would step a scheduler that the optimizer does not take its rate from, without effect: "
         f"{remedy}. Received: optimizers=({name}, {passed}), where the learning_rate of {name} is {rate}"
     )
+
+
+def check_schedule(optimizer: Any, scheduler: Any, args: Any, eval_dataset: Any) -> None:
+    """Raise if `lr_scheduler_type`, one of our schedules, would be ignored or lacks the metric that it follows.
+
+    `scheduler` is the Trainer's, None if it is to be built or was built by the mixin.
+    """
+    kind, ignored = name_of(args.lr_scheduler_type), "so `lr_scheduler_type` would be ignored: leave"
+    received: dict[str, Any] = {"optimizers": tuple(type(value).__name__ for value in (unwrap(optimizer), scheduler))}
+    if sets_own_rate(optimizer):
+        problem = f"The optimizer sets its own rate, {ignored} it out."
+    elif scheduler is not None:
+        problem = f"`optimizers` has a scheduler already, {ignored} one of them out."
+    elif kind in ON_METRIC and eval_dataset is None:
+        problem = "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`."
+        received = {"eval_dataset": None}
+    else:
+        return
+    raise refusal(ValueError, problem, **received, lr_scheduler_type=kind)
+
+
+def check_unified(args: Any, optimizer: Any, processes: int) -> None:
+    """Raise if PaddleNLP could save unified checkpoints of one of our optimizers but not resume from them."""
+    if processes == 1 or not getattr(args, "unified_checkpoint", False):
+        return
+    params = [param for param in parameters_of(optimizer) if not param.stop_gradient]
+    if len({frozenset(optimizer.state_kinds(param)) for param in params}) > 1:
+        problem = (
+            f"PaddleNLP cannot resume unified checkpoints of {type(optimizer).__name__} in more than one process, "
+            "because matrices and vectors have different states: set unified_checkpoint=False."
+        )
+        raise refusal(ValueError, problem, unified_checkpoint=True, processes=processes)

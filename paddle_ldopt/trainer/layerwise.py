@@ -1,4 +1,4 @@
-"""Layer-wise learning rates in a Trainer: from its arguments to layers, optimizer, schedule and table."""
+"""Layer-wise learning rates in a Trainer: layers, optimizer, schedule and table from its arguments."""
 
 import functools
 from typing import Any, Optional
@@ -6,7 +6,7 @@ from typing import Any, Optional
 from paddle import distributed
 
 from .._messages import refusal
-from .._paddle import leave_out_frozen, parameters_of, pipeline_of, unwrap
+from .._paddle import leave_out_frozen, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
 from ..config import DecaySettings, json_object
 from ..layers.decay import LayerDecay
@@ -16,26 +16,25 @@ from ..layers.rates import sets_own_rate
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
-from ..schedules import ON_METRIC
 from . import erniekit, lr_scheduler
 from .arguments import LdoptArgumentsMixin
 from .base import TrainerMixin, check_mixed_in_first, name_of
-from .given_optimizer import OwnRate, check_given_optimizer, check_given_settings
+from .given_optimizer import OwnRate, check_given_optimizer, check_given_settings, check_schedule, check_unified
 from .stages import gathered, map_layers
 from .unfreezing import all_open
 
 
 class LayerwiseRatesMixin(TrainerMixin):
-    """The part of `LdoptTrainerMixin` that knows rates, and nothing of checkpoints."""
+    """The half of `LdoptTrainerMixin` that handles rates; checkpoints are the other half's."""
 
     layer_rules: Any = None
     optimizer: Any  # the Trainer's
     lr_scheduler: Any
 
-    _own_optimizer: Any = None  # the one that we made, without a wrapper
+    _own_optimizer: Any = None  # the optimizer that we made, without a wrapper
     _own_scheduler: Any = None  # the schedule that we made
-    _num_training_steps: Optional[int] = None  # as far as the Trainer has told them
-    _found: Any = None  # the metrics of the training's running evaluation, as long as the schedule's is not among them
+    _num_training_steps: Optional[int] = None  # once the Trainer has told them
+    _found: Any = None  # metrics of the running evaluation, until the schedule's metric is among them
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -57,15 +56,17 @@ class LayerwiseRatesMixin(TrainerMixin):
         return map_layers(self.model, rules or self.layer_rules, granularity)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, as the Trainer's own `train`, after all checks that are possible beforehand."""
+        """Train as the Trainer does, after all checks that can be made beforehand."""
         self._prepare()
         return super().train(*args, **kwargs)
 
     def _prepare(self) -> None:
-        """Called before a training begins, in all processes."""
-        _serve(self.args)  # they may be others than at the beginning
+        """Called in all processes before a training begins."""
+        _serve(self.args)  # they may have been replaced
         self._check_optimizer()
-        self._check_scheduler()
+        if self._schedule_is_ours:
+            given = None if self.lr_scheduler is self._own_scheduler else self.lr_scheduler
+            check_schedule(self.optimizer, given, self.args, self.eval_dataset)
         if self._decay.multipliers:
             erniekit.check_router(self.args, self.layer_map)
         for callback in self.callback_handler.callbacks:
@@ -73,7 +74,7 @@ class LayerwiseRatesMixin(TrainerMixin):
                 callback.attached = True
 
     def create_optimizer(self, lr_scheduler: Any = None) -> Any:
-        """Return the Trainer's optimizer; make it, with the layer-wise rates, if there is none."""
+        """Return the Trainer's optimizer; create it with the layer-wise rates if there is none."""
         if self.optimizer is not None:
             self._check_optimizer()
             return super().create_optimizer(lr_scheduler)
@@ -98,7 +99,7 @@ class LayerwiseRatesMixin(TrainerMixin):
                 **json_object(getattr(args, "optim_kwargs", None), "optim_kwargs"),
             )
             processes = distributed.get_world_size()
-            self._agree(lambda: _check_unified(args, self.optimizer, processes))
+            self._agree(lambda: check_unified(args, self.optimizer, processes))
         else:
             with erniekit.left_to_us(args):
                 super().create_optimizer(lr_scheduler)
@@ -110,7 +111,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int) -> Any:
-        """Return the Trainer's schedule; make it, if it is one of ours and there is none."""
+        """Return the Trainer's schedule; create it if it is one of ours and there is none."""
         self._num_training_steps = num_training_steps
         self._tell_steps(num_training_steps)
         # PaddleFormers' `freeze_training` has a schedule of its own
@@ -121,29 +122,29 @@ class LayerwiseRatesMixin(TrainerMixin):
         return super().create_scheduler(num_training_steps)
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Log, with what callbacks such as `LayerLRCallback` add for all who listen."""
-        if "loss" in logs:  # of the training, no evaluation's and no summary
+        """Log as the Trainer does, with the values of callbacks such as `LayerLRCallback`."""
+        if "loss" in logs:  # of the training, not of an evaluation or a summary
             found: dict[str, float] = {}
             for callback in self.callback_handler.callbacks:
                 if hasattr(callback, "extra_logs"):
                     more = callback.extra_logs()
                     for stage in [more] if pipeline_of(self.model) is None else gathered(more):
-                        for name, rate in stage.items():  # of a layer in several stages the greatest
+                        for name, rate in stage.items():  # the largest of a layer in several stages
                             found[name] = max(rate, found.get(name, 0.0))
             logs.update(found)  # the Trainer's own "learning_rate" is that of the next step
         return super().log(logs, *args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate, as the Trainer's own `evaluate`; within the training, tell a schedule that follows a metric."""
+        """Evaluate as the Trainer does; during training, step a schedule that follows a metric."""
         metrics = super().evaluate(*args, **kwargs)
         if self._found is not None:
             self._found.update(metrics)
             if lr_scheduler.step_on_metric(self.lr_scheduler, self.args, metrics):
-                self._found = None  # other data sets of the same evaluation have other metrics
+                self._found = None  # other data sets of this evaluation have other metrics
         return metrics
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # a checkpoint is saved in here after the evaluation: the schedule must have taken its step by then
+        # this evaluates, then saves a checkpoint: the schedule must have taken its step in between
         self._found = {}
         try:
             super()._maybe_log_save_evaluate(*args, **kwargs)
@@ -151,7 +152,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         finally:
             self._found = None
         if missed:
-            problem = "The evaluation does not give the metric that the schedule follows"
+            problem = "The evaluation lacks the metric that the schedule follows"
             raise refusal(
                 ValueError,
                 f"{problem}: set `metric_for_best_model` to one of {', '.join(sorted(missed))}.",
@@ -161,6 +162,8 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     def _begin_training(self) -> None:
         super()._begin_training()
+        if unwrap(self.optimizer) is not self._own_optimizer:  # the Trainer's `create_optimizer_and_scheduler` made it
+            self._check_optimizer()
         self._tell_steps(self.state.max_steps)
         layers = layers_of(self.optimizer)
         if layers is not None:
@@ -169,7 +172,7 @@ class LayerwiseRatesMixin(TrainerMixin):
             self._tell(f"Learning rates by layer:\n{table}")
 
     def _tell_steps(self, steps: Optional[int]) -> None:
-        """Tell the optimizer, if there is one, the steps of the training: a decay that moves may need them."""
+        """Tell the optimizer, if there is one, the number of steps, which a moving decay may need."""
         if isinstance(optimizer := unwrap(self.optimizer), LayerwiseMixin):
             optimizer.training_steps = steps
 
@@ -183,7 +186,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         return hasattr(self.args, "lr_scheduler_kwargs") and lr_scheduler.is_ours(self.args)
 
     def _check_optimizer(self) -> None:
-        """Raise if there is an optimizer that would not do what the arguments say."""
+        """Raise if there is an optimizer that contradicts the arguments."""
         if self.optimizer is None:
             return
         check_given_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._decay)
@@ -191,26 +194,8 @@ class LayerwiseRatesMixin(TrainerMixin):
             layers = self.layer_map if getattr(self.args, "layerwise_rules", None) else None
             check_given_settings(self.optimizer, self.args, layers)
 
-    def _check_scheduler(self) -> None:
-        """Raise if the schedule of the arguments would be ignored, or follows a metric that nothing gives."""
-        if not self._schedule_is_ours:
-            return
-        kind, ignored = name_of(self.args.lr_scheduler_type), "so `lr_scheduler_type` would be ignored: leave"
-        optimizers = unwrap(self.optimizer), self.lr_scheduler
-        received: dict[str, Any] = {"optimizers": tuple(type(value).__name__ for value in optimizers)}
-        if sets_own_rate(self.optimizer):
-            problem = f"The optimizer sets its rate itself, {ignored} it out."
-        elif self.lr_scheduler is not None and self.lr_scheduler is not self._own_scheduler:
-            problem = f"`optimizers` has a scheduler already, {ignored} one of them out."
-        elif kind in ON_METRIC and self.eval_dataset is None:
-            problem = "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`."
-            received = {"eval_dataset": None}
-        else:
-            return
-        raise refusal(ValueError, problem, **received, lr_scheduler_type=kind)
-
     def _freeze(self, layers: LayerMap) -> None:
-        """Set `stop_gradient` on the parameters whose ratio is 0."""
+        """Set `stop_gradient` of the parameters whose ratio is 0."""
         params, ratio_of = self.model.parameters(), layers.ratio_fn(self._decay)
         frozen = [param for param in params if not param.stop_gradient and ratio_of(param) == 0]
         if not frozen and not self._decay.freeze_below:
@@ -220,24 +205,11 @@ class LayerwiseRatesMixin(TrainerMixin):
         of = sorted({layers.layer_of(param.name) for param in frozen}, key=lambda layer: (layer.tower, layer.index))
         self._tell(
             f"layerwise_freeze_below={self._decay.freeze_below} freezes {len(frozen)} of {len(params)} parameters: "
-            f"{', '.join(layer.label for layer in of) or 'no layer has a ratio below it'}"
+            f"{', '.join(layer.label for layer in of) or 'no layer has a smaller ratio'}"
         )
 
 
 def _serve(args: Any) -> None:
-    """Note that a Trainer with our mixin has taken the arguments, if they are ours."""
+    """Note on our arguments that a Trainer with our mixin has received them."""
     if isinstance(args, LdoptArgumentsMixin):
         args.ldopt_served = True
-
-
-def _check_unified(args: Any, optimizer: Any, processes: int) -> None:
-    """Raise if PaddleNLP could save unified checkpoints of an optimizer of ours and not resume from them."""
-    if processes == 1 or not getattr(args, "unified_checkpoint", False):
-        return
-    params = [param for param in parameters_of(optimizer) if not param.stop_gradient]
-    if len({frozenset(optimizer.state_kinds(param)) for param in params}) > 1:
-        problem = (
-            f"PaddleNLP cannot resume unified checkpoints of {type(optimizer).__name__} in more than one process, "
-            "because matrices and vectors have different states: set unified_checkpoint=False."
-        )
-        raise refusal(ValueError, problem, unified_checkpoint=True, processes=processes)

@@ -1,4 +1,4 @@
-"""The schedules of `--lr_scheduler_type` as the Trainer builds them: names, arguments, warm-up, evaluation metric."""
+"""Build the schedules of `--lr_scheduler_type`: names, arguments, warm-up, evaluation metric."""
 
 import functools
 import types
@@ -19,13 +19,13 @@ def _kwargs_of(args: Any) -> dict[str, Any]:
 
 
 def is_ours(args: Any) -> bool:
-    """Return whether we build the schedule: of a kind that the Trainer lacks, or with `lr_scheduler_kwargs`."""
+    """Return whether we build the schedule: the Trainer lacks its kind, or `lr_scheduler_kwargs` are given."""
     kind = name_of(args.lr_scheduler_type)
     return kind in SCHEDULES and (kind not in BUILT_IN or bool(_kwargs_of(args)))
 
 
 def schedule_problem(args: Any) -> Iterator[str]:
-    """Yield why `lr_scheduler_kwargs` and the rest make no schedule, if they make none."""
+    """Yield the problem of `lr_scheduler_kwargs` and the other arguments of the schedule, if there is one."""
     kind, kwargs = name_of(args.lr_scheduler_type), _kwargs_of(args)
     fields, received = BUILT_IN.get(kind, ()), f"lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
     warmup = {"warmup_steps": args.warmup_steps, "warmup_ratio": args.warmup_ratio}
@@ -50,10 +50,10 @@ def schedule_problem(args: Any) -> Iterator[str]:
 
 
 def build_scheduler(args: Any, num_training_steps: int) -> Any:
-    """Return the schedule of a training of so many optimizer steps.
+    """Return the schedule for `num_training_steps` optimizer steps.
 
-    As the Trainer's own, the warm-up is `warmup_steps`, or if that is 0 the whole part of `warmup_ratio` of the steps;
-    `decay_steps`, if the Trainer has it and it is above 0, stands for the number of steps.
+    As in the Trainer, the warm-up is `warmup_steps`, or if that is 0 `warmup_ratio` of the steps, rounded down. A
+    positive `decay_steps` replaces the number of steps.
     """
     schedule = build_schedule(*_settings(args, num_training_steps))
     if isinstance(schedule, MetricSchedule):
@@ -65,7 +65,7 @@ def build_scheduler(args: Any, num_training_steps: int) -> Any:
 
 
 def _settings(args: Any, num_training_steps: int) -> tuple[Any, int]:
-    """Return the settings of the schedule, by the names of `LdoptConfig`, and the number of steps that it is for."""
+    """Return the settings of the schedule under the names of `LdoptConfig`, and its number of steps."""
     kind = name_of(args.lr_scheduler_type)
     kwargs = schedule_kwargs(args, kind)
     if kind in ON_METRIC:
@@ -84,7 +84,7 @@ def _settings(args: Any, num_training_steps: int) -> tuple[Any, int]:
 def _metric_of(args: Any) -> tuple[str, str]:
     """Return the key of the evaluation metric that a schedule follows, and "max" or "min".
 
-    It is `metric_for_best_model`, the loss if that is None; with `greater_is_better` None, all but the loss shall rise.
+    The metric is `metric_for_best_model`, by default the loss. `greater_is_better` is by default true for all others.
     """
     metric, greater = args.metric_for_best_model or "loss", args.greater_is_better
     if greater is None:
@@ -93,7 +93,7 @@ def _metric_of(args: Any) -> tuple[str, str]:
 
 
 def check_evaluation(args: Any) -> None:
-    """Raise ValueError if the schedule follows a metric and the Trainer is not asked to evaluate."""
+    """Raise ValueError if the schedule follows a metric and the Trainer does not evaluate."""
     kind = name_of(args.lr_scheduler_type)
     if kind in ON_METRIC and name_of(args.evaluation_strategy) == "no":
         problem = f"The schedule {shown(kind)} follows an evaluation metric and would never change without one"
@@ -103,7 +103,7 @@ def check_evaluation(args: Any) -> None:
 
 @functools.cache
 def _on_metric_class(plain: Any) -> Any:
-    """Return `plain` as a class whose `step` without a metric, the Trainer's after every optimizer step, waits."""
+    """Return a subclass of `plain` whose `step` without a metric, which the Trainer calls every step, does nothing."""
 
     def step(self: Any, metrics: Any = None, *args: Any, **kwargs: Any) -> None:
         if metrics is not None:
@@ -113,7 +113,7 @@ def _on_metric_class(plain: Any) -> Any:
 
 
 def step_on_metric(schedule: Any, args: Any, metrics: dict[str, float]) -> bool:
-    """Have a schedule that follows a metric take its step; return False if the evaluation does not give the metric."""
+    """Step a schedule that follows a metric; return False if `metrics` lacks it."""
     if not isinstance(schedule, MetricSchedule):
         return True
     key = _metric_of(args)[0]

@@ -1,4 +1,4 @@
-"""Layer-wise learning rates, and resumes that keep to them, for any Trainer of the PaddleNLP family."""
+"""Layer-wise learning rates and exact resumes for any Trainer of the PaddleNLP family."""
 
 import functools
 from typing import Any, Optional
@@ -20,35 +20,36 @@ _DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor",
 
 
 class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
-    """Make a Trainer do what the arguments of `LdoptArgumentsMixin` say, and resume as `ResumeMixin` does.
+    """Give a Trainer the arguments of `LdoptArgumentsMixin` and the resumes of `ResumeMixin`.
 
-    - ``optim="adamwdl"`` trains with `AdamWDL`; any other optimizer of the Trainer gets the layer-wise rates by
-      `apply_layerwise_decay`. Biases and the parameters of norms are not decayed (`decayed_parameter_names`); groups
-      of `set_optimizer_grouped_parameters` say themselves what is, and their "learning_rate" multiplies the layer's.
-    - ``lr_scheduler_type`` takes every `SchedulerType`, with ``lr_scheduler_kwargs``. Those that follow a metric take a
-      step after each evaluation within the training, before its checkpoint is saved.
-    - ERNIEKit's own arguments (``layerwise_lr_decay_bound``, ``vit_lr_ratio``, ``moe_gate_lr_ratio``) give the rates
-      that ERNIEKit gives Paddle's AdamW to any optimizer.
-    - ``layerwise_freeze_below`` sets `stop_gradient` on what it freezes, so backward passes end there. It stays set.
-    - The Trainer logs the layer table before the first step, read back from the optimizer.
+    - ``optim="adamwdl"`` trains with `AdamWDL`. Any other optimizer of the Trainer gets the layer-wise rates through
+      `apply_layerwise_decay`. Biases and norms have no weight decay (`decayed_parameter_names`). Groups of
+      `set_optimizer_grouped_parameters` have their own; their "learning_rate" multiplies the layer's.
+    - ``lr_scheduler_type`` takes every `SchedulerType`, with ``lr_scheduler_kwargs``. A schedule that follows a metric
+      takes a step after each evaluation during training, before its checkpoint is saved.
+    - ERNIEKit's own arguments (``layerwise_lr_decay_bound``, ``vit_lr_ratio``, ``moe_gate_lr_ratio``) apply to every
+      optimizer, with the rates that ERNIEKit gives Paddle's AdamW.
+    - ``layerwise_freeze_below`` sets `stop_gradient` of the layers that it freezes, so backward passes end there.
+    - The Trainer logs the layer table, read back from the optimizer, before the first step.
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the one that `opt` was built with, or None if `opt` sets
-      its rate itself (`relative_step`, a `Lamb` with a callable). A layer-wise decay, its layers and the options are
-      then `opt`'s own; if the arguments (`layerwise_rules`, `optim_kwargs`) ask for some too, both must be the same.
-    - Checkpoints hold a record of the decay, the optimizer's class, the layer map and `GradualUnfreezeCallback`. A
-      resume with others is refused unless ``allow_layerwise_change`` is given. They also hold ``ldopt_config.json``,
-      the arguments as an `LdoptConfig`, if they made the optimizer.
-    - In a distributed training all processes use the same rates, those of the whole model: a pipeline's stages agree on
-      its layers, so `layer_map` must be asked for in all of them at once. The main process alone logs the table.
+      its own rate (`relative_step`, a `Lamb` with a callable). Decay, layers and options are then those of `opt`. If
+      the arguments (`layerwise_rules`, `optim_kwargs`) set them too, they must be equal. The same holds for an
+      optimizer that a subclass creates past the mixin.
+    - Checkpoints record the decay, the optimizer's class, the layer map and `GradualUnfreezeCallback`. A resume with
+      other settings is refused unless ``allow_layerwise_change`` is given. Checkpoints also have ``ldopt_config.json``,
+      the arguments as an `LdoptConfig`, if the optimizer was built from them.
+    - In distributed training all processes use the rates of the whole model. The stages of a pipeline agree on its
+      layers, so all of them must read `layer_map` together. Only the main process logs the table.
 
     Attributes:
-        layer_rules (dict|callable): the `rules` of `LayerMap.from_model`, set in a subclass, or defined as a method
+        layer_rules (dict|callable): the `rules` of `LayerMap.from_model`, set in a subclass or defined as a method
             ``layer_rules(self, name)``.
-        layer_map (LayerMap): the layers of the model; built at its first use.
+        layer_map (LayerMap): the layers of the model, built on first use.
 
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
         ValueError: from `train`, before anything is loaded or changed: `optimizers` that contradict the arguments or
-            each other, a checkpoint that does not fit, a schedule that follows a metric and no `eval_dataset`. In the
+            each other, an incompatible checkpoint, a schedule that follows a metric without an `eval_dataset`. During
             training: an evaluation without that metric.
 
     Examples:
@@ -90,7 +91,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
 
     @functools.cached_property
     def _settings(self) -> dict[str, Any]:
-        """The part of the record that stays: taken before an optimizer is made, or from the one that was given."""
+        """The constant part of the record, taken before an optimizer is built, or from a given one."""
         if self.optimizer is None:
             name, decay, ratios = self._optimizer_name(), self._decay, None
             layers = None if decay == OFF else self.layer_map
@@ -104,13 +105,13 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
 
     @functools.cached_property
     def _config(self) -> Optional[LdoptConfig]:
-        """The arguments as an `LdoptConfig`; None if the optimizer was given, or is one that the Trainer alone has."""
+        """The arguments as an `LdoptConfig`; None for a given optimizer and for those that only the Trainer has."""
         if self.optimizer is not None or not hasattr(self.args, "layerwise_rules"):
             return None
         return LdoptConfig.from_arguments(self.args) if name_of(self.args.optim) in OPTIMIZERS else None
 
     def _optimizer_name(self) -> str:
-        """Return the class name of the optimizer that is to be made."""
+        """Return the class name of the optimizer to build."""
         optim = name_of(self.args.optim)
         if optim in REGISTRY:
             return REGISTRY[optim].cls.__name__
@@ -121,7 +122,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
 
 
 def _hook_ratios(optimizer: Any, model: Any) -> Optional[dict[str, float]]:
-    """Return structured name -> ratio if the optimizer's ratios come from a hook of the user's, None if not."""
+    """Return structured name -> ratio if the ratios come from a user's hook, else None."""
     ratios = ratios_of(optimizer)
     if ratios is None or ratios.decay is not None:
         return None

@@ -1,6 +1,6 @@
 """The record of the layer-wise settings in a checkpoint.
 
-Neither the decay nor the layers are in an optimizer's state, so a resume with others would go on without a word.
+An optimizer's state has neither decay nor layers, so without a record a changed setting would go unnoticed.
 """
 
 import os
@@ -14,7 +14,7 @@ from ..layers.ratios import LayerRatios
 from ..saving import record as records
 from .folders import FORMAT, RECORD, read_json
 
-_SAME_STATE = {"AdamW", "AdamWDL"}  # one can go on with what the other saved
+_SAME_STATE = {"AdamW", "AdamWDL"}  # either can load the state of the other
 _SHOWN = 3  # differences of one kind
 _SENTENCES = {
     "rule": "{where} was {was!r} in the checkpoint and is {now!r} now",
@@ -26,7 +26,7 @@ _SENTENCES = {
 
 
 def check_record(folder: str, record: dict[str, Any], allowed: bool, new_optimizer: bool) -> list[str]:
-    """Return the allowed differences between the record in a checkpoint and that of now; raise if they are refused."""
+    """Return the allowed differences between a checkpoint's record and `record`; raise if they are refused."""
     was = _read_record(folder)
     if was is None:
         return _without_record(folder, record, allowed)
@@ -41,7 +41,7 @@ def check_record(folder: str, record: dict[str, Any], allowed: bool, new_optimiz
 
 
 def _without_record(folder: str, record: dict[str, Any], allowed: bool) -> list[str]:
-    """Return what to say of a checkpoint without a record; raise if layer-wise rates need one that is not there."""
+    """Return the message for a checkpoint without a record; raise if there are layer-wise rates to compare."""
     if not _is_active(record):
         return []
     if not allowed:
@@ -85,7 +85,7 @@ def _check_settings(folder: str, found: list[str]) -> None:
 
 
 def _check_frozen(folder: str, was: dict[str, Any], record: dict[str, Any]) -> None:
-    """Raise if a parameter that is frozen no longer has no state in the checkpoint: Paddle would miss it."""
+    """Raise if a parameter was unfrozen: the checkpoint has no state for it, which Paddle needs."""
     thawed = _frozen(was) - _frozen(record)
     if thawed:
         problem = (
@@ -97,7 +97,7 @@ def _check_frozen(folder: str, was: dict[str, Any], record: dict[str, Any]) -> N
 
 
 def _is_active(record: dict[str, Any]) -> bool:
-    """Return whether the settings give any layer another rate than the others."""
+    """Return whether the settings give layers different rates."""
     ratios = record["ratios"] or {}
     return (
         decay_from(record["rule"]) != OFF
@@ -107,16 +107,16 @@ def _is_active(record: dict[str, Any]) -> bool:
 
 
 def _has_parts(folder: str) -> bool:
-    """Return whether a checkpoint has an optimizer's state in files of its layout: in another, some would be missed.
+    """Return whether the optimizer's state is in files that only the checkpoint's layout can read.
 
-    Data parallelism has no part in the layout: its processes all have the same.
+    Data parallelism does not count: its processes all have the same state.
     """
     forms = (".pdopt", ".safetensors")
     return any(name.startswith("optimizer") and name.endswith(forms) for name in os.listdir(folder))
 
 
 def _frozen(record: dict[str, Any]) -> set[str]:
-    """Return the names of the parameters that the decay of a record freezes."""
+    """Return the names of the parameters that a record's decay freezes."""
     layers = {name: Layer(*place) for name, place in (record["layers"] or {}).items()}
     if not layers:
         return set()
@@ -137,7 +137,7 @@ def _read_record(folder: str) -> Optional[dict[str, Any]]:
 
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return in words the differences between two records, as `LayerwiseRatesMixin._record` makes them."""
+    """Describe the differences between two records of `LdoptTrainerMixin`."""
     with_layers = was["layers"] is not None and now["layers"] is not None
     found = records.differences(*(_settings(record, now, with_layers) for record in (was, now)))
     if "towers" in found:
@@ -151,7 +151,7 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _settings(record: dict[str, Any], now: dict[str, Any], with_layers: bool) -> dict[str, dict[str, Any]]:
-    """Return what is compared of a record, as `saving.record.differences` takes it."""
+    """Return the parts of a record that are compared, for `saving.record.differences`."""
     unfrozen = record.get("unfreeze_every_k_steps", now.get("unfreeze_every_k_steps"))  # not in those of version 0.1
     return {
         "rule": settings_of(decay_from(record["rule"])),

@@ -1,4 +1,4 @@
-"""Arguments that refuse a Trainer without our mixin, which would ignore them without a word."""
+"""Arguments that refuse a Trainer without our mixin, which would silently ignore them."""
 
 from typing import Any
 
@@ -6,23 +6,23 @@ from typing import Any
 class MixinRequired:
     """Base of arguments whose `check_trainer` is called while a Trainer is constructed.
 
-    The constructor calls no method of its arguments. This property is what it reads in every version of PaddleNLP and
+    The constructor calls no method of its arguments, but reads this property in every version of PaddleNLP and
     PaddleFormers.
     """
 
-    ldopt_served = False  # a Trainer with our mixin has taken them
+    ldopt_served = False  # whether a Trainer with our mixin has received them
 
     @property
     def should_load_sharding_stage1_model(self) -> Any:
-        """The Trainer's own."""
+        """The Trainer's own property."""
         self.check_trainer()
         return super().should_load_sharding_stage1_model  # type: ignore[misc]
 
     def check_trainer(self) -> None:
-        """Raise if the Trainer that is being made would ignore the arguments."""
+        """Raise if the Trainer under construction would ignore the arguments."""
 
     def print_config(self, *args: Any, **kwargs: Any) -> None:
-        """Print as the Trainer's own, which reads every property as if it were a Trainer."""
+        """Print as the Trainer's own does, which reads every property."""
         before, self.ldopt_served = self.ldopt_served, True
         try:
             super().print_config(*args, **kwargs)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Repairs of the Trainer's resume and of its checkpoints, for any Trainer of the PaddleNLP family."""
+"""Repairs of resume and checkpoints, for any Trainer of the PaddleNLP family."""
 
 import inspect
 import os
@@ -13,29 +13,29 @@ from .data_errors import raising_errors
 
 
 class ResumeMixin(TrainerMixin):
-    """Make a Trainer resume exactly, from complete checkpoints only; it needs no arguments of ours and no decay.
+    """Make a Trainer resume exactly, and only from complete checkpoints. No arguments of ours and no decay are needed.
 
-    - **Exact**: in one process, a resume ends with the same weights, bit for bit, as a run that never stopped. The
-      mixin restores the order of the batches in the second and later epochs, and dropout after a checkpoint at an
-      epoch's end. `gradient_accumulation_steps` must divide the batches of an epoch, because the Trainer carries
-      gradients over into the next one.
-    - **Complete**: a resume refuses a checkpoint that was cut short or has a damaged file.
-      ``train(resume_from_checkpoint=True)`` takes the last sound one and warns of damaged ones. (With asynchronous
-      saving, complete means that all files were begun; damage is not looked for.)
-    - **The run's end**: a resumed run that is over takes no further step. PaddleNLP's `EarlyStoppingCallback` counts on
-      where it was; another callback says that the run is over by `training_is_over`.
-    - **Evaluation first**: a checkpoint asked for in an epoch's last step (by its number, or by a callback on SIGTERM)
-      is saved after the evaluation at the epoch's end, if there is one, and has the best model that comes of it.
-    - **Earlier checkpoints**: a run that goes on from an earlier checkpoint than the last renames the later ones to
-      ``superseded-checkpoint-<step>`` with a warning, when it first saves. No automatic resume takes or deletes them.
-    - **Rotation**: ``save_total_limit`` goes by the steps, not by the clock, and works in one process, too.
-    - **Moved runs**: the best model is looked for beside the checkpoint that the run goes on from.
-    - **Errors**: a folder that cannot be written into ends `train` before the first step. `train` and `evaluate` raise
-      the errors of data sets and collators; the Trainer would wait for ever.
+    - **Exact**: in one process, a resumed run ends with the same weights, bit for bit, as an uninterrupted one. The
+      mixin restores the order of batches in the second and later epochs, and dropout after a checkpoint at an epoch's
+      end. `gradient_accumulation_steps` must divide the batches of an epoch, or the Trainer carries gradients over.
+    - **Complete**: a resume refuses incomplete checkpoints and damaged files. ``train(resume_from_checkpoint=True)``
+      takes the last valid checkpoint and warns of damaged ones. (With asynchronous saving, a checkpoint counts as
+      complete once all files were begun, and damage is not detected.)
+    - **The run's end**: a resumed run that was over takes no further step. PaddleNLP's `EarlyStoppingCallback` keeps
+      its count; other callbacks set `training_is_over`.
+    - **Evaluation first**: a checkpoint due in an epoch's last step (by its number, or by a callback on SIGTERM) is
+      saved after the evaluation at the epoch's end, if there is one, and knows the best model.
+    - **Earlier checkpoints**: a run resumed from a checkpoint before the last renames the later ones to
+      ``superseded-checkpoint-<step>`` with a warning, when it first saves. Automatic resumes ignore them, and nothing
+      deletes them.
+    - **Rotation**: ``save_total_limit`` goes by steps, not by file times, and works in one process too.
+    - **Moved runs**: the best model is found beside the checkpoint that the run resumes from.
+    - **Errors**: an unwritable folder ends `train` before the first step. `train` and `evaluate` raise the errors of
+      data sets and collators, for which the Trainer would wait forever.
 
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
-        ValueError: from `train`: a checkpoint that is incomplete or damaged, or none; an `output_dir` without rights.
+        ValueError: from `train`: an incomplete, damaged or missing checkpoint; an `output_dir` that is not writable.
 
     Examples:
         >>> from paddlenlp.trainer import Trainer
@@ -46,11 +46,11 @@ class ResumeMixin(TrainerMixin):
         >>> trainer.train(resume_from_checkpoint=True if resume else None)  # doctest: +SKIP
     """
 
-    _rotation: Optional[list[Any]] = None  # while a checkpoint is saved: calls of `_rotate_checkpoints` that wait
-    _went_on_from: Optional[int] = None  # the step that a resume began with, until the first checkpoint is saved
+    _rotation: Optional[list[Any]] = None  # calls of `_rotate_checkpoints` that wait for the save
+    _went_on_from: Optional[int] = None  # the first step of a resume, until the first checkpoint is saved
     _resumed_from: Optional[str] = None  # the checkpoint whose RNG state the first epoch begins with
     _rng_restored = False
-    _epoch_rng: Any = None  # states of the generators that samplers shuffle with, at the beginning of the epoch
+    _epoch_rng: Any = None  # random states of the samplers at the start of the epoch
     _steps_of_an_epoch = 1
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -58,7 +58,7 @@ class ResumeMixin(TrainerMixin):
         check_mixed_in_first(cls, ResumeMixin, "_rotate_checkpoints")
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, as the Trainer's own `train`, from a checkpoint's folder, or with True from the last sound one."""
+        """Train as the Trainer does, from a checkpoint's folder, or with True from the last valid one."""
         checkpoint = self._agree(lambda: self._checked(resume_from_checkpoint))
         if name_of(self.args.save_strategy) != "no":
             self._agree(lambda: folders.check_writable(self.args.output_dir))
@@ -66,11 +66,11 @@ class ResumeMixin(TrainerMixin):
         return super().train(checkpoint, *args, **kwargs)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate, as the Trainer's own `evaluation_loop`."""
+        """Evaluate as the Trainer does."""
         return super().evaluation_loop(raising_errors(dataloader), *args, **kwargs)
 
     def _checked(self, checkpoint: Any) -> Optional[str]:
-        """Return the folder to resume from, None without a resume; raise if the training must not go on from it."""
+        """Return the folder to resume from, or None; raise if it must not be resumed."""
         if checkpoint is True:
             checkpoint = folders.last_checkpoint(self.args.output_dir)
             if checkpoint is None:
@@ -85,16 +85,16 @@ class ResumeMixin(TrainerMixin):
 
     def _check_checkpoint(self, folder: str) -> None:
         folders.check_complete(folder)
-        epoch_rng.read(folder)  # files written in the background are not listed, so damage shows only here
+        epoch_rng.read(folder)  # files written in the background are unlisted: damage shows only here
 
     def _files(self) -> dict[str, Any]:
-        """Return the content of our files in a checkpoint, by their names."""
+        """Return the content of our files in a checkpoint by name."""
         return {} if self._epoch_rng is None else {folders.EPOCH_RNG: self._epoch_rng}
 
     def _begin_training(self) -> None:
         super()._begin_training()
         best, checkpoint = self.state.best_model_checkpoint, self._resumed_from
-        if best is not None and checkpoint is not None:  # of the same run, which may have been moved or copied since
+        if best is not None and checkpoint is not None:  # the run may have been moved or copied
             self.state.best_model_checkpoint = folders.beside(checkpoint, best, self.args.output_dir)
 
     def _begin_epoch(self) -> None:
@@ -106,7 +106,7 @@ class ResumeMixin(TrainerMixin):
         self._epoch_rng = epoch_rng.now()
 
     def _restore_rng(self, checkpoint: str) -> None:
-        """Restore what the first epoch after a resume begins with; the Trainer does so after the batches it skips."""
+        """Restore the random state of the resumed epoch's start; the Trainer does so only after skipping batches."""
         if self.state.global_step % self._steps_of_an_epoch == 0:
             self._load_rng_state(checkpoint)
         elif self.args.world_size <= 1:  # else the samplers shuffle with the epoch's number
@@ -132,13 +132,13 @@ class ResumeMixin(TrainerMixin):
             state = folders.state_of(checkpoint, type(self.state))
         taken = 0 if state is None else state.global_step
         self._went_on_from = None if checkpoint is None else taken
-        # the Trainer takes a step before it looks whether the run was over
+        # the Trainer takes a step before it checks whether the run was over
         if self._was_stopped(state) or taken >= arguments["max_steps"]:
             arguments["num_train_epochs"] = 0
         return super()._inner_training_loop(*call.args, **call.kwargs)
 
     def _was_stopped(self, state: Any) -> bool:
-        """Return whether a callback had stopped the training; have early stopping count on from its state."""
+        """Return whether a callback had stopped the training; restore the counter of early stopping."""
         callbacks = self.callback_handler.callbacks
         stopped = any(getattr(callback, "training_is_over", False) for callback in callbacks)
         if state is None or not state.best_model_checkpoint:
@@ -152,7 +152,7 @@ class ResumeMixin(TrainerMixin):
         return stopped
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # a checkpoint is saved in here; in an epoch's last step it waits for the evaluation at the epoch's end
+        # this saves; in an epoch's last step the checkpoint waits for the evaluation at the epoch's end
         control = self.control
         last = control.should_training_stop or self.state.epoch == int(self.state.epoch)
         ahead = name_of(self.args.evaluation_strategy) == "epoch" and last and not control.should_evaluate
@@ -169,7 +169,7 @@ class ResumeMixin(TrainerMixin):
             self._went_on_from = None
         if self.args.should_save:
             folders.begin_checkpoint(folder, files)
-        self._wait_for_all()  # no process writes into the checkpoint before it is marked, none deletes another before
+        self._wait_for_all()  # before any process writes into the checkpoint or deletes another
         self._rotation = []
         try:
             super()._save_checkpoint(*args, **kwargs)
@@ -193,7 +193,7 @@ class ResumeMixin(TrainerMixin):
             distributed.barrier()
 
     def _set_aside(self) -> None:
-        """Rename the checkpoints that were saved when these steps were taken before."""
+        """Rename the checkpoints of an earlier run over the same steps."""
         step: Any = self._went_on_from
         for was, now in folders.set_aside(self.args.output_dir, step):
             self._logger.warning(
@@ -205,7 +205,7 @@ class ResumeMixin(TrainerMixin):
         if self._rotation is not None:
             self._rotation.append((args, kwargs))
             return
-        # the Trainer takes for granted that the best checkpoint is among those it may delete
+        # the Trainer assumes that the best checkpoint is among those it may delete
         best = self.state.best_model_checkpoint
         folder = inspect.signature(super()._rotate_checkpoints).bind(*args, **kwargs).arguments.get("output_dir")
         if best is not None and folder is not None:
@@ -216,7 +216,7 @@ class ResumeMixin(TrainerMixin):
             self.state.best_model_checkpoint = best
 
     def _sorted_checkpoints(self, *args: Any, **kwargs: Any) -> list[str]:
-        # the Trainer goes by the time of the files: after a clock was put back the newest would be deleted
+        # the Trainer goes by file times: after a clock was set back it would delete the newest
         call = inspect.signature(super()._sorted_checkpoints).bind(*args, **kwargs)
         call.arguments["use_mtime"] = False
         saved = super()._sorted_checkpoints(*call.args, **call.kwargs)

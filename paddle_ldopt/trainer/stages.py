@@ -1,4 +1,4 @@
-"""The layers of a model whose stages are in several processes: each has its part, and numbers it as in the whole."""
+"""The layers of a pipeline: each process has its stage, numbered as in the whole model."""
 
 import dataclasses
 from typing import Any
@@ -13,7 +13,7 @@ from ..layers.table import LayerTable
 
 
 def map_layers(model: Any, rules: Any = None, granularity: Granularity = "block") -> LayerMap:
-    """Return the `LayerMap` of a model; of one stage of a pipeline, which all stages must ask for at once.
+    """Return the `LayerMap` of a model, or of a pipeline's stage; all stages must call it together.
 
     `rules` and `granularity` are those of `LayerMap.from_model`.
     """
@@ -21,7 +21,7 @@ def map_layers(model: Any, rules: Any = None, granularity: Granularity = "block"
 
 
 def gathered(value: Any) -> list[Any]:
-    """Return what the stages of this pipeline gave as `value`, from the first to the last; all must call it at once."""
+    """Return `value` of every stage of this pipeline, first to last; all must call it together."""
     values: list[Any] = []
     distributed.all_gather_object(values, value, group=fleet.get_hybrid_communicate_group().get_pipe_parallel_group())
     return values
@@ -30,13 +30,13 @@ def gathered(value: Any) -> list[Any]:
 class StageLayers(LayerMap):
     """The layers of one stage, numbered as in the whole model. `table` and `plot` show all stages.
 
-    Names are those that PaddleNLP's ``state_dict`` gives, the same as without a pipeline. A weight that several stages
-    share is in the lowest of its layers, so that all of its copies take the same steps.
+    Names are those of PaddleNLP's ``state_dict``, the same as without a pipeline. A weight that stages share is in the
+    lowest of its layers, so that all copies take the same steps.
     """
 
     @classmethod
     def from_model(cls, model: Any, rules: Any = None, granularity: Granularity = "block") -> "StageLayers":
-        """Map the parameters of a stage, by the names of the whole model; all stages must call it at once."""
+        """Map the parameters of a stage by the names of the whole model; all stages must call it together."""
         trained = {param.name: param for param in model.parameters()}
         own = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}
         shared = {key: own[tensor] for key, tensor in _shared(pipeline_of(model)).items()}
@@ -50,7 +50,7 @@ class StageLayers(LayerMap):
         return cls(layers, whole.towers, own, {name: trained[tensor] for tensor, name in own.items()})
 
     def table(self, *args: Any, **kwargs: Any) -> LayerTable:
-        """Show the layers of all stages, as `LayerMap.table`; all must call it at once."""
+        """Return the table of all stages, as `LayerMap.table`; all must call it together."""
         merged: dict[tuple[str, int], Any] = {}
         for rows in gathered(super().table(*args, **kwargs).rows):
             for row in rows:
@@ -61,7 +61,7 @@ class StageLayers(LayerMap):
 
 
 def _shared(pipeline: Any) -> dict[str, str]:
-    """Return the name of a shared weight in all stages -> its `param.name` in this one."""
+    """Return the common name of each shared weight -> its `param.name` in this stage."""
     return {
         f"{key}.{attribute}": getattr(shared["layer"], attribute).name
         for key, shared in pipeline.shared_comm.items()
@@ -70,7 +70,7 @@ def _shared(pipeline: Any) -> dict[str, str]:
 
 
 def _added(first: Any, second: Any) -> Any:
-    """Return the row of a layer of which two stages hold a part."""
+    """Return the merged row of a layer that two stages share."""
     ends = {}
     for field in ("ratio", "learning_rate", "peak_learning_rate", "end_ratio", "multiplier"):
         both = [getattr(row, field) for row in (first, second)]

@@ -1,4 +1,4 @@
-"""A callback that ends a run on SIGTERM with a checkpoint to go on from."""
+"""A callback that saves a checkpoint on SIGTERM and ends the run."""
 
 import os
 import signal
@@ -9,11 +9,11 @@ from .base import Callback
 
 
 class StopOnSigterm(Callback):
-    """On SIGTERM, as schedulers send it before they kill, save a checkpoint after the running step, and end.
+    """On SIGTERM, which cluster schedulers send before they kill, save a checkpoint after the current step and exit.
 
-    In an epoch's last step the epoch's evaluation comes first: a resume begins with the next epoch. The process ends
-    by ``SystemExit(143)``, the code that a shell gives for the signal; a second signal kills at once. The callback
-    listens within ``with stop:``, in the main thread; `asked` is True once the signal has come.
+    In an epoch's last step the epoch's evaluation comes first, and a resume begins with the next epoch. The process
+    exits with ``SystemExit(143)``, the shell's code for the signal. A second signal kills at once. The callback listens
+    within ``with stop:``, in the main thread. `asked` is True after the signal.
 
     Examples:
         >>> from paddle_ldopt.trainer import StopOnSigterm
@@ -27,22 +27,22 @@ class StopOnSigterm(Callback):
     _waits = False  # for the end of the epoch
 
     def __enter__(self) -> "StopOnSigterm":
-        """Take the signal over."""
+        """Install the signal handler."""
         self._before = signal.signal(signal.SIGTERM, self._note)
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        """Give the signal back, also after an error, and heed one that nothing has ended for."""
+        """Restore the previous handler, and send it a signal that has not ended the run."""
         signal.signal(signal.SIGTERM, self._before)
         if self.asked and kind is not SystemExit:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _note(self, *_: Any) -> None:
         self.asked = True
-        signal.signal(signal.SIGTERM, self._before)  # a second one is not made to wait for a step
+        signal.signal(signal.SIGTERM, self._before)  # a second signal does not wait for a step
 
     def on_step_end(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
-        """Ask for a checkpoint, unless the epoch is over."""
+        """Request a checkpoint, unless the epoch is over."""
         try:
             steps = max(len(train_dataloader) // args.gradient_accumulation_steps, 1)
         except (TypeError, ValueError):  # of unknown length: all steps make one epoch
@@ -52,13 +52,13 @@ class StopOnSigterm(Callback):
             control.should_save = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask for a checkpoint, which comes after the epoch's evaluation."""
+        """Request a checkpoint after the epoch's evaluation."""
         self._waits = False
         if self.asked:
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End."""
+        """Exit."""
         if self.asked and not self._waits:
             print(f"SIGTERM: go on with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
             raise SystemExit(128 + signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A callback that opens the layers one by one, and how an optimizer is read whose layers are closed."""
+"""A callback for gradual unfreezing, and how to read an optimizer with closed layers."""
 
 import copy
 import warnings
@@ -15,22 +15,22 @@ from .base import Callback
 
 
 class GradualUnfreezeCallback(Callback):
-    r"""Open the layers one by one from the top, as ULMFiT does: the head first, one more layer every k steps.
+    r"""Unfreeze layers one by one from the top, as ULMFiT does: first the head, then one more layer every k steps.
 
     .. math::
         \text{layer } i \text{ of } n \text{ blocks is trained from step } k (n + 1 - i)
 
-    A closed layer has a rate of 0: neither its weights nor its optimizer state change, and its gradients do not count
-    in clipping. A resume with the same callback is exact. In a model of several towers each opens from its own top.
+    A closed layer has a rate of 0. Its weights and optimizer state do not change, and its gradients do not count in
+    clipping. A resume with the same callback is exact. Each tower of a model opens from its own top.
 
     Args:
-        every_k_steps: k, optimizer steps, at least 1; the steps of an epoch in ULMFiT.
-        layers: for an optimizer that has no layers of its own; all ratios stay 1 then.
+        every_k_steps: k in optimizer steps, at least 1; ULMFiT takes the steps of an epoch.
+        layers: for an optimizer without layers of its own; its ratios stay 1.
 
     Raises:
-        TypeError, ValueError: `every_k_steps` is no whole number above 0; from the training: no layers.
+        TypeError, ValueError: `every_k_steps` is not a positive integer. During training: no layers.
 
-    Differs from ULMFiT: `stop_gradient` stays, because Paddle refuses to make the state of a parameter that is opened
+    Differs from ULMFiT: `stop_gradient` is not set, as Paddle refuses to create the state of a parameter that opens
     after a resume. The backward pass goes through closed layers, so they save no time.
 
     Examples:
@@ -45,7 +45,7 @@ class GradualUnfreezeCallback(Callback):
         self._ratio: Any = None  # the optimizer's, while it trains
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Put the opening of the layers before the optimizer's own ratios."""
+        """Wrap the optimizer's ratios in those of the opening."""
         optimizer = unwrap(optimizer)
         own, layers, name = layers_of(optimizer), self.layers, type(optimizer).__name__
         if own is None and layers is None:
@@ -63,7 +63,7 @@ class GradualUnfreezeCallback(Callback):
         elif layers is not None and layers is not own:
             problem = "The optimizer has layers of its own: leave out the callback's."
             raise refusal(ValueError, problem, layers=layers, optimizer=name)
-        self._restore(optimizer)  # of a training that did not come to its end
+        self._restore(optimizer)  # of an interrupted training
         self._ratio = optimizer.ratio_of = UnfreezingRatios(optimizer.ratio_of, self.every_k_steps)
         self._ratio.step = state.global_step
         late = sorted(start for start in set(self._ratio.starts.values()) if start >= state.max_steps)
@@ -73,17 +73,17 @@ class GradualUnfreezeCallback(Callback):
             warnings.warn(f"{problem} Received: {received}", stacklevel=2)
 
     def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Open what is to be open in the step that comes, clear the gradients of the rest."""
+        """Open the layers due in the coming step; clear the gradients of the others."""
         self._ratio.step = state.global_step
         for param in parameters_of(unwrap(optimizer)):
             if not param.stop_gradient and self._ratio.is_closed(param):
-                # zeros, not None: Paddle makes the state of what has a gradient, and a checkpoint needs all of it
+                # zeros, not None: Paddle creates state only for gradients, and a checkpoint needs all state
                 param.clear_gradient(True)
                 if getattr(param, "main_grad", None) is not None:
                     param.main_grad.zero_()
 
     def on_train_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Leave the optimizer as it was."""
+        """Restore the optimizer's ratios."""
         self._restore(unwrap(optimizer))
 
     def _restore(self, optimizer: Any) -> None:
@@ -92,7 +92,7 @@ class GradualUnfreezeCallback(Callback):
 
 
 class UnfreezingRatios:
-    """The ratios of an optimizer, but 0 for the layers that are closed at `step` (`layers.ratios.Ratios`)."""
+    """The ratios of an optimizer, with 0 for layers closed at `step` (`layers.ratios.Ratios`)."""
 
     is_constant = False
 
@@ -103,7 +103,7 @@ class UnfreezingRatios:
         self.starts = {(at.tower, at.index): every_k_steps * max(at.depth + 1 - at.index, 0) for at in layers}
 
     def is_closed(self, param: Any) -> bool:
-        """Return whether the layer of a parameter is not trained yet."""
+        """Return whether the layer of a parameter is still closed."""
         layer = self.layers.layer_of(param.name)
         return self.step < self.starts[layer.tower, layer.index]
 
@@ -112,17 +112,14 @@ class UnfreezingRatios:
         return 0.0 if self.is_closed(param) else self.when_open(param)
 
     def at(self, progress: Any) -> "UnfreezingRatios":
-        """Return the function when the share `progress` of the training is over."""
+        """Return the ratios at the fraction `progress` of the training."""
         other = copy.copy(self)
         other.when_open = self.when_open.at(progress)
         return other
 
 
 def all_open(optimizer: Any) -> tuple[Any, dict[tuple[str, int], int]]:
-    """Return the optimizer, or a stand-in in which every layer is open, to read from; and the steps that open layers.
-
-    They are by tower and layer id, of the layers that gradual unfreezing opens.
-    """
+    """Return the optimizer to read from with every layer open, and (tower, layer id) -> the step that opens it."""
     ratios = ratios_of(optimizer)
     if not isinstance(ratios, UnfreezingRatios):
         return optimizer, {}

@@ -78,8 +78,8 @@ def engine(tmp_path, monkeypatch):
     monkeypatch.setattr(arch, "SmallViT", functools.partial(VisionTransformer, **small), raising=False)
     paddleclas.register()
 
-    def build(epochs=1, checkpoints=None, optimizer=None):
-        settings = yaml.safe_load(YAML.format(folder=tmp_path, decay=DECAY, epochs=epochs))
+    def build(epochs=1, checkpoints=None, optimizer=None, **more):
+        settings = {**yaml.safe_load(YAML.format(folder=tmp_path, decay=DECAY, epochs=epochs)), **more}
         settings["Global"]["checkpoints"] = checkpoints
         settings["Optimizer"] = optimizer or settings["Optimizer"]
         path = tmp_path / "config.yaml"
@@ -93,7 +93,7 @@ def engine(tmp_path, monkeypatch):
 def test_the_engine_trains_each_layer_at_its_rate(engine):
     run = engine()
     [opt] = run.optimizer
-    assert type(opt) is ldopt.AdamWDL
+    assert isinstance(opt, ldopt.AdamWDL)
     watched = frameworks.Watched(opt, run.model)
     run.train()
     assert len(watched.rates) == 5
@@ -114,13 +114,17 @@ def test_a_resumed_engine_goes_on_exactly(engine, tmp_path):
     resumed.train()
     for (name, want), got in zip(straight.model.named_parameters(), resumed.model.parameters()):
         np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+    with pytest.raises(ValueError, match=frameworks.another_decay(DECAY)):
+        engine(
+            checkpoints=str(tmp_path / "latest"), optimizer={"name": "AdamWDL", "lr": LR, "layerwise_decay": 0.5}
+        ).train()
 
 
 @pytest.mark.parametrize("name", ["Came", "Lamb", "Adafactor", "AdamWeightDecay"])
 def test_every_optimizer_is_a_name_of_the_configuration_file(engine, name):
     run = engine(optimizer={"name": name, "lr": LR, "layerwise_decay": DECAY, "clip_norm": 1.0})
     [opt] = run.optimizer
-    assert type(opt) is getattr(ldopt, name)
+    assert isinstance(opt, getattr(ldopt, name))
     assert {name: opt.layerwise_ratio(param) for name, param in run.model.named_parameters()} == pytest.approx(
         {name: ratio(name) for name, _ in run.model.named_parameters()}, rel=1e-12
     )
@@ -134,6 +138,20 @@ def test_shapes_of_the_decay_are_settings(engine, shape):
         return run.model, run.optimizer[0]
 
     frameworks.assert_shape(shape, build, ratio, DECAY, DEPTH)
+
+
+AMP = {"use_amp": True, "level": "O2", "scale_loss": 128.0, "use_dynamic_loss_scaling": True}
+
+
+@pytest.mark.parametrize("more", [{"EMA": {"decay": 0.5}}, {"AMP": AMP}], ids=str)
+def test_an_average_of_the_weights_and_amp_change_no_rate(engine, more):
+    plain, run = engine(), engine(**more)
+    plain.train()
+    run.train()
+    for (name, want), got in zip(plain.model.named_parameters(), run.model.parameters()):
+        np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+    [opt] = run.optimizer
+    assert all(opt.layerwise_ratio(param) == pytest.approx(ratio(name)) for name, param in run.model.named_parameters())
 
 
 def test_its_own_adamwdl_s_arguments_are_taken(engine):

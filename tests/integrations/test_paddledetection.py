@@ -76,10 +76,10 @@ def trainer(tmp_path):
     (tmp_path / "boxes.json").write_text(json.dumps(boxes_of_one_class))
     paddledetection.register()
 
-    def build(epoch=1, **builder):
+    def build(more=None, epoch=1, **builder):
         settings = {
             "architecture": "SmallDetector",
-            "use_gpu": False,
+            **dict.fromkeys(["use_gpu", "use_npu", "use_mlu", "use_ema", "amp"], False),
             "epoch": epoch,
             "log_iter": 100,
             "snapshot_epoch": 1,
@@ -104,6 +104,7 @@ def trainer(tmp_path):
             "TestReader": {"sample_transforms": [NORMALIZE]},
             "LearningRate": {"base_lr": 0.01, "schedulers": [PIECEWISE]},
             "OptimizerBuilder": {"regularizer": False, "optimizer": OWN, "clip_grad_by_norm": None, **builder},
+            **(more or {}),
         }
         path = tmp_path / "config.yml"
         path.write_text(yaml.safe_dump(settings))
@@ -121,7 +122,7 @@ def decayed(name):
 
 def test_the_trainer_gives_each_layer_its_rate(trainer):
     run = trainer()
-    assert type(run.optimizer) is ldopt.AdamWDL
+    assert isinstance(run.optimizer, ldopt.AdamWDL)
     watched = frameworks.Watched(run.optimizer, run.model)
     run.train()
     assert len(watched.rates) == 5
@@ -139,13 +140,25 @@ def test_a_resumed_trainer_goes_on_exactly(trainer, tmp_path):
     resumed.train()
     for (name, want), got in zip(straight.model.named_parameters(), resumed.model.parameters()):
         np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+    with pytest.raises(ValueError, match=frameworks.another_decay(DECAY)):
+        trainer(optimizer={**OWN, "layer_decay": 0.5}).resume_weights(str(tmp_path / "config" / "model_final"))
+
+
+@pytest.mark.parametrize("more", [{"use_ema": True, "ema_decay": 0.5}, {"amp": True, "amp_level": "O2"}], ids=str)
+def test_an_average_of_the_weights_and_amp_change_no_rate(trainer, more):
+    plain, run = trainer(), trainer(more)
+    plain.train()
+    run.train()
+    for (name, want), got in zip(plain.model.named_parameters(), run.model.parameters()):
+        assert run.optimizer.layerwise_ratio(got) == pytest.approx(ratio(name)), name
+        np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
 
 
 @pytest.mark.parametrize("name", ["Came", "Lamb", "Adafactor", "AdamWeightDecay"])
 def test_every_optimizer_is_a_name_of_the_configuration_file(trainer, name):
     settings = {"type": name, "layerwise_decay": DECAY}
     run = trainer(optimizer=settings, regularizer={"type": "L2", "factor": 1e-4}, clip_grad_by_norm=1.0)
-    assert type(run.optimizer) is getattr(ldopt, name)
+    assert isinstance(run.optimizer, getattr(ldopt, name))
     for parameter, param in run.model.named_parameters():
         assert run.optimizer.layerwise_ratio(param) == pytest.approx(ratio(parameter), rel=1e-12)
     run.train()

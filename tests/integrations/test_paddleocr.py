@@ -113,7 +113,7 @@ def run(tmp_path, monkeypatch):
 
 def test_the_training_script_gives_each_layer_its_rate(run):
     _, opt, watched = run()
-    assert type(opt) is ldopt.AdamWDL
+    assert isinstance(opt, ldopt.AdamWDL)
     assert len(watched.rates) == 5
     watched.assert_follows(
         ratio,
@@ -130,12 +130,14 @@ def test_a_resumed_script_goes_on_exactly(run, tmp_path):
     assert len(watched.rates) == 5
     for (name, want), got in zip(straight.named_parameters(), resumed.parameters()):
         np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+    with pytest.raises(ValueError, match=frameworks.another_decay(DECAY)):
+        run(epochs=2, checkpoints=str(tmp_path / "run" / "latest"), layerwise_decay=0.5)
 
 
 @pytest.mark.parametrize("name", ["Came", "Lamb", "Adafactor", "AdamWeightDecay"])
 def test_every_optimizer_is_a_name_of_the_configuration_file(run, name):
     model, opt, _ = run(name=name, clip_norm=1.0, beta1=None, beta2=None, epsilon=None)
-    assert type(opt) is getattr(ldopt, name)
+    assert isinstance(opt, getattr(ldopt, name))
     rates = applied_rates(opt)
     for parameter, param in model.named_parameters():
         if not param.stop_gradient:

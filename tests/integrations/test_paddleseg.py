@@ -98,7 +98,7 @@ def train(builder, folder, iters=5, resume=None):
 
 def test_the_training_loop_gives_each_layer_its_rate(built, tmp_path):
     builder = built(weight_decay=0.1)
-    assert type(builder.optimizer) is ldopt.AdamWDL
+    assert isinstance(builder.optimizer, ldopt.AdamWDL)
     watched = frameworks.Watched(builder.optimizer, builder.model)
     train(builder, tmp_path / "run")
     assert len(watched.rates) == 5
@@ -127,21 +127,21 @@ def test_custom_cfg_multiplies_the_rates_of_the_layers(built):
     rates, parameters = applied_rates(builder.optimizer), dict(builder.model.named_parameters())
     assert rates[parameters["linear_pred.weight"].name] == pytest.approx(0.1)
     assert rates[parameters["backbone.block1.0.mlp.fc1.weight"].name] == pytest.approx(0.01 * DECAY**5)
-    with pytest.raises(ValueError, match="no parameter.*Received: parts=.'decoder'"):
+    with pytest.raises(ValueError, match="matches no trainable parameter.*Received: parts=.'decoder'"):
         built(custom_cfg=[{"name": "decoder", "lr_mult": 10.0}]).optimizer  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["Came", "Lamb", "Adafactor", "AdamWeightDecay"])
 def test_every_optimizer_is_a_name_of_the_configuration_file(built, name, tmp_path):
     builder = built(type=name, weight_decay=0.01)
-    assert type(builder.optimizer) is getattr(ldopt, name)
+    assert isinstance(builder.optimizer, getattr(ldopt, name))
     for parameter, param in builder.model.named_parameters():
         assert builder.optimizer.layerwise_ratio(param) == pytest.approx(ratio(parameter), rel=1e-12)
     train(builder, tmp_path / "run", iters=2)
 
 
 def test_a_resumed_training_goes_on_exactly(built, tmp_path):
-    straight, first, resumed = built(), built(), built()
+    straight, first, resumed, other = built(), built(), built(), built(layerwise_decay=0.25)
     train(straight, tmp_path / "straight", iters=3)
     train(first, tmp_path / "first", iters=3)
     (tmp_path / "iter_3").mkdir()
@@ -151,3 +151,5 @@ def test_a_resumed_training_goes_on_exactly(built, tmp_path):
     train(resumed, tmp_path / "resumed", iters=5, resume=str(tmp_path / "iter_3"))
     for (name, want), got in zip(straight.model.named_parameters(), resumed.model.parameters()):
         np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+    with pytest.raises(ValueError, match="layerwise_decay was 0.5 in the checkpoint and is 0.25 now"):
+        train(other, tmp_path / "other", resume=str(tmp_path / "iter_3"))

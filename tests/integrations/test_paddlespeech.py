@@ -127,7 +127,7 @@ def trainer(tmp_path, monkeypatch):
 
 def test_the_trainer_gives_each_layer_its_rate(trainer):
     run = trainer()
-    assert type(run.optimizer) is ldopt.AdamWDL
+    assert isinstance(run.optimizer, ldopt.AdamWDL)
     watched = frameworks.Watched(run.optimizer, run.model)
     run.train_on(run.train_loader.batches)
     assert len(watched.rates) == 5
@@ -145,12 +145,16 @@ def test_a_resumed_trainer_goes_on_exactly(trainer):
     resumed.train_on(resumed.train_loader.batches[3:])
     for (name, want), got in zip(straight.model.named_parameters(), resumed.model.parameters()):
         np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+    other = trainer(optim_conf={**SETTINGS["optim_conf"], "layerwise_decay": 0.5})
+    other.args.checkpoint_path = resumed.args.checkpoint_path
+    with pytest.raises(ValueError, match=frameworks.another_decay(DECAY)):
+        other.resume_or_scratch()
 
 
 @pytest.mark.parametrize("name", ["Came", "Lamb", "Adafactor", "AdamWeightDecay"])
 def test_every_optimizer_is_a_name_of_the_configuration_file(trainer, name):
     run = trainer(optim=name)
-    assert type(run.optimizer) is getattr(ldopt, name)
+    assert isinstance(run.optimizer, getattr(ldopt, name))
     for parameter, param in run.model.named_parameters():
         assert run.optimizer.layerwise_ratio(param) == pytest.approx(ratio(parameter), rel=1e-12)
     run.train_on(run.train_loader.batches[:2])
@@ -232,7 +236,7 @@ def test_a_trainer_with_two_optimizers(tmp_path, monkeypatch):
     arguments = {"ngpu": 0, "nxpu": 0, "seed": 3, "output": str(tmp_path / "run"), "checkpoint_path": None}
     run = Wav2Vec2Trainer(config, argparse.Namespace(**arguments, benchmark_batch_size=0, benchmark_max_step=0))
     run.setup()
-    assert type(run.model_optimizer) is type(run.wav2vec2_optimizer) is ldopt.AdamWDL
+    assert all(isinstance(opt, ldopt.AdamWDL) for opt in (run.model_optimizer, run.wav2vec2_optimizer))
     watched = frameworks.Watched(run.wav2vec2_optimizer, run.model.wav2vec2)
     head = frameworks.Watched(run.model_optimizer, run.model)
     head.parameters = {name: param for name, param in head.parameters.items() if not name.startswith("wav2vec2.")}

@@ -1,6 +1,8 @@
 """Without a framework: a missing one is named, importing a module imports none, and PaddleOCR's way of building."""
 
 import importlib
+import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -12,6 +14,7 @@ import paddle_ldopt as ldopt
 from paddle_ldopt.integrations import paddleocr, settings
 from paddle_ldopt.layers.rates import applied_rates
 
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "frameworks.md"
 FRAMEWORKS = {
     "paddleclas": ("PaddleClas", "ppcls"),
     "paddledetection": ("PaddleDetection", "ppdet"),
@@ -29,6 +32,27 @@ def test_a_framework_that_is_missing_is_named(module, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=f"{name} cannot be imported: install it.*Received: .*{package}"):
         importlib.import_module(f"paddle_ldopt.integrations.{module}").register()
+
+
+PLACES = {  # where a framework looks up the names of a file
+    "paddleclas": lambda: vars(importlib.import_module("ppcls.optimizer.optimizer")),
+    "paddledetection": lambda: importlib.import_module(
+        "ppdet.optimizer.optimizer"
+    ).OptimizerBuilder.__call__.__globals__["NAMES"],
+    "paddleocr": lambda: vars(importlib.import_module("ppocr.optimizer.optimizer")),
+    "paddleseg": lambda: importlib.import_module("paddleseg.cvlibs.manager").OPTIMIZERS.components_dict,
+    "paddlespeech": lambda: importlib.import_module("paddlespeech.s2t.training.optimizer").OPTIMIZER_DICT,
+}
+
+
+@pytest.mark.parametrize("module", FRAMEWORKS)
+def test_the_lines_of_the_page_register(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where PaddleSpeech writes its log
+    pytest.importorskip(FRAMEWORKS[module][1], reason=f"{FRAMEWORKS[module][0]} is not installed", exc_type=ImportError)
+    lines = re.search(r"```py\n(from paddle_ldopt.integrations .*?)```", PAGE.read_text(encoding="utf-8"), re.S)[1]
+    assert module in lines
+    exec(lines.replace("paddleclas", module), {})
+    assert ("came" if module == "paddlespeech" else "Came") in PLACES[module]()
 
 
 def test_importing_all_modules_imports_no_framework():
@@ -58,7 +82,7 @@ def test_paddleocr_builds_each_optimizer(ocr, encoder):
         opt = getattr(ocr, name)(learning_rate=schedule, weight_decay=None, grad_clip=clip, layerwise_decay=0.5)(
             encoder
         )
-        assert type(opt) is getattr(ldopt, name)
+        assert isinstance(opt, getattr(ldopt, name))
         rates = applied_rates(opt)
         assert [rates[encoder.layers[i].linear1.weight.name] for i in range(3)] == pytest.approx(
             [0.00125, 0.0025, 0.005]
@@ -117,3 +141,54 @@ def test_a_wrapped_a_frozen_and_a_bfloat16_model(ocr, encoder):
     assert applied_rates(opt) == rates[0]
     before = paddle.to_tensor(frozen).astype("bfloat16")
     assert bool((encoder.layers[0].linear1.weight == before).all())
+
+
+def test_a_decay_of_a_frozen_backbone_is_warned_of(ocr, encoder):
+    for param in encoder.parameters():
+        param.stop_gradient = True
+    model = paddle.nn.Sequential(encoder, paddle.nn.Linear(8, 2))
+    with pytest.warns(UserWarning, match="has no effect yet: .* Received: layerwise_decay=0.5"):
+        ocr.AdamWDL(0.1, layerwise_decay=0.5)(model)
+    ocr.AdamWDL(0.1, layerwise_decay=0.5, head_ratio=2.0)(model)
+
+
+def saved(opt, path):
+    """Return the state of an optimizer after a step, through a file as frameworks write it."""
+    for param in opt._parameter_list:
+        param.grad = paddle.ones_like(param)
+    opt.step()
+    paddle.save(opt.state_dict(), str(path))
+    return paddle.load(str(path))
+
+
+MOVED = {"rules": {r"layers\.0\.linear1": "head"}, "layerwise_decay": 0.5}
+
+
+@pytest.mark.parametrize("name", settings.NAMES)
+def test_a_resume_with_another_decay_is_refused(ocr, encoder, name, tmp_path):
+    build = getattr(ocr, name)
+    state = saved(build(0.1, layerwise_decay=0.5)(encoder), tmp_path / "state.pdopt")
+    for other, message in [
+        ({"layerwise_decay": 0.25}, "layerwise_decay was 0.5 in the checkpoint and is 0.25 now"),
+        ({}, "layerwise_decay was 0.5 in the checkpoint and is 1.0 now"),
+        ({"layerwise_decay": 0.5, "head_ratio": 2.0}, "head_ratio was 1.0 in the checkpoint and is 2.0 now"),
+        (MOVED, "the layer of '.*' was block 0 of 3 blocks in the checkpoint and is head of 3 blocks now; .*"),
+    ]:
+        opt = build(0.1, **other)(encoder)
+        with pytest.raises(ValueError, match=f"{message}.*Use the same, or set `allow_layerwise_change: true`"):
+            opt.set_state_dict(state)
+        allowed = build(0.1, **other, allow_layerwise_change=True)(encoder)
+        allowed.set_state_dict(state)
+    same = build(0.1, layerwise_decay=0.5)(encoder)
+    same.set_state_dict(state)
+    assert saved(same, tmp_path / "again.pdopt").keys() == state.keys()
+
+
+def test_a_checkpoint_that_does_not_tell_its_decay_is_warned_of(ocr, encoder, tmp_path):
+    state = saved(ldopt.create("adamwdl", encoder, learning_rate=0.1), tmp_path / "state.pdopt")
+    with pytest.warns(UserWarning, match="does not say which layer-wise decay"):
+        ocr.AdamWDL(0.1, layerwise_decay=0.5)(encoder).set_state_dict(state)
+    ocr.AdamWDL(0.1)(encoder).set_state_dict(state)  # without a decay there is nothing to confuse
+    ocr.AdamWDL(0.1, layerwise_decay=0.5, allow_layerwise_change=True)(encoder).set_state_dict(state)
+    with pytest.raises(TypeError, match="`allow_layerwise_change` must be"):
+        ocr.AdamWDL(0.1, allow_layerwise_change="yes")(encoder)

@@ -95,11 +95,6 @@ HEADLESS = stack("model.layers", 3)
 @pytest.mark.parametrize(
     "names, decay, match",
     [
-        (TWO, LayerDecay(0.9, towers={"vision_model": 0.5, "text_model": 0.6}), "outside of `towers` is in the blocks"),
-        (TWO, LayerDecay(0.9, end=1.0, towers={"vision_model": 0.5, "text_model": 0.6}), "layerwise_decay=0.9"),
-        (TWO, LayerDecay(end=0.5, towers={"vision_model": 0.5, "text_model": 0.6}), "Received: end=0.5"),
-        (HEADLESS, LayerDecay(0.9, towers={"model": 0.5}), "outside of `towers` is in the model. Leave it out"),
-        (HEADLESS, LayerDecay(scale=0.5, towers={"model": 0.5}), "Received: scale=0.5"),
         (HEADLESS, LayerDecay(0.9, head_ratio=2), "no parameter of the model is in the head.*head_ratio=2"),
         (
             HEADLESS,
@@ -117,6 +112,22 @@ HEADLESS = stack("model.layers", 3)
 def test_what_changes_no_ratio_is_refused(names, decay, match):
     with pytest.raises(ValueError, match=match):
         ratios(names, decay)
+
+
+@pytest.mark.parametrize(
+    "names, decay, match",
+    [
+        (TWO, LayerDecay(0.9, towers={"vision_model": 0.5, "text_model": 0.6}), "outside of `towers` is in the blocks"),
+        (TWO, LayerDecay(0.9, end=1.0, towers={"vision_model": 0.5, "text_model": 0.6}), "layerwise_decay=0.9"),
+        (TWO, LayerDecay(end=0.5, towers={"vision_model": 0.5, "text_model": 0.6}), "Received: end=0.5"),
+        (HEADLESS, LayerDecay(0.9, towers={"model": 0.5}), "outside of `towers` is in the model. Leave it out"),
+        (HEADLESS, LayerDecay(scale=0.5, towers={"model": 0.5}), "Received: scale=0.5"),
+    ],
+)
+def test_an_option_beside_towers_that_hold_all_blocks_warns(names, decay, match):
+    with pytest.warns(UserWarning, match=match):
+        got = ratios(names, decay)
+    assert got == ratios(names, LayerDecay(towers=decay.towers))
 
 
 def test_a_multiplier_for_frozen_parameters_warns():

@@ -13,6 +13,8 @@ from test_parity import trajectory
 import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 from paddle_ldopt.optimizers._base.batches import Batch
+from paddle_ldopt.optimizers._base.repeated import RepeatedStep
+from paddle_ldopt.trainer import LayerLRCallback
 
 BATCHED = [name for name in VARIANTS if name != "adamwdl"]
 every_rule = pytest.mark.parametrize("name", BATCHED)
@@ -164,6 +166,96 @@ def test_what_batch_bytes_may_be():
         make("came", params, batch_bytes=2.5)
 
 
+# ---- a step like the last one
+
+CLIP = paddle.nn.ClipGradByGlobalNorm(0.1)
+LIKE_THE_LAST = {
+    "plain": lambda params: (params, {}),
+    "clipped": lambda params: (params, {"grad_clip": CLIP}),
+    "groups": lambda params: (
+        [{"params": params[::2], "learning_rate": 0.5}, {"params": params[1::2], "weight_decay": 0.3}],
+        {},
+    ),
+    "groups, clipped": lambda params: (
+        [{"params": params[:4], "grad_clip": paddle.nn.ClipGradByNorm(0.05)}, {"params": params[4:]}],
+        {"grad_clip": CLIP},
+    ),
+    "groups, own rates": lambda params: (
+        [{"params": params[::2], "lr": 0.03}, {"params": params[1::2]}],
+        {"set_param_lr_fun": lambda param: 0.5 ** len(param.shape)},
+    ),
+}
+
+
+@pytest.fixture
+def repeated(monkeypatch):
+    """Count the steps that are taken like the last one."""
+    taken, take = [], RepeatedStep.take
+    monkeypatch.setattr(RepeatedStep, "take", lambda self, *given: taken.append(self) or take(self, *given))
+    return taken
+
+
+def some_steps(name, how, before_step=lambda opt, params, step: None):
+    with paddle.utils.unique_name.guard():
+        params, draw, seen = parameters([[3, 4]] * 4 + [[4]] * 3 + [[2, 5]]), np.random.default_rng(0), []
+        given, more = LIKE_THE_LAST[how](params)
+        opt = make(name, given, fused=False, **more)
+        for step in range(5):
+            give_gradients(params, draw)
+            before_step(opt, params, step)
+            opt.step()
+            seen.append([param.numpy() for param in params])
+    return seen
+
+
+@every_rule
+@pytest.mark.parametrize("how", LIKE_THE_LAST)
+def test_a_step_like_the_last_one_gives_the_same_bits(name, how, repeated, monkeypatch):
+    if "own" in how and (name.startswith("adamweightdecay") or "relative" in name):
+        pytest.skip("its groups have no rate of their own")
+    got = some_steps(name, how)
+    assert len(repeated) == 4
+    monkeypatch.setattr(RepeatedStep, "of", lambda *given: None)
+    for one, other in zip(got, some_steps(name, how)):
+        np.testing.assert_equal(one, other)
+    assert len(repeated) == 4
+
+
+@pytest.mark.parametrize("how", ["plain", "groups"])
+def test_a_scaler_skips_and_repeats_steps(how, repeated, monkeypatch):
+    def scaled(opt, params, step):
+        assert step == 0 or opt._get_auxiliary_var("found_inf") is (step == 3), "the scaler reads the last answer here"
+        opt._set_auxiliary_var("found_inf", paddle.to_tensor([step == 2]))
+
+    got = some_steps("came", how, scaled)
+    assert len(repeated) == 3
+    np.testing.assert_equal(got[1], got[2])
+    monkeypatch.setattr(RepeatedStep, "of", lambda *given: None)
+    np.testing.assert_equal(got, some_steps("came", how, scaled))
+
+
+CHANGES = {
+    "a rate of a group": lambda opt, params: opt._param_groups[1].update(lr=0.5),
+    "a weight decay": lambda opt, params: opt._param_groups[0].update(weight_decay=0.5),
+    "a multiplier": lambda opt, params: params[0].optimize_attr.update(learning_rate=0.25),
+    "a clip": lambda opt, params: opt._param_groups[0].update(grad_clip=CLIP),
+    "a frozen parameter": lambda opt, params: setattr(params[0], "stop_gradient", True),
+    "a missing gradient": lambda opt, params: setattr(params[0], "grad", None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_step_that_differs_is_not_repeated(change, repeated, monkeypatch):
+    def changed(opt, params, step):
+        if step == 3:
+            CHANGES[change](opt, params)
+
+    got = some_steps("came", "groups", changed)
+    assert len(repeated) == (2 if "missing" in change else 3), "steps 1, 2 and, if the next is alike again, 4"
+    monkeypatch.setattr(RepeatedStep, "of", lambda *given: None)
+    np.testing.assert_equal(got, some_steps("came", "groups", changed))
+
+
 # ---- nothing is read on the host
 
 
@@ -191,19 +283,21 @@ def reads(monkeypatch):
 
 def scheduled(name, params, **more):
     """Return an optimizer with all that may depend on numbers: layer rates, a schedule, clipping, decay of some."""
-    arguments = {**VARIANTS[name], **more}
+    arguments, grouped = {**VARIANTS[name], **more}, more.pop("grouped", False)
+    arguments.pop("grouped", None)
     scheduler = paddle.optimizer.lr.LinearWarmup(0.01, 10, 0.0, 0.01)
     arguments.update({} if "relative" in name else {"learning_rate": scheduler})
     ratios = {param.name: 0.5 ** (i % 3) for i, param in enumerate(params)}
     clip = paddle.nn.ClipGradByGlobalNorm(1.0) if params[0].dtype == paddle.float32 else None
     how = {"grad_clip": clip, "set_param_lr_fun": lambda param: ratios[param.name]}
     how["apply_decay_param_fun"] = lambda known: known in list(ratios)[::2]
-    return ldopt.optimizer_class(name.split(",")[0])(parameters=params, **arguments, **how), scheduler
+    given = [{"params": params[:4], "learning_rate": 0.5}, {"params": params[4:]}] if grouped else params
+    return ldopt.optimizer_class(name.split(",")[0])(parameters=given, **arguments, **how), scheduler
 
 
 @pytest.mark.filterwarnings("ignore:Optimizers use Paddle's operations:UserWarning")
 @every_variant
-@pytest.mark.parametrize("how", ["operations", "no library", "alone"])
+@pytest.mark.parametrize("how", ["operations", "no library", "alone", "groups"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_reads_nothing_on_the_host(name, how, dtype, reads, monkeypatch):
     if how == "no library":
@@ -213,21 +307,23 @@ def test_a_step_reads_nothing_on_the_host(name, how, dtype, reads, monkeypatch):
     more = {} if how == "no library" else {"fused": False}
     if how == "alone" and name != "adamwdl":
         more["batch_bytes"] = 0
-    opt, scheduler = scheduled(name, params, **more, multi_precision=True)
+    opt, scheduler = scheduled(name, params, **more, multi_precision=True, grouped=how == "groups")
+    callback = LayerLRCallback()
     for step in range(4):
         give_gradients(params, draw, missing=0.3 if step == 2 else 0.0)
         reads.clear()
+        callback.on_optimizer_begin(None, None, None, optimizer=opt)
         opt.step()
         assert not reads, step
         scheduler.step()
 
 
-@every_rule
+@every_variant
 def test_an_overflow_is_the_only_thing_that_is_read(name, reads):
     params, draw = parameters([[3, 4]] * 3), np.random.default_rng(0)
     opt = make(name, params, fused=False)
     before = [param.numpy() for param in params]
-    for value in (1.0, 0.0):
+    for value in (1.0, 0.0, 0.0):
         give_gradients(params, draw)
         opt._set_auxiliary_var("found_inf", paddle.to_tensor([bool(value)]))
         reads.clear()
@@ -235,6 +331,7 @@ def test_an_overflow_is_the_only_thing_that_is_read(name, reads):
         assert set(reads) <= {"__bool__"} and len(reads) <= 2
         same = [np.array_equal(param.numpy(), old) for param, old in zip(params, before)]
         assert all(same) if value else not any(same)
+        before = [param.numpy() for param in params]
 
 
 def test_lambs_own_schedules_count_without_reading(reads):

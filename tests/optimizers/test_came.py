@@ -11,9 +11,9 @@ from reference import make_params, take_steps
 from reference_came import came
 
 from paddle_ldopt import get_scheduler
-from paddle_ldopt.optimizers._base.rule_optimizer import STEP, answer_locally
-from paddle_ldopt.optimizers._pieces import Piece
+from paddle_ldopt.optimizers._pieces import Piece, answer_locally
 from paddle_ldopt.optimizers.came import Came, came_update
+from paddle_ldopt.optimizers.states import STEP
 
 SHAPES = {"0-D": (), "1": (1,), "n": (7,), "1,n": (1, 9), "n,1": (6, 1), "matrix": (5, 4), "3-D": (2, 3, 4)}
 SHAPES["4-D"] = (3, 2, 3, 2)

@@ -12,9 +12,9 @@ from reference import make_params, take_steps
 from reference_lamb import lamb
 
 from paddle_ldopt import decayed_parameter_names
-from paddle_ldopt.optimizers._base.rule_optimizer import STEP, answer_locally
-from paddle_ldopt.optimizers._pieces import Piece
+from paddle_ldopt.optimizers._pieces import Piece, answer_locally
 from paddle_ldopt.optimizers.lamb import Lamb, lamb_update
+from paddle_ldopt.optimizers.states import STEP
 
 # ---- the update
 

@@ -389,7 +389,7 @@ def frozen_of(trainer):
 def test_freezing_nothing_is_told(tmp_path, said):
     trainer = train(tmp_path, layerwise_lr_decay=0.9, layerwise_freeze_below=0.1)
     assert not frozen_of(trainer)
-    assert any("freezes 0 of" in line and "no layer has a ratio below it" in line for line in said)
+    assert any("freezes 0 of" in line and "no layer has a smaller ratio" in line for line in said)
 
 
 def test_a_model_without_blocks(tmp_path):
@@ -510,14 +510,14 @@ def test_an_optimizer_that_sets_its_rate_itself_trains_without_a_scheduler(tmp_p
 def test_a_schedule_beside_an_optimizer_that_sets_its_rate_itself_is_refused(tmp_path, kind):
     model, opt = own_rate(kind)
     trainer = common.trainer(tmp_path, model=model, optimizers=(opt, OTHER))
-    with pytest.raises(ValueError, match=r"sets its rate itself, so give optimizers=\(opt, None\)"):
+    with pytest.raises(ValueError, match=r"sets its own rate, so give optimizers=\(opt, None\)"):
         trainer.train()
     trainer = common.trainer(tmp_path, model=model, optimizers=(opt, None), lr_scheduler_type="inverse_sqrt")
     with pytest.raises(ValueError, match="so `lr_scheduler_type` would be ignored.*lr_scheduler_type='inverse_sqrt'"):
         trainer.train()
     show = ScheduleCallback(str(tmp_path / "schedule.png"))
     trainer = common.trainer(tmp_path, model=model, optimizers=(opt, None), callbacks=[show])
-    with pytest.raises(ValueError, match="sets its rate itself: leave it out; LayerLRCallback"):
+    with pytest.raises(ValueError, match="sets its own rate: leave it out; LayerLRCallback"):
         trainer.train()
 
 
@@ -658,6 +658,21 @@ def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
     assert trainer.optimizer.layerwise_ratio(next(iter(trainer.model.bert.encoder.layers[0].parameters()))) == 0.25
     with pytest.raises(ValueError, match="unsupported optimizer"):
         train(tmp_path, optim="adafactor", layerwise_lr_decay=0.5)
+
+
+def test_an_optimizer_that_a_trainer_makes_past_the_mixin_is_refused(tmp_path):
+    """As `create_optimizer_and_scheduler` of PaddleMIX's BLIP2Trainer and MiniGPT4Trainer."""
+
+    class Past(common.Trainer):
+        def create_optimizer_and_scheduler(self, num_training_steps):
+            self.lr_scheduler = self.create_scheduler(num_training_steps)
+            self.optimizer = paddle.optimizer.AdamW(self.lr_scheduler, parameters=self.model.parameters())
+
+    both = type("Both", (LdoptTrainerMixin, Past), {})
+    train(tmp_path, cls=both)
+    for asked in ({"layerwise_lr_decay": 0.5}, {"optim": "came"}):
+        with pytest.raises(ValueError, match="The Trainer has an optimizer already, so .* would be ignored"):
+            train(tmp_path, cls=both, **asked)
 
 
 def test_the_mixins_stand_on_no_package(tmp_path):

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from subprocess import PIPE
 
 import numpy as np
 import paddle
@@ -19,6 +20,7 @@ import trainer_run
 from processes import search_path
 
 import paddle_ldopt as ldopt
+from paddle_ldopt.build import OPTIMIZERS
 from paddle_ldopt.trainer import (
     GradualUnfreezeCallback,
     LdoptTrainerMixin,
@@ -73,24 +75,30 @@ def state_of(trainer):
 # --- exact ---
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
-def test_resume_is_exact_from_any_checkpoint(tmp_path, form, optim):
-    # six steps make an epoch: 2, 4 and 10 are within one, 6 and 12 at the end of one
-    whole = trainer_run.run(tmp_path / "whole", form, max_steps=14, save_steps=2, optim=optim)
-    expected = state_of(whole)
-    for step in (2, 6, 10, 12):
-        resumed = trainer_run.run(
-            tmp_path / "resumed", form, resume=str(tmp_path / f"whole/checkpoint-{step}"), max_steps=14, optim=optim
-        )
-        assert state_of(resumed) == expected, f"resumed from step {step}"
+@pytest.fixture(scope="module", params=FORMATS)
+def whole(request, tmp_path_factory):
+    """A run with checkpoints 4, 8 and 12, of which the last ends an epoch: its format, folder and final state."""
+    folder = tmp_path_factory.mktemp("whole")
+    return request.param, folder, state_of(trainer_run.run(folder, request.param, max_steps=14, save_steps=4))
+
+
+def test_a_resume_is_exact_from_any_checkpoint_and_twice(whole, tmp_path):
+    form, folder, expected = whole
+
+    def resumed(checkpoint, **settings):
+        return state_of(trainer_run.run(tmp_path, form, resume=str(checkpoint), max_steps=14, **settings))
+
+    assert resumed(folder / "checkpoint-4", save_steps=5) == expected
+    assert resumed(folder / "checkpoint-8", save_steps=100) == expected
+    assert resumed(folder / "checkpoint-12", save_steps=100) == expected
+    assert resumed(tmp_path / "checkpoint-10", save_steps=100) == expected
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("optim", [name for name in ldopt.list_optimizers() if name != "adamwdl"])
+@pytest.mark.parametrize("optim", [name for name in OPTIMIZERS if name != "adamwdl"])
 def test_resume_is_exact_with_every_optimizer(tmp_path, form, optim):
     whole = trainer_run.run(tmp_path / "whole", form, max_steps=7, save_steps=4, optim=optim)
-    assert isinstance(whole.optimizer, ldopt.optimizer_class(optim))
+    assert isinstance(whole.optimizer, OPTIMIZERS[optim].cls)
     assert whole.optimizer.layerwise_ratio(whole.model.parameters()[0]) < 1
     folder = str(tmp_path / "whole/checkpoint-4")
     resumed = trainer_run.run(tmp_path / "resumed", form, resume=folder, max_steps=7, optim=optim)
@@ -143,25 +151,37 @@ class Stops(common.TrainerCallback):
             raise SystemExit
 
 
+def run_and_stop(folder, step, evaluations, signalled=False, resume=None):
+    settings = {"save_strategy": "epoch", "max_steps": 14, **EVALUATE}
+    with StopOnSigterm() as stop:
+        callbacks = [Stops(step, evaluations, signalled), stop]
+        return trainer_run.run(folder, callbacks=callbacks, resume=resume, **settings)
+
+
+def outcome(trainer):
+    state = trainer.state
+    return os.path.basename(state.best_model_checkpoint), state.best_metric, state_of(trainer)[:2]
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    """The outcome of a run, and its evaluations."""
+    evaluations = []
+    trainer = run_and_stop(tmp_path_factory.mktemp("never"), None, evaluations)
+    assert [at for at, _ in evaluations] == [6, 12, 14], "the last epoch is cut short"
+    return outcome(trainer), evaluations
+
+
 @pytest.mark.parametrize("signalled", [False, True])
 @pytest.mark.parametrize("step", [6, 9, 12, 14])
-def test_a_run_that_is_stopped_in_any_step_has_the_same_evaluations_and_best_model(tmp_path, step, signalled):
-    def run(folder, step, evaluations, resume=None):
-        settings = {"save_strategy": "epoch", "max_steps": 14, **EVALUATE}
-        with StopOnSigterm() as stop:
-            callbacks = [Stops(step, evaluations, signalled), stop]
-            return trainer_run.run(tmp_path / folder, callbacks=callbacks, resume=resume, **settings)
-
-    expected, found = [], []
-    whole = run("whole", None, expected)
-    assert [at for at, _ in expected] == [6, 12, 14], "the last epoch is cut short"
+def test_a_run_that_is_stopped_in_any_step_has_the_same_evaluations_and_best_model(
+    never_stopped, tmp_path, step, signalled
+):
+    found = []
     with pytest.raises(SystemExit):
-        run("stopped", step, found)
-    resumed = run("stopped", None, found, resume=True)
-    assert found == expected
-    best = [os.path.basename(trainer.state.best_model_checkpoint) for trainer in (whole, resumed)]
-    assert best[0] == best[1] and resumed.state.best_metric == whole.state.best_metric
-    assert state_of(resumed)[:2] == state_of(whole)[:2]
+        run_and_stop(tmp_path, step, found, signalled)
+    resumed = run_and_stop(tmp_path, None, found, signalled, resume=True)
+    assert (outcome(resumed), found) == never_stopped
 
 
 def test_early_stopping_counts_on_after_a_resume(tmp_path):
@@ -209,32 +229,23 @@ def test_resume_from_a_checkpoint_of_version_0_1(tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("step", [6, 8])
-def test_the_resume_mixin_alone_makes_the_plain_trainer_exact(tmp_path, form, step):
+def test_the_resume_mixin_alone_makes_the_plain_trainer_exact(tmp_path, form):
     class Plain(ResumeMixin, common.Trainer):
         pass
 
     def run(folder, resume=None):
-        settings = {"max_steps": 9, "save_steps": step, **trainer_run.checkpoint_format(form)}
+        settings = {"max_steps": 9, "save_steps": 3, **trainer_run.checkpoint_format(form)}
         args = common.arguments(tmp_path / folder, common.TrainingArguments, **settings)
         return trainer_run.run(folder, form, resume=resume, cls=Plain, args=args)
 
-    expected, checkpoint = state_of(run("whole")), tmp_path / f"whole/checkpoint-{step}"
+    expected, checkpoint = state_of(run("whole")), tmp_path / "whole/checkpoint-9"
     assert last_checkpoint(tmp_path / "whole") == str(checkpoint) and not set(os.listdir(checkpoint)) & {RECORD, CONFIG}
-    assert state_of(run("resumed", str(checkpoint))) == expected
-    os.truncate(next(checkpoint.glob("trainer_state*")), 10)
-    with pytest.raises(ValueError, match="damaged: .trainer_state.*of which there is none"):
+    for step in (3, 6):
+        assert state_of(run("resumed", str(tmp_path / f"whole/checkpoint-{step}"))) == expected, step
+    for step in (6, 9):
+        os.truncate(next((tmp_path / f"whole/checkpoint-{step}").glob("trainer_state*")), 10)
+    with pytest.raises(ValueError, match="damaged: .trainer_state.*whole/checkpoint-3"):
         run("resumed", str(checkpoint))
-
-
-def test_resume_twice_is_exact(tmp_path):
-    expected = state_of(trainer_run.run(tmp_path / "whole", max_steps=14))
-    first = trainer_run.run(tmp_path / "a", max_steps=14, save_steps=2)
-    assert state_of(first) == expected
-    second = trainer_run.run(tmp_path / "b", max_steps=14, save_steps=5, resume=str(tmp_path / "a/checkpoint-4"))
-    assert state_of(second) == expected
-    third = trainer_run.run(tmp_path / "c", max_steps=14, resume=str(tmp_path / "b/checkpoint-10"))
-    assert state_of(third) == expected
 
 
 def build_passed(model, decay=0.8, hook=False):
@@ -271,20 +282,34 @@ def test_resume_with_a_passed_optimizer(tmp_path, hook):
         run_passed(tmp_path / "other", folder, decay=0.5, hook=hook)
 
 
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory):
+    """Return a function that trains in a process of its own (`trainer_run.train_in_a_fork`); it returns the status."""
+    errors = tmp_path_factory.mktemp("mortal") / "stderr"
+    command, env = [sys.executable, trainer_run.__file__], {**os.environ, "PYTHONPATH": search_path()}
+    with open(errors, "w") as log, subprocess.Popen(command, -1, None, PIPE, PIPE, log, env=env, text=True) as process:
+
+        def train(*arguments):
+            print(json.dumps(arguments), file=process.stdin, flush=True)
+            status = process.stdout.readline()
+            assert status, errors.read_text()[-2000:]
+            return int(status)
+
+        yield train
+        process.stdin.close()
+
+
 @pytest.mark.parametrize("form", FORMATS)
-def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
-    step, seconds = random.SystemRandom().randint(1, 25), random.SystemRandom().uniform(0, 0.03)
+def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form, mortal):
+    step, seconds = random.SystemRandom().randint(1, 12), random.SystemRandom().uniform(0, 0.03)
     deaths = [f"after:{step}:{seconds}", "never"]
     if form == "plain":
         deaths.insert(1, "saving:optimizer.pdopt")
     expected = common.weights(trainer_run.run(tmp_path / "whole", form, save_steps=100).model)
     folder = tmp_path / "killed"
     for death in deaths:
-        command = [sys.executable, trainer_run.__file__, str(folder), form, death]
-        if last_checkpoint(folder) is not None:
-            command.append("resume")
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": search_path()})
-        assert done.returncode == (0 if death == "never" else -signal.SIGKILL), done.stderr[-2000:]
+        resumes = last_checkpoint(folder) is not None
+        assert mortal(str(folder), form, death, resumes) == (0 if death == "never" else signal.SIGKILL)
         if death.startswith("saving"):
             torn = [name for name in os.listdir(folder) if (folder / name / (RECORD + ".partial")).exists()]
             assert torn and str(folder / torn[0]) != last_checkpoint(folder)

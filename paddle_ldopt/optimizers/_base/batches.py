@@ -81,9 +81,10 @@ class Batch:
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
         self._piece, self._kinds = Piece(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
         self._owners = [_paddle.masters(optimizer).get(param.name, param).name for param in params]
-        self._stacks: dict[str, Any] = {}  # state -> [k, ...]; the masters too
+        self._stacks: dict[str, Any] = {}  # state -> [k, ...], or the state itself of a single parameter; masters too
         self._addresses: list[list[int]] = []
         self._stored = {**self._kinds, **({_MASTER: ELEMENT} if optimizer.has_master(first) else {})}
+        self._keys = {name: _paddle.prefixed(optimizer, name) for name in self._kinds}
 
     def is_contiguous(self) -> bool:
         """Return whether all state is; that of a parameter that was transposed in place is not."""
@@ -93,14 +94,19 @@ class Batch:
         """Move all state into stacks."""
         for name, kind in self._stored.items():
             tensors = self._tensors(name)
+            if len(tensors) == 1:
+                self._stacks[name] = _paddle.view_of(tensors[0], self._shape(kind))
+                continue
             stack = self._stacks[name] = _paddle.stack(tensors, 0).reshape(self._shape(kind))
             for row, tensor in enumerate(tensors):
                 _paddle.share_memory(_paddle.slice_of(stack, row, row + 1), tensor)
         self._addresses = [list(map(_Tensor.data_ptr, self._tensors(name))) for name in self._stored]
 
     def _shape(self, kind: str) -> list[int]:
-        """Return the shape in which the rule sees a state: that of one parameter, behind the number of them."""
+        """Return the shape in which the rule sees a state: that of one parameter, after the number of parameters."""
         shape = self._piece.shape
+        if len(self.params) == 1:
+            return rule_shape(kind, shape)
         return [len(self.params), *([1] * len(shape) if kind == SCALAR else rule_shape(kind, shape))]
 
     def _tensors(self, name: str) -> list[Any]:
@@ -108,8 +114,7 @@ class Batch:
         if name == _MASTER:
             masters = _paddle.masters(self._optimizer)
             return [masters[param.name] for param in self.params]
-        state = _paddle.accumulators(self._optimizer)[_paddle.prefixed(self._optimizer, name)]
-        return [state[owner] for owner in self._owners]
+        return list(map(_paddle.accumulators(self._optimizer)[self._keys[name]].__getitem__, self._owners))
 
     def holds(self) -> bool:
         """Return whether the optimizer's tensors are still those in the stacks."""
@@ -117,8 +122,8 @@ class Batch:
             now = [self._tensors(name) for name in self._stored]
         except KeyError:  # of a state that was removed
             return False
-        addresses = [list(map(_Tensor.data_ptr, tensors)) for tensors in now]
-        return addresses == self._addresses and all(all(map(_Tensor.is_contiguous, tensors)) for tensors in now)
+        same = all(list(map(_Tensor.data_ptr, tensors)) == held for tensors, held in zip(now, self._addresses))
+        return same and all(all(map(_Tensor.is_contiguous, tensors)) for tensors in now)
 
     def release(self, names: set[str]) -> None:
         """Give parameters that are not updated with the others any more memory of their own for their state."""
@@ -141,13 +146,15 @@ class Batch:
 
     def update(self, grads: list[Any], lr: Any, options: dict[str, Any]) -> None:
         """Update all parameters once."""
-        master = self._stacks.get(_MASTER)
-        params = _cast(_paddle.stack(self.params, 0) if master is None else master, self.dtype)
-        stacked = _cast(_paddle.stack(grads, 0), self.dtype)
+        master, single = self._stacks.get(_MASTER), len(self.params) == 1
+        params, grad = master, grads[0] if single else _paddle.stack(grads, 0)
+        if master is None:
+            params = self.params[0] if single else _paddle.stack(self.params, 0)
+        params, grad = _cast(params, self.dtype), _cast(grad, self.dtype)
         state = {name: _cast(self._stacks[name], self.dtype) for name in self._kinds}
         counted = self._optimizer._counted(state)
         state.update(counted)
-        rule = self._optimizer.rule(params, stacked, state, lr, piece=self._piece, **options)
+        rule = self._optimizer.rule(params, grad, state, lr, piece=self._piece, **options)
         new_params, new_state = answer_locally(rule)
         for name, value in {**new_state, **counted}.items():
             stack = self._stacks[name]
@@ -156,7 +163,8 @@ class Batch:
             _paddle.assign_out(_cast(value, stack.dtype), stack)
         if master is not None:
             _paddle.assign_out(new_params, master)
-        for row, param in zip(_paddle.unstack(_cast(new_params, self.params[0].dtype), 0), self.params):
+        new_params = _cast(new_params, self.params[0].dtype)
+        for row, param in zip([new_params] if single else _paddle.unstack(new_params, 0), self.params):
             _paddle.assign_out(row, param)
 
 

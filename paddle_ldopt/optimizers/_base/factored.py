@@ -18,7 +18,7 @@ import paddle
 
 from ..._messages import refusal
 from ..states import COLUMN, ROW
-from .arithmetic import average, over_, plus_, times_
+from .arithmetic import average, over_, plus_, times, times_
 from .rule_optimizer import RuleOptimizer, Values, checked_rate
 
 
@@ -55,7 +55,7 @@ def inverse_sqrt_factored(averages: Values, piece: Any) -> Any:
     """
     row, col = averages.values()
     # not a root of row / mean: of a row without a gradient that may be denormal, which Paddle's rsqrt takes for 0
-    row = row.mean(axis=-2, keepdim=True).sqrt() * row.rsqrt()
+    row = times(row.rsqrt(), row.mean(axis=-2, keepdim=True).sqrt())
     return piece.spread_product(row, col.rsqrt())
 
 

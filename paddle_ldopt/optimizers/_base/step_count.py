@@ -9,7 +9,8 @@ import paddle
 
 from ... import _paddle, kernels
 from ..states import STEP
-from .rule_optimizer import Values, largest
+from .rule_state import largest
+from .updates import Values
 
 __all__ = ["SharedStepCount", "StepCount"]
 

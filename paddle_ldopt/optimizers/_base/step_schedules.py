@@ -10,9 +10,10 @@ from paddle.optimizer.lr import LRScheduler
 from ..._checks import checked_state
 from ..._messages import refusal
 from ..states import GLOBAL_STEP, SCALAR, STEP, State
-from .rule_optimizer import Values, largest
+from .rule_state import largest
 from .step_count import StepCount
 from .step_functions import StepFunction, rate_or_function
+from .updates import Values
 
 __all__ = ["StepSchedulesMixin"]
 

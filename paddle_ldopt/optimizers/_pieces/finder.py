@@ -63,6 +63,12 @@ class PieceFinder:
             self._found_for = parameter_list, topology()
         return self._found
 
+    def is_whole(self, parameter_list: Any) -> bool:
+        """Return whether the last step was of the same list, and this process has all of each parameter in it."""
+        if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
+            return False
+        return all(not piece.groups and piece.slice_size is None for piece in self._found.values())
+
     def is_sliced(self, parameter_list: Any) -> bool:
         """Return whether sharding with `split_param` has put slices in the place of the parameters."""
         name = getattr(parameter_list[0], "name", None) if parameter_list else None  # a group has none

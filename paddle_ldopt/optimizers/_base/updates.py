@@ -1,0 +1,108 @@
+"""The update of parameters that are not in a batch: the rule is run on one of them and its result is written."""
+
+from collections.abc import Generator
+from typing import Any, Callable, Optional
+
+import paddle
+
+from ... import _paddle
+from .._pieces import Piece, answer_locally, answer_together
+from ..collecting import Task
+from ..states import ELEMENT, SCALAR, STEP
+from .declared import compute_dtype, rule_shape
+
+__all__ = ["Update", "Values", "update", "update_pieces"]
+
+Values = dict[str, Any]  # by name, of states or of options
+Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule; a rule without sums returns the result
+
+
+def update(optimizer: Any, task: Task) -> None:
+    """Update a parameter of which this process has all."""
+    rule, write = _start(optimizer, task)
+    write(*answer_locally(rule))
+
+
+def update_pieces(optimizer: Any, tasks: dict[str, Task], pieces: dict[str, Piece]) -> None:
+    """Update parameters that are in pieces side by side with the other processes that have pieces of them."""
+    rules, writes = [], []
+    for name, piece in pieces.items():
+        param = optimizer._finder.params[name]
+        if not piece.groups or param.stop_gradient or name in optimizer._missing.names:
+            continue
+        if optimizer.layerwise_ratio(param) == 0.0:
+            continue
+        if name in tasks:
+            rule, write = _start(optimizer, tasks[name])
+        elif piece.span == (0, 0):  # the other processes wait for sums from all
+            rule, write = _start_empty(optimizer, param, piece), None
+        else:
+            continue
+        rules.append((piece, rule))
+        writes.append(write)
+    for write, result in zip(writes, answer_together(rules)):
+        if write is not None:
+            write(*result)
+
+
+def _start(optimizer: Any, task: Task) -> tuple[Update, Callable[..., None]]:
+    """Return the rule of a task, to be run, and a function that writes its result."""
+    param, piece = task.param, task.piece or Piece(optimizer.whole_shape(task.param))
+    target = _paddle.masters(optimizer)[param.name] if optimizer.has_master(param) else param
+    dtype, kinds = compute_dtype(param), {**optimizer.state_kinds(param), STEP: SCALAR}
+    stored_as = _paddle.state_getter(optimizer)
+    stored = {name: stored_as(name, param) for name in kinds}
+    state = {name: value.astype(dtype) for name, value in stored.items()}
+    for name, kind in kinds.items():
+        if kind == SCALAR or not target.shape:  # stored as [1]
+            state[name] = state[name].reshape([])
+        elif kind == ELEMENT:
+            state[name] = piece.view(state[name])
+        else:
+            state[name] = state[name].reshape(rule_shape(kind, piece.shape))
+    counted = optimizer._counted(state)
+    state.update(counted)
+    grad = task.grad.astype(dtype)
+    if list(grad.shape) != list(target.shape):  # ClipGradByGlobalNorm makes [1] of []
+        grad = grad.reshape(target.shape)
+    rule = optimizer.rule(
+        piece.view(target.astype(dtype)), piece.view(grad), state, task.lr, piece=piece, **task.options
+    )
+
+    def write(new_param: Any, new_state: dict[str, Any]) -> None:
+        overflow = None if paddle.in_dynamic_mode() else _paddle.found_inf(optimizer)
+        for name, value in {**new_state, **counted}.items():
+            _write(value, stored[name], overflow, piece if kinds[name] == ELEMENT else None)
+        _write(new_param, target, overflow, piece)
+        if target is not param:
+            _write(new_param, param, overflow, piece)
+
+    return rule, write
+
+
+def _start_empty(optimizer: Any, param: Any, piece: Piece) -> Update:
+    """Return the rule of a parameter that this process has nothing of: its sums are zeros."""
+    dtype, empty = compute_dtype(param), paddle.zeros([0], compute_dtype(param))
+    state = {
+        name: empty if kind == ELEMENT else paddle.zeros(rule_shape(kind, piece.shape), dtype)
+        for name, kind in optimizer.state_kinds(param).items()
+    }
+    state[STEP] = paddle.ones([], dtype)
+    return optimizer.rule(empty, empty, state, paddle.zeros([], dtype), piece=piece, **optimizer.step_options(param))
+
+
+def _write(value: Any, target: Any, overflow: Any = None, piece: Optional[Piece] = None) -> None:
+    if overflow is not None:  # static AMP runs the update regardless; a CPU has no `where` of float16
+        value = paddle.where(overflow, target.astype(value.dtype), value.reshape(target.shape))
+    value = value.astype(target.dtype)
+    if piece is not None and piece.slice_size is not None:
+        _paddle.assign_out(value.flatten(), piece.stored(target))
+        return
+    if list(value.shape) != list(target.shape):  # [1] holds a state of shape []
+        value = value.reshape(target.shape)
+    if paddle.in_dynamic_mode():
+        _paddle.assign_out(value, target)
+    else:
+        frozen = target.stop_gradient
+        paddle.assign(value, target)
+        target.stop_gradient = frozen  # `assign` gives it the value's, and a later `minimize` would pass it over
