@@ -14,7 +14,7 @@ PIP = $(PY) -m pip --disable-pip-version-check -q
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install finetune pipeline test test-slow test-gpu fault test-nlp2 test-formers test-clients parity sanitize coverage mutants lint dist bench docs clean
+.PHONY: help install finetune pipeline test test-all fault test-gpu versions test-nlp2 test-formers test-clients parity sanitize coverage mutants lint dist bench docs clean
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -35,18 +35,22 @@ finetune: $(STAMP) ## Fine-tune a pretrained encoder with layer-wise decay (belo
 pipeline: $(STAMP) ## Train a small LLaMA on two pipeline stages, with a loss scale (below 3 minutes on 2 cores)
 	$(PY) recipes/pipeline_sft.py $(ARGS)
 
-test: $(STAMP) ## Run the tests, style and types included
-	$(PY) -m pytest $(ARGS)
+# JOBS=1 runs the tests in one process. No file is split: what its tests share is made once.
+JOBS ?= 2
+PYTEST = $(PY) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 10 --durations-min 1
 
-test-slow: $(STAMP) ## Run the tests that take minutes too
-	$(PY) -m pytest -m "slow or not slow" $(ARGS)
+test: $(STAMP) ## Run the tests of every feature (4 minutes on 2 idle cores)
+	$(PYTEST) $(ARGS)
+
+test-all: $(STAMP) ## Run the slow tests too: more layouts, kills and launches (20 minutes more)
+	$(PYTEST) -m "not fault" $(ARGS)
+
+fault: $(STAMP) ## Run the longest tests alone: kills, full disks, bad numbers and calls, soaks (an hour and more)
+	$(PYTEST) -m fault $(ARGS)
 
 ON_DEVICE = $(addprefix tests/optimizers/test_, golden.py parity.py contracts.py lamb.py came.py adafactor.py adam_weight_decay.py)
 test-gpu: $(STAMP) ## Run the golden, contract, checkpoint and layer-map tests on LDOPT_DEVICE (default: the first GPU)
 	LDOPT_DEVICE=$${LDOPT_DEVICE:-gpu:0} $(PY) -m pytest $(ON_DEVICE) tests/saving tests/layers $(ARGS)
-
-fault: $(STAMP) ## Break it on purpose: kills, full disks, bad numbers and calls, long runs (an hour and more)
-	$(PY) -m pytest -m fault $(ARGS)
 
 test-nlp2: ## Run the Trainer tests on PaddleNLP 2.8.1, in a venv of its own
 	$(MAKE) $(VENV)-nlp2/.installed-nlp2 VENV=$(VENV)-nlp2
@@ -102,14 +106,18 @@ $(VENV)/.installed-speech: setup.cfg constraints.txt # the models of PaddleSpeec
 	$(PIP) install --no-deps $(SPEECH)
 	@touch $@
 
-parity: ## Run the real peers again and compare with tests/golden, in a venv of its own (4 GB)
+parity: $(STAMP) ## Run the real peers, in a venv of their own (4 GB), and compare with tests/golden; ARGS=--random: on random problems
 	$(MAKE) $(VENV)-parity/.installed-parity VENV=$(VENV)-parity
-	$(VENV)-parity/bin/python tests/golden/make.py --check $(ARGS)
+	$(VENV)-parity/bin/python tests/golden/make.py --check --ours $(PY) $(ARGS)
 $(VENV)/.installed-parity: setup.cfg
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -U pip setuptools wheel
 	$(PIP) install -e ".[parity]"
 	@touch $@
+
+versions: $(STAMP) ## Run the core tests on Paddle 3.1 to 3.3 and Python 3.9 to 3.12, those that are there; ARGS="-s core-3.11"
+	@test -x $(VENV)-versions/bin/nox || { $(PYTHON) -m venv $(VENV)-versions && $(VENV)-versions/bin/python -m pip -q install nox; }
+	$(VENV)-versions/bin/nox $(ARGS); ended=$$?; $(PY) docs/promises.py && exit $$ended
 
 SANITIZED = build/libstep-sanitized.so
 sanitize: $(STAMP) ## Fuzz the C library under AddressSanitizer and UndefinedBehaviorSanitizer (gcc; below a minute)
@@ -162,5 +170,5 @@ $(VENV)/.installed-docs: setup.cfg constraints.txt
 	@touch $@
 
 clean: ## Remove .venv and what runs left behind
-	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-formers $(VENV)-clients $(VENV)-speech $(VENV)-parity $(VENV)-bench $(VENV)-dist $(VENV)-docs \
-		build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VENV)-nlp2 $(VENV)-formers $(VENV)-clients $(VENV)-speech $(VENV)-parity $(VENV)-versions $(VENV)-bench $(VENV)-dist $(VENV)-docs \
+		.nox build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache

@@ -1,11 +1,10 @@
-"""The section of docs/evidence.md on decays that keep the mean rate, out of the results of llrd_evidence_mean.py."""
+"""The sections of the evidence pages on decays that keep the mean rate, from the results of llrd_evidence_mean.py."""
 
 from evidence_report import (
     Results,
     accuracy_table,
     chosen,
     difference,
-    fill,
     gap,
     mean,
     number,
@@ -13,6 +12,7 @@ from evidence_report import (
     scores,
     spread,
     table,
+    write_parts,
 )
 
 RATES = ("a third of the tuned rate", "the tuned rate", "three times the tuned rate")
@@ -20,14 +20,14 @@ WORDS = (("better", 1), ("worse", -1), ("no difference beyond the spread", 0))
 
 
 def blocks(results, planned, seeds):
-    """Return name -> Markdown of every generated part of the section.
+    """Return name -> Markdown of every generated part of the section in docs/evidence_tables.md.
 
     Args:
         results (Results): the runs.
         planned (list): the names of all tasks of the study.
         seeds (int): how many seeds the study asks for.
     """
-    found = {"mean setup": setup(results, planned, seeds), "mean in short": in_short(results, planned, seeds)}
+    found = {"mean setup": setup(results, planned, seeds)}
     for part, make in (
         ("mean accuracy", accuracy_table),
         ("mean same rate", same_rate),
@@ -97,7 +97,7 @@ def unfinished(results, planned, seeds):
 
 
 def default(results):
-    """Return the default by the rule that docs/evidence.md states."""
+    """Return the default by the rule that docs/evidence_tables.md states."""
     at_tuned = [gaps(results, task)[1] for task in results.tasks]
     fit = {
         arm: mean([found[arm][0] for found in at_tuned])
@@ -161,8 +161,8 @@ def setup(results, planned, seeds):
 
 
 def write_report(results_path, docs, planned, seeds):
-    """Write the generated parts of the section into a document."""
+    """Write the generated parts of both sections."""
     results = Results(results_path)
-    text = fill(docs.read_text(encoding="utf-8"), blocks(results, planned, seeds))
-    docs.write_text(text, encoding="utf-8")
+    findings = {"mean in short": in_short(results, planned, seeds)}
+    write_parts(docs, findings, blocks(results, planned, seeds))
     print(f"{docs}: {len(results.runs)} runs")

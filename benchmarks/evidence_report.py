@@ -1,4 +1,4 @@
-"""Tables and pictures of docs/evidence.md out of the results of llrd_evidence.py."""
+"""Tables and pictures of docs/evidence.md and docs/evidence_tables.md from the results of llrd_evidence.py."""
 
 import json
 import math
@@ -263,8 +263,22 @@ def setup(results):
     return "\n".join(lines)
 
 
+def findings(results):
+    """Return the table of docs/evidence.md: each arm tuned, and at the highest rate, for each task."""
+    head, rows = ["arm"], {arm: [arm] for arm in results.arms()}
+    for task in results.tasks:
+        curves = results.arm_curves(task)
+        uniform = curves["uniform"]
+        head += [f"{task}, tuned", "against uniform", "highest rate"]
+        for arm, curve in curves.items():
+            best = chosen(curve)
+            against = "" if curve is uniform else difference(curve, best, uniform, chosen(uniform))
+            rows[arm] += [spread(scores(curve[best])), against, spread(scores(curve[max(curve)]))]
+    return table(head, rows.values())
+
+
 def blocks(results):
-    """Return name -> Markdown of every generated part of docs/evidence.md."""
+    """Return name -> Markdown of every generated part of docs/evidence_tables.md."""
     found = {"setup": setup(results)}
     for part, curves_of, make in (
         ("in short", results.arm_curves, in_short),
@@ -340,14 +354,21 @@ def plot(results, path, curves):
         pyplot.close(figure)
 
 
+def write_parts(docs, findings, tables):
+    """Write generated parts into the page of findings, and those of the tables into evidence_tables.md beside it."""
+    pages = {docs: findings, docs.with_name("evidence_tables.md"): tables}
+    filled = {page: fill(page.read_text(encoding="utf-8"), parts) for page, parts in pages.items()}
+    for page, text in filled.items():
+        page.write_text(text, encoding="utf-8")
+
+
 def write_report(results_path, docs):
-    """Write the generated parts of a document, and its pictures into the folder `images` beside it."""
+    """Write the generated parts of both pages, and their pictures into the folder `images` beside them."""
     results = Results(results_path)
-    filled = fill(docs.read_text(encoding="utf-8"), blocks(results))
+    write_parts(docs, {"findings": findings(results)}, blocks(results))
     images = docs.parent / "images"
     images.mkdir(exist_ok=True)
     plot(results, images / "evidence_decay.svg", {task: results.arm_curves(task) for task in results.tasks})
     optimizers = {task: named(results.optimizer_curves(task)) for task in results.tasks}
     plot(results, images / "evidence_optimizers.svg", optimizers)
-    docs.write_text(filled, encoding="utf-8")
     print(f"{docs}: {len(results.runs)} runs")

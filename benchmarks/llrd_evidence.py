@@ -1,11 +1,11 @@
 """What layer-wise decay does to few-sample fine-tuning: every learning rate, decay and seed, on real text.
 
     OMP_NUM_THREADS=1 nice python benchmarks/llrd_evidence.py run --data docstrings trec/
-    python benchmarks/llrd_evidence.py report                                             # writes docs/evidence.md
+    python benchmarks/llrd_evidence.py report    # writes docs/evidence.md, evidence_tables.md
 
 `run` appends one line of JSON per run to benchmarks/results/llrd_evidence.jsonl and skips the runs that are there.
 MiniLM (recipes/common/pretrained.py) is fine-tuned on a few rows that the seed draws. The same seed gives every arm the
-same rows, order, head and dropout. docs/evidence.md says what came of it.
+same rows, order, head and dropout. docs/evidence.md has the findings.
 """
 
 import argparse

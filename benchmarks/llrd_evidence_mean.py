@@ -1,7 +1,7 @@
 """Does a decay that keeps the mean rate help? Uniform training against decays whose ratios are divided by their mean.
 
     OMP_NUM_THREADS=1 nice python benchmarks/llrd_evidence_mean.py run --data docstrings trec/
-    python benchmarks/llrd_evidence_mean.py report              # writes a section of docs/evidence.md
+    python benchmarks/llrd_evidence_mean.py report              # writes their sections on the mean
 
 `run` appends one line of JSON per run to benchmarks/results/llrd_evidence_mean.jsonl and skips the runs in the file. It
 trains the tasks whose data it is given: `docstrings` is in every Python; TREC's question types are a folder `trec` with

@@ -34,6 +34,7 @@ CONTENTS = """
 :caption: Guide
 :glob:
 
+docs/guide
 docs/choosing
 docs/migrating
 recipes/README
@@ -51,6 +52,7 @@ docs/reference/optimizers
 docs/reference/layers
 docs/reference/schedules
 docs/reference/trainer
+docs/reference/callbacks
 docs/reference/*
 ```
 ```{toctree}
@@ -58,6 +60,7 @@ docs/reference/*
 :caption: Project
 :glob:
 
+README.zh-CN
 [!R]*
 ```
 """

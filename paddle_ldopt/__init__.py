@@ -24,6 +24,7 @@ from .layers.weight_decay import decayed_parameter_names
 from .optimizers import *  # noqa: F403
 from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
 from .schedules import *  # noqa: F403
+from .schedules import RuleSchedule as RuleSchedule
 from .tensorflow_recipe import create_optimizer
 from .version import __version__
 
@@ -54,7 +55,6 @@ __all__ += _optimizers.__all__
 for _name in ("Option", "RuleOptimizer", "State", "register"):
     __all__.remove(_name)  # importable here too, but only `optimizers` offers them
 __all__ += _schedules.__all__
-__all__.remove("ON_METRIC")
 
 
 def __getattr__(name: str) -> _Any:

@@ -1,6 +1,6 @@
-"""Checks of arguments: each returns its value or raises with the argument's name. `Option` declares an argument once.
+"""Argument checks, which return the value or raise with the argument's name, and `Option`, the declaration of one.
 
-A leaf of the import graph, without Paddle. Checks that know more than a type and a range stand where they are used.
+Imports no Paddle. Checks beyond a type and a range are in the modules that use them.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ __all__ = [
     "refused",
 ]
 
-_MOST_STEPS = 2**53  # beyond it a float does not count, and beyond 2^63 nothing else does
+_MOST_STEPS = 2**53  # floats count exactly up to here
 
 
 def as_float(number: Any) -> float:
-    """Return a number as a float, inf if it is an int beyond all of them."""
+    """Return a number as a float; inf for an int beyond the range of floats."""
     try:
         return float(number)
     except OverflowError:
@@ -37,13 +37,13 @@ def as_float(number: Any) -> float:
 
 
 def plain_number(value: Any) -> Any:
-    """Return the Python number in a NumPy number or in an array or Tensor of one element, anything else as it is."""
+    """Return the Python number in a NumPy number, or in an array or Tensor of one element; other values unchanged."""
     single = hasattr(value, "__array__") and getattr(value, "size", None) == 1
     return value.item() if single else value
 
 
 def checked_bool(value: Any, argument: str) -> bool:
-    """Return `value` if it is True or False, raise TypeError otherwise."""
+    """Return `value`; raise TypeError unless it is a bool."""
     if not isinstance(value, bool):
         raise refusal(TypeError, f"`{argument}` must be a bool.", **{argument: value})
     return value
@@ -52,9 +52,9 @@ def checked_bool(value: Any, argument: str) -> bool:
 def checked_number(
     value: Any, argument: str, low: Any = 0.0, high: Any = math.inf, ends: str = "[]", kind: str = "a number"
 ) -> float:
-    """Return a finite number between `low` and `high` as a float; a square bracket in `ends` includes the limit.
+    """Return a finite number from `low` to `high` as a float; a square bracket in `ends` includes the limit.
 
-    A NumPy number and an array or Tensor of one element are numbers; a bool is none. `kind` follows "must be" in the
+    NumPy numbers and arrays or Tensors of one element are numbers; bools are not. `kind` follows "must be" in the
     TypeError.
     """
     number = plain_number(value)
@@ -75,7 +75,7 @@ def _span(low: float, high: float, ends: str) -> str:
 
 
 def checked_int(value: Any, argument: str, least: int = 0, kind: str = "an integer") -> int:
-    """Return `value` as an int if it is a whole number from `least` on, raise otherwise; a bool is none."""
+    """Return `value` as an int; raise unless it is an integer, not a bool, of at least `least`."""
     number = plain_number(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Integral):
         raise refusal(TypeError, f"`{argument}` must be {kind}.", **{argument: value})
@@ -88,19 +88,19 @@ def checked_int(value: Any, argument: str, least: int = 0, kind: str = "an integ
 
 
 def checked_steps(value: Any, argument: str, least: int = 0) -> int:
-    """Return `value` as an int if it is a number of steps from `least` on, raise otherwise."""
+    """Return a number of steps as an int; raise unless it is at least `least`."""
     return checked_int(value, argument, least, "a whole number of steps, no ratio")
 
 
 def checked_choice(value: str, argument: str, choices: Collection[str]) -> str:
-    """Return `value` if it is one of `choices`, raise otherwise."""
+    """Return `value`; raise ValueError unless it is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise refusal(ValueError, f"`{argument}` must be one of {', '.join(map(repr, choices))}.", **{argument: value})
     return value
 
 
 def one_of_two(argument: str, value: Any, alias: str, other: Any, default: Any = None) -> Any:
-    """Return the value of an argument that has two names, raise ValueError if both were given."""
+    """Return the value of an argument with two names; raise ValueError if both were given."""
     if other is None:
         return value
     number = plain_number(value)
@@ -111,14 +111,14 @@ def one_of_two(argument: str, value: Any, alias: str, other: Any, default: Any =
 
 
 def checked_state(state_dict: Any) -> dict[str, Any]:
-    """Return `state_dict` if it is a dict, raise TypeError otherwise."""
+    """Return `state_dict`; raise TypeError unless it is a dict."""
     if not isinstance(state_dict, dict):
         raise wrong_type(state_dict, "state_dict", "a dict")
     return state_dict
 
 
 def refused(given: dict[str, tuple[Callable[[Any, str], Any], Any]]) -> Iterator[str]:
-    """Yield the message of each check that refuses its value; `given` is name -> (check, value)."""
+    """Yield the error message of each failed check; `given` is name -> (check, value)."""
     for name, (check, value) in given.items():
         try:
             check(value, name)
@@ -128,24 +128,24 @@ def refused(given: dict[str, tuple[Callable[[Any, str], Any], Any]]) -> Iterator
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of an optimizer or a schedule, declared once: checks, settings and tables of the docs read it here."""
+    """An option of an optimizer or a schedule, declared once for checks, settings and the tables of the docs."""
 
     default: Any
-    doc: str  # one line on it
-    low: float = 0.0  # of a number: the ends of its range
+    doc: str  # one line
+    low: float = 0.0  # limits of a number
     high: float = math.inf
-    ends: str = "[]"  # the brackets; a square one includes the limit
+    ends: str = "[]"  # brackets of the range; a square one includes the limit
     optional: bool = False  # None is allowed
     group: bool = False  # a parameter group may override it
-    called: str = ""  # what the constructor calls it, if groups call it otherwise
-    tensor: bool = False  # a Tensor of one element stays one, and a variable of a static graph is not checked
+    called: str = ""  # its name in the constructor, if other than in groups
+    tensor: bool = False  # a Tensor of one element stays a Tensor; a variable of a static graph is not checked
     read: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the number to check, such as 0 for None
     check: Optional[Callable[[Any, str], Any]] = None  # (value, name) -> the checked value; None: a number in the range
-    kind: str = ""  # its values in words, for the docs, if it has a `check` other than `checked_bool`
-    argument: bool = True  # the constructor takes it; False if only a group can have it
+    kind: str = ""  # its values in words, for the docs, with a `check` other than `checked_bool`
+    argument: bool = True  # False if only a group can have it
 
     def checked(self, value: Any, name: str) -> Any:
-        """Return the value as it is kept, such as a float of an int; raise TypeError or ValueError if it cannot be."""
+        """Return the converted value, such as a float for an int; raise TypeError or ValueError for a bad value."""
         name = self.called or name
         if value is None and self.optional:
             return None

@@ -1,4 +1,4 @@
-"""Files: paths are checked, files written whole, and read only if they are what was written. Without Paddle."""
+"""Files: checks of paths, complete writes, checksums, strict JSON. No Paddle."""
 
 import contextlib
 import errno
@@ -19,7 +19,7 @@ Path = Union[str, os.PathLike[str]]
 
 
 def checked_path(path: Any, argument: str = "path", kind: str = "a path") -> str:
-    """Return a path as a str; raise TypeError for all else (`open` would take a number for an open file).
+    """Return a path as a str; raise TypeError for other values (`open` would take a number for an open file).
 
     `kind` follows "must be" in the error.
     """
@@ -34,16 +34,16 @@ def checked_path(path: Any, argument: str = "path", kind: str = "a path") -> str
 
 
 def write_file(path: str, parts: Iterable[Any]) -> None:
-    """Write bytes and arrays to a regular file: completely and to the disk, or not at all."""
+    """Write bytes and arrays to a regular file, completely and to the disk, or not at all."""
     if os.path.islink(path):
-        problem = "A link would be replaced by the file: give the path it leads to."
+        problem = "The file would replace a link: give the path of its target."
         raise refusal(ValueError, problem, path=path, target=os.path.realpath(path))
     if os.path.exists(path) and not os.path.isfile(path):
         kind = "a folder" if os.path.isdir(path) else "a device, a pipe or a socket, which the file would replace"
-        raise refusal(ValueError, "`path` must be that of a regular file.", path=path, kind=kind)
+        raise refusal(ValueError, "`path` must be a regular file.", path=path, kind=kind)
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "There is no such folder to write into", folder)
+        raise FileNotFoundError(errno.ENOENT, "The folder does not exist", folder)
     unfinished = os.path.join(folder, f".ldopt-{secrets.token_hex(8)}.part")
     try:
         with open(unfinished, "xb") as file:
@@ -55,7 +55,7 @@ def write_file(path: str, parts: Iterable[Any]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(unfinished)
         raise
-    with contextlib.suppress(OSError):  # some file systems, and Windows, cannot
+    with contextlib.suppress(OSError):  # unsupported by Windows and some file systems
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -65,15 +65,17 @@ def write_file(path: str, parts: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Any]:
-    """Open a regular file to read its bytes; raise ValueError for a link, a folder, a device or a pipe."""
+    """Open a regular file for reading; raise ValueError for a link, a folder, a device or a pipe."""
     if os.path.islink(path):
-        problem = "`path` must be that of a file, not of a link to one."
+        problem = "`path` must be a file, not a link to one."
         raise refusal(ValueError, problem, path=path, target=os.path.realpath(path))
-    flags = (getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))  # a pipe: no wait
+    flags = (
+        getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
+    )  # do not wait for a pipe
     descriptor = os.open(path, os.O_RDONLY | sum(flags))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise refusal(ValueError, "`path` must be that of a file, not of a folder or a device.", path=path)
+        raise refusal(ValueError, "`path` must be a file, not a folder or a device.", path=path)
     with os.fdopen(descriptor, "rb") as file:
         yield file
 
@@ -88,33 +90,33 @@ def digest(path: str) -> list[int]:
 
 
 def damages(folder: str, written: Iterable[tuple[str, list[int]]]) -> list[str]:
-    """Return in words which files of a folder differ from those whose names and `digest` are given."""
+    """Describe the files of a folder that differ from the given names and digests."""
     found = []
     for name, expected in written:
         path = os.path.join(folder, name)
-        if not os.path.isfile(path):  # a device may have no end
-            found.append(f"'{name}' is not there")
+        if not os.path.isfile(path):  # a device may be endless
+            found.append(f"'{name}' is missing")
         elif os.path.getsize(path) != expected[0]:
             found.append(f"'{name}' has {os.path.getsize(path)} bytes of {expected[0]}")
         elif digest(path) != expected:
-            found.append(f"'{name}' has other bytes than were saved")
+            found.append(f"'{name}' was changed")
     return found
 
 
 def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return a dict of (key, value), raise ValueError if a key is there twice: its first value would be lost."""
+    """Return the pairs as a dict; raise ValueError for a duplicate key, whose first value would be lost."""
     out = dict(pairs)
     if len(out) < len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise ValueError(f"the key {shown(twice)} is there twice")
+        raise ValueError(f"duplicate key {shown(twice)}")
     return out
 
 
 def strict_json(text: str) -> Any:
-    """Return what JSON says, in which no key is there twice and no number is NaN or infinite; else raise ValueError."""
+    """Parse JSON; raise ValueError also for duplicate keys, NaN and infinite numbers."""
 
     def unknown(name: str) -> Any:
-        raise ValueError(f"{name} is no number of JSON's")
+        raise ValueError(f"{name} is no JSON number")
 
     def finite(digits: str) -> float:
         number = float(digits)

@@ -1,4 +1,4 @@
-"""The parts of a message: a value in one bounded line, the nearest name, all problems at once. Without Paddle."""
+"""Parts of error messages: a value in bounded length, the nearest name, several problems at once. No Paddle."""
 
 import collections
 import dataclasses
@@ -15,7 +15,7 @@ E = TypeVar("E", bound=Exception)
 
 _MOST_SHOWN = 400  # characters of a value in a message
 _DEEPEST_SHOWN = 20
-_MOST_PROBLEMS = 40  # that are told at once
+_MOST_PROBLEMS = 40  # in a message
 _BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
@@ -26,9 +26,9 @@ _BRACKETS: dict[type, tuple[str, str]] = {
 
 
 def shown(value: Any) -> str:
-    """Return the `repr` of a value for a message, cut to a bounded length; of a container only that part is built.
+    """Return the `repr` of a value, cut to a bounded length without building the rest.
 
-    An array or a Tensor of many elements is shown by its shape, an object whose `repr` fails by its type.
+    A large array or Tensor is shown by its shape, an object whose `repr` fails by its type.
     """
     text = ""
     try:
@@ -42,7 +42,7 @@ def shown(value: Any) -> str:
 
 
 def problem(sentence: str, /, **received: Any) -> str:
-    """Return a sentence with advice and, after "Received:", each value by its name."""
+    """Return the sentence followed by "Received:" and each value with its name."""
     return f"{sentence} Received: {', '.join(f'{name}={shown(value)}' for name, value in received.items())}"
 
 
@@ -52,12 +52,12 @@ def refusal(kind: type[E], sentence: str, /, **received: Any) -> E:
 
 
 def wrong_type(value: Any, name: str, expected: str) -> TypeError:
-    """Return the TypeError for an argument of the wrong type, which ends "Received: model of type int"."""
+    """Return the TypeError for an argument of the wrong type, with "Received: model of type int"."""
     return TypeError(f"`{name}` must be {expected}. Received: {name} of type {type(value).__name__}")
 
 
 def _parts(value: Any, depth: int) -> Iterator[str]:
-    """Yield the `repr` of a value piece by piece, so that the caller can stop."""
+    """Yield the `repr` of a value in parts, so that the caller can stop."""
     opened = _opened(value)
     if opened is not None:
         left, items, right = opened
@@ -77,7 +77,7 @@ def _parts(value: Any, depth: int) -> Iterator[str]:
 
 
 def _opened(value: Any) -> Optional[tuple[str, Iterable[tuple[str, Any]], str]]:
-    """Return (left bracket, labels and items, right bracket) of something that holds others, None of anything else."""
+    """Return (left bracket, labels and items, right bracket) of a container, None for other values."""
     if isinstance(value, Mapping):
         return "{", ((f"{shown(key)}: ", item) for key, item in value.items()), "}"
     if type(value) in _BRACKETS and (value or not isinstance(value, (set, frozenset))):
@@ -93,27 +93,27 @@ def _opened(value: Any) -> Optional[tuple[str, Iterable[tuple[str, Any]], str]]:
 
 
 def some(items: Iterable[str], most: int = 4, separator: str = ", ") -> str:
-    """Return the first of many items for a message, and how many more there are."""
+    """Return the first of many items, and the number of the rest."""
     every = list(items)
     return separator.join([*every[:most], *([f"... {len(every) - most} more"] if len(every) > most else [])])
 
 
 def quoted(names: Iterable[Any], most: int = 3) -> str:
-    """Return the first of many names in quotes, and how many more there are; "nothing" without any."""
+    """Return the first of many names in quotes, and the number of the rest; "nothing" without names."""
     return some(map(repr, names), most) or "nothing"
 
 
 def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return "; the nearest is 'x'" with the most similar of `names`, ignoring case; "" if none is similar."""
+    """Return "; the nearest is 'x'" for the most similar of `names`, ignoring case; "" without a similar name."""
     known = {known.lower(): known for known in names}
     found = difflib.get_close_matches(name[:100].lower(), known, 1, cutoff) if isinstance(name, str) else []
     return "".join(f"; the nearest is {known[near]!r}" for near in found)
 
 
 def unknown(what: str, key: Any, value: Any, known: Iterable[str], received: str = "", most: int = 20) -> str:
-    """Return the sentence that says that there is no `what` called `key`, and which name is the nearest.
+    """Return the message for an unknown `key`, with the nearest known name.
 
-    The names that exist follow if they are `most` at most; `received` stands for the name and its value.
+    It lists the known names if there are at most `most`. `received` replaces "key=value".
     """
     names, name = list(known), shown(key)
     valid = f" Valid: {', '.join(names)}." if len(names) <= most else ""
@@ -122,7 +122,7 @@ def unknown(what: str, key: Any, value: Any, known: Iterable[str], received: str
 
 
 def tell_all(problems: Iterable[str]) -> None:
-    """Raise one ValueError that lists the problems, the first 40 at most; return if there is none."""
+    """Raise one ValueError with all problems, at most the first 40; return without problems."""
     found = list(dict.fromkeys(itertools.islice(problems, _MOST_PROBLEMS)))
     if len(found) == 1:
         raise ValueError(found[0])

@@ -1,4 +1,4 @@
-"""What several processes do together: where one fails, all raise, because the others would wait for it."""
+"""Actions of several processes: an error in one is raised in all, because the others would wait for it."""
 
 from typing import Any, Callable, Optional, TypeVar
 
@@ -7,24 +7,24 @@ import paddle.distributed as dist
 __all__ = ["Outcome", "gathered", "together"]
 
 T = TypeVar("T")
-Outcome = tuple[Optional[Exception], Any]  # of a process: its error, and what it tells the others
+Outcome = tuple[Optional[Exception], Any]  # of a process: its error, and its message to the others
 
 
 def gathered(mine: T, group: Any = None) -> list[T]:
-    """Return what each process of a group has, in their order."""
+    """Return the values of all processes of a group, in order."""
     if dist.get_world_size(group) == 1:
         return [mine]
     found: list[T] = []
     dist.all_gather_object(found, mine, group=group)
-    found[dist.get_rank(group)] = mine  # an error with its traceback
+    found[dist.get_rank(group)] = mine  # keeps the traceback of an error
     return found
 
 
 def together(act: Callable[[], Any], tell: Callable[[Outcome], list[Outcome]] = gathered) -> tuple[Any, list[Any]]:
-    """Return the first result of `act()`, and a list of its second result in all processes; it may return None.
+    """Return the first result of `act()`, and a list of the second results in all processes; `act` may return None.
 
-    If `act` raises in one process, all of them raise the error of the first that failed. `tell` takes the outcome of
-    this process, and returns those of all.
+    If `act` raises, all processes raise the error of the first that failed. `tell` exchanges the outcomes: it
+    takes that of this process and returns all.
     """
     problem, own, shared = None, None, None
     try:

@@ -1,7 +1,7 @@
-"""Pictures and text plots of learning rates, by step and by layer; matplotlib is imported when something is drawn.
+"""Pictures and text plots of learning rates, by step and by layer.
 
-The ending of a picture's path decides its format (.png, .svg, .pdf). `series` holds the rates by step of each layer, as
-many for all, and `first` is the step of their first rate.
+The extension of a path decides the format of a picture (.png, .svg, .pdf). `series` holds the rates of each layer by
+step, all of one length, from step `first`. Drawing a picture imports matplotlib.
 """
 
 import csv
@@ -14,7 +14,7 @@ from ._files import Path, checked_path
 from ._messages import refusal
 
 Series = dict[str, list[float]]  # layer -> its rates by step
-MOST_POINTS = 10_000  # of a schedule in a file: beyond that, every k-th step
+MOST_POINTS = 10_000  # of a schedule in a file; longer ones show every k-th step
 
 
 def write_schedule(path: Path, first: int, series: Series) -> None:
@@ -38,7 +38,7 @@ def plot_schedule(path: Path, first: int, series: Series) -> str:
 
 
 def plot_table(table: Any, path: Path) -> str:
-    """Draw a `LayerTable` as one line a tower into a file and return its path."""
+    """Draw a `LayerTable` into a file, one line for each tower, and return the path."""
     axes = _new_axes(path)
     towers: dict[str, list[Any]] = {}
     for row in table.rows:
@@ -60,15 +60,15 @@ def plot_table(table: Any, path: Path) -> str:
     return _write(axes, path, "layer", "learning rate at the peak" if known else "ratio to the head's learning rate")
 
 
-def check_picture(path: Path) -> None:
-    """Raise ValueError if the ending of `path` is no format that can be drawn, TypeError if it is no path."""
-    path = checked_path(path)
+def check_picture(path: Path, argument: str = "path") -> None:
+    """Raise TypeError if `path` is no path, ValueError if its extension is no supported format."""
+    path = checked_path(path, argument)
     if os.path.splitext(path)[1].lower() not in (".png", ".svg", ".pdf"):
-        raise refusal(ValueError, "`path` must end in .png, .svg or .pdf.", path=path)
+        raise refusal(ValueError, f"`{argument}` must end in .png, .svg or .pdf.", **{argument: path})
 
 
 def name_lines(axes: Any) -> None:
-    r"""Show the labels of the lines as they are: "$" is no mathematics in them, and a leading "_" hides nothing."""
+    r"""Show the labels of the lines literally: without math in "$", and with a leading "_"."""
     lines = [line for line in axes.lines if not re.fullmatch(r"_child\d+", line.get_label())]
     legend = axes.legend(lines, ["-"] * len(lines))
     for text, line in zip(legend.get_texts(), lines):
@@ -76,7 +76,7 @@ def name_lines(axes: Any) -> None:
 
 
 def text_plot(first: int, series: Series, width: int = 72, height: int = 12) -> str:
-    """Return a plot of rates by step in plain characters: "*" for the last of the series, "." for the others.
+    """Return a plot of rates by step in ASCII: "*" for the last series, "." for the others.
 
     Examples:
         >>> from paddle_ldopt.plots import text_plot
@@ -95,7 +95,7 @@ def text_plot(first: int, series: Series, width: int = 72, height: int = 12) -> 
         for column in range(width):
             start = column * count // width
             part = rates[start : max((column + 1) * count // width, start + 1)]
-            # all that lies in the column: a restart within it must not be lost
+            # the whole range within the column, to show a restart
             low, high = (round(value / top * (height - 1)) for value in (min(part), max(part)))
             for row in range(low, high + 1):
                 grid[height - 1 - row][column] = "*" if name == names[-1] else "."
@@ -105,17 +105,17 @@ def text_plot(first: int, series: Series, width: int = 72, height: int = 12) -> 
     lines = [f"{labels.get(i, ''):>{margin}} |{''.join(row)}".rstrip() for i, row in enumerate(grid)]
     lines += [f"{'':>{margin}} +{'-' * width}", f"{'':>{margin}}  {first}..{first + count - 1}"]
     if len(names) > 1:
-        lines.append(f"  * {names[-1]}   . {names[0]} and what is between")
+        lines.append(f"  * {names[-1]}   . {names[0]} and all between")
     return "\n".join(lines)
 
 
 def _points(count: int) -> list[int]:
-    """Return the positions that are shown of `count`: all, or every k-th and the last."""
+    """Return the positions to show of `count`: all, or every k-th and the last."""
     return [*range(0, count - 1, math.ceil(count / MOST_POINTS)), count - 1] if count else []
 
 
 def _new_axes(path: Path) -> Any:
-    """Return the axes of a new figure; raise if it cannot be written to `path`."""
+    """Return the axes of a new figure; raise if `path` has no supported format."""
     check_picture(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -126,13 +126,13 @@ def _new_axes(path: Path) -> Any:
 
 
 def _write(axes: Any, path: Path, xlabel: str, ylabel: str) -> str:
-    """Write the figure of the axes in the format that the path's ending names and return the path."""
+    """Write the figure in the format of the path's extension and return the path."""
     import matplotlib
 
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    # Pillow would open a path for reading too, which a pipe does not allow
+    # a file object, because Pillow would also open a path for reading, which a pipe does not allow
     with open(path, "wb") as file, matplotlib.rc_context({"svg.hashsalt": "paddle_ldopt"}):
         axes.figure.savefig(file, format=os.path.splitext(path)[1][1:].lower(), dpi=150)
     return os.fspath(path)

@@ -18,6 +18,7 @@ from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.groups import checked_parameters
 from .schedules import WarmUp
+from .schedules.curves import Polynomial
 from .schedules.options import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
 
 
@@ -44,7 +45,7 @@ def create_optimizer(
     layers: Optional[LayerMap] = None,
     multi_precision: bool = False,
 ) -> tuple[AdamWeightDecay, WarmUp]:
-    r"""Build `AdamWeightDecay` and its schedule, warm-up and polynomial decay: a TensorFlow recipe in one call.
+    r"""Build `AdamWeightDecay` with a warm-up and a polynomial decay, as TensorFlow's BERT does.
 
     With k the step, w the steps of the warm-up, n all steps and q `min_lr_ratio`:
 
@@ -52,41 +53,41 @@ def create_optimizer(
         l_k = l_0 \, k / w \quad (k < w), \qquad
         l_k = l_0 \left(q + (1 - q) \left(1 - \frac{\min(k, n) - w}{n - w}\right)^{power}\right) \quad (k \ge w)
 
-    All weights are decayed but biases and the parameters of norms. With `model`, the class of their layer tells them
-    (`decayed_parameter_names`), otherwise their names: ``norm`` in any case, ``ln_`` and ``bias`` in those of
-    `name_dict` or `layers`, ``norm`` and ``.b_0`` in Paddle's own.
+    Weight decay skips biases and the parameters of norms. With `model`, they are found by the class of their sublayer
+    (`decayed_parameter_names`). Otherwise they are found by name: ``norm`` in any case, ``ln_`` and ``bias`` in the
+    names of `name_dict` or `layers`; ``norm`` and ``.b_0`` in Paddle's own names.
 
     Args:
         init_lr: :math:`l_0`, the peak, at least 0.
         num_train_steps: n, at least 1: steps of the optimizer, not micro-batches.
-        num_warmup_steps: w, at least 0; the warm-up is linear whatever `power` is.
-        min_lr_ratio: q in [0, 1], the final rate as a part of `init_lr`.
+        num_warmup_steps: w, at least 0. The warm-up is always linear.
+        min_lr_ratio: q in [0, 1], the final rate as a fraction of `init_lr`.
         adam_beta1: decay of the first moment, in [0, 1).
         adam_beta2: decay of the second moment, in [0, 1).
         adam_epsilon: at least 0, added to the root of the uncorrected second moment.
-        adam_clipnorm: above 0; scales each gradient down to this norm.
-        adam_global_clipnorm: above 0; scales all gradients down to this norm together.
-        weight_decay_rate: decoupled decay, at least 0; 0 is plain Adam.
-        power: of the decay, above 0; 1 is linear.
-        include_in_weight_decay: patterns of names that are decayed in any case.
+        adam_clipnorm: above 0; clips each gradient to this norm.
+        adam_global_clipnorm: above 0; clips all gradients together to this global norm.
+        weight_decay_rate: decoupled weight decay, at least 0; 0 is plain Adam.
+        power: of the decay of the rate, above 0; 1 is linear.
+        include_in_weight_decay: patterns of names with weight decay in any case.
         parameters: the parameters to train, also in groups; those of `model` by default.
-        model: the model, which gives names, layers and what is decayed.
-        layerwise_decay: as in `AdamWDL`; the layers are those of `model` by default.
-        n_layers: as in `AdamWDL`.
+        model: gives the names, the layers and the parameters with weight decay.
+        layerwise_decay: as in `AdamWDL`, as are the rest.
+        n_layers: blocks of the model, without `layers`.
         set_param_lr_fun: the hook that gives the ratio.
         name_dict: ``param.name`` -> structured name.
-        layers: the `LayerMap` of the model.
-        multi_precision: keep float32 master weights of float16 and bfloat16 parameters.
+        layers: the `LayerMap` of the model; by default that of `model`.
+        multi_precision: keep float32 masters of float16 and bfloat16 parameters.
 
     Returns:
-        The optimizer and its schedule, a `WarmUp` even if it has no warm-up. Call ``schedule.step()`` after each
-        ``optimizer.step()``: TensorFlow's advances by itself.
+        The optimizer and its schedule, always a `WarmUp`. Call ``schedule.step()`` after each ``optimizer.step()``:
+        TensorFlow's schedule advances by itself.
 
     Warns:
-        UserWarning: a pattern of `include_in_weight_decay` finds no parameter; w is above n.
+        UserWarning: a pattern of `include_in_weight_decay` matches no parameter; w is above n.
 
-    Differs from transformers: parameters are given here; without weight decay the optimizer is `AdamWeightDecay` too,
-    with the numbers of Keras' Adam; `num_train_steps` = `num_warmup_steps` ends at the final rate.
+    Differs from transformers: parameters are given here. Without weight decay, the optimizer is still
+    `AdamWeightDecay`, with the numbers of Keras' Adam. `num_train_steps` = `num_warmup_steps` ends at the final rate.
 
     Examples:
         >>> import paddle
@@ -107,11 +108,10 @@ def create_optimizer(
         weight_decay_rate=weight_decay_rate,
         include_in_weight_decay=include_in_weight_decay,
     )
-    if parameters is not None:  # read twice: their names are searched, too
+    if parameters is not None:  # read twice, here for their names
         parameters = checked_parameters(parameters, {*AdamWeightDecay.OPTIONS, "weight_decay_rate"})
     elif model is None and paddle.in_dynamic_mode():
-        why = "Paddle's optimizers are told what to train when they are built."
-        raise refusal(ValueError, f"`parameters` or `model` must be given: {why}", parameters=None, model=None)
+        raise refusal(ValueError, "`parameters` or `model` must be given.", parameters=None, model=None)
     schedule = _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power)
     hook = None if set_param_lr_fun is layerwise_lr_decay else set_param_lr_fun
     if hook is not None and name_dict is None and layers is None and model is not None:
@@ -121,7 +121,7 @@ def create_optimizer(
     told: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
     told = {name: value for name, value in told.items() if value is not None}
     if model is None:
-        told.setdefault("parameters", None)  # a static graph has its own
+        told.setdefault("parameters", None)  # a static graph has its own parameters
     optimizer = build_optimizer(
         "adamweightdecay",
         model,
@@ -149,12 +149,12 @@ _OPTIONS = {  # argument -> option of AdamWeightDecay
 
 
 def _checked_options(**given: Any) -> dict[str, Any]:
-    """Return the options of `AdamWeightDecay` that the arguments of `create_optimizer` give, checked."""
+    """Return the checked options of `AdamWeightDecay` for the arguments of `create_optimizer`."""
     declared = AdamWeightDecay.OPTIONS
     options = {option: declared[option].checked(given[argument], argument) for argument, option in _OPTIONS.items()}
     norms = {name: given[name] for name in ("adam_clipnorm", "adam_global_clipnorm")}
     if None not in norms.values():
-        raise refusal(ValueError, f"Clip gradients one by one or together: give one of {', '.join(norms)}.", **norms)
+        raise refusal(ValueError, f"Give only one of {', '.join(norms)}.", **norms)
     if options["weight_decay"] == 0.0 and options["include_in_weight_decay"]:
         included = given["include_in_weight_decay"]
         idle = "`include_in_weight_decay` has no effect without a weight decay."
@@ -165,7 +165,7 @@ def _checked_options(**given: Any) -> dict[str, Any]:
 def _excluded(
     options: dict[str, Any], model: Any, parameters: Optional[list[Any]], names: Optional[Mapping[str, str]]
 ) -> dict[str, Any]:
-    """Return the option that says which parameters are not decayed, none without a weight decay."""
+    """Return the option that excludes parameters from weight decay; none without weight decay."""
     if options["weight_decay"] == 0.0:
         return {}
     if model is not None:
@@ -174,8 +174,8 @@ def _excluded(
     return {"exclude_from_weight_decay": _pattern_of_excluded(parameters, names)}
 
 
-# TensorFlow's ["LayerNorm", "layer_norm", "bias"] and Paddle's spellings of the same: norm1, input_layernorm, ln_1. One
-# pattern, because each one that finds nothing is warned of, and no model has all of them.
+# TensorFlow's ["LayerNorm", "layer_norm", "bias"] and Paddle's spellings: norm1, input_layernorm, ln_1. One pattern:
+# each pattern without a match is warned of, and no model has all spellings.
 _NOT_DECAYED = r"(?i:norm)|\bln_|bias"
 _NOT_DECAYED_UNNAMED = _NOT_DECAYED + r"|\.b_\d+:0$"  # linear_0.b_0: Paddle's own name of a bias
 
@@ -186,22 +186,21 @@ def _schedule(
 ) -> WarmUp:
     """Return the schedule of `create_optimizer`."""
     if num_warmup_steps > num_train_steps:
-        early = "The training ends before the warm-up does: the peak is not reached."
+        early = "The training ends before the warm-up, below the peak."
         steps = {"num_warmup_steps": num_warmup_steps, "num_train_steps": num_train_steps}
         warnings.warn(refusal(UserWarning, early, **steps), stacklevel=4)
-    length = max(0, num_train_steps - num_warmup_steps)
-    decay = functools.partial(_polynomial, start=init_lr, end=init_lr * min_lr_ratio, steps=length, power=power)
-    return WarmUp(init_lr, decay, num_warmup_steps)
+    length = num_train_steps - num_warmup_steps
+    curve = Polynomial(decay=length or -1, power=power, end=min_lr_ratio)  # below 0 steps: the end at once
+    return WarmUp(init_lr, functools.partial(_rate, init_lr, curve), num_warmup_steps)
 
 
-def _polynomial(step: int, start: float, end: float, steps: int, power: float) -> float:
-    """Return the rate of a polynomial decay; a function that can be pickled, and quicker than a scheduler."""
-    done = min(step, steps) / steps if steps else 1.0  # with no step to decay in, the end comes at once
-    return end + (start - end) * (1.0 - done) ** power
+def _rate(peak: float, curve: Polynomial, step: int) -> float:
+    """Return the rate of a step; unlike a lambda it can be pickled."""
+    return peak * curve(step)
 
 
 def _decayed(model: Any, include: list[re.Pattern[str]], names: Optional[Mapping[str, str]]) -> set[str]:
-    """Return the names of the decayed parameters: the function has the last word, so it knows what is included."""
+    """Return the names of the parameters with weight decay, the included ones among them."""
     decayed = decayed_parameter_names(model)
     searched = names or name_dict_of(model)
     texts = {param.name: f"{searched.get(param.name, param.name)}:0" for param in model.parameters()}
@@ -209,7 +208,7 @@ def _decayed(model: Any, include: list[re.Pattern[str]], names: Optional[Mapping
 
 
 def _pattern_of_excluded(parameters: Optional[list[Any]], names: Optional[Mapping[str, str]]) -> list[str]:
-    """Return the pattern of the names that are not decayed, none if it finds no parameter: it would be warned of."""
+    """Return the pattern of names without weight decay; none if it matches no parameter, to avoid a warning."""
     pattern = _NOT_DECAYED if names else _NOT_DECAYED_UNNAMED
     searched = [f"{(names or {}).get(param.name, param.name)}:0" for param in flatten_groups(parameters or [])]
     return [pattern] if parameters is None or any(re.search(pattern, text) for text in searched) else []

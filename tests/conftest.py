@@ -1,6 +1,6 @@
-"""Where the tests run: on the device in LDOPT_DEVICE, and on older versions of Paddle.
+"""Where the tests run: on the device in LDOPT_DEVICE, on older versions of Paddle, in several processes.
 
-What these do otherwise or cannot do is named here: tests that show it are skipped there, with the reason.
+What a device or version does otherwise or cannot do is named here: tests that show it are skipped, with the reason.
 """
 
 import os
@@ -28,6 +28,7 @@ FIRST = {  # reason -> (first Paddle without it, pattern of the tests' ids)
         r"test_a_square_that_was_transposed_in_place|test_a_parameter_that_was_cast_in_place",
     ),
 }
+LONGEST = ["distributed", "recipes", "trainer", "robustness"]  # folders whose files take longest
 VERSION = tuple(int(part) for part in re.findall(r"\d+", paddle.__version__)[:2])
 
 
@@ -47,7 +48,9 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
-    """Skip what cannot hold on this Paddle."""
+    """Begin with the longest files, so that all processes of `-n` end at once; skip what cannot hold on this Paddle."""
+    places = {folder: place for place, folder in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
     lacking = [(reason, *found) for reason, found in FIRST.items() if (0, 0) < VERSION < found[0]]  # 0.0.0: a nightly
     for reason, first, pattern in lacking:
         for item in items:

@@ -441,5 +441,5 @@ def test_the_example_of_a_file(tmp_path):
 
 
 def test_a_key_twice_in_a_json_string_is_refused():
-    with pytest.raises(ValueError, match="'a' is there twice"):
+    with pytest.raises(ValueError, match="duplicate key 'a'"):
         LdoptConfig(layerwise_lr_decay=0.5, layerwise_towers='{"a": 0.5, "a": 0.6}')

@@ -3,7 +3,6 @@
 import inspect
 import math
 import pickle
-import time
 import warnings
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import bert_like, llrd_ratio, make_params, take_steps
 from reference_adam_weight_decay import adam_weight_decay
-from schedule_cases import a_million_takes, rates
+from schedule_cases import rates, take_a_million_steps
 
 from paddle_ldopt import AdamWeightDecay, LayerMap, WarmUp, create_optimizer, decayed_parameter_names
 
@@ -98,11 +97,8 @@ def test_a_resume_through_the_optimizers_state():
 
 
 def test_a_million_steps_and_a_resume_there():
-    _, schedule = create_optimizer(1e-3, 900_000, 1000, 0.01, power=2.0, parameters=one_param())
-    start = time.process_time()
-    for _ in range(10**6 - 1):
-        schedule.step()
-    assert time.process_time() - start < a_million_takes()
+    options = {"power": 2.0, "parameters": one_param()}
+    schedule = take_a_million_steps(lambda: create_optimizer(1e-3, 900_000, 1000, 0.01, **options)[1])
     resumed = WarmUp(**schedule.get_config(), last_epoch=10**6 - 2)
     copied = pickle.loads(pickle.dumps(schedule))
     assert resumed() == copied() == schedule() == schedule(10**6 - 1) == 1e-5

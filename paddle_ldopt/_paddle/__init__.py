@@ -1,9 +1,8 @@
-"""The one door to what Paddle and PaddleNLP do not document: every private name that this package touches is here.
+"""All private names of Paddle and PaddleNLP that this package uses, with one module for each area.
 
-Each is declared with its owner and the feature that needs it, in the module of Paddle's area. A Paddle in which one has
-moved can still be imported: using the feature then raises `MovedError`, which names both. tests/test_paddle.py looks
-for every one of them. Seen in Paddle 3.1, 3.2 and 3.3. Methods that a subclass of Paddle's classes overrides, and their
-`super()` calls, stand in the subclass.
+Each name is declared with its owner and the feature that needs it. If a Paddle has moved a name, `import paddle_ldopt`
+still works, and using the feature raises `MovedError` with both. tests/test_paddle.py checks every name; all exist in
+Paddle 3.1, 3.2 and 3.3. Methods that a subclass overrides, and their `super()` calls, are in the subclass.
 """
 
 # ruff: noqa: F403  every name is for the rooms of the package

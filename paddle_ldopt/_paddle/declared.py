@@ -1,4 +1,4 @@
-"""Declare a private name of Paddle: where it is, and the feature that needs it."""
+"""Declarations of private names of Paddle: the owner, and the feature that needs the name."""
 
 import functools
 import importlib
@@ -10,11 +10,11 @@ OPTIMIZER, ADAMW = "paddle.optimizer.Optimizer", "paddle.optimizer.AdamW"
 FLEET = "paddle.distributed.fleet"
 EVERY, FUSED = "Every optimizer", "The fused step (`fused=False` does without it)"
 SAVING = "Saving for another layout"
-PRIVATE: list[tuple[str, str, str]] = []  # (owner, name, feature) of all that is declared; name "" is the owner
+PRIVATE: list[tuple[str, str, str]] = []  # (owner, name, feature) of all declarations; name "" stands for the owner
 
 
 class MovedError(RuntimeError):
-    """A private part of Paddle is not where it was, so a feature is not available."""
+    """A private part of Paddle has moved, so a feature is not available."""
 
     def __init__(self, owner: str, name: str, feature: str) -> None:
         super().__init__(
@@ -24,7 +24,7 @@ class MovedError(RuntimeError):
 
 
 def attribute(owner: str, name: str, feature: str) -> Callable[[Any], Any]:
-    """Return a getter of an attribute that instances of `owner` have."""
+    """Return a getter of an attribute of instances of `owner`."""
     PRIVATE.append((owner, name, feature))
 
     def get(instance: Any) -> Any:
@@ -37,18 +37,18 @@ def attribute(owner: str, name: str, feature: str) -> Callable[[Any], Any]:
 
 
 def declare(owner: str, feature: str, *names: str) -> None:
-    """Note names that are written out where they are used, such as those of methods that a subclass overrides."""
+    """Declare names that are used directly elsewhere, such as methods that a subclass overrides."""
     PRIVATE.extend((owner, name, feature) for name in names)
 
 
 def setting(owner: str, name: str, feature: str) -> Callable[[Any], Any]:
-    """Return a getter of an attribute of `owner` that is None where another class has no such attribute."""
+    """Return a getter of an attribute of `owner`; it gives None for classes without the attribute."""
     PRIVATE.append((owner, name, feature))
     return lambda instance: getattr(instance, name, None)
 
 
 def part(owner: str, name: str, feature: str) -> Callable[..., Any]:
-    """Return `owner.name`, such as a method to call with an instance; if there is none, what raises when called."""
+    """Return `owner.name`, such as a method to call with an instance; if missing, a function that raises."""
     PRIVATE.append((owner, name, feature))
     try:
         return getattr(object_at(owner), name)
@@ -61,7 +61,7 @@ def part(owner: str, name: str, feature: str) -> Callable[..., Any]:
 
 
 def lazy(path: str, feature: str) -> Callable[[], Any]:
-    """Return a function that returns what is at a dotted path, imported at the first call."""
+    """Return a function that imports and returns the object at a dotted path."""
     PRIVATE.append((path, "", feature))
 
     @functools.lru_cache(None)

@@ -1,4 +1,4 @@
-"""Several processes: the topology and engines of `fleet`, and its sharding."""
+"""Several processes: topology, engines and sharding of `fleet`."""
 
 import importlib
 import math
@@ -27,10 +27,10 @@ hybrid_group = attribute(_ANY_ENGINE, "_hcg", _STEP)
 engine_layers = attribute(_ANY_ENGINE, "_layers", _STEP)
 loss_functions = attribute(f"{_META}.PipelineLayer", "_loss_fn", _STEP)
 has_dynamic_shape = attribute(_ENGINE, "_dynamic_shape", _STEP)
-delays_scale = attribute(_ENGINE, "_delay_scale_loss", _STEP)  # losses are not divided by the micro-batches' number
+delays_scale = attribute(_ENGINE, "_delay_scale_loss", _STEP)  # losses are not divided by the number of micro-batches
 prepare_training = attribute(_ENGINE, "_prepare_training", _STEP)
 sharded_optimizer = attribute(_HYBRID, "_inner_opt", _STEP)
-reduced_step = attribute(_HYBRID, "_step", _STEP)  # the step with gradients that are reduced already
+reduced_step = attribute(_HYBRID, "_step", _STEP)  # the step with reduced gradients
 _backward_step = attribute(_ENGINE, "_backward_step", _STEP)
 _found_overflow = attribute("paddle.amp.AmpScaler", "_cache_found_inf", _STEP)
 _number_of_stages = attribute(f"{_META}.PipelineLayer", "_num_stages", "Layer-wise rates in a pipeline")
@@ -40,7 +40,7 @@ _FUSION = f"{_UTILS}.tensor_fusion_helper"
 _VIEW = f"{_FUSION}.ShardingGradView"
 sharding_v1 = lazy(f"{_DYGRAPH}.dygraph_sharding_optimizer.DygraphShardingOptimizer", SAVING)
 sharding_v2 = lazy(_V2, SAVING)
-slices = attribute(_V2, "_slice_params", SAVING)  # param.name -> the piece that is in this process
+slices = attribute(_V2, "_slice_params", SAVING)  # param.name -> the piece in this process
 collect_buffers = attribute(_V2, "_collect_comm_buffers", SAVING)
 assign_slice_gradients = attribute(_V2, "_assign_slice_grad", _STEP)
 _buffers = attribute(_V2, "_comm_buffer_list", SAVING)
@@ -52,21 +52,26 @@ _view_param = attribute(_VIEW, "_param", SAVING)
 
 
 def topology() -> Any:
-    """Return the communicate group of `fleet`, None if it was not started."""
+    """Return the hybrid communicate group of `fleet`, None before `fleet.init`."""
     return getattr(paddle.distributed.fleet.fleet, "_hcg", None)
 
 
-def sharding_setting(*names: str) -> Any:
-    """Return the first of these settings that is on in the `sharding_configs` of `fleet`, None without sharding."""
+def is_sharded() -> bool:
+    """Return whether `fleet` was started with sharding."""
     hcg = topology()
-    if hcg is None or hcg.get_sharding_parallel_world_size() == 1:
+    return hcg is not None and hcg.get_sharding_parallel_world_size() > 1
+
+
+def sharding_setting(*names: str) -> Any:
+    """Return the first enabled one of these settings in the `sharding_configs` of `fleet`, None without sharding."""
+    if not is_sharded():
         return None
     configs = paddle.distributed.fleet.fleet._user_defined_strategy.hybrid_configs["sharding_configs"]
     return next((name for name in names if getattr(configs, name)), None)
 
 
 def weight_decay_fun_is_replaced(optimizer: Any) -> bool:
-    """Return whether sharding version 1 has put a function for its buffers in place of `apply_decay_param_fun`."""
+    """Return whether sharding version 1 has replaced `apply_decay_param_fun` by a function for its buffers."""
     module = getattr(decayed_names(optimizer), "__module__", None)
     return topology() is not None and module == sharding_v1().__module__
 
@@ -85,7 +90,7 @@ def slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
 
 
 def overlaps(network: Any) -> list[str]:
-    """Return the settings that are on by which an engine reduces gradients while it computes others."""
+    """Return the enabled settings that let an engine reduce gradients during backward."""
     names = ("dp_comm_overlap", "sharding_comm_overlap", "release_gradients")
     return [name for name in names if getattr(network, f"_{name}", False)]
 
@@ -97,24 +102,23 @@ def is_pipeline_engine(network: Any) -> bool:
 
 
 def pipeline_of(model: Any) -> Any:
-    """Return the `PipelineLayer` of several stages that a model is or wraps, None if it has none."""
+    """Return the `PipelineLayer` of several stages in a model, None without one."""
     parts = [part for part in model.sublayers(include_self=True) if isinstance(part, pipeline_layer())]
     return next((part for part in parts if _number_of_stages(part) > 1), None)
 
 
 def engine_with(engine: Any, loss: Any, forward: Any, guarded: Any) -> Any:
-    """Return a pipeline engine that shares everything with `engine` but the loss function and the forward of its stage.
+    """Return a pipeline engine that shares everything with `engine` except loss, forward and backward of its stage.
 
-    `guarded` is given the backward step of a micro-batch and returns the one to call. The engine has hooks around its
-    calls, and none that replaces a result. So that nothing is patched on the user's engine, the parts are replaced in
-    subclasses whose instances share its attributes.
+    `guarded` wraps the backward step of a micro-batch. The engine's hooks cannot replace results, so the parts are
+    replaced in subclasses whose instances share its attributes. The user's engine is not patched.
     """
     layers = _sharing(engine_layers(engine), _loss_fn=[loss], forward=forward)
     return _sharing(engine, _layers=layers, _backward_step=guarded(_backward_step(engine)))
 
 
 def _sharing(layer: Any, **own: Any) -> Any:
-    """Return a Layer of a subclass that shares all attributes of `layer` except its own."""
+    """Return an instance of a subclass that shares all attributes of `layer` except those in `own`."""
 
     def fixed(value: Any) -> property:
         return property(lambda self: value)
@@ -126,25 +130,27 @@ def _sharing(layer: Any, **own: Any) -> Any:
 
 
 def report_overflow(scaler: Any, overflow: bool) -> None:
-    """Tell Paddle's GradScaler of an overflow in any process: its `unscale_` looks for one in this process only."""
+    """Tell Paddle's GradScaler of an overflow in any process; its `unscale_` only checks this process."""
     _found_overflow(scaler)
     scaler._cache_found_inf = overflow
 
 
 def inner_clip(clip: Any) -> Any:
-    """Return the gradient clip inside the one of `fleet`."""
+    """Return the gradient clip inside `fleet`'s wrapper."""
     return getattr(clip, "_clip", clip)
 
 
 def forget_checkpoint(folder: str) -> None:
-    """Have `paddle.distributed.load_state_dict` list the files of a folder anew: another checkpoint may be there."""
+    """Clear the list of files that `paddle.distributed.load_state_dict` keeps of a folder, which may have changed."""
     module = importlib.import_module(paddle.distributed.load_state_dict.__module__)
     getattr(module, "PATH_TO_CHECKPOINT_FILES", {}).pop(folder, None)
 
 
 def leave_out_frozen(optimizer: Any) -> None:
-    """Leave an optimizer its trained parameters if sharding version 2 is on, which refuses to split frozen ones."""
-    if sharding_setting("split_param") and not isinstance(param_groups(optimizer)[0], dict):  # it refuses groups itself
+    """Remove frozen parameters from an optimizer under sharding version 2, which cannot split them."""
+    if sharding_setting("split_param") and not isinstance(
+        param_groups(optimizer)[0], dict
+    ):  # sharding itself refuses groups
         trained = [param for param in parameter_list(optimizer) if not param.stop_gradient]
         # as Paddle does with the slices
         optimizer._parameter_list = optimizer._param_groups = trained

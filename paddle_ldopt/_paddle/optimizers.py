@@ -31,7 +31,7 @@ _layer_helper = lazy("paddle.base.layer_helper.LayerHelper", EVERY)
 
 
 def found_inf(optimizer: Any) -> Any:
-    """Return the flag by which a gradient scaler has the running step skipped, None if there is none."""
+    """Return the flag by which a gradient scaler skips the present step, None without a scaler."""
     return _auxiliary(optimizer)("found_inf")
 
 
@@ -45,18 +45,18 @@ def overflow_is_found(optimizer: Any) -> bool:
 
 
 def set_attributes(optimizer: Any, **values: Any) -> None:
-    """Set what Paddle's code reads of an optimizer, and its own classes set in their constructors."""
+    """Set attributes that Paddle's code reads, and that its own classes set in their constructors."""
     for name, value in values.items():
         setattr(optimizer, f"_{name}", value)
 
 
 def prefixed(optimizer: Any, state: str = "") -> str:
-    """Return the key in `accumulators` of a state: its name after the prefix that the optimizer may have."""
+    """Return the key of a state in `accumulators`: its name with the optimizer's prefix, if any."""
     return f"{state_prefix(optimizer)}_{state}" if state_prefix(optimizer) else state
 
 
 def create_state(optimizer: Any, params: list[Any]) -> None:
-    """Create the state that the first step would create, so that there is something to load or to step into."""
+    """Create the state that the first step would create."""
     with paddle.no_grad():
         optimizer.helper = _layer_helper()(type(optimizer).__name__)
         _create_accumulators(optimizer)(paddle.static.default_main_program().global_block(), params)
@@ -64,7 +64,7 @@ def create_state(optimizer: Any, params: list[Any]) -> None:
 
 @contextlib.contextmanager
 def waiting_state_as(optimizer: Any, held: dict[str, Any]) -> Iterator[None]:
-    """Let `held` be the state that was loaded for parameters without a step yet."""
+    """Replace the loaded state of parameters before their first step by `held`."""
     before, optimizer._accumulators_holder = optimizer._accumulators_holder, held
     try:
         yield
@@ -73,12 +73,12 @@ def waiting_state_as(optimizer: Any, held: dict[str, Any]) -> Iterator[None]:
 
 
 def drop_waiting_state(optimizer: Any) -> None:
-    """Forget the state that was loaded and not yet assigned to its parameters."""
+    """Drop the loaded state that is not assigned to its parameters yet."""
     optimizer._accumulators_holder = {}
 
 
 def flatten_groups(parameters: Any) -> list[Any]:
-    """Return a plain list of the parameters in a list of Tensors or of parameter groups."""
+    """Return the parameters in a list of Tensors or parameter groups."""
     out: list[Any] = []
     for item in parameters:
         params = item["params"] if isinstance(item, dict) else item
@@ -87,7 +87,7 @@ def flatten_groups(parameters: Any) -> list[Any]:
 
 
 def groups_by_name(optimizer: Any) -> dict[str, dict[str, Any]]:
-    """Return, by the name of each of the optimizer's parameters, the group that it is in, {} if it is in none."""
+    """Return ``param.name`` -> group of the optimizer's parameters, {} without a group."""
     found: dict[str, dict[str, Any]] = {}
     for item in param_groups(optimizer) or []:
         grouped = isinstance(item, dict)
@@ -96,9 +96,9 @@ def groups_by_name(optimizer: Any) -> dict[str, dict[str, Any]]:
 
 
 def stand_in(optimizer: Any, params: Any = None, **attributes: Any) -> Any:
-    """Return one of the same class that shares the state and has attributes, and perhaps parameters, of its own.
+    """Return a copy that shares the state of an optimizer, with its own attributes and optionally parameters.
 
-    A reader can ask it without a trace: attributes that the reader, or the code of the class, sets on it are its own.
+    Attributes that are set on it do not change the original, so it can be read without a trace.
     """
     other = object.__new__(type(optimizer))
     for name, value in dict(vars(optimizer)).items():  # a copy of the dict: another thread may add to it
@@ -111,9 +111,9 @@ def stand_in(optimizer: Any, params: Any = None, **attributes: Any) -> Any:
 
 
 def is_called_by(name: str) -> bool:
-    """Return whether the function that asks was called by one of this name.
+    """Return whether the caller of this function was itself called by a function of this name.
 
-    DygraphShardingOptimizerV2.sharded_state_dict gets its state from `state_dict` like everybody else, and places rows
-    and columns wrongly: nothing but its name tells that it is the one who asks.
+    DygraphShardingOptimizerV2.sharded_state_dict reads `state_dict` like any caller, but misplaces rows and columns.
+    Only its name distinguishes it.
     """
     return sys._getframe(2).f_code.co_name == name

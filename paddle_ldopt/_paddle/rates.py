@@ -1,4 +1,4 @@
-"""How Paddle's optimizers take their rate, scale it for a parameter and decay weights."""
+"""Rates and weight decay in Paddle's optimizers."""
 
 import functools
 import inspect
@@ -29,44 +29,44 @@ weight_decay_coefficient = setting("paddle.regularizer.L2Decay", "_coeff", _DECA
 
 
 def set_rate_source(optimizer: Any, source: Any) -> None:
-    """Give an optimizer another schedule, and no variable of the one before; no code of its class is called."""
+    """Replace the schedule of an optimizer and drop the variable of the old one, without calling its class's code."""
     vars(optimizer).update(_learning_rate=source, _learning_rate_map={})
 
 
 def start_without_step(schedule: Any) -> None:
-    """Set what the constructor of Paddle's `LRScheduler` sets beside its documented attributes; it also steps."""
+    """Set the private attributes that the constructor of `LRScheduler` sets, without its first step."""
     schedule._var_name = None
 
 
 def rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, float]]:
     """Return ``param.name`` -> (factor, own) of the rate factor * optimizer's + own that a step would use."""
-    if not asks_for_rates(optimizer.__class__):  # its own rate for all, whatever groups say
+    if not asks_for_rates(optimizer.__class__):  # one rate for all parameters, regardless of groups
         return {param.name: (1.0, 0.0) for param in params}
     other, rates = stand_in(optimizer, _lr_ratio=None), []  # AdamWDL has a ratio set during a step on a GPU
     for rate in (0.0, 1.0):  # a rate of its own (a Tensor in `optimize_attr`, "lr" of a group) shows at 0
-        tensor = paddle.to_tensor(rate, "float64", paddle.CPUPlace())  # to read it waits for no device
+        tensor = paddle.to_tensor(rate, "float64", paddle.CPUPlace())  # reading it waits for no device
         vars(other)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
         with paddle.no_grad():
-            # the method of the class: a function set on the instance asks the live object
+            # the method of the class: a function on the instance would ask the live object
             rates.append([float(type(other)._create_param_lr(other, (param, None))) for param in params])
     return {param.name: (one - zero, zero) for param, zero, one in zip(params, *rates)}
 
 
 @functools.lru_cache(maxsize=128)
 def asks_for_rates(cls: Any) -> bool:
-    """Return whether the step of an optimizer class asks `_create_param_lr` for the rate of each parameter.
+    """Return whether the step of an optimizer class calls `_create_param_lr` for the rate of each parameter.
 
-    Paddle's Muon and others ignore it without a word, so the names in the code that `step` can reach tell.
+    Paddle's Muon and others silently ignore it, so the names in the code reachable from `step` are searched.
     """
     ahead, seen = _definition("step", cls.__mro__), set()
     while ahead:
         name, function, bases = ahead.pop()
         names = _names_in(function.__code__)
-        if names & {"_create_param_lr", "rate_factor"}:  # ours has the door's name for it
+        if names & {"_create_param_lr", "rate_factor"}:  # `rate_factor` is our name of it
             return True
         seen.add(function)
         found = []
-        for other in names - {"_append_optimize_multi_tensor_op"}:  # of Adam and Momentum, whose other way asks, too
+        for other in names - {"_append_optimize_multi_tensor_op"}:  # of Adam and Momentum, whose other path also asks
             found += _definition(other, bases if other == name else cls.__mro__)  # itself: by `super()`
             helper = function.__globals__.get(other)
             if isinstance(helper, types.FunctionType) and helper.__module__ == function.__module__:
@@ -76,7 +76,7 @@ def asks_for_rates(cls: Any) -> bool:
 
 
 def _definition(name: str, bases: Any) -> list[Any]:
-    """Return (name, function, classes behind its own) of the method that the first of the classes has, if any has."""
+    """Return [(name, function, later base classes)] of a method's first definition, [] without one."""
     for i, base in enumerate(bases):
         if name in vars(base):
             held = vars(base)[name]
@@ -86,13 +86,13 @@ def _definition(name: str, bases: Any) -> list[Any]:
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """Return the names that code mentions, comprehensions and functions within it included."""
+    """Return the names in code, including inner functions and comprehensions."""
     inner = [_names_in(const) for const in code.co_consts if isinstance(const, types.CodeType)]
     return {*code.co_names, *code.co_freevars}.union(*inner)
 
 
 def decays_weights(optimizer: Any, param: Any, group: dict[str, Any]) -> bool:
-    """Return whether an optimizer of Paddle decays the weights of `param`, in `group`, by any of its options for it."""
+    """Return whether a Paddle optimizer applies weight decay to `param` in `group`, by any of its options."""
     chosen, excluded = decayed_names(optimizer), _not_decayed(optimizer)
     if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):
         return False

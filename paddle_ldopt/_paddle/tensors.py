@@ -1,4 +1,4 @@
-"""Tensors, networks, and the modes that code runs in."""
+"""Tensors, networks, and execution modes."""
 
 import functools
 import os
@@ -12,18 +12,18 @@ from .declared import EVERY, FUSED, SAVING, attribute, lazy, part
 _TENSOR, _NETWORK = "paddle.Tensor", "paddle.nn.Layer"
 _GRAPH = "Static graphs"
 
-grad_of = part(_TENSOR, "_grad_ivar", EVERY)  # None where there is no gradient
+grad_of = part(_TENSOR, "_grad_ivar", EVERY)  # None without a gradient
 slice_of = part(_TENSOR, "_slice", "Sharding version 2")  # (tensor, begin, end), a view
 is_allocated = part(_TENSOR, "_is_initialized", EVERY)
 local_shape = attribute(_TENSOR, "_local_shape", SAVING)  # of a DistTensor
-bytes_behind = part(_TENSOR, "_holder_size", FUSED)  # of the allocation that a tensor is in
-bytes_before = part(_TENSOR, "_offset", FUSED)  # those of them before its first element
-version_of = part(_TENSOR, "_inplace_version", FUSED)  # how often it was changed in place; the public property is slow
+bytes_behind = part(_TENSOR, "_holder_size", FUSED)  # of a tensor's allocation
+bytes_before = part(_TENSOR, "_offset", FUSED)  # in the allocation, before the first element
+version_of = part(_TENSOR, "_inplace_version", FUSED)  # number of in-place changes; the public property is slow
 bump_version = part(_TENSOR, "_bump_inplace_version", FUSED)
 SHARDS_ITSELF = "_need_shard_auto"  # in the `__dict__` of a parameter that Paddle's step shards
 view_of = part("paddle._C_ops", "view_shape", FUSED)  # (tensor, shape), which `detach` would not keep
-share_memory = part(_TENSOR, "_share_buffer_to", EVERY)  # (tensor, other): other's memory is the tensor's from then on
-# operations without the checks that Paddle does in Python, which take longer than a small tensor's arithmetic
+share_memory = part(_TENSOR, "_share_buffer_to", EVERY)  # (tensor, other): other shares the tensor's memory
+# operations without Paddle's checks in Python, which are slower than a small tensor's arithmetic
 stack = part("paddle._C_ops", "stack", EVERY)  # (tensors, axis)
 unstack = part("paddle._C_ops", "unbind", EVERY)  # (tensor, axis)
 sum_over = part("paddle._C_ops", "sum", EVERY)  # (tensor, axes, dtype, whether to keep the axes)
@@ -60,21 +60,21 @@ def dtype_name(dtype: Any) -> str:
 
 
 def state_dtype(dtype: Any) -> Any:
-    """Return a dtype in the spelling that `new_state` takes in the mode that is on."""
+    """Return a dtype in the form that `new_state` takes in the present mode."""
     return _graph_dtype()(dtype_name(dtype)) if _in_pir_mode()() else dtype
 
 
 def checked_model(model: Any, argument: str = "model") -> Any:
-    """Return `model` if it is a `paddle.nn.Layer`, raise TypeError otherwise."""
+    """Return `model`; raise TypeError unless it is a `paddle.nn.Layer`."""
     if not isinstance(model, paddle.nn.Layer):
         raise wrong_type(model, argument, "a paddle.nn.Layer")
     return model
 
 
 def _run_untranslated() -> None:
-    """Have `paddle.jit.to_static` run this package's code as it is, as it does Paddle's own.
+    """Exclude this package from `paddle.jit.to_static`, as Paddle excludes its own code.
 
-    Its bytecode translator follows code outside Paddle into the optimizer and fails there, on `super()` of a `super()`.
+    The bytecode translator would enter the optimizer and fail there, on `super()` of a `super()`.
     """
     try:
         from paddle.jit.sot.opcode_translator import skip_files

@@ -1,4 +1,4 @@
-"""What our mixins override of the Trainer of PaddleNLP and PaddleFormers, and the reader of a DataLoader."""
+"""Methods of PaddleNLP's and PaddleFormers' Trainer that our mixins override; the reader of a DataLoader."""
 
 from .declared import attribute, declare, lazy
 

@@ -1,4 +1,4 @@
-"""What `fleet`, `amp`, group sharding and LookAhead wrap around an optimizer or a network."""
+"""The wrappers of `fleet`, `amp`, group sharding and LookAhead around optimizers and networks."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ for wrapped, names in ("Optimizers", _INNER), ("Networks", _INSIDE):
 
 
 def wrappers(optimizer: Any) -> list[Any]:
-    """Return an optimizer and the optimizers inside it, from the outermost wrapper to the optimizer itself."""
+    """Return the wrappers of an optimizer from the outermost in, and last the optimizer itself."""
     found = [optimizer]
     while True:
         inner = [value for name in _INNER for value in [getattr(found[-1], name, None)] if value is not None]
@@ -44,7 +44,7 @@ def unwrap(optimizer: Any) -> Any:
 
 
 def may_have_cut(optimizer: Any) -> bool:
-    """Return whether an optimizer is a wrapper of `fleet` or group sharding, which may have cut the parameters up."""
+    """Return whether an optimizer is a wrapper of `fleet` or group sharding, which may have split parameters."""
     return hasattr(optimizer, "_inner_opt") or hasattr(optimizer, "_optim")
 
 
@@ -54,7 +54,7 @@ def is_group_sharded(optimizer: Any) -> bool:
 
 
 def check_wrapper_state(optimizer: Any) -> None:
-    """Raise TypeError if checkpoints of the optimizer would lack the state that a wrapper of it keeps."""
+    """Raise TypeError if a wrapper keeps state that checkpoints of the optimizer would lack."""
     for wrapper in wrappers(optimizer)[:-1]:
         if not may_have_cut(wrapper):
             name = type(wrapper).__name__
@@ -65,8 +65,8 @@ def check_wrapper_state(optimizer: Any) -> None:
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    """Return the parameters of an optimizer in order, groups flattened; of a sharded one those of all ranks."""
-    # within the wrapper for sharding are this rank's parameters only
+    """Return the parameters of an optimizer in order, without groups; under sharding, those of all processes."""
+    # inside the sharding wrapper are only this process's parameters
     lists = [getattr(wrapper, "_parameter_list", None) or [] for wrapper in wrappers(optimizer)]
     return flatten_groups(max(lists, key=len))
 

@@ -1,4 +1,4 @@
-"""Gradients of several micro-batches as one (a port of transformers 4.37's TensorFlow class `GradientAccumulator`)."""
+"""Gradient accumulation over micro-batches: a port of transformers 4.37's `GradientAccumulator` for TensorFlow."""
 
 from .accumulator import GradientAccumulator
 

@@ -1,4 +1,4 @@
-"""`GradientAccumulator`: the sums of a cycle of micro-batches."""
+"""`GradientAccumulator`: sums of gradients over a cycle of micro-batches."""
 
 import math
 import warnings
@@ -7,20 +7,21 @@ from typing import Any, Optional
 import paddle
 
 from .._checks import checked_choice, checked_number
-from .._messages import refusal, wrong_type
-from .._paddle import parameters_of, sharding_setting
+from .._messages import refusal
+from .._paddle import sharding_setting
 from .._processes import gathered
 from .processes import ProcessPart, agreed_slots, check_group, slot_of, summed
 from .reading import check_gradient, clear, described, read, sum_dtype
 from .state import check_state, own_tensor
-from .writing import checked_target, divided, write
+from .target import check_trains, checked_target, optimizers_parameters, target_of
+from .writing import divided, write
 
 
 class GradientAccumulator:
-    r"""Sum gradients over micro-batches in float32: for batches that do not fit, with a resume in mid-cycle.
+    r"""Sum gradients over micro-batches in float32, for batches that exceed the memory.
 
-    With :math:`g_i` the gradient of micro-batch i, over all micro-batches since the last `reset` (of all ranks, after
-    `synchronize`), None counting as zero:
+    With :math:`g_i` the gradient of micro-batch i, None counting as zero, over all micro-batches since the last `reset`
+    (after `synchronize`, of all processes):
 
     .. math::
         \text{"sum"}: \sum_i g_i \qquad \text{"mean"}: \frac{1}{n} \sum_i g_i \qquad
@@ -29,20 +30,21 @@ class GradientAccumulator:
     "mean" is the gradient of a large batch if all micro-batches have the same size. "token" is that gradient if the
     loss of each micro-batch is the mean over its own :math:`w_i` tokens. Sums of float64 gradients are float64.
 
-    **Called with a list** of gradients, as in TensorFlow, it keeps a slot for each place in the list. A place that
-    holds None in the first call stays None for good; a gradient that comes to it later is left out, with a warning.
-    **Called with a model**, it takes the gradients of the trainable parameters, in the order of
-    ``model.named_parameters()``, and clears them, because `backward` adds to what it finds. A parameter may get its
-    first gradient in a later call. The set of trainable parameters may change between cycles, not within one.
+    **Called with a list** of gradients, as in TensorFlow, it keeps one slot for each index. An index with None in the
+    first call stays None; a later gradient there is ignored, with a warning. **Called with a model**, it takes the
+    gradients of the trainable parameters, in the order of ``model.named_parameters()``, and clears them, because
+    `backward` adds to existing gradients. A parameter may get its first gradient in a later call. The set of trainable
+    parameters may change between cycles, not within a cycle.
 
-    **On several processes** each accumulates on its own, with the plain model or `paddle.DataParallel` under
-    ``no_sync()``, and calls `synchronize` before `apply`. A process may have no micro-batch in a cycle. Sharding of
-    stage 1 works, with `split_param` too; `tensor_fusion` and `comm_overlap` are refused.
+    **In several processes**, each accumulates separately, with the plain model or `paddle.DataParallel` under
+    ``no_sync()``, and calls `synchronize` before `apply`. A process may have no micro-batch in a cycle. Sharding stage
+    1 works, also with `split_param`, but not with `tensor_fusion` or `comm_overlap`.
 
-    Any method raises TypeError or ValueError for a wrong argument or a call out of order, before anything has changed.
+    A bad argument or a call out of order raises TypeError or ValueError before anything changes. The state can be saved
+    and resumed within a cycle.
 
-    Differs from transformers: models, weights, "mean" and "token", data parallelism and a state that can be saved are
-    added; `step` is an int; sums are float32 at least; it warns of gradients that it leaves out.
+    Differs from transformers: adds models, weights, "mean" and "token", data parallelism and a saved state; `step` is
+    an int; sums are at least float32; ignored gradients are warned of.
 
     Examples:
         >>> import paddle
@@ -66,24 +68,24 @@ class GradientAccumulator:
 
     def __init__(self, reduction: str = "sum") -> None:
         self.reduction = checked_choice(reduction, "reduction", ("sum", "mean", "token"))
-        self._names: Optional[list[str]] = None  # of a model's parameters; None: slots of a list, or none yet
-        self._parameters: Optional[list[Any]] = None  # those of the last model that was seen
-        self._own_names: Optional[list[str]] = None  # Paddle's names of them, for a process that has seen no model
-        self._sums: list[Any] = []  # float32 or float64 Tensors, None where there was no gradient yet
+        self._names: Optional[list[str]] = None  # of a model's parameters; None for a list, or before the first call
+        self._parameters: Optional[list[Any]] = None  # of the last model
+        self._own_names: Optional[list[str]] = None  # Paddle's names of them, also in a process that saw no model
+        self._sums: list[Any] = []  # float32 or float64 Tensors, None without a gradient so far
         self._received: list[bool] = []  # whether a slot got a gradient in this cycle
         self._step = 0
-        self._count = 0  # micro-batches in the sums: those of all ranks once synchronized
+        self._count = 0  # micro-batches in the sums; of all processes once synchronized
         self._weight = 0.0
         self._synchronized = False
 
     @property
     def step(self) -> int:
-        """The number of calls since the last reset, of this process."""
+        """The number of calls in this process since the last reset."""
         return self._step
 
     @property
     def gradients(self) -> list[Any]:
-        """The reduced gradients, new Tensors; None where there was none. After a `reset` they are zeros."""
+        """The reduced gradients as new Tensors, None without a gradient; zeros after a `reset`."""
         if not self._sums:
             sentence = "The accumulator should be called first to initialize the gradients."
             raise refusal(ValueError, sentence, gradients=None)
@@ -91,10 +93,10 @@ class GradientAccumulator:
         return [None if total is None else divided(total, divisor) for total in self._sums]
 
     def __call__(self, gradients: Any, weight: Optional[float] = None) -> None:
-        """Add the gradients of a micro-batch: a list, or the model that has them after `backward`.
+        """Add the gradients of a micro-batch: a list, or a model after `backward`.
 
-        With "token", `weight` is the number of its tokens that count, at least 0. With 0 its gradients are left out,
-        whatever they are: a mean over no token is not a number.
+        With "token", `weight` is the number of tokens in the loss, at least 0. With 0, the gradients are ignored,
+        because a mean over no token is NaN.
         """
         weight = self._checked_weight(weight)
         self._check_call()
@@ -115,12 +117,12 @@ class GradientAccumulator:
         self._count += 1
         self._weight += weight
         if late:
-            what = f"Gradients at {late} of the list are left out, because the first ones there were None."
-            advice = "Call the accumulator with the model, or with zeros instead of None, to have them."
+            what = f"Gradients at {late} of the list are ignored, because they were None in the first call."
+            advice = "Call the accumulator with the model, or with zeros instead of None, to include them."
             warnings.warn(f"{what} {advice}", stacklevel=2)
 
     def reset(self) -> None:
-        """Begin a new cycle: zero the sums and the number of calls. The slots stay."""
+        """Begin a new cycle: zero the sums and the number of calls, and keep the slots."""
         for total in self._sums:
             if total is not None:
                 total.zero_()
@@ -130,17 +132,17 @@ class GradientAccumulator:
         self._synchronized = False
 
     def _check_call(self) -> None:
-        """Raise if no gradients can be added now, whichever they are."""
+        """Raise if no gradients can be added at present."""
         fused = sharding_setting("tensor_fusion", "comm_overlap")
         if fused:
             advice = f"Each parameter must keep its gradient until `apply`: set {fused}=False in sharding_configs."
             raise refusal(ValueError, advice, **{fused: True})
         if self._synchronized:
             advice = "call `reset` or `apply` before the next micro-batch."
-            raise refusal(ValueError, f"Sums of all processes are there already: {advice}", step=self._step)
+            raise refusal(ValueError, f"The sums are already synchronized: {advice}", step=self._step)
 
     def _slots(self, names: Optional[list[str]], gradients: list[Any]) -> tuple[list[Any], list[bool], list[int]]:
-        """Return copies of the sums and flags that a call adds to, and the places whose gradients come too late."""
+        """Return copies of sums and flags for a call to update, and the indices whose gradients are ignored."""
         length, late = len(gradients), []
         if self._sums and names == self._names:
             if length != len(self._sums):
@@ -165,7 +167,7 @@ class GradientAccumulator:
                 raise refusal(ValueError, '`weight` must be given with reduction="token".', weight=None)
             return checked_number(weight, "weight")
         if weight is not None:
-            effect = '`weight` has an effect with reduction="token" only.'
+            effect = '`weight` has no effect without reduction="token".'
             raise refusal(ValueError, effect, weight=weight, reduction=self.reduction)
         return 1.0
 
@@ -181,11 +183,11 @@ class GradientAccumulator:
     def write_gradients(self, target: Any = None) -> None:
         """Write the reduced gradients into the parameters, in their types, for an optimizer or a scaler.
 
-        A parameter that has had no gradient since the last `reset` is left without one, so that no optimizer moves it;
-        under sharding with `split_param` it gets zeros, and weight decay may move it.
+        A parameter without a gradient since the last `reset` gets none, so no optimizer moves it. Under sharding with
+        `split_param` it gets zeros, and weight decay may move it.
 
-        `target` is the list of the parameters, in the order of `gradients`, or the model; by default those of the model
-        that the accumulator was last called with.
+        `target` is the model, or the list of parameters in the order of `gradients`; by default the model of the last
+        call.
         """
         if not self._step and not self._synchronized:
             raise refusal(ValueError, "There must be gradients to write.", step=self._step)
@@ -196,24 +198,14 @@ class GradientAccumulator:
     def apply(self, optimizer: Any, target: Any = None) -> None:
         """Take one step with the reduced gradients, then clear them and `reset`.
 
-        `target` is as in `write_gradients`; where the accumulator is called with lists, by default the optimizer's
-        parameters that are trainable, in its order.
+        `target` is as in `write_gradients`; for lists of gradients, by default the optimizer's trainable parameters.
         """
-        if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "clear_grad"):
-            raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
-        held = parameters_of(optimizer)
-        own = {param.name: param for param in held}
-        if target is None and self._names is None:
-            target = [param for param in held if not param.stop_gradient]
-        elif target is None and self._parameters is None and self._own_names and own.keys() >= set(self._own_names):
-            target = [own[name] for name in self._own_names]
+        held = optimizers_parameters(optimizer)
+        if target is None and self._parameters is None:
+            target = target_of(held, self._names, self._own_names)
         if self._step or self._synchronized:
             target = self._target(target)
-            names = [param.name for param in target]
-            if own and own.keys().isdisjoint(names):
-                needed = "`optimizer` must be that of the model that the gradients are of, or its step would do nothing"
-                received = f"optimizer with none of {len(names)} parameters, such as '{names[0]}'"
-                raise ValueError(f"{needed}. Received: {received}")
+            check_trains(held, target)
         self.write_gradients(target)
         optimizer.step()
         if sharding_setting("split_param"):
@@ -224,21 +216,17 @@ class GradientAccumulator:
 
     def _target(self, target: Any) -> list[Any]:
         """Return the checked parameters to write to, by default those of the last model."""
-        target = self._parameters if target is None else target
-        if target is None:
-            since = "the accumulator was called with lists, or not with the model since it was made or loaded"
-            raise refusal(ValueError, f"`target` must be given: {since}.", target=None)
-        return checked_target(target, self._names, self._sums)
+        return checked_target(self._parameters if target is None else target, self._names, self._sums)
 
     def synchronize(self, group: Any = None) -> None:
-        """Reduce over all processes, once a cycle: then `gradients` are those of the global batch, the same everywhere.
+        """Sum over all processes, once a cycle: `gradients` become those of the global batch in each process.
 
-        Sums, numbers of calls and weights are each summed over the processes and divided after that, so the processes
-        may differ in calls and in tokens. Every process of the group, by default all, must call it. If the processes
-        accumulate other parameters, shapes or types, or with another `reduction`, all of them raise.
+        Sums, calls and weights are summed separately and divided afterwards, so processes may differ in calls and
+        tokens. Every process of the group, by default all, must call it. If processes differ in parameters, shapes,
+        types or `reduction`, all raise.
         """
         if self._synchronized:
-            why = "a second time would add the sums of all processes again."
+            why = "a second call would add the sums of all processes again."
             raise refusal(ValueError, f"`synchronize` must be called once between two resets: {why}", step=self._step)
         check_group(group, self._sums)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
@@ -254,9 +242,9 @@ class GradientAccumulator:
         self._synchronized = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this process's state, in the middle of a cycle or between two, for `paddle.save`.
+        """Return this process's state, within a cycle or between two, for `paddle.save`.
 
-        "gradients" is a dict place -> Tensor, unreduced; the other entries are counts and what the slots belong to.
+        "gradients" is index -> Tensor, unreduced; the other entries are counts and names.
         """
         return {
             "reduction": self.reduction,
@@ -271,7 +259,7 @@ class GradientAccumulator:
         }
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, bit for bit; raise, and change nothing, if it contradicts itself."""
+        """Load a state, to continue bit for bit; an inconsistent state raises and changes nothing."""
         check_state(state_dict, self.reduction)
         saved = state_dict["gradients"]
         self._sums = [own_tensor(saved.get(str(place))) for place in range(state_dict["slots"])]

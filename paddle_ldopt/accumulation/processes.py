@@ -1,4 +1,4 @@
-"""The sums of several processes become one: all tell what they have, so that all raise if they do not fit."""
+"""Sums over several processes: each describes its sums to all, so that all raise if they do not match."""
 
 import dataclasses
 from typing import Any, Optional
@@ -9,12 +9,12 @@ import paddle.distributed as dist
 from .._messages import refusal
 from .._paddle import dtype_name
 
-Slot = Optional[tuple[list[int], str]]  # shape and dtype, None where there was no gradient yet
+Slot = Optional[tuple[list[int], str]]  # shape and dtype, None without a gradient so far
 
 
 @dataclasses.dataclass
 class ProcessPart:
-    """A process's part of a cycle, without the sums: a process that saw no call has no slots."""
+    """A process's part of a cycle, without the sums; a process without a call has no slots."""
 
     reduction: str
     names: Optional[list[str]]  # of a model's parameters, None for a list of gradients
@@ -35,21 +35,21 @@ def check_group(group: Any, sums: list[Any]) -> None:
         advice = "Processes must be connected: call `paddle.distributed.init_parallel_env` first."
         raise ValueError(f"{advice} Received: {dist.get_world_size()} processes, not initialized")
     if dist.get_world_size(group) > 1 and any(total is not None and total.is_dist() for total in sums):
-        what = "Gradients of DistTensors (`dist.shard_tensor`) are those of all processes already"
+        what = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
         received = f"{len(sums)} gradients, DistTensors among them"
         raise ValueError(f"{what}: call `apply` without `synchronize`. Received: {received}")
 
 
 def slot_of(total: Any) -> Slot:
-    """Return what other processes are told of a sum."""
+    """Return the description of a sum for other processes."""
     return None if total is None else (list(total.shape), dtype_name(total.dtype))
 
 
 def agreed_slots(parts: list[ProcessPart]) -> tuple[list[Slot], Optional[list[str]]]:
-    """Return the slots of all processes, None where no process has one, and their names; raise if processes differ."""
+    """Return the slots of all processes, None if no process has a gradient, and their names; raise if they differ."""
     if not any(part.count for part in parts):
         raise refusal(
-            ValueError, "The accumulator should be called first: no process was, since the last reset.", count=0
+            ValueError, "The accumulator should be called first: no process called it since the last reset.", count=0
         )
     called = [rank for rank, part in enumerate(parts) if part.slots or part.count]
     first = parts[called[0]]
@@ -67,7 +67,9 @@ def agreed_slots(parts: list[ProcessPart]) -> tuple[list[Slot], Optional[list[st
     slots: list[Slot] = []
     for place, column in enumerate(zip(*(parts[rank].slots for rank in called))):
         present = [slot for slot in column if slot is not None]
-        incomplete = first.names is None and 0 < len(present) < len(column)  # in a list, all have one there or none
+        incomplete = first.names is None and 0 < len(present) < len(
+            column
+        )  # in a list, all processes have a gradient or none
         if incomplete or any(slot != present[0] for slot in present):
             needed = "All processes must have gradients of the same shape and type."
             raise ValueError(f"{needed} Received: {list(column)} at {place}")
@@ -76,7 +78,7 @@ def agreed_slots(parts: list[ProcessPart]) -> tuple[list[Slot], Optional[list[st
 
 
 def summed(sums: list[Any], slots: list[Slot], group: Any) -> list[Any]:
-    """Add up the sums of all processes in place; those of a process that lacks them begin as zeros."""
+    """Add up the sums of all processes in place; missing sums count as zeros."""
     out = []
     for slot, total in zip(slots, sums or [None] * len(slots)):
         if slot is not None:
@@ -88,7 +90,7 @@ def summed(sums: list[Any], slots: list[Slot], group: Any) -> list[Any]:
 
 
 def _difference(names: Optional[list[str]], rank: int, others: Optional[list[str]], other: int) -> str:
-    """Describe where the names of two processes differ; they are None if the gradients came as a list."""
+    """Describe how the names of two processes differ; None means a list of gradients."""
     if names is None or others is None:
         listed, modeled = (rank, other) if names is None else (other, rank)
         return f"a list of gradients in process {listed}, a model in process {modeled}"

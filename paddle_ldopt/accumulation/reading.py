@@ -30,11 +30,11 @@ def trainable(model: Any) -> tuple[list[str], list[Any]]:
 
 
 def clear(parameters: Any) -> None:
-    """Leave parameters without gradients, or with zeros where sharding reduces the buffer that these are in."""
+    """Clear gradients, or zero them where sharding reduces a buffer of gradients."""
     in_buffers = sharding_setting("split_param")
     for param in parameters:
         if not in_buffers:
-            param.clear_gradient(False)  # by its name, Paddle ignores the argument and leaves zeros
+            param.clear_gradient(False)  # as a keyword, Paddle ignores the argument and leaves zeros
         elif param.grad is not None:
             with paddle.no_grad():
                 param.grad.zero_()
@@ -53,12 +53,12 @@ def check_gradient(gradient: Any, total: Any, place: Any) -> None:
         raise TypeError(f"A gradient must be of a floating-point type. Received: dtype={gradient.dtype} at {place}")
     shape = list(gradient.shape)
     if total is not None and shape != list(total.shape):
-        needed = f"A gradient must have the shape of those before it, {list(total.shape)}."
+        needed = f"A gradient must have the shape of its sum, {list(total.shape)}."
         raise ValueError(f"{needed} Received: shape={shape} at {place}")
 
 
 def sum_dtype(gradient: Any) -> Any:
-    """Return the type in which gradients like this one are summed."""
+    """Return the type for the sum of such gradients."""
     return paddle.float64 if gradient.dtype == paddle.float64 else paddle.float32
 
 

@@ -1,4 +1,4 @@
-"""The state of an accumulator: its checks before it is loaded, and Tensors of our own."""
+"""Checks of an accumulator's state before it is loaded, and copies of its Tensors."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "
 
 
 def check_state(state: Any, reduction: str) -> None:
-    """Raise unless the entries of a state have the right types, fit each other and are of that reduction."""
+    """Raise unless the entries of a state have the right types, are consistent, and of the same reduction."""
     missing = sorted(_KEYS - set(checked_state(state)))
     if missing:
         raise refusal(ValueError, f"The state must be a GradientAccumulator's, and lacks {missing}.", keys=list(state))
@@ -45,5 +45,5 @@ def check_state(state: Any, reduction: str) -> None:
 
 
 def own_tensor(value: Any) -> Any:
-    """Return a Tensor of our own with the value of a Tensor or array, None for None: sums are added to in place."""
+    """Return a copy of a Tensor or array as a Tensor, None for None: sums change in place."""
     return value.clone() if isinstance(value, paddle.Tensor) else value if value is None else paddle.to_tensor(value)

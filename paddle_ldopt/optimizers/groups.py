@@ -8,7 +8,7 @@ import paddle
 
 from .._checks import checked_number
 from .._messages import refusal, shown, wrong_type
-from .._paddle import flatten_groups, topology
+from .._paddle import flatten_groups, is_sharded
 
 __all__ = ["checked_parameters", "is_listed", "parameters_to_train"]
 
@@ -21,8 +21,7 @@ def parameters_to_train(model: Any) -> list[Any]:
 
     Under sharding frozen parameters are left out: Paddle's sharding version 2 refuses them.
     """
-    hcg = topology()
-    sharded = hcg is not None and hcg.get_sharding_parallel_world_size() > 1
+    sharded = is_sharded()
     return [param for param in model.parameters() if not (sharded and param.stop_gradient)]
 
 

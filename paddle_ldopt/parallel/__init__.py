@@ -1,4 +1,4 @@
-"""Training on more than one process, on Paddle's own engine (`paddle.distributed.fleet`)."""
+"""Training in several processes on Paddle's engines (`paddle.distributed.fleet`)."""
 
 from .pipeline import PipelineWithLossScale
 from .scalers import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, LossScaler

@@ -1,6 +1,6 @@
-"""The folder of a checkpoint for any layout: whether it is complete and undamaged, and what its files say.
+"""The folder of a checkpoint for any layout: checks that it is complete and undamaged, and reads its files.
 
-Each process looks at a part of the files. Paddle's own are pickles, in `.metadata` and `.distcp`.
+Each process checks a part of the files. Paddle's own files, `.metadata` and `.distcp`, are pickles.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ COMPLETE = "holds a checkpoint already"
 
 
 def held(folder: str) -> Optional[str]:
-    """Return in words what a folder holds, None if there is nothing: a checkpoint is complete if it has a record."""
+    """Describe the content of a folder, None if it is empty or missing. A complete checkpoint has a record."""
     if not os.path.isdir(folder):
         return "is a file" if os.path.lexists(folder) else None
     names = os.listdir(folder)
     if RECORD in names:
         return COMPLETE
     if any(name.endswith((".distcp", ".metadata", ".lock", ".part")) for name in names):
-        return f"holds a checkpoint that was cut short while it was saved, without {RECORD}"
+        return f"holds an incomplete checkpoint, without {RECORD}"
     return "holds other files" if names else None
 
 
 def own_files(items: Iterable[Any]) -> list[Any]:
-    """Return the files that this process is to look at, of those that all processes know."""
+    """Return the files for this process to check, from the files of all."""
     return sorted(items)[dist.get_rank() :: dist.get_world_size()]
 
 
@@ -48,23 +48,23 @@ def read_record(folder: str) -> Any:
             problem = f"The record of the checkpoint cannot be read: {error}."
             raise refusal(ValueError, problem, path=path) from error
         if record["format"] != FORMAT:
-            problem = f"The checkpoint has another format than {FORMAT}."
+            problem = f"The checkpoint is not of format {FORMAT}."
             raise refusal(ValueError, problem, format=record["format"], path=path)
     return record
 
 
 @contextlib.contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Raise ValueError if the block fails over a file's contents."""
+    """Turn errors from a file's content into a ValueError with its path."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        problem = f"The file is not one that `save_checkpoint` writes: {error!r}."
+        problem = f"The file is not from `save_checkpoint`: {error!r}."
         raise refusal(ValueError, problem, path=path) from error
 
 
 def check_files(folder: str, record: Any) -> None:
-    """Raise ValueError if a file is not what was saved; a record of version 0.1 has no checksums."""
+    """Raise ValueError if a file was changed; a record of version 0.1 has no checksums."""
     with readable(os.path.join(folder, RECORD)):
         wrong = damages(folder, own_files(record.get("files", {}).items()))
     if wrong:
@@ -86,7 +86,7 @@ def read_metadata(folder: str, record: Any) -> dict[str, str]:
 
 
 def _check_sizes(folder: str, metadata: Any) -> None:
-    """Raise unless the files of this process have the tensors that the metadata says."""
+    """Raise unless the files of this process have the tensors in the metadata."""
     files: dict[str, dict[str, int]] = {}
     for index, name in metadata.storage_metadata.items():
         begin, end = index.flattened_range or (0, math.prod(index.local_shape))
@@ -95,11 +95,11 @@ def _check_sizes(folder: str, metadata: Any) -> None:
         tensors = read_pickle(folder, name)
         wrong = [key for key, size in files[name].items() if key not in tensors or tensors[key].size != size]
         if wrong:
-            raise _damaged(folder, f"'{name}' is not the file that was saved, it lacks {quoted(wrong)}")
+            raise _damaged(folder, f"'{name}' is not the saved file: it lacks {quoted(wrong)}")
 
 
 def read_pickle(folder: str, name: str) -> Any:
-    """Return what `paddle.save` wrote; raise ValueError if it cannot be read."""
+    """Return the object in a file of `paddle.save`; raise ValueError if it cannot be read."""
     try:
         return paddle.load(os.path.join(folder, name))
     except Exception as error:  # damaged pickles fail in every way
@@ -107,5 +107,5 @@ def read_pickle(folder: str, name: str) -> Any:
 
 
 def _damaged(folder: str, problem: str) -> ValueError:
-    advice = "Load another one, or restore the file."
+    advice = "Load another checkpoint, or restore the file."
     return refusal(ValueError, f"The checkpoint is damaged: {problem}. {advice}", folder=folder)

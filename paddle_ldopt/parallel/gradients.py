@@ -1,4 +1,4 @@
-"""The gradients of a step, from backward's to the optimizer's: unscale, check, reduce, clip."""
+"""The gradients of a step between `backward` and the optimizer: unscale, check, reduce, clip."""
 
 from typing import Any, Optional
 
@@ -10,11 +10,11 @@ from .ranks import Ranks
 
 
 class Gradients:
-    """The gradients of all parameters that an optimizer trains, the same ones in all processes."""
+    """The gradients of an optimizer's parameters, which all processes must agree on."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._trained: Optional[dict[str, bool]] = None  # structured name -> is trained, as agreed with all processes
+        self._trained: Optional[dict[str, bool]] = None  # structured name -> is trained, the same in all processes
         known = {id(param) for param in ranks.network.parameters()}
         strange = [param.name for param in self._listed() if id(param) not in known]
         if strange:
@@ -23,7 +23,7 @@ class Gradients:
         self.check_trained()
 
     def check_trained(self) -> None:
-        """Raise, in all processes, if a parameter is trained in one process and frozen or left out in another."""
+        """Raise in all processes if a parameter is trained in one process and frozen or missing in another."""
         mine = {id(param) for param in self.parameters()}
         named = _paddle.unwrap_model(self._ranks.network).named_parameters()
         trained = {name: id(param) in mine for name, param in named}
@@ -33,7 +33,7 @@ class Gradients:
         if self._ranks.processes > 1:
             everyone = []
             dist.all_gather_object(everyone, trained)
-        first: dict[str, tuple[int, bool]] = {}  # tied weights have one name in all stages, others are in one only
+        first: dict[str, tuple[int, bool]] = {}  # only tied weights are in several stages, under one name
         for rank, one in enumerate(everyone):
             for name, is_trained in one.items():
                 other, expected = first.setdefault(name, (rank, is_trained))
@@ -51,11 +51,11 @@ class Gradients:
         return _paddle.hybrid_parameters()(_paddle.sharded_optimizer(optimizer) if self._ranks.hybrid else optimizer)
 
     def parameters(self) -> list[Any]:
-        """Return the parameters that are trained at present, in the optimizer's order."""
+        """Return the parameters trained at present, in the optimizer's order."""
         return [param for param in self._listed() if not param.stop_gradient]
 
     def unscale(self, factor: float) -> bool:
-        """Multiply all gradients by a factor, in place; return whether they are finite in this process."""
+        """Multiply all gradients in place by a factor; return whether they are finite in this process."""
         finite = []
         for gradient in map(_gradient_of, self.parameters()):
             if gradient is not None:
@@ -70,30 +70,30 @@ class Gradients:
         return paddle.concat(squares).sqrt(), paddle.to_tensor([param.size for param in params], dtype="int64")
 
     def reduce(self) -> None:
-        """Average over the processes that have data of their own."""
+        """Average over the processes with different data."""
         ranks, params, group = self._ranks, self.parameters(), self._ranks.data_group
-        if not ranks.sliced:  # slices have buffers, which are never missing
+        if not ranks.sliced:  # slices have buffers, so none is missing
             params = _fill_missing(params, ranks.data_groups)
         if ranks.shards is not None:
             ranks.shards.reduce_gradients(params, ranks.hcg)
-            if ranks.sliced:  # or the slices of the first step are in no group's list
+            if ranks.sliced:  # otherwise, groups lack the slices of the first step
                 _paddle.collect_buffers(ranks.shards)()
                 _paddle.assign_slice_gradients(ranks.shards)()
             params = ranks.shards.filter_parameters(params, ranks.hcg)
-        if group is not None:  # Paddle leaves this to a reducer, which its engine for one process lacks
+        if group is not None:  # Paddle's engine for one process has no reducer
             _paddle.all_reduce_gradients()(params, group, scale=1.0 / group.nranks)
 
     def _counted(self) -> list[Any]:
-        """Return the parameters whose reduced gradients are in this process, and in the norm."""
+        """Return the parameters in the norm with reduced gradients in this process."""
         params = self.parameters()
         if self._ranks.shards is not None:
             params = self._ranks.shards.filter_parameters(params, self._ranks.hcg)
         return [param for param in params if getattr(param, "need_clip", True) and _gradient_of(param) is not None]
 
     def global_norm(self) -> float:
-        """Return the norm of all reduced gradients of all processes, with each parameter counted once."""
+        """Return the norm of the reduced gradients of all processes, each parameter counted once."""
         repeated = self._ranks.repeated()
-        split: list[Any] = []  # of parameters that tensor parallelism has cut
+        split: list[Any] = []  # of parameters split by tensor parallelism
         whole: list[Any] = []
         for param in self._counted():
             if id(param) not in repeated:
@@ -102,13 +102,13 @@ class Gradients:
         return self._ranks.sum_of_squares(*sums).sqrt().item()
 
     def clip(self, norm: float, max_norm: float) -> None:
-        """Scale the reduced gradients, whose norm is given, down to `max_norm`."""
+        """Clip the reduced gradients, of norm `norm`, to `max_norm`."""
         if norm > max_norm:
             for param in self._counted():
                 _gradient_of(param).scale_(max_norm / norm)
 
     def apply(self) -> None:
-        """Take the optimizer's step, with gradients that are reduced already."""
+        """Take the optimizer's step with the reduced gradients."""
         if self._ranks.hybrid:
             _paddle.reduced_step(self._ranks.optimizer)(self.parameters())
         else:
@@ -129,7 +129,7 @@ def _square(gradient: Any) -> Any:
 
 
 def _fill_missing(params: list[Any], groups: list[Any]) -> list[Any]:
-    """Return the parameters that have a gradient in any process, with zeros for a gradient that is missing here."""
+    """Return the parameters with a gradient in any process; fill gradients missing in this process with zeros."""
     present = [_gradient_of(param) is not None for param in params]
     anywhere = paddle.to_tensor(present, dtype="int32")
     for group in groups:

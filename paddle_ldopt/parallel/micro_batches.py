@@ -14,7 +14,7 @@ from .scalers import LossScaler
 
 
 class MicroBatches:
-    r"""Leave :math:`\text{scale} \cdot \text{share} \cdot \sum_i \nabla l_i` as gradients, of micro-batch losses l.
+    r"""Set the gradients :math:`\text{scale} \cdot \text{share} \cdot \sum_i \nabla l_i` of micro-batch losses l.
 
     With `per_token` a loss is a pair: the sum over tokens, and their number.
     """
@@ -22,11 +22,11 @@ class MicroBatches:
     def __init__(self, ranks: Ranks, count: int, per_token: bool) -> None:
         self._ranks, self._count, self._per_token = ranks, count, per_token
         network = ranks.network
-        self._shapes: Any = None  # of the inputs of the first step that was run
-        self._next_shapes: Any = None  # of those that were split last
-        self._outputs: Any = None  # of this stage for a micro-batch, a function that makes zeros for each Tensor
+        self._shapes: Any = None  # of the inputs in the first step
+        self._next_shapes: Any = None  # of the inputs split last
+        self._outputs: Any = None  # of this stage for a micro-batch, each Tensor as a function that returns zeros
         self._error: Optional[Exception] = None  # of this stage in this step
-        self._tokens: list[Any] = []  # of the micro-batches of a step, where the loss is computed
+        self._tokens: list[Any] = []  # of each micro-batch of a step, in the stage of the loss
         staged = isinstance(network, _paddle.pipeline_engine())
         is_engine = _paddle.is_pipeline_engine(network)
         if is_engine and network.accumulate_steps != count:
@@ -38,12 +38,12 @@ class MicroBatches:
             losses = _paddle.loss_functions(layers)
             if len(losses) != 1 or not callable(losses[0]):
                 raise refusal(ValueError, "The PipelineLayer must have one loss function.", loss_fn=losses)
-        # a loss is divided by their number before backward, unless the strategy delays that
+        # losses are divided by the number of micro-batches before backward, unless the strategy delays this
         self.share = 1.0 if staged and _paddle.delays_scale(network) else 1.0 / count
         self._engine: Any = self._own_engine() if staged else None
 
     def split(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return this process's inputs of a step, each Tensor replaced by the list of its micro-batches."""
+        """Return the inputs of a step with each Tensor as a list of its micro-batches."""
         if self._pipeline_layer is not None and len(inputs) < 2:
             raise refusal(TypeError, "A PipelineLayer's step takes inputs and labels.", inputs=len(inputs))
         shapes = [list(tensor.shape) for tensor in _tensors(inputs)]
@@ -53,20 +53,20 @@ class MicroBatches:
                 raise refusal(ValueError, problem, shape=shape, micro_batch_num=self._count)
         fixed = self._engine is not None and not _paddle.has_dynamic_shape(self._ranks.network)
         if fixed and self._shapes not in (None, shapes):
-            problem = "Stages know each other's shapes from the first step: give inputs of the same shapes,"
+            problem = "Stages learn their shapes in the first step: give inputs of the same shapes,"
             todo = "or set enable_dynamic_shape in the strategy's pp_configs."
             raise refusal(ValueError, f"{problem} {todo}", shapes=shapes, first_step=self._shapes)
         self._next_shapes = shapes
         return tuple(_split(value, self._count) for value in inputs)
 
     def run(self, parts: tuple[Any, ...], scaler: LossScaler) -> Any:
-        """Run a step over inputs that `split` gave; return its mean loss, shape [1], the same on all stages."""
+        """Run a step over the micro-batches of `split`; return its mean loss, shape [1], the same on all stages."""
         self._tokens = []
         loss = self._run_loop(parts, scaler) if self._engine is None else self._run_engine(parts, scaler)
         return loss.detach().astype("float32").reshape([1])
 
     def tokens(self) -> Any:
-        """Return the number of tokens of the step that was run, shape [1], the same on all stages."""
+        """Return the number of tokens in the last step, shape [1], the same on all stages."""
         tokens = paddle.add_n(self._tokens) if self._tokens else paddle.zeros([1])
         stages = self._ranks.group("pipe")
         if stages is not None:
@@ -76,9 +76,9 @@ class MicroBatches:
     # ---- forward and backward
 
     def _own_engine(self) -> Any:
-        """Return the engine with our loss, which goes through its schedule after an error of this stage.
+        """Return the engine with our loss. After an error in this stage it completes its schedule.
 
-        The other stages wait for the messages of this one: it sends zeros, and raises when the schedule is over.
+        The other stages wait for messages from this stage, so it sends zeros and raises at the end of the schedule.
         """
         return _paddle.engine_with(
             self._ranks.network,
@@ -93,7 +93,7 @@ class MicroBatches:
         data = _paddle.prepare_training(self._engine)(data, self._ranks.optimizer, None)
         try:
             loss = self._engine.forward_backward_pipeline(data, scaler)
-        except Exception as error:  # at the end the engine counts the calls that an error has left out
+        except Exception as error:  # the engine finally checks for the calls that an error skipped
             self._error = self._error or error
         failed, self._error = self._error, None
         if failed is not None:
@@ -101,7 +101,7 @@ class MicroBatches:
         return loss
 
     def _until_error(self, function: Callable[..., Any], stand_in: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls `stand_in` from the first error of this stage in this step."""
+        """Return a function that calls `stand_in` after the first error of this stage in a step."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._error is None:
@@ -114,21 +114,21 @@ class MicroBatches:
         return call
 
     def _noted_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of this stage, and take note of their shapes."""
+        """Return the outputs of this stage, and record their shapes."""
         output = self._pipeline_layer.forward(*args, **kwargs)
         self._outputs = _mapped(output, lambda x: partial(_zeros, x.shape, x.dtype, x.stop_gradient))
         return output
 
     def _stand_in(self, _: Any) -> Any:
         if self._error and self._outputs is None and not self._ranks.network.is_pipeline_last_stage():
-            raise self._error  # nobody knows what the next stage waits for: it times out
+            raise self._error  # the shapes for the next stage are unknown: it times out
         return _mapped(self._outputs, lambda zeros: zeros())
 
     def _run_loop(self, parts: tuple[Any, ...], scaler: LossScaler) -> Any:
         network = self._ranks.network
         network.train()
         total = paddle.zeros([1])
-        # the reduction comes after the overflow check, and once
+        # the reduction follows the overflow check, once
         with network.no_sync() if isinstance(network, paddle.DataParallel) else contextlib.nullcontext():
             for i in range(self._count):
                 loss = self._forward(*(_pick(part, i) for part in parts))
@@ -148,7 +148,7 @@ class MicroBatches:
         return self._as_loss(_paddle.loss_functions(self._pipeline_layer)[0](output, labels))
 
     def _as_loss(self, result: Any) -> Any:
-        """Return the loss in float32: the engine sends no other type than that and float16, which sums overflow."""
+        """Return the loss in float32; the engine sends only float32 and float16, in which sums overflow."""
         if self._per_token:
             if not isinstance(result, (tuple, list)) or len(result) != 2:
                 problem = "With `calculate_per_token_loss` a loss is a pair: the sum over tokens, and their number."

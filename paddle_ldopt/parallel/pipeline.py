@@ -1,4 +1,4 @@
-"""One training step over micro-batches, with a loss scale, in any parallel mode (a port of MindFormers')."""
+"""`PipelineWithLossScale`: a training step over micro-batches with a loss scale, in any parallel mode."""
 
 import math
 from typing import Any, NamedTuple, Optional, Union
@@ -37,10 +37,10 @@ class StepOutput(NamedTuple):
 
 
 class StepOutputWithLocalNorm(NamedTuple):
-    """The results of `StepOutput`, and the norms of this process's gradients.
+    """`StepOutput` with the norms of this process's gradients.
 
     Args:
-        loss, overflow, loss_scale, learning_rate, global_norm: as there.
+        loss, overflow, loss_scale, learning_rate, global_norm: as in `StepOutput`.
         local_norm: norm of the gradient of each parameter of this process, in the optimizer's order, unscaled and
             before any reduction over data; float32 of shape [n].
         size: elements of each gradient; int64 of shape [n].
@@ -56,7 +56,7 @@ class StepOutputWithLocalNorm(NamedTuple):
 
 
 class PipelineWithLossScale:
-    r"""Train one step: scale the loss, run the micro-batches, then unscale, look for overflows, clip and update.
+    r"""Take one training step: scale the loss, run the micro-batches, unscale, check for overflows, clip and update.
 
     With :math:`l_i` the loss of micro-batch i of m, s the scale, and means over the data-parallel processes:
 
@@ -70,14 +70,14 @@ class PipelineWithLossScale:
     .. math::
         l = \frac{\sum n_i}{\sum d_i} \qquad g = \frac{1}{s} \frac{\sum \nabla (s\, n_i)}{\sum d_i}
 
-    Stages exchange activations by the 1F1B schedule of Paddle's engine; without a pipeline (data parallel, sharding
-    stage 1, one process) the numbers are the same. Call it with this process's inputs of a step, whose first dimension
-    is cut into micro-batches: ``step(inputs, labels)`` for a `PipelineLayer`, which has its loss function, and
-    ``step(*inputs)`` for any other network, which returns its loss.
+    Pipeline stages follow the 1F1B schedule of Paddle's engine. Data parallel, sharding stage 1 and one process give
+    the same numbers without a pipeline. Call it with this process's inputs, whose first dimension is split into
+    micro-batches: ``step(inputs, labels)`` for a `PipelineLayer` with its loss function, ``step(*inputs)`` for any
+    other network, which returns its loss.
 
-    An error in one process is raised in all before anything has changed. After an overflow in any process only the
-    scale has changed. The step **advances the schedule** of the optimizer's learning rate with each update: don't call
-    its `step`. A schedule that takes a metric (`MetricSchedule`, Paddle's ReduceOnPlateau) is left to the caller.
+    An error in one process is raised in all before anything changes. An overflow in any process changes the scale only.
+    Each update also **advances the schedule** of the learning rate: do not call its `step`. The caller steps a schedule
+    that takes a metric (`MetricSchedule`, Paddle's ReduceOnPlateau).
 
     Args:
         network (paddle.nn.Layer): from `fleet.distributed_model` or `paddle.DataParallel`; plain in one process.
@@ -85,24 +85,24 @@ class PipelineWithLossScale:
             Without `grad_clip`.
         use_clip_grad (bool, optional): clip by the global norm.
         max_grad_norm (float, optional): c, above 0.
-        scale_sense (float|Tensor|LossScaler|paddle.amp.GradScaler, optional): s: a fixed number (a Tensor of shape []
-            or [1]), or a scaler that adapts it.
+        scale_sense (float|Tensor|LossScaler|paddle.amp.GradScaler, optional): s: a fixed scale (a number or a Tensor of
+            shape [] or [1]), or a loss scaler.
         micro_batch_num (int, optional): m, at least 1; with fleet's pipeline, its `accumulate_steps`.
         local_norm (bool, optional): also return the norm of each parameter's gradient.
         calculate_per_token_loss (bool, optional): weight micro-batches and processes by their tokens.
-        use_skip_data_by_global_norm (bool, optional): make no update if the global norm is too high; the scale adapts
-            as after any step.
-        global_norm_spike_threshold (float, optional): the lowest norm that is too high, above 0.
+        use_skip_data_by_global_norm (bool, optional): skip updates with too high a global norm; the scale still
+            adapts.
+        global_norm_spike_threshold (float, optional): skip from this norm on; above 0.
 
     Raises:
         TypeError, ValueError: an argument, loss or input of a wrong type, out of range or without effect; an
-            unsupported parallel mode; an optimizer that clips by itself; parameters frozen in some processes only; no
-            token; a schedule that was advanced elsewhere.
-        RuntimeError: an error in another process, or a process that does not answer until communication times out.
+            unsupported parallel mode; an optimizer with `grad_clip`; parameters frozen in some processes only; no
+            token; a schedule advanced elsewhere.
+        RuntimeError: an error in another process, or a process that does not answer before communication times out.
 
-    Differs from MindFormers: without `calculate_per_token_loss` the loss is the mean over micro-batches (there their
-    sum); `local_norm` is a norm of unscaled gradients (there a sum of squares of scaled ones); a gradient that
-    overflows in the reduction, or whose norm does, is an overflow; fleet's strategy replaces `parallel_config`.
+    Differs from MindFormers: without `calculate_per_token_loss` the loss is the mean over micro-batches (there the
+    sum); `local_norm` is the norm of unscaled gradients (there the sum of squares of scaled ones); an overflow in the
+    reduction or the norm counts as an overflow; fleet's strategy replaces `parallel_config`.
 
     Examples:
         >>> import paddle
@@ -159,12 +159,12 @@ class PipelineWithLossScale:
         self._epoch: Optional[int] = None  # of the schedule after the last step
 
     def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
-        """Train one step on this process's part of the batch; a stage takes None for inputs it does not need."""
+        """Take a training step on this process's part of the batch; pass None for inputs that a stage does not need."""
         schedule, parts = self._ranks.together(lambda: (self._checked_schedule(), self._micro_batches.split(inputs)))
         self._gradients.check_trained()
         try:
             output = self._train(parts, schedule)
-        except BaseException:  # or the next step would add to the gradients of this one
+        except BaseException:  # otherwise the next step would add to these gradients
             self._optimizer.clear_grad()
             raise
         self._epoch = getattr(schedule, "last_epoch", None)
@@ -182,7 +182,7 @@ class PipelineWithLossScale:
             if not self._ranks.agree(not finite):
                 gradients.reduce()
                 norm = gradients.global_norm()
-            overflow = bool(self._ranks.agree(not math.isfinite(norm)))  # the reduction can overflow, too
+            overflow = bool(self._ranks.agree(not math.isfinite(norm)))  # the reduction can also overflow
             if not overflow and not (self._skips and norm >= self._spike):
                 if self._clips:
                     gradients.clip(norm, self._max_norm)
@@ -203,7 +203,7 @@ class PipelineWithLossScale:
         both = sum_over(ranks.data_groups, paddle.concat([loss * self._count, tokens]))
         total = both[1].item()
         if not total > 0:
-            raise ValueError(f"A step must have a token that counts. Received: {total:g} tokens in all micro-batches")
+            raise ValueError(f"A step must have at least one token. Received: {total:g} tokens in all micro-batches")
         return both[0] / total, ranks.data_ranks / total
 
     def _checked_schedule(self) -> Any:
@@ -212,16 +212,16 @@ class PipelineWithLossScale:
         if not isinstance(schedule, LRScheduler) or isinstance(schedule, (MetricSchedule, ReduceOnPlateau)):
             return None
         if self._epoch not in (None, schedule.last_epoch):
-            problem = "The step advances the schedule: don't call its `step`; after loading its state, load this one's."
+            problem = "This step advances the schedule: do not call its `step`; load its state before this one's."
             raise refusal(ValueError, problem, last_epoch=schedule.last_epoch, expected=self._epoch)
         return schedule
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scaler's state: a resume needs it besides the network's and the optimizer's states."""
+        """Return the scaler's state, for a resume together with the states of network and optimizer."""
         return {"scaler": self.scaler.state_dict()}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the `state_dict` of a step with a scaler of the same class, after the network's and the optimizer's."""
+        """Load a state with a scaler of the same class, after the states of network and optimizer."""
         if not isinstance(state_dict, dict) or set(state_dict) != {"scaler"}:
             problem = "`state_dict` must be a dict with the key 'scaler' alone."
             raise refusal(ValueError, problem, state_dict=state_dict)
@@ -232,7 +232,7 @@ class PipelineWithLossScale:
 
 
 def _check_effect(name: str, value: Any, default: Any, needed: str, is_on: bool) -> None:
-    """Raise ValueError if an argument was given that has no effect without another one."""
+    """Raise ValueError for an argument without effect unless another one is set."""
     if value != default and not is_on:
         problem = f"`{name}` has no effect without `{needed}`: leave it out, or set {needed}=True."
         raise refusal(ValueError, problem, **{name: value, needed: False})

@@ -1,4 +1,4 @@
-"""The processes behind a network and its optimizer, found out from what `fleet` made of both."""
+"""The groups of processes of a network and its optimizer, read from `fleet`'s wrappers."""
 
 import math
 from typing import Any, Callable, Optional
@@ -15,7 +15,7 @@ _AXES = ("data", "sharding", "pipe", "model")
 
 
 class Ranks:
-    """The groups of processes that a step's sums go over; a mode or setting that is not supported is an error."""
+    """The groups of processes to sum over in a step; unsupported modes and settings raise."""
 
     def __init__(self, network: Any, optimizer: Any) -> None:
         _paddle.checked_model(network, "network")
@@ -37,7 +37,7 @@ class Ranks:
                 raise refusal(ValueError, f"{problem}: {todo}", **{setting: True})
 
     def group(self, axis: str) -> Any:
-        """Return the group of an axis of the hybrid topology, None if this process is alone in it."""
+        """Return the group of an axis of the hybrid topology, None for a group of one process."""
         if self.hcg is None:
             return None
         group = getattr(self.hcg, f"get_{axis}_parallel_group")()
@@ -45,23 +45,23 @@ class Ranks:
 
     @property
     def data_group(self) -> Any:
-        """The processes that have the same parameters, and average their gradients."""
+        """The processes with the same parameters, which average their gradients."""
         if isinstance(self.network, paddle.DataParallel) and self.processes > 1:
             return self.network.group or dist.get_group()
         return self.group("data")
 
     @property
     def data_groups(self) -> list[Any]:
-        """The groups over which losses and tokens are summed, one after the other."""
+        """The groups to sum losses and tokens over, one after the other."""
         return [group for group in (self.data_group, self.group("sharding")) if group is not None]
 
     @property
     def data_ranks(self) -> int:
-        """The number of processes that have data of their own."""
+        """The number of processes with different data."""
         return math.prod(group.nranks for group in self.data_groups)
 
     def agree(self, flag: int, error: Optional[BaseException] = None) -> int:
-        """Return the greatest `flag` of all processes; if one does not answer, raise RuntimeError with `error`."""
+        """Return the greatest `flag` of all processes; raise RuntimeError with `error` if a process does not answer."""
         if self.processes == 1:
             return int(flag)
         greatest = paddle.to_tensor([int(flag)], dtype="int32")
@@ -70,18 +70,18 @@ class Ranks:
         except Exception as lost:
             error = error or lost
             raise RuntimeError(
-                "The processes lost each other within a training step: one of them ended, failed or was too slow. End "
-                "all of them, look for the first error, and restart from the last checkpoint. "
+                "Communication failed within a training step: a process ended, failed or was too slow. End all "
+                "processes, look for the first error, and restart from the last checkpoint. "
                 f"Received: {type(error).__name__}: {str(error)[:200]}"
             ) from error
         return greatest.item()
 
     def together(self, act: Callable[[], Any]) -> Any:
-        """Return what `act()` does; if it raises in one process, raise in all, so that none goes on alone."""
+        """Return the result of `act()`; an error in one process is raised in all."""
         return together(lambda: (act(), None), self._outcome)[0]
 
     def _outcome(self, mine: Outcome) -> list[Outcome]:
-        """Return the outcome of a block in all processes as one: a number tells it, quicker than objects."""
+        """Return one outcome for all processes, exchanged as a number, which is faster than objects."""
         error, result = mine
         failed = self.agree(0 if error is None else dist.get_rank() + 1, error)
         if error is None and failed:
@@ -90,13 +90,13 @@ class Ranks:
         return [(error, result)]
 
     def sum_of_squares(self, split: Any, whole: Any) -> Any:
-        """Return the sum over all parameters, from this process's over split ones and over whole ones."""
+        """Return the sum over all parameters, from this process's sums over split and over whole parameters."""
         both = sum_over([self.group("sharding"), self.group("pipe")], paddle.concat([split, whole]))
         return sum_over([self.group("model")], both[:1]) + both[1:]
 
     def repeated(self) -> set[int]:
-        """Return the ids of parameters, and of their slices, that another stage counts: copies of tied weights."""
-        # Paddle means to mark them, but looks for names of attributes among names of parameters (pp_layers.py:759)
+        """Return the ids of the copies of tied weights, and of their slices, which another stage counts."""
+        # Paddle tries to mark them, but compares names of attributes with names of parameters (pp_layers.py:759)
         stage = _paddle.engine_layers(self.network) if self.group("pipe") is not None else None
         copies = [
             getattr(comm["layer"], name)
@@ -109,7 +109,7 @@ class Ranks:
 
 
 def sum_over(groups: list[Any], value: Any) -> Any:
-    """Add up a Tensor, in place, over groups of processes one after the other; None is a process alone."""
+    """Sum a Tensor in place over groups of processes, one after the other; None is a group of one."""
     for group in groups:
         if group is not None:
             dist.all_reduce(value, group=group)
@@ -117,11 +117,11 @@ def sum_over(groups: list[Any], value: Any) -> Any:
 
 
 def _communicate_group(network: Any, processes: int) -> Any:
-    """Return the hybrid communicate group of a network, None without one; raise if the way is not supported."""
+    """Return the hybrid communicate group of a network or None; raise for an unsupported parallel mode."""
     received = f"Received: network of type {type(network).__name__} in {processes} process(es)"
     on = _paddle.overlaps(network)
     if on:
-        problem = "Gradients must be reduced after the overflow check: switch this off in the strategy's pp_configs."
+        problem = "Gradients must be reduced after the overflow check: disable this in the strategy's pp_configs."
         raise refusal(ValueError, problem, **dict.fromkeys(on, True))
     layers = _paddle.unwrap_model(network)
     chunks = layers.get_num_virtual_stages() if isinstance(layers, _paddle.pipeline_layer()) else 1

@@ -1,7 +1,7 @@
-"""Loss scales, so that float16 gradients neither vanish nor overflow.
+"""Loss scalers, which keep float16 gradients from vanishing and overflowing.
 
-They are plain arithmetic and run on every device: `paddle.amp.GradScaler` switches itself off on a CPU (grad_scaler.py
-of 3.3.1, line 134) and, if it is dynamic, wherever the autocast type is not float16 (line 226).
+They run on every device. `paddle.amp.GradScaler` disables itself on a CPU (grad_scaler.py of 3.3.1, line 134) and, if
+dynamic, unless the autocast type is float16 (line 226).
 """
 
 from typing import Any, Optional
@@ -16,14 +16,14 @@ from .._paddle import report_overflow
 
 __all__ = ["AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "LossScaler", "as_scaler"]
 
-_GREATEST = float(np.finfo(np.float32).max)  # a greater scale would make the loss inf from then on
-_COUNT_TO_CHANGE = 3  # increases, or decreases, of the scale that change an adaptive window
+_GREATEST = float(np.finfo(np.float32).max)  # a greater scale would make the loss inf
+_COUNT_TO_CHANGE = 3  # increases or decreases of the scale that change an adaptive window
 
 
 class LossScaler:
     """Base of the loss scalers; a subclass keeps its numbers in `_state` and changes them in `update`."""
 
-    _least = 0.0  # a scale is at least that, and above 0
+    _least = 0.0  # the lowest scale, which must also be above 0
 
     def __init__(self, loss_scale_value: Any) -> None:
         self._state: dict[str, Any] = {"loss_scale": self._checked_scale(loss_scale_value, "loss_scale_value")}
@@ -43,15 +43,15 @@ class LossScaler:
         return loss * self.get_loss_scale()
 
     def update(self, overflow: bool) -> None:
-        """Adapt the scale after a step in which a gradient of any process was not finite (`overflow`), or none was."""
+        """Adapt the scale after a step; `overflow` says whether a gradient in any process was not finite."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers that a resume needs."""
+        """Return the state for a resume."""
         return dict(self._state)
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the `state_dict` of a scaler of the same class; raise ValueError, with nothing changed, for another."""
+        """Load the state of a scaler of the same class; another state raises ValueError and changes nothing."""
         keys = list(checked_state(state_dict))
         if set(keys) != set(self._state):
             problem = f"The state must be that of a {type(self).__name__}, with {sorted(self._state)}."
@@ -62,7 +62,7 @@ class LossScaler:
 
 
 class FixedLossScaler(LossScaler):
-    """Multiply the loss by the same number in every step: for bfloat16 and float32, where 1 is enough.
+    """A constant loss scale: for bfloat16 and float32, where 1 is enough.
 
     Args:
         loss_scale_value (float): the scale, finite and above 0.
@@ -78,11 +78,11 @@ class FixedLossScaler(LossScaler):
     """
 
     def update(self, overflow: bool) -> None:
-        """Keep the scale; the step that overflowed is skipped all the same."""
+        """Keep the scale. The training step still skips an update that overflowed."""
 
 
 class DynamicLossScaler(LossScaler):
-    r"""Lower the scale when a gradient overflows, raise it when none has for a while: for float16.
+    r"""A loss scale that decreases after an overflow, and increases after a window of steps without one: for float16.
 
     .. math::
         s \leftarrow \begin{cases} \max(s / f, 1) & \text{overflow} \\ s f & w \text{ steps without one, since the
@@ -93,8 +93,8 @@ class DynamicLossScaler(LossScaler):
         scale_factor (float, optional): f, above 1.
         scale_window (int, optional): w, steps, at least 1.
 
-    Differs from MindSpore: the arguments have the defaults of Paddle's GradScaler; the scale has double precision, and
-    stays within the range of float32; a first scale below 1 is an error (an overflow would raise it to 1).
+    Differs from MindSpore: defaults are those of Paddle's GradScaler; the scale is a float64 within the range of
+    float32; a first scale below 1 is an error (an overflow would raise it to 1).
 
     Examples:
         >>> from paddle_ldopt import DynamicLossScaler
@@ -120,11 +120,11 @@ class DynamicLossScaler(LossScaler):
 
     @property
     def scale_window(self) -> int:
-        """Steps without an overflow after which the scale is raised."""
+        """Steps without an overflow before the scale increases."""
         return self._first_window
 
     def update(self, overflow: bool) -> None:
-        """Lower the scale after an overflow, raise it after `scale_window` steps without one."""
+        """Decrease the scale after an overflow, increase it after `scale_window` steps without one."""
         state = self._state
         if overflow:
             state["loss_scale"] = max(state["loss_scale"] / self._factor, 1.0)
@@ -139,15 +139,15 @@ class DynamicLossScaler(LossScaler):
                 self._adapt(raised=True)
 
     def _adapt(self, raised: bool) -> None:
-        """Adapt the window after the scale was raised or lowered."""
+        """Adapt the window after a change of the scale."""
 
 
 class AdaptiveLossScaler(DynamicLossScaler):
-    """Scale like `DynamicLossScaler`, with a window that adapts too: quick to find a scale, then slow to disturb it.
+    """`DynamicLossScaler` with an adaptive window: fast to find a scale, then slow to change it.
 
-    The window is one of a list from `min_scale_window` to `max_scale_window`. It goes up one place after each three
-    increases of the scale. After three decreases with no increase between them it goes to 1, unless it is the first of
-    the list; from 1 it goes up to the first.
+    The window is in a list from `min_scale_window` to `max_scale_window`. After three increases of the scale it moves
+    to the next entry. After three decreases without an increase in between it becomes 1, unless it is the first entry.
+    From 1 it moves to the first entry.
 
     Args:
         loss_scale_value, scale_factor (float, optional): as in `DynamicLossScaler`.
@@ -155,9 +155,9 @@ class AdaptiveLossScaler(DynamicLossScaler):
         max_scale_window (int, optional): the last window of the list.
         min_scale_window (int, optional): the first window of the list, at least 1.
 
-    Differs from MindFormers: a `scale_window` that is not in the list is an error, not a warning; no window of the list
-    is below `min_scale_window`, as documented there (its code has 0 in the list of 20 to 150); defaults and precision
-    as in `DynamicLossScaler`.
+    Differs from MindFormers: a `scale_window` outside the list is an error, not a warning; no window is below
+    `min_scale_window`, as documented there (its code has 0 in the list of 20 to 150); defaults and precision are those
+    of `DynamicLossScaler`.
 
     Examples:
         >>> from paddle_ldopt import AdaptiveLossScaler
@@ -198,7 +198,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
 
     @property
     def scale_window(self) -> int:
-        """Steps without an overflow after which the scale is raised."""
+        """Steps without an overflow before the scale increases."""
         index = self._state["window_index"]
         return 1 if index < 0 else self.windows[index]
 
@@ -223,7 +223,7 @@ class AdaptiveLossScaler(DynamicLossScaler):
 
 
 def _windows(low: int, high: int) -> list[int]:
-    """Return MindFormers' list: halves down to 100 in hundreds, then 50, then down by half of `low`."""
+    """Return MindFormers' list: halves in hundreds down to 100, then 50, then steps of half of `low`."""
     windows = [float(high)]
     while windows[-1] > low:
         window = windows[-1]
@@ -238,11 +238,11 @@ def _windows(low: int, high: int) -> list[int]:
 
 
 class _PaddleLossScaler(LossScaler):
-    """Paddle's own GradScaler, told of an overflow instead of looking for one."""
+    """Paddle's GradScaler, which is told of overflows and does not look for them."""
 
     def __init__(self, scaler: Any) -> None:
         if not scaler.is_enable():
-            problem = "`scale_sense` must be enabled, which Paddle's GradScaler is not on a CPU: use DynamicLossScaler."
+            problem = "`scale_sense` must be enabled. On a CPU, Paddle's GradScaler is disabled: use DynamicLossScaler."
             raise ValueError(f"{problem} Received: scale_sense=GradScaler(enable=False)")
         self._scaler = scaler
 
@@ -261,7 +261,7 @@ class _PaddleLossScaler(LossScaler):
 
 
 def as_scaler(scale_sense: Any) -> LossScaler:
-    """Return a loss scaler or GradScaler as a loss scaler; a number, or a Tensor of shape [] or [1], is fixed."""
+    """Return a loss scaler or GradScaler as a `LossScaler`; a number or Tensor of shape [] or [1] is fixed."""
     if isinstance(scale_sense, LossScaler):
         return scale_sense
     if isinstance(scale_sense, AmpScaler):

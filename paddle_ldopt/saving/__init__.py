@@ -1,4 +1,4 @@
-"""Files of an optimizer's state that run no code; `docs/checkpoints.md` describes them byte by byte."""
+"""Files of an optimizer's state, read without running code; `docs/checkpoints.md` specifies the format."""
 
 from .report import LoadReport
 from .save_load import load_optimizer, save_optimizer

@@ -1,4 +1,4 @@
-"""States of schedules and loss scalers as JSON: plain values, small arrays, numbers that JSON does not have."""
+"""States of schedules and loss scalers as JSON, with small arrays, NaN and infinities."""
 
 import collections
 import math
@@ -15,7 +15,7 @@ _LISTS = (list, tuple, collections.deque)
 
 
 def to_json(value: Any, where: str) -> Any:
-    """Return a value as JSON can hold it, for `from_json`; raise ValueError, which names `where`, for an object."""
+    """Return a value for JSON and `from_json`; raise ValueError, naming `where`, for other objects."""
     if isinstance(value, paddle.Tensor):
         value = value.numpy()
     if isinstance(value, np.generic):
@@ -36,7 +36,7 @@ def to_json(value: Any, where: str) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return what `to_json` was given, tuples as lists; raise TypeError or KeyError if it cannot have been."""
+    """Return the value that `to_json` was given, tuples as lists; raise TypeError or KeyError for anything else."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):
@@ -52,7 +52,7 @@ def from_json(value: Any) -> Any:
 
 
 def check_like(there: Any, here: Any, where: str, may_be_none: tuple[str, ...] = ()) -> None:
-    """Raise ValueError unless a state that was read is made like the one here; for None there may be a number."""
+    """Raise ValueError unless a loaded state has the structure of the present one; None may become a number."""
     if isinstance(here, dict) and isinstance(there, dict):
         if set(there) != set(here):
             raise refusal(ValueError, f"{where} must have {sorted(here)}.", keys=sorted(there))
@@ -64,18 +64,18 @@ def check_like(there: Any, here: Any, where: str, may_be_none: tuple[str, ...] =
     if _kind(there) not in kinds:
         raise ValueError(f"{where} must be {' or '.join(kinds)}. Received: {_kind(there)}")
     if kinds == ("a list",):
-        for i, item in enumerate(there):  # of one kind, if there are not as many here: numbers, if there are none
+        for i, item in enumerate(there):  # a longer list repeats the first kind; an empty one takes numbers
             check_like(item, here[i] if i < len(here) else here[0] if here else 0.0, f"{where}[{i}]")
 
 
 def check_part(part: Any, state: Any, where: str) -> None:
-    """Raise ValueError unless a state is of the same make as that of the schedule or loss scaler `part`."""
-    may_be_none = ("best",) if isinstance(part, ReduceOnPlateau) else ()  # before its first metric
+    """Raise ValueError unless a state has the structure of the state of the schedule or loss scaler `part`."""
+    may_be_none = ("best",) if isinstance(part, ReduceOnPlateau) else ()  # None before the first metric
     check_like(state, part.state_dict(), where, may_be_none)
 
 
 def set_parts(parts: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Load the states of [(schedule or loss scaler, state)], all or none; return the same with the previous states."""
+    """Load the states in [(schedule or loss scaler, state)], all or none; return the previous states likewise."""
     before = [(part, part.state_dict()) for part, _ in parts]
     try:
         for part, state in parts:
@@ -88,7 +88,7 @@ def set_parts(parts: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def _set(part: Any, state: Any) -> None:
-    if state:  # Paddle's GradScaler refuses the empty state of one that is switched off
+    if state:  # Paddle's GradScaler refuses the empty state of a disabled scaler
         (getattr(part, "set_state_dict", None) or part.load_state_dict)(state)
 
 

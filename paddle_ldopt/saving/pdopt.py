@@ -1,7 +1,7 @@
-"""Paddle's ``.pdopt`` without `paddle.load`, which runs any code that the pickle in it asks for.
+"""Reads Paddle's ``.pdopt`` without `paddle.load`, which would run any code in the pickle.
 
-The interpreter here knows the operations of plain containers and arrays, and the few names that Paddle's and NumPy's
-arrays need. Each of them has a stand-in, so nothing in a file reaches a function of NumPy or Python that parses bytes.
+The unpickler here allows plain containers and arrays only. It replaces the few functions that arrays need with its own,
+so no file reaches a function of NumPy or Python that parses bytes.
 """
 
 import io
@@ -17,8 +17,8 @@ from .._messages import quoted, refusal, shown
 from .._paddle import parameters_of, prefixed
 from .state import MASTER, States
 
-_COUNTED = re.compile(r"(_fp32_master)_\d+(?=_)|_\d+$")  # Paddle numbers what one process has several of
-_OPERATIONS = re.findall(  # of the last four, only what `_Reader` lets through
+_COUNTED = re.compile(r"(_fp32_master)_\d+(?=_)|_\d+$")  # Paddle numbers the copies in a process
+_OPERATIONS = re.findall(  # `_Reader` restricts the last four
     r"\w+",
     """PROTO FRAME STOP MARK POP POP_MARK MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET
     NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT
@@ -31,7 +31,7 @@ _TYPES = {**_FLOATS, "i4": "int32", "i8": "int64", "b1": "bool"}
 
 
 class _Type:
-    """Stands for `numpy.dtype`."""
+    """Replaces `numpy.dtype`."""
 
     def __init__(self, code: str, align: bool = False, copy: bool = True) -> None:
         if code not in _TYPES:
@@ -44,14 +44,14 @@ class _Type:
 
 
 class _Array:
-    """Stands for an array."""
+    """Replaces `numpy.ndarray`."""
 
     values: Any
 
     def build(self, state: Any) -> None:
         _, shape, dtype, by_columns, data = state
         if type(dtype) is not _Type or type(data) is not bytes or type(shape) is not tuple:
-            raise ValueError("an array that is put together in another way")
+            raise ValueError("an array of another structure")
         whole = all(type(n) is int and n >= 0 for n in shape)
         if not whole or math.prod(shape) * np.dtype(dtype.code).itemsize != len(data):
             raise ValueError(f"an array of shape {shape} in {len(data)} bytes")
@@ -64,14 +64,14 @@ def _new_array(kind: Any, shape: Any, code: Any) -> _Array:
 
 
 def _number(dtype: Any, data: Any) -> Any:
-    """Stand for `numpy.core.multiarray.scalar`."""
+    """Replace `numpy.core.multiarray.scalar`."""
     array = _Array()
     array.build((1, (), dtype, False, data))
     return array.values.item()
 
 
 def _bytes(text: str, encoding: str) -> bytes:
-    """Stand for `_codecs.encode`, as protocol 2 writes bytes."""
+    """Replace `_codecs.encode`, by which protocol 2 writes bytes."""
     if encoding != "latin1":
         raise ValueError(f"bytes in {shown(encoding)}")
     return text.encode("latin1")
@@ -81,7 +81,7 @@ _KNOWN = {
     **{(module, "tuple"): tuple for module in ("builtins", "__builtin__")},
     ("_codecs", "encode"): _bytes,
     ("numpy", "dtype"): _Type,
-    ("numpy", "ndarray"): None,  # is only ever named
+    ("numpy", "ndarray"): None,  # never called
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _new_array for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _number for core in ("core", "_core")},
 }
@@ -89,7 +89,7 @@ _Interpreter: Any = vars(pickle)["_Unpickler"]  # Python's own, written in Pytho
 
 
 class _Reader(_Interpreter):
-    """Reads a pickle of plain containers and arrays; all else is a ValueError."""
+    """Unpickles plain containers and arrays; anything else is a ValueError."""
 
     dispatch = {code: _Interpreter.dispatch[code] for code in (getattr(pickle, name)[0] for name in _OPERATIONS)}
 
@@ -99,23 +99,23 @@ class _Reader(_Interpreter):
         return _KNOWN[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
-        raise ValueError("it asks for an object outside")
+        raise ValueError("it asks for a persistent object")
 
     def load_reduce(self) -> None:
         function = self.stack[-2]
         if not any(function is known for known in _KNOWN.values()) or type(self.stack[-1]) is not tuple:
-            raise ValueError("it calls what is no array")
+            raise ValueError("it calls a function other than those of arrays")
         self.stack[-2:] = [function(*self.stack[-1])]
 
     def load_build(self) -> None:
         state = self.stack.pop()
         if type(self.stack[-1]) not in (_Type, _Array) or type(state) is not tuple:
-            raise ValueError("it changes what is no array")
+            raise ValueError("it changes an object other than an array")
         self.stack[-1].build(state)
 
     def _check_keys(self, keys: list[Any]) -> None:
         if not all(type(key) is str for key in keys):
-            raise ValueError("a key that is no text")
+            raise ValueError("a key other than text")
 
     def load_setitem(self) -> None:
         self._check_keys(self.stack[-2:-1])
@@ -132,11 +132,11 @@ class _Reader(_Interpreter):
 
 
 def read_pdopt(path: str, optimizer: Any) -> tuple[States, Any]:
-    """Return the state in a ``.pdopt`` for an optimizer's parameters, and its schedule's state, None without one."""
+    """Return the states of an optimizer's parameters in a ``.pdopt``, and its schedule's state or None."""
     found = _unpickled(path)
     masters = {name: _array(value) for name, value in found.pop("master_weights", {}).items()}
     schedule = found.pop("LR_Scheduler", None)
-    found.pop("StructuredToParameterName@@", None)  # where there are no masters: what Paddle calls the state itself
+    found.pop("StructuredToParameterName@@", None)  # Paddle's names of the state, without masters
     if not (schedule is None or _is_plain(schedule)):
         raise refusal(ValueError, "The schedule's state must be numbers.", path=path)
     states: States = {}
@@ -155,8 +155,8 @@ def read_pdopt(path: str, optimizer: Any) -> tuple[States, Any]:
             states[param.name] = held
     left = [*found, *masters]
     if left:
-        problem = "The file names no parameters or states of this optimizer. Paddle's names depend on what was built"
-        todo = "before in the process: build model and optimizer as the program that saved, first of all."
+        problem = "The file names no parameters or states of this optimizer. Paddle's names depend on the objects built"
+        todo = "before in the process: build model and optimizer first, as in the program that saved the file."
         raise ValueError(f"{problem} {todo} Received: {quoted(left)} ({len(left)} of them)")
     return states, schedule
 
@@ -168,17 +168,17 @@ def _unpickled(path: str) -> dict[str, Any]:
         stream = io.BytesIO(data)
         found = _Reader(stream).load()
         if stream.read(1):
-            raise ValueError("there is more behind its end")
+            raise ValueError("there are bytes after its end")
         if type(found) is not dict or type(found.get("master_weights", {})) is not dict:
             raise ValueError("it is no dict")
     except Exception as error:  # damaged pickles fail in every way
-        problem = f"The file is no plain .pdopt: {type(error).__name__}: {str(error)[:200]}. Nothing of it was run."
+        problem = f"The file is no plain .pdopt: {type(error).__name__}: {str(error)[:200]}. No code in it was run."
         raise refusal(ValueError, problem, path=path, bytes=len(data)) from None
     return found
 
 
 def _array(value: Any) -> tuple[str, Any]:
-    """Return (dtype, values) of an array, or of a (name, array) as Paddle writes some Tensors."""
+    """Return (dtype, values) of an array or, as Paddle writes some Tensors, of (name, array)."""
     if type(value) is tuple and len(value) == 2:
         value = value[1]
     if type(value) is not _Array or not hasattr(value, "values"):
@@ -187,7 +187,7 @@ def _array(value: Any) -> tuple[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value is made of numbers, text, lists and dicts only, and does not hold itself."""
+    """Return whether a value has only numbers, text, lists and dicts, and does not contain itself."""
     seen, waiting = 0, [value]
     while waiting and seen < 10_000:
         value, seen = waiting.pop(), seen + 1

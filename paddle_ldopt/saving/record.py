@@ -1,4 +1,4 @@
-"""The record: what an optimizer was built with and for, as a file keeps it, and how two records differ."""
+"""The record of an optimizer in a file: options, rates, parameters; and the differences between two records."""
 
 import dataclasses
 import inspect
@@ -20,13 +20,13 @@ from ..version import __version__
 from .json_state import to_json
 
 Record = dict[str, Any]
-ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # the value of a setting that one side lacks
+ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # value of a missing setting
 # names for `changed` beside the optimizer's own options
 _NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learning_rate", "schedule")
 
 
 def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[Any]] = None) -> Record:
-    """Return the record of an optimizer, for JSON; `names` gives the name in the file for each ``param.name``."""
+    """Return the record of an optimizer, for JSON; `names` is ``param.name`` -> name in the file."""
     options: list[Any] = []
     parameters, layers = {}, layers_of(optimizer)
     for param in parameters_of(optimizer) if params is None else params:
@@ -44,7 +44,7 @@ def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[An
         }
     rate = rate_source(optimizer)
     schedule = rate if isinstance(rate, LRScheduler) else None
-    lambs = getattr(optimizer, "rate_function", None)  # Lamb's, whose rate of now is no argument
+    lambs = getattr(optimizer, "rate_function", None)  # Lamb's: its present rate is no argument
     return {
         "optimizer": type(optimizer).__name__,
         "arguments": {name: _plain(value) for name, value in optimizer.fixed_options().items()},
@@ -63,14 +63,14 @@ def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[An
 
 
 def _ratio(optimizer: Any, param: Any) -> Any:
-    """Return the ratio of a parameter, as JSON holds it; of a decay that moves those of its start and its end."""
+    """Return the ratio of a parameter for JSON; for a moving decay, the ratios at its start and end."""
     if moves(optimizer.ratio_of):
         return [_plain(optimizer.ratio_of.at(progress)(param)) for progress in (0.0, 1.0)]
     return _plain(optimizer.layerwise_ratio(param))
 
 
 def _index(options: list[Any], own: Any) -> int:
-    """Return the index of `own` in `options`, and append it if it is not there."""
+    """Return the index of `own` in `options`; append it if missing."""
     if own not in options:
         options.append(own)
     return options.index(own)
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
 
 
 def _layerwise(optimizer: Any) -> Record:
-    """Return the decay of the rates, and whether the ratios stay constant: those of other people's hooks may not."""
+    """Return the decay, and whether the ratios are constant; those of a user's hook may not be."""
     decay, ratio_of = optimizer.layerwise_decay, optimizer.ratio_of
     documented = optimizer.set_param_lr_fun is layerwise_lr_decay
     constant = ratio_of is None or isinstance(ratio_of, LayerRatios) or documented
@@ -95,20 +95,25 @@ def _layerwise(optimizer: Any) -> Record:
 
 
 def _schedule(schedule: Any) -> Record:
-    """Return the class of a schedule and the arguments that it keeps: unlike its state they stay what they are."""
+    """Return the class of a schedule and the arguments that it keeps; unlike its state, they never change."""
     names = [*inspect.signature(type(schedule)).parameters, "base_lr"]
     kept = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
-    named = {"rule" if name == "curve" else name: value for name, value in kept.items()}  # as files have always had it
+    named = {"rule" if name == "curve" else name: value for name, value in kept.items()}  # the name in files
     arguments = {name: _argument(value) for name, value in named.items() if name not in ("last_epoch", "verbose")}
-    name = type(schedule).__name__
-    return {"class": "RuleSchedule" if name == "CurveSchedule" else name, **arguments}  # its name in all files
+    return {"class": _class(schedule), **arguments}
+
+
+def _class(value: Any) -> str:
+    """Return the name of a class in files; two classes keep their first name there."""
+    name = type(value).__name__
+    return {"CurveSchedule": "RuleSchedule", "Constant": "Warmup"}.get(name, name)
 
 
 def _argument(value: Any) -> Any:
     if isinstance(value, LRScheduler):  # of `LinearWarmup`
         return _schedule(value)
     if _is_dataclass(value):  # the curve of a `CurveSchedule`
-        return {"class": type(value).__name__, **{name: _plain(v) for name, v in dataclasses.asdict(value).items()}}
+        return {"class": _class(value), **{name: _plain(v) for name, v in dataclasses.asdict(value).items()}}
     return _plain(value)
 
 
@@ -125,7 +130,7 @@ def _clip(clip: Any) -> Optional[Record]:
 
 
 def merged(records: Sequence[Record]) -> Record:
-    """Return the record of all parameters, from those of the processes that have some each."""
+    """Return the record of all parameters, from the records of all processes."""
     options: list[Any] = []
     parameters = {}
     for record in records:
@@ -135,9 +140,9 @@ def merged(records: Sequence[Record]) -> Record:
 
 
 def differences(there: Record, here: Record) -> Record:
-    """Return {setting: {where: (value there, value here)}} of all differences.
+    """Return the differences as {setting: {where: (value there, value here)}}.
 
-    Both are {setting: {where it holds: value}}, of the file and of now; settings not in `here` are not compared.
+    Both arguments are {setting: {where: value}}, in the file and at present; settings missing in `here` are skipped.
     """
     found: Record = {}
     for setting, now in here.items():
@@ -150,7 +155,7 @@ def differences(there: Record, here: Record) -> Record:
 
 
 def check_same(there: Record, here: Record, changed: Collection[str] = ()) -> None:
-    """Raise ValueError if a file's record differs from the one here, unless in the options that `changed` names."""
+    """Raise ValueError if a file's record differs from the present one, except in the options in `changed`."""
     if there["optimizer"] != here["optimizer"]:
         problem = f"The saved state is of {there['optimizer']}: resume with the same class."
         raise ValueError(f"{problem} Received: optimizer of type {here['optimizer']}")
@@ -165,7 +170,7 @@ def check_same(there: Record, here: Record, changed: Collection[str] = ()) -> No
     first = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
     if first:
         said = [_said(value, where, was, now) for (value, where), (was, now) in first.values()]
-        problem = f"The saved optimizer has other options. If that is meant, give changed={sorted(first)}."
+        problem = f"The saved optimizer has other options. If this is intended, give changed={sorted(first)}."
         raise ValueError(f"{problem} Received: {', '.join(said)}")
 
 
@@ -177,12 +182,12 @@ def _check_parameters(there: Record, here: Record) -> None:
     for name, now in here.items():
         was = there[name]
         if (was["shape"], was["dtype"]) != (now["shape"], now["dtype"]):
-            problem = f"The saved '{name}' is another: build the same model."
+            problem = f"The saved '{name}' has another type or shape: build the same model."
             raise ValueError(f"{problem} Received: {now['dtype']} {now['shape']}, not {was['dtype']} {was['shape']}")
 
 
 def _settings(record: Record, constant: bool) -> Record:
-    """Return name for `changed` -> (name of the value, where it holds) -> value."""
+    """Return name for `changed` -> (name of the value, where) -> value."""
     whole = {**record["arguments"], **{name: record[name] for name in ("learning_rate", "schedule", "grad_clip")}}
     out: Record = {name: {(name, "the optimizer"): value} for name, value in whole.items()}
     if "moves_over" in record["layerwise"]:
@@ -198,7 +203,7 @@ def _settings(record: Record, constant: bool) -> Record:
 
 
 def _said(value: str, where: str, was: Any, now: Any) -> str:
-    """Say how a value differs; of two dicts, such as schedules, the entries that do."""
+    """Describe how a value differs; for two dicts, such as schedules, only the differing entries."""
     if isinstance(was, dict) and isinstance(now, dict):
         pairs = (was, now), (now, was)
         was, now = ({k: v for k, v in one.items() if other.get(k, ABSENT) != v} for one, other in pairs)

@@ -1,4 +1,4 @@
-"""What was loaded, as a table."""
+"""The report of a load, printed as a table."""
 
 import dataclasses
 from typing import Optional
@@ -6,14 +6,14 @@ from typing import Optional
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """The parameters that a file had state for; printed, it is a table.
+    """The parameters that got state from a file; printed, it is a table.
 
     Args:
         source (str): the file, or another source.
-        step (int|None): the steps taken by then, if known.
+        step (int|None): the steps taken, if known.
         matched (tuple[tuple[str, str], ...]): (name in the file, name in the model) of the parameters with state.
-        missing (tuple[str, ...]): parameters of the model without state in the file: they start from the beginning.
-        unexpected (tuple[str, ...]): names in the file that were not used.
+        missing (tuple[str, ...]): parameters of the model without state in the file; they start anew.
+        unexpected (tuple[str, ...]): unused names in the file.
         transposed (tuple[str, ...]): parameters of the model whose state was transposed.
 
     Examples:

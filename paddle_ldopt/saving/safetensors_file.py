@@ -1,7 +1,7 @@
-"""The file of `save_optimizer`: safetensors with a record of ours in its metadata and a checksum over all of it.
+"""The file of `save_optimizer`: safetensors with our record in the metadata, and a checksum of the whole file.
 
-The library of safetensors reads the tensors. The header is ours: the library takes a key twice, writes metadata in any
-order, and knows no checksum.
+The safetensors library reads the tensors. We read and write the header: the library accepts duplicate keys, writes
+metadata in any order, and has no checksum.
 """
 
 import hashlib
@@ -17,24 +17,24 @@ import safetensors
 from .._files import checked_path, opened, strict_json, write_file
 from .._messages import refusal
 
-Arrays = dict[str, tuple[str, Any]]  # name -> (dtype, values); those of "bfloat16" are its bits as uint16
+Arrays = dict[str, tuple[str, Any]]  # name -> (dtype, values); "bfloat16" as its bits in uint16
 FORMAT, VERSION = "paddle_ldopt.optimizer", "1"
-MAX_HEADER = 100_000_000  # bytes, the limit of safetensors itself: some 170,000 parameters with state
+MAX_HEADER = 100_000_000  # bytes, the limit of safetensors: about 170,000 parameters with state
 _UNSUMMED = b'"sha256":"' + b"0" * 64 + b'"'
-_SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within a string, the quotes would have backslashes
+_SUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # inside a JSON string, the quotes would be escaped
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _DTYPES = {**_FLOATS, "I64": "int64", "I32": "int32", "BOOL": "bool"}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
 def write_record(path: str, arrays: Arrays, record: dict[str, Any]) -> None:
-    """Write a file: completely and to the disk, or not at all."""
+    """Write a file completely and to the disk, or not at all."""
     header: dict[str, Any] = {
         "__metadata__": {"format": FORMAT, "version": VERSION, "sha256": "0" * 64, "record": _dumps(record)}
     }
     values: list[Any] = []
     end = 0
-    for name in sorted(arrays, key=lambda name: (-arrays[name][1].itemsize, name)):  # the widest first: all aligned
+    for name in sorted(arrays, key=lambda name: (-arrays[name][1].itemsize, name)):  # widest first, for alignment
         dtype, array = arrays[name]
         begin, end = end, end + array.nbytes
         header[name] = {"dtype": _CODES[dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
@@ -42,8 +42,8 @@ def write_record(path: str, arrays: Arrays, record: dict[str, Any]) -> None:
     head = _dumps(header).encode()
     head += b" " * (-len(head) % 8)
     if len(head) > MAX_HEADER:
-        problem = f"The names and shapes of so many tensors are more than the {MAX_HEADER} bytes that safetensors reads"
-        todo = "`paddle.save(optimizer.state_dict(), 'name.pdopt')` has no limit, and `load_optimizer` reads it too."
+        problem = f"The names and shapes of the tensors exceed the {MAX_HEADER} bytes that safetensors reads"
+        todo = "use `paddle.save(optimizer.state_dict(), 'name.pdopt')`, which `load_optimizer` also reads."
         raise refusal(ValueError, f"{problem}: {todo}", path=path, tensors=len(arrays), header=len(head))
     length = struct.pack("<Q", len(head))
     head = head.replace(_UNSUMMED, _UNSUMMED.replace(b"0" * 64, _checksum(length, head, *values).encode()))
@@ -62,7 +62,7 @@ def _checksum(*parts: Any) -> str:
 
 
 def read_record(path: Any) -> tuple[dict[str, Any], Arrays]:
-    """Return the record and the tensors of a file of `write_record`; raise ValueError if it is not, or was changed."""
+    """Return record and tensors of a file of `write_record`; raise ValueError if it is another or a changed file."""
     path = checked_path(path)
     metadata, data = _read(path)
     found = metadata.get("format")
@@ -70,7 +70,7 @@ def read_record(path: Any) -> tuple[dict[str, Any], Arrays]:
         problem = "The file was not written by `save_optimizer`: use `convert_torch_optimizer` for a file of PyTorch."
         raise refusal(ValueError, problem, path=path, format=found)
     if metadata.get("version") != VERSION:
-        problem = f"The file has another format than {VERSION}: use the paddle_ldopt that wrote it, or a later one."
+        problem = f"The file is not of format {VERSION}: use the paddle_ldopt that wrote it, or a later one."
         raise refusal(ValueError, problem, path=path, version=metadata.get("version"))
     begin = 8 + struct.unpack("<Q", data[:8])[0]
     checksum = _checksum(data[:8], _SUM.sub(_UNSUMMED, data[8:begin]), memoryview(data)[begin:])
@@ -91,13 +91,13 @@ def read_tensors(path: Any) -> Arrays:
 
 
 def _read(path: str) -> tuple[dict[str, str], bytes]:
-    """Return the metadata and all bytes of a safetensors file whose size is what its header says."""
+    """Return the metadata and all bytes of a safetensors file; raise ValueError if size and header disagree."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 2 <= length <= min(MAX_HEADER, size - 8):
-            problem = "The file is no safetensors file, or is cut short."
+            problem = "The file is truncated or no safetensors file."
             raise refusal(ValueError, problem, path=path, bytes=size, header=length)
         head = file.read(length)
         try:
@@ -105,12 +105,12 @@ def _read(path: str) -> tuple[dict[str, str], bytes]:
             metadata = header.pop("__metadata__", {})
             end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
             if not all(isinstance(value, str) for value in metadata.values()):
-                raise ValueError("metadata that is no text")
+                raise ValueError("metadata other than text")
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
             problem = f"The header of the file cannot be read: {type(error).__name__}: {str(error)[:200]}."
             raise refusal(ValueError, problem, path=path) from None
         if 8 + length + end != size:
-            problem = f"The file is cut short, or has more in it than the {8 + length + end} bytes its header says."
+            problem = f"The file must have the {8 + length + end} bytes of its header."
             raise refusal(ValueError, problem, path=path, bytes=size)
         return metadata, prefix + head + file.read(end)
 
@@ -124,7 +124,7 @@ def _arrays(path: str, data: bytes) -> Arrays:
     for name, tensor in tensors:
         dtype = _DTYPES.get(tensor["dtype"])
         if dtype is None:
-            problem = "An optimizer's state has no such type."
+            problem = "The file has a tensor of an unsupported type."
             raise refusal(ValueError, problem, path=path, tensor=name, dtype=tensor["dtype"])
         plain = "uint16" if dtype == "bfloat16" else dtype
         arrays[name] = dtype, np.frombuffer(tensor["data"], plain).reshape(tensor["shape"])

@@ -29,33 +29,34 @@ from .state import (
 
 __all__ = ["load_optimizer", "save_optimizer"]
 
-_PDOPT = ".pdopt"  # the end of the name of a file of Paddle's own
+_PDOPT = ".pdopt"  # extension of Paddle's own files
 
 
 def save_optimizer(
     path: Any, optimizer: Any, model: Any = None, *, scaler: Any = None, step: Optional[int] = None
 ) -> None:
-    """Save all of an optimizer's state in a safetensors file, which can be read without running any code.
+    """Save an optimizer's state in a safetensors file, which can be read without running code.
 
-    The file has the state, float32 masters, the states of an `LRScheduler` and a loss scaler, and the options, for
-    `load_optimizer` to compare. It is complete and on the disk when this returns, or as it was before. A parameter has
-    its name in `model`, or in the `layers` or `name_dict` that the optimizer was built with; without either Paddle's
-    name (``linear_0.w_0``), which depends on what was built before in the process.
+    The file has the state, float32 masters, the states of the `LRScheduler` and the loss scaler, and the options, which
+    `load_optimizer` compares. The file is written completely and to the disk, or not at all. Parameters are named as in
+    `model`, or as in the `layers` or `name_dict` of the optimizer. Without these the file has Paddle's names
+    (``linear_0.w_0``), which depend on the objects built before in the process.
 
     Args:
-        path (str|os.PathLike): the file, ".safetensors" by custom. Not a link.
-        optimizer (Optimizer): one of this package's, in any wrapper that leaves it whole: data parallel (one process
-            saves) and pipeline stages (each saves its own file).
+        path (str|os.PathLike): the file, usually ".safetensors". Not a link.
+        optimizer (Optimizer): one of this package's, wrapped or not, with its whole state in this process: in data
+            parallel, one process saves; with pipeline stages, each saves its own file.
         model (paddle.nn.Layer, optional): the model it trains; may be wrapped by `paddle.DataParallel`.
-        scaler (object, optional): a loss scaler with ``state_dict()``: this package's, `paddle.amp.GradScaler`.
-        step (int, optional): the steps taken, for `load_optimizer` to return. None: those that the optimizer counts.
+        scaler (object, optional): a loss scaler with ``state_dict()``: this package's or `paddle.amp.GradScaler`.
+        step (int, optional): the steps taken, which `load_optimizer` returns; by default the optimizer's own count.
 
     Raises:
         TypeError, ValueError, OSError: a wrong type; a parameter without a name; a state spread over processes (use
-            `paddle_ldopt.parallel.save_checkpoint`); a `path` that is not of a regular file, cannot be written or ends
-            in ".pdopt"; more than some 170,000 parameters. A previous file is unchanged.
+            `paddle_ldopt.parallel.save_checkpoint`); a `path` that is no regular file, cannot be written or ends in
+            ".pdopt"; more than about 170,000 parameters. A previous file is unchanged.
 
-    Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, a checksum, the model's names, the options.
+    Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, but a checksum, the model's names and the
+    options.
 
     Examples:
         >>> import os, tempfile
@@ -72,7 +73,7 @@ def save_optimizer(
     inner = checked_optimizer(optimizer)
     path = checked_path(path)
     if path.endswith(_PDOPT):
-        problem = "`load_optimizer` would take it for Paddle's own, by its name: end it in .safetensors."
+        problem = "`load_optimizer` would take it for one of Paddle's own files: use the extension .safetensors."
         raise refusal(ValueError, problem, path=path)
     step = None if step is None else checked_int(step, "step")
     _check_scaler(scaler)
@@ -92,28 +93,28 @@ def save_optimizer(
 def load_optimizer(
     path: Any, optimizer: Any, model: Any = None, *, scaler: Any = None, changed: Iterable[str] = ()
 ) -> LoadReport:
-    """Load a file of `save_optimizer`, or Paddle's ``.pdopt``, into an optimizer: all of it or nothing.
+    """Load a file of `save_optimizer`, or Paddle's ``.pdopt``, into an optimizer, completely or not at all.
 
-    The run goes on bit for bit. Load the model's parameters first: masters that are not in the file are made of them.
-    A file whose name ends in ".pdopt" must be one of ``paddle.save(optimizer.state_dict(), path)``: it has Paddle's
-    names and no options. The interpreter that reads this pickle knows arrays and plain containers only, no code.
+    The resumed run equals an uninterrupted one bit for bit. Load the model's parameters first: missing masters are
+    copied from them. A ".pdopt" must come from ``paddle.save(optimizer.state_dict(), path)``; it has Paddle's names and
+    no options. Reading this pickle runs no code: only arrays and plain containers are allowed in it.
 
     Args:
         path (str|os.PathLike): the file. Not a link.
         optimizer (Optimizer): of the same class, for the same parameters.
         model (paddle.nn.Layer, optional): the model it trains, for the names, as in `save_optimizer`.
-        scaler (object, optional): loss scaler to load the saved one's state into; required if one was saved.
-        changed (Iterable[str]): settings that may differ from the file's and keep their value here: names of options
-            ("weight_decay", "beta1", ...), "learning_rate" (the number), "schedule" (a schedule of the same class goes
-            on from the step of the file), "layerwise_decay" (all ratios), "apply_decay_param_fun", "grad_clip".
+        scaler (object, optional): loss scaler to load; required if one was saved.
+        changed (Iterable[str]): settings that may differ from the file and keep their present value: names of options
+            ("weight_decay", "beta1", ...), "learning_rate" (the number), "schedule" (a schedule of the same class
+            continues from the step in the file), "layerwise_decay" (all ratios), "apply_decay_param_fun", "grad_clip".
 
     Returns:
-        LoadReport: the step, and the parameters that have state. Printed, it is a table.
+        LoadReport: the step, and the parameters with state. Printed, it is a table.
 
     Raises:
         TypeError, ValueError, OSError: an unreadable, damaged or unknown file; another model, class or options (unless
-            `changed` names it); an unknown name in `changed`; a `scaler` without a saved one, or none with it. Nothing
-            is changed by then.
+            in `changed`); an unknown name in `changed`; a `scaler` but none in the file, or the reverse. The optimizer
+            is unchanged.
 
     Examples:
         >>> import os, tempfile
@@ -145,7 +146,12 @@ def load_optimizer(
         names, structured = structured_names(inner, model)
         try:
             saved = _from_record(record, arrays, inner, names, structured, changed)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:  # signed, but not written by us
+        except (
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+        ) as error:  # the checksum is right, the content is not ours
             problem = f"The file's record is not what `save_optimizer` writes: {error!r}."
             raise refusal(ValueError, problem, path=path) from error
     _fit_counts(inner, saved.states)
@@ -164,8 +170,8 @@ class _Saved(NamedTuple):
     names: dict[str, str]  # param.name -> name in the file
     states: States
     step: Optional[int] = None
-    schedule: Any = None  # state of the schedule, None if it is not to be loaded
-    scaler: Any = None  # state of the scaler, None if there is none
+    schedule: Any = None  # state of the schedule to load
+    scaler: Any = None  # state of the scaler to load
 
 
 def _from_pdopt(path: Any, optimizer: Any, other_schedule: bool) -> _Saved:
@@ -174,7 +180,7 @@ def _from_pdopt(path: Any, optimizer: Any, other_schedule: bool) -> _Saved:
     if other_schedule:
         schedule = None
     elif (schedule is not None) != isinstance(rate, LRScheduler):
-        problem = "Only one of file and optimizer has a schedule. If that is meant, give changed=['schedule']."
+        problem = "Only one of file and optimizer has a schedule. If this is intended, give changed=['schedule']."
         raise ValueError(f"{problem} Received: {type(rate).__name__} as the rate")
     return _Saved({param.name: param.name for param in parameters_of(optimizer)}, states, schedule=schedule)
 
@@ -184,12 +190,12 @@ def _from_record(
 ) -> _Saved:
     if (record["naming"] == "structured") != structured:
         has = "the model's names: give `model`" if not structured else "Paddle's names: leave out `model` and `layers`"
-        raise refusal(ValueError, f"Parameters are found by name, and the file has {has}.", naming=record["naming"])
+        raise refusal(ValueError, f"Parameters are matched by name, and the file has {has}.", naming=record["naming"])
     here = describe(optimizer, names)
     check_same(record, here, changed)
     step = record["step"]
     if step is not None and (type(step) is not int or step < 0):
-        raise refusal(ValueError, "The file's step must be a number from 0 on.", step=step)
+        raise refusal(ValueError, "The file's step must be at least 0.", step=step)
     there, ours = record["schedule"], here["schedule"]
     same = there is not None and ours is not None and there["class"] == ours["class"]
     schedule = from_json(record["schedule_state"]) if same else None
@@ -204,7 +210,7 @@ def _check_scaler(scaler: Any) -> None:
 
 
 def _by_parameter(record: Any, arrays: Arrays, names: dict[str, str]) -> States:
-    """Return the states; raise ValueError unless the tensors are those of the record."""
+    """Return the states; raise ValueError unless tensors and record agree."""
     with_state = record["with_state"]
     unknown = set(with_state) - set(names.values())
     if unknown or len(set(with_state)) < len(with_state):
@@ -219,7 +225,7 @@ def _by_parameter(record: Any, arrays: Arrays, names: dict[str, str]) -> States:
 
 
 def _fit_counts(optimizer: Any, states: States) -> None:
-    """Add the step count that a Lamb with schedules has and one without lacks, or remove it."""
+    """Add or remove the step count, which only a Lamb with schedules has."""
     for param in parameters_of(optimizer):
         state, wanted = states.get(param.name), GLOBAL_STEP in optimizer.state_layout(param)
         if state and wanted and GLOBAL_STEP not in state:
@@ -234,7 +240,7 @@ def _checked_parts(optimizer: Any, saved: _Saved, scaler: Any) -> list[tuple[Any
     """Return [(schedule or scaler, its state)] to load."""
     if (scaler is None) != (saved.scaler is None):
         found = f"scaler of type {type(scaler).__name__}, {'one' if scaler is None else 'none'} in the file"
-        raise ValueError(f"`scaler` is to be given if one was saved, and only then. Received: {found}")
+        raise ValueError(f"`scaler` must be given if and only if one was saved. Received: {found}")
     held = [("schedule", rate_source(optimizer), saved.schedule), ("scaler", scaler, saved.scaler)]
     for name, part, state in held:
         if state is not None:

@@ -1,4 +1,4 @@
-"""An optimizer's state as arrays by the parameters' names, and back."""
+"""An optimizer's state as arrays by parameter name, and back."""
 
 from collections.abc import Collection, Iterable
 from typing import Any, Optional
@@ -17,7 +17,7 @@ States = dict[str, dict[str, tuple[str, Any]]]  # param.name -> {state name: (dt
 
 
 def one_of_ours(optimizer: Any) -> Any:
-    """Return the optimizer inside its wrappers; raise TypeError if it is none of ours, or a wrapper keeps state."""
+    """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state."""
     inner = _paddle.unwrap(optimizer)
     if not isinstance(inner, ShardedStateMixin):
         raise wrong_type(inner, "optimizer", "one of paddle_ldopt")
@@ -26,7 +26,7 @@ def one_of_ours(optimizer: Any) -> Any:
 
 
 def checked_optimizer(optimizer: Any) -> Any:
-    """Return the optimizer inside its wrappers; raise if its state is not all here, or it is none of ours."""
+    """Return the optimizer inside its wrappers; raise unless it is ours, with its whole state in this process."""
     inner = one_of_ours(optimizer)
     if not paddle.in_dynamic_mode() or _paddle.parameter_list(inner) is None:
         problem = "In a static graph the state belongs to the program: use `paddle.static.save`."
@@ -40,7 +40,9 @@ def checked_optimizer(optimizer: Any) -> Any:
         degrees["group_sharded"] = paddle.distributed.get_world_size()
     cut = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
     if cut:
-        problem = "Only a part of the state is here: use `paddle_ldopt.parallel.save_checkpoint`, `load_checkpoint`."
+        problem = (
+            "This process has only a part of the state: use `paddle_ldopt.parallel.save_checkpoint`, `load_checkpoint`."
+        )
         raise ValueError(f"{problem} Received: {', '.join(cut)}")
     return inner
 
@@ -48,7 +50,7 @@ def checked_optimizer(optimizer: Any) -> Any:
 def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str], bool]:
     """Return ``param.name`` -> name in a file, and whether these are the model's names.
 
-    They are those of `model`, without one those that the optimizer was built with, otherwise Paddle's.
+    The names come from `model`, otherwise from the optimizer's `layers` or `name_dict`, otherwise from Paddle.
     """
     known = optimizer.structured_names
     if model is not None:
@@ -66,13 +68,13 @@ def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str],
 
 
 def layout_of(optimizer: Any, param: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return state name -> (dtype, shape) of all that a parameter has once it was updated, its master included."""
+    """Return state name -> (dtype, shape) of a parameter after its first update, its master included."""
     layout = {name: (dtype_name(dtype), tuple(shape)) for name, (dtype, shape) in optimizer.state_layout(param).items()}
     return {**layout, MASTER: ("float32", tuple(param.shape))} if optimizer.has_master(param) else layout
 
 
 def state_of(optimizer: Any) -> States:
-    """Return the state of the parameters that have any."""
+    """Return the state of all parameters that have one."""
     states: States = {}
     for param in parameters_of(optimizer):
         optimizer.check_type(param)
@@ -88,7 +90,7 @@ def _master(optimizer: Any, param: Any) -> dict[str, Any]:
 
 
 def _tensors(optimizer: Any, param: Any) -> dict[str, Any]:
-    """Return the tensors of a parameter's state: before its first update those that Paddle loaded for it, or {}."""
+    """Return the tensors of a parameter's state; before its first update, the state that Paddle loaded, or {}."""
     master = _master(optimizer, param)
     owner = master.get(MASTER, param).name
     keys = {name: prefixed(optimizer, name) for name in optimizer.state_layout(param)}
@@ -103,7 +105,7 @@ def _tensors(optimizer: Any, param: Any) -> dict[str, Any]:
 
 
 def steps_of(optimizer: Any, states: States) -> Optional[int]:
-    """Return how many steps an optimizer has counted, None if it counts none (AdamWDL has powers of its betas)."""
+    """Return the optimizer's step count, None if it has none (AdamWDL keeps powers of its betas)."""
     if not optimizer.counts_steps:
         return None
     name = GLOBAL_STEP if any(GLOBAL_STEP in state for state in states.values()) else STEP
@@ -111,7 +113,7 @@ def steps_of(optimizer: Any, states: States) -> Optional[int]:
 
 
 def check_state(optimizer: Any, states: States, names: dict[str, str], optional: Collection[str] = ()) -> None:
-    """Raise ValueError unless each parameter's state fits its layout, in which states in `optional` may be missing."""
+    """Raise ValueError unless each parameter's state fits its layout; states in `optional` may be missing."""
     for param in parameters_of(optimizer):
         state = states.get(param.name)
         if state is None:
@@ -125,10 +127,10 @@ def check_state(optimizer: Any, states: States, names: dict[str, str], optional:
 
 
 def set_state(optimizer: Any, states: States) -> None:
-    """Put checked state into an optimizer. Without a master, a parameter's master is its value; others start anew."""
+    """Load checked state. Missing masters are copied from parameters; parameters without state start anew."""
     params = parameters_of(optimizer)
     _paddle.drop_waiting_state(optimizer)
-    with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints know names that end in "_0" alone
+    with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints only find names ending in "_0"
         create_state(optimizer, [param for param in params if param.name in states])
         for param in params:
             given = states.get(param.name, {})
@@ -142,7 +144,7 @@ def set_state(optimizer: Any, states: States) -> None:
 
 
 def checked_names(names: Any, argument: str) -> list[str]:
-    """Return a list of the strings in `names`, raise TypeError if it holds anything else."""
+    """Return `names` as a list; raise TypeError unless all are strings."""
     single = isinstance(names, (str, bytes, paddle.Tensor)) or getattr(names, "ndim", 1) == 0
     listed: list[Any] = list(names) if isinstance(names, Iterable) and not single else [None]
     if not all(isinstance(name, str) for name in listed):

@@ -1,4 +1,4 @@
-"""The state in a checkpoint of a PyTorch optimizer, by the names of the parameters, whatever form it has."""
+"""Reads the state of a PyTorch optimizer by parameter name, from a dict, safetensors or a file of `torch.save`."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ from .safetensors_file import read_tensors
 from .state import checked_names
 
 Given = dict[str, Any]  # a parameter's states in the checkpoint, name -> array
-_LEAST_TORCH = (2, 6)  # before, `weights_only` could be made to run code (CVE-2025-32434)
+_LEAST_TORCH = (2, 6)  # earlier, `weights_only` could run code (CVE-2025-32434)
 
 
 def read_checkpoint(source: Any, names: Any, rename: Any, strict: bool) -> dict[str, tuple[str, Given]]:
@@ -41,7 +41,7 @@ def _by_torch(path: str) -> Any:
     try:
         import torch
     except ImportError:
-        problem = "Only PyTorch reads this file: install it (a CPU build will do), or save it as safetensors there."
+        problem = "Only PyTorch reads this file: install it (a CPU build suffices), or convert the file to safetensors."
         raise refusal(ImportError, problem, path=path) from None
     if tuple(map(int, torch.__version__.split(".")[:2])) < _LEAST_TORCH:
         raise refusal(ImportError, "PyTorch 2.6 or later is needed to read it safely.", torch=torch.__version__)
@@ -73,7 +73,7 @@ def _from_dict(checkpoint: Any) -> tuple[dict[Any, Given], Any]:
         settings: Any = group if isinstance(group, Mapping) else {}
         params, known = settings.get("params"), settings.get("param_names", ())
         if not _are((int, str), params) or not _are(str, known):
-            problem = "A group must be a dict with 'params', a list of numbers, and maybe 'param_names', one of names."
+            problem = "A group must be a dict with 'params', a list of numbers, and optionally 'param_names'."
             raise refusal(ValueError, problem, group=group)
         named.update(zip(params, known))
         for key in params:
@@ -87,7 +87,7 @@ def _are(kind: Any, values: Any) -> bool:
 
 
 def _array(value: Any) -> Any:
-    """Return a Tensor of PyTorch, or anything that NumPy takes, as an array."""
+    """Return a PyTorch Tensor, or anything array-like, as an array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
@@ -107,7 +107,7 @@ def _named(found: dict[Any, Given], known: Any, names: Any) -> dict[str, Given]:
         raise ValueError(f"Two parameters must not have the same name. Received: {quoted(twice)} twice in `names`")
     unnamed = sorted(key for key in found if isinstance(key, int) and key not in known)
     if unnamed:
-        problem = "PyTorch numbers its parameters: give `names`, the names of all in the order of their numbers."
+        problem = "PyTorch numbers its parameters: give `names`, all names in the order of the numbers."
         raise ValueError(f"{problem} Received: no name for {quoted(unnamed)}, {len(known)} names")
     return {known[key] if isinstance(key, int) else key: state for key, state in found.items()}
 
@@ -119,12 +119,12 @@ def _renamed(found: dict[str, Given], rename: Any, strict: bool) -> dict[str, tu
     unknown = sorted(set(rename) - set(found), key=str) if isinstance(rename, Mapping) else []
     if strict and unknown:
         problem = "`rename` must name parameters of the checkpoint: correct it, or give strict=False."
-        raise ValueError(f"{problem} Received: {quoted(unknown)}, which it has not")
+        raise ValueError(f"{problem} Received: {quoted(unknown)}, not in the checkpoint")
     out: dict[str, tuple[str, Given]] = {}
     for there, state in found.items():
         name = rename(there) if callable(rename) else (rename or {}).get(there, there)
         if name in out:
-            problem = f"`rename` must give each parameter another name than {shown(name)}, which is taken."
+            problem = f"`rename` must give each parameter its own name; {shown(name)} is taken."
             raise refusal(ValueError, problem, parameter=there)
         if name is not None:
             out[name] = there, state

@@ -1,4 +1,4 @@
-"""The state of PyTorch's optimizers, loaded by parameter name."""
+"""`convert_torch_optimizer`: the state of PyTorch's optimizers, loaded by parameter name."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -18,13 +18,19 @@ from .torch_checkpoint import Given, read_checkpoint
 
 __all__ = ["convert_torch_optimizer"]
 
-# the states of `torch.optim.Adafactor`, which keeps the dimension it took the mean over, as the others have them
+# state of `torch.optim.Adafactor` -> state of the others, and the axis of size 1 that only `torch.optim` keeps
 _KEPT: dict[str, tuple[str, Optional[int]]] = {
     "row_var": ("exp_avg_sq_row", -1),
     "col_var": ("exp_avg_sq_col", -2),
     "variance": ("exp_avg_sq", None),
 }
-_UNUSED = ("step", "RMS", "weight_norm", "adam_norm", "trust_ratio")  # step is read apart; no rule reads the others
+_UNUSED = (
+    "step",
+    "RMS",
+    "weight_norm",
+    "adam_norm",
+    "trust_ratio",
+)  # step is read separately; no rule reads the others
 _SWAPPED = {"_row": "_col", "_col": "_row"}
 
 
@@ -39,38 +45,42 @@ def convert_torch_optimizer(
     step: Optional[int] = None,
     strict: bool = True,
 ) -> LoadReport:
-    r"""Load the state of a PyTorch optimizer: AdamW's into `AdamWDL`, Adafactor's, CAME's and LAMB's.
+    r"""Load the state of PyTorch's AdamW into `AdamWDL`, or of Adafactor, CAME or LAMB into ours.
 
-    Adafactor of transformers and of `torch.optim`, the authors' CAME and timm's LAMB go on as they were, to rounding,
-    if this optimizer has the same options and rate. (LAMB of pytorch_optimizer has the same state and another rule: it
-    does not correct the bias of the second moment.) Load the model's parameters first: float32 masters are made of
-    them. PyTorch stores the weight of a linear layer the other way round: its state is transposed.
+    Training continues as in PyTorch, up to rounding, if this optimizer has the same options and rate: for AdamW,
+    Adafactor of transformers and `torch.optim`, the authors' CAME and timm's LAMB. (LAMB of pytorch_optimizer has the
+    same state but another rule, without bias correction of the second moment.) Load the model's parameters first:
+    float32 masters are copied from them. PyTorch's linear layers store the transposed weight, so their state is
+    transposed.
 
     Args:
-        source (str|os.PathLike|dict): the checkpoint. A dict is what ``optimizer.state_dict()`` gives, of Tensors or
-            arrays. A ".safetensors" file has tensors called ``<parameter>.<state>``, the parameter a name or a number,
-            "state." before it or not; "step" is a state. PyTorch 2.6 or later reads any other file by its weights-only
-            loader; the optimizer's state may be in it as "optimizer" or "optimizer_state_dict".
+        source (str|os.PathLike|dict): the checkpoint: the dict of ``optimizer.state_dict()``, of Tensors or arrays, or
+        a
+            file. A ".safetensors" file names its tensors ``<parameter>.<state>``, by the name or number of the
+            parameter, optionally after "state."; "step" is a state. Other files need PyTorch 2.6 or later, for its
+            weights-only loader; they hold the state itself, or as "optimizer" or "optimizer_state_dict".
         optimizer (Optimizer): an `AdamWDL`, `Adafactor`, `Came` or `Lamb`.
         model (paddle.nn.Layer): the model it trains; may be wrapped by `paddle.DataParallel`.
-        names (Iterable[str], optional): PyTorch's names of its parameters in the order of their numbers:
+        names (Iterable[str], optional): PyTorch's parameter names in the order of their numbers:
             ``[name for name, _ in torch_model.named_parameters()]``, or group by group. Not needed if the checkpoint
-            has names (of ``model.named_parameters()`` in PyTorch 2.6 or later).
-        rename (dict[str, str]|callable, optional): PyTorch's name of a parameter -> the model's. Names not in a dict
-            stay; None from a callable skips the parameter.
-        transpose (Iterable[str], optional): the model's names of the matrices that are stored the other way round.
-            None: the weights of its `paddle.nn.Linear` layers.
-        step (int, optional): the steps taken, at least 0, by parameters for which the checkpoint has none.
-        strict (bool): raise if a trainable parameter gets no state, or a state or a name in `rename` is not used.
-            Otherwise such parameters start from the beginning, as the report says.
+            has names (PyTorch 2.6 or later, built from ``model.named_parameters()``).
+        rename (dict[str, str]|callable, optional): PyTorch's name of a parameter -> the model's. Names missing in a
+        dict
+            stay; a callable returns None to skip a parameter.
+        transpose (Iterable[str], optional): the model's names of matrices that PyTorch stores transposed; by default
+        the
+            weights of `paddle.nn.Linear` layers.
+        step (int, optional): the steps taken, at least 0, for parameters without a step in the checkpoint.
+        strict (bool): raise if a trainable parameter gets no state, or if a state or a name in `rename` is unused.
+            Otherwise such parameters start anew, and the report lists them.
 
     Returns:
-        LoadReport: what was matched, missing, unexpected and transposed. Printed, it is a table.
+        LoadReport: the matched, missing, unexpected and transposed parameters. Printed, it is a table.
 
     Raises:
         TypeError, ValueError, OSError: an optimizer without a counterpart; an unreadable or unsafe file; missing or
-            repeated names; another shape; no valid step; with `strict` an unmatched state. Nothing is changed by then.
-        ImportError: a file that only PyTorch can read, and no PyTorch.
+            repeated names; another shape; no valid step; with `strict`, an unmatched state. The optimizer is unchanged.
+        ImportError: the file needs PyTorch.
 
     Examples:
         >>> import numpy as np
@@ -124,36 +134,36 @@ def convert_torch_optimizer(
 
 
 def _torch_names(optimizer: Any) -> dict[str, str]:
-    """Return our name of a state -> PyTorch's, where they differ; raise if PyTorch has no such optimizer."""
+    """Return our name of a state -> PyTorch's, where they differ; raise for an optimizer without a counterpart."""
     served = {info.cls: info.torch_names for info in REGISTRY.values() if info.torch_names is not None}
     if type(optimizer) not in served:
         known = ", ".join(cls.__name__ for cls in served)
-        raise wrong_type(optimizer, "optimizer", f"one of {known}, which PyTorch's have a counterpart for")
+        raise wrong_type(optimizer, "optimizer", f"one of {known}, the optimizers with a counterpart in PyTorch")
     return served[type(optimizer)]
 
 
 def _check_step_is_used(step: Optional[int], found: dict[str, tuple[str, Given]]) -> None:
     counted = ["step" in given for _, given in found.values() if given]
     if step is not None and counted and all(counted):
-        problem = "The checkpoint says how many steps were taken, so `step` would be ignored: leave it out."
+        problem = "The checkpoint has the number of steps, so `step` would be ignored: leave it out."
         raise refusal(ValueError, problem, step=step)
 
 
 def _check_nothing_left(missing: list[str], unexpected: list[str], matched: int) -> None:
     if missing or unexpected:
-        problem = "The checkpoint and the optimizer have other parameters or states: give `rename`, or strict=False."
+        problem = "Checkpoint and optimizer differ in parameters or states: give `rename`, or strict=False."
         left = f"no state for {quoted(missing)} ({len(missing)}), no use for {quoted(unexpected)} ({len(unexpected)})"
         raise ValueError(f"{problem} Received: {left}, {matched} matched")
 
 
 def _check_matched(matched: list[tuple[str, str]], unexpected: list[str]) -> None:
     if not matched:
-        problem = "No parameter of the checkpoint is one of the model's: give `rename`, or other `names`."
+        problem = "Checkpoint and model share no parameter: give `rename`, or other `names`."
         raise ValueError(f"{problem} Received: {quoted(unexpected)}")
 
 
 def _turned(model: Any, transpose: Optional[Iterable[str]]) -> set[str]:
-    """Return the names of the matrices that PyTorch has the other way round."""
+    """Return the names of the matrices that PyTorch stores transposed."""
     plain = unwrap_model(model)
     named = dict(plain.named_parameters())
     if transpose is None:
@@ -167,14 +177,14 @@ def _turned(model: Any, transpose: Optional[Iterable[str]]) -> set[str]:
 
 
 def _step_of(given: Given, step: Optional[int], name: str) -> int:
-    """Return the number of updates that a parameter has had."""
+    """Return the number of updates of a parameter."""
     if "step" not in given and step is None:
-        problem = "The checkpoint does not say how many steps were taken: give `step`."
+        problem = "The checkpoint lacks the number of steps: give `step`."
         raise refusal(ValueError, problem, parameter=name)
     taken = np.asarray(given.get("step", step))
     number = taken.item() if taken.size == 1 and taken.dtype.kind in "iuf" else -1
     if not (np.isfinite(number) and number >= 0 and number == int(number)):
-        problem = "A number of steps must be a whole number from 0 on."
+        problem = "A number of steps must be an integer of at least 0."
         raise refusal(ValueError, problem, parameter=name, step=taken)
     return int(number)
 
@@ -182,7 +192,7 @@ def _step_of(given: Given, step: Optional[int], name: str) -> int:
 def _state(
     optimizer: Any, names: dict[str, str], param: Any, given: Given, step: int, turned: bool, there: str
 ) -> tuple[Any, list[str]]:
-    """Return a parameter's state as ours, and the names of the states in `given` that were not used."""
+    """Return our state of a parameter, and the names of unused states in `given`."""
     given = dict(_as_others(key, value) for key, value in given.items() if key not in _UNUSED)
     if turned:
         given = {key[:-4] + _SWAPPED.get(key[-4:], key[-4:]): value.T for key, value in given.items()}
@@ -200,7 +210,7 @@ def _state(
             raise ValueError(f"{problem} Received: {', '.join(sorted(given)) or 'nothing else'}")
         if values.dtype.kind not in "iuf":
             raise refusal(ValueError, "A state must be made of numbers.", parameter=there, state=name, value=values)
-        values = values.reshape(shape) if (values.shape, shape) == ((), (1,)) else values  # a single number's
+        values = values.reshape(shape) if (values.shape, shape) == ((), (1,)) else values  # of a single number
         if values.shape != shape:
             problem = f"The state of '{there}' has another shape here: give `transpose`, `rename` or `names`."
             raise ValueError(f"{problem} Received: {name} {list(values.shape)}, not {list(shape)}")
@@ -212,13 +222,13 @@ def _state(
 
 
 def _as_others(key: str, value: Any) -> tuple[str, Any]:
-    """Return the name and the values of a state as transformers' Adafactor has them."""
+    """Return name and values of a state as in transformers' Adafactor."""
     name, axis = _KEPT.get(key, (key, None))
     return name, value if axis is None or value.shape[axis:][:1] != (1,) else value.squeeze(axis)
 
 
 def _number(optimizer: Any, param: Any, name: str, step: int) -> float:
-    """Return what a state of one number is after some steps."""
+    """Return the value of a state of one number after some steps."""
     if name in (STEP, GLOBAL_STEP) and optimizer.counts_steps:
         return float(step)
-    return optimizer.initial_state(param, name) ** (step + 1)  # a power of a beta; the rate last used is not known: 0
+    return optimizer.initial_state(param, name) ** (step + 1)  # a power of a beta; 0 for the unknown last rate

@@ -1,14 +1,18 @@
-"""Learning-rate schedules: transformers' functions and more, on Paddle's `LRScheduler`.
+"""Learning-rate schedules: those of transformers and more, as Paddle `LRScheduler`s.
 
-`functions` has one for each kind: those that are a function of the step alone are built of `curves`, step -> factor of
-the peak, the others in `metric` follow a metric. `registry` has the table of all kinds, `options` the types of their
-arguments, `factory` builds any by its name; `warmup` goes before any other schedule, `ahead` reads the rates of a
-schedule in advance.
+- `functions`: one function for each kind of schedule. Most build a `CurveSchedule` from one of the `curves`, the rest
+  one of the schedules in `metric`.
+- `registry`, `options`: the table of all kinds, and the types of their arguments.
+- `factory`: builds a schedule by name.
+- `warmup`: a warm-up before any other schedule.
+- `ahead`: reads the future rates of a schedule.
 """
 
 from . import curve_schedule, factory, metric, registry, warmup
 from .curve_schedule import *  # noqa: F403
+from .curve_schedule import RuleSchedule as RuleSchedule
 from .factory import *  # noqa: F403
+from .factory import ON_METRIC as ON_METRIC
 from .functions import *  # noqa: F403
 from .metric import *  # noqa: F403
 from .warmup import *  # noqa: F403

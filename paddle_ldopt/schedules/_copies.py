@@ -1,4 +1,4 @@
-"""Copies of schedules, which can be stepped without a trace."""
+"""Copies of schedules, to step without an effect on the originals."""
 
 import copy
 import functools
@@ -13,24 +13,24 @@ from .._paddle import rate_source, set_rate_source, stand_in
 
 
 def copy_schedule(schedule: Any) -> Any:
-    """Return a copy of a schedule that can be stepped without a trace; it prints nothing.
+    """Return a copy of a schedule; stepping it changes nothing else and prints nothing.
 
-    Schedules and containers in it are copied, optimizers replaced by a `stand_in`, networks shared. Other objects are
-    copied without the objects in them, except for schedules and optimizers. An object that cannot be copied, such as a
-    generator or an open file, raises its own exception.
+    Schedules and containers inside are copied, optimizers replaced by a `stand_in`, and networks shared. Copies of
+    other objects are shallow, except for the schedules and optimizers they hold. An object that cannot be copied, such
+    as a generator or an open file, raises its own exception.
     """
     return _copied(schedule, {})
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return the copy of a value, the same one each time; `memo` maps ids to copies."""
+    """Return the copy of a value, the same copy on each call; `memo` maps ids to copies."""
     if id(value) not in memo:
         memo[id(value)] = _new_copy(value, memo)
     return memo[id(value)]
 
 
 def _new_copy(value: Any, memo: dict[int, Any]) -> Any:
-    """Return the copy of a value; objects that may lead back to themselves are in `memo` before their parts."""
+    """Return a new copy; an object that may contain itself enters `memo` before its parts are copied."""
     copied = functools.partial(_copied, memo=memo)
     if isinstance(value, LRScheduler):
         schedule = memo[id(value)] = object.__new__(type(value))
@@ -52,7 +52,7 @@ def _new_copy(value: Any, memo: dict[int, Any]) -> Any:
         return value
     if isinstance(value, paddle.Tensor):
         return value.detach().clone()
-    if type(value).__module__.startswith("numpy.random"):  # its shallow copy draws from the same stream
+    if type(value).__module__.startswith("numpy.random"):  # a shallow copy would draw from the same stream
         return copy.deepcopy(value)
     other = memo[id(value)] = copy.copy(value)
     if other is not value:

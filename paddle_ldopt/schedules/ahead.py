@@ -1,4 +1,4 @@
-"""Reading a schedule ahead without changing it: its length, its future rates, its peak."""
+"""The length, the future rates and the peak of a schedule, read without changing it."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import as_float
 from ._copies import copy_schedule
 from .curve_schedule import CurveSchedule
-from .curves import Warmup
+from .curves import Curve
 from .metric import follows_metric
 from .warmup import WarmUp
 
@@ -20,7 +20,7 @@ __all__ = ["follows_metric", "length_of", "peak_learning_rate", "schedule_rates"
 
 
 def length_of(schedule: Any) -> Optional[int]:
-    """Return the number of steps that a schedule is made for, from its first; None if it does not tell."""
+    """Return the number of steps that a schedule covers, counted from its first step; None if unknown."""
     curve = _curve_of(schedule)
     if curve is not None:
         return curve.length
@@ -34,30 +34,29 @@ def length_of(schedule: Any) -> Optional[int]:
     return None if after is None else int(schedule.warmup_steps) + after
 
 
-def _curve_of(schedule: Any) -> Optional[Warmup]:
-    """Return the curve of a schedule if it is one of `curves`, which know their turns and their length."""
+def _curve_of(schedule: Any) -> Optional[Curve]:
+    """Return the curve of a schedule if it is a `Curve`, with known turns and length."""
     curve = schedule.curve if isinstance(schedule, CurveSchedule) else None
-    return curve if isinstance(curve, Warmup) else None
+    return curve if isinstance(curve, Curve) else None
 
 
 def peak_learning_rate(
     learning_rate: Any, num_steps: Optional[int] = None, divisor: Optional[Callable[[int], float]] = None
 ) -> Optional[float]:
-    """Return the greatest rate that a schedule reaches from its present step, or the rate itself if it is a number.
+    """Return the greatest rate that a schedule reaches from its present step on, or the rate itself if it is a number.
 
-    A curve of ours knows its turns, at any length. Any other schedule, or a curve with a divisor that changes, is
-    stepped: for `num_steps`, or by default for 10,000 steps or more if its own `warmup_steps` or `total_steps` ask for
-    it, or to the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead has no known peak: None,
-    with a warning.
+    A `Curve` knows its turns at any length. For any other schedule, or if the divisor changes, a copy is stepped: for
+    `num_steps`, by default 10,000 steps or more if `warmup_steps` or `total_steps` of the schedule need more, and no
+    further than the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead gives None and a
+    warning.
 
-    The schedule is not changed: a copy is stepped. `divisor` maps steps ahead to the divisor of the rate there, see
-    `rate_divisor`.
+    `divisor` maps steps ahead to the divisor of the rate there, see `rate_divisor`.
     """
     divisor = divisor or (lambda ahead: 1.0)
     if not isinstance(learning_rate, LRScheduler):
         return as_float(learning_rate) / divisor(0)
     if follows_metric(learning_rate):
-        return float(learning_rate.last_lr) / divisor(0)  # most only ever fall
+        return float(learning_rate.last_lr) / divisor(0)  # few ever rise
     rates: list[tuple[int, float]] = [(0, float(learning_rate.last_lr))]
     curve = _curve_of(learning_rate)
     if curve is not None and divisor(1) == divisor(0):
@@ -73,17 +72,17 @@ def peak_learning_rate(
         try:
             rates.extend(enumerate(itertools.islice(_rates_ahead(learning_rate), num_steps + 1)))
         except ValueError as error:
-            if len(rates) < 3:  # not a step; OneCycleLR raises behind its last one
+            if len(rates) < 3:  # the first step failed; OneCycleLR raises after its last step
                 warnings.warn(f"The learning rate at the peak is unknown. {error}", stacklevel=4)
                 return None
     return max(rate / divisor(i) for i, rate in rates)
 
 
 def schedule_rates(schedule: Any, num_steps: int) -> tuple[int, list[float]]:
-    """Return the first step that is known, and the rates of a schedule from it to step `num_steps` - 1.
+    """Return the first known step of a schedule, and its rates from this step to step `num_steps` - 1.
 
-    A schedule that stands further on is wound back to step 0 if a copy that is stepped from 0 arrives at the present
-    rate; if not, its rates are those from now on. ValueError: it cannot be read ahead.
+    The first step is 0 if a copy stepped from 0 arrives at the present rate, otherwise the present step. A schedule
+    that cannot be read ahead raises ValueError.
     """
     start = min(max(int(schedule.last_epoch), 0), num_steps)
     if 0 < start < num_steps:
@@ -97,7 +96,7 @@ def schedule_rates(schedule: Any, num_steps: int) -> tuple[int, list[float]]:
 
 
 def _rates_ahead(schedule: Any, start: Optional[int] = None) -> Iterator[float]:
-    """Yield the rate of each step from the present one or `start` on; ValueError if it cannot be copied or stepped."""
+    """Yield the rate of each step from `start` or the present step on; ValueError if copying or stepping fails."""
     if start is None:
         yield float(schedule.last_lr)
     try:

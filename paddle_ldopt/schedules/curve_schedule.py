@@ -1,4 +1,4 @@
-"""`CurveSchedule`: a function of the step alone, on Paddle's `LRScheduler`."""
+"""`CurveSchedule`: a Paddle `LRScheduler` whose rate depends on the step alone."""
 
 from typing import Any, Callable
 
@@ -6,23 +6,23 @@ from .._messages import refusal
 from ._base import Schedule, attach, peak_of
 from .options import Flag, LastStep, Positive, checks_arguments
 
-__all__ = ["CurveSchedule", "RuleSchedule"]
+__all__ = ["CurveSchedule"]
 
 
 class CurveSchedule(Schedule):
-    r"""A peak and a curve, step -> factor: the schedule that every function of this module returns.
+    r"""The product of a peak and a curve, step -> factor.
 
     .. math::
         \eta_t = \eta \, c(t), \qquad t = \text{last\_epoch}
 
-    Any step costs the same, and a resume, from `last_epoch` or from `state_dict`, gives the numbers of a run that was
-    never stopped, bit for bit.
+    All steps cost the same. A run resumed from `last_epoch` or `state_dict` has the rates of an uninterrupted run, bit
+    for bit.
 
     Args:
         learning_rate: the peak, above 0.
-        curve: c, step from 0 -> factor in [0, 1]; to pickle the schedule, not a lambda.
-        last_epoch: the last step that was taken, -1 for none.
-        verbose: print every change, as Paddle's schedules do.
+        curve: c, step from 0 -> factor in [0, 1]. A schedule with a lambda cannot be pickled.
+        last_epoch: the last step taken, -1 for none.
+        verbose: print every change.
 
     Examples:
         >>> from paddle_ldopt.schedules import CurveSchedule
@@ -53,5 +53,5 @@ RuleSchedule = CurveSchedule  # its name in 0.1
 
 
 def scheduled(optimizer: Any, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
-    """Return the schedule of a curve, attached to the optimizer that gives the peak, if it is one."""
+    """Return the schedule of a curve, with the peak of `optimizer`; attach it if this is an optimizer."""
     return attach(CurveSchedule(peak_of(optimizer), curve, last_epoch), optimizer)

@@ -1,12 +1,8 @@
-"""The curves of the schedules, step -> factor of the peak, in closed form. Knows no Paddle.
+"""The curves of the schedules, step -> factor of the peak, in closed form, without Paddle.
 
-Each curve is a frozen dataclass: it can be pickled, compared, printed and checked without an optimizer. With w the
-steps of the warm-up and k = step - w, all of them start with step / w, except where they say something else. The
-operations are in the order of transformers', so that the numbers are the same except for the last bit.
-
-`turns` gives the steps between which a curve only rises or only falls, up to its end or to step `until`: the greatest
-factor from a step on is that of the step itself or of a turn that follows. `length` is the number of steps that a curve
-is made for, from its first; None if it has no end.
+Curves are frozen dataclasses: they can be pickled, compared and printed. With w the steps of the warm-up and k = step -
+w, all start with step / w unless their docstring says otherwise. Operations are in the order of transformers', so the
+numbers agree except for the last bit.
 """
 
 import dataclasses
@@ -18,7 +14,7 @@ def _cosine(progress: float, cycles: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * progress))
 
 
-# name of a curve's part -> (share of the part, waves) -> a factor that falls from 1 to 0, or rises from 0 to 1
+# name of a shape -> (fraction of the phase, waves) -> factor, which falls from 1 to 0 or rises from 0 to 1
 FALLS: dict[str, Callable[[float, float], float]] = {
     "linear": lambda progress, cycles: 1.0 - progress,
     "cosine": _cosine,
@@ -32,8 +28,8 @@ _RISES: dict[str, Callable[[float], float]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Warmup:
-    """Rise in a line to 1 at step `warmup`, and stay there; base of the curves that differ from there on."""
+class Curve:
+    """Base of all curves: a linear rise to 1 at step `warmup`; subclasses give the factor from there on."""
 
     warmup: int = 0
 
@@ -47,36 +43,46 @@ class Warmup:
 
     def _after(self, k: int) -> float:
         """Return the factor `k` steps after the warm-up."""
-        return 1.0
+        raise NotImplementedError
 
     @property
     def length(self) -> Optional[int]:
-        """The steps that the curve is made for."""
+        """The number of steps that the curve covers, counted from its first; None if it has no end."""
         return None
 
     def turns(self, until: int = 0) -> list[int]:
-        """Return the steps at which a rise or a fall may end."""
+        """Return the steps at which a rise or a fall may end, up to the end of the curve or to step `until`.
+
+        The greatest factor from a step on is that of the step itself or of a later turn.
+        """
         return self._turns(until)
 
     def _turns(self, until: int) -> list[int]:
-        """Return the last step of the warm-up and the step after it, which may have a far lower factor."""
-        return [max(self.warmup - 1, 0), self.warmup]
+        return [max(self.warmup - 1, 0), self.warmup]  # a decay may begin with a far lower factor
 
 
 @dataclasses.dataclass(frozen=True)
-class _WarmupDecay(Warmup):
-    """A warm-up, and what differs in `decay` steps after it."""
+class Constant(Curve):
+    """1 after the warm-up."""
+
+    def _after(self, k: int) -> float:
+        return 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Decay(Curve):
+    """Base of the curves that decay for `decay` steps after the warm-up."""
 
     decay: int = 1
 
     @property
     def length(self) -> int:
-        """The steps of the two phases."""
+        """The steps of both phases."""
         return self.warmup + self.decay
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear(_WarmupDecay):
+class Linear(_Decay):
     """1 - k / decay, then 0."""
 
     def _after(self, k: int) -> float:
@@ -84,8 +90,8 @@ class Linear(_WarmupDecay):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cosine(_WarmupDecay):
-    """f + (1 - f) (1 + cos(2 pi cycles k / decay)) / 2, with f the floor; a wave that never ends."""
+class Cosine(_Decay):
+    """f + (1 - f) (1 + cos(2 pi cycles k / decay)) / 2, with f the floor; the wave goes on after `decay` steps."""
 
     cycles: float = 0.5
     floor: float = 0.0
@@ -99,14 +105,14 @@ class Cosine(_WarmupDecay):
 
 @dataclasses.dataclass(frozen=True)
 class CosineOneAhead(Cosine):
-    """The cosine a step early: the warm-up, (step + 1) / w or from `start` in a line, ends at step w - 1."""
+    """The cosine one step earlier; the warm-up, (step + 1) / w or linear from `start`, ends at step w - 1."""
 
     start: Optional[float] = None
 
     def _before(self, step: int) -> float:
         if self.start is None:
             return (step + 1.0) / self.warmup
-        # the sum of the rounded parts may be an ulp above 1
+        # rounding may give one ulp above 1
         return min(1.0, self.start + (1.0 - self.start) * step / max(1, self.warmup - 1))
 
     def _after(self, k: int) -> float:
@@ -117,7 +123,7 @@ class CosineOneAhead(Cosine):
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineRestarts(_WarmupDecay):
+class CosineRestarts(_Decay):
     """(1 + cos(pi (cycles k / decay mod 1))) / 2, then 0."""
 
     cycles: float = 1.0
@@ -133,7 +139,7 @@ class CosineRestarts(_WarmupDecay):
 
 
 @dataclasses.dataclass(frozen=True)
-class Polynomial(_WarmupDecay):
+class Polynomial(_Decay):
     """e + (1 - e) (1 - k / decay)^power, then e."""
 
     power: float = 1.0
@@ -149,7 +155,7 @@ class Polynomial(_WarmupDecay):
 
 
 @dataclasses.dataclass(frozen=True)
-class InverseSqrt(Warmup):
+class InverseSqrt(Curve):
     """1 / sqrt((k + timescale) / timescale)."""
 
     timescale: float = 10_000
@@ -159,7 +165,7 @@ class InverseSqrt(Warmup):
 
 
 @dataclasses.dataclass(frozen=True)
-class StableDecay(Warmup):
+class StableDecay(Curve):
     """f + (1 - f) rise(step / w), then 1 for `stable` steps, then f + (1 - f) fall(k / decay), then f, the floor."""
 
     stable: int = 0
@@ -186,13 +192,13 @@ class StableDecay(Warmup):
         return self.warmup + self.stable + self.decay
 
     def _turns(self, until: int) -> list[int]:
-        start = max(self.warmup, self.warmup + self.stable)  # a decay that begins before that is cut
+        start = max(self.warmup, self.warmup + self.stable)  # a decay that begins in the warm-up is cut
         return [*super()._turns(until), *_waves(start, self.decay, 2.0 * self.cycles)]
 
 
 @dataclasses.dataclass(frozen=True)
-class CoolDown(Warmup):
-    """From `start` to 1, 1 for `keep` steps, a cosine to `end1` in `decay`, there for `final` steps, then `end2`."""
+class CoolDown(Curve):
+    """Linear from `start` to 1, `keep` steps at 1, a cosine to `end1`, `final` steps at `end1`, then `end2`."""
 
     keep: int = 0
     decay: int = 1
@@ -224,9 +230,9 @@ class CoolDown(Warmup):
 
 
 def _waves(start: int, steps: int, halves: float, until: int = 0) -> list[int]:
-    """Return the whole steps about the turns of waves of which `halves` halves take `steps` steps.
+    """Return the whole steps around the turns of a wave with `halves` half waves in `steps` steps.
 
-    They begin at step `start` and end `steps` later, or at step `until` if that is later.
+    The wave begins at step `start` and ends `steps` later, or at step `until` if that is later.
     """
     steps = max(steps, 0)
     length = max(steps, until - start)

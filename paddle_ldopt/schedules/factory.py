@@ -1,4 +1,4 @@
-"""Any schedule by its name: `SchedulerType` has the names of all functions, `get_scheduler` calls one."""
+"""Schedules by name: `SchedulerType` lists the names, `get_scheduler` builds a schedule."""
 
 import enum
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal
-from . import functions  # noqa: F401 - it fills the table
+from . import functions  # noqa: F401 - fills the table
 from .options import REQUIRED
 from .registry import SCHEDULES, kind_of
 
-__all__ = ["ON_METRIC", "SchedulerType", "get_scheduler"]
+__all__ = ["SchedulerType", "get_scheduler"]
 
 ON_METRIC = tuple(kind.name for kind in SCHEDULES.values() if kind.on_metric)  # the kinds that follow a metric
 
@@ -24,7 +24,7 @@ else:
 
 
 class SchedulerType(str, enum.Enum, metaclass=_Members):
-    """The names that `get_scheduler` and a Trainer's ``--lr_scheduler_type`` know.
+    """The names for `get_scheduler` and a Trainer's ``--lr_scheduler_type``.
 
     Examples:
         >>> from paddle_ldopt.schedules import SchedulerType
@@ -33,7 +33,7 @@ class SchedulerType(str, enum.Enum, metaclass=_Members):
         >>> SchedulerType.WARMUP_STABLE_DECAY == "warmup_stable_decay"
         True
 
-    Source: ``transformers.SchedulerType``, 4.37 to 5; the last one MindFormers' ``ConstantWithCoolDownLR``.
+    Source: ``transformers.SchedulerType``, 4.37 to 5; `COOL_DOWN` from MindFormers' ``ConstantWithCoolDownLR``.
     """
 
     _ignore_ = ["members", "kind"]
@@ -54,23 +54,24 @@ def get_scheduler(
     num_training_steps: Optional[int] = None,
     scheduler_specific_kwargs: Optional[dict[str, Any]] = None,
 ) -> LRScheduler:
-    """Build any schedule by its name.
+    """Build a schedule by name.
 
-    The kinds' own functions share these arguments, and `last_epoch`: a schedule goes on with step `last_epoch` + 1. An
-    argument that is unknown, missing, of the wrong type or out of range raises TypeError or ValueError.
+    The functions of the single kinds share these arguments. They also take `last_epoch`: the schedule continues with
+    step `last_epoch` + 1. An unknown, missing or bad argument raises TypeError or ValueError.
 
     Args:
         name: the kind.
-        optimizer: a Paddle optimizer, also in wrappers of `fleet` and `amp`, or the peak, above 0. The schedule is
-            attached to an optimizer. The peak is then its current rate, or that of its schedule if this is one of ours.
-        num_warmup_steps: w, at least 0. Step 0 is taken at rate 0, step w is the first at the peak.
-        num_training_steps: n, at least 1; below w, a warning. Kinds without w or n ignore them, as in transformers.
+        optimizer: the peak, above 0, or a Paddle optimizer, also in wrappers of `fleet` and `amp`. The schedule is
+            attached to the optimizer. Its peak is then the current rate, or the peak of the present schedule if it is
+            one of ours.
+        num_warmup_steps: w, at least 0. The rate is 0 at step 0 and first reaches the peak at step w.
+        num_training_steps: n, at least 1; warns if it is below w. Kinds without w or n ignore them, as in transformers.
         scheduler_specific_kwargs: further arguments of the kind's function.
 
     Returns:
-        A `CurveSchedule`, stepped after each step of the optimizer, or a `MetricSchedule`.
+        A `CurveSchedule`, to step after each step of the optimizer, or a `MetricSchedule`.
 
-    Differs from transformers: `inverse_sqrt` and the constant kinds do not ignore `scheduler_specific_kwargs`.
+    Differs from transformers: `inverse_sqrt` and the constant kinds use `scheduler_specific_kwargs`.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_scheduler
@@ -79,7 +80,7 @@ def get_scheduler(
         >>> schedule()
         0.025
 
-    Source: ``transformers.optimization``, 4.37, and 4.57 for WSD and the kinds with a lowest rate.
+    Source: ``transformers.optimization`` 4.37; 4.57 for WSD and the kinds with a minimum rate.
     """
     kind = kind_of(name)
     kwargs = {} if scheduler_specific_kwargs is None else scheduler_specific_kwargs
@@ -97,7 +98,7 @@ def get_scheduler(
 
 
 def kwargs_problems(name: str, kwargs: dict[str, Any]) -> Iterator[str]:
-    """Yield a message for each of the `scheduler_specific_kwargs` that is unknown, missing or out of range.
+    """Yield an error message for each unknown, missing or bad argument in `scheduler_specific_kwargs`.
 
     Limits that depend on the peak or on another argument are checked when the schedule is built.
     """

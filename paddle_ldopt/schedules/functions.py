@@ -1,7 +1,4 @@
-"""The functions that build schedules, each a kind: of curves, step -> factor of the peak, and those on a metric.
-
-`get_scheduler` describes the arguments that they share.
-"""
+"""One function for each kind of schedule; `get_scheduler` documents their shared arguments."""
 
 import warnings
 from typing import TYPE_CHECKING, Any, Optional
@@ -16,10 +13,10 @@ from .registry import SCHEDULES, schedule
 
 
 def _steps_left(num_training_steps: int, **phases: int) -> int:
-    """Return the number of training steps left after `phases`; if they do not fit it is negative, with a warning."""
+    """Return the number of training steps left after `phases`; negative, with a warning, if they are too long."""
     left = num_training_steps - sum(phases.values())
     if left < 0:
-        longer = "The schedule is longer than the training, which stops in the middle of it."
+        longer = "The schedule is longer than the training, which ends before the schedule does."
         warnings.warn(refusal(UserWarning, longer, **phases, num_training_steps=num_training_steps), stacklevel=4)
     return left
 
@@ -37,14 +34,14 @@ def get_constant_schedule(optimizer: Any, last_epoch: LastStep = -1) -> CurveSch
         >>> opt.get_lr()
         5e-05
     """
-    return scheduled(optimizer, curves.Warmup(), last_epoch)
+    return scheduled(optimizer, curves.Constant(), last_epoch)
 
 
 @schedule("constant_with_warmup")
 def get_constant_schedule_with_warmup(
     optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1
 ) -> CurveSchedule:
-    r"""Raise the learning rate from 0 in a line, then keep it.
+    r"""Raise the learning rate linearly from 0, then keep it constant.
 
     .. math::
         \eta_t = \eta \min(t / w, 1)
@@ -55,14 +52,14 @@ def get_constant_schedule_with_warmup(
         >>> [(schedule(), schedule.step())[0] for _ in range(4)]
         [0.0, 0.05, 0.1, 0.1]
     """
-    return scheduled(optimizer, curves.Warmup(num_warmup_steps), last_epoch)
+    return scheduled(optimizer, curves.Constant(num_warmup_steps), last_epoch)
 
 
 @schedule("linear")
 def get_linear_schedule_with_warmup(
     optimizer: Any, num_warmup_steps: Steps, num_training_steps: StepsFrom1, last_epoch: LastStep = -1
 ) -> CurveSchedule:
-    r"""Raise the learning rate in a line, then lower it in a line to 0: the default for fine-tuning.
+    r"""Linear warm-up, then a linear decay to 0: the usual schedule of fine-tuning.
 
     .. math::
         \eta_t = \eta\, t / w \quad (t < w), \qquad \eta \max\left(0, \frac{n - t}{n - w}\right) \quad (t \ge w)
@@ -85,12 +82,12 @@ def get_cosine_schedule_with_warmup(
     num_cycles: Positive = 0.5,
     last_epoch: LastStep = -1,
 ) -> CurveSchedule:
-    r"""Raise the learning rate in a line, then lower it to 0 along half a cosine.
+    r"""Linear warm-up, then a decay to 0 along half a cosine.
 
     .. math::
         \eta_t = \tfrac{\eta}{2} \left(1 + \cos\left(2 \pi c \frac{t - w}{n - w}\right)\right) \quad (t \ge w)
 
-    `num_cycles` is c, the waves from step w to step n, above 0. The wave goes on after step n.
+    `num_cycles` is c, the number of waves from step w to step n, above 0. The wave goes on after step n.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_cosine_schedule_with_warmup
@@ -110,13 +107,13 @@ def get_cosine_with_hard_restarts_schedule_with_warmup(
     num_cycles: Positive = 1,
     last_epoch: LastStep = -1,
 ) -> CurveSchedule:
-    r"""Raise the learning rate in a line, then lower it along half a cosine, several times from the peak.
+    r"""Linear warm-up, then several decays along half a cosine, each from the peak.
 
     .. math::
         \eta_t = \tfrac{\eta}{2} \left(1 + \cos\left(\pi \left(c \tfrac{t - w}{n - w} \bmod 1\right)\right)\right)
         \quad (w \le t < n), \qquad 0 \quad (t \ge n)
 
-    `num_cycles` is c, the number of falls from the peak, above 0. With w = n, step n is at the peak.
+    `num_cycles` is c, the number of decays, above 0. With w = n, step n is at the peak.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_cosine_with_hard_restarts_schedule_with_warmup
@@ -137,15 +134,15 @@ def get_polynomial_decay_schedule_with_warmup(
     power: Positive = 1.0,
     last_epoch: LastStep = -1,
 ) -> CurveSchedule:
-    r"""Raise the learning rate in a line, then lower it to `lr_end` along a power of the remaining share.
+    r"""Linear warm-up, then a polynomial decay to `lr_end`.
 
     .. math::
         \eta_t = \eta_{end} + (\eta - \eta_{end}) \left(1 - \frac{t - w}{n - w}\right)^p \quad (w \le t \le n), \qquad
         \eta_{end} \quad (t > n)
 
-    `lr_end` is at least 0 and below the peak, `power` is p, above 0; 1 is a line.
+    `lr_end` is at least 0 and below the peak. `power` is p, above 0; 1 is linear.
 
-    Differs from transformers: a warm-up as long as the training ends at the peak; there it divides by 0.
+    Differs from transformers: a warm-up as long as the training ends at the peak, where transformers divides by 0.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_polynomial_decay_schedule_with_warmup
@@ -165,12 +162,12 @@ def get_polynomial_decay_schedule_with_warmup(
 def get_inverse_sqrt_schedule(
     optimizer: Any, num_warmup_steps: Steps, timescale: Optional[Positive] = None, last_epoch: LastStep = -1
 ) -> CurveSchedule:
-    r"""Raise the learning rate in a line, then lower it with the root of the steps: for runs without a set end.
+    r"""Linear warm-up, then a decay with the square root of the steps: for runs of unknown length.
 
     .. math::
         \eta_t = \eta \sqrt{\frac{s}{t - w + s}} \quad (t \ge w)
 
-    `timescale` is s, in steps, above 0. By default it is w, or 10,000 if that is 0.
+    `timescale` is s, in steps, above 0; by default w, or 10,000 if w is 0.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_inverse_sqrt_schedule
@@ -192,14 +189,14 @@ def get_cosine_with_min_lr_schedule_with_warmup(
     min_lr: Optional[NonNegative] = None,
     min_lr_rate: Optional[Fraction] = None,
 ) -> CurveSchedule:
-    r"""Raise the learning rate in a line, then lower it along half a cosine to a rate above 0.
+    r"""Linear warm-up, then a decay along half a cosine to a minimum rate.
 
     .. math::
         \eta_t = \eta \left(f + \tfrac{1 - f}{2} \left(1 + \cos\left(2 \pi c \tfrac{t - w}{n - w}\right)\right)\right)
         \quad (t \ge w)
 
-    `num_cycles` is c, the waves from step w to step n, above 0; the wave goes on after step n. Give either `min_lr`,
-    the lowest rate, from 0 to the peak, or `min_lr_rate`, f, the same as a fraction of the peak.
+    `num_cycles` is that of `get_cosine_schedule_with_warmup`. Give the minimum either as `min_lr`, a rate from 0 to the
+    peak, or as `min_lr_rate`, f, a fraction of the peak.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_cosine_with_min_lr_schedule_with_warmup
@@ -223,16 +220,16 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
     min_lr_rate: Optional[Fraction] = None,
     warmup_lr_rate: Optional[Fraction] = None,
 ) -> CurveSchedule:
-    r"""Start above 0, reach the peak with the last step of the warm-up, then lower the rate along half a cosine.
+    r"""Warm-up from above 0, with the peak at its last step, then a decay along half a cosine to a minimum rate.
 
     .. math::
         \eta_t = \eta\, \frac{t + 1}{w} \text{ or } \eta \left(r + (1 - r) \frac{t}{w - 1}\right) \quad (t < w), \qquad
         \eta \left(f + \tfrac{1 - f}{2} \left(1 + \cos\left(2 \pi c \tfrac{t + 1 - w}{n - w}\right)\right)\right)
         \quad (t \ge w)
 
-    The lowest rate is that of step n - 1. `num_cycles`, `min_lr` and `min_lr_rate` are those of
-    `get_cosine_with_min_lr_schedule_with_warmup`. `warmup_lr_rate` is r, the fraction of the peak that the warm-up
-    starts at; 1/w by default.
+    Step n - 1 is at the minimum rate. `num_cycles`, `min_lr` and `min_lr_rate` are those of
+    `get_cosine_with_min_lr_schedule_with_warmup`. `warmup_lr_rate` is r, the first rate as a fraction of the peak; 1/w
+    by default.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_cosine_with_min_lr_schedule_with_warmup_lr_rate
@@ -247,7 +244,7 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
 
 
 def _floor(optimizer: Any, min_lr: Optional[float], min_lr_rate: Optional[float]) -> float:
-    """Return the lowest rate as a fraction of the peak."""
+    """Return the minimum rate as a fraction of the peak."""
     if min_lr is not None and min_lr_rate is None:
         return checked_fraction("min_lr", min_lr, peak_of(optimizer))
     if min_lr_rate is None or min_lr is not None:
@@ -270,7 +267,7 @@ def get_wsd_schedule(
     num_cycles: Positive = 0.5,
     last_epoch: LastStep = -1,
 ) -> CurveSchedule:
-    r"""Warm up, stay at the peak, decay in the last steps: a run that can be made longer from before its decay.
+    r"""Warm-up, constant rate, decay in the last steps: a run can be extended from a checkpoint before the decay.
 
     .. math::
         \eta_t = \eta (f + (1 - f)\, u(t / w)) \;(t < w), \qquad \eta \;(t < w + s), \qquad
@@ -280,11 +277,13 @@ def get_wsd_schedule(
         v(x) = 1 - x, \quad \tfrac12 (1 + \cos 2 \pi c x), \quad 1 - \sqrt{x}; \qquad
         u(x) = x, \quad \tfrac12 (1 - \cos \pi x), \quad 1 - \sqrt{1 - x}
 
-    w, s and d are `num_warmup_steps`, `num_stable_steps` and `num_decay_steps`, at least 0; u and v `warmup_type` and
-    `decay_type`: "linear", "cosine" or "1-sqrt"; f `min_lr_ratio`, the fraction of the peak at which the rate starts
-    and ends; c `num_cycles`, waves of a cosine decay, above 0. Give s or n, `num_training_steps`, for s of n - w - d;
-    if that is below 0, which is warned of, the decay begins with its last n - w steps. If both are given, s has the
-    last word; a warning if w + s + d is not n.
+    - w, s and d are `num_warmup_steps`, `num_stable_steps` and `num_decay_steps`, at least 0.
+    - u and v are `warmup_type` and `decay_type`: "linear", "cosine" or "1-sqrt".
+    - f is `min_lr_ratio`, the first and last rate as a fraction of the peak.
+    - c is `num_cycles`, the number of waves in a cosine decay, above 0.
+
+    Give s, or `num_training_steps`, n, for s = n - w - d. If this is negative, a warning tells so and only the last
+    n - w steps of the decay are taken. If both are given, s overrides n, with a warning unless w + s + d = n.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_wsd_schedule
@@ -322,20 +321,21 @@ def get_constant_schedule_with_cool_down(
     warmup_lr_init: NonNegative = 0.0,
     last_epoch: LastStep = -1,
 ) -> CurveSchedule:
-    r"""Warm up, stay at the peak, cool down along half a cosine, then train on at one or two low rates.
+    r"""Warm-up, constant rate, a decay along half a cosine, then one or two low constant rates.
 
     .. math::
         \eta_t = \eta_0 + (\eta - \eta_0) \tfrac{t}{w} \;(t < w), \quad \eta \;(t < w + k), \quad
         \eta_1 + \tfrac{\eta - \eta_1}{2} \left(1 + \cos\left(2 \pi c \tfrac{t - w - k}{d}\right)\right)
         \;(t < w + k + d), \quad \eta_1 \;(t < w + k + d + l), \quad \eta_2
 
-    w, k, d and l are `num_warmup_steps`, `keep_steps`, `decay_steps` and `final_steps`, c `num_cycles`, waves of the
-    cool-down, above 0. By default d is `num_training_steps` - w - k - l, or 0 and a warning if that is less. The rates,
-    each from 0 to the peak, are `warmup_lr_init`, :math:`\eta_0`; `lr_end1`, :math:`\eta_1`; `lr_end2`,
-    :math:`\eta_2`, by default `lr_end1`.
+    - w, k, d and l are `num_warmup_steps`, `keep_steps`, `decay_steps` and `final_steps`. By default d is
+      `num_training_steps` - w - k - l; if this is negative, 0 with a warning.
+    - c is `num_cycles`, the number of waves in the decay, above 0.
+    - :math:`\eta_0`, :math:`\eta_1` and :math:`\eta_2` are `warmup_lr_init`, `lr_end1` and `lr_end2` (`lr_end1` by
+      default), each from 0 to the peak.
 
-    Differs from MindFormers: the default of `decay_steps` there is the whole training, which then ends within the
-    cool-down; an `lr_end2` of 0 there is taken for none.
+    Differs from MindFormers: there, `decay_steps` is the whole training by default, which ends before the decay does,
+    and an `lr_end2` of 0 is ignored.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_constant_schedule_with_cool_down
@@ -366,7 +366,7 @@ def _one_needed(**lengths: None) -> ValueError:
 
 @schedule("reduce_lr_on_plateau", on_metric=ReduceLROnPlateau, member="REDUCE_ON_PLATEAU")
 def get_reduce_on_plateau_schedule(optimizer: Any, **kwargs: Any) -> ReduceLROnPlateau:
-    r"""Build a `ReduceLROnPlateau` with these arguments from an optimizer or the first rate; see `get_scheduler`.
+    r"""Build a `ReduceLROnPlateau` with these arguments.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_reduce_on_plateau_schedule
@@ -381,7 +381,7 @@ def get_reduce_on_plateau_schedule(optimizer: Any, **kwargs: Any) -> ReduceLROnP
 
 @schedule("greedy", on_metric=GreedyLR)
 def get_greedy_schedule(optimizer: Any, **kwargs: Any) -> GreedyLR:
-    r"""Build a `GreedyLR` with these arguments from an optimizer or the first rate; see `get_scheduler`.
+    r"""Build a `GreedyLR` with these arguments.
 
     Examples:
         >>> from paddle_ldopt.schedules import get_greedy_schedule
@@ -393,5 +393,5 @@ def get_greedy_schedule(optimizer: Any, **kwargs: Any) -> GreedyLR:
     return attach(GreedyLR(peak_of(optimizer), **kwargs), optimizer)
 
 
-if not TYPE_CHECKING:  # which would know no name but those of a list
+if not TYPE_CHECKING:  # a type checker reads a literal list only
     __all__ = [kind.function.__name__ for kind in SCHEDULES.values()]

@@ -1,4 +1,4 @@
-"""Schedules that follow a metric: they are stepped with it, and their state is more than a step."""
+"""Schedules that follow a metric: `step` takes the metric, and the state is more than the step."""
 
 import collections
 import functools
@@ -42,7 +42,7 @@ class MetricSchedule(Schedule):
         eps: NonNegative = 1e-8,
         verbose: Flag = False,
     ) -> None:
-        # not Paddle's: it would take a first step, without a metric
+        # instead of Paddle's constructor, which steps once, without a metric
         start_without_step(self)
         self.base_lr = self.last_lr = learning_rate
         self.last_epoch = 0
@@ -59,17 +59,17 @@ class MetricSchedule(Schedule):
         self._restart()
 
     def _check_limits(self) -> None:
-        """Raise if the learning rate is out of the limits of the class."""
+        """Raise if the learning rate is outside the limits of the schedule."""
 
     def _restart(self) -> None:
-        """Forget all metrics so far."""
+        """Forget all metrics."""
         self.best = math.inf if self.mode == "min" else -math.inf
         self.num_bad_epochs = self.cooldown_counter = 0
 
     def _count(self, metrics: Any, epoch: Optional[int]) -> float:
         """Count a step; return its metric as a float."""
         metric = metrics
-        if type(metric) is not float:  # the usual way is fast
+        if type(metric) is not float:  # a float takes the fast path
             try:
                 if getattr(metrics, "size", 1) != 1 or isinstance(metrics, (str, bytes)):
                     raise TypeError
@@ -80,7 +80,7 @@ class MetricSchedule(Schedule):
         return metric
 
     def _judge(self, metric: float) -> bool:
-        """Compare a metric with the best so far; return whether it is better."""
+        """Return whether a metric is better than the best so far."""
         sign = -1.0 if self.mode == "min" else 1.0
         margin = sign * self.threshold
         bar = self.best * (1.0 + margin) if self.threshold_mode == "rel" else self.best + margin
@@ -97,7 +97,7 @@ class MetricSchedule(Schedule):
         self.num_bad_epochs = 0
 
     def _set(self, lr: float) -> None:
-        """Set the rate to one that differs by more than `eps`."""
+        """Set the rate if it differs from the present one by more than `eps`."""
         if abs(lr - self.last_lr) > self.eps:
             self.last_lr = lr
             if self.verbose:
@@ -108,44 +108,44 @@ class MetricSchedule(Schedule):
         return self.last_lr
 
     def state_keys(self) -> None:
-        """Name the entries of `state_dict`."""
+        """Set `keys`, the entries of `state_dict`."""
         self.keys = ["last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter"]
 
 
 def follows_metric(schedule: Any) -> bool:
-    """Return whether a schedule is stepped with a metric: ours, or one of any class whose `step` needs an argument."""
+    """Return whether the `step` of a schedule, ours or another library's, needs a metric."""
     kind: Any = type(schedule)
     return isinstance(schedule, MetricSchedule) or (isinstance(schedule, LRScheduler) and _needs_argument(kind.step))
 
 
 @functools.cache
 def _needs_argument(method: Callable[..., Any]) -> bool:
-    """Return whether a method has a required argument beside the first, its object."""
+    """Return whether a method has a required argument besides `self`."""
     _, *taken = inspect.signature(method).parameters.values()
     return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in taken)
 
 
 class ReduceLROnPlateau(MetricSchedule):
-    r"""Multiply the learning rate by a factor each time that a metric has not got better for a while.
+    r"""Reduce the learning rate when a metric stops improving.
 
     .. math::
         \eta \leftarrow \max(f \eta, \eta_{min}) \text{ after more than patience steps without } m < b(1 - \theta)
 
-    with m the metric and b its best so far.
+    with m the metric and b the best so far.
 
     Args:
         learning_rate: the first rate, above 0.
-        mode: "min" or "max", which of the metric is good.
+        mode: "min" if a lower metric is better, or "max".
         factor: f, in (0, 1).
-        patience: steps without an improvement that are tolerated, at least 0.
-        threshold: what counts as an improvement, at least 0.
-        threshold_mode: "rel", a share of the best, or "abs", in the metric's unit.
+        patience: steps without an improvement before a reduction, at least 0.
+        threshold: :math:`\theta`, the smallest improvement, at least 0.
+        threshold_mode: "rel", a fraction of the best, or "abs", in the metric's unit.
         cooldown: steps after a reduction in which bad metrics do not count, at least 0.
         min_lr: the lowest rate, at least 0 and below the first.
-        eps: smaller changes of the rate are not made.
+        eps: smaller changes of the rate are skipped, at least 0.
         verbose: print every change.
 
-    Differs from ``paddle.optimizer.lr.ReduceOnPlateau``: the best is updated in the cool-down too, as in PyTorch. A NaN
+    Differs from ``paddle.optimizer.lr.ReduceOnPlateau``: the best is also updated in the cool-down, as in PyTorch. NaN
     is no improvement.
 
     Examples:
@@ -161,11 +161,11 @@ class ReduceLROnPlateau(MetricSchedule):
 
     def _check_limits(self) -> None:
         if self.min_lr >= self.base_lr:
-            advice = "`min_lr` must be below the learning rate, or nothing could be reduced."
+            advice = "`min_lr` must be below the learning rate; otherwise there is nothing to reduce."
             raise refusal(ValueError, advice, min_lr=self.min_lr, learning_rate=self.base_lr)
 
     def step(self, metrics: Any, epoch: Optional[int] = None) -> None:
-        """Count a step, as number `epoch` if it is given, and judge its metric, a number or a Tensor of one number."""
+        """Take a step, number `epoch` if given, with its metric: a number or a Tensor of one element."""
         self._judge(self._count(metrics, epoch))
         if self.cooldown_counter > 0:
             self.cooldown_counter -= 1
@@ -175,7 +175,7 @@ class ReduceLROnPlateau(MetricSchedule):
 
 
 class GreedyLR(MetricSchedule):
-    r"""Lower the learning rate while a metric does not get better, raise it while it does.
+    r"""Raise the learning rate while a metric improves, reduce it while it does not.
 
     .. math::
         \eta \leftarrow \max(f \eta, \eta_{min}) \text{ after more than patience bad steps in a row}, \qquad
@@ -183,15 +183,17 @@ class GreedyLR(MetricSchedule):
 
     Args:
         learning_rate: the first rate, from `min_lr` to `max_lr`.
-        patience: good or bad steps in a row without a change, at least 0.
-        cooldown, warmup: steps after a reduction, or an increase, in which nothing is counted, at least 0.
-        min_lr, max_lr: the lowest rate, at least 0, by default above the rates of fine-tuning; the highest, above it.
-        smooth, window_size: judge the mean of the last `window_size` metrics, at least 1, instead of the last one.
-        reset_start: reductions due at the lowest rate before a restart from the first, at least 1.
+        patience: good or bad steps in a row before a change, at least 0.
+        cooldown: steps after a reduction in which metrics do not count, at least 0.
+        warmup: the same after an increase.
+        min_lr: the lowest rate, at least 0. The default is above usual rates of fine-tuning.
+        max_lr: the highest rate, above `min_lr`.
+        smooth: compare the mean of the last `window_size` metrics, at least 1, instead of the last metric.
+        reset_start: reductions at the lowest rate before a restart from the first rate, at least 1.
         mode, factor, threshold, threshold_mode, eps, verbose: as in `ReduceLROnPlateau`.
 
-    Differs from transformers: a first rate out of `min_lr` to `max_lr` is an error; the mean is summed anew in each
-    step, so that no rounding adds up and a NaN is forgotten with its window. There is one rate for all groups.
+    Differs from transformers: a first rate outside `min_lr` to `max_lr` is an error. Each step sums the mean anew, so
+    rounding errors do not add up and a NaN leaves with its window. All groups share one rate.
 
     Examples:
         >>> from paddle_ldopt.schedules import GreedyLR
@@ -238,7 +240,7 @@ class GreedyLR(MetricSchedule):
 
     def _check_limits(self) -> None:
         if not (self.min_lr <= self.base_lr <= self.max_lr and self.min_lr < self.max_lr):
-            advice = "The learning rate must be from `min_lr` to `max_lr`, and these differ; give them as well."
+            advice = "The learning rate must be from `min_lr` to `max_lr`, which must differ. Set them as well."
             raise refusal(ValueError, advice, learning_rate=self.base_lr, min_lr=self.min_lr, max_lr=self.max_lr)
 
     def _restart(self) -> None:
@@ -248,7 +250,7 @@ class GreedyLR(MetricSchedule):
         self.window: collections.deque[float] = collections.deque(maxlen=self.window_size)
 
     def step(self, metrics: Any, epoch: Optional[int] = None) -> None:
-        """Count a step, as number `epoch` if it is given, and judge its metric, a number or a Tensor of one number."""
+        """Take a step, number `epoch` if given, with its metric: a number or a Tensor of one element."""
         metric = self._count(metrics, epoch)
         if self.smooth:
             self.window.append(metric)
@@ -278,18 +280,18 @@ class GreedyLR(MetricSchedule):
                 self.last_lr, self.cooldown_counter = self.base_lr, self.cooldown
 
     def state_keys(self) -> None:
-        """Name the entries of `state_dict`."""
+        """Set `keys`, the entries of `state_dict`."""
         super().state_keys()
         self.keys += ["num_good_epochs", "warmup_counter", "resets_in", "window"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: numbers, and the metrics of the window as a list of its own."""
+        """Return the state: numbers, and a new list of the metrics in the window."""
         return {**super().state_dict(), "window": list(self.window)}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave; keys that are missing stay as they are, as in transformers.
+        """Load a state from `state_dict`; as in transformers, missing keys keep their values.
 
-        It raises, and changes nothing, if this is not the state of such a schedule, or has none of its keys.
+        A state with none of the keys, or with bad values, raises and changes nothing.
         """
         own, state = self.state_dict(), checked_state(state_dict)
         if own.keys() & state.keys():

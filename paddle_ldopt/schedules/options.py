@@ -1,4 +1,4 @@
-"""The arguments of all schedules: types that say which values they may have, and checks by a function's signature.
+"""Types for the arguments of schedules, each with its range, and argument checks by a function's signature.
 
 Limits that depend on the peak or on another argument are checked where the schedule is built.
 """
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Callable, Optional, TypeVar
 from .._checks import Option, checked_bool, checked_choice, checked_number, checked_steps
 from .curves import FALLS
 
-REQUIRED = inspect.Parameter.empty  # the default of an argument that has none
+REQUIRED = inspect.Parameter.empty  # the default of a required argument
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -27,7 +27,7 @@ def _choice(*choices: str) -> Option:
 
 Steps = Annotated[int, _steps(0)]
 StepsFrom1 = Annotated[int, _steps(1)]
-LastStep = Annotated[int, _steps(-1)]  # the last step that was taken; -1 for none
+LastStep = Annotated[int, _steps(-1)]  # the last step taken; -1 for none
 NonNegative = Annotated[float, Option(REQUIRED, "")]
 Positive = Annotated[float, Option(REQUIRED, "", ends="(]")]
 Fraction = Annotated[float, Option(REQUIRED, "", high=1.0)]
@@ -39,7 +39,7 @@ ThresholdMode = Annotated[str, _choice("rel", "abs")]
 
 
 def _options_of(function: Callable[..., Any]) -> dict[str, Option]:
-    """Return the parameters of a function that have one of the types above, with the signature's defaults."""
+    """Return the options that a function's signature declares by the types above, with its defaults."""
     hints = typing.get_type_hints(function, include_extras=True)
     taken = inspect.signature(function).parameters
     declared = [(name, parameter.default, _declared(hints.get(name))) for name, parameter in taken.items()]
@@ -58,9 +58,9 @@ def _declared(hint: Any) -> Optional[Option]:
 
 
 def checks_arguments(function: _Function) -> _Function:
-    """Decorate a function that gets its arguments checked, and as they are kept, such as a float of an int.
+    """Decorate a function: its arguments are checked and converted, such as an int to a float, before it is called.
 
-    The result has the `options` of the function, and plain types in its signature, for `help`.
+    The result has the `options` that the signature declares. `help` shows plain types.
     """
     options, signature = _options_of(function), inspect.signature(function)
     function.__annotations__ = typing.get_type_hints(function)

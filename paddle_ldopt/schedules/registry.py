@@ -1,10 +1,10 @@
-"""The table of all kinds of schedules: `schedule` puts a function into it.
+"""The table of all kinds of schedules; the decorator `schedule` adds a function.
 
     @schedule("triangle")
     def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1) -> CurveSchedule:
         return scheduled(optimizer, curves.Linear(num_warmup_steps, num_warmup_steps), last_epoch)
 
-Checks, `SchedulerType`, `LdoptConfig`, the Trainer, the command line and the docs read its signature.
+Checks, `SchedulerType`, `LdoptConfig`, the Trainer, the command line and the docs read the signature.
 """
 
 import dataclasses
@@ -18,40 +18,40 @@ from .._messages import nearest, refusal, shown
 from .options import checks_arguments
 
 _Function = TypeVar("_Function", bound=Callable[..., LRScheduler])
-_GENERAL = ("num_warmup_steps", "num_training_steps")  # every kind is given these
+_GENERAL = ("num_warmup_steps", "num_training_steps")  # arguments of `get_scheduler`, for every kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of schedule: the function that builds it, and what this takes beside the optimizer."""
+    """A kind of schedule: the function that builds it, and the options of this function."""
 
     name: str
     function: Callable[..., LRScheduler]
     options: dict[str, Option]
-    on_metric: bool  # it is stepped with a metric
+    on_metric: bool  # `step` takes a metric
     member: str  # of `SchedulerType`
 
     @property
     def specific(self) -> dict[str, Option]:
-        """The options that `scheduler_specific_kwargs` may give."""
+        """The options allowed in `scheduler_specific_kwargs`."""
         return {key: option for key, option in self.options.items() if key not in _GENERAL}
 
     def idle_warmup(self, **given: Any) -> Iterator[str]:
-        """Yield the message that a warm-up would be ignored, if one is given and the kind has none."""
+        """Yield an error message if a warm-up is given to a kind without one."""
         if any(given.values()) and "num_warmup_steps" not in self.options:
             other = f"{self.name}_with_warmup"
-            advice = f": use {shown(other)}" if other in SCHEDULES else ", it would be ignored"
+            advice = f": use {shown(other)}" if other in SCHEDULES else "; it would be ignored"
             yield str(refusal(ValueError, f"The schedule {shown(self.name)} has no warm-up{advice}.", **given))
 
     def unknown(self, key: Any, value: Any) -> str:
-        """Return the message about a keyword that the function does not take."""
+        """Return the error message for an unknown keyword."""
         return (
             f"{self.function.__name__}() got an unexpected keyword argument {shown(key)} in "
             f"`scheduler_specific_kwargs`; it takes {', '.join(self.specific)}. Received: {key}={shown(value)}"
         )
 
     def missing(self, key: str) -> str:
-        """Return the message about an argument that was not given."""
+        """Return the error message for a missing argument."""
         name = f"SchedulerType.{self.member}"
         return f"{name} requires `{key}`, please provide that argument. Received: {key}=None"
 
@@ -62,10 +62,10 @@ SCHEDULES: dict[str, Kind] = {}
 def schedule(
     name: str, on_metric: Optional[type] = None, member: Optional[str] = None
 ) -> Callable[[_Function], _Function]:
-    """Return a decorator that has a function check its arguments, and puts it into the table under that name.
+    """Return a decorator that adds a function to the table under `name`, and has its arguments checked.
 
-    A function that passes its keywords on to the class of a schedule that follows a metric names this class. `member`
-    is the name in `SchedulerType`, by default `name` in capitals.
+    `on_metric` is the class of a schedule that follows a metric; the function passes its keywords to this class.
+    `member` is the name in `SchedulerType`, by default `name` in capitals.
     """
 
     def add(function: _Function) -> _Function:
@@ -79,7 +79,7 @@ def schedule(
 
 
 def kind_of(name: Any) -> Kind:
-    """Return the kind of that name, or of a member of an enum, ours or another library's, that has it as its value."""
+    """Return the kind for a name, or for an enum member, ours or another library's, with a name as its value."""
     plain = getattr(name, "value", name)
     plain = plain.replace("-", "_") if isinstance(plain, str) else None
     if plain not in SCHEDULES:

@@ -1,4 +1,4 @@
-"""A warm-up before any other schedule: a port of `WarmUp` of transformers 4.37, which transformers 5 has dropped."""
+"""`WarmUp`, a warm-up before any other schedule: a port of transformers 4.37's (removed in transformers 5)."""
 
 import math
 from typing import Any, Callable, Optional, Union
@@ -15,7 +15,7 @@ __all__ = ["WarmUp"]
 
 
 class WarmUp(LRScheduler):
-    r"""A rise of the rate from 0 before any other schedule that has no warm-up of its own.
+    r"""A warm-up before a schedule without one.
 
     With k the step, from 0, and w the steps of the warm-up:
 
@@ -23,19 +23,21 @@ class WarmUp(LRScheduler):
         l_k = \begin{cases} l_0 \, (k / w)^{power} & k < w \\ decay(k - w) & k \ge w \end{cases}
 
     Args:
-        initial_learning_rate: :math:`l_0`, the rate that the warm-up rises to, at least 0.
-        decay_schedule_fn: the rate after the warm-up: a function of the steps since its end, from 0, or a Paddle
-            scheduler, of which a copy is stepped.
+        initial_learning_rate: :math:`l_0`, the rate at the end of the warm-up, at least 0.
+        decay_schedule_fn: the rate after the warm-up: a function of the steps since the warm-up, from 0, or a Paddle
+            scheduler. `WarmUp` steps a copy of the scheduler.
         warmup_steps: w, at least 0.
         power: above 0; 1 is linear.
         name: a label, for messages and `get_config`.
-        last_epoch: k of the last step that was taken; -1 at the start.
+        last_epoch: k of the last step taken; -1 for none.
         verbose: print the rate of every step.
 
-    A scheduler whose `step` needs a metric is refused, and at any step a rate that is negative or not finite.
+    Raises:
+        TypeError: `decay_schedule_fn` is a scheduler whose `step` needs a metric.
+        ValueError: the rate of a step is negative or not finite.
 
-    Differs from transformers: it advances by its own `step()`, as all of Paddle's schedulers; the rate is float64;
-    `power` must be above 0. ``schedule(k)`` is the rate of step k, as there, and ``schedule()`` the present rate.
+    Differs from transformers: `step()` advances it, as all of Paddle's schedulers; the rate is float64; `power` must be
+    above 0. ``schedule(k)`` is the rate of step k, as there, and ``schedule()`` the present rate.
 
     Examples:
         >>> import paddle
@@ -64,8 +66,8 @@ class WarmUp(LRScheduler):
     ) -> None:
         self.initial_learning_rate = initial_learning_rate
         if not callable(decay_schedule_fn) or isinstance(decay_schedule_fn, type) or follows_metric(decay_schedule_fn):
-            kinds = "a function of the step or a Paddle scheduler that needs no metric: a warm-up has none"
-            advice = "Attach a schedule that follows a metric when the warm-up has ended."
+            kinds = "a function of the step or a Paddle scheduler whose `step` needs no metric"
+            advice = "Attach a schedule that follows a metric after the warm-up."
             raise refusal(
                 TypeError, f"`decay_schedule_fn` must be {kinds}. {advice}", decay_schedule_fn=decay_schedule_fn
             )
@@ -75,15 +77,15 @@ class WarmUp(LRScheduler):
         self.warmup_steps = warmup_steps
         self.power = power
         self.name = name
-        # stepped along, not set anew from the original: a scheduler may compute its rate from its last one
+        # kept and stepped: a scheduler may compute its rate from its last rate
         self._decay = copy_schedule(decay_schedule_fn) if isinstance(decay_schedule_fn, LRScheduler) else None
-        self._decayed_rate(0, copy_schedule(self._decay))  # a function that cannot be used is refused now, not later
+        self._decayed_rate(0, copy_schedule(self._decay))  # refuses a bad function now, not at the end of the warm-up
         super().__init__(self.initial_learning_rate, last_epoch, verbose)
 
     def __call__(self, step: Optional[int] = None) -> float:
-        """Return the rate of step `step`, at least 0, or the present one.
+        """Return the rate of step `step`, at least 0, or the present rate.
 
-        A scheduler inside that computes its rate from its last one knows its present rate only.
+        With an inner scheduler that computes its rate from its last one, only the present rate is known.
         """
         if step is None:
             return self.last_lr
@@ -99,7 +101,7 @@ class WarmUp(LRScheduler):
         return self._decayed_rate(step - self.warmup_steps, decay)
 
     def _decayed_rate(self, step: int, decay: Optional[LRScheduler]) -> float:
-        """Return the checked rate `step` steps after the warm-up; `decay` is the scheduler to step, if there is one."""
+        """Return the checked rate `step` steps after the warm-up; `decay` is the inner scheduler, if any, to step."""
         if decay is not None:
             decay.step(step)
             given = decay()
@@ -114,16 +116,16 @@ class WarmUp(LRScheduler):
         return rate
 
     def _refusal(self, kind: type[Exception], step: int, given: Any, expected: str) -> Exception:
-        sentence = f"`decay_schedule_fn` of {self.name or 'WarmUp'} must give {expected}."
+        sentence = f"`decay_schedule_fn` of {self.name or 'WarmUp'} must return {expected}."
         return refusal(kind, sentence, **{f"decay_schedule_fn({step})": given})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step, the rate and, under "decay", the state of the scheduler inside."""
+        """Return the step, the rate and, under "decay", the state of the inner scheduler."""
         inside = {} if self._decay is None else {"decay": self._decay.state_dict()}
         return {**super().state_dict(), **inside}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave; raise, and change nothing, if it is of a `WarmUp` with another kind of decay."""
+        """Load a state from `state_dict`; the state of another kind of decay raises and changes nothing."""
         own = dict(checked_state(state_dict))
         if ("decay" in own) != (self._decay is not None):
             advice = "The state must be of a WarmUp whose `decay_schedule_fn` is of the same kind."
@@ -141,11 +143,11 @@ class WarmUp(LRScheduler):
     set_dict = set_state_dict
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments, `decay_schedule_fn` as it was given, for `from_config`."""
+        """Return the arguments for `from_config`, with `decay_schedule_fn` as it was given."""
         names = ("initial_learning_rate", "decay_schedule_fn", "warmup_steps", "power", "name")
         return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "WarmUp":
-        """Build a schedule, at its start, from what `get_config` gave."""
+        """Build a schedule from the arguments of `get_config`; it starts at step 0."""
         return cls(**config)

@@ -15,6 +15,7 @@ from project import ROOT
 import paddle_ldopt as ldopt
 
 DOCS = ROOT / "docs" / "evidence.md"
+TABLES = DOCS.with_name("evidence_tables.md")
 
 
 @pytest.fixture(scope="module")
@@ -179,24 +180,32 @@ def test_unfinished_seeds_are_left_out(tmp_path):
         report.Results(path)
 
 
-def test_the_report_is_what_docs_evidence_says():
-    parts = report.blocks(report.Results(evidence.RESULTS))
+def test_the_report_is_what_the_pages_say():
+    results = report.Results(evidence.RESULTS)
+    for page, parts in ((DOCS, {"findings": report.findings(results)}), (TABLES, report.blocks(results))):
+        text = page.read_text(encoding="utf-8")
+        assert report.fill(text, parts) == text, "run `python benchmarks/llrd_evidence.py report`"
+
+
+def test_the_findings_fit_on_a_screen():
     text = DOCS.read_text(encoding="utf-8")
-    assert report.fill(text, parts) == text, "run `python benchmarks/llrd_evidence.py report`"
+    assert len(text.splitlines()) < 70 and text.count("![") == 1 and "(evidence_tables.md)" in text
 
 
 def test_the_report_changes_with_the_results(tmp_path):
     lines = evidence.RESULTS.read_text(encoding="utf-8").splitlines()
-    results, docs = tmp_path / "results.jsonl", tmp_path / "docs" / "evidence.md"
-    docs.parent.mkdir()
-    docs.write_text(DOCS.read_text(encoding="utf-8"), encoding="utf-8")
+    results, docs = tmp_path / "results.jsonl", tmp_path / "docs"
+    docs.mkdir()
+    for page in (DOCS, TABLES):
+        (docs / page.name).write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
     first = next(i for i, line in enumerate(lines) if '"task"' in line)
     lines[first] = json.dumps({**json.loads(lines[first]), "test": 0.0})
     results.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    evidence.main(["report", "--results", str(results), "--docs", str(docs)])
-    assert docs.read_text(encoding="utf-8") != DOCS.read_text(encoding="utf-8")
-    for picture in re.findall(r"\((images/[^)]*)\)", docs.read_text(encoding="utf-8")):
-        assert (docs.parent / picture).exists() and (DOCS.parent / picture).exists(), picture
+    evidence.main(["report", "--results", str(results), "--docs", str(docs / DOCS.name)])
+    written = (docs / TABLES.name).read_text(encoding="utf-8")
+    assert written != TABLES.read_text(encoding="utf-8")
+    for picture in re.findall(r"\((images/[^)]*)\)", written + DOCS.read_text(encoding="utf-8")):
+        assert (docs / picture).exists() and (DOCS.parent / picture).exists(), picture
 
 
 def test_a_document_without_a_part_is_refused():

@@ -1,6 +1,6 @@
 """Layouts, ways to step, optimizers and features in all combinations: one process's numbers, or a refusal.
 
-`make test` draws some, `make fault` trains all and compares them with what docs/scaling.md prints.
+`make test` and `make test-all` draw some, `make fault` trains all and compares them with what docs/scaling.md prints.
 """
 
 import json
@@ -11,7 +11,11 @@ from combinations import LAYOUTS, RESULTS, combinations, ranks_of, rows_of, samp
 SEED = 22
 
 
-@pytest.mark.parametrize(("ranks", "count"), [(2, 45), (4, 25)])
+@pytest.mark.promise(
+    "each combination of layout, way to step, optimizer and feature matches one process or is refused",
+    seen="[scaling.md](scaling.md)",
+)
+@pytest.mark.parametrize(("ranks", "count"), [(2, 45), pytest.param(4, 25, marks=pytest.mark.slow)])
 def test_some(ranks, count, tmp_path):
     keys = sample(count, SEED, ranks)
     assert {key[0] for key in keys} == {layout for layout in LAYOUTS if ranks_of(layout) == ranks}
@@ -23,7 +27,7 @@ def test_some(ranks, count, tmp_path):
         assert [row.removeprefix("refused: ")] == (known or ["match"]), (layout, way, case, feature)
 
 
-@pytest.mark.slow
+@pytest.mark.promise("each combination of layout, way to step, optimizer and feature matches one process or is refused")
 @pytest.mark.fault
 @pytest.mark.timeout(5400)
 def test_all(tmp_path):

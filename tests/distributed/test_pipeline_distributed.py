@@ -52,9 +52,7 @@ def slow(degrees):
         (2, {"staged": ["came", "ragged"], "whole": ["lamb", "ragged"]}, {"sharding": 2}),
         # slices of parameters: the norm is that of all, and update rules are answered with sums over all
         (2, {"whole": ["adamwdl", "came", "adafactor", "lamb", "ragged"]}, {"sharding": 2, "sharding_configs": V2}),
-        (4, {"staged": ["came", "ragged"]}, {"pp": 2, "dp": 2}),
         (4, {"staged": ["lamb", "ragged"]}, {"pp": 2, "sharding": 2, "sharding_configs": V2}),
-        (4, {"whole": ["lamb", "ragged"]}, {"dp": 2, "sharding": 2, "sharding_configs": V2}),
         slow({"pp": 2, "dp": 2}),
         slow({"pp": 2, "sharding": 2}),
         slow({"pp": 2, "sharding": 2, "sharding_configs": V2}),
@@ -167,6 +165,9 @@ def interrupted(folder, steps, dies=None, also_whole=False):
     return (resumed, run(None)) if also_whole else resumed
 
 
+@pytest.mark.promise(
+    "when a rank is killed in mid-step, the others end with an error and a relaunch resumes bit for bit", seen="equal"
+)
 def test_a_killed_process_ends_the_others_and_a_relaunch_goes_on(tmp_path):
     with pytest.raises(LaunchError) as error:
         launch(interrupted, ranks=2, timeout=90, grace=30, folder=str(tmp_path), steps=9, dies=6)

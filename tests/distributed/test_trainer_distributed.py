@@ -155,6 +155,9 @@ def test_a_resume_in_the_same_layout_is_exact(ranks, folder):
     assert not list(saved.glob("*.partial"))
 
 
+@pytest.mark.promise(
+    "a run resumed from an earlier checkpoint renames the later ones `superseded-checkpoint-<step>` and deletes none"
+)
 def test_one_process_sets_aside_what_an_earlier_run_saved(ranks, folder):
     layout, gave = ranks
     saved = sorted(path.name for path in (folder / layout / "resumed").glob("*checkpoint-*"))

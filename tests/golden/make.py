@@ -3,6 +3,7 @@
     make parity                                      # compare a fresh run with what is stored
     python tests/golden/make.py                      # write both files anew
     python tests/golden/make.py --check              # what `make parity` runs; needs `pip install -e ".[parity]"`
+    make parity ARGS=--random                        # ours on random problems: see random_problems.py
 
 Each case is eight calls of a peer's own step() in float64 over the same eight small parameters: an element, vectors,
 matrices with a side of 1, a stack of matrices and a convolution. One starts at zero. The third gradient is zero, the
@@ -15,7 +16,10 @@ import functools
 import importlib.metadata
 import json
 import os
+import pathlib
+import subprocess
 import sys
+import tempfile
 
 import numpy as np
 from trajectories import ARRAYS, INDEX, STATES, error, inputs, join, load_arrays, load_index, load_states, split
@@ -477,13 +481,38 @@ def differences(index, arrays, states):
     return found
 
 
+def random_problems(count, seed, ours):
+    """Run the peers on random problems and ours in a process of its own; return whether any differs."""
+    tests = pathlib.Path(__file__).resolve().parents[1]
+    sys.path.append(str(tests))
+    from golden.random_problems import problem, save, with_gaps
+
+    problems, values = [problem(seed, number) for number in range(count)], []
+    for number, one in enumerate(problems):
+        case = Case(f"random-{number}", one["peer"], one["cls"], one["options"], one["ours"], decay=one["decay"])
+        values.append(list(RUNNERS.get(case.peer, run_torch)(case, one["start"], with_gaps(one))))
+        if number % 100 == 99:
+            print(f"{number + 1} of {count} problems by the peers, seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "problems.npz")
+        save(path, problems, values)
+        search = os.pathsep.join(map(str, [tests, tests / "support", tests.parent]))
+        command = [ours, "-m", "golden.random_problems", path]
+        return bool(subprocess.run(command, env={**os.environ, "PYTHONPATH": search}).returncode)
+
+
 def main():
     """Run the peers; write, or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the stored files instead of writing them")
-    check = parser.parse_args().check
+    parser.add_argument("--random", type=int, nargs="?", const=1500, metavar="N", help="compare on N random problems")
+    parser.add_argument("--seed", type=int, default=0, help="of the random problems")
+    parser.add_argument("--ours", default=sys.executable, metavar="PYTHON", help="the Python that has Paddle")
+    how = parser.parse_args()
+    if how.random is not None:
+        return random_problems(how.random, how.seed, how.ours)
     made = make()
-    if not check:
+    if not how.check:
         return write(*made)
     found = differences(*made)
     print("\n".join(found) or f"all {len(made[0]['cases'])} cases are what the peers compute")

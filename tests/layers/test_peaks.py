@@ -104,7 +104,7 @@ def test_a_schedule_that_cannot_be_read_ahead_has_no_known_peak(planned):
 
 
 CURVES = [
-    curves.Warmup(7),
+    curves.Constant(7),
     curves.Linear(30, 40),
     curves.InverseSqrt(20, 30),
     curves.Polynomial(10, 30, 2.0, 0.3),

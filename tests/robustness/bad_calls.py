@@ -547,8 +547,6 @@ CALLS.update((f"{_name}.set_state_dict", loading_row(_build)) for _name, _build 
 # what is public and is no call
 NO_CALLS = {
     "__version__": "a string",
-    "ON_METRIC": "a constant",
-    "RuleSchedule": "another name of `CurveSchedule`",
     "MetricSchedule": "a base: its subclasses are here",
     "LoadReport": "what `load_optimizer` returns",
     "OptimizerInfo": "a row of the registry",

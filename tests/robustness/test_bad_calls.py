@@ -88,6 +88,10 @@ def fuzz(name, data, most):
     assert wrong is None, wrong
 
 
+@pytest.mark.promise(
+    "a bad call raises TypeError or ValueError that names the argument, and changes nothing",
+    seen="23,780 bad values alone, 104,000 draws of up to three",
+)
 @pytest.mark.parametrize("name", CALLS)
 @settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @given(st.data())
@@ -95,7 +99,7 @@ def test_bad_calls(name, data):
     fuzz(name, data, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.promise("a bad call raises TypeError or ValueError that names the argument, and changes nothing")
 @pytest.mark.fault
 @pytest.mark.parametrize("name", CALLS)
 def test_every_bad_value_of_every_argument(name):
@@ -104,7 +108,7 @@ def test_every_bad_value_of_every_argument(name):
     assert not [w for w in wrong if w]
 
 
-@pytest.mark.slow
+@pytest.mark.promise("a bad call raises TypeError or ValueError that names the argument, and changes nothing")
 @pytest.mark.fault
 @pytest.mark.parametrize("name", CALLS)
 @settings(max_examples=1000, deadline=None, derandomize=True, database=None)

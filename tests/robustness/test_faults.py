@@ -65,8 +65,8 @@ def flip(path):
 DAMAGES = {
     "truncated": (truncate, r"has \d+ bytes of \d+"),
     "emptied": (lambda path: path.write_bytes(b""), r"has 0 bytes of \d+"),
-    "flipped": (flip, "has other bytes than were saved"),
-    "gone": (os.remove, "is not there"),
+    "flipped": (flip, "was changed"),
+    "gone": (os.remove, "is missing"),
 }
 
 # their ends differ between Trainers
@@ -81,6 +81,7 @@ def test_every_file_of_a_checkpoint_is_listed(whole):
         assert any(name.startswith(kind) for name in listed)
 
 
+@pytest.mark.promise("a corrupt checkpoint is skipped with a warning, and refused if named")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over_and_refused_by_name(copied, damage, kind):
@@ -112,10 +113,13 @@ def test_a_list_of_files_that_is_damaged_is_damage(copied):
 @pytest.mark.timeout(60)
 def test_a_list_of_files_that_names_a_device_is_damage(copied):
     (copied / "checkpoint-6" / FILES).write_text('{"files": {"/dev/zero": [0, 0]}}')
-    with pytest.warns(UserWarning, match="'/dev/zero' is not there"):
+    with pytest.warns(UserWarning, match="'/dev/zero' is missing"):
         assert last_checkpoint(copied) == str(copied / "checkpoint-4")
 
 
+@pytest.mark.promise(
+    "an automatic resume falls back to the last valid checkpoint and ends with the same weights", seen="equal"
+)
 def test_an_automatic_resume_falls_back_and_ends_with_the_same_weights(copied, whole):
     flip(copied / "checkpoint-6/model_state.pdparams")
     truncate(copied / "checkpoint-4/optimizer.pdopt")
@@ -199,18 +203,20 @@ def full_at(share, small_disk, whole):
     assert not list(folder.glob("*/*.partial"))
 
 
+@pytest.mark.promise("a full disk costs at most one save", seen="40 moments in 8 minutes")
 @pytest.mark.parametrize("share", [0.1, 0.6])
 def test_a_disk_that_is_full_costs_no_more_than_one_save(small_disk, whole, share):
     full_at(share, small_disk, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.promise("a full disk costs at most one save")
 @pytest.mark.fault
 @pytest.mark.parametrize("part", range(40))
 def test_a_disk_that_is_full_at_any_byte(small_disk, whole, part):
     full_at(part / 40, small_disk, whole)
 
 
+@pytest.mark.promise("a full disk costs at most one save")
 @pytest.mark.parametrize("share", [0.3, 0.9])
 def test_a_file_that_cannot_be_written_to_its_end(tmp_path, whole, share):
     biggest = max(path.stat().st_size for path in (whole[0] / "checkpoint-2").iterdir())
@@ -263,6 +269,7 @@ def read_only():
         yield close
 
 
+@pytest.mark.promise("a folder without write permission is refused before the first step")
 def test_a_folder_that_cannot_be_written_into_is_refused_before_the_first_step(tmp_path, read_only):
     (tmp_path / "run").mkdir()
     trainer = common.trainer(tmp_path / "run", optim="adamwdl", save_strategy="no")
@@ -307,12 +314,14 @@ class Jumps(common.TrainerCallback):
             os.utime(path, (then, then))
 
 
+@pytest.mark.promise("a clock that jumps changes nothing", seen="equal")
 def test_a_clock_that_jumps_changes_nothing(tmp_path, whole, monkeypatch):
     trainer = run(tmp_path, callbacks=[Jumps(monkeypatch)], save_total_limit=2)
     assert common.same(common.weights(trainer.model), whole[1])
     assert steps(tmp_path) == [6, 8]
 
 
+@pytest.mark.promise("a clock that jumps changes nothing")
 def test_the_newest_checkpoint_stays_though_its_files_are_the_oldest(copied):
     for step in (2, 4, 6):
         os.utime(copied / f"checkpoint-{step}", (2e9 - step, 2e9 - step))
@@ -322,6 +331,9 @@ def test_the_newest_checkpoint_stays_though_its_files_are_the_oldest(copied):
     assert kept == ["checkpoint-4-copied-by-hand", "checkpoint-6", "checkpoint-8"]
 
 
+@pytest.mark.promise(
+    "a run resumed from an earlier checkpoint renames the later ones `superseded-checkpoint-<step>` and deletes none"
+)
 def test_a_run_that_goes_on_from_an_earlier_checkpoint_is_the_one_that_is_resumed(copied, monkeypatch):
     said = []
     monkeypatch.setattr(common.LdoptTrainer, "_logger", types.SimpleNamespace(info=len, warning=said.append))
@@ -344,6 +356,9 @@ def test_a_run_that_goes_on_from_an_earlier_checkpoint_is_the_one_that_is_resume
     assert not said and steps(copied) == [2, 3, 4, 6], "a run that goes on from its last checkpoint renames nothing"
 
 
+@pytest.mark.promise(
+    "a run resumed from an earlier checkpoint renames the later ones `superseded-checkpoint-<step>` and deletes none"
+)
 def test_what_cannot_be_resumed_from_is_not_set_aside(copied):
     truncate(copied / "checkpoint-4/optimizer.pdopt")
     (copied / "checkpoint-6/ldopt_layerwise.json").rename(copied / "checkpoint-6/ldopt_layerwise.json.partial")

@@ -197,18 +197,23 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
         ("not transposed", good, {"transpose": []}, "another shape"),
         ("transposed in one", good, {"transpose": "head.weight"}, "must be a list of names"),
         ("transposed vector", good, {"transpose": ["head.bias"]}, "must name matrices"),
-        ("no step", without, {}, "does not say how many steps"),
-        ("half a step", changed(step=1.5), {}, "whole number"),
-        ("no number", changed(step=np.nan), {}, "whole number"),
-        ("a step back", changed(step=-1), {}, "whole number"),
+        ("no step", without, {}, "lacks the number of steps"),
+        ("half a step", changed(step=1.5), {}, "an integer of at least 0"),
+        ("no number", changed(step=np.nan), {}, "an integer of at least 0"),
+        ("a step back", changed(step=-1), {}, "an integer of at least 0"),
         ("a step that is there", good, {"step": 1}, "would be ignored: leave it out. Received: step=1"),
         ("no flag", good, {"strict": "no"}, "`strict` must be a bool. Received: strict='no'"),
         ("a step of text", good, {"step": "1"}, "`step` must be an int"),
-        ("no steps", changed(step=np.zeros(0)), {}, "whole number.*Received: parameter='scale', step=array"),
-        ("two steps", changed(step=[4, 4]), {}, "whole number"),
-        ("None for a step", changed(step=None), {}, "whole number.*None"),
-        ("a word for a step", changed(step="x"), {}, "whole number.*Received: .*x"),
-        ("yes for a step", changed(step=True), {}, "whole number.*True"),
+        (
+            "no steps",
+            changed(step=np.zeros(0)),
+            {},
+            "an integer of at least 0.*Received: parameter='scale', step=array",
+        ),
+        ("two steps", changed(step=[4, 4]), {}, "an integer of at least 0"),
+        ("None for a step", changed(step=None), {}, "an integer of at least 0.*None"),
+        ("a word for a step", changed(step="x"), {}, "an integer of at least 0.*Received: .*x"),
+        ("yes for a step", changed(step=True), {}, "an integer of at least 0.*True"),
         (
             "a number for a state",
             {**good, "state": {0: 5}},
@@ -227,15 +232,15 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
         ("amsgrad", changed(max_exp_avg_sq=first["exp_avg"]), {}, "no use for"),
         ("no dict", [], {}, "`source` must be a dict or a path"),
         ("not a state_dict", {"model": 1}, {}, "'state' and 'param_groups'"),
-        ("same names", good, {"rename": lambda name: "head.bias"}, "another name"),
-        ("a name it has not", good, {"rename": {"encoder": "head.bias"}}, r"Received: 'encoder', which it has not"),
+        ("same names", good, {"rename": lambda name: "head.bias"}, "its own name"),
+        ("an unknown name", good, {"rename": {"encoder": "head.bias"}}, r"Received: 'encoder', not in the checkpoint"),
         ("a list to rename", good, {"rename": ["a"]}, "must be a dict or callable"),
-        ("nothing", good, {"rename": lambda name: f"x.{name}", "strict": False}, "No parameter of the checkpoint"),
+        ("nothing", good, {"rename": lambda name: f"x.{name}", "strict": False}, "share no parameter"),
         ("a pickle", tmp_path / "a.safetensors", {}, "no safetensors file"),
     ):
         with refused(says, (ValueError, TypeError), run, what):
             ldopt.convert_torch_optimizer(source, run.optimizer, run.model, **{"transpose": turned, **arguments})
-    with refused("PyTorch's have a counterpart", TypeError, Run("adamweightdecay")) as _:
+    with refused("with a counterpart in PyTorch", TypeError, Run("adamweightdecay")) as _:
         other = Run("adamweightdecay")
         ldopt.convert_torch_optimizer(good, other.optimizer, other.model)
     with refused("must be a paddle.nn.Layer", TypeError, run):

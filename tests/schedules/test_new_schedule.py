@@ -17,7 +17,7 @@ from paddle_ldopt.tools.cli import main
 
 
 @dataclasses.dataclass(frozen=True)
-class Triangle(ldopt.schedules.curves.Warmup):
+class Triangle(ldopt.schedules.curves.Curve):
     """Up and down again, on to a floor."""
 
     floor: float = 0.0

@@ -11,7 +11,8 @@
     def test_it():
         first, second = launch(worker, ranks=2, timeout=120, steps=20)
 
-Every process is killed when one of them has failed or the time is up; `LaunchError` then shows what each wrote.
+The processes are forks (see `processes`). All are killed when one has failed or the time is up;
+`LaunchError` then shows what each wrote.
 """
 
 import importlib
@@ -20,16 +21,12 @@ import pathlib
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 
-from processes import search_path
+from processes import start
 
 __all__ = ["LaunchError", "launch"]
-
-_HERE = pathlib.Path(__file__).resolve().parent
 
 
 class LaunchError(AssertionError):
@@ -50,7 +47,7 @@ class LaunchError(AssertionError):
         super().__init__("\n".join([why, *ranks]))
 
 
-def launch(function, ranks=2, timeout=120, grace=10, env=None, **config):
+def launch(function, ranks=2, timeout=120, grace=10, **config):
     """Run `function(**config)` in `ranks` processes at once and return what each returned, by rank.
 
     Args:
@@ -58,7 +55,6 @@ def launch(function, ranks=2, timeout=120, grace=10, env=None, **config):
         ranks (int): number of processes.
         timeout (float): seconds for all of it, starting the processes included.
         grace (float): seconds that the others have to end by themselves once a rank has failed.
-        env (dict[str, str], optional): further environment variables.
         **config: arguments of the function; picklable.
 
     Raises:
@@ -72,16 +68,11 @@ def launch(function, ranks=2, timeout=120, grace=10, env=None, **config):
         processes = []
         try:
             for variables, log in zip(_environments(ranks), logs):
-                with log.open("wb") as out:
-                    command = [sys.executable, str(pathlib.Path(__file__).resolve()), folder]
-                    variables = {**os.environ, **variables, **(env or {})}
-                    processes.append(
-                        subprocess.Popen(command, stdout=out, stderr=out, env=variables, start_new_session=True)
-                    )
+                processes.append(start(_rank, folder, log=log, env=variables))
             why = _wait(processes, timeout, grace)
         finally:
             killed = _kill(processes)
-        codes = [process.returncode for process in processes]
+        codes = [process.exitcode for process in processes]
         results = [pathlib.Path(folder, f"result{rank}") for rank in range(ranks)]
         if why is None and not all(result.exists() for result in results):
             why = "A rank ended without a result."
@@ -98,10 +89,6 @@ def _environments(ranks):
         "PADDLE_MASTER": endpoints.pop(),
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "PADDLE_TRAINERS_NUM": str(ranks),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": search_path(),
-        "PYTHONUNBUFFERED": "1",
     }
     return [
         {**common, "PADDLE_TRAINER_ID": str(rank), "PADDLE_CURRENT_ENDPOINT": endpoint}
@@ -123,36 +110,33 @@ def _free_ports(count):
 def _wait(processes, timeout, grace):
     """Wait until all processes have ended; return None, or what went wrong."""
     end, why = time.monotonic() + timeout, None
-    while any(process.poll() is None for process in processes):
-        failed = [rank for rank, process in enumerate(processes) if process.poll()]
+    while any(process.exitcode is None for process in processes):
+        failed = [rank for rank, process in enumerate(processes) if process.exitcode]
         if failed and why is None:
             why, end = f"Rank {failed[0]} failed.", min(end, time.monotonic() + grace)
         if time.monotonic() > end:
             return why or f"The ranks did not end within {timeout} seconds."
         time.sleep(0.05)
-    failed = [rank for rank, process in enumerate(processes) if process.returncode]
+    failed = [rank for rank, process in enumerate(processes) if process.exitcode]
     return why or (f"Rank {failed[0]} failed." if failed else None)
 
 
 def _kill(processes):
     """Kill what is still running, its children too; return the ranks."""
-    running = [rank for rank, process in enumerate(processes) if process.poll() is None]
+    running = [rank for rank, process in enumerate(processes) if process.exitcode is None]
     for rank in running:
         os.killpg(processes[rank].pid, signal.SIGKILL)  # each is the leader of a session of its own
-        processes[rank].wait()
+        processes[rank].join()
     return running
 
 
-def _main(folder):
+def _rank(folder):
     """Be one rank."""
+    import paddle
+
+    paddle.distributed.parallel._global_parallel_env = None  # of the fork server, where the variables were others
     module, name, config = pickle.loads(pathlib.Path(folder, "task").read_bytes())
     result = getattr(importlib.import_module(module), name)(**config)
     part = pathlib.Path(folder, f"part{os.environ['PADDLE_TRAINER_ID']}")
     part.write_bytes(pickle.dumps(result))
     part.rename(part.with_name(part.name.replace("part", "result")))
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may wait for ranks that have left: what was asked for is done
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1])

@@ -1,4 +1,4 @@
-"""The model, the optimizers and the files of test_saving.py."""
+"""The model, the optimizers and the files of tests/saving."""
 
 import contextlib
 import hashlib
@@ -30,6 +30,8 @@ OPTIONS = {
     "came float64": {},
 }
 CASES = tuple(OPTIONS)
+HALF, ALL = 3, 6  # steps
+SLOW = (pytest.mark.slow, pytest.mark.fault, pytest.mark.timeout(1800))
 _SHIFT = {"came": "learning_rate", "adafactor": "lr"}
 
 
@@ -186,8 +188,7 @@ def write_raw(path, header, data=b""):
 
 def sealed(path, target, record=None, tensors=None, values=None):
     """Write a changed copy of a file with the right checksum, as somebody who means harm would."""
-    with open(path, "rb") as file:
-        content = file.read()
+    content = read(path)
     length = struct.unpack("<Q", content[:8])[0]
     header, data = json.loads(content[8 : 8 + length]), bytearray(content[8 + length :])
     for name, value in (values or {}).items():
@@ -203,3 +204,21 @@ def sealed(path, target, record=None, tensors=None, values=None):
     head = json.dumps(header, separators=(",", ":")).encode()
     total = hashlib.sha256(struct.pack("<Q", len(head)) + head + bytes(data)).hexdigest()
     write_raw(target, head.replace(b"0" * 64, total.encode()), bytes(data))
+
+
+def each_damage(data, draw, flips, cuts):
+    for at in draw.choice(len(data), flips, replace=False):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << int(draw.integers(8))
+        yield f"flipped {at}", bytes(damaged)
+    lengths = {0, 1, 7, 8, 9, len(data) - 1, *map(int, draw.integers(0, len(data), cuts))}
+    yield from ((f"cut at {length}", data[:length]) for length in sorted(lengths))
+    yield "longer", data + b"\0"
+    header = struct.unpack("<Q", data[:8])[0]
+    yield "zeroed data", data[: 8 + header] + b"\0" * (len(data) - 8 - header)
+    yield "another file's data", data[: 8 + header] + data[8 + header :][::-1]
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()

@@ -61,7 +61,7 @@ def test_names_that_paddlenlp_knows_by_heart_need_no_architecture(tmp_path):
     config.save_pretrained(str(tmp_path))  # no model was made of it, so it names none
     assert type(load_model(str(tmp_path))).__name__ == "BertModel"
     (tmp_path / "config.json").write_text('{"hidden_size": 8}')
-    with pytest.raises(ValueError, match="neither an architecture nor a model type.*Received: model="):
+    with pytest.raises(ValueError, match="neither an architecture nor a model type.*Received: --model="):
         load_model(str(tmp_path))
 
 
@@ -73,11 +73,11 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_shown(capsys
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["--model", "NoSuchModel"], "Received: model='NoSuchModel'"),
-        (["--model", "BertTokenizer"], "must be a model class. Received: model='BertTokenizer'"),
-        (["--model", "{folder}"], "Received: model='{folder}'"),
+        (["--model", "NoSuchModel"], "Received: --model='NoSuchModel'"),
+        (["--model", "BertTokenizer"], "must be a model class. Received: --model='BertTokenizer'"),
+        (["--model", "{folder}"], "Received: --model='{folder}'"),
         (["--model", BERT, "--decay", "1.5"], "`--decay` must be in (0, 1]. Received: --decay=1.5"),
-        (["--model", BERT, "--lr", "-1"], "Received: learning_rate=-1.0"),
+        (["--model", BERT, "--lr", "-1"], "Received: --lr=-1.0"),
         (["--model", BERT, "--min-ratio", "0.1"], "`--min-ratio` has no effect while `--decay` is 1"),
         (["--model", BERT, "--decay", "1", "--freeze-below", "0.1"], "Received: --freeze-below=0.1"),
         (["--model", BERT, "--convention", "xlnet"], "Received: --convention='xlnet'"),
@@ -87,7 +87,7 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_shown(capsys
             "No block of the model is in a part of this name",
         ),
         (["--model", BERT, "--bound", "0.5"], "`--bound` has no effect unless `--convention` is 'linear'"),
-        (["--model", BERT, "--plot", "rates.txt"], "Received: path='rates.txt'"),
+        (["--model", BERT, "--plot", "rates.txt"], "Received: --plot='rates.txt'"),
     ],
 )
 def test_errors(arguments, says, tmp_path, capsys):

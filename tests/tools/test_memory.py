@@ -324,18 +324,8 @@ def test_the_command_shows_plans_side_by_side(capsys):
 
 def test_json_and_markdown(capsys):
     layouts = ["--layout", "dp=2", "sharding=2,split_param,pp=2", "--tokens", "1000"]
-    options = [
-        "--hidden",
-        "64",
-        "--layers",
-        "4",
-        "--heads",
-        "4",
-        *layouts,
-        "--optimizer",
-        "came,beta1=0",
-        "adafactor,beta1=0.9",
-    ]
+    shape = ["--hidden", "64", "--layers", "4", "--heads", "4"]
+    options = [*shape, *layouts, "--optimizer", "came,beta1=0", "adafactor,beta1=0.9"]
     answer = json.loads(run(capsys, *options, "--json", "--no-masters", "--grad-dtype", "float32"))
     expected = [
         estimate(
@@ -351,6 +341,13 @@ def test_json_and_markdown(capsys):
     assert "| GiB | came, beta1 0, dp 2 |" in run(capsys, *options, "--markdown")
 
 
+def test_a_flag_can_be_unset(capsys):
+    options = ["--params", "1e9", "--sharding", "2", "--split-param", "--json", "--optimizer"]
+    plans = json.loads(run(capsys, *options, "adafactor", "adafactor,scale_parameter=false"))["plans"]
+    assert plans[1]["optimizer"]["options"] == {"scale_parameter": False}
+    assert plans[1]["sent_sums"] < plans[0]["sent_sums"]
+
+
 def test_a_model_by_its_name(capsys):
     answer = json.loads(run(capsys, "--model", "BertForSequenceClassification", "--dtype", "float32", "--json"))
     assert answer["size"] == 109_494_530
@@ -360,21 +357,24 @@ def test_a_model_by_its_name(capsys):
 @pytest.mark.parametrize(
     "options, says",
     [
-        ([], "Received: params=None, model=None, shape={}"),
+        ([], "Received: --params=None, --model=None, shape={}"),
         (["--params", "7e9", "--hidden", "8"], "shape={'hidden': 8}"),
         (["--hidden", "8"], "Received: shape={'hidden': 8}"),
-        (["--params", "7e9", "--layout", "dp=2", "--mp", "2"], "Received: layout=['dp=2'], mp=2"),
-        (["--params", "7e9", "--layout", "dp"], "Received: 'dp'"),
-        (["--params", "7e9", "--layout", "split_param=1"], "Received: 'split_param=1'"),
-        (["--params", "7e9", "--layout", "dp=x"], "Received: 'dp=x'"),
-        (["--params", "7e9", "--optimizer", "came,name=lamb"], "Received: 'came,name=lamb'"),
+        (["--params", "7e9", "--layout", "dp=2", "--mp", "2"], "Received: --layout=['dp=2'], --mp=2"),
+        (["--params", "7e9", "--layout", "dp"], "Received: --layout='dp'"),
+        (["--params", "7e9", "--layout", "split_param=1"], "Received: --layout='split_param=1'"),
+        (["--params", "7e9", "--layout", "dp=x"], "Received: --layout='dp=x'"),
+        (["--params", "7e9", "--optimizer", "came,name=lamb"], "Received: --optimizer='came,name=lamb'"),
         (
             ["--params", "7e9", "--optimizer", "came,dtype=3"],
-            "one of beta1=NUMBER, scale_parameter, compression. Received: 'came,dtype=3'",
+            "one of beta1=NUMBER, scale_parameter[=false], compression[=false]. Received: --optimizer='came,dtype=3'",
         ),
-        (["--params", "7e9", "--no-masters", "--optimizer", "came,multi_precision=0"], "Received: 'came,multi_preci"),
-        (["--params", "7e9", "--optimizer", "adam"], "Received: name='adam'"),
-        (["--params", "7e9", "--dp", "0"], "Received: dp=0"),
+        (
+            ["--params", "7e9", "--no-masters", "--optimizer", "came,multi_precision=0"],
+            "Received: --optimizer='came,multi_preci",
+        ),
+        (["--params", "7e9", "--optimizer", "adam"], "the nearest is 'adamwdl'. Valid: "),
+        (["--params", "7e9", "--dp", "0"], "Received: --dp=0"),
     ],
 )
 def test_errors_of_the_command(options, says, capsys):

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import paddle.distributed as dist
 
-from ..._paddle import is_allocated, topology
+from ..._paddle import is_allocated, is_sharded, topology
 from .piece import Piece
 
 __all__ = ["PieceFinder", "refuse_sharded_groups", "unknown_parameter"]
@@ -129,10 +129,9 @@ def unknown_parameter(param: Any) -> ValueError:
 def refuse_sharded_groups(parameters: Any) -> None:
     """Raise if an optimizer that `fleet` will shard is given parameter groups, which Paddle cannot shard."""
     groups = [item for item in parameters or [] if isinstance(item, dict)]
-    hcg = topology()
-    if groups and hcg is not None and hcg.get_sharding_parallel_world_size() > 1:
+    if groups and is_sharded():
         raise ValueError(
             "Paddle's sharding takes a plain list of parameters: use `layers` or `set_param_lr_fun` for rates, "
             "`apply_decay_param_fun` for the decay, or sharding_degree=1. "
-            f"Received: {len(groups)} groups, sharding_degree={hcg.get_sharding_parallel_world_size()}"
+            f"Received: {len(groups)} groups, sharding_degree={topology().get_sharding_parallel_world_size()}"
         )

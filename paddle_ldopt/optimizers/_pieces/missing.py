@@ -6,7 +6,7 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from ..._paddle import topology
+from ..._paddle import is_sharded, topology
 
 __all__ = ["MissingGradients"]
 
@@ -15,9 +15,7 @@ class MissingGradients:
     """Parameters without a gradient so far in any process: sharding gives them zeros, which would decay them."""
 
     def __init__(self, params: list[Any]) -> None:
-        hcg = topology()
-        sharded = hcg is not None and hcg.get_sharding_parallel_world_size() > 1
-        self._params = params if sharded else []
+        self._params = params if is_sharded() else []
         self._here: set[str] = set()  # names of those that had a gradient in this process
         self.names = [param.name for param in self._params]  # those without one when `drop_from` was last called
         for param in self._params:

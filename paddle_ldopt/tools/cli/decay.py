@@ -1,0 +1,41 @@
+"""The flags of a layer-wise decay: one for each option of `LayerDecay`."""
+
+import argparse
+import dataclasses
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from ...config import option_of
+from ...layers.decay import OPTIONS, LayerDecay
+from ...layers.decay_checks import idle_options
+
+FLAGS = {name: "--decay" if name == "layerwise_decay" else f"--{name.replace('_', '-')}" for name in OPTIONS}
+
+
+def add_decay_flags(add: Any, *without: str) -> None:
+    """Add the flags of all options but those in `without`."""
+    for field in dataclasses.fields(LayerDecay):
+        if field.name in without:
+            continue
+        option, kind = OPTIONS[field.name], (typing.get_args(field.type) or (field.type,))[0]
+        how = {"action": "store_true"} if kind is bool else {"type": str if typing.get_origin(kind) else kind}
+        about = f"{option.doc}: {option.span}" + ", as JSON" * bool(typing.get_origin(kind))
+        add(FLAGS[field.name], **how, dest=field.name, default=option.default, help=about)
+
+
+def decay_of(options: argparse.Namespace, *without: str) -> LayerDecay:
+    """Return the decay of the flags; errors name the flags."""
+    values = {name: option.default for name, option in OPTIONS.items()}
+    given = {name: getattr(options, name) for name in OPTIONS if name not in without}
+    values.update({name: option_of(value, name, FLAGS[name]) for name, value in given.items()})
+    for problem in idle_options(values, FLAGS, OPTIONS):
+        raise ValueError(problem)
+    return LayerDecay(**values)
+
+
+def decay_flags_in(options: argparse.Namespace, *without: str) -> Iterator[tuple[str, Any]]:
+    """Yield flag and value of each option of a decay that differs from its default."""
+    for name, option in OPTIONS.items():
+        if name not in without and getattr(options, name) != option.default:
+            yield FLAGS[name], getattr(options, name)

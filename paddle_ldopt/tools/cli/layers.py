@@ -1,0 +1,46 @@
+"""The command ``layers``: the layers of a model with their rates, as a table, JSON or a picture."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from ..._checks import checked_number
+from ...layers.granularity import checked_granularity
+from ...layers.map import LayerMap
+from ...plots import check_picture
+from .decay import add_decay_flags, decay_of
+from .models import MODEL, load_model
+
+
+def add_flags(add: Any) -> None:
+    """Add the flags of the command."""
+    add("--model", required=True, help=MODEL)
+    add("--lr", type=float, help="learning rate of the head")
+    add_decay_flags(add)
+    add(
+        "--granularity",
+        default="block",
+        help="a layer is a block, a stage, or a group of blocks: block, stage or a number",
+    )
+    add("--plot", metavar="FILE", help="draw the rates into a .png, .svg or .pdf")
+    add("--json", action="store_true", help="print JSON instead of a table")
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print the table of the model; draw it if asked."""
+    if options.plot:
+        check_picture(options.plot, "--plot")
+    if options.lr is not None:
+        checked_number(options.lr, "--lr")
+    decay, granularity = decay_of(options), checked_granularity(options.granularity, "--granularity")
+    layers = LayerMap.from_model(load_model(options.model), granularity=granularity)
+    table = layers.table(decay, options.lr)
+    if options.json:
+        print(json.dumps({"model": options.model, "towers": layers.towers, "layers": table.to_dict()}, indent=1))
+    else:
+        from rich.console import Console
+
+        Console().print(table)
+    if options.plot:
+        print("plotted to", layers.plot(options.plot, decay, options.lr), file=sys.stderr)

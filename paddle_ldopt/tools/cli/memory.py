@@ -1,0 +1,130 @@
+"""The command ``memory``: the bytes of each optimizer under each layout, as a table, JSON or Markdown."""
+
+import argparse
+import dataclasses
+import json
+import math
+from typing import Any, Union
+
+from ..._checks import checked_bool, checked_int, checked_number
+from ..._messages import refusal, shown, unknown
+from ...layers.table import markdown, rich_table
+from ...optimizers.registry import REGISTRY
+from ..memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, estimate
+from ..memory.optimizer import sizing_options
+from .models import MODEL, load_model
+
+
+def add_flags(add: Any) -> None:
+    """Add the flags of the command."""
+    add("--params", type=float, help="parameters of a plausible decoder, from 1e9")
+    for field in dataclasses.fields(Transformer):
+        add(_flag(field.name), type=int, help="shape of a decoder")
+    add("--model", help=f"{MODEL}; it cannot be cut by `--mp` or `--pp`")
+    several = "one or several, such as: came came,compression adafactor,beta1=0.9 adafactor,scale_parameter=false"
+    add("--optimizer", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
+    add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="of the parameters")
+    add("--grad-dtype", choices=list(ITEMSIZE), help="of the gradients; by default that of the parameters")
+    add("--no-masters", action="store_true", help="no float32 masters of low-precision parameters")
+    for field in dataclasses.fields(Layout):
+        kind = {"action": "store_true", "default": None} if field.name == "split_param" else {"type": int}
+        add(_flag(field.name), **kind, help="layout, in fleet's terms")
+    layouts = "several layouts instead, such as: dp=8 sharding=8 sharding=8,split_param,mp=8"
+    add("--layout", nargs="+", metavar="SETTING[,SETTING...]", help=layouts)
+    add("--tokens", type=int, help="tokens of one pipeline in a step: batch size times length")
+    add("--json", action="store_true", help="print JSON instead of a table")
+    add("--markdown", action="store_true", help="print GitHub Markdown instead of a table")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print the bytes of each optimizer under each layout."""
+    model, name, size = _sized_model(options)
+    if options.tokens is not None:
+        checked_int(options.tokens, "--tokens", 1)
+    shared = {"dtype": options.dtype, "grad_dtype": options.grad_dtype}
+    if options.no_masters:
+        shared["multi_precision"] = False
+    specs = [_spec(text, shared) for text in options.optimizer]
+    plans = [estimate(model, spec, layout, options.tokens) for layout in _layouts(options) for spec in specs]
+    if options.json:
+        print(json.dumps({"model": name, "size": size, "plans": [plan.to_dict() for plan in plans]}, indent=1))
+        return
+    print(f"{name}: {size / 1e9:.3g} B parameters, {options.dtype}; bytes a device holds, and sends in a step")
+    if options.markdown:
+        header, rows = cells(plans)
+        print(markdown([head.replace("\n", ", ") for head in header], rows))
+        return
+    from rich.console import Console
+
+    console = Console()
+    fit = max(1, (console.width - 19) // 19)
+    for i in range(0, len(plans), fit):
+        console.print(rich_table(*cells(plans[i : i + fit])))
+
+
+def _sized_model(options: argparse.Namespace) -> tuple[Union[Transformer, dict[str, list[int]]], str, int]:
+    """Return the model, its name and its number of parameters."""
+    shape = _given(options, Transformer)
+    if (options.params is not None) + bool(shape) + (options.model is not None) != 1:
+        advice = "Give one of `--params`, `--model`, or a shape with `--hidden` and `--layers`."
+        received = {"--params": options.params, "--model": options.model, "shape": shape}
+        raise refusal(ValueError, advice, **received)
+    if options.model:
+        params = load_model(options.model).named_parameters()
+        shapes = {name: list(param.shape) for name, param in params if not param.stop_gradient}
+        return shapes, options.model, sum(math.prod(shape) for shape in shapes.values())
+    if shape and not {"hidden", "layers"} <= set(shape):
+        raise refusal(ValueError, "A shape needs `--hidden` and `--layers`.", shape=shape)
+    if shape:
+        model = Transformer(**shape)
+    else:
+        model = Transformer.of_size(checked_number(options.params, "--params", 1e9, 1e14))
+    return model, f"{model.hidden} wide ({model.intermediate} inside), {model.layers} blocks", model.size
+
+
+def _given(options: argparse.Namespace, cls: Any) -> dict[str, Any]:
+    """Return the given options among the fields of a dataclass."""
+    found = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}
+    given = {name: value for name, value in found.items() if value is not None}
+    return {name: value if value is True else checked_int(value, _flag(name), 1) for name, value in given.items()}
+
+
+def _layouts(options: argparse.Namespace) -> list[Layout]:
+    single = _given(options, Layout)
+    if not options.layout:
+        return [Layout(**single)]
+    if single:
+        received = {"--layout": options.layout, **{_flag(name): value for name, value in single.items()}}
+        raise refusal(ValueError, "`--layout` replaces the other flags of a layout.", **received)
+    is_flag = {field.name: field.name == "split_param" for field in dataclasses.fields(Layout)}
+    return [Layout(**_settings("--layout", text, text.split(","), is_flag, int)) for text in options.layout]
+
+
+def _spec(text: str, shared: dict[str, Any]) -> OptimizerSpec:
+    """Return the optimizer in "name,option=value,flag"."""
+    name, *words = text.split(",")
+    if name not in REGISTRY:
+        raise ValueError(unknown("optimizer", name, name, REGISTRY, f"--optimizer={shown(text)}"))
+    is_flag = {option: declared.check is checked_bool for option, declared in sizing_options(name).items()}
+    return OptimizerSpec(name, **shared, **_settings("--optimizer", text, words, is_flag, float))
+
+
+def _settings(flag: str, text: str, words: list[str], is_flag: dict[str, bool], number: type) -> dict[str, Any]:
+    """Return the settings in words such as "name=1", "name" (True) and "name=false"; `is_flag` has the names."""
+    settings: dict[str, Any] = {}
+    for word in words:
+        name, given, value = word.partition("=")
+        try:
+            if is_flag[name]:
+                settings[name] = {"": True, "=true": True, "=false": False}[given + value]
+            else:
+                settings[name] = number(value)
+        except (KeyError, ValueError):
+            known = ", ".join(f"{name}[=false]" if boolean else f"{name}=NUMBER" for name, boolean in is_flag.items())
+            wrong = f"A setting in `{flag}` must be one of {known or 'none'}."
+            raise refusal(ValueError, wrong, **{flag: text}) from None
+    return settings

@@ -1,0 +1,69 @@
+"""The command ``schedule``: the rates of a schedule by step and layer, in the terminal or as a picture."""
+
+import argparse
+import sys
+from typing import Any
+
+from ..._checks import checked_choice, checked_int, checked_number, checked_steps
+from ..._messages import refusal, tell_all
+from ...config import json_object
+from ...layers.map import Layer
+from ...plots import Series, check_picture, plot_schedule, text_plot
+from ...schedules import ON_METRIC, get_scheduler
+from ...schedules.ahead import schedule_rates
+from ...schedules.registry import SCHEDULES
+from .decay import add_decay_flags, decay_flags_in, decay_of
+
+_NOT_HERE = ("steps", "towers", "multipliers")  # a decay moves over all steps; the others need a model
+
+
+def add_flags(add: Any) -> None:
+    """Add the flags of the command."""
+    kinds = ", ".join(kind.name for kind in SCHEDULES.values() if not kind.on_metric)
+    add("--type", required=True, metavar="KIND", help=kinds)
+    add("--steps", type=int, required=True, help="optimizer steps of the training")
+    add("--warmup", type=int, default=0, help="steps of the warm-up")
+    add("--lr", type=float, required=True, help="learning rate at the peak")
+    add("--kwargs", metavar="JSON", help="further arguments of the schedule: '{\"num_cycles\": 3}'")
+    add("--layers", type=int, metavar="N", help="blocks of the model; needs a decay")
+    add_decay_flags(add, *_NOT_HERE)
+    add("--plot", metavar="FILE", help="draw into a .png, .svg or .pdf instead of the terminal")
+
+
+def show(options: argparse.Namespace) -> None:
+    """Plot the schedule in the terminal, or draw it into a file."""
+    if options.plot:
+        check_picture(options.plot, "--plot")
+    schedule = _schedule(options)
+    series = _by_layer(options, schedule_rates(schedule, options.steps)[1])
+    if options.plot:
+        print("plotted to", plot_schedule(options.plot, 0, series), file=sys.stderr)
+    else:
+        print(text_plot(0, series))
+
+
+def _schedule(options: argparse.Namespace) -> Any:
+    kind = checked_choice(options.type, "--type", SCHEDULES)
+    if kind in ON_METRIC:
+        raise refusal(ValueError, "`--type` must be a schedule that follows no metric.", **{"--type": kind})
+    checked_int(options.steps, "--steps", 1)
+    checked_steps(options.warmup, "--warmup")
+    checked_number(options.lr, "--lr", ends="(]")
+    tell_all(SCHEDULES[kind].idle_warmup(**{"--warmup": options.warmup}))
+    kwargs = json_object(options.kwargs, "--kwargs") or None
+    return get_scheduler(kind, options.lr, options.warmup, options.steps, kwargs)
+
+
+def _by_layer(options: argparse.Namespace, rates: list[float]) -> Series:
+    """Return label -> rates of every layer; of one layer without a decay."""
+    n, given = options.layers, dict(decay_flags_in(options, *_NOT_HERE))
+    if n is None and not given:
+        return {"lr": rates}
+    if n is None or not given:
+        raise refusal(ValueError, "`--layers` and a decay go together.", **{**given, "--layers": n})
+    checked_int(n, "--layers", 1)
+    decay = decay_of(options, *_NOT_HERE)
+    return {
+        Layer("", i, n).label: [decay.ratio(i, n, step / options.steps) * rate for step, rate in enumerate(rates)]
+        for i in range(n + 2)
+    }

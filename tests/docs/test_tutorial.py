@@ -1,0 +1,33 @@
+"""docs/tutorial.ipynb runs from top to bottom, in minutes, and says what its saved outputs say."""
+
+import json
+import time
+import warnings
+
+import matplotlib
+from notebook import code_cells, run_notebook, saved_text
+from project import ROOT
+
+PATH = ROOT / "docs" / "tutorial.ipynb"
+
+
+def test_the_tutorial_runs(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("Agg")
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        names, printed = run_notebook(PATH)
+    assert time.perf_counter() - start < 300
+    assert names["same"] and names["report"].step == 80 and names["losses"][-1] < 0.5 * names["losses"][0]
+    assert "block 3" in printed[2] and "ratio" in printed[2]
+    exact = [i for i, text in enumerate(printed) if text and "accuracy" not in text and "block" not in text]
+    saved = [saved_text(outputs) for _, outputs in code_cells(PATH)]
+    assert [printed[i] for i in exact] == [saved[i] for i in exact] and len(exact) == 2
+
+
+def test_its_outputs_are_saved():
+    outputs = [output for _, cell in code_cells(PATH) for output in cell]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]
+    assert "block 3" in json.dumps(outputs)

@@ -1,0 +1,254 @@
+"""Damaged and hostile files are refused, and nothing changes."""
+
+import os
+import pickle
+import struct
+
+import numpy as np
+import paddle
+import pytest
+import safetensors.paddle
+from saving_cases import CASES, HALF, SLOW, Run, bits, each_damage, read, refused, sealed, write_raw
+
+import paddle_ldopt as ldopt
+
+
+@pytest.mark.parametrize(
+    "case, flips, cuts", [("came", 200, 60), *(pytest.param(case, 1000, 300, marks=SLOW) for case in CASES)]
+)
+def test_a_damaged_file_changes_nothing(case, flips, cuts, path):
+    run, victim, count = Run(case).train(HALF), Run(case, seed=1).train(1), 0
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    for what, damaged in each_damage(read(path), np.random.default_rng(1), flips, cuts):
+        with open(path, "wb") as file:
+            file.write(damaged)
+        with refused("", ValueError, victim, what):
+            ldopt.load_optimizer(path, victim.optimizer, victim.model)
+        count += 1
+    assert count > flips + cuts - 10
+
+
+def hostile_records():
+    """Yield (what, a function that changes the record of a file)."""
+
+    def put(*keys, value=...):
+        def change(record):
+            for key in keys[:-1]:
+                record = record[key]
+            del record[keys[-1]]
+            if value is not ...:
+                record[keys[-1]] = value
+
+        return change
+
+    keys = ("optimizer", "arguments", "options", "learning_rate", "schedule", "grad_clip", "layerwise", "parameters")
+    keys += ("naming", "step", "with_state", "schedule_state", "scaler_state")
+    for key in keys:
+        yield f"no {key}", put(key)
+        for value in ("x", -1, [], {}, [[1]], {"a": {}}, True):
+            if (key, value) not in (("grad_clip", {}), ("naming", "x")):
+                yield f"{key} = {value!r}", put(key, value=value)
+    for key in ("shape", "dtype", "options", "decayed", "ratio", "multiplier"):
+        yield f"no {key} of a parameter", put("parameters", "blocks.0.weight", key)
+        yield f"odd {key} of a parameter", put("parameters", "blocks.0.weight", key, value={"x": 1e30})
+    yield "options of a far parameter", put("parameters", "blocks.0.weight", "options", value=10**9)
+    yield "state of a stranger", put("with_state", value=["blocks.9.weight"])
+    yield "state twice", put("with_state", value=["blocks.0.weight"] * 2)
+
+
+def test_a_hostile_record_changes_nothing(saved, victim):
+    count = 0
+    for what, change in hostile_records():
+        sealed(saved, saved + ".hostile", record=change)
+        try:
+            before = bits(victim.everything())
+            ldopt.load_optimizer(saved + ".hostile", victim.optimizer, victim.model)
+        except ValueError as error:
+            assert "Received:" in str(error), (what, error)
+            assert bits(victim.everything()) == before, what
+            count += 1
+        else:  # it says nothing that matters
+            assert "schedule_state" in what, what  # there is no schedule
+    assert count > 90
+
+
+def test_a_hostile_schedule_changes_nothing(path):
+    def rate():
+        return ldopt.GreedyLR(1e-3, window_size=3)
+
+    run, victim = Run("lamb", rate=rate()).train(1), Run("lamb", rate=rate(), seed=1).train(2)
+    run.rate.step(1.0)
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    for value in ({}, [], "x", {"last_lr": 1}, 5, True, None):
+        sealed(path, path + ".hostile", record=lambda record, value=value: record.update(schedule_state=value))
+        with refused("", ValueError, victim, value):
+            ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
+    odd = ("x", {"a": 1}, True, {"__array__": "object", "shape": [], "values": []}, {"__float__": "1"}, None)
+    for key in run.rate.state_dict():
+        for value in (*odd, [None], ["x"], [1.0, None], [[1.0]]):
+            sealed(path, path + ".hostile", record=lambda r, k=key, v=value: r["schedule_state"].update({k: v}))
+            with refused("", ValueError, victim, (key, value)):
+                ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
+
+
+def test_nulls_in_place_of_a_schedules_state_change_nothing(path):
+    run, victim = (Run("adamwdl", rate=paddle.optimizer.lr.StepDecay(1e-3, 10), seed=i).train(i + 1) for i in range(2))
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    for keys in ({"last_lr"}, {"last_epoch"}, {"last_lr", "last_epoch"}):
+        sealed(path, path + ".hostile", record=lambda r, k=keys: r["schedule_state"].update(dict.fromkeys(k)))
+        with refused("must be a number. Received: None", ValueError, victim, keys):
+            ldopt.load_optimizer(path + ".hostile", victim.optimizer, victim.model)
+
+
+def test_a_plateau_schedule_has_no_best_before_its_first_metric(path):
+    def rate():
+        return paddle.optimizer.lr.ReduceOnPlateau(1e-3, patience=0)
+
+    fresh, used = Run("adamwdl", rate=rate()), Run("adamwdl", rate=rate())
+    used.rate.step(paddle.to_tensor(3.0))
+    for there, here in ((fresh, used), (used, fresh)):
+        state = there.rate.state_dict()
+        ldopt.save_optimizer(path, there.optimizer, there.model)
+        ldopt.load_optimizer(path, here.optimizer, here.model)
+        assert here.rate.state_dict() == state
+        used.rate.step(paddle.to_tensor(3.0))
+    for value in (None, "x", [1.0]):
+        change = {"best": value} if value else {"last_lr": None}
+        sealed(path, path + ".hostile", record=lambda record, c=change: record["schedule_state"].update(c))
+        with refused("must be a number|must be None or a number", ValueError, used, value):
+            ldopt.load_optimizer(path + ".hostile", used.optimizer, used.model)
+
+
+@pytest.mark.parametrize(
+    "names, least",
+    [
+        (("blocks.0.weight.exp_avg_sq_row", "blocks.0.bias.exp_avg", "scale.b"), 60),
+        pytest.param(("",), 500, marks=SLOW),
+    ],
+    ids=["some", "all"],
+)
+def test_hostile_tensors_change_nothing(saved, victim, names, least):
+    """Each change of the tensors whose name has one of `names` in it."""
+    count = 0
+    for name, tensor in safetensors.deserialize(read(saved)):
+        if not any(part in name for part in names):
+            continue
+        shape = tensor["shape"]
+        for what, change in {
+            "gone": lambda tensors, n: tensors.pop(n),
+            "renamed": lambda tensors, n: tensors.update({f"{n}x": tensors.pop(n)}),
+            "moved": lambda tensors, n: tensors.update({n.replace("blocks.0", "blocks.7"): tensors.pop(n)}),
+            "as integers": lambda tensors, n: tensors[n].update(dtype="I32"),
+            "of no type": lambda tensors, n: tensors[n].update(dtype="F8_E4M3"),
+            "flattened": lambda tensors, n: tensors[n].update(shape=[1, *tensors[n]["shape"]]),
+            "counted wrong": lambda tensors, n: tensors[n].update(shape=[v + 1 for v in tensors[n]["shape"]]),
+            "of a huge shape": lambda tensors, n: tensors[n].update(shape=[2**40, 2**40]),
+            "negative": lambda tensors, n: tensors[n].update(shape=[-1]),
+            "over another": lambda tensors, n: tensors[n].update(data_offsets=[0, 16]),
+            "behind the end": lambda tensors, n: tensors[n].update(data_offsets=[10**6, 10**6 + 16]),
+            "backwards": lambda tensors, n: tensors[n].update(data_offsets=tensors[n]["data_offsets"][::-1]),
+            "at -1": lambda tensors, n: tensors[n].update(data_offsets=[-1, tensors[n]["data_offsets"][1]]),
+            "at 2^70": lambda tensors, n: tensors[n].update(data_offsets=[0, 2**70]),
+            "without offsets": lambda tensors, n: tensors[n].pop("data_offsets"),
+            "no dict": lambda tensors, n: tensors.update({n: [1]}),
+        }.items():
+            if what == "moved" and "blocks.0" not in name:
+                continue
+            sealed(saved, saved + ".hostile", tensors=lambda tensors, c=change, n=name: c(tensors, n))
+            with refused("", ValueError, victim, (name, what, shape)):
+                ldopt.load_optimizer(saved + ".hostile", victim.optimizer, victim.model)
+            count += 1
+    assert count > least
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+def test_a_counter_that_counts_nothing_is_refused(value, saved, victim):
+    sealed(saved, saved + ".hostile", values={"blocks.0.weight.beta1_pow_acc": np.array([value], "float32")})
+    with refused("must be a finite number from 0 on", ValueError, victim):
+        ldopt.load_optimizer(saved + ".hostile", victim.optimizer, victim.model)
+
+
+HEADERS = {
+    "nested deeply": b"[" * 100_000,
+    "nested dicts": b'{"a":' * 100_000,
+    "a list": b"[1, 2]",
+    "NaN": b'{"__metadata__": {"format": "paddle_ldopt.optimizer"}, "a": NaN}',
+    "Infinity": b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, Infinity]}}',
+    "1e999": b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e999]}}',
+    "a key twice": b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "a": {}}',
+    "metadata twice": b'{"__metadata__": {"a": "b"}, "__metadata__": {"a": "b"}}',
+    "metadata of numbers": b'{"__metadata__": {"format": 1}}',
+    "a metadata list": b'{"__metadata__": ["paddle_ldopt.optimizer"]}',
+    "metadata null": b'{"__metadata__": null}',
+    "no UTF-8": b'{"\xff": 1}',
+    "half a surrogate": b'{"\\ud800": 1}',
+    "many digits": b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, ' + b"9" * 10_000 + b"]}}",
+    "nothing": b"{}",
+    "spaces": b" " * 64,
+    "no format": b'{"__metadata__": {"version": "1"}}',
+    "no version": b'{"__metadata__": {"format": "paddle_ldopt.optimizer"}}',
+    "a later version": b'{"__metadata__": {"format": "paddle_ldopt.optimizer", "version": "2"}}',
+    "no checksum": b'{"__metadata__": {"format": "paddle_ldopt.optimizer", "version": "1"}}',
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_a_hostile_header_changes_nothing(what, path, victim):
+    write_raw(path, HEADERS[what])
+    with refused("a later one" if what == "a later version" else "", ValueError, victim):
+        ldopt.load_optimizer(path, victim.optimizer, victim.model)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**20, 2**31, 2**40, 2**63, 2**64 - 1])
+def test_a_hostile_header_length_changes_nothing(length, path, victim):
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", length) + b"{}" * 100)
+    with refused("truncated or no safetensors file", ValueError, victim):
+        ldopt.load_optimizer(path, victim.optimizer, victim.model)
+
+
+def test_a_hole_of_a_terabyte_is_not_read(path, victim):
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", 2) + b"{}")
+        file.truncate(2**40)
+    with refused("must have the 10 bytes", ValueError, victim):
+        ldopt.load_optimizer(path, victim.optimizer, victim.model)
+    with open(path, "r+b") as file:
+        file.write(struct.pack("<Q", 2**39))
+    with refused("no safetensors file", ValueError, victim):
+        ldopt.load_optimizer(path, victim.optimizer, victim.model)
+
+
+def test_what_is_no_file_changes_nothing(saved, tmp_path, victim):
+    link, loop, dangling, pipe = (str(tmp_path / name) for name in ("link", "loop", "dangling", "pipe"))
+    os.symlink(saved, link), os.symlink(loop, loop), os.symlink("nothing", dangling), os.mkfifo(pipe)
+    for place, kind in (
+        (link, ValueError),
+        (loop, (ValueError, OSError)),
+        (dangling, (ValueError, OSError)),
+        (pipe, ValueError),
+        (str(tmp_path), ValueError),
+        ("/dev/zero", ValueError),
+        (str(tmp_path / "nothing.safetensors"), OSError),
+        (str(tmp_path / "nothing" / "x.safetensors"), OSError),
+    ):
+        with refused("", kind, victim, place):
+            ldopt.load_optimizer(place, victim.optimizer, victim.model)
+    for place, says in ((link, "would replace a link"), (pipe, "a device, a pipe")):  # nothing of the system
+        before = os.lstat(place)
+        with refused(says, ValueError, victim):
+            ldopt.save_optimizer(place, victim.optimizer, victim.model)
+        assert os.lstat(place) == before
+
+
+def test_no_pickle_is_ever_loaded_under_another_name(path, victim):
+    class Payload:
+        def __reduce__(self):
+            return os.mkdir, (path + ".ran",)
+
+    for content in (pickle.dumps(Payload()), pickle.dumps({"a": Payload()}, 2)):
+        with open(path, "wb") as file:
+            file.write(content)
+        with refused("no safetensors file", ValueError, victim):
+            ldopt.load_optimizer(path, victim.optimizer, victim.model)
+    assert not os.path.exists(path + ".ran")

@@ -1,0 +1,168 @@
+"""Files of another optimizer and bad arguments are refused, and nothing changes."""
+
+import os
+
+import paddle
+import pytest
+from saving_cases import HALF, Run, refused, same
+
+import paddle_ldopt as ldopt
+
+WRONG = {
+    "class": ({"case": "adafactor"}, "is of Came"),
+    "size": ({"width": 5}, "build the same model"),
+    "blocks": ({"blocks": 3}, "of another model: it lacks .*blocks.2"),
+    "precision": ({"case": "came bf16"}, "build the same model"),
+    "options": ({"beta3": 0.98}, r"changed=\['beta3'\].*beta3=0.98 \(in the file 0.99\)"),
+    "argument": ({"loss_scale": 2}, r"changed=\['loss_scale'\]"),
+    "stored type": ({"compression": True}, r"changed=\['compression'\]"),
+    "rate": ({"rate": 2e-3}, r"changed=\['learning_rate'\]"),
+    "ratios": ({"decay": 0.6}, r"changed=\['layerwise_decay'\]. Received: ratio=0.21"),
+    "decayed": ({"apply_decay_param_fun": lambda name: False}, r"changed=\['apply_decay_param_fun'\]. .*decayed=False"),
+    "clipping": ({"grad_clip": paddle.nn.ClipGradByNorm(1.0)}, r"changed=\['grad_clip'\]"),
+    "schedule": ({"rate": paddle.optimizer.lr.StepDecay(1e-3, 2)}, r"changed=\['learning_rate', 'schedule'\]"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_another_optimizer_is_refused(what, saved):
+    arguments, says = WRONG[what]
+    other = Run(**{"case": "came", "seed": 1, **arguments}).train(1)
+    with refused(says, ValueError, other):
+        ldopt.load_optimizer(saved, other.optimizer, other.model)
+    allowed = says.partition("changed=\\[")[2].partition("\\]")[0].replace("'", "").split(", ")
+    if allowed != [""] and what != "stored type":
+        ldopt.load_optimizer(saved, other.optimizer, other.model, changed=allowed)
+        assert other.optimizer.state_dict()
+
+
+def test_compressed_momentum_does_not_fit_even_where_the_option_is_let_through(saved):
+    other = Run("came", compression=True).train(1)
+    with refused("must be float16", ValueError, other):
+        ldopt.load_optimizer(saved, other.optimizer, other.model, changed=["compression"])
+
+
+def test_ratios_of_a_hook_are_compared(path):
+    run = Run("lamb", layerwise=False, set_param_lr_fun=lambda param: 0.5).train(1)
+    other = Run("lamb", layerwise=False, set_param_lr_fun=lambda param: 0.25)
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    with refused(r"changed=\['layerwise_decay'\].*ratio of a hook=0.25 \(in the file 0.5\)", ValueError, other):
+        ldopt.load_optimizer(path, other.optimizer, other.model)
+    assert ldopt.load_optimizer(path, other.optimizer, other.model, changed=["layerwise_decay"]).step == 1
+
+
+def test_options_of_groups_are_compared(path):
+    def build(decay):
+        run = Run("adamwdl", layerwise=False)
+        params = run.model.parameters()
+        groups = [{"params": params[:2], "weight_decay": decay, "learning_rate": 0.5}, {"params": params[2:]}]
+        run.optimizer = ldopt.AdamWDL(1e-3, parameters=groups)
+        return run
+
+    run, same_again, other = build(0.1).train(1), build(0.1), build(0.2).train(1)
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    ldopt.load_optimizer(path, same_again.optimizer, same_again.model)
+    assert same(run.state(), same_again.state())
+    with refused(r"weight_decay=0.2 \(in the file 0.1\) of 'scale'", ValueError, other):
+        ldopt.load_optimizer(path, other.optimizer, other.model)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path, victim):
+    with pytest.raises(FileNotFoundError, match="The folder does not exist: '.*/missing'"):
+        ldopt.save_optimizer(tmp_path / "missing" / "optimizer.safetensors", victim.optimizer, victim.model)
+
+
+def test_arguments_are_checked(saved, tmp_path, victim):
+    calls = {
+        "one of paddle_ldopt": lambda: ldopt.load_optimizer(saved, paddle.optimizer.Adam(parameters=[]), victim.model),
+        "must be a paddle.nn.Layer": lambda: ldopt.load_optimizer(saved, victim.optimizer, "model"),
+        "`changed` may name": lambda: ldopt.load_optimizer(saved, victim.optimizer, victim.model, changed=["bta1"]),
+        "`changed` must be a list": lambda: ldopt.load_optimizer(saved, victim.optimizer, changed="beta1"),
+        "build it after the model": lambda: ldopt.load_optimizer(saved, victim.optimizer, paddle.nn.Linear(2, 2)),
+        "`step` must be an int": lambda: ldopt.save_optimizer(saved, victim.optimizer, victim.model, step=1.5),
+        "`step` must be at least 0": lambda: ldopt.save_optimizer(saved, victim.optimizer, victim.model, step=-1),
+        "a folder": lambda: ldopt.save_optimizer(tmp_path, victim.optimizer, victim.model),
+        "Received: path=None": lambda: ldopt.load_optimizer(None, victim.optimizer, victim.model),
+        "Received: path=b'a'": lambda: ldopt.load_optimizer(b"a", victim.optimizer, victim.model),
+        "Received: path=b'b'": lambda: ldopt.save_optimizer(b"b", victim.optimizer, victim.model),
+        "one of Paddle's own files": lambda: ldopt.save_optimizer(tmp_path / "a.pdopt", victim.optimizer, victim.model),
+        "leave out `model`": lambda: ldopt.load_optimizer(tmp_path / "a.pdopt", victim.optimizer, victim.model),
+    }
+    for says, call in calls.items():
+        with refused(says, (TypeError, ValueError), victim):
+            call()
+
+
+@pytest.mark.parametrize(
+    "was, now, shown",
+    [
+        (
+            lambda: ldopt.get_scheduler("cosine", 1e-3, 2, 10),
+            lambda: ldopt.get_scheduler("linear", 1e-3, 2, 10),
+            "'class': 'Linear'.*'class': 'Cosine'",
+        ),
+        (
+            lambda: ldopt.get_scheduler("linear", 1e-3, 2, 10),
+            lambda: ldopt.get_scheduler("linear", 1e-3, 2, 20),
+            "'decay': 18.*'decay': 8",
+        ),
+        (
+            lambda: paddle.optimizer.lr.LinearWarmup(paddle.optimizer.lr.PolynomialDecay(1e-3, 10), 2, 0.0, 1e-3),
+            lambda: paddle.optimizer.lr.LinearWarmup(paddle.optimizer.lr.PolynomialDecay(1e-3, 20), 2, 0.0, 1e-3),
+            "'decay_steps': 20.*'decay_steps': 10",
+        ),
+        (
+            lambda: ldopt.get_scheduler("reduce_lr_on_plateau", 1e-3),
+            lambda: ldopt.get_scheduler("reduce_lr_on_plateau", 2e-3),
+            "'base_lr': 0.002.*'base_lr': 0.001",
+        ),
+    ],
+    ids=["kind", "steps", "within a warm-up", "peak"],
+)
+def test_a_schedule_with_other_numbers_is_refused_unless_it_is_meant(was, now, shown, path):
+    run, same_again, other = Run("adamwdl", rate=was()), Run("adamwdl", rate=was()), Run("adamwdl", rate=now())
+    schedule = run.optimizer._learning_rate
+    for _ in range(2):
+        schedule.step(*([0.5] if hasattr(schedule, "patience") else []))
+    run.train(1)
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    ldopt.load_optimizer(path, same_again.optimizer, same_again.model)
+    assert same_again.optimizer.get_lr() == run.optimizer.get_lr()
+    with refused(rf"changed=\['schedule'\].*{shown}", ValueError, other):
+        ldopt.load_optimizer(path, other.optimizer, other.model)
+    ldopt.load_optimizer(path, other.optimizer, other.model, changed=["schedule"])
+    assert other.optimizer._learning_rate.last_epoch == run.optimizer._learning_rate.last_epoch
+
+
+def test_a_scaler_that_refuses_leaves_the_schedule_as_it_was(path):
+    class Refusing:
+        def state_dict(self):
+            return {"scale": 1.0}
+
+        def set_state_dict(self, state):
+            if state["scale"] > 1.0:
+                raise RuntimeError("no")
+
+    scaler = Refusing()
+    run = Run("adamwdl", rate=paddle.optimizer.lr.StepDecay(1e-3, 2)).train(HALF)
+    scaler.state_dict = lambda: {"scale": 2.0}
+    ldopt.save_optimizer(path, run.optimizer, run.model, scaler=scaler)
+    other = Run("adamwdl", rate=paddle.optimizer.lr.StepDecay(1e-3, 2), seed=1).train(1)
+    with refused("cannot be loaded", ValueError, other):
+        ldopt.load_optimizer(path, other.optimizer, other.model, scaler=Refusing())
+
+
+def test_a_state_that_is_no_data_is_not_saved(path):
+    class Odd(paddle.optimizer.lr.LRScheduler):
+        def get_lr(self):
+            return self.base_lr
+
+        def state_keys(self):
+            self.keys = ["last_epoch", "last_lr", "odd"]
+
+    rate = Odd(1e-3)
+    rate.odd = object()
+    run = Run("lamb", rate=rate)
+    with refused("must be numbers, text, arrays.*Received: object", ValueError, run):
+        ldopt.save_optimizer(path, run.optimizer, run.model)
+    assert not os.listdir(os.path.dirname(path))

@@ -1,0 +1,191 @@
+"""Bad and missing arguments of schedules, and phases longer than the training."""
+
+import inspect
+import math
+import re
+import warnings
+
+import numpy as np
+import paddle
+import pytest
+from schedule_cases import KINDS, every_kind, make, optimizer_of, rates
+
+from paddle_ldopt.schedules import ON_METRIC, CurveSchedule, get_scheduler
+from paddle_ldopt.schedules.factory import kwargs_problems
+from paddle_ldopt.schedules.registry import SCHEDULES
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "bad, error",
+    [(0, ValueError), (0.0, ValueError), (-0.1, ValueError), (math.nan, ValueError), (math.inf, ValueError)]
+    + [(None, TypeError), ("0.1", TypeError), (True, TypeError), (paddle.optimizer.lr.NoamDecay(8, 8), TypeError)],
+    ids=lambda value: re.sub(" at 0x.*", "", str(value)),
+)
+def test_bad_first_arguments(kind, bad, error):
+    with pytest.raises(error, match="Received: "):
+        make(kind, bad)
+
+
+def test_a_schedule_of_a_schedule_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"rate\. A schedule is built from a number, not from another schedule\. Rec"):
+        make("linear", paddle.optimizer.lr.NoamDecay(8, 8))
+    with pytest.raises(TypeError, match=r"a learning rate\. Received: optimizer=None"):
+        make("linear", None)
+
+
+MISSING = [
+    *((kind, {}, "num_warmup_steps") for kind in KINDS if kind not in (*ON_METRIC, "constant")),
+    *((k, {"num_warmup_steps": 1}, "num_training_steps") for k in KINDS if k.startswith(("linear", "cosine", "poly"))),
+    ("warmup_stable_decay", {"num_warmup_steps": 1, "num_training_steps": 9}, "num_decay_steps"),
+    ("cosine_with_min_lr", {"num_warmup_steps": 1, "num_training_steps": 9}, "min_lr_rate"),
+    ("cosine_warmup_with_min_lr", {"num_warmup_steps": 1, "num_training_steps": 9}, "min_lr_rate"),
+    ("cool_down", {"num_warmup_steps": 1}, "decay_steps"),
+]
+
+
+@pytest.mark.parametrize("kind, given, missing", MISSING)
+def test_a_missing_argument_is_named(kind, given, missing):
+    optimizer = optimizer_of()
+    with pytest.raises(ValueError, match=f"{missing}.*Received: .*{missing}=None"):
+        get_scheduler(kind, optimizer, **given)
+    assert optimizer._learning_rate == 0.1
+
+
+@every_kind
+@pytest.mark.parametrize("key", ["peak", "num_warmup_steps", "num_training_steps", "optimizer", "learning_rate"])
+def test_an_unknown_argument_is_refused(kind, key):
+    valid = [k for k in KINDS[kind] if not k.startswith("num_") or k == "num_decay_steps"]
+    with pytest.raises(
+        TypeError, match=f"got an unexpected keyword argument '{key}'.*takes .*Received: {key}=3"
+    ) as error:
+        get_scheduler(kind, 0.1, 10, 100, {key: 3})
+    assert all(k in str(error.value) for k in valid)
+    listed = str(error.value).partition("takes")[2].partition("Received")[0]
+    assert "num_warmup_steps" not in listed and "num_training_steps" not in listed
+
+
+ILLEGAL = [
+    ("linear", {"num_warmup_steps": -1}),
+    ("linear", {"num_training_steps": 0}),
+    ("linear", {"num_training_steps": 0, "num_warmup_steps": 0}),
+    ("warmup_stable_decay", {"num_training_steps": 0, "num_stable_steps": 5}),
+    ("linear", {"last_epoch": -2}),
+    ("cosine", {"num_cycles": 0}),
+    ("cosine", {"num_cycles": math.inf}),
+    ("cosine_with_restarts", {"num_cycles": -1}),
+    ("polynomial", {"lr_end": 0.1}),
+    ("polynomial", {"lr_end": -1e-9}),
+    ("polynomial", {"power": 0}),
+    ("constant", {"last_epoch": -2}),
+    ("constant_with_warmup", {"num_warmup_steps": -1}),
+    ("inverse_sqrt", {"timescale": 0}),
+    ("inverse_sqrt", {"timescale": math.nan}),
+    ("cosine_with_min_lr", {"min_lr": 0.11}),
+    ("cosine_with_min_lr", {"min_lr": -0.01}),
+    ("cosine_with_min_lr", {"min_lr_rate": 0.5}),
+    ("cosine_warmup_with_min_lr", {"min_lr_rate": 1.1}),
+    ("cosine_warmup_with_min_lr", {"warmup_lr_rate": -0.1}),
+    ("cosine_warmup_with_min_lr", {"warmup_lr_rate": 1.5}),
+    ("warmup_stable_decay", {"num_decay_steps": -1}),
+    ("warmup_stable_decay", {"num_stable_steps": -1}),
+    ("warmup_stable_decay", {"warmup_type": "sqrt"}),
+    ("warmup_stable_decay", {"decay_type": "sqrt"}),
+    ("warmup_stable_decay", {"min_lr_ratio": 1.5}),
+    ("warmup_stable_decay", {"num_cycles": -0.5}),
+    ("cool_down", {"keep_steps": -1}),
+    ("cool_down", {"final_steps": -1}),
+    ("cool_down", {"decay_steps": -1}),
+    ("cool_down", {"lr_end1": 0.2}),
+    ("cool_down", {"lr_end2": -0.1}),
+    ("cool_down", {"warmup_lr_init": 0.2}),
+    ("cool_down", {"num_cycles": 0}),
+    *((kind, bad) for kind in ON_METRIC for bad in (
+        {"mode": "mean"}, {"threshold_mode": "both"}, {"factor": 1.0}, {"factor": 0.0}, {"patience": -1},
+        {"threshold": -1e-9}, {"cooldown": -1}, {"min_lr": -0.1}, {"min_lr": 0.2}, {"eps": -1e-8},
+    )),
+    ("reduce_lr_on_plateau", {"min_lr": 0.1}),
+    ("greedy", {"max_lr": 0.05}),
+    ("greedy", {"min_lr": 0.1, "max_lr": 0.1}),
+    ("greedy", {"warmup": -1}),
+    ("greedy", {"window_size": 0}),
+    ("greedy", {"reset_start": 0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, bad", ILLEGAL, ids=str)
+def test_illegal_values_are_refused(kind, bad):
+    optimizer = optimizer_of()
+    with pytest.raises(ValueError, match=f"Received: .*{next(iter(bad))}="):
+        make(kind, optimizer, **bad)
+    assert optimizer._learning_rate == 0.1, "nothing was attached"
+
+
+def test_each_wrong_argument_is_told_at_once():
+    wrong = {"min_lr_ratio": 3, "decay_type": "x", "power": 2, "num_stable_steps": None, "num_warmup_steps": 1}
+    told = sorted(kwargs_problems("warmup_stable_decay", wrong))
+    want = ["SchedulerType.WARMUP_STABLE_DECAY requires `num_decay_steps`, .*Received: num_decay_steps=None"]
+    want += ["`decay_type` must be one of .*Received: decay_type='x'", r"`min_lr_ratio` must be in \[0, 1\]. Rec.*=3"]
+    want += [f"get_wsd_schedule.. got an unexpected keyword argument '{key}'" for key in ("num_warmup_steps", "power")]
+    assert len(told) == len(want) and all(re.match(pattern, text) for pattern, text in zip(want, told)), told
+    for kind, arguments in KINDS.items():
+        specific = {k: v for k, v in arguments.items() if k not in ("num_warmup_steps", "num_training_steps")}
+        assert not [*kwargs_problems(kind, specific)]
+
+
+@every_kind
+def test_wrong_types_are_refused(kind):
+    parameters = list(
+        inspect.signature(make(kind).__class__ if kind in ON_METRIC else SCHEDULES[kind].function).parameters
+    )[1:]
+    flags = {"verbose", "smooth"}
+    names = {"mode", "threshold_mode", "warmup_type", "decay_type"}
+    for key in set(parameters) - flags:
+        more = {"min_lr": None} if key == "min_lr_rate" and "min_lr" in KINDS[kind] else {}
+        more |= {"min_lr_rate": None} if key == "min_lr" and "min_lr_rate" in KINDS[kind] else {}
+        for bad in ("1", True, [1], 1.5 if "steps" in key or key in ("last_epoch", "patience", "cooldown") else {}):
+            with pytest.raises(ValueError if key in names else TypeError, match=f"Received: {key}="):
+                make(kind, **{**more, key: bad})
+
+
+def test_a_curve_must_be_callable():
+    with pytest.raises(TypeError, match="`curve` must be callable. Received: curve=0.5"):
+        CurveSchedule(0.1, 0.5)
+
+
+def test_the_phases_of_wsd():
+    with pytest.warns(UserWarning, match=r"10 \+ 50 \+ 20 steps, the training 100: num_stable_steps will be used"):
+        schedule = make("warmup_stable_decay", num_stable_steps=50)
+    assert schedule.curve.stable == 50
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert make("warmup_stable_decay", num_stable_steps=70).curve == make("warmup_stable_decay").curve
+
+
+RISE = (0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+
+
+TOO_LONG = [  # kind, phases longer than the training, its rates by transformers' formulas from step 2 to 9
+    ("linear", {}, [*RISE, 0, 0]),
+    ("cosine", {}, [*RISE, 1, 0]),
+    ("cosine_with_restarts", {}, [*RISE, 1, 0]),
+    ("polynomial", {"lr_end": 0.01}, [*RISE, 0.01, 0.01]),
+    ("cosine_with_min_lr", {"min_lr": 0.5}, [*RISE, 1, 0.5]),
+    ("cosine_warmup_with_min_lr", {"min_lr": 0.5}, [0.375, 0.5, 0.625, 0.75, 0.875, 1, 0.5, 1]),
+    (
+        "warmup_stable_decay",
+        {"num_decay_steps": 6, "decay_type": "linear"},
+        [*RISE, 0, 0],
+    ),
+    ("cool_down", {}, [*RISE, 0, 0]),
+]
+
+
+@pytest.mark.parametrize("kind, specific, want", TOO_LONG, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_training_that_ends_within_the_warmup_is_warned_of(kind, specific, want):
+    with pytest.warns(UserWarning, match="Received: num_warmup_steps=8, .*num_training_steps=2") as caught:
+        schedule = get_scheduler(kind, 1.0, 8, 2, specific)
+    assert caught[0].filename.endswith("factory.py"), "the caller of the kind's function"
+    np.testing.assert_allclose(rates(schedule, 10)[2:], want, atol=1e-12)
+    curve = schedule.curve
+    assert max(map(curve, range(10))) == max(curve(step) for step in curve.turns())

@@ -1,0 +1,17 @@
+"""What the fork server of `processes` imports. No operation runs here: Paddle's threads would be lost in the forks."""
+
+import contextlib
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import paddle  # noqa: F401
+    import pytest  # noqa: F401
+    import trainer_common  # noqa: F401
+
+    import paddle_ldopt.parallel
+    import paddle_ldopt.trainer
+    import paddle_ldopt.trainer.report  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import paddlenlp.transformers  # noqa: F401
