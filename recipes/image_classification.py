@@ -7,8 +7,8 @@
     python recipes/image_classification.py --resume_from_checkpoint runs/image_classification-20261121-140000
 
 By default a small transformer is pretrained on the spot to tell handwritten digits from 0 to 4, then fine-tuned on few
-of those from 5 to 9 (scikit-learn carries them). Any argument of PaddleNLP's TrainingArguments works too: --help lists
-them.
+of those from 5 to 9 (scikit-learn carries them).
+Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
@@ -16,9 +16,10 @@ import functools
 from collections import Counter
 from typing import Optional
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
+from common import classification
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuner import FineTuner
 from common.fine_tuning import Score, fine_tune, start
@@ -28,7 +29,6 @@ from common.text_sources import error
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import CLIPVisionConfig
 from paddlenlp.transformers.clip.modeling import CLIPPretrainedModel, CLIPVisionTransformer
-from sequence_classification import accuracy
 
 from paddle_ldopt import AdamWDL
 
@@ -40,6 +40,7 @@ class Arguments(RecipeArguments):
     """PaddleNLP's training arguments."""
 
     recipe = "image_classification"
+    metrics = classification.METRICS
 
     learning_rate: float = 3e-3
     num_train_epochs: float = 15
@@ -47,12 +48,12 @@ class Arguments(RecipeArguments):
 
 @dataclasses.dataclass
 class Options:
-    """What to train on what."""
+    """Model, data and encoding."""
 
     model: str = option("digits", "digits: pretrained on the spot; a folder, or the hub name of a CLIP")
     data: str = option("digits", "digits, a folder with one of each class, paddlenlp:NAME, datasets:NAME")
-    examples_per_class: Optional[int] = option(None, "training images of each class; all, or 20 of the digits")
-    early_stopping_patience: int = option(5, "stop after so many evaluations without a better model")
+    examples_per_class: Optional[int] = option(None, "training images of each class; all, or 20 for digits")
+    early_stopping_patience: int = option(5, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
         if self.examples_per_class is None and self.data == "digits":
@@ -125,22 +126,24 @@ def build(args, options, parts):
         data_collator=collate,
         train_dataset=data["train"],
         eval_dataset=data["validation"],
-        compute_metrics=accuracy,
+        compute_metrics=classification.class_scores,
     )
     return trainer, data["test"]
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_images(options.data)
     if options.examples_per_class is not None:
         parts = few(parts, options.examples_per_class)
     print(parts.description, flush=True)
     trainer, test = build(args, options, parts)
+    names = list(trainer.model.config.id2label.values())
     majority = Counter(name for _, name in parts.test).most_common(1)[0][1] / len(parts.test)
     score = Score("accuracy", "majority class", majority)
-    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}")
+    judge = classification.judge(names)
+    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}", judge)
 
 
 def main(argv=None):

@@ -6,17 +6,17 @@
     python recipes/language_model_sft.py --config recipes/configs/llama/language_model_sft.yaml
     python recipes/language_model_sft.py --resume_from_checkpoint runs/language_model_sft-20261121-140000
 
-By default a small LLaMA that knows nothing learns to write, byte by byte, what a function of Python's own library does,
-given its name. A file has a JSON object a line. Only what is to be written counts in the loss, each token the same. Any
-argument of PaddleNLP's TrainingArguments works too: --help lists them.
+By default a small untrained LLaMA learns to write, byte by byte, what a function of Python's own library does,
+given its name. A file has a JSON object a line. Only the tokens of the answer count in the loss, with equal weight.
+Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
 import math
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuning import Score, fine_tune, start
 from common.language_data import IGNORED, VOCABULARY, by_bytes, by_tokenizer, encode_pairs, unigram
@@ -56,15 +56,15 @@ class Arguments(RecipeArguments):
 
 @dataclasses.dataclass
 class Options:
-    """What to train on what."""
+    """Model, data and encoding."""
 
     model: str = option("LlamaForCausalLM", "a PaddleNLP class, which is untrained; a folder or a hub name")
     lora_rank: int = option(0, "train adapters of this rank in place of the weights; 0 is off")
     data: str = option("docstrings", "docstrings, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
     source_field: str = option("source", "name of the prompt")
-    target_field: str = option("target", "name of what is to be written")
-    max_length: int = option(64, "tokens after which both together are cut off")
-    early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
+    target_field: str = option("target", "name of the target text")
+    max_length: int = option(64, "tokens to which prompt and answer together are cut")
+    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
         check_least(self, lora_rank=0, max_length=8, early_stopping_patience=1)
@@ -74,7 +74,7 @@ class Writer(TokenTrainer):
     """The Trainer."""
 
     def guesses(self, model, inputs):
-        """Return (logits, right tokens, their rows) of what is to be written."""
+        """Return (logits, right tokens, their rows) of the answers."""
         outputs = model(inputs["input_ids"])
         logits = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
         where = paddle.nonzero(inputs["labels"] != IGNORED)
@@ -127,7 +127,7 @@ def build(args, options, parts):
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_parts(
         options.data,

@@ -6,10 +6,10 @@
     python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
     python recipes/masked_lm_pretraining.py --resume_from_checkpoint runs/masked_lm_pretraining-20261121-140000
 
-A step is one large batch, `per_device_train_batch_size` rows. A GradientAccumulator takes it in micro-batches that fit
-and weighs each by its masked tokens, so that the step is that of the whole batch. By default MiniLM (from a package, as
-`make` installs it) reads docstrings of Python's own library; `BertForMaskedLM` is a small model that knows nothing. The
-run's folder is a `--model` for other recipes. Any argument of PaddleNLP's TrainingArguments works: --help lists them.
+A step is one large batch, `per_device_train_batch_size` rows. A GradientAccumulator splits it into micro-batches and
+weights each by its masked tokens, so the step equals that of the whole batch. By default MiniLM (from a package that
+`make` installs) reads docstrings of Python's own library; `BertForMaskedLM` is a small untrained model. The run's
+folder is a `--model` for other recipes. Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import contextlib
@@ -18,9 +18,9 @@ import inspect
 import zlib
 from collections import Counter
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuning import Score, fine_tune, start
 from common.library_data import docstring_texts
@@ -57,15 +57,15 @@ class Arguments(RecipeArguments):
 
 @dataclasses.dataclass
 class Options:
-    """What to train on what."""
+    """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class, which is untrained")
     data: str = option("docstrings", "docstrings, a .txt file or folder, paddlenlp:NAME, datasets:NAME")
     text_field: str = option("text", "name of the text in a hub's data set")
-    micro_batch_size: int = option(16, "rows that are in memory at once")
-    masked_share: float = option(0.15, "share of the tokens that are to be guessed, in (0, 1)")
-    max_length: int = option(16, "tokens after which a text is cut off")
-    early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
+    micro_batch_size: int = option(16, "rows of a micro-batch")
+    masked_share: float = option(0.15, "share of the tokens to predict, in (0, 1)")
+    max_length: int = option(16, "tokens to which a text is cut")
+    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
         check_least(self, micro_batch_size=1, max_length=8, early_stopping_patience=1)
@@ -77,7 +77,7 @@ class Guesser(TokenTrainer):
     """The Trainer, which hides tokens as BERT does, others in every step, and takes a batch in micro-batches."""
 
     def prepare(self, options):
-        """Take what the Trainer's own arguments lack."""
+        """Take the recipe's own options."""
         self.options, self.accumulator = options, GradientAccumulator(reduction="token")
         self.takes_places = "masked_positions" in inspect.signature(self.model.forward).parameters
 
@@ -174,7 +174,7 @@ def build(args, options, parts):
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_parts(
         options.data,

@@ -17,15 +17,17 @@ import time
 from collections import Counter
 from typing import Optional
 
+import common.fast_cpu  # noqa: F401 - before Paddle
+import numpy as np
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
+from common import classification
 from common.arguments import check_least, option, parse
-from common.fine_tuning import Score, conclude, start
+from common.fine_tuning import Score, conclude, defaults_of, start
 from common.library_data import docstring_pairs
 from common.plain_loop import LoopArguments, PlainLoop
 from common.pretrained import load_model, load_tokenizer, name_classes
-from common.run_folder import check_data, note_arguments
-from common.text_data import Splits, TextDataset, load_splits
+from common.run_folder import check_data, note_arguments, note_for_predictions
+from common.text_data import Splits, TextDataset, load_splits, say_cut
 from common.text_sources import error
 from paddlenlp.data import DataCollatorWithPadding
 
@@ -38,14 +40,15 @@ PARTS = ("train", "validation", "test")
 
 @dataclasses.dataclass
 class Options:
-    """What to train on what."""
+    """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
     data: str = option("docstrings", "docstrings, a .tsv, .csv or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
     text_column: Optional[str] = option(None, "name of the column, or number from 0")
     text_pair_column: Optional[str] = option(None, "second text: its name or number; sentence2 or text_b by default")
     label_column: Optional[str] = option(None, "name of the column, or number from 0")
-    max_length: int = option(64, "tokens after which a pair is cut off")
+    encoding: str = option("utf-8", "of the files, such as gb18030, cp1252, utf-16")
+    max_length: int = option(64, "tokens to which a pair is cut")
 
     def __post_init__(self):
         check_least(self, max_length=8)
@@ -72,15 +75,15 @@ class Optimization(LdoptConfig):
 
 @dataclasses.dataclass
 class Arguments(LoopArguments):
-    """What the loop needs."""
+    """Arguments of the loop."""
 
     recipe = "matching"
 
-    loss_scale: float = option(1.0, "the first scale of the loss; above 1, with float16, on GPUs")
+    loss_scale: float = option(1.0, "initial loss scale; above 1 on GPUs, with float16")
 
 
 class Loop(PlainLoop):
-    """The training: a step, and what it comes to."""
+    """The training loop: a step and its scores."""
 
     def __init__(self, model, splits, tokenizer, options, optimization, args):
         self.data = {part: TextDataset(getattr(splits, part), tokenizer, options.max_length) for part in PARTS}
@@ -114,23 +117,28 @@ class Loop(PlainLoop):
         return float(loss)
 
     def states(self):
-        """Return what a checkpoint is made of, by the names of its files."""
+        """Return the parts of a checkpoint by file name."""
         parts = {"model_state.pdparams": self.model, "scaler.pdparams": self.scaler}
         return {**parts, "optimizer.safetensors": self.optimizer}  # after the model, of which it may make masters
 
     def evaluate(self):
         """Return the metrics that are logged."""
-        return {"eval_accuracy": self.accuracy("validation")}
+        return {f"eval_{name}": value for name, value in self.scores("validation").items()}
 
-    def accuracy(self, part):
-        """Return the share of right answers."""
+    def scores(self, part):
+        """Return the scores of a split."""
+        logits, labels = self.predictions(part)
+        return classification.scores_of(logits.argmax(-1), labels)
+
+    def predictions(self, part):
+        """Return (logits, labels) of a split."""
         self.parallel.eval()
-        rows, right = self.data[part], 0
+        rows = self.data[part]
         with paddle.no_grad():
-            for at in range(0, len(rows), 64):
-                logits, labels = self.batch([rows[i] for i in range(at, min(at + 64, len(rows)))])
-                right += int((logits.argmax(-1) == labels).sum())
-        return right / len(rows)
+            found = [
+                self.batch([rows[i] for i in range(at, min(at + 64, len(rows)))]) for at in range(0, len(rows), 64)
+            ]
+        return [np.concatenate([part.numpy() for part in parts]) for parts in zip(*found)]
 
 
 def own_splits():
@@ -141,9 +149,9 @@ def own_splits():
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     options, optimization, args, argv = parse(argv, Options, Optimization, Arguments)
-    columns = {name: getattr(options, name) for name in ("text_column", "text_pair_column", "label_column")}
+    columns = {name: getattr(options, name) for name in ("text_column", "text_pair_column", "label_column", "encoding")}
     splits = own_splits() if options.data == "docstrings" else load_splits(options.data, pairs=True, **columns)
     print(splits.description, flush=True)
     if paddle.distributed.ParallelEnv().world_size > 1:
@@ -152,6 +160,7 @@ def run(argv):
     model, tokenizer = load_model(options.model, len(splits.labels)), load_tokenizer(options.model)
     name_classes(model, splits.labels)
     loop = Loop(model, splits, tokenizer, options, optimization, args)
+    print(say_cut(loop.data["train"]), flush=True)
     report = RunReport(args.output_dir, f"{options.model} on {options.data}", LayerMap.from_model(model))
     report.config = optimization
     check_data(args, splits)
@@ -165,10 +174,18 @@ def run(argv):
     if loop.rank == 0:
         model.save_pretrained(args.output_dir)
         tokenizer.save_pretrained(args.output_dir)
+        note_for_predictions(args.output_dir, args.recipe, options, pair=True)
     settings = {**dataclasses.asdict(options), **dataclasses.asdict(args)}
-    score, more = Score("accuracy", "majority class", majority), {"steps": loop.step, "seconds": seconds}
-    more["validation accuracy"] = loop.accuracy("validation")
-    conclude(args.output_dir, score, loop.accuracy("test"), more, report, settings, splits.description)
+    logits, labels = loop.predictions("test")
+    judge = classification.judge(splits.labels, [text for text, _ in splits.test])
+    found, tables = judge(logits, labels)
+    tested = classification.scores_of(logits.argmax(-1), labels)
+    more = {f"test {name}": value for name, value in tested.items() if name != "accuracy"}
+    more |= {"steps": loop.step, "seconds": seconds, "validation accuracy": loop.scores("validation")["accuracy"]}
+    about = {"settings": settings, "description": splits.description, "tables": tables}
+    about["defaults"] = defaults_of(settings, argv, options, args)
+    score = Score("accuracy", "majority class", majority)
+    conclude(args.output_dir, score, tested["accuracy"], {**more, **found}, report, **about)
 
 
 def main(argv=None):

@@ -19,10 +19,10 @@ import subprocess
 import sys
 import tempfile
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from common import fast_cpu  # noqa: F401 - before Paddle
 from common.language_data import IGNORED, VOCABULARY, encode_pairs, unigram
 from common.text_data import load_splits
 from paddle.distributed import fleet

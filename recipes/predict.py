@@ -1,66 +1,132 @@
-"""Label a text, or a pair of texts, with the model that a run of sequence_classification.py has left.
+"""Apply the model of a run to new input: labels, tags, answers, summaries or generated text, with probabilities.
 
-    python recipes/predict.py runs/sequence_classification-20261121-140000 "Return the name of a file."
-    python recipes/predict.py runs/sequence_classification-20261121-140000 --max_length 128 "a text" "the one beside it"
+    python recipes/predict.py runs/sequence_classification-20261121-140000 "a text" "another text"
+    python recipes/predict.py runs/matching-20261121-140000 --pair "a text" "its partner"
+    python recipes/predict.py runs/question_answering-20261121-140000 --pair "a question" "the text with the answer"
+    python recipes/predict.py runs/sequence_classification-20261121-140000 --input reviews.csv --output labelled.csv
+    python recipes/predict.py runs/image_classification-20261121-140000 a.png b.png
+    cat texts.txt | python recipes/predict.py runs/token_classification-20261121-140000 --input - --output tags.jsonl
 
-It prints the likeliest label and its probability. `label` does the same in a program.
+Without --output, one line for each input is printed. A file is .txt (a text a line), .csv, .tsv or .jsonl; standard
+input has a text a line, a pair divided by a tab. `Predictor` does the same in a program.
 """
 
 import argparse
+import contextlib
+import csv
+import itertools
+import json
 import os
 import shlex
 import sys
+from pathlib import Path
 
-import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
+import common.fast_cpu  # noqa: F401 - before Paddle
 from common.fine_tuning import start
-from common.pretrained import load_tokenizer
-from common.text_sources import error
-from paddlenlp.transformers import AutoModelForSequenceClassification
-from paddlenlp.utils.log import logger
+from common.predictors import Predictor
+from common.text_sources import SUFFIXES, column_of, decode, error, read_table
+
+COLUMNS = ("text_column", "text_pair_column")
 
 
-def label(folder, *texts, max_length=64):
-    """Return the likeliest label and its probability.
-
-    Args:
-        folder (str): the run's.
-        *texts (str): a text, or both of a pair.
-        max_length (int): tokens after which they are cut off, as in the training.
-
-    Raises:
-        ValueError: the folder has no model; there are more texts than two.
-    """
-    if not os.path.isfile(os.path.join(folder, "config.json")):
-        raise error("There is no model of a run that has come to its end.", folder=folder)
-    if len(texts) not in (1, 2):
-        raise error("A text, or both of a pair, are to be labelled.", texts=texts)
-    tokenizer, model = load_tokenizer(folder), AutoModelForSequenceClassification.from_pretrained(folder)
-    model.eval()
-    with paddle.no_grad():
-        logits = model(**tokenizer(*texts, max_length=max_length, truncation=True, return_tensors="pd"))
-    logits = logits[0] if isinstance(logits, (tuple, list)) else logits
-    shares = paddle.nn.functional.softmax(logits, axis=-1)[0].tolist()
-    best = max(range(len(shares)), key=shares.__getitem__)
-    return model.config.id2label[best], shares[best]
+def label(folder, *texts, max_length=None):
+    """Return the most likely label of a text, or of both texts of a pair, and its probability."""
+    (found,) = Predictor(folder, max_length)([texts])
+    return found["label"], found["probability"]
 
 
-def command(folder, texts, max_length):
+def command(folder, pair=False):
     """Return the command that labels texts with the model of a run."""
-    script = [sys.executable, os.path.relpath(__file__)]
-    return shlex.join([*script, folder, "--max_length", str(max_length), *texts])
+    texts = ["--pair", "a text", "its partner"] if pair else ["a text", "another text"]
+    return shlex.join([sys.executable, os.path.relpath(__file__), folder, *texts])
+
+
+def read_inputs(args):
+    """Return an iterator of tuples: the text or the pair of each input."""
+    width = 2 if args.pair else 1
+    if args.inputs:
+        if len(args.inputs) % width:
+            raise error("`--pair` needs an even number of texts.", inputs=args.inputs)
+        return zip(*[iter(args.inputs)] * width)
+    if args.input == "-":
+        return _lines(sys.stdin, width, "standard input")
+    path = Path(args.input)
+    if not path.is_file():
+        raise error("There is no such file.", input=path)
+    if path.suffix.lower() not in SUFFIXES:
+        return _lines(decode(path, args.encoding).splitlines(), width, path)
+    wanted = {name: getattr(args, name) for name in COLUMNS[:width]}
+    names, table = read_table(path, wanted, args.has_header, args.encoding)
+    if len(names) == 1 and width == 1:
+        wanted["text_column"] = 0
+    columns = [column_of(names, name, column, path) for name, column in wanted.items()]
+    wrong = [place for place, cells in table if len(cells) != len(names)]
+    if wrong:
+        raise error(f"{len(wrong)} rows have another number of columns than {names}; first {wrong[0]}.", input=path)
+    return (tuple(str(cells[i]) for i in columns) for _, cells in table)
+
+
+def _lines(lines, width, source):
+    for number, line in enumerate(lines, 1):
+        texts = tuple(line.rstrip("\r\n").split("\t")) if width == 2 else (line.rstrip("\r\n"),)
+        if len(texts) != width:
+            raise error(f"Line {number} is not two texts divided by a tab.", source=source)
+        if any(text.strip() for text in texts):
+            yield texts
+
+
+def write(found, path, out):
+    """Write predictions as they come: .csv or .jsonl, or a line for each on standard output."""
+    writer = None
+    for row in found:
+        if path is None:
+            said = row.get("label", row.get("answer", row.get("output")))
+            said = " ".join(f"{w}/{t}" for w, t in zip(row["words"], row["tags"])) if "tags" in row else said
+            probability = row["probability"] if "probability" in row else min(row["probabilities"], default=1.0)
+            print(f"{said} ({probability:.3f})", file=out, flush=True)
+        elif path.suffix == ".jsonl":
+            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+        else:
+            each = row.pop("probabilities", {})
+            if isinstance(each, dict):
+                row.update({f"p({name})": value for name, value in each.items()})
+            else:
+                row.update(words=" ".join(row["words"]), tags=" ".join(row["tags"]))
+                row["probabilities"] = " ".join(f"{value:.6g}" for value in each)
+            if writer is None:
+                writer = csv.DictWriter(out, list(row))
+                writer.writeheader()
+            writer.writerow(row)
 
 
 def say(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="of the run")
-    parser.add_argument("texts", nargs="+", metavar="text", help="a text, or both of a pair")
-    parser.add_argument("--max_length", type=int, default=64, help="tokens after which they are cut off (64)")
-    args = parser.parse_args(argv)
-    logger.set_level("WARNING")
-    name, share = label(args.folder, *args.texts, max_length=args.max_length)
-    print(f"{name} ({share:.3f})")
+    parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images")
+    parser.add_argument("--pair", action="store_true", help="two texts each: a pair, or a question and its text")
+    parser.add_argument("--input", metavar="FILE", help="read inputs from a file; - is standard input")
+    parser.add_argument("--output", metavar="FILE", help="write a .csv or .jsonl file")
+    parser.add_argument("--text_column", help="of a file: its name, or number from 0")
+    parser.add_argument("--text_pair_column", help="the same of the second text")
+    parser.add_argument("--has_header", type=json.loads, help="true or false: whether a file begins with names")
+    parser.add_argument("--encoding", default="utf-8", help="of a file (utf-8)")
+    parser.add_argument("--batch_size", type=int, default=32, help="inputs at once (32)")
+    parser.add_argument("--max_length", type=int, help="tokens to which a text is cut; as in the training")
+    args = parser.parse_intermixed_args(argv)
+    if bool(args.inputs) == bool(args.input):
+        raise error("Give either inputs or `--input`.", inputs=args.inputs, input=args.input)
+    path = Path(args.output) if args.output else None
+    if path is not None and path.suffix not in (".csv", ".jsonl"):
+        raise error("An output file ends in .csv or .jsonl.", output=path)
+    if args.batch_size < 1:
+        raise error("`batch_size` must be 1 or more.", batch_size=args.batch_size)
+    predictor, inputs = Predictor(args.folder, args.max_length), iter(read_inputs(args))
+    predictor.check(args.pair)
+    batches = iter(lambda: list(itertools.islice(inputs, args.batch_size)), [])
+    found = itertools.chain.from_iterable(map(predictor, batches))
+    with open(path, "w", encoding="utf-8", newline="") if path else contextlib.nullcontext(sys.stdout) as out:
+        write(found, path, out)
 
 
 def main(argv=None):

@@ -6,9 +6,10 @@
     python recipes/question_answering.py --config recipes/configs/minilm/question_answering.yaml
     python recipes/question_answering.py --resume_from_checkpoint runs/question_answering-20261121-140000
 
-By default MiniLM (from a package, as `make` installs it) answers questions about signatures of Python's own library. A
+By default MiniLM (from a package that `make` installs) answers questions about signatures of Python's own library. A
 file is in the form of SQuAD 1.1 (an answer is part of the context). A context that is too long is read in windows that
-overlap. Any argument of PaddleNLP's TrainingArguments works too: --help lists them.
+overlap.
+Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
@@ -16,9 +17,9 @@ import json
 import re
 from collections import Counter
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuning import Score, fine_tune, start
 from common.library_data import signature_questions
@@ -45,14 +46,14 @@ class Arguments(RecipeArguments):
 
 @dataclasses.dataclass
 class Options:
-    """What to train on what."""
+    """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
     data: str = option("signatures", "signatures, a SQuAD .json file or a folder, paddlenlp:NAME, datasets:NAME")
     max_length: int = option(64, "tokens of a question and its window of the context")
     overlap: int = option(16, "tokens that two windows have in common")
     max_answer_length: int = option(30, "tokens of an answer")
-    early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
+    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
         check_least(self, max_length=16, overlap=0, max_answer_length=1, early_stopping_patience=1)
@@ -119,21 +120,25 @@ class Windows(Dataset):
     def __getitem__(self, index):
         return self.windows[index][0]
 
-    def score(self, prediction):
-        """Return SQuAD's exact match and F1 of the answers that are found."""
+    def answers(self, logits):
+        """Return (score, answer) of each question, the best of its windows: the sum of the logits of both ends."""
         best = dict.fromkeys(range(len(self.rows)), (-np.inf, ""))
-        for begin, end, (_, index, first, spans) in zip(*prediction.predictions, self.windows):
+        for begin, end, (_, index, first, spans) in zip(*logits, self.windows):
             inside = slice(first, first + len(spans))
             sums = np.add.outer(begin[inside], end[inside])
             length = np.subtract.outer(np.arange(len(spans)), np.arange(len(spans))).T  # of the answer, less one
             sums[(length < 0) | (length >= self.most)] = -np.inf
             a, b = np.unravel_index(np.argmax(sums), sums.shape)
             best[index] = max(best[index], (float(sums[a, b]), self.rows[index][1][spans[a][0] : spans[b][1]]))
-        return answer_scores([text for _, text in best.values()], [row[2] for row in self.rows])
+        return list(best.values())
+
+    def score(self, prediction):
+        """Return SQuAD's exact match and F1 of the answers that are found."""
+        return answer_scores([text for _, text in self.answers(prediction.predictions)], [row[2] for row in self.rows])
 
 
 def _spans(context, tokenizer):
-    """Returns (token id, (begin, end)) of each token of a context, found word by word."""
+    """Return (token id, (begin, end)) of each token of a context, found word by word."""
     out = []
     for word in re.finditer(r"\w+|[^\w\s]", context):
         tokens = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word.group()) or [tokenizer.unk_token])
@@ -165,7 +170,7 @@ def build(args, options, parts):
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     reading = {"suffixes": (".json",), "read": read_squad, "rows_of": hub_rows, "key": lambda row: row[1]}
     parts = load_parts(options.data, own={"signatures": signature_questions}, **reading)

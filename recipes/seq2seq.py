@@ -6,15 +6,16 @@
     python recipes/seq2seq.py --config recipes/configs/t5/seq2seq.yaml
     python recipes/seq2seq.py --resume_from_checkpoint runs/seq2seq-20261121-140000
 
-By default a small T5 that knows nothing learns to write days in digits that it reads in words; Python's calendar knows
-the answers. A file has a JSON object a line. Any argument of PaddleNLP's TrainingArguments works too, see --help.
+By default a small untrained T5 learns to write days in digits that it reads in words; Python's calendar knows
+the answers. A file has a JSON object a line.
+Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
 from typing import Optional
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuning import Score, fine_tune, start
 from common.library_data import written_dates
@@ -51,16 +52,16 @@ class Arguments(RecipeArguments):
 
 @dataclasses.dataclass
 class Options:
-    """What to train on what."""
+    """Model, data and encoding."""
 
     model: str = option("T5ForConditionalGeneration", "a PaddleNLP class, which is untrained; a folder or a hub name")
     data: str = option("dates", "dates, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
-    source_field: str = option("source", "name of what is read")
-    target_field: str = option("target", "name of what is to be written")
+    source_field: str = option("source", "name of the source text")
+    target_field: str = option("target", "name of the target text")
     relative_step: bool = option(False, "Adafactor sets its rate: no learning_rate, no warm-up, no schedule")
-    max_length: Optional[int] = option(None, "tokens after which a source is cut off; 512, or 32 of the dates")
-    max_target_length: Optional[int] = option(None, "tokens after which a target is cut off; 64, or 8 of the dates")
-    early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
+    max_length: Optional[int] = option(None, "tokens to which a source is cut; 512, or 32 for dates")
+    max_target_length: Optional[int] = option(None, "tokens to which a target is cut; 64, or 8 for dates")
+    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
         lengths = (32, 8) if self.data == "dates" else (512, 64)
@@ -105,7 +106,7 @@ class Pairs(Dataset):
 
 
 class Writer(ScoringTuner):
-    """The Trainer, which evaluates what the model writes, word by word the likeliest."""
+    """The Trainer, which evaluates what the model writes, word by word the most likely."""
 
     most = 8  # tokens of it
 
@@ -120,18 +121,18 @@ class Writer(ScoringTuner):
         with paddle.no_grad():
             loss = self.compute_loss(model, inputs)
             read = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            written = self.model.generate(**read, max_length=self.most, decode_strategy="greedy_search")[0]
+            written = self.model.generate(**read, max_new_tokens=self.most, decode_strategy="greedy_search")[0]
         return loss, written, inputs["labels"]
 
 
 def check_rate_is_left_out(argv):
-    """Raise ValueError if a command line has a rate or a schedule, which would be without effect."""
+    """Raise ValueError if a command line sets a rate or a schedule, which would have no effect."""
     parser = PdArgumentParser((Options, Arguments))
     parser.set_defaults(**dict.fromkeys(SCHEDULE))
     line = vars(parser.parse_known_args(argv)[0])
     given = {name: line[name] for name in SCHEDULE if line[name] is not None}
     if given:
-        raise error("With `relative_step` Adafactor sets its rate itself: leave the others out.", **given)
+        raise error("With `relative_step` Adafactor sets its own learning rate: leave the others out.", **given)
 
 
 def build(args, options, parts):
@@ -165,7 +166,7 @@ def build(args, options, parts):
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     if options.relative_step:
         check_rate_is_left_out(argv)

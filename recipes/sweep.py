@@ -1,14 +1,14 @@
-"""Run a recipe at several learning rates, layer-wise decays and seeds; a table and a heat map of what came of it.
+"""Run a recipe at several learning rates, layer-wise decays and seeds; write a table and a heat map of the scores.
 
     python recipes/sweep.py
     python recipes/sweep.py --recipe sequence_classification --arguments "--data reviews.csv" --output_dir runs/reviews
     python recipes/sweep.py --config recipes/configs/vit/sweep.yaml
-    python recipes/sweep.py --output_dir runs/sweep-20261121-140000 --seeds 5           # goes on, with two seeds more
+    python recipes/sweep.py --output_dir runs/sweep-20261121-140000 --seeds 5           # resumes, with two more seeds
 
-A run's results are a line of results.jsonl in `output_dir` as soon as it is over. The command that it prints
-first, the same with that `--output_dir`, skips the runs that are there and goes on with the one that was cut short; one
-whose loss diverged counts as done. Which rate is the best for a decay is decided on the validation rows. A run's folder
-keeps its report and its history, not its model. The default takes the images of image_classification.py.
+Each finished run adds a line to results.jsonl in `output_dir`. The command that it prints first resumes the sweep: it
+skips finished runs and continues the interrupted one. A run whose loss diverged counts as finished. The validation
+score chooses the best rate of each decay. A run's folder keeps its report and its history, not its model. By default
+the recipe is image_classification.py on its own images.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Optional
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import paddle
-from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import check_least, option, parse_line
 from common.comparison import DIVERGED, best_of, quiet, spread
 from common.fine_tuning import start
@@ -44,14 +44,14 @@ OURS = ("learning_rate", "layerwise_lr_decay", "seed", "output_dir", "resume_fro
 
 @dataclasses.dataclass
 class Options:
-    """What to run how often."""
+    """The recipe and its runs."""
 
     recipe: str = option("image_classification", "name of the recipe, without .py")
-    learning_rates: list[float] = option([1e-3, 3e-3, 1e-2], "each of these")
-    decays: list[float] = option([1.0, 0.8, 0.65], "with each of these, 1 for a uniform rate")
-    seeds: int = option(3, "and so many seeds, from `first_seed` on")
-    first_seed: int = option(42, "the first one")
-    arguments: str = option("", 'what else the recipe is given: "--data reviews.csv --config FILE"')
+    learning_rates: list[float] = option([1e-3, 3e-3, 1e-2], "learning rates")
+    decays: list[float] = option([1.0, 0.8, 0.65], "layer-wise decays; 1 is a uniform rate")
+    seeds: int = option(3, "number of seeds, from `first_seed` on")
+    first_seed: int = option(42, "the first seed")
+    arguments: str = option("", 'further arguments of the recipe: "--data reviews.csv --config FILE"')
     output_dir: Optional[str] = option(None, "folder of the sweep; runs/sweep-<time> by default")
 
     def __post_init__(self):
@@ -72,7 +72,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training; its fields are arguments of the recipe, and tell it from all others."""
+    """One training, identified by these arguments of the recipe."""
 
     learning_rate: float
     layerwise_lr_decay: float
@@ -83,7 +83,7 @@ class Run:
 
 
 def plan(options):
-    """Return all runs, seed by seed: what an interrupted sweep has is balanced."""
+    """Return all runs, seed by seed, so that an interrupted sweep is balanced."""
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     cells = itertools.product(dict.fromkeys(options.learning_rates), dict.fromkeys(options.decays))
     return [Run(rate, decay, seed) for seed, (rate, decay) in itertools.product(seeds, list(cells))]
@@ -123,7 +123,7 @@ def train(run, options):
 
 
 def study(options, console):
-    """Train what is not in the results yet; return all lines of these that were asked for."""
+    """Train the runs that are not in the results yet; return the results of all planned runs."""
     path, about = (Path(options.output_dir, name) for name in ("results.jsonl", "sweep.json"))
     made = {"recipe": options.recipe, "arguments": options.arguments}
     before = json.loads(about.read_text(encoding="utf-8")) if about.exists() else made
@@ -142,7 +142,7 @@ def study(options, console):
 
 
 def read_results(path):
-    """Return the lines of a file of results; one that was cut short is taken off it."""
+    """Return the lines of a file of results; remove a line that was cut short."""
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")
@@ -151,7 +151,7 @@ def read_results(path):
 
 
 def scores_of(results, split, rate, decay):
-    """Return the scores of all seeds, NaN for what has diverged."""
+    """Return the scores of all seeds, NaN for runs that diverged."""
     wanted = [line for line in results if (line["learning_rate"], line["layerwise_lr_decay"]) == (rate, decay)]
     return [math.nan if line[split] is None else line[split] for line in wanted]
 
@@ -164,7 +164,7 @@ def best_rate(results, decay):
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     (options,) = parse_line(argv, Options)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     again = shlex.join([*take(argv, "output_dir")[1], "--output_dir", options.output_dir])

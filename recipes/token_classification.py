@@ -6,17 +6,18 @@
     python recipes/token_classification.py --config recipes/configs/minilm/token_classification.yaml
     python recipes/token_classification.py --resume_from_checkpoint runs/token_classification-20261121-140000
 
-By default MiniLM (from a package, as `make` installs it) learns which words of a docstring are arguments of its
+By default MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
 function, exceptions or constants. A CoNLL file has a word and its tag in each line, an empty line between sentences.
-Any argument of PaddleNLP's TrainingArguments works too: --help lists them.
+
+Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
 import re
 from collections import Counter, defaultdict
 
+import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
-from common import fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuner import FineTuner
 from common.fine_tuning import Score, fine_tune, start
@@ -46,14 +47,14 @@ class Arguments(RecipeArguments):
 
 @dataclasses.dataclass
 class Options:
-    """What to train on what."""
+    """Model, data and encoding."""
 
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
     data: str = option("docstrings", "docstrings, a .conll, .txt, .tsv or .bio file or folder, paddlenlp:NAME...")
     word_column: int = option(0, "number of the column with the word in a file, from 0; below 0 from the end")
     tag_column: int = option(-1, "number of the column with the tag")
-    max_length: int = option(64, "tokens after which a sentence is cut off; what is cut off is not evaluated")
-    early_stopping_patience: int = option(3, "stop after so many evaluations without a better model")
+    max_length: int = option(64, "tokens to which a sentence is cut; the rest is not evaluated")
+    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
         check_least(self, max_length=4, early_stopping_patience=1)
@@ -166,7 +167,7 @@ def build(args, options, parts):
 
 
 def run(argv):
-    """Do what a command line says."""
+    """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     parts = load_parts(
         options.data,

@@ -69,6 +69,8 @@ class LayerLRCallback(Callback):
         rates: dict[str, float] = {}
         for tensor, name in self._names.items():
             rates[name] = max(rates.get(name, 0.0), applied[tensor])
+        if self._step[1] is not None:  # in place of the Trainer's, which is that of the next step
+            rates["learning_rate"] = self._step[1]
         return {name: float(f"{rate:.6g}") for name, rate in rates.items()}
 
 

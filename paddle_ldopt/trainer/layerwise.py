@@ -124,12 +124,14 @@ class LayerwiseRatesMixin(TrainerMixin):
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Log as the Trainer does, with the values of callbacks such as `LayerLRCallback`."""
         if "loss" in logs:  # of the training, not of an evaluation or a summary
+            found: dict[str, float] = {}
             for callback in self.callback_handler.callbacks:
                 if hasattr(callback, "extra_logs"):
                     more = callback.extra_logs()
                     for stage in [more] if pipeline_of(self.model) is None else gathered(more):
                         for name, rate in stage.items():  # the largest of a layer in several stages
-                            logs[name] = max(rate, logs.get(name, 0.0))
+                            found[name] = max(rate, found.get(name, 0.0))
+            logs.update(found)  # the Trainer's own "learning_rate" is that of the next step
         return super().log(logs, *args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:

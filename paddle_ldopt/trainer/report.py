@@ -1,15 +1,13 @@
-"""The run report: one self-contained HTML file with what was trained, how, and what came of it."""
+"""The run report: one self-contained HTML file with the settings, the rates and the results of a training."""
 
-import base64
 import dataclasses
 import html
-import io
 import json
 import math
 import numbers
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 from urllib.parse import quote
 
 from .._files import Path, checked_path
@@ -20,35 +18,24 @@ from ..layers.rates import applied_rates, next_rate, used_rates
 from ..layers.ratios import moves, ratios_of
 from ..layers.table import LayerTable
 from ..plots import name_lines
+from . import report_page as page
 from .base import Callback
 from .folders import write_whole
+from .report_facts import run_facts
 from .unfreezing import all_open
-
-_STYLE = """:root{color-scheme:light dark}
-body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
-h1,h2{line-height:1.2} h1,p,td,li{overflow-wrap:anywhere} a{color:#0969da} details{margin:1rem 0}
-.row{display:flex;flex-wrap:wrap;gap:0 2.5rem} .row>*{max-width:100%} .row>:has(img){flex:1 1 22rem}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,18rem),1fr))}
-img{width:100%;max-width:40rem} .wide{overflow-x:auto} .wide :is(td,th){white-space:nowrap}
-table{border-collapse:collapse;margin:0 0 1rem}
-td,th{padding:.2rem .6rem;border-bottom:1px solid #8884;text-align:right}
-td:first-child,th:first-child{text-align:left;padding-left:0;overflow-wrap:normal}
-@media(max-width:40rem){.wide{font-size:.8em} td,th{padding:.2rem .35rem}}
-@media(prefers-color-scheme:dark){body{color:#ddd;background:#191919} a{color:#6cb6ff}
-img{filter:invert(.9) hue-rotate(180deg)}}"""
 
 
 class RunReport(Callback):
-    """Collect what a Trainer logs and write it, with the layer table and the learning rates, to ``report.html``.
+    """Write ``report.html``: date, machine and versions, results, curves, layer table, learning rates and settings.
 
-    Add it with ``trainer.add_callback(report)`` and call `write` when the run is over, or has failed. The page needs no
+    Add it with ``trainer.add_callback(report)`` and call `write` when the run has ended or failed. The page needs no
     network and no other file, and links to the files beside it. ``history.jsonl`` keeps losses, metrics and the rates
-    of all steps, so that the report of a resumed run shows the part before, too. The main process alone writes.
-    `config`, a `LdoptConfig`, is shown as "Optimizer and schedule"; the Trainer's mixin sets it when training begins,
-    unless the Trainer was given an optimizer.
+    of all steps, so the report of a resumed run also shows the part before. Only the main process writes. `config`, a
+    `LdoptConfig`, is shown as "Optimizer and schedule"; the Trainer's mixin sets it when training begins, unless the
+    Trainer was given an optimizer.
 
     Args:
-        folder: where both files go, usually the Trainer's `output_dir`.
+        folder: folder of both files, usually the Trainer's `output_dir`.
         title: heading of the report.
         layers: the layers whose rates are shown.
     """
@@ -58,6 +45,7 @@ class RunReport(Callback):
             raise wrong_type(layers, "layers", "a LayerMap")
         self.folder, self.title, self.layers = checked_path(folder, "folder"), title, layers
         self.config: Any = None
+        self.facts: dict[str, Any] = {}  # of the run, at the top
         self._table: Any = None  # until training begins
         self._recording = False
         self._starts: Any = None  # (tower, layer id) -> the step from which it is trained; None before the first step
@@ -65,8 +53,9 @@ class RunReport(Callback):
         self._history = os.path.join(self.folder, "history.jsonl")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Take the layer table, drop what was logged after the checkpoint that is gone on from."""
+        """Take the layer table; drop the lines logged after the checkpoint that the run resumes from."""
         self._recording = state.is_world_process_zero
+        self.facts = {} if args is None else run_facts(args)
         ahead = max(state.max_steps - 1 - state.global_step, 0)
         # in all processes: those of a pipeline have a part each
         table = self.layers.table(optimizer=all_open(optimizer)[0], num_steps=ahead)
@@ -77,7 +66,7 @@ class RunReport(Callback):
             write_whole(self._history, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Note the rate of the step if it is known by then, and before the first when each layer is opened."""
+        """Note the rate of the step if it is known; before the first step, note when each layer is opened."""
         if self._recording and self._starts is None:
             self._starts = all_open(optimizer)[1]
         if self._recording and moves(ratios_of(optimizer)):
@@ -86,7 +75,7 @@ class RunReport(Callback):
             self._rates.append(next_rate(optimizer))
 
     def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Note the greatest rate of each layer if the optimizer has set the rates itself in the step."""
+        """Note the greatest rate of each layer if the optimizer sets its own rates."""
         if self._recording and used_rates(optimizer) is not None and not moves(ratios_of(optimizer)):
             self._rates.append(self._by_layer(optimizer))
 
@@ -100,13 +89,13 @@ class RunReport(Callback):
         return [max(of_layer.get((row.tower, row.index), []), default=None) for row in self._table.rows]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Keep losses and metrics; the summary at the end is no point of a curve."""
+        """Keep losses and metrics, but not the summary at the end."""
         found = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, numbers.Real)}
         if any(key == "loss" or key.startswith("eval_") for key in found):
             self._record(state.global_step, found)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop recording: what is evaluated from now on may be another model, the best one."""
+        """Stop recording: later evaluations may be of another model, the best one."""
         if self._rates:
             self._record(state.global_step, {})
         self._recording = False
@@ -128,10 +117,25 @@ class RunReport(Callback):
         with open(self._history, encoding="utf-8") as file:
             return [json.loads(line) for line in file if line.endswith("\n")]
 
-    def write(self, results: dict[str, Any], settings: dict[str, Any], description: str = "") -> Optional[str]:
-        """Write the report; return its path, None before training has begun and in all but the main process.
+    def write(
+        self,
+        results: dict[str, Any],
+        settings: dict[str, Any],
+        description: str = "",
+        *,
+        tables: Optional[dict[str, tuple[Sequence[str], Iterable[Sequence[Any]]]]] = None,
+        baseline: Optional[tuple[str, str, float]] = None,
+        defaults: Optional[dict[str, Any]] = None,
+    ) -> Optional[str]:
+        """Write the report; return its path, or None before training has begun and in all but the main process.
 
-        It shows the results first, then the `description`: the data of the training.
+        Args:
+            results: name -> value, shown first. Lists and dicts are left out; `tables` show them.
+            settings: all settings of the run.
+            description: the data of the training.
+            tables: further results: title -> (header, rows).
+            baseline: (metric, name, value), a line in the plot of the metric.
+            defaults: of the settings. Settings that differ from them are shown before the others.
         """
         if self._table is None:
             return None
@@ -140,42 +144,50 @@ class RunReport(Callback):
         for line in history:
             rates.update(enumerate(line["learning_rates"], line["step"] + 1 - len(line["learning_rates"])))
         curves = _curves(self._table.rows, rates, self._starts or {})
-        config = "" if self.config is None else _section("Optimizer and schedule", _pairs(self.config.to_dict()))
-        head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        shown = {name: value for name, value in results.items() if not isinstance(value, (dict, list))}
+        config = {} if self.config is None else {"Optimizer and schedule": page.pairs(self.config.to_dict())}
+        if defaults is not None:
+            own = {name: v for name, v in settings.items() if name not in defaults or defaults[name] != v}
+            config = {"Settings that differ from the defaults": page.pairs(own), **config}
+        logs = self.facts.get("logging folder")
         parts = [
-            f"<h1>{html.escape(self.title)}</h1><p>{html.escape(description)}</p>",
-            '<div class="row">',
-            _section("Results", _pairs(results)),
-            _section("Loss and metrics", _plots("loss and metrics by step", _draw_history, history, panels=2)),
-            '</div><div class="row">',
-            _section("Layers", _table(*_with_peaks(self._table, curves).cells())),
-            _section("Learning rates", self._rate_plots(curves, list(rates))),
-            '</div><div class="row">',
-            config,
-            _section("Files", _links(self.folder)),
-            "</div>",
-            f"<details><summary>Settings</summary>{_pairs(settings)}</details>",
+            page.paragraph(description),
+            page.section("Run", page.pairs(self.facts)) if self.facts else "",
+            page.side_by_side(
+                page.section("Results", page.pairs(shown)),
+                page.section(
+                    "Loss and metrics",
+                    page.plots("loss and metrics by step", _draw_history, history, baseline, panels=2)
+                    + (page.paragraph(f"In VisualDL: visualdl --logdir {logs}") if logs else ""),
+                ),
+            ),
+            page.side_by_side(*(page.section(name, page.table(*cells)) for name, cells in (tables or {}).items())),
+            page.side_by_side(
+                page.section("Layers", page.table(*_with_peaks(self._table, curves).cells())),
+                page.section("Learning rates", self._rate_plots(curves, list(rates))),
+            ),
+            page.side_by_side(
+                *(page.section(name, content) for name, content in config.items()),
+                page.section("Files", _links(self.folder)),
+            ),
+            page.folded("All settings", page.pairs(settings)),
         ]
-        page = (
-            f'<!doctype html><html lang="en">{head}<title>{html.escape(self.title)}</title>'
-            f"<style>{_STYLE}</style>{''.join(parts)}</html>\n"
-        )
-        write_whole(path := os.path.join(self.folder, "report.html"), page)
+        page.write_page(path := os.path.join(self.folder, "report.html"), self.title, parts)
         return path
 
     def _rate_plots(self, curves: list[Any], steps: list[int]) -> str:
-        """Return one panel a tower, in which what several towers share is drawn too."""
+        """Return one panel for each tower, with the layers that several towers share in each."""
         towers: dict[str, list[Any]] = {tower: [] for tower in self.layers.towers or [""]}
         for row, heights in zip(self._table.rows, curves):
             for tower in [row.tower] if row.tower in towers else towers:
                 towers[tower].append((row, heights))
-        return _plots("learning rate of each layer by step", _draw_rates, towers, steps, panels=len(towers))
+        return page.plots("learning rate of each layer by step", _draw_rates, towers, steps, panels=len(towers))
 
 
 def _curves(rows: Iterable[Any], rates: dict[int, Any], starts: dict[Any, int]) -> list[Any]:
-    """Return of each row its greatest rate by step, and the least and the greatest one at the peak.
+    """Return for each row its greatest rate by step, and the lowest and highest rate at the peak.
 
-    None stands for a row that the optimizer of this process does not train and knows nothing of.
+    None stands for a row that the optimizer of this process does not train.
     """
     each = any(isinstance(rate, list) for rate in rates.values())
 
@@ -193,7 +205,7 @@ def _curves(rows: Iterable[Any], rates: dict[int, Any], starts: dict[Any, int]) 
 
 
 def _with_peaks(table: LayerTable, curves: list[Any]) -> LayerTable:
-    """Return the table with the highest rates that were used, in place of those at the moment training began."""
+    """Return the table with the highest rates that were used, in place of the rates at the first step."""
     if not any(curve and curve[0] for curve in curves):
         return table
     rows = [(row, curve and curve[1]) for row, curve in zip(table.rows, curves)]
@@ -216,8 +228,8 @@ def _draw_rates(axes: list[Any], towers: dict[str, list[Any]], steps: list[int])
         name_lines(axis)
 
 
-def _draw_history(axes: list[Any], history: list[dict[str, Any]]) -> None:
-    """Draw the losses on the left, all other metrics on the right; gaps where a value is not finite."""
+def _draw_history(axes: list[Any], history: list[dict[str, Any]], baseline: Any = None) -> None:
+    """Draw the losses on the left, other metrics and the baseline on the right; gaps where a value is not finite."""
     keys = dict.fromkeys(key for line in history for key in line if key == "loss" or key.startswith("eval_"))
     for key in (key for key in keys if not key.endswith(("_runtime", "_per_second"))):
         axis = axes[0 if key in ("loss", "eval_loss") else 1]
@@ -226,6 +238,9 @@ def _draw_history(axes: list[Any], history: list[dict[str, Any]]) -> None:
         label = f"{key} ({lost} not finite)" if lost else key
         heights = [value if math.isfinite(value) else math.nan for _, value in points]
         axis.plot([step for step, _ in points], heights, marker="." if key != "loss" else None, label=label)
+    if baseline is not None and f"eval_{baseline[0]}" in keys:
+        metric, name, value = baseline
+        axes[1].axhline(value, color="0.5", ls="--", lw=1, label=f"{metric} of the baseline ({name})")
     for axis in axes:
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
@@ -233,36 +248,8 @@ def _draw_history(axes: list[Any], history: list[dict[str, Any]]) -> None:
             name_lines(axis)
 
 
-def _plots(alt: str, draw: Callable[..., None], *data: Any, panels: int = 1) -> str:
-    """Return one <img> a panel, all filled by `draw(axes, *data)`: side by side where the window is wide enough."""
-    from matplotlib.figure import Figure
-
-    figures = [Figure(figsize=(5, 3), layout="constrained") for _ in range(panels)]
-    draw([figure.subplots() for figure in figures], *data)
-    return f'<div class="plots">{"".join(_image(alt, figure) for figure in figures)}</div>'
-
-
-def _image(alt: str, figure: Any) -> str:
-    figure.savefig(buffer := io.BytesIO(), format="png", dpi=160)
-    return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{title}</h2>{content}</section>"
-
-
 def _links(folder: str) -> str:
-    """Return links to what a run has left beside its report."""
+    """Return links to the files beside the report."""
     names = sorted(name for name in os.listdir(folder) if name != "report.html" and not name.endswith(".part"))
     items = [f'<li><a href="./{quote(os.fsencode(name))}">{html.escape(name)}</a></li>' for name in names]
     return f"<ul>{''.join(items)}</ul>"
-
-
-def _pairs(values: dict[str, Any]) -> str:
-    return _table((), [(name, f"{v:.4g}" if isinstance(v, float) else v) for name, v in values.items()])
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{html.escape(str(cell))}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>' if head else f"<table>{body}</table>"

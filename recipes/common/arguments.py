@@ -7,16 +7,47 @@ import argparse
 import dataclasses
 import difflib
 import json
+import sys
+import textwrap
 import time
 from typing import ClassVar, Optional, get_args, get_type_hints
 
 import paddle
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+from paddlenlp.utils.log import logger
 
+from paddle_ldopt import SchedulerType, list_optimizers
 from paddle_ldopt.config import read_yaml
 from paddle_ldopt.trainer import LdoptArgumentsMixin
 
 from .run_folder import check_folder, take, with_arguments_of_run
+
+HELP = {  # of arguments that are of the Trainer's, or get another default here
+    "output_dir": "folder of the run; runs/<recipe>-<time> by default",
+    "resume_from_checkpoint": "folder of a run, or a checkpoint in it",
+    "optim": f"{', '.join(list_optimizers())}, or one of the Trainer's, such as adamw",
+    "optim_kwargs": "further options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'",
+    "learning_rate": "peak learning rate of the head",
+    "lr_scheduler_type": ", ".join(kind.value for kind in SchedulerType),
+    "lr_scheduler_kwargs": "further options of the schedule, as JSON: '{\"num_cycles\": 3}'",
+    "warmup_ratio": "share of the steps in which the rate rises",
+    "warmup_steps": "steps in which the rate rises, instead of the ratio",
+    "weight_decay": "of all parameters but biases and norms",
+    "max_grad_norm": "norm above which gradients are clipped; 0 is off",
+    "layerwise_lr_decay": "ratio of the rates of neighbouring layers; 1 is uniform",
+    "layerwise_rules": 'layers of parameters by name, as JSON: \'{"adapter": "head"}\'',
+    "layerwise_granularity": "what a layer is: block, stage, or a number of groups of blocks",
+    "num_train_epochs": "epochs",
+    "max_steps": "steps, instead of the epochs; -1 is off",
+    "per_device_train_batch_size": "rows of a step",
+    "per_device_eval_batch_size": "rows of a batch in evaluations",
+    "metric_for_best_model": "validation metric that chooses the checkpoint to keep",
+    "save_total_limit": "checkpoints to keep beside the best one",
+    "seed": "of new weights, dropout and the order of the rows",
+    "device": "cpu or gpu",
+    "fp16": "train in float16; on a GPU only",
+}
+SHOWN = (*HELP, "verbose", "allow_layerwise_change", "null", "config")  # by --help, of the Trainer's arguments
 
 
 @dataclasses.dataclass
@@ -41,12 +72,14 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     logging_steps: int = 5
     evaluation_strategy: str = "epoch"
     save_strategy: str = "epoch"
-    save_total_limit: Optional[int] = 2
+    save_total_limit: Optional[int] = 1  # and the best one, if it is another
     load_best_model_at_end: bool = True
     metric_for_best_model: str = "accuracy"
     device: str = "gpu" if paddle.is_compiled_with_cuda() else "cpu"
+    verbose: bool = dataclasses.field(default=False, metadata={"help": "print the Trainer's log and the schedule"})
 
     def __post_init__(self):
+        refuse(self._impossible())
         self.output_dir = self.output_dir or time.strftime(f"runs/{self.recipe}-%Y%m%d-%H%M%S")
         super().__post_init__()
         if self.load_best_model_at_end and self.evaluation_strategy.value == "no":
@@ -54,6 +87,21 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
         if self.metric_for_best_model not in self.metrics:
             received = f"Received: metric_for_best_model={self.metric_for_best_model!r}"
             raise ValueError(f"`metric_for_best_model` must be {' or '.join(self.metrics)}. {received}")
+
+    def _impossible(self):
+        """Yield the settings that cannot run on this machine."""
+        on_cpu, processes = self.device.startswith("cpu"), paddle.distributed.get_world_size()
+        if not on_cpu and self.device.startswith("gpu") and not paddle.is_compiled_with_cuda():
+            yield f"This Paddle has no GPU support: leave `device` out. Received: device={self.device!r}"
+        for name in ("fp16", "bf16"):
+            if getattr(self, name) and on_cpu:
+                yield f"`{name}` needs a GPU: leave it out on a CPU. Received: {name}=True, device={self.device!r}"
+        if self.fp16 and self.bf16:
+            yield "Choose one of `fp16` and `bf16`. Received: fp16=True, bf16=True"
+        for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"):
+            if getattr(self, name) > processes:
+                launch = "start the recipe with `python -m paddle.distributed.launch`"
+                yield f"`{name}` needs as many processes: {launch}. Received: {name}={getattr(self, name)}"
 
 
 def option(default, text):
@@ -98,20 +146,58 @@ def parse(argv, *classes):
     patience, _ = take(argv, "early_stopping_patience")
     if patience is not None and not found[-1].load_best_model_at_end:
         raise ValueError(
-            "What stops early needs a best model: leave one of them out. "
+            "Early stopping needs `load_best_model_at_end`: leave one of them out. "
             f"Received: early_stopping_patience={patience}, load_best_model_at_end=False"
         )
     check_folder(found[-1])
+    if found[-1].verbose:
+        logger.set_level("INFO")
     return (*found, argv)
 
 
 def parse_line(argv, *classes):
-    """Return one object of each of these dataclasses, as `parse` does, of a line that resumes nothing."""
-    usage = "%(prog)s [--config FILE] [arguments]; --help lists them"
+    """Return one object of each of these dataclasses, as `parse` does, without resuming a run.
+
+    ``--help`` prints our arguments and the most used of the Trainer's, ``--help-all`` all of them.
+    """
+    usage = "%(prog)s [--config FILE] [arguments]; --help shows them, --help-all shows the Trainer's, too"
     parser = PdArgumentParser(classes, usage=usage, allow_abbrev=False)  # `take` finds whole names
-    null = {"action": _Null, "metavar": "NAME", "choices": sorted(_may_be_none(classes)), "help": "have it be none"}
+    null = {"action": _Null, "metavar": "NAME", "choices": sorted(_may_be_none(classes))}
+    null["help"] = "set an argument to none, as `NAME: null` in a config"
     parser.add_argument("--null", **null, dest=argparse.SUPPRESS, default=argparse.SUPPRESS)
+    parser.add_argument(
+        "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file; arguments beside it override it"
+    )
+    for action in parser._actions:
+        action.help = HELP.get(action.dest, action.help)
+    if {"-h", "--help"} & set(argv):
+        print(_short_help(parser, classes))
+        sys.exit(0)
+    if {"--help-all", "--help_all"} & set(argv):
+        parser.print_help()
+        sys.exit(0)
     return parser.parse_args_into_dataclasses(_with_config(argv, classes))
+
+
+def _short_help(parser, classes, width=100, column=36):
+    """Return our arguments and the most used of the Trainer's, with their defaults."""
+    trainers = {field.name for field in dataclasses.fields(TrainingArguments)} if len(classes) == 2 else set()
+    doc = "\n\n".join(sys.modules[classes[0].__module__].__doc__.strip().split("\n\n")[:2])
+    groups = {"recipe": [], "training": [], "layer-wise rates": []}
+    for action in parser._actions:
+        name = action.option_strings[-1].lstrip("-")
+        if action.dest == "help" or name.startswith("no_") or (name in trainers and name not in SHOWN):
+            continue
+        own = name in {field.name for field in dataclasses.fields(classes[0])}
+        layerwise = name.startswith("layerwise_") or name == "allow_layerwise_change"
+        default = action.default if action.default not in (None, argparse.SUPPRESS, dataclasses.MISSING) else None
+        text = action.help if default is None or callable(default) else f"{action.help} ({default})"
+        lines = textwrap.wrap(text, width - column) or [""]
+        first = f"  --{name}".ljust(column - 1) + " "
+        rows = [first + lines[0], *(" " * column + line for line in lines[1:])]
+        groups["recipe" if own else "layer-wise rates" if layerwise else "training"] += rows
+    parts = [f"{title}:\n" + "\n".join(rows) for title, rows in groups.items() if rows]
+    return "\n".join([doc, "", *parts, "--help-all shows all arguments of PaddleNLP's Trainer."])
 
 
 class _Null(argparse.Action):

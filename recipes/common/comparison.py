@@ -1,4 +1,4 @@
-"""Compare a uniform learning rate with layer-wise decay: the same seeds, the best rate of each by validation.
+"""Compare a uniform learning rate with layer-wise decay: the same seeds, the best rate of each by validation score.
 
 compare(args, learning_rates=[1e-4, 3e-4], seeds=3, train=train)  # train(args) -> (validation, test) score
 """
@@ -6,22 +6,28 @@ compare(args, learning_rates=[1e-4, 3e-4], seeds=3, train=train)  # train(args) 
 import contextlib
 import copy
 import math
+import os
 import statistics
 import sys
 
+import numpy as np
 import paddle
 from paddlenlp.utils.log import logger
 from rich.console import Console
 from rich.table import Table
+from scipy import stats
+
+from paddle_ldopt.trainer.report_facts import run_facts
+from paddle_ldopt.trainer.report_page import pairs, paragraph, plots, section, side_by_side, table, write_page
 
 from .run_folder import write_json
 
-DIVERGED = "inf or nan"  # what PaddleNLP's Trainer says of such a loss
+DIVERGED = "inf or nan"  # in the Trainer's error about such a loss
 
 
 @contextlib.contextmanager
 def quiet(path):
-    """Write what is printed and logged to a file."""
+    """Redirect output and log to a file."""
     with open(path, "a", encoding="utf-8") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         before = logger.handler.setStream(log)
         try:
@@ -30,17 +36,18 @@ def quiet(path):
             logger.handler.setStream(before)
 
 
-def compare(args, learning_rates, seeds, train):
-    """Train with a uniform rate and with layer-wise decay, at several rates with the same seeds; print all of it.
+def compare(args, learning_rates, seeds, train, description=""):
+    """Train with a uniform rate and with layer-wise decay, at several rates with the same seeds; write a report.
 
-    Which rate is best for an arm is decided by the validation score, so that the test score is that of a rate that
-    could have been chosen. Every run is in ``compare.json`` as soon as it is over; one that diverged has no score.
+    The validation score chooses the best rate of each arm; its test scores are compared. Each finished run is added to
+    ``compare.json``; a run that diverged has no score. ``report.html`` has the table, a plot and the verdict.
 
     Args:
         args (TrainingArguments): with `layerwise_lr_decay`, the decay of the second arm.
         learning_rates (list[float]): the rates.
-        seeds (int): how many seeds, from `args.seed` on.
-        train (callable): args -> (validation score, test score), of a new model.
+        seeds (int): number of seeds, from `args.seed` on.
+        train (callable): args -> (validation score, test score) of a new model.
+        description (str): the data.
     """
     arms, runs = {"uniform": 1.0, f"decay {args.layerwise_lr_decay:g}": args.layerwise_lr_decay}, []
     todo = [(rate, arm, args.seed + seed) for rate in learning_rates for arm in arms for seed in range(seeds)]
@@ -65,28 +72,81 @@ def compare(args, learning_rates, seeds, train):
         found = [run[split] for run in runs if (run["learning_rate"], run["arm"]) == (rate, arm)]
         return [math.nan if score is None else score for score in found]
 
-    table = Table("learning rate", *arms, title=f"test score, mean and standard deviation of {seeds} seeds")
-    for rate in learning_rates:
-        table.add_row(f"{rate:g}", *(spread(scores(rate, arm, "test")) for arm in arms))
-    _print(table)
+    header = ("learning rate", *arms)
+    rows = [(f"{rate:g}", *(spread(scores(rate, arm, "test")) for arm in arms)) for rate in learning_rates]
+    title = f"test score, mean and standard deviation of {seeds} seeds"
+    printed = Table(*header, title=title)
+    for row in rows:
+        printed.add_row(*row)
+    _print(printed)
+    best = {}
     for arm in arms:
-        best = best_of({rate: statistics.mean(scores(rate, arm, "validation")) for rate in learning_rates})
-        _print(f"{arm}: {spread(scores(best, arm, 'test'))} at learning rate {best:g}, the best by validation")
+        means = {rate: statistics.mean(scores(rate, arm, "validation")) for rate in learning_rates}
+        best[arm] = best_of(means)
+        _print(
+            f"{arm}: {spread(scores(best[arm], arm, 'test'))} at learning rate {best[arm]:g}, the best by validation"
+        )
+    said = verdict(*(scores(best[arm], arm, "test") for arm in arms), *arms)
+    _print(said)
+    if paddle.distributed.get_rank() == 0:
+        parts = [
+            paragraph(f"{said} {description}"),
+            section("Run", pairs(run_facts(args))),
+            side_by_side(
+                section(title[0].upper() + title[1:], table(header, rows)),
+                section("With 95 % intervals", plots("test score by rate", _draw, scores, learning_rates, list(arms))),
+            ),
+        ]
+        write_page(path := os.path.join(args.output_dir, "report.html"), "Uniform or layer-wise learning rates", parts)
+        _print(f"report: {path}")
+
+
+def verdict(uniform, layerwise, uniform_name, layerwise_name):
+    """Return in words which of two lists of scores, of the same seeds, is higher, with a 95 % interval."""
+    if not all(map(math.isfinite, (*uniform, *layerwise))):
+        return "Verdict: none, as an arm diverged at its best rate."
+    gains = np.subtract(layerwise, uniform)
+    mean, said = gains.mean(), f"{layerwise_name} scores {abs(gains.mean()):.3f}"
+    said += f" {'more' if mean >= 0 else 'less'} than {uniform_name}"
+    if len(gains) < 2:
+        return f"Verdict: {said}; one seed does not tell whether that is chance."
+    half = interval(gains)
+    found = f"{said} (95 % interval {mean - half:+.3f} to {mean + half:+.3f}, {len(gains)} seeds)"
+    if abs(mean) > half:
+        return f"Verdict: {found}: {layerwise_name if mean > 0 else uniform_name} is better."
+    return f"Verdict: {found}: the difference may be chance."
+
+
+def interval(values):
+    """Return half of the 95 % interval of a mean, by Student's t; 0 of a single value."""
+    if len(values) < 2:
+        return 0.0
+    return float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def _draw(axes, scores, learning_rates, arms):
+    for arm in arms:
+        found = [scores(rate, arm, "test") for rate in learning_rates]
+        halves = [interval(one) for one in found]
+        axes[0].errorbar(learning_rates, [np.mean(one) for one in found], halves, marker="o", capsize=3, label=arm)
+    axes[0].set(xscale="log", xlabel="learning rate", ylabel="test score")
+    axes[0].grid(alpha=0.3)
+    axes[0].legend()
 
 
 def best_of(means):
-    """Return the key of the greatest number; one that is not finite is less than all others."""
+    """Return the key of the greatest number; numbers that are not finite count as the lowest."""
     return max(means, key=lambda key: means[key] if math.isfinite(means[key]) else -math.inf)
 
 
 def spread(values):
-    """Return mean and standard deviation in words."""
+    """Return mean and standard deviation as text."""
     if not all(map(math.isfinite, values)):
         return "diverged"
     deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.3f}{deviation}"
 
 
-def _print(what):
+def _print(text):
     if paddle.distributed.get_rank() == 0:
-        Console(soft_wrap=True, highlight=False).print(what, markup=False)
+        Console(soft_wrap=True, highlight=False).print(text, markup=False)

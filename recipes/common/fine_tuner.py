@@ -10,9 +10,9 @@ class FineTuner(LdoptTrainerMixin, Trainer):
     """PaddleNLP's Trainer with layer-wise rates, for any classifier of texts or tokens."""
 
     def compute_loss(self, model, inputs, return_outputs=False):
-        """Return the cross entropy, if wanted with (loss, logits)."""
+        """Return the cross entropy; with `return_outputs` also (loss, logits)."""
         labels = inputs.pop("labels")
         outputs = model(**inputs)
-        logits = outputs[0] if isinstance(outputs, (tuple, list)) else outputs  # some add their cache
+        logits = outputs[0] if isinstance(outputs, (tuple, list)) else outputs  # some models add their cache
         loss = paddle.nn.functional.cross_entropy(logits, labels)
         return (loss, (loss, logits)) if return_outputs else loss

@@ -1,116 +1,217 @@
 """A recipe's training with its callbacks, its results and its report.
 
 fine_tune(trainer, test, Score("accuracy", "majority class", 0.33), options, argv, parts, "minilm on docstrings")
-start(run)  # run(argv); what is wrong with its input is said in one line
+start(run)  # run(argv); errors in the input are printed in one line
 """
 
+import contextlib
 import dataclasses
+import os
 import sys
 import time
+from dataclasses import MISSING
+from typing import ClassVar
 
-from paddlenlp.trainer import EarlyStoppingCallback
+from paddlenlp.trainer import EarlyStoppingCallback, TrainerCallback
 from paddlenlp.utils.log import logger
 
 from paddle_ldopt.schedules import ON_METRIC
-from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback, StopOnSigterm
+from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback
 
-from .run_folder import NoteArguments, check_data, write_json
+from .progress import replace_progress
+from .run_folder import NoteArguments, check_data, note_for_predictions, write_json
+from .stopping import StopWithCheckpoint
+
+LOWER_IS_BETTER = ("loss", "perplexity")
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What a recipe is judged by: a metric of its evaluation, and the same of something trivial on the test rows."""
+    """The metric that a recipe is judged by, and its value on the test rows for a trivial baseline."""
 
     metric: str
     baseline: str
     value: float
 
+    def verdict(self, reached):
+        """Return in words whether a score beats the baseline."""
+        gain = self.value - reached if self.metric in LOWER_IS_BETTER else reached - self.value
+        if gain > 0:
+            return f"beats the baseline ({self.baseline}) by {gain:.3f}"
+        how = f"{-gain:.3f} worse" if gain else "equal"
+        return f"does not beat the baseline ({self.baseline}): {how}"
+
+
+class Beginning(TrainerCallback):
+    """Remember the step at which a training begins or resumes."""
+
+    step: ClassVar[int] = 0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Remember it."""
+        self.step = state.global_step
+
+
+def say_over(step):
+    """Say that a resumed run has ended before."""
+    print(f"This run is already over: it ended at step {step}. Only its test is repeated.", flush=True)
+
+
+class FileSchedule(ScheduleCallback):
+    """Write the schedule's picture and table, but do not print it."""
+
+    def on_train_begin(self, *args, **kwargs):
+        """Write them."""
+        with contextlib.redirect_stdout(None):
+            super().on_train_begin(*args, **kwargs)
+
 
 def add_callbacks(trainer, report, patience):
-    """Give a Trainer what all recipes have: report, rates of the layers, schedule, early stopping."""
+    """Add the callbacks of all recipes to a Trainer: report, rates of the layers, schedule, early stopping."""
     args = trainer.args
     trainer.add_callback(report)
     trainer.add_callback(LayerLRCallback())
     known_beforehand = trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC
     if known_beforehand:
-        trainer.add_callback(ScheduleCallback(f"{args.output_dir}/schedule.png"))  # and schedule.csv
+        schedule = ScheduleCallback if args.verbose else FileSchedule
+        trainer.add_callback(schedule(f"{args.output_dir}/schedule.png"))  # and schedule.csv
     if args.load_best_model_at_end:
         trainer.add_callback(EarlyStoppingCallback(patience))
 
 
-def fine_tune(trainer, test, score, options, argv, parts, name):
-    """Train, evaluate on the test split, write the report and what it is made of; print the score and the baseline.
+def fine_tune(trainer, test, score, options, argv, parts, name, judge=None, noted=None):
+    """Train, evaluate on the test split, write results and report; print the score and the baseline.
 
     Args:
         trainer (Trainer): with its data.
-        test (Dataset): what is evaluated at the end.
-        score (Score): what it is judged by.
+        test (Dataset): evaluated at the end.
+        score (Score): the metric, and the baseline.
         options (dataclass): with `early_stopping_patience`.
-        argv (list[str]): what a resume is to begin with.
+        argv (list[str]): the command line, for a resume.
         parts (Parts|Splits): the rows.
         name (str): of the run, for its report.
+        judge (callable, optional): (logits, labels) of the test rows -> further results, and tables for the report.
+        noted (dict, optional): further facts that predictions need.
     """
-    args = trainer.args
+    args, began_at = trainer.args, Beginning()
     settings = {**dataclasses.asdict(options), **args.to_dict()}
+    about = {
+        "settings": settings,
+        "description": parts.description,
+        "defaults": defaults_of(settings, argv, options, args),
+    }
     rate = f"{args.learning_rate:g}" if trainer.optimizer is None else "the optimizer's own"
     rates = f"decay {args.layerwise_lr_decay:g}, learning rate {rate}"
     report = RunReport(args.output_dir, f"{name}, {rates}", trainer.layer_map)
     add_callbacks(trainer, report, options.early_stopping_patience)
     check_data(args, parts)
-    trainer.add_callback(NoteArguments(argv))
-    stop = StopOnSigterm()
-    trainer.add_callback(stop)
+    stop = StopWithCheckpoint()
+    for callback in (NoteArguments(argv), began_at, stop):
+        trainer.add_callback(callback)
+    progress = None if args.verbose else replace_progress(trainer)
     began = time.perf_counter()
     with stop:
         try:
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-        except BaseException as error:  # what diverged or was interrupted is of interest, too
-            report.write({"stopped by": f"{type(error).__name__}: {error}"}, settings, parts.description)
+        except BaseException as error:  # a run that diverged or was interrupted has a report, too
+            report.write({"stopped by": f"{type(error).__name__}: {error}"}, **about)
             raise
+        finally:
+            if progress is not None:
+                progress.close()
     seconds = time.perf_counter() - began
-    trainer.remove_callback(EarlyStoppingCallback)  # it has no say in the test
-    tested = trainer.evaluate(test, metric_key_prefix="test")
+    state, steps = trainer.state, trainer.state.global_step - began_at.step
+    if not steps and args.resume_from_checkpoint and trainer.is_world_process_zero():
+        say_over(state.global_step)
+    trainer.remove_callback(EarlyStoppingCallback)  # not for the test
+    if judge is None:
+        tested, found, tables = trainer.evaluate(test, metric_key_prefix="test"), {}, {}
+    else:
+        predicted = trainer.predict(test, metric_key_prefix="test")
+        tested, (found, tables) = predicted.metrics, judge(predicted.predictions, predicted.label_ids)
+    ignored = ("_runtime", "_per_second", f"test_{score.metric}", "test_ppl")
+    others = {key: value for key, value in tested.items() if key.startswith("test_") and not key.endswith(ignored)}
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * max(args.dataset_world_size, 1)
     more = {
-        **({"test loss": tested["test_loss"]} if "test_loss" in tested else {}),
-        f"best validation {args.metric_for_best_model}": trainer.state.best_metric,
-        "steps": trainer.state.global_step,
+        **{key.replace("_", " ", 1): value for key, value in others.items()},
+        f"best validation {args.metric_for_best_model}": state.best_metric,
+        "kept": _kept(args, state),
+        "stopped": _why_it_stopped(args, state, options.early_stopping_patience),
+        "steps": state.global_step,
         "seconds" + (" since it was resumed" if args.resume_from_checkpoint else ""): seconds,
+        "training rows per second": steps * rows / seconds,
     }
     trainer.save_model(args.output_dir)
-    conclude(args.output_dir, score, tested[f"test_{score.metric}"], more, report, settings, parts.description)
+    note_for_predictions(args.output_dir, args.recipe, options, **(noted or {}))
+    more = {**more, **found}
+    conclude(args.output_dir, score, tested[f"test_{score.metric}"], more, report, tables=tables, **about)
 
 
-def conclude(folder, score, reached, more, report, settings, description):
+def _kept(args, state):
+    """Return which weights a run has kept."""
+    if not args.load_best_model_at_end or state.best_model_checkpoint is None:
+        return f"the last step, {state.global_step}"
+    best = os.path.basename(state.best_model_checkpoint)
+    return f"{best}, best validation {args.metric_for_best_model} ({state.best_metric:.3f})"
+
+
+def _why_it_stopped(args, state, patience):
+    if state.global_step < state.max_steps:
+        better = f"no better validation {args.metric_for_best_model} in {patience} evaluations"
+        return f"early, at step {state.global_step} of {state.max_steps}: {better}"
+    return f"all {state.max_steps} steps done" + ("" if args.max_steps > 0 else f" ({args.num_train_epochs:g} epochs)")
+
+
+def defaults_of(settings, argv, *objects):
+    """Return the default of each setting that a command line gives; of the others, which may be derived, the value."""
+    given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
+    fields = {field.name: field for one in objects for field in dataclasses.fields(one)}
+    made = {name: field.default_factory for name, field in fields.items() if field.default_factory is not MISSING}
+    defaults = {name: made[name]() if name in made else field.default for name, field in fields.items()}
+    return {name: defaults.get(name) if name in given else value for name, value in settings.items()}
+
+
+def conclude(folder, score, reached, more, report, *, settings, description, tables=None, defaults=None):
     """Write the results of a run and its report; print the score beside the baseline.
 
     Args:
-        folder (str): the run's.
-        score (Score): what it is judged by.
-        reached (float): that, of the test rows.
+        folder (str): of the run.
+        score (Score): the metric, and the baseline.
+        reached (float): the metric of the test rows.
         more (dict): further results; one of them begins with "seconds".
         report (RunReport): the report.
         settings (dict): every setting.
-        description (str): what it was trained on.
+        description (str): the data.
+        tables (dict, optional): further tables of the report.
+        defaults (dict, optional): of the settings.
     """
     baseline = f"{score.baseline.replace(' ', '-')} baseline"
-    results = {f"test {score.metric}": reached, baseline: score.value, **more}
+    results = {f"test {score.metric}": reached, baseline: score.value, "verdict": score.verdict(reached), **more}
     write_json(folder, "results.json", results)
-    path = report.write(results, settings, description)
+    line = (score.metric, score.baseline, score.value)
+    path = report.write(results, settings, description, tables=tables, baseline=line, defaults=defaults)
     if path:  # in the main process
         seconds = next(value for name, value in more.items() if name.startswith("seconds"))
         print(f"test {score.metric} {reached:.3f} ({score.baseline}: {score.value:.3f}), {seconds:.0f} s")
+        others = [f"{name} {value:.3f}" for name, value in more.items() if name.startswith("test ")]
+        if others:
+            print(", ".join(others))
+        print("\n".join(f"{name}: {results[name]}" for name in ("verdict", "kept", "stopped") if name in results))
         print(f"report: {path}")
 
 
 def start(run, argv=None):
-    """Run a recipe; what is wrong with its input is said in one line.
+    """Run a recipe; errors in the input are printed in one line.
 
     Args:
         run (callable): takes a command line.
         argv (list[str], optional): the command line; that of the process if None.
     """
-    logger.set_level("INFO")  # not the 150 lines of every training argument: the report has them
+    logger.set_level("WARNING")  # `--verbose` sets INFO
     try:
         run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        print("interrupted; what came after the last checkpoint is lost", file=sys.stderr)
+        sys.exit(130)
     except (ValueError, OSError) as error:
         sys.exit("error: " + " ".join(str(error).split()))

@@ -1,4 +1,4 @@
-"""A picture of a table of scores: the better, the brighter."""
+"""Heat map of a table of scores; better scores are brighter."""
 
 import statistics
 
@@ -9,15 +9,15 @@ from .comparison import spread
 
 
 def heat_map(path, scores, columns, rows, labels, lower_is_better):
-    """Draw the mean of the scores in each cell, with mean and standard deviation in words.
+    """Draw the mean score of each cell, labelled with mean and standard deviation.
 
     Args:
         path (str|Path): the picture.
         scores (callable): column, row -> list of numbers.
         columns (list[float]): from left to right.
-        rows (list[float]): from below to above.
+        rows (list[float]): from bottom to top.
         labels (dict[str, str]): "xlabel", "ylabel" and "title".
-        lower_is_better (bool): whether small numbers are the bright ones.
+        lower_is_better (bool): whether low scores are bright.
     """
     means = [[statistics.mean(scores(column, row)) for column in columns] for row in rows]
     figure = Figure(figsize=(2 + 1.2 * len(columns), 2 + 0.7 * len(rows)), layout="constrained")

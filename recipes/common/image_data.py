@@ -1,4 +1,4 @@
-"""Images with their classes, for training, validation and test: of a folder, a hub, or scikit-learn's digits.
+"""Images with their classes, for training, validation and test: from a folder, a hub, or scikit-learn's digits.
 
 parts = load_images("photos/")                     # photos/<class>/<name>.jpg, or photos/train/<class>/<name>.jpg...
 data = encode(parts.train, ["cat", "dog"], size=224)
@@ -29,7 +29,7 @@ def digits(wanted):
 
 
 def folder_rows(path):
-    """Return [(file, class), ...] of a folder that has one for each class."""
+    """Return [(file, class), ...] of a folder with a subfolder for each class."""
     files = [file for file in sorted(path.glob("*/*")) if file.suffix.lower() in SUFFIXES]
     if not files:
         raise error(f"There are no images ({', '.join(SUFFIXES)}) in folders of their classes.", data=path)
@@ -75,7 +75,7 @@ def few(parts, most):
     counts = Counter(name for _, name in parts.train)
     fewest = min(counts, key=counts.get)
     if not 1 <= most <= counts[fewest]:
-        problem = f"Every class needs so many training images, from 1 up; {fewest!r} has {counts[fewest]}."
+        problem = f"`examples_per_class` must be from 1 to {counts[fewest]}, the training images of {fewest!r}."
         raise error(problem, examples_per_class=most)
     train = [row for name in sorted(counts) for row in [r for r in parts.train if r[1] == name][:most]]
     used = f"{parts.description} Trained on {len(train)}, {most} of each class."

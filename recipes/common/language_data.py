@@ -1,4 +1,4 @@
-"""Prompts and texts as rows of tokens, of which those of the text are to be learnt; what a model must beat.
+"""Prompts and texts as rows of tokens, with labels for the text alone, and the unigram baseline.
 
 inputs, labels = encode_pairs([("upper: ", "Return it in capitals.")], length=64)   # byte by byte
 loss = unigram(labels[labels != IGNORED], tested[tested != IGNORED], VOCABULARY)    # per token
@@ -6,16 +6,16 @@ loss = unigram(labels[labels != IGNORED], tested[tested != IGNORED], VOCABULARY)
 
 import numpy as np
 
-IGNORED, VOCABULARY = -100, 256  # the label of what is not to be learnt; of bytes
+IGNORED, VOCABULARY = -100, 256  # label of tokens without a loss; size of the vocabulary of bytes
 
 
 def by_bytes(prompt, text):
-    """Return both as lists of bytes, the text with a line break as its end."""
+    """Return prompt and text as lists of bytes; a line break ends the text."""
     return list(prompt.encode()), list(f"{text}\n".encode())
 
 
 def by_tokenizer(tokenizer):
-    """Return what gives both as lists of tokens: the prompt with what begins a row, the text with what ends it."""
+    """Return a function prompt, text -> two lists of tokens, with the tokens that begin and end a row."""
 
     def tokens(prompt, text):
         ids = [tokenizer(prompt)["input_ids"], tokenizer(text, add_special_tokens=False)["input_ids"]]
@@ -25,7 +25,7 @@ def by_tokenizer(tokenizer):
 
 
 def encode_pairs(pairs, length, tokens=by_bytes):
-    """Return inputs and labels [rows, length]: at each token the next one, if it is the text's; cut off after `length`.
+    """Return inputs and labels [rows, length], cut to `length`; labels are the next tokens, if of the text.
 
     Args:
         pairs (list): (prompt, text).
@@ -42,6 +42,6 @@ def encode_pairs(pairs, length, tokens=by_bytes):
 
 
 def unigram(train, test, vocabulary):
-    """Return the mean of -log p of some tokens, p their share of the training tokens, each counted once more."""
+    """Return the mean of -log p of test tokens, p the share of each among the training tokens, with counts + 1."""
     counts = np.bincount(train, minlength=vocabulary) + 1.0
     return float(-np.log(counts / counts.sum())[test].mean())

@@ -1,4 +1,4 @@
-"""Tasks whose answers Python's own library gives, so that a recipe needs no hub and no file.
+"""Tasks with answers from Python's own library, which need no hub and no file.
 
 tagged = tagged_docstrings()  # words of a docstring, and which are arguments, exceptions, constants of its function
 asked = signature_questions() # a signature, a question about it, where the answer stands
@@ -6,8 +6,8 @@ named = function_names()      # a docstring, the words of its function's name
 paired = docstring_pairs()    # two texts, whether they are of one docstring
 texts = docstring_texts()     # docstrings
 
-Each returns a `Parts`: rows for training, validation and test, dealt out by a hash of their text; no more of them than
-two cores learn from in minutes.
+Each returns a `Parts`: rows for training, validation and test, split by a hash of their text, few enough for two cores
+to learn from in minutes.
 """
 
 import ast
@@ -112,7 +112,7 @@ def _signature(function):
 
 
 def _sentence(docstring):
-    """Returns the first sentence of a docstring, in one line."""
+    """Return the first sentence of a docstring, in one line."""
     paragraph = " ".join(re.split(r"\n\s*\n", docstring.strip(), maxsplit=1)[0].split())
     return re.split(r"(?<=\w\.) ", paragraph, maxsplit=1)[0]
 

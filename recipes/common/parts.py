@@ -1,4 +1,4 @@
-"""Rows of any kind for training, validation and test: of a file, a folder, a hub, or made on the spot.
+"""Rows of any kind for training, validation and test: from a file, a folder or a hub, or generated.
 
 parts = load_parts("a.jsonl", own={"dates": written_dates}, suffixes=(".jsonl",), read=..., rows_of=..., key=...)
 """
@@ -14,7 +14,7 @@ SHARES = {"test": 0.2, "validation": 0.1}
 
 @dataclass(frozen=True)
 class Parts:
-    """Three lists of rows, and a sentence on what they are."""
+    """Three lists of rows and their description."""
 
     train: list
     validation: list
@@ -23,7 +23,7 @@ class Parts:
 
 
 def load_parts(source, *, own, suffixes, read, rows_of, key):
-    """Return the `Parts` of a source; a split that it lacks is taken from its training rows, by a hash of their text.
+    """Return the `Parts` of a source; missing splits are taken from its training rows, by a hash of their text.
 
     Args:
         source (str|Path): a name in `own`, a file, a folder of train, dev and test files, paddlenlp:NAME[:CONFIG] or
@@ -32,10 +32,10 @@ def load_parts(source, *, own, suffixes, read, rows_of, key):
         suffixes (tuple[str]): endings of files.
         read (callable): path -> rows of a file.
         rows_of (callable): (data, split) -> rows of a hub's data set.
-        key (callable): row -> the text that decides its split: rows of one text stay together.
+        key (callable): row -> the text whose hash chooses its split; rows with the same text stay together.
 
     Raises:
-        ValueError: there is no such source, or it has no rows.
+        ValueError: the source does not exist or has no rows.
     """
     if source in own:
         return own[source]()
@@ -49,12 +49,12 @@ def load_parts(source, *, own, suffixes, read, rows_of, key):
 
 
 def deal(parts, key, description):
-    """Return the `Parts` with all splits: those that are not there get 20 % (test) and 10 % of the training rows.
+    """Return the `Parts` with all splits: a missing test split gets 20 % of the training rows, validation 10 %.
 
     Args:
-        parts (dict|list): split -> rows, at least "train"; or the rows of that alone.
-        key (callable): row -> the text that decides its split.
-        description (str): what they are.
+        parts (dict|list): split -> rows, at least "train"; or the training rows.
+        key (callable): row -> the text whose hash chooses its split.
+        description (str): of the rows.
     """
     parts = {"train": parts} if isinstance(parts, list) else parts
     shares = {split: share for split, share in SHARES.items() if split not in parts}

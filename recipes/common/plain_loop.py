@@ -1,11 +1,13 @@
-"""A training without a Trainer that has what one with it has: progress, checkpoints, exact resumes, SIGTERM, a report.
+"""A training without a Trainer, with its features: progress, checkpoints, exact resumes, Ctrl-C, a report.
 
 A recipe derives its loop from `PlainLoop` and writes `train_step`, `evaluate` and `states`.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import time
 import types
@@ -13,19 +15,20 @@ from typing import ClassVar, Optional
 
 import numpy as np
 import paddle
-from tqdm import tqdm
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.trainer import StopOnSigterm
 from paddle_ldopt.trainer.folders import check_complete, list_files, set_aside
 
 from .arguments import check_least, option
+from .fine_tuning import say_over
+from .progress import ShortProgress
 from .run_folder import write_json
+from .stopping import StopWithCheckpoint
 
 
 @dataclasses.dataclass
 class LoopArguments:
-    """What a loop needs to be told."""
+    """Settings of a loop."""
 
     recipe: ClassVar[str] = "recipe"
 
@@ -35,20 +38,22 @@ class LoopArguments:
     epochs: int = option(1, "times that all rows are seen")
     max_steps: int = option(-1, "steps, instead of the epochs; -1 is off")
     save_steps: int = option(50, "steps between two checkpoints; the validation rows are evaluated then, too")
+    save_total_limit: int = option(1, "checkpoints to keep, the newest")
     seed: int = option(42, "of the head, of dropout and of the order")
+    verbose: bool = option(False, "print PaddleNLP's log")
 
     def __post_init__(self):
         self.output_dir = self.output_dir or time.strftime(f"runs/{self.recipe}-%Y%m%d-%H%M%S")
-        check_least(self, batch_size=1, epochs=1, save_steps=1)
+        check_least(self, batch_size=1, epochs=1, save_steps=1, save_total_limit=1)
 
 
 class PlainLoop:
-    """A training that can be gone on with from any of its checkpoints, bit for bit.
+    """A training that resumes from any of its checkpoints, bit for bit.
 
     Args:
         model (paddle.nn.Layer): the model.
         rows (int): number of the training rows.
-        args (LoopArguments): the rest.
+        args (LoopArguments): its settings.
     """
 
     def __init__(self, model, rows, args):
@@ -58,18 +63,18 @@ class PlainLoop:
         self.steps = args.max_steps if args.max_steps > 0 else args.epochs * self.batches
 
     def rows_of_step(self):
-        """Return the numbers of the rows of the step that comes: those of this process, in an order of the epoch's."""
+        """Return the row numbers of the next step for this process, in an order drawn for the epoch."""
         epoch, at = divmod(self.step, self.batches)
         order = np.random.default_rng([self.args.seed, epoch]).permutation(self.rows)
         together = self.args.batch_size * self.ranks
         return order[at * together : (at + 1) * together][self.rank :: self.ranks]
 
     def save(self):
-        """Write a checkpoint, whole or not at all."""
+        """Write a checkpoint, whole or not at all; remove older ones."""
         if self.rank == 0:
             folder = os.path.join(self.args.output_dir, f"checkpoint-{self.step}")
             unfinished = folder + ".unfinished"
-            shutil.rmtree(unfinished, ignore_errors=True)  # what a kill has left
+            shutil.rmtree(unfinished, ignore_errors=True)  # left by a kill
             os.makedirs(unfinished)
             for name, part in self.states().items():
                 if isinstance(part, paddle.optimizer.Optimizer):
@@ -78,14 +83,19 @@ class PlainLoop:
                     paddle.save(part.state_dict(), os.path.join(unfinished, name))
             write_json(unfinished, "trainer_state.json", {"global_step": self.step})
             list_files(unfinished)
-            # before it has its name: of a run that goes on from before them, later checkpoints are never the last
+            # before the rename: `last_checkpoint` must not find checkpoints of later steps
             for was, now in set_aside(self.args.output_dir, self.step - 1):
-                print(f"{was} is called {now} from now on: it was there before step {self.step} was taken again.")
+                print(f"{was} is renamed {now}: step {self.step} was trained again.")
             shutil.rmtree(folder, ignore_errors=True)  # a damaged one
             os.replace(unfinished, folder)
+            found = [
+                int(name[11:]) for name in os.listdir(self.args.output_dir) if re.fullmatch(r"checkpoint-\d+", name)
+            ]
+            for step in sorted(found)[: -self.args.save_total_limit]:
+                shutil.rmtree(os.path.join(self.args.output_dir, f"checkpoint-{step}"))
 
     def load(self, folder):
-        """Go on from a checkpoint; raise ValueError if it is damaged."""
+        """Resume from a checkpoint; raise ValueError if it is damaged."""
         check_complete(folder)
         for name, part in self.states().items():
             if isinstance(part, paddle.optimizer.Optimizer):
@@ -97,14 +107,17 @@ class PlainLoop:
             self.step = json.load(file)["global_step"]
 
     def train(self, report):
-        """Take all steps that are left; with a checkpoint and an evaluation now and then, and on SIGTERM."""
-        main, steps = self.rank == 0, range(self.step, self.steps)
+        """Take all steps that are left, with checkpoints and evaluations; save one more on Ctrl-C and SIGTERM."""
+        main, progress = self.rank == 0, ShortProgress()
         state = types.SimpleNamespace(is_world_process_zero=main, global_step=self.step, max_steps=self.steps)
-        report.on_train_begin(self.args, state, None, optimizer=self.optimizer)
-        with StopOnSigterm() as stop:
-            for _ in tqdm(steps, initial=self.step, total=self.steps, disable=not main):
+        if main and self.step >= self.steps:
+            say_over(self.step)
+        for listener in (report, progress):
+            listener.on_train_begin(self.args, state, None, optimizer=self.optimizer)
+        with StopWithCheckpoint() as stop, contextlib.closing(progress):
+            for _ in range(self.step, self.steps):
                 report.on_step_begin(self.args, state, None, optimizer=self.optimizer)
-                # dropout does not depend on what came before
+                # dropout does not depend on earlier steps
                 paddle.seed(self.args.seed + 1000 * self.step + self.rank)
                 logs = {"loss": self.train_step()}
                 self.step += 1
@@ -112,8 +125,11 @@ class PlainLoop:
                 due = self.step % self.args.save_steps == 0 or self.step == self.steps
                 if due:  # on SIGTERM, too: a resume begins with the next step
                     logs.update(self.evaluate())
-                report.on_log(self.args, state, None, logs=logs)
+                for listener in (report, progress):
+                    listener.on_log(self.args, state, None, logs=logs)
+                progress.on_step_end(self.args, state, None)
                 if due or stop.asked:
                     self.save()
                     stop.on_save(self.args, state, None)
-        report.on_train_end(self.args, state, None)
+        for listener in (report, progress):
+            listener.on_train_end(self.args, state, None)

@@ -49,17 +49,17 @@ NOT_WEIGHTS = {"embeddings.position_ids"}  # torch's constant 0..511; Paddle mak
 
 
 def load_model(name="minilm", num_classes=2, config=None, task="SequenceClassification"):
-    """Returns a PaddleNLP encoder with a new head; call `paddle.seed` first to fix the head's draw.
+    """Return a PaddleNLP encoder with a new head; call `paddle.seed` first to fix the head's draw.
 
     Args:
         name (str|Path): see the top of this file.
-        num_classes (int): number of classes, 2 or more; of use to the tasks that classify.
+        num_classes (int): number of classes, 2 or more, for classifiers.
         task (str): the end of PaddleNLP's class: "SequenceClassification", "TokenClassification", "QuestionAnswering",
             "MaskedLM"...
         config (dict, optional): overrides of the model's configuration, such as {"hidden_dropout_prob": 0.0}.
 
     Raises:
-        ValueError: the name is none of those accepted, or what it names cannot be loaded.
+        ValueError: the name is not accepted, or the model cannot be loaded.
     """
     if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
         raise ValueError(f"`num_classes` must be an integer of 2 or more. Received: num_classes={num_classes!r}.")
@@ -74,7 +74,7 @@ def load_model(name="minilm", num_classes=2, config=None, task="SequenceClassifi
 
 
 def load_tokenizer(name="minilm"):
-    """Returns the tokenizer that belongs to `load_model(name)`; an untrained class borrows MiniLM's vocabulary.
+    """Return the tokenizer that belongs to `load_model(name)`; an untrained class borrows MiniLM's vocabulary.
 
     Args:
         name (str|Path): see the top of this file.
@@ -102,7 +102,7 @@ def name_classes(model, names):
 
 
 def _saved_class(folder):
-    """Returns the class of the model in a folder, None if it does not say which, or is none of PaddleNLP's."""
+    """Return the class of the model in a folder, None if it does not say which, or is none of PaddleNLP's."""
     from paddlenlp import transformers
 
     path = Path(folder) / "config.json"
@@ -111,7 +111,7 @@ def _saved_class(folder):
 
 
 def minilm_dir():
-    """Returns the folder of the installed MiniLM files, without importing the package (that would import torch)."""
+    """Return the folder of the installed MiniLM files, without importing the package (that would import torch)."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"The offline encoder is not installed. Run `{INSTALL}`, or name another model. {ACCEPTED}")
@@ -119,7 +119,7 @@ def minilm_dir():
 
 
 def convert_bert(tensors, shapes):
-    """Returns torch BERT weights under PaddleNLP's names, Linear weights transposed; refuses any that do not fit.
+    """Return torch BERT weights under PaddleNLP's names, Linear weights transposed; refuses any that do not fit.
 
     Args:
         tensors (dict): torch name -> array, as in model.safetensors (no "bert." prefix).

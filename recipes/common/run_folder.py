@@ -1,4 +1,4 @@
-"""A run's folder holds the arguments and the data of the run, so that a resume goes on with the same.
+"""The arguments and the data of a run, kept in its folder for a resume.
 
 argv = with_arguments_of_run(sys.argv[1:])  # of the run that --resume_from_checkpoint names
 check_folder(args)                          # no checkpoints of another run
@@ -7,6 +7,7 @@ trainer.add_callback(NoteArguments(argv))   # for the next resume
 """
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import os
@@ -22,10 +23,12 @@ from paddle_ldopt.trainer.folders import write_whole
 
 ARGUMENTS = "arguments.json"
 DATA = "data.json"
+PREDICTION = "prediction.json"
+ENCODING = ("model", "max_length", "max_target_length", "overlap", "max_answer_length", "lora_rank")
 
 
 class NoteArguments(TrainerCallback):
-    """Write the arguments of a run when it begins or goes on; a resume that is refused leaves those that were there.
+    """Write the arguments of a run when it begins or resumes; a refused resume leaves the earlier ones.
 
     Args:
         argv (list[str]): the command line.
@@ -40,19 +43,25 @@ class NoteArguments(TrainerCallback):
 
 
 def note_arguments(folder, argv):
-    """Write a command line, for `with_arguments_of_run`, which knows its folder and the checkpoint.
+    """Write a command line without its folder and checkpoint, for `with_arguments_of_run`.
 
     Args:
         folder (str): the run's.
-        argv (list[str]): the command line, with the arguments that the run had before if it is resumed.
+        argv (list[str]): the command line; of a resumed run with its earlier arguments.
     """
     for name in ("output_dir", "resume_from_checkpoint"):
         _, argv = take(argv, name)
     write_json(folder, ARGUMENTS, argv)
 
 
+def note_for_predictions(folder, recipe, options, **more):
+    """Write the recipe of a run, and how it has encoded its rows, for predict.py."""
+    kept = {name: value for name, value in dataclasses.asdict(options).items() if name in ENCODING}
+    write_json(folder, PREDICTION, {"recipe": recipe, **kept, **more})
+
+
 def take(argv, name):
-    """Return what a command line says for an argument, None if nothing, and the line without it."""
+    """Return the value of an argument in a command line (None without it), and the line without the argument."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument(f"--{name}")
     given, rest = finder.parse_known_args(argv)
@@ -60,13 +69,13 @@ def take(argv, name):
 
 
 def with_arguments_of_run(argv):
-    """Return a command line that resumes a run with the arguments that it had last, below those of `argv`.
+    """Return a command line that resumes a run: its last arguments, overridden by those of `argv`.
 
     Args:
-        argv (list[str]): a command line; returned as it is if it resumes nothing.
+        argv (list[str]): a command line; returned unchanged if it resumes nothing.
 
     Raises:
-        ValueError: the folder of a run, or the checkpoint in one, is not there or not complete.
+        ValueError: the run's folder or its checkpoint is missing or incomplete.
     """
     given, rest = take(argv, "resume_from_checkpoint")
     if given is None:
@@ -85,7 +94,7 @@ def with_arguments_of_run(argv):
 
 
 def check_folder(args):
-    """Raise ValueError if a run's folder has, or would get, the checkpoints of two runs."""
+    """Raise ValueError if a folder has, or would get, checkpoints of two runs."""
     folder, checkpoint = args.output_dir, args.resume_from_checkpoint
     if checkpoint and os.path.realpath(os.path.dirname(checkpoint) or ".") != os.path.realpath(folder):
         raise ValueError(
@@ -96,7 +105,7 @@ def check_folder(args):
         return
     if last_checkpoint(folder):
         raise ValueError(
-            f"The folder has checkpoints of another run: give `--resume_from_checkpoint {folder}` to go on with it, or "
+            f"The folder has checkpoints of another run: pass `--resume_from_checkpoint {folder}` to resume it, or "
             f"another `output_dir`. Received: output_dir={folder!r}"
         )
     found = sorted(path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json"))
@@ -109,7 +118,7 @@ def check_folder(args):
 
 
 def check_data(args, parts):
-    """Note what the rows of a run are; raise ValueError if those of a run that is resumed are others.
+    """Write checksums of a run's rows; raise ValueError if a resumed run has other rows.
 
     Args:
         args (dataclass): with `output_dir` and `resume_from_checkpoint`.
@@ -132,7 +141,7 @@ def check_data(args, parts):
 
 
 def _digest(rows):
-    """Return the SHA-256 of rows; of files that they name, their content."""
+    """Return the SHA-256 of rows, and of the content of files that they name."""
     found = hashlib.sha256()
     for row in rows:
         for value in row if isinstance(row, tuple) else (row,):

@@ -1,6 +1,6 @@
 """Text-classification data: Python's own docstrings, a file or folder, PaddleNLP's or Hugging Face's data sets.
 
-    splits = load_splits("docstrings", examples_per_class=30)  # the default: nothing to download
+    splits = load_splits("docstrings", examples_per_class=30)  # the default: no download
     splits = load_splits("reviews.csv", text_column="review", label_column="stars")
     splits = load_splits("folder/")                            # train, dev and test files: .tsv, .csv or .jsonl
     splits = load_splits("paddlenlp:clue:tnews")               # NAME or NAME:CONFIG; or "datasets:glue:sst2"
@@ -19,10 +19,10 @@ import sysconfig
 import tokenize
 import warnings
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from .text_sources import error, file_parts, hub_parts
+from .text_sources import Rows, check_labels, error, file_rows, hub_text_rows
 
 try:
     from paddle.io import Dataset
@@ -36,13 +36,14 @@ NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
 @dataclass(frozen=True)
 class Splits:
-    """Three lists of (text or pair of texts, label id), the label names in id order, a paragraph on what this is."""
+    """Three lists of (text or pair of texts, label id), the label names in id order, a description, the columns."""
 
     train: list
     validation: list
     test: list
     labels: list
     description: str
+    columns: dict = field(default_factory=dict)  # "text", "text pair", "label" -> name
 
 
 class TextDataset(Dataset):
@@ -51,8 +52,8 @@ class TextDataset(Dataset):
     Args:
         rows (list): (text or pair, label id), as in `Splits`.
         tokenizer: a PaddleNLP tokenizer.
-        max_length (int): tokens after which an input is cut off.
-        lazy (bool): tokenize at each access instead of all rows at once, now.
+        max_length (int): tokens to which an input is cut.
+        lazy (bool): tokenize at each access instead of all rows at once.
     """
 
     def __init__(self, rows, tokenizer, max_length=128, lazy=False):
@@ -69,6 +70,27 @@ class TextDataset(Dataset):
         texts = (text,) if isinstance(text, str) else text
         return {**self.tokenizer(*texts, max_length=self.max_length, truncation=True), "labels": label}
 
+    def lengths(self):
+        """Return the tokens of each row before it is cut; those of rows that are not cut as they are."""
+        full = [len(self[i]["input_ids"]) for i in range(len(self))]
+        for i, length in enumerate(full):
+            if length >= self.max_length:
+                text = self.rows[i][0]
+                full[i] = len(self.tokenizer(*((text,) if isinstance(text, str) else text))["input_ids"])
+        return full
+
+
+def say_cut(dataset, most=0.05):
+    """Return what `max_length` cuts of a `TextDataset`, with advice if it is more than `most` of the rows."""
+    lengths = sorted(dataset.lengths())
+    cut = sum(length > dataset.max_length for length in lengths)
+    share, kept = cut / len(lengths), dataset.max_length
+    said = f"{cut} of {len(lengths)} training texts ({share:.1%}) are cut to max_length={kept}"
+    if share > most:
+        enough = lengths[int((1 - most) * (len(lengths) - 1))]
+        said = f"warning: {said}; --max_length {enough} would cut at most {most:.0%}"
+    return f"{said}."
+
 
 def load_splits(
     source="docstrings",
@@ -78,24 +100,29 @@ def load_splits(
     pairs=False,
     label_column=None,
     has_header=None,
+    encoding="utf-8",
     examples_per_class=None,
     seed=0,
 ):
-    """Returns the `Splits` of a data set; any that it lacks is taken from its training rows, by a hash of the text.
+    """Return the `Splits` of a data set; missing ones are taken from its training rows, by a hash of the text.
 
     Args:
-        source (str|Path): see the top of this file. In a .tsv a quote is a character like any other.
+        source (str|Path): see the top of this file. The delimiter of .csv and .tsv files is detected. In a .tsv a quote
+            is a character like any other unless all cells are quoted as pandas writes them.
         text_column (str|int): a name, or a position from 0. By default one of the usual names, or else the first of
             two columns.
-        text_pair_column (str|int): the second text of a pair; None for single texts.
-        pairs (bool): texts are pairs, and the second is in a column of a usual name if none is given.
-        label_column (str|int): the column of strings or ints. By default a usual name, or else the second of two.
-        has_header (bool): whether .tsv and .csv files open with column names; None looks for them in the first row.
+        text_pair_column (str|int): the second text of a pair. By default the second of two columns with the names of a
+            usual pair (sentence1 and sentence2, text_a and text_b, premise and hypothesis, question1 and question2) if
+            no `text_column` is given; otherwise none.
+        pairs (bool): texts must be pairs.
+        label_column (str|int): the column of labels. By default a usual name, or else the second of two.
+        has_header (bool): whether .tsv and .csv files begin with column names; None looks for them in the first row.
+        encoding (str): of the files.
         examples_per_class (int): training rows to keep of each class (few-sample protocol); None keeps all.
-        seed (int): which rows those are.
+        seed (int): draws these rows.
 
     Raises:
-        ValueError: the source is unknown or unreadable, or its rows are not what the columns say.
+        ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are no classes.
     """
     if not isinstance(source, (str, Path)):
         raise TypeError(f"`source` must be a string or a path. Received: source={source!r}.")
@@ -103,12 +130,15 @@ def load_splits(
     wanted = {"text_column": text_column, **pair, "label_column": label_column}
     hub, _, name = str(source).partition(":")
     if source == "docstrings":
-        parts, note = _docstring_parts(), f"First paragraphs of docstrings in Python {sys.version.split()[0]}'s library"
-    elif hub in ("paddlenlp", "datasets") and name:
-        parts, note = _complete(hub_parts(hub, name, wanted), source)
+        found = Rows(_docstring_parts())
+        note = f"First paragraphs of docstrings in Python {sys.version.split()[0]}'s library"
     else:
-        parts, note = _complete(file_parts(Path(source), wanted, has_header), source)
-    return _number(parts, note, source, examples_per_class, seed)
+        is_hub = hub in ("paddlenlp", "datasets") and name
+        found = hub_text_rows(hub, name, wanted) if is_hub else file_rows(Path(source), wanted, has_header, encoding)
+        labels = [label for rows in found.parts.values() for _, label in rows]
+        check_labels(labels, found.columns["label"], source)
+        found.parts, note = _complete(found.parts, source)
+    return _number(found, note, source, examples_per_class, seed)
 
 
 def _docstring_parts():
@@ -149,14 +179,14 @@ def _docstrings(tree):
 
 
 def _complete(parts, source):
-    """Takes the splits that a source lacks from its training rows; returns all three, and a note that says so."""
+    """Take missing splits from the training rows; return all three, and a note that says so."""
     shares = {split: share for split, share in (("test", 0.2), ("validation", 0.1)) if split not in parts}
     taken = f" ({' and '.join(shares)} taken from its training rows by a hash of the text)" if shares else ""
     return {**parts, **_split_off(parts["train"], shares)}, f"{source}{taken}"
 
 
 def _split_off(rows, shares):
-    """Deals rows out by a hash of their text: equal texts stay together, on every machine and in any order."""
+    """Split rows by a hash of their text: equal texts stay together, on every machine and in any order."""
     parts = {split: [] for split in (*shares, "train")}
     for text, label in rows:
         drawn = draw(text)
@@ -173,7 +203,7 @@ def _split_off(rows, shares):
 
 
 def _sample(rows, per_class, seed):
-    """Keeps the first rows of each class in an order drawn from seed and text: small samples are part of large ones."""
+    """Keep the first rows of each class in an order drawn from seed and text: small samples are part of large ones."""
     kept, seen = [], Counter()
     for text, label in sorted(rows, key=lambda row: draw(row[0], seed)):
         seen[label] += 1
@@ -192,9 +222,9 @@ def _counts(rows):
     return Counter(label for _, label in rows)
 
 
-def _number(parts, note, source, examples_per_class, seed):
-    """Checks the splits, samples the training rows, and numbers the labels in their order (numbers as numbers)."""
-    counts = _counts(parts["train"])
+def _number(found, note, source, examples_per_class, seed):
+    """Check the splits, sample the training rows, and number the labels in their order (numbers as numbers)."""
+    parts, counts = found.parts, _counts(found.parts["train"])
     labels = sorted(counts, key=lambda name: (0, int(name), "") if re.fullmatch("-?[0-9]+", name) else (1, 0, name))
     if len(labels) < 2:
         raise error(f"A classifier needs two labels or more; the training rows have {labels}.", source=source)
@@ -207,14 +237,16 @@ def _number(parts, note, source, examples_per_class, seed):
     if examples_per_class is not None:
         fewest = min(counts, key=counts.get)
         if type(examples_per_class) is not int or not 1 <= examples_per_class <= counts[fewest]:
-            problem = f"Every class needs so many rows, from 1 up; {fewest!r} has {counts[fewest]}."
+            problem = f"`examples_per_class` must be from 1 to {counts[fewest]}, the training rows of {fewest!r}."
             raise error(problem, examples_per_class=examples_per_class)
         parts = {**parts, "train": _sample(parts["train"], examples_per_class, seed)}
+        if source != "docstrings":  # whose classes were made equal before
+            found.dropped["beyond `examples_per_class`"] += sum(counts.values()) - len(parts["train"])
     numbered = {split: [(text, labels.index(label)) for text, label in rows] for split, rows in parts.items()}
-    return Splits(**numbered, labels=labels, description=_describe(parts, labels, note))
+    return Splits(**numbered, labels=labels, description=_describe(parts, labels, note, found), columns=found.columns)
 
 
-def _describe(parts, labels, note):
+def _describe(parts, labels, note, found):
     counts = _counts(parts["train"])
     sizes = ", ".join(f"{len(parts[split])} {split}" for split in ("train", "validation", "test"))
     each = ", ".join(f"{label} {counts[label]}" for label in labels)
@@ -222,4 +254,8 @@ def _describe(parts, labels, note):
         each = f"{min(counts.values())} to {max(counts.values())} in each of {len(labels)} classes"
     common = len({text for text, _ in parts["train"]} & {text for text, _ in parts["test"]})
     repeated = f" Training texts that are in the test rows as well: {common}." if common else ""
-    return f"{note}: {sizes} rows; training rows by label: {each}.{repeated}"
+    said = f"{note}: {sizes} rows; training rows by label: {each}.{repeated}"
+    if found.columns:
+        said += f" Columns: {', '.join(f'{role} = {name!r}' for role, name in found.columns.items())}."
+    dropped = ", ".join(f"{count} {reason}" for reason, count in found.dropped.items() if count)
+    return f"{said} Rows dropped: {dropped or 'none'}."

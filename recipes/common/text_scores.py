@@ -1,4 +1,4 @@
-"""Scores of the texts that a model finds or writes, and the Trainer that asks its data sets for them.
+"""Scores of answers and written texts, and the Trainer of data sets that compute their own scores.
 
 answer_scores(["the cat"], [["cat", "a cat"]])  # SQuAD's: {"exact_match": 1.0, "f1": 1.0}
 rouge(["the cat sat"], ["the cat sleeps"])      # {"rouge_1": 0.67, "rouge_l": 0.67}
@@ -14,20 +14,20 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class ScoringTuner(FineTuner):
-    """The Trainer for data sets that know how to score predictions."""
+    """The Trainer of data sets with a `score` of predictions."""
 
     def evaluate(self, eval_dataset=None, *args, **kwargs):
-        """Evaluate as the Trainer does, by the data set's own score."""
+        """Evaluate with the data set's own score."""
         self.compute_metrics = (eval_dataset or self.eval_dataset).score
         return super().evaluate(eval_dataset, *args, **kwargs)
 
 
 def answer_scores(found, right):
-    """Return SQuAD's exact match and F1 of answers, each as close as it comes to one of those that are right.
+    """Return SQuAD's exact match and F1 of answers, each against its nearest correct answer.
 
     Args:
         found (list[str]): an answer to each question.
-        right (list[list[str]]): the right ones to each.
+        right (list[list[str]]): the correct answers to each.
     """
     pairs = [(_squad_words(one), [_squad_words(text) for text in texts]) for one, texts in zip(found, right)]
     exact = sum(one in texts for one, texts in pairs)
@@ -36,7 +36,7 @@ def answer_scores(found, right):
 
 
 def _squad_words(text):
-    """Returns the words that SQuAD's evaluation compares: in lower case, without punctuation and articles."""
+    """Return the words that SQuAD's evaluation compares: in lower case, without punctuation and articles."""
     return re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 
@@ -45,24 +45,24 @@ def _in_common(a, b):
 
 
 def _f1(common, a, b):
-    """Returns the F1 of so many words of two texts; 1 if neither has any."""
+    """Return the F1 of two texts with this many common words; 1 if both are empty."""
     return 2 * common / (len(a) + len(b)) if a or b else 1.0
 
 
 def rouge(found, right):
-    """Return the mean F1 of common words, ROUGE-1, and of the longest common subsequence, ROUGE-L; 1 is the best."""
+    """Return the mean F1 of common words, ROUGE-1, and of the longest common subsequence, ROUGE-L; 1 is best."""
     both = [(words(a), words(b)) for a, b in zip(found, right)]
     counts = {"rouge_1": _in_common, "rouge_l": _longest_common}
     return {name: sum(_f1(count(a, b), a, b) for a, b in both) / len(both) for name, count in counts.items()}
 
 
 def words(text):
-    """Return what ROUGE compares: no punctuation, around which some tokenizers put spaces."""
+    """Return the words that ROUGE compares, without punctuation, around which some tokenizers put spaces."""
     return re.findall(r"\w+", text.casefold())
 
 
 def best_lead(rows):
-    """Return how many of a source's first words have most in common with its target."""
+    """Return the number of first words of a source that have the highest ROUGE-1 with its target."""
     split = [(words(source), words(target)) for source, target in rows[:300]]
 
     def score(n):

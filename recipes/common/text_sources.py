@@ -1,33 +1,48 @@
-"""Rows of text and label out of files (.tsv, .csv, .jsonl) and hubs; `text_data` makes splits of them."""
+"""Rows of text and label from files (.tsv, .csv, .jsonl) and hubs; `text_data` makes splits of them."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import math
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 SUFFIXES = (".tsv", ".csv", ".jsonl")
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+PAIRS = (("sentence1", "sentence2"), ("text_a", "text_b"), ("premise", "hypothesis"), ("question1", "question2"))
 USUAL_NAMES = {
-    "text_column": ("text", "sentence", "sentence1", "text_a", "content", "review", "question", "query"),
-    "text_pair_column": ("sentence2", "text_b"),
+    "text_column": ("text", "sentence", *(a for a, _ in PAIRS), "content", "review", "question", "query"),
+    "text_pair_column": tuple(b for _, b in PAIRS),
     "label_column": ("label", "labels", "class", "category", "intent", "sentiment"),
 }
+DELIMITERS = (",", ";", "\t", "|")
+SHOWN = 3  # wrong rows in an error
+
+
+@dataclass
+class Rows:
+    """Split -> [(text or pair, label name), ...], the columns they were taken from, and how many rows were dropped."""
+
+    parts: dict = field(default_factory=dict)
+    columns: dict = field(default_factory=dict)  # of the training rows: "text", "text pair", "label" -> name
+    dropped: Counter = field(default_factory=Counter)  # reason -> rows
 
 
 def error(problem, **received):
-    """Return the ValueError that says what is wrong and what was received."""
+    """Return a ValueError with the problem and the values received."""
     values = (f"{name}={str(value) if isinstance(value, Path) else value!r}" for name, value in received.items())
     return ValueError(f"{problem} Received: {', '.join(values)}.")
 
 
 def split_files(path, suffixes, accepted=""):
-    """Return split -> path of a file, which is for training, or of the train, dev and test files in a folder.
+    """Return split -> path: of a file for training, or of the train, dev and test files in a folder.
 
     Args:
         path (Path): the file or folder.
-        suffixes (tuple[str]): endings that a data file may have.
+        suffixes (tuple[str]): endings of data files.
         accepted (str): other kinds of source, for the error.
     """
     if not path.exists():
@@ -46,22 +61,20 @@ def split_files(path, suffixes, accepted=""):
     return found
 
 
-def file_parts(path, wanted, has_header):
-    """Return split -> [(text or pair, label name), ...] of a file or a folder of train, dev and test files."""
-    files = split_files(path, SUFFIXES, '"docstrings", "paddlenlp:NAME", "datasets:NAME", ')
-    return {split: _rows(*_table(file, wanted, has_header), wanted, file) for split, file in files.items()}
+def file_rows(path, wanted, has_header, encoding="utf-8"):
+    """Return the `Rows` of a file or a folder of train, dev and test files."""
+    found = Rows()
+    for split, file in split_files(path, SUFFIXES, '"docstrings", "paddlenlp:NAME", "datasets:NAME", ').items():
+        _add(found, split, *read_table(file, wanted, has_header, encoding), wanted, file)
+    return found
 
 
-def _table(path, wanted, has_header):
-    """Returns the column names (positions, if the file has none) and a list of (place, cells)."""
+def read_table(path, wanted, has_header=None, encoding="utf-8"):
+    """Return the column names of a file (positions, if it has none) and a list of (place, cells)."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise error(f"A data file ends in {', '.join(SUFFIXES)}.", source=path)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as cause:
-        line = cause.object.count(b"\n", 0, cause.start) + 1
-        raise error(f"Line {line} is not UTF-8 ({cause.reason}).", source=path) from cause
+    text = decode(path, encoding)
     records = []
     try:
         for line, record in _json_records(text) if suffix == ".jsonl" else _csv_records(text, suffix):
@@ -74,46 +87,110 @@ def _table(path, wanted, has_header):
     first = records[0][1] if records else []
     if has_header is None:
         has_header = _is_header(first, wanted) or _refuse_doubtful_header(records, wanted, path)
-    return (first, records[1:]) if has_header else ([str(i) for i in range(len(first))], records)
+    if not has_header:
+        return [str(i) for i in range(len(first))], records
+    twice = [name for name, count in Counter(first).items() if count > 1]
+    if twice:
+        raise error(f"Several columns have the same name: {twice}. Rename one of each.", source=path)
+    return first, records[1:]
+
+
+def decode(path, encoding="utf-8"):
+    """Return the text of a file; raise ValueError that suggests `--encoding` if it has another one."""
+    try:
+        return path.read_bytes().decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+    except LookupError as cause:
+        raise error("Python knows no such encoding.", source=path, encoding=encoding) from cause
+    except UnicodeDecodeError as cause:
+        line = cause.object.count(b"\n", 0, cause.start) + 1
+        advice = "pass the file's own, for example `--encoding gb18030`, `cp1252` or `utf-16`"
+        problem = f"Line {line} is not {encoding.upper()} ({cause.reason}): {advice}."
+        raise error(problem, source=path, encoding=encoding) from cause
 
 
 def _json_records(text):
     for line, content in enumerate(text.split("\n"), 1):
         if content.strip():
-            record = json.loads(content)
+            record = json.loads(content, object_pairs_hook=_unique_keys)
             if not isinstance(record, dict):
                 raise ValueError("not a JSON object")
             yield line, record
 
 
+def _unique_keys(pairs):
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise ValueError(f"several values have the same name: {twice}")
+    return dict(pairs)
+
+
 def _csv_records(text, suffix):
-    options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {"strict": True}
+    """Yield (line, cells) of each row that is not blank."""
+    delimiter = _delimiter(text, suffix)
+    options = {"delimiter": delimiter, "strict": True}
+    if suffix == ".tsv" and not _is_quoted(text, delimiter):
+        options = {"delimiter": delimiter, "quoting": csv.QUOTE_NONE}
     reader = csv.reader(io.StringIO(text, newline=""), **options)
     for cells in reader:
         if cells:
             yield reader.line_num, cells
 
 
+def _delimiter(text, suffix):
+    """Return the delimiter that gives most of the first 100 rows as many cells as the first row has, two or more."""
+    usual = "\t" if suffix == ".tsv" else ","
+
+    def share(delimiter):
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        widths = [len(cells) for cells, _ in zip(filter(None, reader), range(100))]
+        return widths.count(widths[0]) / len(widths) if widths and widths[0] > 1 else 0.0
+
+    try:
+        return max((usual, *(mark for mark in DELIMITERS if mark != usual)), key=share)  # the first of equals
+    except csv.Error:  # told where the rows are read
+        return usual
+
+
+def _is_quoted(text, delimiter):
+    """Return whether a .tsv quotes cells as pandas writes them; in others a quote is a character like any other."""
+    rows = "\n".join(line for line in text.replace("\r\n", "\n").split("\n") if line)
+    if '"' not in rows:
+        return False
+    try:
+        read = list(csv.reader(io.StringIO(rows, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error:
+        return False
+
+    def written(quoting):
+        out = io.StringIO()
+        csv.writer(out, delimiter=delimiter, lineterminator="\n", quoting=quoting).writerows(read)
+        return out.getvalue().rstrip("\n")
+
+    return rows in (written(csv.QUOTE_MINIMAL), written(csv.QUOTE_ALL))
+
+
 def _is_header(first, wanted):
-    """Says whether a first row holds the names asked for, or else the usual ones."""
+    """Return whether a first row holds the names asked for, or else the usual ones."""
     asked = [column for column in wanted.values() if isinstance(column, str) and not column.isdigit()]
     lower = {cell.strip().lower() for cell in first}
-    usual = all(not lower.isdisjoint(USUAL_NAMES[option]) for option in ("text_column", "label_column"))
+    usual = all(not lower.isdisjoint(USUAL_NAMES[name]) for name in ("text_column", "label_column") if name in wanted)
     return any(column in first for column in asked) or usual
 
 
 def _refuse_doubtful_header(records, wanted, path):
-    """Raises if the first row's label is unique: either a heading, or a class of one row that nothing can learn."""
-    column = str(1 if wanted["label_column"] is None else wanted["label_column"])
+    """Raise if the first row's label is unique: it is a heading, or a class of a single row."""
+    column = str(1 if wanted.get("label_column", "") is None else wanted.get("label_column", ""))
     labels = [cells[int(column)] for _, cells in records if column.isdigit() and int(column) < len(cells)]
     if len(labels) > 1 and labels[0] not in labels[1:]:
-        problem = f"No other row has the first row's label {labels[0]!r}: a heading? Pass `has_header`, True or False."
-        raise error(problem, source=path, has_header=None)
+        problem = f"No other row has the first row's label {labels[0]!r}: is it a column name? Pass `--has_header True`"
+        raise error(f"{problem} or `False`.", source=path, has_header=None)
 
 
-def hub_parts(hub, name, wanted):
-    """Return split -> [(text or pair, label name), ...] of a data set of PaddleNLP or Hugging Face."""
-    return hub_rows(hub, name, lambda data, split: _hub_rows(data, wanted, f"{hub}:{name} ({split})"))
+def hub_text_rows(hub, name, wanted):
+    """Return the `Rows` of a data set of PaddleNLP or Hugging Face."""
+    found = Rows()
+    hub_rows(hub, name, lambda data, split: _add_hub_rows(found, split, data, wanted, f"{hub}:{name} ({split})"))
+    return found
 
 
 def hub_rows(hub, name, rows_of):
@@ -141,7 +218,7 @@ def hub_rows(hub, name, rows_of):
 
 
 def label_names(data, column):
-    """Return the names of the numbers in a column of a hub's data set, or in its lists; None if they have none."""
+    """Return the class names of a column of a hub's data set, or of the lists in it; None without names."""
     feature = (getattr(data, "features", None) or {}).get(column)
     return getattr(data, "label_list", None) or getattr(getattr(feature, "feature", feature), "names", None)
 
@@ -151,7 +228,7 @@ def read_jsonl(path):
     try:
         return [record for _, record in _json_records(path.read_text(encoding="utf-8-sig"))]
     except ValueError as cause:
-        raise error(f"This is no file of JSON objects, one a line: {cause}.", source=path) from cause
+        raise error(f"This file does not have a JSON object on each line: {cause}.", source=path) from cause
 
 
 def _load_paddlenlp(name, config):
@@ -173,29 +250,46 @@ def _load_datasets(name, config):
     return dict(load_dataset(name, config))
 
 
-def _hub_rows(data, wanted, source):
+def _add_hub_rows(found, split, data, wanted, source):
+    """Add the labelled rows of a split to `found`; return whether there are any."""
     names, table = _flatten([(f"Row {index}", record) for index, record in enumerate(data)])
-    label = _column(names, "label_column", wanted["label_column"], source)
+    columns = _columns(names, wanted, source)
+    label = columns["label_column"]
     known = label_names(data, names[label])
     unlabelled = (None, "", -1) if known else (None, "")  # a benchmark keeps its test labels to itself
-    table = [(place, cells) for place, cells in table if cells[label] not in unlabelled]
-    for _, cells in table:
+    labelled = [(place, cells) for place, cells in table if cells[label] not in unlabelled]
+    found.dropped["without a label"] += len(table) - len(labelled)
+    for _, cells in labelled:
         if known and isinstance(cells[label], int):
             cells[label] = known[cells[label]]
-    return _rows(names, table, wanted, source) if table else []
+    if labelled:
+        _add(found, split, names, labelled, wanted, source)
+    return bool(labelled)
 
 
-# Rows out of columns.
+# Rows from columns.
 
 
 def _flatten(records):
-    """Turns (place, dict) into the names of all columns and (place, cells), None where a record lacks a column."""
+    """Turn (place, dict) into the names of all columns and (place, cells), None where a record lacks a column."""
     names = list(dict.fromkeys(name for _, record in records for name in record))
     return names, [(place, [record.get(name) for name in names]) for place, record in records]
 
 
-def _column(names, option, column, source):
-    """Returns a column's position."""
+def _columns(names, wanted, source):
+    """Return the position of each column: two texts if they are asked for, or have the names of a usual pair."""
+    lower = {name.lower() for name in names}
+    usual_pair = wanted["text_column"] is None and any(lower.issuperset(pair) for pair in PAIRS)
+    if usual_pair and "text_pair_column" not in wanted:
+        wanted = {"text_column": None, "text_pair_column": None, "label_column": wanted["label_column"]}
+    found = {option: column_of(names, option, column, source) for option, column in wanted.items()}
+    if len(set(found.values())) < len(found):
+        raise error(f"Texts and label must be different columns of {names}.", source=source, **wanted)
+    return found
+
+
+def column_of(names, option, column, source):
+    """Return the position of a column: of the one that is asked for, or else of one with a usual name."""
     known = {str(i): i for i in range(len(names))}
     known.update({name.lower(): i for i, name in enumerate(names)})
     known.update({name: i for i, name in enumerate(names)})
@@ -206,21 +300,61 @@ def _column(names, option, column, source):
     raise error(f"Name the column through `{option}`. Valid: {names}.", source=source, **{option: column})
 
 
-def _rows(names, table, wanted, source):
-    """Returns [(text or pair, label name), ...], refusing any row that has not exactly these columns filled."""
+def _add(found, split, names, table, wanted, source):
+    """Add the rows of a split to `found`; raise ValueError that shows the first wrong rows and counts all."""
     if not table:
         raise error("There are no rows in this file.", source=source)
-    columns = [_column(names, option, column, source) for option, column in wanted.items()]
-    if len(set(columns)) < len(columns):
-        raise error(f"Texts and label are to be different columns of {names}.", source=source, **wanted)
-    rows = []
-    for place, cells in table:
-        if len(cells) != len(names):
-            raise error(f"{place}: {len(names)} columns are expected, found {len(cells)}.", source=source)
-        *texts, label = [cells[column] for column in columns]  # in the order of load_splits
-        if not all(isinstance(text, str) and text.strip() for text in texts):
-            raise error(f"{place} has no text in the column(s) {[names[c] for c in columns[:-1]]}.", source=source)
-        if not isinstance(label, (str, int)) or not str(label).strip():
-            raise error(f"{place} has no string or int in column {names[columns[-1]]!r}.", source=source, label=label)
-        rows.append((texts[0] if len(texts) == 1 else tuple(texts), str(label).strip()))
-    return rows
+    columns = _columns(names, wanted, source)
+    *texts, label = columns.values()
+    wrong = [problem for row in table if (problem := _problem(*row, names, texts, label))]
+    if wrong:
+        more = f"; {len(wrong)} of {len(table)} rows are wrong" if len(wrong) > 1 else ""
+        raise error(f"{'; '.join(wrong[:SHOWN])}{more}.", source=source)
+    if found.columns and len(found.columns) != len(columns):
+        raise error(f"All splits need the columns of the training rows: {found.columns}.", source=source, has=names)
+    if split == "train":
+        found.columns = {option[: -len("_column")].replace("_", " "): names[i] for option, i in columns.items()}
+    pick = (lambda cells: cells[texts[0]]) if len(texts) == 1 else lambda cells: tuple(cells[i] for i in texts)
+    found.parts[split] = [(pick(cells), _label(cells[label])) for _, cells in table]
+
+
+def _problem(place, cells, names, texts, label):
+    """Return what is wrong with a row, None if nothing is."""
+    if len(cells) != len(names):
+        return f"{place}: {len(names)} columns are expected, found {len(cells)}"
+    for column in texts:
+        if not isinstance(cells[column], str) or not cells[column].strip():
+            return f"{place} has no text in column {names[column]!r}"
+    if not isinstance(cells[label], (str, int, float)) or _label(cells[label]) in ("", "nan"):
+        return f"{place} has no string or number in column {names[label]!r}"
+    return None
+
+
+def _label(value):
+    """Return a label as a string; 1.0 is 1, as pandas writes whole numbers of a column with gaps."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+
+
+def check_labels(labels, column, source):
+    """Raise ValueError if labels are no classes: continuous numbers, or most of them unique."""
+    counts = Counter(labels)
+    unique = [label for label, count in counts.items() if count == 1]
+    if len(counts) > 20 and not all(map(_is_whole, counts)) and all(map(_is_number, counts)):
+        values = ", ".join(list(counts)[:SHOWN])
+        problem = f"The labels are continuous numbers ({values}...): a classifier needs classes, so bin them first"
+    elif len(unique) > len(labels) / 2:
+        problem = f"{len(unique)} of {len(labels)} rows have a label of their own: the column seems to be an identifier"
+    else:
+        return
+    raise error(f"{problem}.", source=source, label_column=column)
+
+
+def _is_number(text):
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _is_whole(text):
+    return _is_number(text) and float(text).is_integer()

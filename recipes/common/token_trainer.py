@@ -1,4 +1,4 @@
-"""PaddleNLP's Trainer for models that guess tokens: each counts the same in its evaluation, whatever its batch."""
+"""PaddleNLP's Trainer for models that predict tokens; in evaluations each token has the same weight."""
 
 import numpy as np
 import paddle
@@ -8,29 +8,29 @@ from .fine_tuner import FineTuner
 
 
 def token_scores(prediction):
-    """Return perplexity and accuracy, of sums [rows, 3] of losses, right guesses and guesses."""
+    """Return perplexity and accuracy from sums [rows, 3] of losses, correct predictions and predictions."""
     loss, right, guesses = np.asarray(prediction.predictions, "float64").sum(0)
     return {"perplexity": float(np.exp(loss / guesses)), "accuracy": float(right / guesses)}
 
 
 class TokenTrainer(FineTuner):
-    """The Trainer; a recipe derives its own, with `guesses`."""
+    """Base of a recipe's Trainer, which defines `guesses`."""
 
     def __init__(self, **kwargs):
         super().__init__(compute_metrics=token_scores, **kwargs)
 
     def guesses(self, model, inputs):
-        """Return (logits [n, vocabulary], right tokens [n], the row that each is in [n]) of the tokens that count."""
+        """Return (logits [n, vocabulary], right tokens [n], the row that each is in [n]) of the predicted tokens."""
         raise NotImplementedError
 
     def compute_loss(self, model, inputs, return_outputs=False):
-        """Return the mean cross entropy of the tokens that count."""
+        """Return the mean cross entropy of the predicted tokens."""
         logits, right, _ = self.guesses(model, inputs)
         loss = cross_entropy(logits, right)
         return (loss, (loss, logits)) if return_outputs else loss
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Return (mean loss, sums of each row, the same again: without labels the Trainer computes no metrics)."""
+        """Return (mean loss, sums of each row, the sums as labels, without which the Trainer computes no metrics)."""
         inputs = self._prepare_inputs(inputs)
         with paddle.no_grad():
             logits, right, rows = self.guesses(model, inputs)

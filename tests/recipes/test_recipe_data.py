@@ -161,12 +161,15 @@ def test_pairs(tmp_path, suffix):
     assert sorted((*pair, splits.labels[label]) for pair, label in everything(splits)) == sorted(rows)
 
 
-@pytest.mark.parametrize("names", [("sentence1", "sentence2"), ("text_a", "text_b")])
-def test_pairs_that_are_asked_for_are_found_by_the_usual_names(tmp_path, names):
+@pytest.mark.parametrize("names", text_sources.PAIRS)
+def test_pairs_are_found_by_the_usual_names(tmp_path, names):
     rows = [(text, f"Pair of {i}", label) for i, (text, label) in enumerate(ROWS)]
     path = write(tmp_path / "pairs.tsv", rows, (*names, "label"))
-    assert {type(text) for text, _ in everything(load_splits(path, pairs=True))} == {tuple}
-    assert {type(text) for text, _ in everything(load_splits(path))} == {str}
+    for options in ({}, {"pairs": True}):
+        splits = load_splits(path, **options)
+        assert {type(text) for text, _ in everything(splits)} == {tuple}
+        assert splits.columns == {"text": names[0], "text pair": names[1], "label": "label"}
+    assert {type(text) for text, _ in everything(load_splits(path, text_column=names[0]))} == {str}
     single = write(tmp_path / "single.tsv", ROWS, ("text", "label"))
     with pytest.raises(ValueError, match=r"`text_pair_column`. Valid: \['text', 'label'\].*text_pair_column=None"):
         load_splits(single, pairs=True)
@@ -179,6 +182,48 @@ def test_a_tsv_takes_quotes_as_they_are_and_a_csv_undoes_them(tmp_path):
     lines = [f'"{text}",{label}' for text, label in ROWS] + ['"two\nlines, ""quoted""",good']
     (tmp_path / "b.csv").write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")
     assert 'two\nlines, "quoted"' in texts(everything(load_splits(tmp_path / "b.csv")))
+
+
+def test_a_tsv_of_pandas_is_unquoted(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    rows = [('"Quoted" at first, then "open', "good"), ("two\nlines", "bad"), ("a\ttab", "good"), *ROWS]
+    for options in ({}, {"quoting": 1}):
+        pandas.DataFrame(rows, columns=["text", "label"]).to_csv(tmp_path / "a.tsv", sep="\t", index=False, **options)
+        assert texts(everything(load_splits(tmp_path / "a.tsv"))) == texts(rows)
+
+
+@pytest.mark.parametrize("mark", ";|\t,")
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("header", ["", "text{}label\n"])
+def test_delimiters_are_detected(tmp_path, mark, suffix, header):
+    path = tmp_path / f"a{suffix}"
+    path.write_text(header.format(mark) + "".join(f"{text.replace(',', '')}{mark}{label}\n" for text, label in ROWS))
+    assert len(everything(load_splits(path))) == 60
+
+
+def test_an_encoding_is_read_and_suggested(tmp_path):
+    rows = [(f"Café {i}", label) for i, (_, label) in enumerate(ROWS)]
+    (tmp_path / "a.tsv").write_text(tsv(rows), encoding="cp1252")
+    assert texts(everything(load_splits(tmp_path / "a.tsv", encoding="cp1252"))) == texts(rows)
+    with pytest.raises(ValueError, match="Python knows no such encoding.*encoding='cp0'"):
+        load_splits(tmp_path / "a.tsv", encoding="cp0")
+
+
+def test_the_description_says_what_is_used(tmp_path):
+    path = write(
+        tmp_path / "a.csv", [(label, i, text) for i, (text, label) in enumerate(ROWS)], ("label", "id", "text")
+    )
+    splits = load_splits(path, examples_per_class=5)
+    assert "Columns: text = 'text', label = 'label'." in splits.description
+    assert splits.columns == {"text": "text", "label": "label"}
+    dropped = 60 - len(everything(splits))
+    assert f"Rows dropped: {dropped} beyond `examples_per_class`." in splits.description
+    assert load_splits(path).description.endswith("Rows dropped: none.")
+
+
+def test_whole_numbers_with_a_point_are_classes(tmp_path):
+    path = write(tmp_path / "a.jsonl", [(text, float(i % 2)) for i, (text, _) in enumerate(ROWS)])
+    assert load_splits(path).labels == ["0", "1"]
 
 
 def test_numeric_labels_are_ordered_as_numbers(tmp_path):
@@ -245,18 +290,42 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
     "missing column": ({"a.tsv": GOOD + "no tab\n"}, "a.tsv", {}, "Line 61: 2 columns are expected, found 1"),
     "column too many": ({"a.tsv": GOOD + "a tab\tin it\tgood\n"}, "a.tsv", {}, "Line 61: 2 .* found 3"),
     "empty text": ({"a.tsv": GOOD + " \tgood\n"}, "a.tsv", {}, "Line 61 has no text"),
-    "empty label": ({"a.tsv": GOOD + "text\t \n"}, "a.tsv", {}, "Line 61 has no string or int"),
+    "empty label": ({"a.tsv": GOOD + "text\t \n"}, "a.tsv", {}, "Line 61 has no string or number"),
     "missing key": (
         {"a.jsonl": '{"text": "a", "label": 1}\n\n{"text": "b"}'},
         "a.jsonl",
         {},
-        "Line 3 has no string or",
+        "Line 3 has no string or number",
     ),
-    "float label": (
-        {"a.jsonl": '{"text": "a", "label": 1.5}'},
-        "a.jsonl",
+    "list as label": ({"a.jsonl": '{"text": "a", "label": [1]}'}, "a.jsonl", {}, "Line 1 has no string or number"),
+    "continuous labels": (
+        {"a.tsv": tsv((text, i % 30 / 7) for i, (text, _) in enumerate(ROWS))},
+        "a.tsv",
+        {"has_header": False},
+        r"continuous numbers \(0.0, 0.14.*bin them.*label_column='1'",
+    ),
+    "unique labels": (
+        {"a.tsv": tsv((text, f"id{i}") for i, (text, _) in enumerate(ROWS))},
+        "a.tsv",
+        {"has_header": False},
+        "60 of 60 rows have a label of their own.*identifier",
+    ),
+    "one name twice": ({"a.csv": "text,label,text\na,b,c\n"}, "a.csv", {}, r"the same name: \['text'\]"),
+    "one key twice": ({"a.jsonl": '{"text": "a", "text": "b"}'}, "a.jsonl", {}, r"the same name: \['text'\]"),
+    "many wrong rows": (
+        {"a.tsv": GOOD + " \tgood\nno tab\n" + "\tbad\n" * 7},
+        "a.tsv",
         {},
-        "Line 1 has no string or int.*label=1.5",
+        "Line 61 has no text.*; Line 62: 2 .*; Line 63 has no text in column '0'; 9 of 69 rows are wrong",
+    ),
+    "pair in train alone": (
+        {
+            "train.tsv": "premise\thypothesis\tlabel\n" + "".join(f"{t}\tb\t{y}\n" for t, y in ROWS),
+            "test.tsv": "text\tlabel\na\tgood\n",
+        },
+        ".",
+        {},
+        "need the columns of the training rows",
     ),
     "text is a list": ({"a.jsonl": '{"text": ["a"], "label": 1}'}, "a.jsonl", {}, "Line 1 has no text"),
     "broken json": ({"a.jsonl": '{"text": "a", "label": 1}\n{"text"'}, "a.jsonl", {}, "after line 1 cannot be read"),
@@ -276,12 +345,22 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
         r"`text_column`. Valid: \['a', 'b', 'c'\]",
     ),
     "same column": ({"a.tsv": GOOD}, "a.tsv", {"text_column": 1}, "different columns"),
-    "doubtful header": ({"a.tsv": "body\tstars\n" + GOOD}, "a.tsv", {}, "first row's label 'stars'.*Pass `has_header`"),
-    "not UTF-8": ({"a.tsv": GOOD.encode() + b"caf\xe9\tx\n"}, "a.tsv", {}, "Line 61 is not UTF-8"),
+    "doubtful header": (
+        {"a.tsv": "body\tstars\n" + GOOD},
+        "a.tsv",
+        {},
+        "first row's label 'stars'.*Pass `--has_header T",
+    ),
+    "not UTF-8": (
+        {"a.tsv": GOOD.encode() + b"caf\xe9\tx\n"},
+        "a.tsv",
+        {},
+        "Line 61 is not UTF-8.*`--encoding gb",
+    ),
     "no train file": ({"test.tsv": GOOD}, ".", {}, "One train file"),
     "two train files": ({"train.tsv": GOOD, "train.csv": "a,b\n"}, ".", {}, r"\['train.csv', 'train.tsv'\]"),
     "new label": ({"train.tsv": GOOD, "test.tsv": "a\tok\nb\tok\n"}, ".", {}, r"test rows have labels .*\['ok'\]"),
-    "too few to split": ({"a.tsv": "a\tx\nb\ty\n"}, "a.tsv", {"has_header": False}, "No rows are left for"),
+    "too few to split": ({"a.tsv": "a\tx\nb\ty\n" * 2}, "a.tsv", {"has_header": False}, "No rows are left for"),
     "too many a class": ({"a.tsv": GOOD}, "a.tsv", {"examples_per_class": 31}, "examples_per_class=31"),
     "none a class": ({"a.tsv": GOOD}, "a.tsv", {"examples_per_class": 0}, "examples_per_class=0"),
 }
@@ -405,6 +484,17 @@ def tokenizer(tmp_path_factory):
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     path.write_text("\n".join(words), encoding="utf-8")
     return BertTokenizer(str(path))
+
+
+def test_what_is_cut_is_counted_and_warned_of(tokenizer):
+    rows = [("one", 0)] * 18 + [("one two three", 1), (("two", "three"), 0)]
+    assert text_data.say_cut(TextDataset(rows, tokenizer, max_length=5)) == (
+        "0 of 20 training texts (0.0%) are cut to max_length=5."
+    )
+    assert text_data.say_cut(TextDataset(rows, tokenizer, max_length=4)) == (
+        "warning: 2 of 20 training texts (10.0%) are cut to max_length=4; --max_length 5 would cut at most 5%."
+    )
+    assert text_data.say_cut(TextDataset([*rows, *[("one", 0)] * 20], tokenizer, max_length=4)).startswith("2 of 40")
 
 
 def test_rows_become_padded_batches(tokenizer):

@@ -9,7 +9,7 @@ import masked_lm_pretraining
 import numpy as np
 import paddle
 import pytest
-from common import language_data, parts
+from common import language_data, parts, predictors
 from common.language_data import IGNORED, encode_pairs, unigram
 from paddle.nn.functional import cross_entropy
 from paddlenlp.data import DataCollatorWithPadding
@@ -108,13 +108,15 @@ def test_a_run_with_adapters_is_resumed_with_the_same_weights(tiny_llama, tmp_pa
     (tmp_path / "rows.jsonl").write_text(rows)
     line = ["--data", str(tmp_path / "rows.jsonl"), "--model", tiny_llama, *OFF]
     settings = "--lora_rank 2 --max_length 32 --per_device_train_batch_size 4 --save_strategy steps --save_steps 2"
-    line += [*settings.split(), "--evaluation_strategy", "steps", "--eval_steps", "2"]
+    line += [*settings.split(), "--save_total_limit", "2", "--evaluation_strategy", "steps", "--eval_steps", "2"]
     with paddle.utils.unique_name.guard():
         language_model_sft.main([*line, "--max_steps", "4", "--output_dir", str(tmp_path / "run")])
     whole = (tmp_path / "run/checkpoint-4/lora_model_state.pdparams").read_bytes()
     with paddle.utils.unique_name.guard():
         language_model_sft.main(["--resume_from_checkpoint", str(tmp_path / "run/checkpoint-2")])
     assert (tmp_path / "run/checkpoint-4/lora_model_state.pdparams").read_bytes() == whole
+    (found,) = predictors.Predictor(tmp_path / "run")([("upper: ",)])
+    assert found["source"] == "upper: " and 0 < found["probability"] <= 1
 
 
 def test_prompts_that_fill_all_rows_are_an_error(tiny_llama, tmp_path):

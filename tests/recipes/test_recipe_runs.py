@@ -94,11 +94,13 @@ class Loop(plain_loop.PlainLoop):
 
     optimizer = None
 
-    def __init__(self, folder, number=0.0, stop=lambda step: None):
+    def __init__(self, folder, number=0.0, stop=lambda step: None, keep=4):
         model = paddle.nn.Linear(1, 1, bias_attr=False)
         model.weight.set_value(paddle.full([1, 1], number))
         self.stop, self.evaluated = stop, []
-        super().__init__(model, 64, plain_loop.LoopArguments(output_dir=str(folder), save_steps=1))
+        super().__init__(
+            model, 64, plain_loop.LoopArguments(output_dir=str(folder), save_steps=1, save_total_limit=keep)
+        )
 
     def train_step(self):
         self.stop(self.step + 1)
@@ -132,6 +134,12 @@ def test_a_loop_that_is_stopped_has_the_evaluations_that_were_due(tmp_path):
     rest.load(str(tmp_path / "checkpoint-2"))
     rest.train(TrainerCallback())
     assert rest.evaluated == [3, 4] and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_loop_keeps_the_newest_checkpoints(tmp_path):
+    for keep, kept in ((1, {"checkpoint-4"}), (2, {"checkpoint-3", "checkpoint-4"})):
+        Loop(tmp_path / str(keep), keep=keep).train(TrainerCallback())
+        assert {path.name for path in (tmp_path / str(keep)).iterdir()} == kept
 
 
 def test_a_loop_that_goes_on_from_an_earlier_checkpoint_sets_later_ones_aside(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from common.run_folder import with_arguments_of_run
 from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser
 from processes import search_path
 
-from paddle_ldopt.trainer import StopOnSigterm, last_checkpoint, report
+from paddle_ldopt.trainer import StopOnSigterm, last_checkpoint, report_page
 from paddle_ldopt.trainer.folders import PARTIAL
 
 ROOT = pathlib.Path(recipe.__file__).parent.parent
@@ -48,7 +48,7 @@ def run(tiny, rows, tmp_path, monkeypatch, capsys):
     """Run the recipe in this process, named as in a fresh one; return its Trainer, what it printed and its folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        report, "_image", lambda *_, **__: "<img>"
+        report_page, "_image", lambda *_, **__: "<img>"
     )  # drawing takes most of the time of a run this small
     built, build = [], recipe.build
 
@@ -59,7 +59,7 @@ def run(tiny, rows, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(recipe, "build", noted)
 
     def call(*argv, **options):
-        small = {"model": tiny, "data": rows, "num_train_epochs": 1, "report_to": "none", "disable_tqdm": True}
+        small = {"model": tiny, "data": rows, "num_train_epochs": 1, "report_to": "none", "save_total_limit": 2}
         if "resume_from_checkpoint" in options:
             small = {}  # it has those of its run
         for name, value in {**small, **options}.items():
@@ -179,25 +179,32 @@ def test_the_command_at_the_end_labels_a_text(run, tmp_path, capsys, name):
     text, options = FILES[name]
     (tmp_path / name).write_text(text)
     done = run(data=name, output_dir="my runs/out", max_length=7, **options)
-    (said,) = re.findall(r"^label a text: (.*)$", done.out, re.M)
+    (said,) = re.findall(r"^label texts: (.*)$", done.out, re.M)
     program, script, *argv = shlex.split(said)
     assert program == sys.executable and (tmp_path / script).samefile(predict.__file__)
     predict.main(argv)
-    printed = re.fullmatch(r"(good|bad) \((0\.\d{3}|1\.000)\)\n", capsys.readouterr().out)
-    assert float(printed[2]) >= 0.5
-    (folder, length), texts = argv[:3:2], argv[3:]
-    assert (folder, length, len(texts)) == ("my runs/out", "7", 2 if name == "pairs.tsv" else 1)
+    printed = re.findall(r"^(good|bad) \((0\.\d{3}|1\.000)\)$", capsys.readouterr().out, re.M)
+    assert len(printed) == (1 if name == "pairs.tsv" else 2) and all(float(share) >= 0.5 for _, share in printed)
+    folder = argv[0]
+    assert folder == "my runs/out" and ("--pair" in argv) == (name == "pairs.tsv")
     logits = paddle.to_tensor(done.trainer.predict(done.test).predictions)
     for row in (0, len(done.test) - 1):
         words = done.test.rows[row][0]
-        found = predict.label(folder, *([words] if isinstance(words, str) else words), max_length=7)
+        found = predict.label(folder, *([words] if isinstance(words, str) else words))
         assert found[0] == done.trainer.model.config.id2label[int(logits[row].argmax())]
         assert found[1] == pytest.approx(float(paddle.nn.functional.softmax(logits[row]).max()), abs=1e-5)
 
 
 def test_what_cannot_be_labelled_is_said_in_one_line(run):
     folder = str(run(max_steps=1, save_strategy="no", load_best_model_at_end=False).folder)
-    for argv, says in ((["nowhere", "a text"], "no model of a run"), ([folder, "a", "b", "c"], "both of a pair")):
+    for argv, says in (
+        (["nowhere", "a text"], "no model of a run"),
+        ([folder, "--pair", "a", "b", "c"], "even number of texts"),
+        ([folder, "--pair", "a", "b"], "trained on single inputs: leave `--pair` out"),
+        ([folder], "either inputs or `--input`"),
+        ([folder, "a", "--output", "a.txt"], "ends in .csv or .jsonl"),
+        ([folder, "--input", "nowhere.csv"], "no such file"),
+    ):
         with pytest.raises(SystemExit, match=f"^error: .*{says}.*Received: "):
             predict.main(argv)
 
@@ -205,7 +212,7 @@ def test_what_cannot_be_labelled_is_said_in_one_line(run):
 @pytest.mark.slow
 def test_the_command_works_in_a_process_of_its_own(run, tmp_path):
     done = run(max_steps=1, save_strategy="no", load_best_model_at_end=False)
-    (said,) = re.findall(r"^label a text: (.*)$", done.out, re.M)
+    (said,) = re.findall(r"^label texts: (.*)$", done.out, re.M)
     process = {"cwd": tmp_path, "env": environment(), "timeout": 300}
     ended = subprocess.run(said, shell=True, capture_output=True, text=True, check=True, **process)
     assert ended.stdout.splitlines()[-1].startswith(("good (", "bad ("))
@@ -217,6 +224,7 @@ def test_the_command_works_in_a_process_of_its_own(run, tmp_path):
 def test_every_option_is_tested():
     tested = {"model", "data", *FILES["pairs.tsv"][1], *FILES["told.tsv"][1]}  # above
     tested |= {"examples_per_class", "max_length", "early_stopping_patience"}  # below
+    tested |= {"encoding"}  # test_recipe_data.py
     tested |= {"compare", "compare_learning_rates", "compare_seeds"}
     assert tested == {field.name for field in dataclasses.fields(recipe.Options)}
 
@@ -301,8 +309,8 @@ ERRORS = {
     "more examples than rows": ({"examples_per_class": 1000}, "examples_per_class=1000"),
     "length": ({"max_length": 3}, "`max_length` must be 4 or more"),
     "patience": ({"early_stopping_patience": 0}, "`early_stopping_patience` must be 1 or more"),
-    "patience for nothing": ({"load_best_model_at_end": False, "early_stopping_patience": 3}, "needs a best model"),
-    "metric": ({"metric_for_best_model": "f1"}, "accuracy or loss"),
+    "patience for nothing": ({"load_best_model_at_end": False, "early_stopping_patience": 3}, "Early stopping needs"),
+    "metric": ({"metric_for_best_model": "f1"}, "accuracy or macro_f1 or matthews or loss"),
     "best of nothing": ({"evaluation_strategy": "no", "save_strategy": "no"}, "needs evaluations"),
     "strategies": ({"evaluation_strategy": "no"}, "strategy"),
     "seeds": ({"compare": True, "compare_seeds": 0}, "`compare_seeds` must be 1 or more"),
@@ -363,6 +371,7 @@ def test_the_process_says_so_too(tmp_path):
     command = [sys.executable, recipe.__file__, "--data", "nowhere.tsv"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert "ccache" not in ended.stderr and "distutils" not in ended.stderr
     assert ended.stderr.splitlines()[-1].startswith("error: There is no such file")
     assert not list(tmp_path.iterdir())
 
@@ -397,6 +406,7 @@ def test_early_stopping_stops_and_is_exact_after_a_resume_from_anywhere(run, tmp
     script(monkeypatch, [0.3, 0.5, 0.4, 0.6, 0.5, 0.6, 0.55, 0.9])
     whole = run(num_train_epochs=8, early_stopping_patience=3, save_total_limit=20, output_dir="whole")
     assert whole.trainer.state.global_step == 28, "three epochs after the best, the fourth"
+    assert "stopped: early, at step 28 of 32: no better validation accuracy in 3 evaluations" in whole.out
     expected = model_state("whole")
     assert expected == model_state("whole/checkpoint-16")
     for step in (8, 12, 16, 20, 24, 28):
@@ -534,7 +544,7 @@ def test_the_comparison_trains_both_arms_alike(run, tmp_path):
     for i, (r, trainer) in enumerate(zip(runs, done.trainers), 1):
         assert f"[{i}/8] learning rate {r['learning_rate']:g}, {r['arm']}, seed {r['seed']}: " in done.out
         assert r["validation"] == trainer.evaluate()["eval_accuracy"]
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["compare.json"], "no checkpoints, no model"
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"compare.json", "report.html"}, "no checkpoints, no model"
 
 
 def test_the_comparison_says_what_it_found(monkeypatch, tmp_path, capsys):
@@ -550,7 +560,7 @@ def test_the_comparison_says_what_it_found(monkeypatch, tmp_path, capsys):
         [" 0.001         ", " 0.600 ± 0.141 ", " 0.800 ± 0.141 "],
         [" 0.003         ", " 0.900 ± 0.000 ", " 0.200 ± 0.141 "],
     ]
-    assert printed[-2:] == [
+    assert printed[-4:-2] == [
         "uniform: 0.600 ± 0.141 at learning rate 0.001, the best by validation",
         "decay 0.9: 0.200 ± 0.141 at learning rate 0.003, the best by validation",
     ]
@@ -572,7 +582,7 @@ def test_a_comparison_goes_on_with_what_has_not_diverged(monkeypatch, tmp_path, 
     assert printed[0] == "[1/4] learning rate 0.01, uniform, seed 42: diverged"
     rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in printed if line.startswith("│")]
     assert rows == [["0.01", "diverged", "0.010"], ["0.001", "0.001", "0.001"]]
-    assert printed[-2:] == [
+    assert printed[-4:-2] == [
         "uniform: 0.001 at learning rate 0.001, the best by validation",
         "decay 0.9: 0.010 at learning rate 0.01, the best by validation",
     ]

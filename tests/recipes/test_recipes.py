@@ -23,7 +23,7 @@ from paddlenlp.trainer import PdArgumentParser
 
 from paddle_ldopt import LdoptConfig
 from paddle_ldopt.config import read_yaml
-from paddle_ldopt.trainer import StopOnSigterm, report
+from paddle_ldopt.trainer import StopOnSigterm, report_page
 
 # an untrained model is enough here; that a recipe says so is for test_recipe_pretrained.py
 pytestmark = pytest.mark.filterwarnings("ignore:.* is RANDOMLY INITIALISED:UserWarning")
@@ -66,7 +66,9 @@ OWN = {  # reading the library's own files takes seconds: rows of the same form
 def shorten(monkeypatch):
     """Have the recipes take few rows and draw no pictures."""
     monkeypatch.setattr(sys, "argv", ["no such file"])  # as conftest.py, in processes of their own too
-    monkeypatch.setattr(report, "_image", lambda *_, **__: "<img>")  # drawing takes most of the time of so small a run
+    monkeypatch.setattr(
+        report_page, "_image", lambda *_, **__: "<img>"
+    )  # drawing takes most of the time of so small a run
     kinds = {
         part: [(f"{text} {kind}", kind) for kind in ("class", "function", "module") for text in SENTENCES[:60]]
         for part in ("train", "validation", "test")
@@ -98,7 +100,7 @@ def two_steps(name, folder):
     """Return the arguments that have a recipe stop after two steps."""
     argv = ["--max_steps", "2", "--output_dir", str(folder)]
     if name == "matching":
-        return [*argv, "--save_steps", "1"]
+        return [*argv, "--save_steps", "1", "--save_total_limit", "2"]
     by_steps = "--evaluation_strategy steps --eval_steps 1 --save_strategy steps --save_steps 1 --logging_steps 1"
     return [*argv, *by_steps.split(), "--disable_tqdm", "True", "--report_to", "none"]
 
@@ -380,7 +382,7 @@ def test_what_is_written_is_scored_against_the_whole_target(start, tmp_path):
 @pytest.mark.parametrize("given", ["learning_rate=3e-3", "lr_scheduler_type=cosine", "warmup_steps=9", "power=1.0"])
 def test_a_rate_beside_relative_step_is_refused(start, tmp_path, given):
     name, value = given.split("=")
-    with pytest.raises(SystemExit, match=f"sets its rate itself: leave the others out. Received: {name}="):
+    with pytest.raises(SystemExit, match=f"sets its own learning rate: leave the others out. Received: {name}="):
         start("seq2seq", "--relative_step", f"--{name}", value, *two_steps("seq2seq", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

@@ -72,7 +72,7 @@ def figures(monkeypatch):
         draw(drawn[-1], *data)
         return ""
 
-    monkeypatch.setattr(report, "_plots", plots)
+    monkeypatch.setattr(report.page, "plots", plots)
     return drawn
 
 
@@ -116,7 +116,7 @@ def trained(tmp_path_factory):
 
 
 def test_the_layer_table_has_the_rates_that_the_optimizer_used(trained):
-    header, *rows = trained.page.tables[1]
+    header, *rows = trained.page.tables[2]
     assert header == ["layer", "tensors", "parameters", "ratio", "lr peak", "decayed", "frozen"]
     by_layer = {}
     for name, rates in trained.used.items():
@@ -143,10 +143,27 @@ def test_the_history_has_all_that_was_logged_and_the_rate_of_every_step(trained)
 
 
 def test_results_settings_and_description_are_shown(trained):
-    results, settings = trained.page.tables[0], trained.page.tables[-1]
+    results, settings = trained.page.tables[1], trained.page.tables[-1]
     assert results == [["test accuracy", "0.1235"], ["steps", "12"]]
     assert settings == [["seed", "42"], ["optim", "adamwdl"]]
     assert "a run" in trained.page.text and "what it was" in trained.page.text
+
+
+def test_the_run_is_on_top(trained):
+    facts = dict(trained.page.tables[0])
+    names = ["date", "versions", "machine", "device", "command", "batch", "seed", "epochs", "logging folder"]
+    assert list(facts) == names
+    args = trained.trainer.args
+    assert facts["batch"] == str(args.per_device_train_batch_size) and facts["seed"] == str(args.seed)
+    assert f"paddle {paddle.__version__}" in facts["versions"] and "cores" in facts["machine"]
+    assert f"visualdl --logdir {args.logging_dir}" in trained.page.text
+
+
+def test_accumulated_rows_are_counted_in_the_batch():
+    args = types.SimpleNamespace(per_device_train_batch_size=8, gradient_accumulation_steps=4, num_train_epochs=2)
+    facts = report.run_facts(args)
+    assert facts["batch"] == "32: 8 rows, 4 accumulated, 1 process(es)" and facts["epochs"] == 2 and "seed" not in facts
+    assert report.run_facts(types.SimpleNamespace(batch_size=8, epochs=3))["epochs"] == 3
 
 
 def test_the_page_is_self_contained(trained):
@@ -190,6 +207,27 @@ def test_values_that_are_not_finite_are_gaps_and_are_counted(tmp_path, figures):
     assert losses.lines[0].get_label() == "loss (2 not finite)"
     assert [str(y) for y in losses.lines[0].get_ydata()] == ["0.5", "nan", "nan", "0.25"]
     assert metrics.lines[0].get_label() == "eval_accuracy (1 not finite)"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1"])
+def test_the_baseline_is_a_line_beside_its_metric(tmp_path, figures, metric):
+    made, optimizer = begun(tmp_path)
+    log(made, optimizer, 0.5, 0.75, key="eval_accuracy")
+    made.write({}, {}, baseline=(metric, "majority class", 0.25))
+    lines = figures[0][1].lines
+    assert len(lines) == (2 if metric == "accuracy" else 1), "no line without its metric"
+    if metric == "accuracy":
+        assert list(lines[1].get_ydata()) == [0.25, 0.25] and "majority class" in lines[1].get_label()
+
+
+def test_further_tables_and_the_settings_that_differ_are_shown(tmp_path):
+    made, _ = begun(tmp_path)
+    tables = {f"By class {HOSTILE[:8]}": (("class", "F1"), [("a", 0.5), (HOSTILE[:8], 1)])}
+    settings = {"seed": 7, "optim": "lamb", "derived": 3}
+    page = Page(made.write({"score": 1, "classes": {}}, settings, tables=tables, defaults={"seed": 42, "derived": 3}))
+    assert page.tables[0] == [["score", "1"]], "not what has a table of its own"
+    assert page.tables[1] == [["class", "F1"], ["a", "0.5"], ["<script>", "1"]]
+    assert [["seed", "7"], ["optim", "lamb"]] in page.tables and page.tables[-1][-1] == ["derived", "3"]
 
 
 def test_a_metrics_name_is_no_mathematics(tmp_path, figures):
@@ -266,7 +304,7 @@ def test_every_tower_has_a_panel(tmp_path, figures):
 @pytest.mark.parametrize("panels", [1, 3])
 def test_every_panel_is_an_image(panels):
     seen = []
-    page = report._plots("alt", lambda axes: seen.extend(axes), panels=panels)
+    page = report.page.plots("alt", lambda axes: seen.extend(axes), panels=panels)
     assert page.count('<img alt="alt" src="data:image/png;base64,') == panels == len({axis.figure for axis in seen})
 
 

@@ -1,0 +1,95 @@
+"""Scores of a classifier, from scikit-learn: accuracy, macro F1, Matthews correlation, and where it is wrong.
+
+class_scores(prediction)                 # of the Trainer's `compute_metrics`
+judge(names, texts)(logits, right)       # -> details for results.json, tables for the report
+"""
+
+import warnings
+
+import numpy as np
+from scipy.special import softmax
+from sklearn import metrics
+
+METRICS = ("accuracy", "macro_f1", "matthews", "loss")
+MOST = 12  # classes of a confusion matrix in the report; of more, the most frequent confusions
+MISTAKES = 10
+
+
+def class_scores(prediction):
+    """Return accuracy, macro F1 and Matthews correlation of the Trainer's predictions."""
+    return scores_of(np.argmax(prediction.predictions, axis=-1), prediction.label_ids)
+
+
+def scores_of(found, right):
+    """Return the scores of predicted class numbers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of rows that are all of one class
+        return {
+            "accuracy": float(metrics.accuracy_score(right, found)),
+            "macro_f1": float(metrics.f1_score(right, found, average="macro", zero_division=0)),
+            "matthews": float(metrics.matthews_corrcoef(right, found)),
+        }
+
+
+def judge(names, inputs=None):
+    """Return a function (logits, labels) -> `details`, and their `tables`."""
+
+    def found(logits, labels):
+        logits = logits[0] if isinstance(logits, (tuple, list)) else logits
+        more = details(logits, labels, names, inputs)
+        return more, tables(more)
+
+    return found
+
+
+def details(logits, right, names, inputs=None):
+    """Return precision, recall and F1 of each class, the confusion matrix, the most confident mistakes.
+
+    Args:
+        logits (array): [rows, classes].
+        right (array): the class number of each row.
+        names (list[str]): of the classes.
+        inputs (list, optional): the text of each row, or both; mistakes are listed only with it.
+    """
+    probabilities, right = softmax(np.asarray(logits, "float64"), axis=-1), np.asarray(right)
+    found, numbers = probabilities.argmax(-1), np.arange(len(names))
+    each = metrics.precision_recall_fscore_support(right, found, labels=numbers, zero_division=0)
+    columns = ("precision", "recall", "f1", "rows")
+    matrix = metrics.confusion_matrix(right, found, labels=numbers)
+    sure = probabilities.max(-1)
+    wrong = [i for i in np.argsort(-sure, kind="stable") if found[i] != right[i]] if inputs is not None else []
+    return {
+        "classes": {name: dict(zip(columns, map(float, row))) for name, *row in zip(names, *each)},
+        "confusion matrix": {"rows are the true classes, columns the predicted": matrix.tolist(), "classes": names},
+        "mistakes": [
+            {"input": inputs[i], "label": names[right[i]], "predicted": names[found[i]], "probability": float(sure[i])}
+            for i in wrong[:MISTAKES]
+        ],
+    }
+
+
+def tables(found):
+    """Return title -> (header, rows) of what `details` returned."""
+    names, (matrix, _) = list(found["classes"]), found["confusion matrix"].values()
+    columns = ("precision", "recall", "f1")
+    classes = [  # a class without test rows has no scores
+        (name, *(f"{row[column]:.3f}" if row["rows"] else "-" for column in columns), int(row["rows"]))
+        for name, row in found["classes"].items()
+    ]
+    out = {"Test rows by class": (("class", "precision", "recall", "F1", "rows"), classes)}
+    if len(names) <= MOST:
+        out["Confusion matrix"] = (("true \\ predicted", *names), [(n, *row) for n, row in zip(names, matrix)])
+    else:
+        pairs = [(a, b, matrix[i][j]) for i, a in enumerate(names) for j, b in enumerate(names) if i != j]
+        often = [pair for pair in sorted(pairs, key=lambda pair: -pair[2])[:20] if pair[2]]
+        if often:
+            out["Most frequent confusions"] = (("true class", "predicted", "rows"), often)
+    if found["mistakes"]:
+        lines = [(_shown(m["input"]), m["label"], m["predicted"], f"{m['probability']:.3f}") for m in found["mistakes"]]
+        out["Most confident mistakes"] = (("text", "label", "predicted", "probability"), lines)
+    return out
+
+
+def _shown(text, most=200):
+    text = text if isinstance(text, str) else " / ".join(text)
+    return text if len(text) <= most else f"{text[:most]}..."

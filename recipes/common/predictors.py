@@ -1,0 +1,264 @@
+"""The model of a run, applied to new input: one class for each kind of output.
+
+predictor = Predictor("runs/sequence_classification-20261121-140000")
+predictor([("a text",), ("another text",)])   # [{"text": ..., "label": ..., "probability": ..., "probabilities": {}}]
+"""
+
+import importlib
+import json
+import os
+import types
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddlenlp import transformers
+from paddlenlp.data import DataCollatorForTokenClassification, DataCollatorWithPadding
+from scipy.special import log_softmax, softmax
+
+from .language_data import VOCABULARY, by_bytes, by_tokenizer
+from .pretrained import load_tokenizer
+from .run_folder import PREDICTION
+from .text_sources import error
+
+OF_ARCHITECTURE = {  # runs of before `prediction.json`
+    "SequenceClassification": "sequence_classification",
+    "TokenClassification": "token_classification",
+    "QuestionAnswering": "question_answering",
+    "ConditionalGeneration": "seq2seq",
+    "CausalLM": "language_model_sft",
+    "VisionClassifier": "image_classification",
+}
+DEFAULTS = {"max_length": 64, "max_target_length": 64, "overlap": 16, "max_answer_length": 30, "lora_rank": 0}
+
+
+class Predictor:
+    """A function from a list of tuples, one for each input, to a list of dicts with outputs and probabilities.
+
+    Args:
+        folder (str): of the run.
+        max_length (int, optional): tokens to which a text is cut; as in the training if None.
+
+    Raises:
+        ValueError: the folder has no model of a run that has ended, or one that has no output of its own.
+    """
+
+    def __init__(self, folder, max_length=None):
+        path, noted = Path(folder, PREDICTION), {}
+        config = Path(folder, "config.json")
+        if path.is_file():
+            noted = json.loads(path.read_text(encoding="utf-8"))
+        elif config.is_file():
+            architecture = (json.loads(config.read_text(encoding="utf-8")).get("architectures") or [""])[0]
+            kinds = (kind for end, kind in OF_ARCHITECTURE.items() if architecture.endswith(end))
+            noted = {"recipe": next(kinds, "")}
+        else:
+            raise error("This folder has no model of a run that has ended.", folder=str(folder))
+        if noted["recipe"] not in KINDS:
+            problem = f"Predictions are for runs of {', '.join(KINDS)}; other folders are a `--model` for these."
+            raise error(problem, folder=str(folder), recipe=noted["recipe"])
+        self.noted = {**DEFAULTS, **noted, **({} if max_length is None else {"max_length": max_length})}
+        self.options, self.folder = types.SimpleNamespace(**self.noted), str(folder)
+        self.kind = KINDS[noted["recipe"]](self.folder, self.options)
+
+    def check(self, pair):
+        """Raise ValueError if single texts are given to a model of pairs, or pairs to a model of single texts."""
+        expected = self.noted.get("pair", self.noted["recipe"] in ("question_answering", "matching") or None)
+        expected = False if expected is None and self.noted["recipe"] != "sequence_classification" else expected
+        if expected is not None and expected != pair:
+            what = "pairs of texts: pass `--pair`" if expected else "single inputs: leave `--pair` out"
+            raise error(f"The model was trained on {what}.", pair=pair, folder=self.folder)
+
+    def __call__(self, inputs):
+        """Return a dict for each input."""
+        with paddle.no_grad():
+            return self.kind(inputs)
+
+
+def _logits(outputs):
+    return (outputs[0] if isinstance(outputs, (tuple, list)) else outputs).astype("float32").numpy()
+
+
+class Labels:
+    """The class of each text or pair."""
+
+    def __init__(self, folder, options):
+        self.tokenizer, self.length = load_tokenizer(folder), options.max_length
+        self.model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+        self.model.eval()
+        self.collate = DataCollatorWithPadding(self.tokenizer)
+
+    def __call__(self, inputs):
+        """Return a dict for each input."""
+        rows = [dict(self.tokenizer(*texts, max_length=self.length, truncation=True)) for texts in inputs]
+        names = dict(zip(("text", "text_pair"), zip(*inputs)))
+        return _labelled(names, _logits(self.model(**self.collate(rows))), self.model.config.id2label)
+
+
+def _labelled(inputs, logits, names):
+    """Return a dict for each input, of the columns `inputs`, with its label and the probabilities of all classes."""
+    out, probabilities = [], softmax(logits.astype("float64"), axis=-1)
+    for i, row in enumerate(probabilities):
+        label, best = names[int(row.argmax())], float(row.max())
+        each = {names[k]: float(value) for k, value in enumerate(row)}
+        given = {name: values[i] for name, values in inputs.items()}
+        out.append({**given, "label": label, "probability": best, "probabilities": each})
+    return out
+
+
+class Images:
+    """The class of each image."""
+
+    def __init__(self, folder, options):
+        self.recipe = importlib.import_module("image_classification")
+        self.model = self.recipe.VisionClassifier.from_pretrained(folder)
+        self.model.eval()
+
+    def __call__(self, inputs):
+        """Return a dict for each input."""
+        paths = [path for (path,) in inputs]
+        missing = [path for path in paths if not os.path.isfile(path)]
+        if missing:
+            raise error("There is no such image.", image=missing[0])
+        names = list(self.model.config.id2label.values())
+        rows = self.recipe.encode([(Path(p), names[0]) for p in paths], names, self.model.config.image_size)
+        batch = self.recipe.collate(rows)
+        batch.pop("labels")
+        return _labelled({"image": paths}, _logits(self.model(**batch)), self.model.config.id2label)
+
+
+class Tags:
+    """A tag for each word of a text; words that are cut off have none."""
+
+    def __init__(self, folder, options):
+        self.recipe, self.options = importlib.import_module("token_classification"), options
+        self.tokenizer = load_tokenizer(folder)
+        self.model = transformers.AutoModelForTokenClassification.from_pretrained(folder)
+        self.model.eval()
+        self.collate = DataCollatorForTokenClassification(self.tokenizer)
+
+    def __call__(self, inputs):
+        """Return a dict for each input."""
+        names, sentences = self.model.config.id2label, [text.split() for (text,) in inputs]
+        rows = [(words, [names[0]] * len(words)) for words in sentences]
+        data = self.recipe.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)
+        batch = self.collate([data[i] for i in range(len(data))])
+        first = batch.pop("labels").numpy() != self.recipe.IGNORED
+        probabilities = softmax(_logits(self.model(**batch)).astype("float64"), axis=-1)
+        out = []
+        for words, row, kept in zip(sentences, probabilities, first):
+            row = row[kept]
+            tags = [names[int(i)] for i in row.argmax(-1)]
+            out.append({"words": words[: len(tags)], "tags": tags, "probabilities": row.max(-1).tolist()})
+        return out
+
+
+class Answers:
+    """The answer to each question in its text, with the probability of its beginning times that of its end."""
+
+    def __init__(self, folder, options):
+        self.recipe, self.options = importlib.import_module("question_answering"), options
+        self.tokenizer = load_tokenizer(folder)
+        self.model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder)
+        self.model.eval()
+        self.collate = DataCollatorWithPadding(self.tokenizer)
+
+    def __call__(self, inputs):
+        """Return a dict for each input."""
+        rows = [(question, context, ("",), 0) for question, context in inputs]
+        data = self.recipe.Windows(rows, self.tokenizer, self.options)
+        batch = self.collate([data[i] for i in range(len(data))])
+        for name in ("start_positions", "end_positions"):
+            batch.pop(name)
+        logits = [part.astype("float32").numpy() for part in self.model(**batch)[:2]]
+        shares = [np.log(softmax(part.astype("float64"), axis=-1)) for part in logits]
+        return [
+            {"question": question, "context": context, "answer": answer, "probability": float(np.exp(score))}
+            for (question, context), (score, answer) in zip(inputs, data.answers(shares))
+        ]
+
+
+class Outputs:
+    """A written text for each source, with the geometric mean of its tokens' probabilities."""
+
+    def __init__(self, folder, options):
+        self.options, self.tokenizer = options, load_tokenizer(folder)
+        self.model = transformers.AutoModelForConditionalGeneration.from_pretrained(folder)
+        self.model.eval()
+        self.collate = DataCollatorWithPadding(self.tokenizer, return_attention_mask=True)
+
+    def __call__(self, inputs):
+        """Return a dict for each input."""
+        texts = [text for (text,) in inputs]
+        ids = [self.tokenizer(t, max_length=self.options.max_length, truncation=True)["input_ids"] for t in texts]
+        batch = self.collate([{"input_ids": one, "attention_mask": [1] * len(one)} for one in ids])
+        length = self.options.max_target_length
+        written = self.model.generate(**batch, max_new_tokens=length, decode_strategy="greedy_search")[0]
+        logits = self.model(**batch, labels=written)[1].astype("float32").numpy()
+        out = []
+        for text, tokens, row in zip(texts, written.tolist(), logits):
+            found = _until(tokens, self.model.config.eos_token_id)
+            decoded = self.tokenizer.decode(found, skip_special_tokens=True)
+            out.append({"source": text, "output": decoded, "probability": _mean_probability(row, found)})
+        return out
+
+
+def _until(tokens, end):
+    """Return the tokens up to the end of the text, with it."""
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+def _mean_probability(logits, tokens):
+    """Return the geometric mean of the tokens' probabilities; 1 of no tokens."""
+    if not tokens:
+        return 1.0
+    logs = log_softmax(logits[: len(tokens)].astype("float64"), axis=-1)
+    return float(np.exp(logs[np.arange(len(tokens)), tokens].mean()))
+
+
+class Continuations:
+    """An answer to each prompt of a language model, of bytes or of tokens; adapters are added to their model."""
+
+    def __init__(self, folder, options):
+        self.length = options.max_length
+        base = options.model if options.lora_rank else folder
+        model = transformers.AutoModelForCausalLM.from_pretrained(base)
+        self.bytes = model.config.vocab_size == VOCABULARY
+        self.tokenizer = None if self.bytes else load_tokenizer(base)
+        if options.lora_rank:
+            from paddlenlp.peft import LoRAModel
+
+            model = LoRAModel.from_pretrained(model, folder)
+        self.model = model
+        self.model.eval()
+
+    def __call__(self, inputs):
+        """Return a dict for each input."""
+        return [self._one(prompt) for (prompt,) in inputs]
+
+    def _one(self, prompt):
+        tokens = by_bytes if self.bytes else by_tokenizer(self.tokenizer)
+        ids, _ = tokens(prompt, "")
+        room = self.length + 1 - len(ids)
+        if room < 1:
+            raise error("The prompt leaves no room for an answer: raise `--max_length`.", max_length=self.length)
+        end = 10 if self.bytes else self.tokenizer.eos_token_id
+        prompted = paddle.to_tensor([ids])
+        options = {"max_new_tokens": room, "decode_strategy": "greedy_search", "eos_token_id": end}
+        written = self.model.generate(prompted, attention_mask=paddle.ones_like(prompted), **options)[0]
+        found = _until(written[0].tolist(), end)
+        logits = _logits(self.model(paddle.to_tensor([[*ids, *found]])))[0]
+        shown = found[:-1] if found[-1:] == [end] else found
+        text = bytes(shown).decode(errors="replace") if self.bytes else self.tokenizer.decode(shown)
+        return {"source": prompt, "output": text, "probability": _mean_probability(logits[len(ids) - 1 :], found)}
+
+
+KINDS = {
+    "sequence_classification": Labels,
+    "matching": Labels,
+    "token_classification": Tags,
+    "question_answering": Answers,
+    "seq2seq": Outputs,
+    "language_model_sft": Continuations,
+    "image_classification": Images,
+}

@@ -1,0 +1,328 @@
+"""The recipe as a newcomer meets it: what a run says, its metrics, its report, its help, its refusals."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import re
+import signal
+import sys
+import types
+
+import newcomer_data
+import numpy as np
+import paddle
+import pytest
+import sequence_classification as recipe
+from common import arguments, classification, comparison
+from common.fine_tuning import Score
+from paddlenlp.trainer import TrainerCallback
+
+from paddle_ldopt import SchedulerType
+from paddle_ldopt.trainer import StopOnSigterm, report_page
+
+SMALL = ["--disable_tqdm", "True", "--report_to", "none"]
+
+
+def call(argv, code=None):
+    """Run the recipe in this process; return what it printed to stdout and stderr, and the logs of its training."""
+    out, err, logs = io.StringIO(), io.StringIO(), []
+
+    class Listener(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, seen=logs, **kwargs):
+            seen.append(dict(logs))
+
+    build = recipe.build
+
+    def listened(*args):
+        trainer, test = build(*args)
+        trainer.add_callback(Listener())
+        return trainer, test
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["no such file"])
+        patch.setattr(report_page, "_image", lambda alt, figure: "<img>")
+        patch.setattr(recipe, "build", listened)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), paddle.utils.unique_name.guard():
+            if code is None:
+                recipe.main(argv)
+            else:
+                with pytest.raises(SystemExit) as ended:
+                    recipe.main(argv)
+                assert ended.value.code == code
+    return types.SimpleNamespace(out=out.getvalue(), err=err.getvalue(), logs=logs)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return newcomer_data.write(tmp_path_factory.mktemp("files"))
+
+
+@pytest.fixture(scope="module")
+def finished(files, tiny):
+    """One run on the file of opinions and facts, and what it left."""
+    argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--num_train_epochs", "3", "--max_length", "6"]
+    folder = files / "run"
+    done = call([*argv, "--logging_steps", "4", "--output_dir", str(folder), *SMALL])
+    done.folder, done.results = folder, json.loads((folder / "results.json").read_text())
+    done.page = (folder / "report.html").read_text()
+    return done
+
+
+# --- what is used (1) ---
+
+
+def test_a_run_says_what_it_uses_and_what_came_of_it(finished):
+    assert "Columns: text = 'text', label = 'label'. Rows dropped: none." in finished.out
+    assert re.search(
+        r"^warning: \d+ of \d+ training texts \(\d+\.\d%\) are cut to max_length=6; --max", finished.out, re.M
+    )
+    for name in ("verdict", "kept", "stopped"):
+        assert f"\n{name}: {finished.results[name]}\n" in finished.out
+    assert re.match(r"(beats|does not beat) the baseline \(majority class\)", finished.results["verdict"])
+    assert re.match(r"checkpoint-\d+, best validation accuracy \(0\.\d+\)$", finished.results["kept"])
+    assert re.match(r"all \d+ steps done \(3 epochs\)$", finished.results["stopped"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "reached", "says"),
+    [
+        ("accuracy", 0.75, "beats the baseline (b) by 0.250"),
+        ("accuracy", 0.5, "does not beat the baseline (b): equal"),
+        ("perplexity", 0.75, "does not beat the baseline (b): 0.250 worse"),
+        ("perplexity", 0.25, "beats the baseline (b) by 0.250"),
+    ],
+)
+def test_the_verdict_knows_which_scores_are_better(metric, reached, says):
+    assert Score(metric, "b", 0.5).verdict(reached) == says
+
+
+@pytest.mark.parametrize(
+    ("name", "argv", "classes"),
+    [("banking.csv", [], 77), ("cola.tsv", ["--label_column", "0", "--text_column", "1"], 2)],
+)
+def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classes):
+    best = ["--metric_for_best_model", "matthews"]
+    few = ["--max_steps", "1", "--evaluation_strategy", "steps", "--save_strategy", "steps", "--save_steps", "1"]
+    argv = [*argv, *best, *few, "--eval_steps", "1", "--data", str(files / name), "--model", tiny]
+    done = call([*argv, "--output_dir", str(tmp_path), *SMALL])
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results["classes"]) == classes and "best validation matthews" in results
+    page = (tmp_path / "report.html").read_text()
+    assert ("Confusion matrix" in page) == (classes == 2) and ("Most frequent confusions" in page) == (classes == 77)
+    assert "max_length=64" in done.out
+
+
+# --- metrics (2) ---
+
+
+def test_the_scores_are_scikit_learns():
+    right, found = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2]
+    scores = classification.scores_of(found, right)
+    f1 = [4 / 5, 1 / 2, 2 / 3]
+    assert scores["accuracy"] == pytest.approx(4 / 6) and scores["macro_f1"] == pytest.approx(sum(f1) / 3)
+    assert scores["matthews"] == pytest.approx((4 * 6 - 14 + 2) / np.sqrt((36 - 12) * (36 - 14)))
+    logits = np.log(np.eye(3)[found] * [[0.5], [0.6], [0.9], [0.5], [0.7], [0.6]] + 0.1)
+    details, tables = classification.judge(["a", "b", "c"], list("uvwxyz"))(logits, np.array(right))
+    assert details["classes"]["a"] == {"precision": 1.0, "recall": 2 / 3, "f1": pytest.approx(4 / 5), "rows": 3.0}
+    matrix, names = details["confusion matrix"].values()
+    assert matrix == [[2, 1, 0], [0, 1, 1], [0, 0, 1]] and names == ["a", "b", "c"]
+    assert [(m["input"], m["label"], m["predicted"]) for m in details["mistakes"]] == [("w", "a", "b"), ("y", "b", "c")]
+    assert tables["Confusion matrix"][1] == [("a", 2, 1, 0), ("b", 0, 1, 1), ("c", 0, 0, 1)]
+    assert tables["Most confident mistakes"][1][0] == ("w", "a", "b", "0.833")
+
+
+def test_results_and_report_have_the_metrics(finished):
+    results = finished.results
+    assert {"test accuracy", "test macro_f1", "test matthews", "test loss", "classes", "mistakes"} <= set(results)
+    rows = sum(row["rows"] for row in results["classes"].values())
+    matrix = np.array(next(iter(results["confusion matrix"].values())))
+    assert matrix.sum() == rows and np.trace(matrix) / rows == pytest.approx(results["test accuracy"])
+    for title in ("Test rows by class", "Confusion matrix", "Most confident mistakes"):
+        assert f"<h2>{title}</h2>" in finished.page
+
+
+# --- report (3) ---
+
+
+def test_the_report_begins_with_the_run(finished):
+    run = finished.page.partition("<h2>Run</h2>")[2].partition("<h2>")[0]
+    for name in ("date", "versions", "machine", "device", "command", "batch", "seed", "epochs"):
+        assert f"<td>{name}</td>" in run
+    assert "<td>batch</td><td>16</td>" in run and "paddlenlp" in run
+    assert "visualdl --logdir" in finished.page and "training rows per second" in finished.page
+    assert "Columns: text = " in finished.page.partition("<h2>")[0]
+
+
+def test_the_settings_that_differ_come_first(finished):
+    own, _, rest = finished.page.partition("Settings that differ from the defaults")[2].partition(
+        "<summary>All settings"
+    )
+    changed = dict(re.findall(r"<td>(\w+)</td><td>([^<]*)</td>", own.partition("<h2>")[0]))
+    expected = {"data", "model", "num_train_epochs", "max_length", "logging_steps", "output_dir", "disable_tqdm"}
+    assert expected <= set(changed) <= {*expected, "report_to"} and changed["max_length"] == "6"
+    assert "<td>weight_decay</td><td>0.01</td>" in rest
+
+
+# --- Ctrl-C (5) ---
+
+
+def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path):
+    before, handler = StopOnSigterm.on_step_end, signal.getsignal(signal.SIGINT)
+
+    def interrupted(stop, args, state, control, **kwargs):
+        if state.global_step == 1:
+            signal.raise_signal(signal.SIGINT)
+        before(stop, args, state, control, **kwargs)
+
+    folder = str(tmp_path / "run")
+    argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--max_steps", "2", "--output_dir", folder, *SMALL]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StopOnSigterm, "on_step_end", interrupted)
+        done = call(argv, code=130)
+    assert signal.getsignal(signal.SIGINT) == handler
+    assert "saving a checkpoint after this step" in done.err
+    assert re.search(rf"^resume: .*--resume_from_checkpoint {folder}$", done.err, re.M)
+    assert [path.name for path in tmp_path.glob("run/checkpoint-*")] == ["checkpoint-1"]
+    assert "already over" not in call(["--resume_from_checkpoint", folder]).out
+    again = call(["--resume_from_checkpoint", folder])
+    assert "This run is already over: it ended at step 2. Only its test is repeated." in again.out
+
+
+# --- logs (6) ---
+
+
+def test_the_rates_of_a_line_are_of_one_step(finished):
+    lines = [line for line in finished.logs if "lr/head" in line]
+    assert len(lines) > 3
+    for line in lines:
+        assert line["learning_rate"] == pytest.approx(line["lr/head"], rel=1e-5)
+
+
+def test_the_progress_is_short(finished):
+    lines = finished.out.splitlines()
+    assert len(lines) < 15, finished.out
+    assert sum(bool(re.match(r"step \d+/\d+, \d+ s: .*validation loss \d", line)) for line in lines) == 3
+    assert finished.err == ""
+
+
+def test_verbose_brings_the_log_back(files, tiny, tmp_path, capfd):
+    argv = [
+        "--data",
+        str(files / "subj.csv"),
+        "--model",
+        tiny,
+        "--max_steps",
+        "1",
+        "--output_dir",
+        str(tmp_path),
+        *SMALL,
+    ]
+    assert "learning rates by step" in call([*argv, "--verbose", "True"]).out
+
+
+def test_a_folder_holds_the_best_and_the_last_checkpoint(files, tiny, tmp_path, finished):
+    found = {path.name for path in finished.folder.glob("checkpoint-*")}
+    steps = finished.results["steps"]
+    assert found == {finished.results["kept"].partition(",")[0], f"checkpoint-{steps}"}
+
+
+# --- help (7) ---
+
+
+def printed_help(argv):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
+        recipe.main(argv)
+    assert ended.value.code == 0
+    return out.getvalue()
+
+
+def test_help_fits_on_two_screens():
+    text = printed_help(["--help"])
+    lines = text.splitlines()
+    own = [field.name for field in dataclasses.fields(recipe.Options)]
+    layerwise = [f.name for f in dataclasses.fields(recipe.Arguments) if f.name.startswith("layerwise_")]
+    assert len(lines) <= 80 and max(len(line) for line in lines if line.startswith("  --")) <= 100
+    assert len(layerwise) > 10
+    for name in (*own, *layerwise, "learning_rate", "verbose", "fp16"):
+        assert re.search(rf"^  --{name} +\S", text, re.M), name
+    (kinds,) = re.findall(r"--lr_scheduler_type(.*?)\n  --", text, re.S)
+    assert set(re.findall(r"\w+", kinds)) >= {kind.value for kind in SchedulerType}
+    assert re.search(r"--layerwise_lr_decay .*\(0\.65\)", text) and "--dataloader_num_workers" not in text
+
+
+def test_help_all_has_the_trainers_arguments():
+    text = printed_help(["--help-all"])
+    assert len(text.splitlines()) > 500 and "--dataloader_num_workers" in text
+
+
+@pytest.mark.parametrize("name", ["matching", "seq2seq", "language_model_sft", "sweep"])
+def test_every_option_of_ours_has_a_help_text(name):
+    module = __import__(name)
+    classes = [getattr(module, cls) for cls in ("Options", "Optimization", "Arguments") if hasattr(module, cls)]
+    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
+        arguments.parse_line(["--help"], *classes)
+    lines = out.getvalue().splitlines()
+    assert not [line for line in lines if re.fullmatch(r"  --\w+ *(\(.*\))?", line)]
+    assert len(lines) <= 80
+
+
+# --- comparison (8) ---
+
+
+@pytest.mark.parametrize(
+    ("uniform", "layerwise", "says"),
+    [
+        ([0.5, 0.6, 0.55], [0.7, 0.8, 0.76], "decay scores 0.203 more than uniform .*, 3 seeds\\): decay is better"),
+        ([0.7, 0.8, 0.76], [0.5, 0.6, 0.55], "decay scores 0.203 less than uniform .*: uniform is better"),
+        (
+            [0.5, 0.6],
+            [0.4, 0.8],
+            r"0\.050 more .*95 % interval -1\.\d+ to \+1\.\d+, 2 seeds\): the difference may be chance",
+        ),
+        ([0.5], [0.6], "one seed does not tell"),
+        ([0.5, float("nan")], [0.6, 0.7], "none, as an arm diverged"),
+    ],
+)
+def test_the_verdict_of_a_comparison(uniform, layerwise, says):
+    assert re.search(says, comparison.verdict(uniform, layerwise, "uniform", "decay"))
+
+
+def test_a_comparison_leaves_a_report(tmp_path, capsys):
+    scores = iter([(0.5, 0.5), (0.5, 0.6), (0.6, 0.8), (0.6, 0.91)])
+    args = recipe.Arguments(output_dir=str(tmp_path), layerwise_lr_decay=0.9)
+    comparison.compare(args, [1e-3], 2, train=lambda now: next(scores), description="the data")
+    page = (tmp_path / "report.html").read_text()
+    printed = capsys.readouterr().out
+    (said,) = re.findall(r"^Verdict: .*$", printed, re.M)
+    assert said in page and "the data" in page and page.count("<img") == 1
+    assert "<td>0.001</td><td>0.550 ± 0.071</td><td>0.855 ± 0.078</td>" in page
+    assert f"report: {pathlib.Path(args.output_dir, 'report.html')}" in printed
+
+
+def test_the_interval_is_students():
+    assert comparison.interval([1.0, 2.0, 3.0]) == pytest.approx(4.302652729911275 / np.sqrt(3))
+
+
+# --- refusals (9) ---
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--fp16", "True"], "`fp16` needs a GPU: leave it out on a CPU. Received: fp16=True, device='cpu'"),
+        (["--bf16", "True"], "`bf16` needs a GPU"),
+        (["--device", "gpu"], "This Paddle has no GPU support.*Received: device='gpu'"),
+        (["--tensor_parallel_degree", "2"], "`tensor_parallel_degree` needs as many processes.*degree=2"),
+        (["--fp16", "True", "--pipeline_parallel_degree", "2"], "2 settings are wrong"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(tmp_path, monkeypatch, argv, says):
+    if paddle.is_compiled_with_cuda():
+        pytest.skip("a Paddle for GPUs runs them")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=f"^error: .*{says}"):
+        recipe.main(argv)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,143 @@
+"""recipes/predict.py: the runs of every recipe with an output, files and standard input, CSV and JSONL."""
+
+import csv
+import io
+import json
+import math
+
+import numpy as np
+import predict
+import pytest
+import test_recipes
+from common import predictors
+from PIL import Image
+from test_recipes import start, two_steps  # noqa: F401 - a fixture
+
+pytestmark = test_recipes.pytestmark
+RECIPES = ("language_model_sft", "matching", "question_answering", "seq2seq", "token_classification")
+
+
+def predicted(capsys, *argv):
+    """Run predict.py; return what it printed."""
+    capsys.readouterr()
+    predict.main([str(word) for word in argv])
+    return capsys.readouterr().out
+
+
+def rows_of(path):
+    text = path.read_text(encoding="utf-8")
+    return (
+        list(map(json.loads, text.splitlines())) if path.suffix == ".jsonl" else list(csv.DictReader(io.StringIO(text)))
+    )
+
+
+INPUTS = {
+    "language_model_sft": ["upper: ", "lower: "],
+    "matching": ["--pair", "Return the path", "of value", "one", "two"],
+    "question_answering": ["--pair", "What is the default of path?", "f(path=3) - a path", "What?", "long " * 200],
+    "seq2seq": ["Return the path of value", "name"],
+    "token_classification": ["Return the path", "unbelievably None"],
+}
+OUTPUTS = {"matching": "label", "token_classification": "tags", "question_answering": "answer"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_run_of_a_recipe_is_applied(start, tmp_path, capsys, name):  # noqa: F811
+    start(name, *two_steps(name, tmp_path / "out"))
+    predicted(capsys, tmp_path / "out", *INPUTS[name], "--output", tmp_path / "a.jsonl")
+    found = rows_of(tmp_path / "a.jsonl")
+    assert len(found) == 2
+    for row in found:
+        assert OUTPUTS.get(name, "output") in row
+        shares = row["probabilities"] if name == "token_classification" else [row["probability"]]
+        assert all(0 < share <= 1 + 1e-6 for share in shares)
+    one_by_one = predicted(capsys, tmp_path / "out", *INPUTS[name], "--batch_size", "1").splitlines()
+    assert len(one_by_one) == 2
+    if name == "token_classification":
+        assert [row["words"] for row in found] == [["Return", "the", "path"], ["unbelievably", "None"]]
+        assert [len(row["tags"]) for row in found] == [3, 2]
+    if name == "question_answering":
+        assert all(row["answer"] in row["context"] for row in found)
+    if name in ("question_answering", "matching"):
+        with pytest.raises(SystemExit, match="trained on pairs of texts: pass `--pair`"):
+            predict.main([str(tmp_path / "out"), "a text"])
+
+
+def test_images_are_labelled(start, tmp_path, capsys):  # noqa: F811
+    start("image_classification", *two_steps("image_classification", tmp_path / "out"))
+    for number in (1, 2):
+        pixels = np.random.default_rng(number).integers(255, size=(8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    images = [tmp_path / "1.png", tmp_path / "2.png"]
+    predicted(capsys, tmp_path / "out", *images, "--output", tmp_path / "a.csv")
+    found = rows_of(tmp_path / "a.csv")
+    assert [row["image"] for row in found] == list(map(str, images)) and {row["label"] for row in found} <= set("56789")
+    with pytest.raises(SystemExit, match="no such image"):
+        predict.main([str(tmp_path / "out"), "nowhere.png"])
+
+
+@pytest.fixture(scope="module")
+def labels(tiny, tmp_path_factory):
+    """The folder of a classifier of texts."""
+    folder = tmp_path_factory.mktemp("labels")
+    model = predictors.transformers.AutoModelForSequenceClassification.from_pretrained(tiny)
+    model.config.id2label, model.config.label2id = {0: "bad", 1: "good"}, {"bad": 0, "good": 1}
+    model.save_pretrained(str(folder))
+    predictors.load_tokenizer(tiny).save_pretrained(str(folder))
+    return folder
+
+
+TEXTS = [f"Return the {word}" for word in ("path", "value", "name", "delta", "café")]
+FILES = {
+    "a.txt": "\n".join(TEXTS) + "\n\n",
+    "named.csv": "id;text\n" + "".join(f"{i};{text}\n" for i, text in enumerate(TEXTS)),
+    "bare.csv": "\n".join(TEXTS) + "\n",
+    "a.jsonl": "".join(json.dumps({"text": text, "label": "?"}) + "\n" for text in TEXTS),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("output", ["out.csv", "out.jsonl"])
+def test_files_are_labelled_in_batches(labels, tmp_path, capsys, monkeypatch, name, output):
+    (tmp_path / name).write_text(FILES[name], encoding="utf-8")
+    sizes, call = [], predictors.Labels.__call__
+    monkeypatch.setattr(
+        predictors.Labels, "__call__", lambda self, batch: sizes.append(len(batch)) or call(self, batch)
+    )
+    predicted(capsys, labels, "--input", tmp_path / name, "--output", tmp_path / output, "--batch_size", "2")
+    found = rows_of(tmp_path / output)
+    assert [row["text"] for row in found] == TEXTS and sizes == [2, 2, 1]
+    for row in found:
+        each = row["probabilities"] if output == "out.jsonl" else {n: float(row[f"p({n})"]) for n in ("bad", "good")}
+        assert sum(each.values()) == pytest.approx(1) and each[row["label"]] == max(each.values())
+        assert float(row["probability"]) == max(each.values())
+
+
+def test_padding_does_not_change_a_label(labels):
+    together = predictors.Predictor(labels)([(text * n,) for n, text in enumerate(TEXTS, 1)])
+    for n, (text, row) in enumerate(zip(TEXTS, together), 1):
+        assert predict.label(labels, text * n) == (row["label"], pytest.approx(row["probability"], abs=1e-5))
+
+
+def test_standard_input_and_pairs(labels, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS) + "\n"))
+    assert len(predicted(capsys, labels, "--input", "-").splitlines()) == 5
+    monkeypatch.setattr("sys.stdin", io.StringIO("a text\tits partner\nanother\tone\n"))
+    assert len(predicted(capsys, labels, "--input", "-", "--pair").splitlines()) == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO("a text\n"))
+    with pytest.raises(SystemExit, match="Line 1 is not two texts divided by a tab.*'standard input'"):
+        predict.main([str(labels), "--input", "-", "--pair"])
+
+
+def test_two_texts_are_two_inputs(labels, capsys):
+    one, two = (predict.label(labels, text) for text in TEXTS[:2])
+    assert predicted(capsys, labels, *TEXTS[:2]) == f"{one[0]} ({one[1]:.3f})\n{two[0]} ({two[1]:.3f})\n"
+    pair = predict.label(labels, *TEXTS[:2])
+    assert predicted(capsys, labels, "--pair", *TEXTS[:2]) == f"{pair[0]} ({pair[1]:.3f})\n"
+    assert not math.isclose(pair[1], one[1], abs_tol=1e-7)
+
+
+def test_a_folder_of_no_output_is_refused(start, tmp_path):  # noqa: F811
+    start("masked_lm_pretraining", *two_steps("masked_lm_pretraining", tmp_path / "out"))
+    with pytest.raises(SystemExit, match="Predictions are for runs of .*Received: .*recipe='masked_lm_pretraining'"):
+        predict.main([str(tmp_path / "out"), "a text"])
