@@ -150,7 +150,7 @@ def leave_out_frozen(optimizer: Any) -> None:
     """Remove frozen parameters from an optimizer under sharding version 2, which cannot split them."""
     if sharding_setting("split_param") and not isinstance(
         param_groups(optimizer)[0], dict
-    ):  # sharding itself refuses groups
+    ):  # sharding itself refuses parameter groups
         trained = [param for param in parameter_list(optimizer) if not param.stop_gradient]
         # as Paddle does with the slices
         optimizer._parameter_list = optimizer._param_groups = trained

@@ -35,9 +35,9 @@ def check_group(group: Any, sums: list[Any]) -> None:
         advice = "Processes must be connected: call `paddle.distributed.init_parallel_env` first."
         raise ValueError(f"{advice} Received: {dist.get_world_size()} processes, not initialized")
     if dist.get_world_size(group) > 1 and any(total is not None and total.is_dist() for total in sums):
-        what = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
+        problem = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
         received = f"{len(sums)} gradients, DistTensors among them"
-        raise ValueError(f"{what}: call `apply` without `synchronize`. Received: {received}")
+        raise ValueError(f"{problem}: call `apply` without `synchronize`. Received: {received}")
 
 
 def slot_of(total: Any) -> Slot:

@@ -13,7 +13,7 @@ from .settings import NAMES, framework, from_settings, groups_by_name, undecayed
 
 __all__ = ["register"]
 
-_OWN_HOOK = "layerwise_lr_decay"  # the one rule that PaddleDetection's files name
+_OWN_HOOK = "layerwise_lr_decay"  # the only hook that PaddleDetection's files name
 
 
 def register() -> None:
@@ -46,7 +46,7 @@ def register() -> None:
             return _build(name, model, settings, common)
 
         def _regularized(self, name: str) -> bool:
-            """Return whether the L2 decay of the file counts: PaddleDetection's own AdamWDL and AdamW ignore it."""
+            """Return whether the file's L2 decay applies; PaddleDetection's own AdamWDL and AdamW ignore it."""
             given = bool(self.regularizer) and self.regularizer != "None"
             if given and name != "AdamWDL" and self.regularizer["type"] != "L2":
                 advice = "The optimizers of paddle_ldopt have no L1 decay: use L2."
@@ -64,7 +64,7 @@ def register() -> None:
 
 
 def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, Any]) -> Any:
-    """Return the optimizer, from PaddleDetection's words and ours."""
+    """Return the optimizer, from PaddleDetection's settings and ours."""
     if "betas" in settings:
         settings["beta1"], settings["beta2"] = settings.pop("betas")
     if "layer_decay" in settings:

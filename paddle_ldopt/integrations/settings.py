@@ -79,7 +79,7 @@ def from_settings(
     if decay != OFF and all(
         optimizer.layerwise_ratio(p) == 1.0 for p in parameters_of(optimizer) if not p.stop_gradient
     ):
-        idle = "The layer-wise decay has no effect yet: all parameters that train are in the head, the rest is frozen."
+        idle = "The layer-wise decay has no effect yet: all trainable parameters are in the head."
         warnings.warn(problem(idle, layerwise_decay=decay.layerwise_decay), stacklevel=2)
     return optimizer
 

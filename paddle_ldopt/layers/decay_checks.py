@@ -7,7 +7,7 @@ from typing import Any, Callable
 from .._checks import Option, checked_number
 from .._messages import refusal, unknown
 
-_OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean", "steps")  # no option of a tower
+_OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean", "steps")  # not options of a tower
 
 
 def check_decay(value: Any, argument: str = "layerwise_decay") -> float:

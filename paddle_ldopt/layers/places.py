@@ -82,9 +82,9 @@ def place(
 
     Args:
         names: structured names in the model's order.
-        rules: the user's.
-        facts: by structured name; empty if only names are known.
-        granularity: of the layers.
+        rules: the user's `rules`.
+        facts: structured name -> `Fact`; empty if only names are known.
+        granularity: the user's `granularity`.
         whole: whether `names` are complete.
     """
     placed, numbered = apply_rules(names, rules)
@@ -120,7 +120,7 @@ def place(
         if normalised and _ENCODER_NORM.search(name):
             index = HEAD if len(normalised) > 1 else 0
         if index is None:
-            # parameters of a model itself (`logit_scale`) come before all its sublayers' and their place says nothing
+            # a model's own parameters (`logit_scale`) come before its sublayers', so their position says nothing
             before = len(path) > near and position < min((stack.first for stack in nearest), default=first_placed)
             index = 0 if before else HEAD
             if before:
@@ -166,7 +166,7 @@ def _index_by_name(name: str, near: int) -> Optional[int]:
     exception = _exception(name)
     if exception is not None:
         return exception
-    # without the parts shared with the tower: `ernie_embed.classifier` is no embedding
+    # without the parts shared with the tower: `ernie_embed.classifier` is not an embedding
     local = ".".join(name.split(".")[near:])
     return HEAD if _HEAD.search(local) else 0 if _EMBEDDING.search(local) else None
 

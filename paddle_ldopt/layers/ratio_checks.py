@@ -32,7 +32,7 @@ def check_patterns(names: list[str], matches: Mapping[str, list[str]]) -> None:
 def check_effects(layers: Any, decay: LayerDecay, tower_of: Mapping[str, Optional[str]]) -> None:
     """Raise if an option of the decay, or of one of its towers, changes no ratio of the model.
 
-    Warn only of options beside `towers`: a decay for several models may find one without a layer outside of its towers.
+    Options beside `towers` only warn: a decay for several models may meet a model without layers outside its towers.
     """
     towers: dict[Optional[str], LayerDecay] = {None: decay}
     towers.update(decay.towers or {})

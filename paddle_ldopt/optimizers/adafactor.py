@@ -67,7 +67,7 @@ def adafactor_update(
 
 
 @register(
-    "T5 and its kin, almost without memory; below 0.02 bytes",
+    "T5 and similar models, almost without memory; below 0.02 bytes",
     external_rate={"relative_step": False, "scale_parameter": False},
     torch_names={},
 )
@@ -189,7 +189,7 @@ class Adafactor(FactoredOptimizer):
 
     def _first_rate(self, rate: Any, parameters: Any) -> Any:
         rates = [group.get("lr") if isinstance(group, dict) else None for group in parameters or [None]]
-        if rate is None and None not in rates:  # every group has its own
+        if rate is None and None not in rates:  # every group has a rate of its own
             return 1.0
         return super()._first_rate(rate, parameters)
 

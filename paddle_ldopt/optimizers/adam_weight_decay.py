@@ -2,7 +2,7 @@
 
 Papers: Adam, Kingma & Ba, https://arxiv.org/abs/1412.6980 (the form before section 2.1, with "epsilon hat"); decoupled
 weight decay, Loshchilov & Hutter, https://arxiv.org/abs/1711.05101; AMSGrad, Reddi et al.,
-https://arxiv.org/abs/1904.09237. Clipping and `decay` are those of Keras 2 (`keras.optimizers.legacy`).
+https://arxiv.org/abs/1904.09237. Clipping and `decay` follow Keras 2 (`keras.optimizers.legacy`).
 """
 
 from typing import Any, ClassVar, Optional, Union
@@ -234,7 +234,7 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         return super().has_weight_decay(param) and self.patterns.find(self.structured_name(param))
 
     def _warn_of_idle_patterns(self, params: list[Any]) -> None:
-        remedy = "" if self.structured_names else " Give `name_dict` or `layers` to have structured names searched."
+        remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
         self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:

@@ -107,7 +107,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
             uses OMP_NUM_THREADS threads, which Paddle sets to 1 by default.
 
     Raises:
-        TypeError: an argument of the wrong type; a hook with other arguments, or one that does not return a number.
+        TypeError: an argument of the wrong type; a hook with other arguments or with a result other than a number.
         ValueError: a value out of range; a decay without effect; a parameter missing in `name_dict`; `n_layers` below
             the model's; a ratio that is negative or not finite; no trainable parameter; `fused=True` where it is not
             possible, at the latest in the first step. The error is raised before anything changes.

@@ -114,7 +114,7 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
 
     Differs from the paper: the norm of the weights is not bounded, as in all implementations. Differs from
     `mindspore.nn.Lamb`: t counts the updates of the parameter instead of the optimizer, and gradients of all
-    convolutions and nothing else are centralized (in MindSpore those of weights with a multiple of 16 input channels).
+    convolutions alone are centralized (in MindSpore, gradients of weights with a multiple of 16 input channels).
     Differs from `paddle.optimizer.Lamb`: parameters without weight decay are adapted too (in Paddle only with
     `always_adapt`).
 

@@ -239,7 +239,7 @@ def test_a_piece_of_unknown_place_is_refused():
         (["0.metadata", "0_0.distcp"], "holds an incomplete checkpoint"),
         (["0.metadata"], "holds an incomplete checkpoint"),
         (["schedule.pdparams"], "holds other files"),
-        ([], "is not there or empty"),
+        ([], "is missing or empty"),
     ],
 )
 def test_saving_and_loading_know_the_same_checkpoints(tmp_path, leave, says):
@@ -251,7 +251,7 @@ def test_saving_and_loading_know_the_same_checkpoints(tmp_path, leave, says):
     assert (message == "accepted") == (says is None) and bool(changed) == (says is None)
     assert says is None or says in message and "Received: folder=" in message
     if leave:
-        with pytest.raises(ValueError, match=f"`folder` {says or 'holds a checkpoint already'}.*give another folder"):
+        with pytest.raises(ValueError, match=f"`folder` {says or 'already holds a checkpoint'}.*give another folder"):
             run.save(tmp_path / "x")
         assert sorted(os.listdir(tmp_path / "x")) == sorted(leave)
     else:

@@ -96,7 +96,11 @@ def test_floor_head_and_freezing():
             ValueError,
             "no effect if its decay is the decay of the rest. Received: vision=0.8",
         ),
-        ({"towers": {"vision": {"decay": 0.5}}}, ValueError, "'decay' is no option of LayerDecay; the nearest"),
+        (
+            {"towers": {"vision": {"decay": 0.5}}},
+            ValueError,
+            "'decay' is not a known option of LayerDecay; the nearest",
+        ),
         (
             {"towers": {"v": LayerDecay(0.5, preserve_mean=True)}},
             ValueError,

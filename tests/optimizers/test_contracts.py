@@ -492,14 +492,14 @@ def test_no_trainable_parameter(name):
 @pytest.mark.parametrize(
     "spoil, error, match",
     [
-        (lambda p: [{"params": p, "betas": (0.9, 0.99)}], ValueError, "has one of the keys .*Received: betas"),
+        (lambda p: [{"params": p, "betas": (0.9, 0.99)}], ValueError, "may only have the keys .*Received: betas"),
         (lambda p: [{"learning_rate": 1.0}], ValueError, "must have 'params'"),
         (lambda p: [{"params": p, "learning_rate": -1.0}], ValueError, r"in \[0, inf\). Received: learning_rate=-1.0"),
         (lambda p: [{"params": p, "learning_rate": NAN}], ValueError, r"in \[0, inf\). Received: learning_rate=nan"),
         (lambda p: [{"params": p, "learning_rate": "x"}], TypeError, "a multiplier.*Received: learning_rate='x'"),
         (lambda p: [{"params": p, "lr_scale": 0.5}], ValueError, "'lr_scale' is a label.*Received: lr_scale=0.5"),
         (lambda p: [{"params": p, "lr_scale": "x"}], TypeError, "Received: lr_scale='x'"),
-        (lambda p: [{"params": p, "grup": "a"}], ValueError, "has one of the keys .*Received: grup"),
+        (lambda p: [{"params": p, "grup": "a"}], ValueError, "may only have the keys .*Received: grup"),
         (lambda p: [{"params": p, "weight_decay": -1.0}], ValueError, "weight_decay.*Received: .*-1.0"),
         (lambda p: [{"params": p[:1]}, *p[1:]], TypeError, "Received: both"),
         (lambda p: [{"params": set(p)}], TypeError, "ordered collection. Received: set"),

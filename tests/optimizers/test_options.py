@@ -163,7 +163,7 @@ def test_a_bad_value_is_refused_with_its_name(name, option, grouped):
     span = RANGES[name][option]
     if grouped and not span.startswith("group"):
         group = {"params": one_parameter(), option: REGISTRY[name].options[option].default}
-        with pytest.raises(ValueError, match=rf"A parameter group has one of the keys .* Received: {option}$"):
+        with pytest.raises(ValueError, match=rf"A parameter group may only have the keys .* Received: {option}$"):
             make(name, [group])
         return
     for value, error, message in bad_values(span):

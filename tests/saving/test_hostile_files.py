@@ -203,7 +203,7 @@ def test_a_hostile_header_changes_nothing(what, path, victim):
 def test_a_hostile_header_length_changes_nothing(length, path, victim):
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", length) + b"{}" * 100)
-    with refused("truncated or no safetensors file", ValueError, victim):
+    with refused("truncated or not a safetensors file", ValueError, victim):
         ldopt.load_optimizer(path, victim.optimizer, victim.model)
 
 
@@ -215,7 +215,7 @@ def test_a_hole_of_a_terabyte_is_not_read(path, victim):
         ldopt.load_optimizer(path, victim.optimizer, victim.model)
     with open(path, "r+b") as file:
         file.write(struct.pack("<Q", 2**39))
-    with refused("no safetensors file", ValueError, victim):
+    with refused("not a safetensors file", ValueError, victim):
         ldopt.load_optimizer(path, victim.optimizer, victim.model)
 
 
@@ -249,6 +249,6 @@ def test_no_pickle_is_ever_loaded_under_another_name(path, victim):
     for content in (pickle.dumps(Payload()), pickle.dumps({"a": Payload()}, 2)):
         with open(path, "wb") as file:
             file.write(content)
-        with refused("no safetensors file", ValueError, victim):
+        with refused("not a safetensors file", ValueError, victim):
             ldopt.load_optimizer(path, victim.optimizer, victim.model)
     assert not os.path.exists(path + ".ran")

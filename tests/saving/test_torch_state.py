@@ -236,7 +236,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
         ("an unknown name", good, {"rename": {"encoder": "head.bias"}}, r"Received: 'encoder', not in the checkpoint"),
         ("a list to rename", good, {"rename": ["a"]}, "must be a dict or callable"),
         ("nothing", good, {"rename": lambda name: f"x.{name}", "strict": False}, "share no parameter"),
-        ("a pickle", tmp_path / "a.safetensors", {}, "no safetensors file"),
+        ("a pickle", tmp_path / "a.safetensors", {}, "not a safetensors file"),
     ):
         with refused(says, (ValueError, TypeError), run, what):
             ldopt.convert_torch_optimizer(source, run.optimizer, run.model, **{"transpose": turned, **arguments})
