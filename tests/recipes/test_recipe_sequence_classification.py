@@ -350,7 +350,7 @@ def test_a_new_run_is_not_begun_over_one_whose_checkpoints_are_all_damaged(run):
     for step in (4, 8):
         os.truncate(folder / f"checkpoint-{step}/optimizer.pdopt", 100)
     before = files(folder)
-    with pytest.warns(UserWarning, match="is damaged and passed over"):
+    with pytest.warns(UserWarning, match="is damaged and skipped"):
         message = refuse(run, output_dir="first")
     assert "all of them damaged (checkpoint-4, checkpoint-8)" in message and "Received: output_dir='first'" in message
     assert files(folder) == before

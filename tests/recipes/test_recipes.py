@@ -212,7 +212,7 @@ def test_a_loops_damaged_checkpoint_is_passed_over_and_refused_by_name(start, tm
     os.truncate(damaged / "optimizer.safetensors", 100)
     with pytest.raises(SystemExit, match="damaged: 'optimizer.safetensors' has 100 bytes of .*checkpoint-1. Received"):
         start("matching", "--resume_from_checkpoint", str(damaged), tiny_model=False)
-    with pytest.warns(UserWarning, match="checkpoint-2 is damaged and passed over"):
+    with pytest.warns(UserWarning, match="checkpoint-2 is damaged and skipped"):
         start("matching", "--resume_from_checkpoint", str(tmp_path / "out"), tiny_model=False)
     assert (tmp_path / "out/model_state.pdparams").read_bytes() == expected
 

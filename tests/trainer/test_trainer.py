@@ -567,7 +567,7 @@ OTHER = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
             "None), where the learning_rate of AdamW is 0.01",
         ),
         ("adamw", OTHER, {}, "Received: optimizers=(AdamW, LambdaDecay)"),
-        ("constant", OTHER, {}, "The Trainer would step a scheduler that the optimizer does not take its rate from"),
+        ("constant", OTHER, {}, "The Trainer would step a scheduler that the optimizer does not use: "),
         (
             "momentum",
             "own",
@@ -578,7 +578,7 @@ OTHER = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0)
             "momentum",
             "own",
             {"layerwise_lr_decay": 0.8},
-            "arguments' layer-wise decay would be ignored: leave `layerwise_lr_decay` and its kin at their defaults",
+            "arguments' layer-wise decay would be ignored: leave all arguments of the decay at their defaults",
         ),
         (
             "adamwdl",
@@ -671,7 +671,7 @@ def test_an_optimizer_that_a_trainer_makes_past_the_mixin_is_refused(tmp_path):
     both = type("Both", (LdoptTrainerMixin, Past), {})
     train(tmp_path, cls=both)
     for asked in ({"layerwise_lr_decay": 0.5}, {"optim": "came"}):
-        with pytest.raises(ValueError, match="The Trainer has an optimizer already, so .* would be ignored"):
+        with pytest.raises(ValueError, match="The Trainer already has an optimizer, so .* would be ignored"):
             train(tmp_path, cls=both, **asked)
 
 
