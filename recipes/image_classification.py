@@ -6,9 +6,8 @@
     python recipes/image_classification.py --config recipes/configs/vit/image_classification.yaml
     python recipes/image_classification.py --resume_from_checkpoint runs/image_classification-20261121-140000
 
-By default a small transformer is pretrained on the spot to tell handwritten digits from 0 to 4, then fine-tuned on few
-of those from 5 to 9 (scikit-learn carries them).
-Any other argument of PaddleNLP's Trainer works, too (--help-all).
+By default a small transformer is first pretrained on scikit-learn's handwritten digits 0 to 4, then fine-tuned on a few
+images of the digits 5 to 9. All other arguments of PaddleNLP's Trainer work too (--help-all).
 """
 
 import dataclasses
@@ -50,9 +49,9 @@ class Arguments(RecipeArguments):
 class Options:
     """Model, data and encoding."""
 
-    model: str = option("digits", "digits: pretrained on the spot; a folder, or the hub name of a CLIP")
-    data: str = option("digits", "digits, a folder with one of each class, paddlenlp:NAME, datasets:NAME")
-    examples_per_class: Optional[int] = option(None, "training images of each class; all, or 20 for digits")
+    model: str = option("digits", "digits (pretrained first, in the run), a folder, or the hub name of a CLIP")
+    data: str = option("digits", "digits, a folder with a subfolder for each class, paddlenlp:NAME, datasets:NAME")
+    examples_per_class: Optional[int] = option(None, "training images per class; all, or 20 for digits")
     early_stopping_patience: int = option(5, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
@@ -78,7 +77,7 @@ class VisionClassifier(CLIPPretrainedModel):
 
 @functools.cache
 def pretrained_on_digits(seed):
-    """Return the weights of a small transformer that tells digits from 0 to 4, without its head."""
+    """Return the weights of a small transformer trained on the digits 0 to 4, without its head."""
     with paddle.utils.unique_name.guard():
         set_seed(seed)
         model = VisionClassifier(CLIPVisionConfig(**SMALL, num_attention_heads=4, num_labels=5))
@@ -108,14 +107,15 @@ def load_classifier(name, classes, seed):
     try:
         return VisionClassifier.from_pretrained(name, num_labels=classes, ignore_mismatched_sizes=True)
     except Exception as cause:  # OSError offline, RuntimeError for a bad file
-        raise error(f"Accepted: digits, a folder, a hub name. It cannot be loaded: {cause}.", model=name) from cause
+        problem = f"The model cannot be loaded ({cause}). Accepted: digits, a folder, a hub name."
+        raise error(problem, model=name) from cause
 
 
 def build(args, options, parts):
     """Return a Trainer with a model for the rows, and the test rows as a data set."""
     names = sorted({name for part in (parts.train, parts.validation, parts.test) for _, name in part})
     if len(names) < 2:
-        raise error(f"A classifier needs two classes or more, the images have {names}.", data=options.data)
+        raise error(f"A classifier needs at least two classes; the images have {names}.", data=options.data)
     model = load_classifier(options.model, len(names), args.seed)
     name_classes(model, names)
     size = model.config.image_size

@@ -6,9 +6,9 @@
     python recipes/language_model_sft.py --config recipes/configs/llama/language_model_sft.yaml
     python recipes/language_model_sft.py --resume_from_checkpoint runs/language_model_sft-20261121-140000
 
-By default a small untrained LLaMA learns to write, byte by byte, what a function of Python's own library does,
-given its name. A file has a JSON object a line. Only the tokens of the answer count in the loss, with equal weight.
-Any other argument of PaddleNLP's Trainer works, too (--help-all).
+By default a small untrained LLaMA learns to describe a function of Python's own library, byte by byte, from its
+name. A file has one JSON object per line. Only the tokens of the answer count in the loss, with equal weight.
+All other arguments of PaddleNLP's Trainer work too (--help-all).
 """
 
 import dataclasses
@@ -58,11 +58,11 @@ class Arguments(RecipeArguments):
 class Options:
     """Model, data and encoding."""
 
-    model: str = option("LlamaForCausalLM", "a PaddleNLP class, which is untrained; a folder or a hub name")
-    lora_rank: int = option(0, "train adapters of this rank in place of the weights; 0 is off")
+    model: str = option("LlamaForCausalLM", "a PaddleNLP class (untrained), a folder or a hub name")
+    lora_rank: int = option(0, "train adapters (LoRA) of this rank instead of the weights; 0 is off")
     data: str = option("docstrings", "docstrings, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
-    source_field: str = option("source", "name of the prompt")
-    target_field: str = option("target", "name of the target text")
+    source_field: str = option("source", "JSON name of the prompt")
+    target_field: str = option("target", "JSON name of the target text")
     max_length: int = option(64, "tokens to which prompt and answer together are cut")
     early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
@@ -89,18 +89,18 @@ def collate(rows):
 
 
 def named_functions():
-    """Return the `Parts` of (name of a function, what it does)."""
+    """Return the `Parts` of (name of a function, its description)."""
     parts = function_names()
     turned = {split: [(f"{b}: ", a) for a, b in getattr(parts, split)] for split in ("train", "validation", "test")}
     return dataclasses.replace(parts, **turned)
 
 
 def build(args, options, parts):
-    """Return a Trainer with a model for the rows, the test rows, and the unigram perplexity of these."""
+    """Return a Trainer with a model for the rows, the test rows, and the unigram perplexity of the test rows."""
     set_seed(args.seed)
     own = options.model == Options.model
     if own and options.lora_rank:
-        raise error("Adapters are for a model that is trained: give the folder of a run.", model=options.model)
+        raise error("Adapters need a trained model: give the folder of a run or a hub name.", model=options.model)
     model = load_model(options.model, task="CausalLM", config=SMALL if own else {})
     vocabulary = model.config.vocab_size
     tokens = by_bytes if vocabulary == VOCABULARY else by_tokenizer(load_tokenizer(options.model))
@@ -111,7 +111,7 @@ def build(args, options, parts):
     for part in ("train", "validation", "test"):
         inputs, labels[part] = encode_pairs(getattr(parts, part), options.max_length, tokens)
         rows = zip(inputs, labels[part])
-        # a prompt may fill all of a row
+        # a prompt may fill a whole row
         data[part] = [{"input_ids": a, "labels": b} for a, b in rows if (b != IGNORED).any()]
         if not data[part]:
             raise error(f"The prompts leave no room in any row of {part}.", max_length=options.max_length)

@@ -1,7 +1,7 @@
-"""Pretrain an encoder on texts of one's own, masked words to be guessed, in large batches with Lamb.
+"""Pretrain an encoder on your own texts by predicting masked words, in large batches with Lamb.
 
     python recipes/masked_lm_pretraining.py
-    python recipes/masked_lm_pretraining.py --data texts.txt --model ernie-3.0-base-zh      # a text a line
+    python recipes/masked_lm_pretraining.py --data texts.txt --model ernie-3.0-base-zh      # one text per line
     python recipes/masked_lm_pretraining.py --data datasets:imdb --text_field text --max_length 128
     python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
     python recipes/masked_lm_pretraining.py --resume_from_checkpoint runs/masked_lm_pretraining-20261121-140000
@@ -9,7 +9,7 @@
 A step is one large batch, `per_device_train_batch_size` rows. A GradientAccumulator splits it into micro-batches and
 weights each by its masked tokens, so the step equals that of the whole batch. By default MiniLM (from a package that
 `make` installs) reads docstrings of Python's own library; `BertForMaskedLM` is a small untrained model. The run's
-folder is a `--model` for other recipes. Any other argument of PaddleNLP's Trainer works, too (--help-all).
+folder is a `--model` for other recipes. All other arguments of PaddleNLP's Trainer work too (--help-all).
 """
 
 import contextlib
@@ -52,18 +52,18 @@ class Arguments(RecipeArguments):
         super().__post_init__()
         if self.gradient_accumulation_steps != 1:
             received = f"Received: gradient_accumulation_steps={self.gradient_accumulation_steps}"
-            raise ValueError(f"`micro_batch_size` says how a batch is divided: leave this at 1. {received}")
+            raise ValueError(f"`gradient_accumulation_steps` must be 1: `micro_batch_size` splits it. {received}")
 
 
 @dataclasses.dataclass
 class Options:
     """Model, data and encoding."""
 
-    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class, which is untrained")
+    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a .txt file or folder, paddlenlp:NAME, datasets:NAME")
-    text_field: str = option("text", "name of the text in a hub's data set")
-    micro_batch_size: int = option(16, "rows of a micro-batch")
-    masked_share: float = option(0.15, "share of the tokens to predict, in (0, 1)")
+    text_field: str = option("text", "column of the text in a hub's data set")
+    micro_batch_size: int = option(16, "rows per micro-batch")
+    masked_share: float = option(0.15, "fraction of the tokens to predict, in (0, 1)")
     max_length: int = option(16, "tokens to which a text is cut")
     early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
@@ -74,15 +74,15 @@ class Options:
 
 
 class Guesser(TokenTrainer):
-    """The Trainer, which hides tokens as BERT does, others in every step, and takes a batch in micro-batches."""
+    """The Trainer: hides tokens as BERT does, drawn anew in every step, and splits a batch into micro-batches."""
 
     def prepare(self, options):
-        """Take the recipe's own options."""
+        """Set the recipe's own options."""
         self.options, self.accumulator = options, GradientAccumulator(reduction="token")
         self.takes_places = "masked_positions" in inspect.signature(self.model.forward).parameters
 
     def hide(self, ids, step):
-        """Return (tokens, some of them hidden, and which those are), one or more in each row; others in each step."""
+        """Return (tokens, some hidden; positions of the hidden tokens), at least one per row, drawn anew each step."""
         draw = np.random.default_rng([self.args.seed, step, zlib.crc32(ids.tobytes())])
         special = np.isin(ids, self.tokenizer.all_special_ids)
         chance = np.where(special, 2.0, draw.random(ids.shape))
@@ -98,14 +98,14 @@ class Guesser(TokenTrainer):
         shown, hidden = self.hide(ids, 1 + self.state.global_step if model.training else 0)
         places = paddle.to_tensor(np.flatnonzero(hidden))
         batch = {**inputs, "input_ids": paddle.to_tensor(shown)}
-        # the head, with a logit for each word, is spared the others if it can be
+        # compute logits, one per word of the vocabulary, for the hidden tokens only, if the head allows it
         logits = model(**batch, masked_positions=places) if self.takes_places else model(**batch)
         logits = logits[0] if isinstance(logits, (tuple, list)) else logits
         logits = logits.reshape([-1, logits.shape[-1]])
         return logits if self.takes_places else logits[places], paddle.to_tensor(ids[hidden]), places // ids.shape[1]
 
     def training_step(self, model, inputs, **kwargs):
-        """Leave the gradient of the mean loss of all hidden tokens of the batch; return that loss."""
+        """Set the gradients of the mean loss of all hidden tokens of the batch; return the loss."""
         model.train()
         inputs, size = self._prepare_inputs(inputs), self.options.micro_batch_size
         several = isinstance(model, paddle.DataParallel)
@@ -134,21 +134,21 @@ def read_lines(path):
 def hub_texts(data, field):
     """Return the texts of a hub's data set."""
     if field not in data[0]:
-        raise error(f"There is no such text: there are {list(data[0])}.", text_field=field)
+        raise error(f"The data set has no column of this name, only {list(data[0])}.", text_field=field)
     return [row[field] for row in data if row[field].strip()]
 
 
 def begin_with_shares(model, counts):
-    """Set the bias of a new head, if it has one, to log(1 + count): the training begins with the tokens' shares."""
+    """Set the bias of a new head, if any, to log(1 + count): the training begins with the tokens' frequencies."""
     words = model.config.vocab_size
-    # 0 for what never occurs, as Lamb's steps are in proportion to the norm
+    # 0 for tokens that never occur, because Lamb's steps are proportional to the norm
     logs = np.log1p([float(counts[token]) for token in range(words)])
     for bias in [value for value in model.parameters() if value.shape == [words]][:1]:
         bias.set_value(logs.astype("float32"))
 
 
 def build(args, options, parts):
-    """Return a Trainer, the test rows as a data set, and how often the most frequent token would be right in these."""
+    """Return a Trainer, the test rows as a data set, and the accuracy of the most frequent token on them."""
     set_seed(args.seed)
     tokenizer, model = load_tokenizer(options.model), load_model(options.model, task="MaskedLM")
     data, counts, special = {}, {}, set(tokenizer.all_special_ids)

@@ -1,4 +1,4 @@
-"""Fine-tune a pretrained encoder to say whether two texts belong together, in a loop of one's own without a Trainer.
+"""Fine-tune a pretrained encoder to decide whether two texts belong together, in a training loop without a Trainer.
 
     python recipes/matching.py
     python recipes/matching.py --data pairs.tsv --text_column 0 --text_pair_column 1 --label_column 2
@@ -7,9 +7,9 @@
     python recipes/matching.py --resume_from_checkpoint runs/matching-20261121-140000
     python -m paddle.distributed.launch --nproc_per_node 2 recipes/matching.py --output_dir runs/two
 
-It is the pattern of PaddleNLP's matching examples: an optimizer that knows the layers by the names of the bare model,
-then DataParallel, a GradScaler, and `scaler.minimize`. By default MiniLM (from a package, as `make` installs it) learns
-whether a text goes on with the docstring that a sentence begins.
+The loop follows PaddleNLP's matching examples: an optimizer with the layers of the bare model, then DataParallel, a
+GradScaler and `scaler.minimize`. By default MiniLM (from a package that `make` installs) learns whether a text
+continues the docstring that begins with a given sentence.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ class Options:
     text_column: Optional[str] = option(None, "name of the column, or number from 0")
     text_pair_column: Optional[str] = option(None, "second text: its name or number; sentence2 or text_b by default")
     label_column: Optional[str] = option(None, "name of the column, or number from 0")
-    encoding: str = option("utf-8", "of the files, such as gb18030, cp1252, utf-16")
+    encoding: str = option("utf-8", "encoding of the files, such as gb18030, cp1252, utf-16")
     max_length: int = option(64, "tokens to which a pair is cut")
 
     def __post_init__(self):
@@ -67,10 +67,10 @@ class Optimization(LdoptConfig):
         super().__post_init__()
         if self.optim not in list_optimizers():
             known = ", ".join(list_optimizers())
-            raise error(f"Checkpoints are written by `save_optimizer`, which is for {known}.", optim=self.optim)
+            raise error(f"`save_optimizer` writes the checkpoints, and supports only {known}.", optim=self.optim)
         if self.lr_scheduler_type in ON_METRIC or self.learning_rate is None:
             received = {"lr_scheduler_type": self.lr_scheduler_type, "learning_rate": self.learning_rate}
-            raise error("The loop steps a schedule of the rate that needs no metric.", **received)
+            raise error("The schedule must not follow a metric, and the loop needs a rate.", **received)
 
 
 @dataclasses.dataclass
@@ -89,7 +89,7 @@ class Loop(PlainLoop):
         self.data = {part: TextDataset(getattr(splits, part), tokenizer, options.max_length) for part in PARTS}
         super().__init__(model, len(self.data["train"]), args)
         self.collate = DataCollatorWithPadding(tokenizer)
-        # by the names of the bare model: DataParallel puts "_layers." before them
+        # from the bare model, because DataParallel adds "_layers." to the names
         self.optimizer, self.schedule = optimization.build(model, self.steps)
         self.parallel = paddle.DataParallel(model) if self.ranks > 1 else model
         self.half = args.loss_scale > 1
@@ -119,10 +119,10 @@ class Loop(PlainLoop):
     def states(self):
         """Return the parts of a checkpoint by file name."""
         parts = {"model_state.pdparams": self.model, "scaler.pdparams": self.scaler}
-        return {**parts, "optimizer.safetensors": self.optimizer}  # after the model, of which it may make masters
+        return {**parts, "optimizer.safetensors": self.optimizer}  # last, to copy masters from the model
 
     def evaluate(self):
-        """Return the metrics that are logged."""
+        """Return the metrics to log."""
         return {f"eval_{name}": value for name, value in self.scores("validation").items()}
 
     def scores(self, part):
@@ -142,7 +142,7 @@ class Loop(PlainLoop):
 
 
 def own_splits():
-    """Return the `Splits` of pairs out of docstrings."""
+    """Return the `Splits` of pairs from docstrings."""
     parts = docstring_pairs()
     rows = [[((a, b), label) for a, b, label in getattr(parts, part)] for part in PARTS]
     return Splits(*rows, labels=["another's", "goes on"], description=parts.description)

@@ -1,15 +1,15 @@
-"""Supervised fine-tuning of a small LLaMA split in pipeline stages, with a loss scale that recovers from overflows.
+"""Fine-tune a small LLaMA, split into pipeline stages, with a loss scale that recovers from overflows.
 
-    make pipeline                                                          # two processes on a CPU; below 3 minutes
+    make pipeline                                                          # two processes on a CPU; under 3 minutes
     make pipeline ARGS="--inject_overflow 5,9"                             # an inf in a gradient of steps 5 and 9
-    . .venv/bin/activate                                                   # what that has installed
+    . .venv/bin/activate                                                   # the environment that make has installed
     python recipes/pipeline_sft.py --data rows.csv --optim came --steps 400
-    python recipes/pipeline_sft.py --output_dir runs/sft                   # keeps checkpoints; --resume goes on
+    python recipes/pipeline_sft.py --output_dir runs/sft                   # keeps checkpoints; --resume continues
     python -m paddle.distributed.launch --devices 0,1,2,3 recipes/pipeline_sft.py --stages 2 --float16    # GPUs: 2 x 2
 
-It starts its processes itself unless `paddle.distributed.launch` has. The model learns to write, byte by byte, a text
-of a given class: by default the docstring of a function, class or module of Python's library. Only the text counts in
-the loss, so micro-batches differ in tokens, and the loss is per token. Layers are trained at rates that decay by layer.
+The recipe starts its processes itself unless `paddle.distributed.launch` has. The model learns to write, byte by byte,
+a text of a given class: by default the docstring of a function, class or module of Python's library. Only the text
+counts in the loss. Micro-batches therefore differ in tokens, and the loss is per token. Learning rates decay by layer.
 """
 
 import argparse
@@ -40,34 +40,34 @@ def arguments():
     parser.add_argument("--data", default="docstrings", help="as in recipes/sequence_classification.py")
     parser.add_argument("--optim", default="adamwdl", choices=ldopt.list_optimizers())
     for name, default, text in (
-        ("learning_rate", 2e-3, "of the head, at the peak of a cosine"),
+        ("learning_rate", 2e-3, "learning rate of the head at the peak of a cosine"),
         ("layerwise_decay", 0.9, "ratio of the rates of neighbouring layers"),
-        ("max_grad_norm", 1.0, "norm of all gradients above which they are clipped"),
-        ("loss_scale", 2.0**12, "the first one; it doubles after 50 steps without an overflow"),
-        ("steps", 200, "updates, those that overflow included"),
-        ("stages", 2, "of the pipeline; data parallel with the other processes"),
-        ("micro_batch_num", 4, "micro-batches of a step"),
-        ("micro_batch_size", 8, "rows of a micro-batch"),
+        ("max_grad_norm", 1.0, "global norm above which gradients are clipped"),
+        ("loss_scale", 2.0**12, "first loss scale; it doubles after 50 steps without an overflow"),
+        ("steps", 200, "steps, including steps that overflow"),
+        ("stages", 2, "pipeline stages; further processes are data parallel"),
+        ("micro_batch_num", 4, "micro-batches per step"),
+        ("micro_batch_size", 8, "rows per micro-batch"),
         ("length", 64, "bytes after which a row is cut off"),
-        ("seed", 0, "of the weights and the order of the rows"),
+        ("seed", 0, "seed of the weights and the order of the rows"),
         ("save_steps", 100, "steps from one checkpoint to the next"),
     ):
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} ({default:g})")
-    parser.add_argument("--inject_overflow", type=steps, default=(), help="such as 5,9: an inf in a gradient of these")
-    parser.add_argument("--float16", action="store_true", help="autocast; on GPU only")
-    parser.add_argument("--output_dir", help="where checkpoints go; none are kept without it")
-    parser.add_argument("--resume", action="store_true", help="from the last complete checkpoint in --output_dir")
+    parser.add_argument("--inject_overflow", type=steps, default=(), help="steps with an inf gradient, such as 5,9")
+    parser.add_argument("--float16", action="store_true", help="autocast to float16; on a GPU only")
+    parser.add_argument("--output_dir", help="folder for checkpoints; by default none are saved")
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in --output_dir")
     args = parser.parse_args()
     if args.stages < 2 or (args.float16 and not paddle.is_compiled_with_cuda()):
-        parser.error(f"--stages is at least 2, --float16 needs a GPU. Received: {args.stages}, {args.float16}")
+        parser.error(f"--stages must be at least 2, --float16 needs a GPU. Received: {args.stages}, {args.float16}")
     return args
 
 
 def launched(args):
-    """Return True in a process of several; start them otherwise, and end with their exit code."""
+    """Return True in a launched process; otherwise start the processes and exit with their exit code."""
     if "PADDLE_TRAINER_ID" in os.environ:
         return True
-    threads = max((os.cpu_count() or 1) // args.stages, 1)  # more than there are cores are slow
+    threads = max((os.cpu_count() or 1) // args.stages, 1)  # more threads than cores are slow
     with tempfile.TemporaryDirectory() as logs:
         command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(args.stages)]
         environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
@@ -75,7 +75,7 @@ def launched(args):
 
 
 def start(args):
-    """Start fleet: `stages` processes to a pipeline, as many pipelines as there are processes for."""
+    """Start fleet: `stages` processes per pipeline, and as many pipelines as the processes allow."""
     if dist.get_world_size() % args.stages:
         raise ValueError(f"`stages` must divide the {dist.get_world_size()} processes. Received: stages={args.stages}")
     strategy = fleet.DistributedStrategy()
@@ -90,14 +90,14 @@ def start(args):
 
 
 def encode(rows, names, length):
-    """Return inputs and labels, byte by byte: "class: text", of which the text is to be learnt."""
+    """Return inputs and labels, byte by byte, of "class: text"; only the text has labels."""
     texts = [text if isinstance(text, str) else " / ".join(text) for text, _ in rows]
     return encode_pairs([(f"{names[label]}: ", text) for text, (_, label) in zip(texts, rows)], length)
 
 
 def llama(length):
     """Return this stage of PaddleNLP's model, with a loss per token in training, and the layers of all stages."""
-    from paddlenlp.transformers import LlamaConfig, LlamaForCausalLMPipe  # takes seconds: not to start processes
+    from paddlenlp.transformers import LlamaConfig, LlamaForCausalLMPipe  # takes seconds
 
     from paddle_ldopt.trainer.stages import map_layers
 
@@ -122,14 +122,14 @@ def part_of(folder, done, rank):
 
 
 def last_step(args):
-    """Return the step of the last complete checkpoint, 0 if the run begins."""
+    """Return the step of the last complete checkpoint, 0 for a new run."""
     ranks = range(dist.get_world_size())
     paths = glob.glob(os.path.join(glob.escape(args.output_dir), "checkpoint-*")) if args.output_dir else []
     steps = [int(path.rpartition("-")[2]) for path in paths]
     steps = [step for step in steps if all(os.path.exists(part_of(args.output_dir, step, rank)) for rank in ranks)]
     if bool(steps) != args.resume:
         raise ValueError(
-            "`output_dir` must have a checkpoint of as many processes with --resume, and none without. "
+            "`output_dir` must have a checkpoint of the same number of processes with --resume, and none without. "
             f"Received: output_dir={args.output_dir!r}, resume={args.resume}, steps={steps}, processes={len(ranks)}"
         )
     return max(steps, default=0)
@@ -147,7 +147,7 @@ def main():
     rows = args.micro_batch_num * args.micro_batch_size
     tested = encode(splits.test[: len(splits.test) // rows * rows], splits.labels, args.length)
     if not len(tested[0]):
-        raise ValueError(f"A batch has {rows} rows: there must be as many to test. Received: data={args.data!r}")
+        raise ValueError(f"The test split must have at least {rows} rows, a batch. Received: data={args.data!r}")
 
     network, layers = llama(args.length)
     schedule = ldopt.get_cosine_schedule_with_warmup(args.learning_rate, max(args.steps // 10, 1), args.steps)
@@ -168,7 +168,7 @@ def main():
             parts[name].set_state_dict(state)
 
     now = [0]
-    if dist.get_rank() == dist.get_world_size() - 1:  # in one process: all are to see it
+    if dist.get_rank() == dist.get_world_size() - 1:  # in one process: the overflow must reach the others
         broken = network.parameters()[0]
         broken.register_hook(lambda gradient: gradient * np.inf if now[0] in args.inject_overflow else gradient)
 
@@ -189,8 +189,8 @@ def main():
     batches = [[paddle.to_tensor(part[i : i + rows]) for part in tested] for i in range(0, len(tested[0]), rows)]
     loss = np.mean([model.eval_batch(batch, compute_loss=True).item() for batch in batches])
     baseline = unigram(labels[labels != IGNORED], tested[1][tested[1] != IGNORED], VOCABULARY)
-    console.print(f"loss on {len(tested[0])} texts that were held out: {loss:.3f}; unigram baseline: {baseline:.3f}")
-    dist.barrier()  # a process that ends early takes the others' connections with it
+    console.print(f"loss on {len(tested[0])} held-out texts: {loss:.3f}; unigram baseline: {baseline:.3f}")
+    dist.barrier()  # a process that ends early breaks the connections of the others
     dist.destroy_process_group()
 
 

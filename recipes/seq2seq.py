@@ -1,4 +1,4 @@
-"""Train or fine-tune T5 or BART to shorten texts, with Adafactor and an external schedule or a rate of its own.
+"""Train or fine-tune T5 or BART to shorten texts, with Adafactor and either a schedule or its own relative step.
 
     python recipes/seq2seq.py
     python recipes/seq2seq.py --relative_step           # Adafactor sets its rate itself, AdafactorSchedule reports it
@@ -6,9 +6,9 @@
     python recipes/seq2seq.py --config recipes/configs/t5/seq2seq.yaml
     python recipes/seq2seq.py --resume_from_checkpoint runs/seq2seq-20261121-140000
 
-By default a small untrained T5 learns to write days in digits that it reads in words; Python's calendar knows
-the answers. A file has a JSON object a line.
-Any other argument of PaddleNLP's Trainer works, too (--help-all).
+By default a small untrained T5 learns to rewrite dates from words to digits, with answers from Python's calendar. A
+file has one JSON object per line.
+All other arguments of PaddleNLP's Trainer work too (--help-all).
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from paddlenlp.trainer import PdArgumentParser, set_seed
 
 from paddle_ldopt import LdoptConfig
 
-IGNORED = -100  # the label, or prediction, of what only pads
+IGNORED = -100  # the label or prediction of padding
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "num_cycles", "lr_end", "power")
 SCHEDULE += ("warmup_steps", "warmup_ratio")
 
@@ -54,11 +54,11 @@ class Arguments(RecipeArguments):
 class Options:
     """Model, data and encoding."""
 
-    model: str = option("T5ForConditionalGeneration", "a PaddleNLP class, which is untrained; a folder or a hub name")
+    model: str = option("T5ForConditionalGeneration", "a PaddleNLP class (untrained), a folder or a hub name")
     data: str = option("dates", "dates, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
-    source_field: str = option("source", "name of the source text")
-    target_field: str = option("target", "name of the target text")
-    relative_step: bool = option(False, "Adafactor sets its rate: no learning_rate, no warm-up, no schedule")
+    source_field: str = option("source", "JSON name of the source text")
+    target_field: str = option("target", "JSON name of the target text")
+    relative_step: bool = option(False, "let Adafactor set its rate: no learning_rate, warm-up or schedule")
     max_length: Optional[int] = option(None, "tokens to which a source is cut; 512, or 32 for dates")
     max_target_length: Optional[int] = option(None, "tokens to which a target is cut; 64, or 8 for dates")
     early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
@@ -78,13 +78,13 @@ def pairs(records, options, source):
         row = tuple(record.get(field) for field in (options.source_field, options.target_field))
         if not all(isinstance(text, str) and text.strip() for text in row):
             fields = {"source_field": options.source_field, "target_field": options.target_field}
-            raise error(f"Row {number} has no such text: it has {list(record)}.", source=source, **fields)
+            raise error(f"Row {number} lacks a text: it has {list(record)}.", source=source, **fields)
         rows.append(row)
     return rows
 
 
 class Pairs(Dataset):
-    """Tokenized sources and targets; knows how to score what a model writes."""
+    """Tokenized sources and targets; `score` rates a model's texts."""
 
     def __init__(self, rows, tokenizer, options):
         self.tokenizer, self.targets = tokenizer, [target for _, target in rows]
@@ -99,16 +99,16 @@ class Pairs(Dataset):
         return self.encoded[index]
 
     def score(self, prediction):
-        """Return ROUGE of written tokens against the whole targets, however long those may be in training."""
+        """Return ROUGE of written tokens against the whole targets, even if training cuts them."""
         written = prediction.predictions
         written[written == IGNORED] = self.tokenizer.pad_token_id
         return rouge(self.tokenizer.batch_decode(written.tolist(), skip_special_tokens=True), self.targets)
 
 
 class Writer(ScoringTuner):
-    """The Trainer, which evaluates what the model writes, word by word the most likely."""
+    """The Trainer: evaluates the model's own texts, by greedy search."""
 
-    most = 8  # tokens of it
+    most = 8  # most tokens of a text
 
     def compute_loss(self, model, inputs, return_outputs=False):
         """Return the cross entropy of the targets."""
@@ -116,7 +116,7 @@ class Writer(ScoringTuner):
         return (outputs[0], outputs) if return_outputs else outputs[0]
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Return (loss, tokens that the model writes, tokens that are right)."""
+        """Return (loss, written tokens, right tokens)."""
         inputs = self._prepare_inputs(inputs)
         with paddle.no_grad():
             loss = self.compute_loss(model, inputs)
@@ -132,7 +132,7 @@ def check_rate_is_left_out(argv):
     line = vars(parser.parse_known_args(argv)[0])
     given = {name: line[name] for name in SCHEDULE if line[name] is not None}
     if given:
-        raise error("With `relative_step` Adafactor sets its own learning rate: leave the others out.", **given)
+        raise error("With `relative_step` Adafactor sets its own learning rate: leave these arguments out.", **given)
 
 
 def build(args, options, parts):
@@ -146,7 +146,7 @@ def build(args, options, parts):
     optimizers = (None, None)
     if options.relative_step:
         if str(args.optim) != "adafactor":
-            raise error("`relative_step` is Adafactor's.", optim=str(args.optim))
+            raise error("`relative_step` needs `--optim adafactor`.", optim=str(args.optim))
         given = LdoptConfig.from_arguments(args).to_dict()
         ours = {"learning_rate": None, "optim_kwargs": {**given["optim_kwargs"], "relative_step": True}}
         no_schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
@@ -155,9 +155,9 @@ def build(args, options, parts):
 
     data = {part: Pairs(getattr(parts, part), tokenizer, options) for part in ("train", "validation", "test")}
     collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
-    for what, name, most in (("Sources", "input_ids", "max_length"), ("Targets", "labels", "max_target_length")):
+    for kind, name, most in (("Sources", "input_ids", "max_length"), ("Targets", "labels", "max_target_length")):
         full = sum(len(row[name]) >= getattr(options, most) for row in data["train"].encoded)
-        cut = f"{what} are cut off after {getattr(options, most)} tokens"
+        cut = f"{kind} are cut off after {getattr(options, most)} tokens"
         print(f"{cut}; {full} of {len(parts.train)} training rows have as many or more.", flush=True)
     sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     trainer = Writer(model, args=args, data_collator=collator, tokenizer=tokenizer, optimizers=optimizers, **sets)

@@ -8,8 +8,8 @@
     python recipes/sequence_classification.py --compare                    # uniform against layer-wise, same seeds
 
 By default MiniLM (from a package that `make` installs) learns to tell docstrings of functions, classes and modules of
-Python's own library. Any other argument of PaddleNLP's Trainer works, too (--help-all). A resumed run
-continues in its folder with its own arguments; arguments that are given as well override them.
+Python's own library apart. All other arguments of PaddleNLP's Trainer work too (--help-all). A resumed run
+continues in its folder with its own arguments; arguments on the command line override them.
 """
 
 import dataclasses
@@ -49,13 +49,13 @@ class Options:
     text_column: Optional[str] = option(None, "name of the column, or number from 0")
     text_pair_column: Optional[str] = option(None, "second text of a pair: name of the column, or number from 0")
     label_column: Optional[str] = option(None, "name of the column, or number from 0")
-    has_header: Optional[bool] = option(None, "whether .tsv and .csv files begin with names; detected by default")
-    encoding: str = option("utf-8", "of the files, such as gb18030, cp1252, utf-16")
-    examples_per_class: Optional[int] = option(None, "training rows of each class; all, or 50 for docstrings")
+    has_header: Optional[bool] = option(None, "whether .tsv and .csv files have a header; detected by default")
+    encoding: str = option("utf-8", "encoding of the files, such as gb18030, cp1252, utf-16")
+    examples_per_class: Optional[int] = option(None, "training rows per class; all, or 50 for docstrings")
     max_length: int = option(64, "tokens to which a text is cut")
     early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
-    compare: bool = option(False, "train uniform and layer-wise; leaves a report, no model")
-    compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates of both arms")
+    compare: bool = option(False, "train with a uniform rate and layer-wise; keeps a report, no model")
+    compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates to compare")
     compare_seeds: int = option(3, "number of seeds, from --seed on")
 
     def __post_init__(self):
@@ -82,7 +82,7 @@ def build(args, options, splits):
 
 
 def scores(args, options, splits):
-    """Train once; return the accuracies on the validation and test split; keep nothing."""
+    """Train once; return the accuracies on the validation and test split, and keep no file."""
     trainer, test = build(args, options, splits)
     silence(trainer)
     trainer.train()
@@ -94,9 +94,10 @@ def run(argv):
     """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     if options.compare and (args.layerwise_lr_decay == 1 or args.resume_from_checkpoint):
-        raise ValueError("`compare` needs a `layerwise_lr_decay` below 1, and cannot resume.")
+        raise ValueError("`compare` needs a `layerwise_lr_decay` below 1 and cannot resume.")
     if options.compare and options.early_stopping_patience != Options.early_stopping_patience:
-        raise error("`compare` stops no training early.", early_stopping_patience=options.early_stopping_patience)
+        problem = "`compare` does not stop early: leave `early_stopping_patience` out."
+        raise error(problem, early_stopping_patience=options.early_stopping_patience)
     if options.examples_per_class is None and options.data == "docstrings":
         options.examples_per_class = 50
     named = ("text_column", "text_pair_column", "label_column", "has_header", "encoding", "examples_per_class")

@@ -27,7 +27,7 @@ LOWER_IS_BETTER = ("loss", "perplexity")
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The metric that a recipe is judged by, and its value on the test rows for a trivial baseline."""
+    """A recipe's metric, and the score of a trivial baseline on the test rows."""
 
     metric: str
     baseline: str
@@ -53,15 +53,15 @@ class Beginning(TrainerCallback):
 
 
 def say_over(step):
-    """Say that a resumed run has ended before."""
-    print(f"This run is already over: it ended at step {step}. Only its test is repeated.", flush=True)
+    """Print that a resumed run has already ended."""
+    print(f"This run already ended, at step {step}: only the test is repeated.", flush=True)
 
 
 class FileSchedule(ScheduleCallback):
     """Write the schedule's picture and table, but do not print it."""
 
     def on_train_begin(self, *args, **kwargs):
-        """Write them."""
+        """Write picture and table."""
         with contextlib.redirect_stdout(None):
             super().on_train_begin(*args, **kwargs)
 
@@ -89,7 +89,7 @@ def fine_tune(trainer, test, score, options, argv, parts, name, judge=None, note
         options (dataclass): with `early_stopping_patience`.
         argv (list[str]): the command line, for a resume.
         parts (Parts|Splits): the rows.
-        name (str): of the run, for its report.
+        name (str): name of the run, for its report.
         judge (callable, optional): (logits, labels) of the test rows -> further results, and tables for the report.
         noted (dict, optional): further facts that predictions need.
     """
@@ -113,7 +113,7 @@ def fine_tune(trainer, test, score, options, argv, parts, name, judge=None, note
     with stop:
         try:
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-        except BaseException as error:  # a run that diverged or was interrupted has a report, too
+        except BaseException as error:  # also report a run that diverged or was interrupted
             report.write({"stopped by": f"{type(error).__name__}: {error}"}, **about)
             raise
         finally:
@@ -123,7 +123,7 @@ def fine_tune(trainer, test, score, options, argv, parts, name, judge=None, note
     state, steps = trainer.state, trainer.state.global_step - began_at.step
     if not steps and args.resume_from_checkpoint and trainer.is_world_process_zero():
         say_over(state.global_step)
-    trainer.remove_callback(EarlyStoppingCallback)  # not for the test
+    trainer.remove_callback(EarlyStoppingCallback)  # it would count the test as an evaluation
     if judge is None:
         tested, found, tables = trainer.evaluate(test, metric_key_prefix="test"), {}, {}
     else:
@@ -148,7 +148,7 @@ def fine_tune(trainer, test, score, options, argv, parts, name, judge=None, note
 
 
 def _kept(args, state):
-    """Return which weights a run has kept."""
+    """Return a description of the weights that a run has kept."""
     if not args.load_best_model_at_end or state.best_model_checkpoint is None:
         return f"the last step, {state.global_step}"
     best = os.path.basename(state.best_model_checkpoint)
@@ -163,7 +163,7 @@ def _why_it_stopped(args, state, patience):
 
 
 def defaults_of(settings, argv, *objects):
-    """Return the default of each setting that a command line gives; of the others, which may be derived, the value."""
+    """Return setting -> default for settings on the command line, and the value of the others, which may be derived."""
     given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
     fields = {field.name: field for one in objects for field in dataclasses.fields(one)}
     made = {name: field.default_factory for name, field in fields.items() if field.default_factory is not MISSING}
@@ -175,7 +175,7 @@ def conclude(folder, score, reached, more, report, *, settings, description, tab
     """Write the results of a run and its report; print the score beside the baseline.
 
     Args:
-        folder (str): of the run.
+        folder (str): folder of the run.
         score (Score): the metric, and the baseline.
         reached (float): the metric of the test rows.
         more (dict): further results; one of them begins with "seconds".
@@ -183,7 +183,7 @@ def conclude(folder, score, reached, more, report, *, settings, description, tab
         settings (dict): every setting.
         description (str): the data.
         tables (dict, optional): further tables of the report.
-        defaults (dict, optional): of the settings.
+        defaults (dict, optional): defaults of the settings.
     """
     baseline = f"{score.baseline.replace(' ', '-')} baseline"
     results = {f"test {score.metric}": reached, baseline: score.value, "verdict": score.verdict(reached), **more}
@@ -205,13 +205,13 @@ def start(run, argv=None):
 
     Args:
         run (callable): takes a command line.
-        argv (list[str], optional): the command line; that of the process if None.
+        argv (list[str], optional): the command line; by default the process's.
     """
     logger.set_level("WARNING")  # `--verbose` sets INFO
     try:
         run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
-        print("interrupted; what came after the last checkpoint is lost", file=sys.stderr)
+        print("interrupted; the steps after the last checkpoint are lost", file=sys.stderr)
         sys.exit(130)
     except (ValueError, OSError) as error:
         sys.exit("error: " + " ".join(str(error).split()))

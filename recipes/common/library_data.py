@@ -1,7 +1,7 @@
 """Tasks with answers from Python's own library, which need no hub and no file.
 
-tagged = tagged_docstrings()  # words of a docstring, and which are arguments, exceptions, constants of its function
-asked = signature_questions() # a signature, a question about it, where the answer stands
+tagged = tagged_docstrings()  # the words of a docstring, tagged as arguments, exceptions or constants of its function
+asked = signature_questions() # a signature, a question about it, the position of the answer
 named = function_names()      # a docstring, the words of its function's name
 paired = docstring_pairs()    # two texts, whether they are of one docstring
 texts = docstring_texts()     # docstrings
@@ -66,7 +66,7 @@ def _source(what):
 
 
 def tagged_docstrings():
-    """Return rows of (words, tags): which words of a docstring are arguments of its function, and so on."""
+    """Return rows of (words, tags): the words of a docstring, tagged as arguments, exceptions or constants."""
     rows = []
     for function in functions():
         words = re.findall(r"\w+|[^\w\s]", function.docstring)[:60]
@@ -83,7 +83,7 @@ def _tag(word, arguments):
 
 
 def signature_questions():
-    """Return rows of (question, context, answers, where the first begins): of short signatures with two defaults."""
+    """Return rows of (question, context, answers, begin of the first), from short signatures with two defaults."""
     rows = []
     for function in functions():
         defaults = {name: value for name, value in function.arguments.items() if value is not None and len(value) < 20}
@@ -164,4 +164,4 @@ def docstring_texts():
     long = [text for text in texts if len(text.split()) >= 8]
     return deal(
         long[:: math.ceil(len(long) / 1900)], str, _source("Docstrings")
-    )  # `functions` are in the order of the deal
+    )  # `functions` has the order of the deal

@@ -21,7 +21,7 @@ from .pretrained import load_tokenizer
 from .run_folder import PREDICTION
 from .text_sources import error
 
-OF_ARCHITECTURE = {  # runs of before `prediction.json`
+OF_ARCHITECTURE = {  # for runs older than `prediction.json`
     "SequenceClassification": "sequence_classification",
     "TokenClassification": "token_classification",
     "QuestionAnswering": "question_answering",
@@ -36,11 +36,11 @@ class Predictor:
     """A function from a list of tuples, one for each input, to a list of dicts with outputs and probabilities.
 
     Args:
-        folder (str): of the run.
-        max_length (int, optional): tokens to which a text is cut; as in the training if None.
+        folder (str): folder of the run.
+        max_length (int, optional): tokens to which a text is cut; by default as in the training.
 
     Raises:
-        ValueError: the folder has no model of a run that has ended, or one that has no output of its own.
+        ValueError: the folder has no model of a finished run, or a model without predictions (a masked language model).
     """
 
     def __init__(self, folder, max_length=None):
@@ -53,7 +53,7 @@ class Predictor:
             kinds = (kind for end, kind in OF_ARCHITECTURE.items() if architecture.endswith(end))
             noted = {"recipe": next(kinds, "")}
         else:
-            raise error("This folder has no model of a run that has ended.", folder=str(folder))
+            raise error("This folder has no model of a finished run.", folder=str(folder))
         if noted["recipe"] not in KINDS:
             problem = f"Predictions are for runs of {', '.join(KINDS)}; other folders are a `--model` for these."
             raise error(problem, folder=str(folder), recipe=noted["recipe"])
@@ -66,8 +66,8 @@ class Predictor:
         expected = self.noted.get("pair", self.noted["recipe"] in ("question_answering", "matching") or None)
         expected = False if expected is None and self.noted["recipe"] != "sequence_classification" else expected
         if expected is not None and expected != pair:
-            what = "pairs of texts: pass `--pair`" if expected else "single inputs: leave `--pair` out"
-            raise error(f"The model was trained on {what}.", pair=pair, folder=self.folder)
+            trained_on = "pairs of texts: pass `--pair`" if expected else "single inputs: leave `--pair` out"
+            raise error(f"The model was trained on {trained_on}.", pair=pair, folder=self.folder)
 
     def __call__(self, inputs):
         """Return a dict for each input."""
@@ -96,7 +96,7 @@ class Labels:
 
 
 def _labelled(inputs, logits, names):
-    """Return a dict for each input, of the columns `inputs`, with its label and the probabilities of all classes."""
+    """Return a dict for each input: its columns in `inputs`, its label and the probabilities of all classes."""
     out, probabilities = [], softmax(logits.astype("float64"), axis=-1)
     for i, row in enumerate(probabilities):
         label, best = names[int(row.argmax())], float(row.max())
@@ -119,7 +119,7 @@ class Images:
         paths = [path for (path,) in inputs]
         missing = [path for path in paths if not os.path.isfile(path)]
         if missing:
-            raise error("There is no such image.", image=missing[0])
+            raise error("The image does not exist.", image=missing[0])
         names = list(self.model.config.id2label.values())
         rows = self.recipe.encode([(Path(p), names[0]) for p in paths], names, self.model.config.image_size)
         batch = self.recipe.collate(rows)
@@ -128,7 +128,7 @@ class Images:
 
 
 class Tags:
-    """A tag for each word of a text; words that are cut off have none."""
+    """A tag for each word of a text, except for words that are cut off."""
 
     def __init__(self, folder, options):
         self.recipe, self.options = importlib.import_module("token_classification"), options
@@ -209,7 +209,7 @@ def _until(tokens, end):
 
 
 def _mean_probability(logits, tokens):
-    """Return the geometric mean of the tokens' probabilities; 1 of no tokens."""
+    """Return the geometric mean of the tokens' probabilities; 1 without tokens."""
     if not tokens:
         return 1.0
     logs = log_softmax(logits[: len(tokens)].astype("float64"), axis=-1)
@@ -217,7 +217,7 @@ def _mean_probability(logits, tokens):
 
 
 class Continuations:
-    """An answer to each prompt of a language model, of bytes or of tokens; adapters are added to their model."""
+    """A language model's answer to each prompt, in bytes or tokens; adapters are added to their base model."""
 
     def __init__(self, folder, options):
         self.length = options.max_length

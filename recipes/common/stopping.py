@@ -17,13 +17,13 @@ class StopWithCheckpoint(StopOnSigterm):
     interrupted = False
 
     def __enter__(self):
-        """Take both signals over."""
+        """Install both signal handlers."""
         super().__enter__()
         self._before_interrupt = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, kind, *rest):
-        """Give both signals back."""
+        """Restore the previous signal handlers."""
         signal.signal(signal.SIGINT, self._before_interrupt)
         if self.interrupted and kind is None:  # the run came to its end in the step that was interrupted
             self.asked = False
@@ -36,7 +36,7 @@ class StopWithCheckpoint(StopOnSigterm):
         signal.raise_signal(signal.SIGTERM)
 
     def on_save(self, args, state, control, **kwargs):
-        """End, with the command that resumes."""
+        """Exit, and print the command that resumes."""
         try:
             super().on_save(args, state, control, **kwargs)
         except SystemExit as ended:

@@ -6,7 +6,7 @@
     splits = load_splits("paddlenlp:clue:tnews")               # NAME or NAME:CONFIG; or "datasets:glue:sst2"
     train = TextDataset(splits.train, tokenizer, max_length=64)
 
-In order: what recipes call, the docstrings, splits out of rows. Files and hubs are read by `text_sources`.
+In order: the functions for recipes, the docstrings, splits from rows. `text_sources` reads files and hubs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TextDataset(Dataset):
         return {**self.tokenizer(*texts, max_length=self.max_length, truncation=True), "labels": label}
 
     def lengths(self):
-        """Return the tokens of each row before it is cut; those of rows that are not cut as they are."""
+        """Return the number of tokens of each row before it is cut."""
         full = [len(self[i]["input_ids"]) for i in range(len(self))]
         for i, length in enumerate(full):
             if length >= self.max_length:
@@ -81,7 +81,7 @@ class TextDataset(Dataset):
 
 
 def say_cut(dataset, most=0.05):
-    """Return what `max_length` cuts of a `TextDataset`, with advice if it is more than `most` of the rows."""
+    """Return a sentence about the rows that `max_length` cuts, with advice if they exceed the fraction `most`."""
     lengths = sorted(dataset.lengths())
     cut = sum(length > dataset.max_length for length in lengths)
     share, kept = cut / len(lengths), dataset.max_length
@@ -113,16 +113,16 @@ def load_splits(
             two columns.
         text_pair_column (str|int): the second text of a pair. By default the second of two columns with the names of a
             usual pair (sentence1 and sentence2, text_a and text_b, premise and hypothesis, question1 and question2) if
-            no `text_column` is given; otherwise none.
+            no `text_column` is given; otherwise texts are single.
         pairs (bool): texts must be pairs.
         label_column (str|int): the column of labels. By default a usual name, or else the second of two.
         has_header (bool): whether .tsv and .csv files begin with column names; None looks for them in the first row.
-        encoding (str): of the files.
+        encoding (str): encoding of the files.
         examples_per_class (int): training rows to keep of each class (few-sample protocol); None keeps all.
         seed (int): draws these rows.
 
     Raises:
-        ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are no classes.
+        ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are not classes.
     """
     if not isinstance(source, (str, Path)):
         raise TypeError(f"`source` must be a string or a path. Received: source={source!r}.")

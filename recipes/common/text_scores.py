@@ -14,7 +14,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class ScoringTuner(FineTuner):
-    """The Trainer of data sets with a `score` of predictions."""
+    """A Trainer for data sets that score predictions themselves (`score`)."""
 
     def evaluate(self, eval_dataset=None, *args, **kwargs):
         """Evaluate with the data set's own score."""
@@ -26,8 +26,8 @@ def answer_scores(found, right):
     """Return SQuAD's exact match and F1 of answers, each against its nearest correct answer.
 
     Args:
-        found (list[str]): an answer to each question.
-        right (list[list[str]]): the correct answers to each.
+        found (list[str]): the answer to each question.
+        right (list[list[str]]): the correct answers to each question.
     """
     pairs = [(_squad_words(one), [_squad_words(text) for text in texts]) for one, texts in zip(found, right)]
     exact = sum(one in texts for one, texts in pairs)

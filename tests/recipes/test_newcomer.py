@@ -185,9 +185,9 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path)
     assert "saving a checkpoint after this step" in done.err
     assert re.search(rf"^resume: .*--resume_from_checkpoint {folder}$", done.err, re.M)
     assert [path.name for path in tmp_path.glob("run/checkpoint-*")] == ["checkpoint-1"]
-    assert "already over" not in call(["--resume_from_checkpoint", folder]).out
+    assert "already ended" not in call(["--resume_from_checkpoint", folder]).out
     again = call(["--resume_from_checkpoint", folder])
-    assert "This run is already over: it ended at step 2. Only its test is repeated." in again.out
+    assert "This run already ended, at step 2: only the test is repeated." in again.out
 
 
 # --- logs (6) ---
@@ -282,8 +282,8 @@ def test_every_option_of_ours_has_a_help_text(name):
             [0.4, 0.8],
             r"0\.050 more .*95 % interval -1\.\d+ to \+1\.\d+, 2 seeds\): the difference may be chance",
         ),
-        ([0.5], [0.6], "one seed does not tell"),
-        ([0.5, float("nan")], [0.6, 0.7], "none, as an arm diverged"),
+        ([0.5], [0.6], "With one seed, this may be chance"),
+        ([0.5, float("nan")], [0.6, 0.7], "none, because an arm diverged"),
     ],
 )
 def test_the_verdict_of_a_comparison(uniform, layerwise, says):
@@ -315,7 +315,7 @@ def test_the_interval_is_students():
         (["--fp16", "True"], "`fp16` needs a GPU: leave it out on a CPU. Received: fp16=True, device='cpu'"),
         (["--bf16", "True"], "`bf16` needs a GPU"),
         (["--device", "gpu"], "This Paddle has no GPU support.*Received: device='gpu'"),
-        (["--tensor_parallel_degree", "2"], "`tensor_parallel_degree` needs as many processes.*degree=2"),
+        (["--tensor_parallel_degree", "2"], "`tensor_parallel_degree` exceeds the number of processes.*degree=2"),
         (["--fp16", "True", "--pipeline_parallel_degree", "2"], "2 settings are wrong"),
     ],
 )

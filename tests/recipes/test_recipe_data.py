@@ -205,7 +205,7 @@ def test_an_encoding_is_read_and_suggested(tmp_path):
     rows = [(f"Café {i}", label) for i, (_, label) in enumerate(ROWS)]
     (tmp_path / "a.tsv").write_text(tsv(rows), encoding="cp1252")
     assert texts(everything(load_splits(tmp_path / "a.tsv", encoding="cp1252"))) == texts(rows)
-    with pytest.raises(ValueError, match="Python knows no such encoding.*encoding='cp0'"):
+    with pytest.raises(ValueError, match="Python does not know this encoding.*encoding='cp0'"):
         load_splits(tmp_path / "a.tsv", encoding="cp0")
 
 
@@ -279,15 +279,15 @@ def tsv(rows):
 
 GOOD = tsv(ROWS)
 MISTAKES = {  # name: (files, what is loaded, options, what the message says)
-    "missing file": ({}, "a.tsv", {}, "There is no such file.*Accepted: .*docstrings"),
-    "unknown kind": ({}, "sql:table", {}, "There is no such file.*kind of source.*datasets:NAME"),
-    "hub without a name": ({}, "datasets:", {}, "There is no such file.*kind of source"),
+    "missing file": ({}, "a.tsv", {}, "The source does not exist. Accepted: .*docstrings"),
+    "unknown kind": ({}, "sql:table", {}, "The source does not exist. Accepted: .*datasets:NAME"),
+    "hub without a name": ({}, "datasets:", {}, "The source does not exist. Accepted"),
     "wrong ending": ({"a.xlsx": "x"}, "a.xlsx", {}, r"ends in \.tsv, \.csv, \.jsonl"),
-    "empty": ({"a.tsv": ""}, "a.tsv", {}, "There are no rows"),
-    "only a header": ({"a.csv": "text,label\n"}, "a.csv", {}, "There are no rows"),
-    "no objects": ({"a.jsonl": "\n"}, "a.jsonl", {}, "There are no rows"),
+    "empty": ({"a.tsv": ""}, "a.tsv", {}, "The file has no rows"),
+    "only a header": ({"a.csv": "text,label\n"}, "a.csv", {}, "The file has no rows"),
+    "no objects": ({"a.jsonl": "\n"}, "a.jsonl", {}, "The file has no rows"),
     "one label": ({"a.tsv": tsv((t, "x") for t, _ in ROWS)}, "a.tsv", {}, r"two labels or more.*\['x'\]"),
-    "missing column": ({"a.tsv": GOOD + "no tab\n"}, "a.tsv", {}, "Line 61: 2 columns are expected, found 1"),
+    "missing column": ({"a.tsv": GOOD + "no tab\n"}, "a.tsv", {}, "Line 61 must have 2 columns, not 1"),
     "column too many": ({"a.tsv": GOOD + "a tab\tin it\tgood\n"}, "a.tsv", {}, "Line 61: 2 .* found 3"),
     "empty text": ({"a.tsv": GOOD + " \tgood\n"}, "a.tsv", {}, "Line 61 has no text"),
     "empty label": ({"a.tsv": GOOD + "text\t \n"}, "a.tsv", {}, "Line 61 has no string or number"),
@@ -308,7 +308,7 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
         {"a.tsv": tsv((text, f"id{i}") for i, (text, _) in enumerate(ROWS))},
         "a.tsv",
         {"has_header": False},
-        "60 of 60 rows have a label of their own.*identifier",
+        "60 of 60 rows have a unique label.*identifier",
     ),
     "one name twice": ({"a.csv": "text,label,text\na,b,c\n"}, "a.csv", {}, r"the same name: \['text'\]"),
     "one key twice": ({"a.jsonl": '{"text": "a", "text": "b"}'}, "a.jsonl", {}, r"the same name: \['text'\]"),

@@ -99,7 +99,7 @@ def test_adapters_alone_are_trained(tiny_llama, tmp_path):
     assert len(adapters) == 2 * 7 * SHAPE["num_hidden_layers"]
     assert moved and moved <= adapters and any("lora_B" in name for name in moved)
     options = language_model_sft.Options(lora_rank=2)
-    with pytest.raises(ValueError, match="model that is trained.*Received: model='LlamaForCausalLM'"):
+    with pytest.raises(ValueError, match="need a trained model.*Received: model='LlamaForCausalLM'"):
         language_model_sft.build(args, options, dealt())
 
 

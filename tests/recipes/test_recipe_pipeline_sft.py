@@ -55,7 +55,7 @@ def test_wrong_arguments(tmp_path):
     for arguments, message in [
         (["--inject_overflow", "x"], "--inject_overflow: invalid <lambda> value: 'x'"),
         (["--float16"], "--float16 needs a GPU. Received: 2, True"),
-        (["--stages", "1"], "--stages is at least 2"),
+        (["--stages", "1"], "--stages must be at least 2"),
         (["--optim", "adam"], "invalid choice"),
     ]:
         result = run(*arguments)

@@ -198,11 +198,11 @@ def test_the_command_at_the_end_labels_a_text(run, tmp_path, capsys, name):
 def test_what_cannot_be_labelled_is_said_in_one_line(run):
     folder = str(run(max_steps=1, save_strategy="no", load_best_model_at_end=False).folder)
     for argv, says in (
-        (["nowhere", "a text"], "no model of a run"),
+        (["nowhere", "a text"], "no model of a finished run"),
         ([folder, "--pair", "a", "b", "c"], "even number of texts"),
         ([folder, "--pair", "a", "b"], "trained on single inputs: leave `--pair` out"),
         ([folder], "either inputs or `--input`"),
-        ([folder, "a", "--output", "a.txt"], "ends in .csv or .jsonl"),
+        ([folder, "a", "--output", "a.txt"], "must end in .csv or .jsonl"),
         ([folder, "--input", "nowhere.csv"], "no such file"),
     ):
         with pytest.raises(SystemExit, match=f"^error: .*{says}.*Received: "):
@@ -341,7 +341,7 @@ def test_a_resume_with_other_settings_is_refused_and_changes_nothing(run, tmp_pa
     assert "own folder" in refuse(run, resume_from_checkpoint="first", output_dir="second")
     assert "checkpoints of another run" in refuse(run, output_dir="first")
     assert "cannot resume" in refuse(run, "--compare", resume_from_checkpoint="first")
-    assert "stops no training early" in refuse(run, "--compare", early_stopping_patience="2")
+    assert "does not stop early" in refuse(run, "--compare", early_stopping_patience="2")
     assert files(folder) == before and not (tmp_path / "second").exists()
 
 
@@ -372,7 +372,7 @@ def test_the_process_says_so_too(tmp_path):
     ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     assert "ccache" not in ended.stderr and "distutils" not in ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("error: There is no such file")
+    assert ended.stderr.splitlines()[-1].startswith("error: The source does not exist")
     assert not list(tmp_path.iterdir())
 
 
@@ -523,7 +523,7 @@ def test_a_resume_with_other_rows_is_refused_and_says_how_to_go_on(run, tmp_path
     shutil.rmtree("first/checkpoint-8")
     before = files("first")
     message = refuse(run, resume_from_checkpoint="first")
-    assert "rows are not those that the run began with" in message and "remove 'first/data.json'" in message
+    assert "rows changed after the run began" in message and "remove 'first/data.json'" in message
     assert files("first") == before
     os.remove("first/data.json")
     assert run(resume_from_checkpoint="first").trainer.state.global_step >= 8

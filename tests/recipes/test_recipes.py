@@ -382,7 +382,7 @@ def test_what_is_written_is_scored_against_the_whole_target(start, tmp_path):
 @pytest.mark.parametrize("given", ["learning_rate=3e-3", "lr_scheduler_type=cosine", "warmup_steps=9", "power=1.0"])
 def test_a_rate_beside_relative_step_is_refused(start, tmp_path, given):
     name, value = given.split("=")
-    with pytest.raises(SystemExit, match=f"sets its own learning rate: leave the others out. Received: {name}="):
+    with pytest.raises(SystemExit, match=f"sets its own learning rate: leave these arguments out. Received: {name}="):
         start("seq2seq", "--relative_step", f"--{name}", value, *two_steps("seq2seq", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
@@ -398,7 +398,7 @@ def test_jsonl_rows(tmp_path):
     records = text_sources.read_jsonl(tmp_path / "a.jsonl")
     options = seq2seq.Options(source_field="a", target_field="b")
     assert seq2seq.pairs(records[:1], options, "a.jsonl") == [("x", "y")]
-    with pytest.raises(ValueError, match=r"Row 2 has no such text: .*target_field='b'"):
+    with pytest.raises(ValueError, match=r"Row 2 lacks a text: .*target_field='b'"):
         seq2seq.pairs(records, options, "a.jsonl")
 
 
@@ -412,7 +412,7 @@ def test_hub_rows():
     data = Data([{"tokens": ["Rome"], "ner_tags": [1]}])
     data.label_list, data.features = None, {"ner_tags": named}
     assert token_classification.hub_rows(data, "train") == [(["Rome"], ["B-LOC"])]
-    with pytest.raises(ValueError, match="are needed"):
+    with pytest.raises(ValueError, match="are required"):
         token_classification.hub_rows([{"text": "x"}], "train")
     asked, right = {"question": "Who?", "context": "Ada."}, ["Ada", "Ada."]
     for record in ({"answers": {"text": right, "answer_start": [0, 0]}}, {"answers": right, "answer_starts": [0, 0]}):
