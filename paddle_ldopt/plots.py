@@ -14,7 +14,7 @@ from ._files import Path, checked_path
 from ._messages import refusal
 
 Series = dict[str, list[float]]  # layer -> its rates by step
-MOST_POINTS = 10_000  # of a schedule in a file; longer ones show every k-th step
+MOST_POINTS = 10_000  # steps of a schedule in a file; longer schedules show every k-th step
 
 
 def write_schedule(path: Path, first: int, series: Series) -> None:

@@ -68,7 +68,7 @@ def create_optimizer(
         adam_clipnorm: above 0; clips each gradient to this norm.
         adam_global_clipnorm: above 0; clips all gradients together to this global norm.
         weight_decay_rate: decoupled weight decay, at least 0; 0 is plain Adam.
-        power: of the decay of the rate, above 0; 1 is linear.
+        power: exponent of the rate's decay, above 0; 1 is linear.
         include_in_weight_decay: patterns of names with weight decay in any case.
         parameters: the parameters to train, also in groups; by default all parameters of `model`.
         model: gives the names, the layers and the parameters with weight decay.

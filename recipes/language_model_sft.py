@@ -29,10 +29,10 @@ from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.trainer import set_seed
 from seq2seq import pairs
 
-# of the class that is the default; without dropout, as LLaMA is
+# config of the default class; without dropout, like LLaMA
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
 SMALL |= {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 10, "tie_word_embeddings": False}
-ADAPTED = [r".*\.(q|k|v|o|gate|up|down)_proj"]  # of LLaMA, Qwen2 and Mistral
+ADAPTED = [r".*\.(q|k|v|o|gate|up|down)_proj"]  # layers of LLaMA, Qwen2 and Mistral with adapters
 
 
 @dataclasses.dataclass
@@ -71,7 +71,7 @@ class Options:
 
 
 class Writer(TokenTrainer):
-    """The Trainer."""
+    """The Trainer, with a loss for the answers."""
 
     def guesses(self, model, inputs):
         """Return (logits, right tokens, their rows) of the answers."""

@@ -37,7 +37,11 @@ def arguments():
     """Return the parsed command line."""
     steps = lambda text: {int(step) for step in text.split(",")}  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="docstrings", help="as in recipes/sequence_classification.py")
+    parser.add_argument(
+        "--data",
+        default="docstrings",
+        help="docstrings, a file or folder, or a hub's data set, as in sequence_classification.py",
+    )
     parser.add_argument("--optim", default="adamwdl", choices=ldopt.list_optimizers())
     for name, default, text in (
         ("learning_rate", 2e-3, "learning rate of the head at the peak of a cosine"),

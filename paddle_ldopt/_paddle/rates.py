@@ -66,7 +66,7 @@ def asks_for_rates(cls: Any) -> bool:
             return True
         seen.add(function)
         found = []
-        for other in names - {"_append_optimize_multi_tensor_op"}:  # of Adam and Momentum, whose other path also asks
+        for other in names - {"_append_optimize_multi_tensor_op"}:  # Adam's and Momentum's other path also asks
             found += _definition(other, bases if other == name else cls.__mro__)  # itself: by `super()`
             helper = function.__globals__.get(other)
             if isinstance(helper, types.FunctionType) and helper.__module__ == function.__module__:

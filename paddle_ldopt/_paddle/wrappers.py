@@ -13,7 +13,7 @@ _INNER = {
     "_optim": f"{_SHARDING}.group_sharded_optimizer_stage2.GroupShardedOptimizerStage2",
     "inner_optimizer": "paddle.incubate.LookAhead",
     "inner_opt": f"{FLEET}.meta_optimizers.meta_optimizer_base.MetaOptimizerBase",  # static `fleet`
-    "_optimizer": "paddle.incubate.asp.asp.OptimizerWithSparsityGuarantee",  # and static `amp`
+    "_optimizer": "paddle.incubate.asp.asp.OptimizerWithSparsityGuarantee",  # also static `amp`
 }
 # the same for networks
 _INSIDE = {
@@ -65,7 +65,7 @@ def check_wrapper_state(optimizer: Any) -> None:
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    """Return the parameters of an optimizer in order, without groups; under sharding, those of all processes."""
+    """Return the parameters of an optimizer in order, without groups; under sharding, of all processes."""
     # the optimizer inside the sharding wrapper has only this process's parameters
     lists = [getattr(wrapper, "_parameter_list", None) or [] for wrapper in wrappers(optimizer)]
     return flatten_groups(max(lists, key=len))

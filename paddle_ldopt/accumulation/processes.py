@@ -17,7 +17,7 @@ class ProcessPart:
     """A process's part of a cycle, without the sums; a process without a call has no slots."""
 
     reduction: str
-    names: Optional[list[str]]  # of a model's parameters, None for a list of gradients
+    names: Optional[list[str]]  # structured names of a model's parameters, None for a list of gradients
     own_names: Optional[list[str]]  # Paddle's names of these parameters
     slots: list[Slot]
     received: list[bool]

@@ -36,8 +36,8 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
 class LdoptConfig(DecaySettings):
     """All settings of an optimizer, its layer-wise rates and its schedule, in one object and one file.
 
-    The names are those of the Trainer's arguments with `LdoptArgumentsMixin`. The Trainer's mixin saves the object in
-    each checkpoint as ``ldopt_config.json``, and `RunReport` shows it.
+    The settings have the names of the Trainer's arguments with `LdoptArgumentsMixin`. The Trainer's mixin saves the
+    object in each checkpoint as ``ldopt_config.json``, and `RunReport` shows it.
 
     Args:
         optim: one of `list_optimizers`, or "adamw" for Paddle's own.

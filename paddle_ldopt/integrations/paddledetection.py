@@ -20,7 +20,7 @@ def register() -> None:
     """Add our optimizers to PaddleDetection's configuration files; ours replaces its `AdamWDL`.
 
     The settings of PaddleDetection's own optimizers keep their meaning: `clip_grad_by_norm`, `clip_grad_by_value`,
-    `regularizer` (L2) and `param_groups`, and those of its `AdamWDL`: `betas`, `layer_decay`, `num_layers`,
+    `regularizer` (L2) and `param_groups`. So do the settings of its `AdamWDL`: `betas`, `layer_decay`, `num_layers`,
     `filter_bias_and_bn`, `skip_decay_names`. Options of the optimizer and of `LayerDecay`, `rules` and `granularity` of
     `LayerMap.from_model`, and `allow_layerwise_change` are settings too.
 
@@ -72,7 +72,7 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
     hook = settings.pop("set_param_lr_func", _OWN_HOOK)
     if hook != _OWN_HOOK:
         raise refusal(
-            ValueError, f"The rates of the layers are `layerwise_decay`'s: only {_OWN_HOOK!r}.", set_param_lr_func=hook
+            ValueError, f"`layerwise_decay` sets the rates: the hook can only be {_OWN_HOOK!r}.", set_param_lr_func=hook
         )
     blocks = settings.pop("num_layers", None)
     if blocks is not None:

@@ -47,7 +47,7 @@ def _record(optimizer: Any) -> dict[str, Any]:
 
 
 def _check(was: Optional[dict[str, Any]], now: dict[str, Any], allowed: bool) -> None:
-    """Raise ValueError if the record of a checkpoint differs from the present one; warn if there is none."""
+    """Raise ValueError if the record of a checkpoint differs from the present one; warn without a record."""
     if was is None:
         if now["decay"] and not allowed:
             advice = f"set `{ALLOW}: true` to resume with the rates of the file."

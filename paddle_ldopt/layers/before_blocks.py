@@ -16,13 +16,13 @@ class Fact:
     """Tensor name, kind of sublayer and shape of a parameter."""
 
     tensor: str  # ``param.name``
-    kind: str  # of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
+    kind: str  # kind of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
     shape: tuple[int, ...]
 
 
 @dataclasses.dataclass
 class Front:
-    """A part declared before the blocks, whose name says neither embeddings nor head."""
+    """A part declared before the blocks, with a name that could be embeddings or head."""
 
     names: list[str]
     stacks: list[dict[str, int]]  # name -> number of its block

@@ -87,7 +87,10 @@ def adapt_hook(
         TypeError, ValueError: another signature; a decay that the hook cannot see, because it only takes `param`.
     """
     call, is_given = _bind(hook, (layerwise_decay, name_dict, n_layers))
-    bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
+    bound = [
+        *getattr(hook, "args", ())[:1],
+        *getattr(hook, "keywords", {}).values(),
+    ]  # arguments of a functools.partial
     is_bound = any(isinstance(n, numbers.Real) and n == layerwise_decay for n in map(plain_number, bound))
     if layerwise_decay != 1.0 and not is_given and not is_bound:
         raise refusal(

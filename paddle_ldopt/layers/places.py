@@ -31,12 +31,14 @@ _HEAD = re.compile(
 # Parameters whose role is visible in neither name nor position.
 _EXCEPTIONS: dict[re.Pattern[str], int] = {
     re.compile(r"\bbigbird\.encoder\.norm\."): 0,  # applied to the embeddings, before block 0
-    re.compile(r"\bdeberta\.encoder\.(LayerNorm|conv)\."): 0,  # of the relative embeddings; added to block 0's output
+    re.compile(
+        r"\bdeberta\.encoder\.(LayerNorm|conv)\."
+    ): 0,  # norm of the relative embeddings, and a convolution added to block 0's output
     re.compile(r"\baudio_encoder\.batch_norm\."): 0,  # CLAP: of the spectrogram
     re.compile(r"\btransposed_convolution\."): HEAD,  # CLIPSeg: makes the logits
     # lists that look like blocks; the first of wav2vec 2.0, HuBERT, WavLM: of the waveform
     re.compile(r"\bfeature_(extractor|encoder)\.conv_layers\.\d+\.(conv|layer_norm|\d)\b"): 0,
-    re.compile(r"\b(hubert|wavlm)\.layer_norm\."): 0,  # of the features, before their projection
+    re.compile(r"\b(hubert|wavlm)\.layer_norm\."): 0,  # norm of the features, before their projection
     re.compile(r"\bembeddings\.(\w+\.)?backbone\.bit\.(embedder|encoder)\."): 0,  # hybrid DPT, ViT: makes patches
     re.compile(r"\bpatch_embed\.backbone\.stages\."): 0,  # the same in timm
     re.compile(r"\b(ppm|psp_modules?|cm)\.stages\.\d+\."): HEAD,  # PaddleSeg: pools of several sizes, side by side

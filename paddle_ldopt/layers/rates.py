@@ -124,7 +124,7 @@ def planned_rates(
         now = peak = checked_number(learning_rate, "learning_rate", kind="a number or an LRScheduler")
     rates = {}
     for tensor, (_, name, param) in tensors.items():
-        own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)  # of its ParamAttr
+        own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)  # factor of its ParamAttr
         ratio = ratios.of(name) * (own if isinstance(own, (int, float)) else 1.0)
         decayed = None if apply_decay_param_fun is None else bool(apply_decay_param_fun(tensor))
         frozen = ratio == 0 or (param is not None and bool(param.stop_gradient))

@@ -17,7 +17,7 @@ def check_towers(layers: Any, decay: LayerDecay, tower_of: Mapping[str, Optional
     """Raise if a tower of the decay has no block; `tower_of` maps structured name -> tower."""
     with_blocks = {tower_of[name] for name in layers.names if layers.layer_of(name).is_block}
     for tower in (decay.towers or {}).keys() - with_blocks:
-        why = f"No block of the model is in a part of this name (its stacks are {some(layers.towers)})"
+        why = f"The model has no blocks in a part of this name (its stacks are {some(layers.towers)})"
         raise refusal(ValueError, f"{why}: use `multipliers` for parts without blocks.", towers=tower)
 
 

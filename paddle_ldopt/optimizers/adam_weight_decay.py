@@ -86,8 +86,8 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
     **Exclusion from weight decay.** Patterns are searched (`re.search`) in the structured name of a parameter with
     TensorFlow's suffix ":0", such as "encoder.layers.0.norm1.bias:0". So "bias" and "bias:0$" match a bias, but "bias$"
     matches nothing. Structured names come from `name_dict` or `layers`; without them ``param.name`` is searched. Weight
-    decay applies to all names except those that `exclude_from_weight_decay` matches and `include_in_weight_decay` does
-    not. TensorFlow's usual ``["LayerNorm", "layer_norm", "bias"]`` misses Paddle's ``norm1.weight``,
+    decay applies to all names, except names that match `exclude_from_weight_decay` but not `include_in_weight_decay`.
+    TensorFlow's usual ``["LayerNorm", "layer_norm", "bias"]`` misses Paddle's ``norm1.weight``,
     ``input_layernorm`` and ``ln_1``. Use ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class
     of the layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__`` of `paddle_ldopt`.
 

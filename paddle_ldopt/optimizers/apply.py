@@ -79,7 +79,7 @@ def reset_layerwise_decay(optimizer: Any) -> Any:
 
 
 def _inside(optimizer: Any) -> Any:
-    """Return the optimizer itself or the one inside LookAhead; raise TypeError for wrappers of `fleet`."""
+    """Return the optimizer, taken out of LookAhead; raise TypeError for wrappers of `fleet`."""
     inner = unwrap(optimizer)
     if may_have_cut(optimizer) or not isinstance(inner, Optimizer):
         wrong = "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it."

@@ -33,7 +33,7 @@ class CollectingMixin(_Base):
 
     _missing: MissingGradients
     _collected: Optional[list[Task]] = None  # the tasks so far, while Paddle asks for updates
-    _rates: dict[Any, Any]  # of the collected tasks: factors of a rate -> its Tensor
+    _rates: dict[Any, Any]  # rates of the collected tasks: factors -> Tensor
     _waiting: Optional[list[Task]] = None  # in a step with parameter groups: the tasks of the finished groups
     _groups_left = 0  # the number of unfinished groups
 

@@ -13,7 +13,7 @@ from .._paddle import flatten_groups, is_sharded
 __all__ = ["checked_parameters", "is_listed", "parameters_to_train"]
 
 _GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
-_LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # of ernie-m, PaddleMIX and timm: without effect
+_LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, PaddleMIX and timm, without effect
 
 
 def parameters_to_train(model: Any) -> list[Any]:

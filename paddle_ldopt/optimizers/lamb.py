@@ -101,10 +101,10 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
             and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5, its
             mean over all axes except the first). An additional dict ``{"order_params": [...]}`` lists the parameters of
             all groups in the order of their updates.
-        apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: with groups all
-            parameters; without groups all except those with "beta" or "gamma" in their tensor name, or in their
-            structured name if `name_dict` or `layers` has it. Paddle has other names for the weights of norms: exclude
-            norms and biases with ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
+        apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: with groups to
+            all; without groups to all except names with "beta" or "gamma" (structured names if `name_dict` or
+            `layers` has them, else tensor names). Paddle has other names for the weights of norms: exclude norms and
+            biases with ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
         **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
 
     Raises:

@@ -210,7 +210,7 @@ def _state(
             raise ValueError(f"{problem} Received: {', '.join(sorted(given)) or 'nothing else'}")
         if values.dtype.kind not in "iuf":
             raise refusal(ValueError, "A state must be made of numbers.", parameter=there, state=name, value=values)
-        values = values.reshape(shape) if (values.shape, shape) == ((), (1,)) else values  # of a single number
+        values = values.reshape(shape) if (values.shape, shape) == ((), (1,)) else values  # a single number
         if values.shape != shape:
             problem = f"The state of '{there}' has another shape here: give `transpose`, `rename` or `names`."
             raise ValueError(f"{problem} Received: {name} {list(values.shape)}, not {list(shape)}")

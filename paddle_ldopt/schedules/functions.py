@@ -16,7 +16,7 @@ def _steps_left(num_training_steps: int, **phases: int) -> int:
     """Return the number of training steps left after `phases`; negative, with a warning, if they are too long."""
     left = num_training_steps - sum(phases.values())
     if left < 0:
-        longer = "The schedule is longer than the training, which ends before the schedule does."
+        longer = "The schedule is longer than the training and is cut off at its end."
         warnings.warn(refusal(UserWarning, longer, **phases, num_training_steps=num_training_steps), stacklevel=4)
     return left
 

@@ -53,7 +53,7 @@ def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
 
 
 def check_router(args: Any, layers: LayerMap) -> None:
-    """Raise ValueError if the model lacks the one router that `moe_gate_lr_ratio` applies to."""
+    """Raise ValueError if the model lacks the router that `moe_gate_lr_ratio` applies to."""
     gate = _asked(args).get("moe_gate_lr_ratio")
     if gate is not None and "ernie.layers.0.mlp.gate.weight" not in layers.names:
         problem = (

@@ -24,7 +24,7 @@ class ResumeMixin(TrainerMixin):
     - **The run's end**: a finished run that is resumed takes no further step. PaddleNLP's `EarlyStoppingCallback` keeps
       its count; other callbacks set `training_is_over`.
     - **Evaluation first**: a checkpoint due in an epoch's last step (by its number, or by a callback on SIGTERM) is
-      saved after the evaluation at the epoch's end, if there is one, and knows the best model.
+      saved after the evaluation at the epoch's end, if any, and records the best model.
     - **Earlier checkpoints**: a run resumed from a checkpoint before the last renames the later ones to
       ``superseded-checkpoint-<step>`` with a warning, when it first saves. Automatic resumes ignore them, and nothing
       deletes them.

@@ -63,7 +63,7 @@ class GradualUnfreezeCallback(Callback):
         elif layers is not None and layers is not own:
             problem = "The optimizer has layers of its own: leave out the callback's."
             raise refusal(ValueError, problem, layers=layers, optimizer=name)
-        self._restore(optimizer)  # of an interrupted training
+        self._restore(optimizer)  # left by an interrupted training
         self._ratio = optimizer.ratio_of = UnfreezingRatios(optimizer.ratio_of, self.every_k_steps)
         self._ratio.step = state.global_step
         late = sorted(start for start in set(self._ratio.starts.values()) if start >= state.max_steps)

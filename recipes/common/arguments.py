@@ -124,7 +124,7 @@ def refuse(problems):
         raise ValueError(found[0])
     if found:
         lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(found, 1))
-        raise ValueError(f"{len(found)} settings are wrong:{lines}")
+        raise ValueError(f"{len(found)} arguments are wrong:{lines}")
 
 
 def parse(argv, *classes):

@@ -102,7 +102,7 @@ def compare(args, learning_rates, seeds, train, description=""):
 
 
 def verdict(uniform, layerwise, uniform_name, layerwise_name):
-    """Return in words which of two lists of scores, of the same seeds, is higher, with a 95 % interval."""
+    """Return a sentence that compares two lists of scores of the same seeds, with a 95 % interval."""
     if not all(map(math.isfinite, (*uniform, *layerwise))):
         return "Verdict: none, because an arm diverged at its best rate."
     gains = np.subtract(layerwise, uniform)

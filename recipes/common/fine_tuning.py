@@ -74,7 +74,7 @@ def add_callbacks(trainer, report, patience):
     known_beforehand = trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC
     if known_beforehand:
         schedule = ScheduleCallback if args.verbose else FileSchedule
-        trainer.add_callback(schedule(f"{args.output_dir}/schedule.png"))  # and schedule.csv
+        trainer.add_callback(schedule(f"{args.output_dir}/schedule.png"))  # also schedule.csv
     if args.load_best_model_at_end:
         trainer.add_callback(EarlyStoppingCallback(patience))
 

@@ -54,7 +54,7 @@ def deal(parts, key, description):
     Args:
         parts (dict|list): split -> rows, at least "train"; or the training rows.
         key (callable): row -> the text whose hash chooses its split.
-        description (str): of the rows.
+        description (str): description of the rows.
     """
     parts = {"train": parts} if isinstance(parts, list) else parts
     shares = {split: share for split, share in SHARES.items() if split not in parts}

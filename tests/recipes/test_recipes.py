@@ -266,7 +266,7 @@ def test_all_that_is_wrong_with_a_config_is_told_at_once(start, tmp_path):
         start("seq2seq", "--config", str(tmp_path / "c.yaml"))
     with pytest.raises(SystemExit, match="No such file"):
         start("seq2seq", "--config", str(tmp_path / "nowhere.yaml"))
-    with pytest.raises(SystemExit, match="2 settings are wrong.*`max_length` must be.*`max_target_length` must be"):
+    with pytest.raises(SystemExit, match="2 arguments are wrong.*`max_length` must be.*`max_target_length` must be"):
         start("seq2seq", "--max_length", "1", "--max_target_length", "1")
 
 

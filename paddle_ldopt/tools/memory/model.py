@@ -42,7 +42,7 @@ class Transformer:
         vocab: tokens.
         intermediate: width of the feed-forward part; 0: 8/3 of `hidden`, up to a multiple of 256.
         heads: attention heads, which divide `hidden`; 0: `hidden` / 128.
-        kv_heads: heads of keys and values, which divide `heads`; 0: as many.
+        kv_heads: heads of keys and values, which divide `heads`; 0: the same number.
 
     Examples:
         >>> from paddle_ldopt.tools.memory import Transformer
