@@ -1,4 +1,4 @@
-"""Argument checks, which return the value or raise with the argument's name, and `Option`, the declaration of one.
+"""Argument checks, which return the value or raise, and `Option`, the declaration of an option.
 
 Imports no Paddle. Checks beyond a type and a range are in the modules that use them.
 """

@@ -94,7 +94,11 @@ def run(argv):
     """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     if options.compare and (args.layerwise_lr_decay == 1 or args.resume_from_checkpoint):
-        raise ValueError("`compare` needs a `layerwise_lr_decay` below 1 and cannot resume.")
+        received = {
+            "layerwise_lr_decay": args.layerwise_lr_decay,
+            "resume_from_checkpoint": args.resume_from_checkpoint,
+        }
+        raise error("`compare` needs a `layerwise_lr_decay` below 1 and cannot resume.", **received)
     if options.compare and options.early_stopping_patience != Options.early_stopping_patience:
         problem = "`compare` does not stop early: leave `early_stopping_patience` out."
         raise error(problem, early_stopping_patience=options.early_stopping_patience)

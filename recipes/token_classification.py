@@ -75,7 +75,7 @@ def read_conll(path, word_column, tag_column):
             tags.append(cells[tag_column])
         except IndexError:
             columns = {"word_column": word_column, "tag_column": tag_column}
-            raise error(f"Line {number} has {len(cells)} column(s).", source=path, **columns) from None
+            raise error(f"Line {number} has only {len(cells)} column(s).", source=path, **columns) from None
     return rows
 
 

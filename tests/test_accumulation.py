@@ -347,7 +347,7 @@ def test_bad_states_are_refused():
         ({"slots": 10**15}, "received of 2, slots=10"),
         ({"step": -1}, "step=-1"),
         ({"count": -3}, "`count` must be at least 1. Received: count=-3"),
-        ({"count": 7}, "`count` must be `step` before `synchronize`. Received: count=7, step=1"),
+        ({"count": 7}, "`count` must equal `step` before `synchronize`. Received: count=7, step=1"),
         ({"step": 0, "count": 0}, "Received: count=0"),
         ({"weight": -1.0}, "`weight` must be in .*Received: weight=-1.0"),
         ({"weight": float("nan")}, "Received: weight=nan"),

@@ -240,7 +240,10 @@ WRONG = {
         {"lr_scheduler_type": "reduce_lr_on_plateau", "layerwise_towers": {"a": {"layerwise_decay": 0.5, "end": 1.0}}},
         "an `lr_scheduler_type` that does not follow a metric. Received: learning_rate=5e-05",
     ),
-    "rules' pattern": ({"layerwise_rules": {"(": 1}, "layerwise_lr_decay": 0.5}, "`layerwise_rules` must map regular"),
+    "rules' pattern": (
+        {"layerwise_rules": {"(": 1}, "layerwise_lr_decay": 0.5},
+        "The keys of `layerwise_rules` must be regular",
+    ),
     "rules": ({"layerwise_rules": {"a": 1}}, "`layerwise_rules` have no effect without a layer-wise decay"),
     "schedule": ({"lr_scheduler_type": "cosin"}, "'cosin' is not a known schedule; the nearest is 'cosine'"),
     "schedule's option": ({"lr_scheduler_kwargs": {"power": 2}}, "`lr_scheduler_kwargs`: get_linear_schedule"),

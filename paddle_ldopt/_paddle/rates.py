@@ -39,7 +39,7 @@ def start_without_step(schedule: Any) -> None:
 
 
 def rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, float]]:
-    """Return ``param.name`` -> (factor, own) of the rate factor * optimizer's + own that a step would use."""
+    """Return ``param.name`` -> (factor, own): a step would use the rate factor * (optimizer's rate) + own."""
     if not asks_for_rates(optimizer.__class__):  # one rate for all parameters, regardless of groups
         return {param.name: (1.0, 0.0) for param in params}
     other, rates = stand_in(optimizer, _lr_ratio=None), []  # AdamWDL has a ratio set during a step on a GPU

@@ -48,9 +48,7 @@ def slot_of(total: Any) -> Slot:
 def agreed_slots(parts: list[ProcessPart]) -> tuple[list[Slot], Optional[list[str]]]:
     """Return the slots of all processes, None if no process has a gradient, and their names; raise if they differ."""
     if not any(part.count for part in parts):
-        raise refusal(
-            ValueError, "The accumulator should be called first: no process called it since the last reset.", count=0
-        )
+        raise refusal(ValueError, "Call the accumulator first: no process called it since the last reset.", count=0)
     called = [rank for rank, part in enumerate(parts) if part.slots or part.count]
     first = parts[called[0]]
     for rank, part in enumerate(parts):

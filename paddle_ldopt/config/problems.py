@@ -104,7 +104,7 @@ def _checked_rules(value: Any, field: str) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            wrong = f"`{field}` must map regular expressions ({error})."
+            wrong = f"The keys of `{field}` must be regular expressions ({error})."
             raise refusal(ValueError, wrong, pattern=pattern) from error
     if any(isinstance(layer, bool) or not isinstance(layer, (int, str)) for layer in value.values()):
         raise refusal(TypeError, f"`{field}` must map names to layer ids or strings.", **{field: value})

@@ -113,7 +113,7 @@ def numbers_read(value: Any) -> Any:
 
 
 def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: bool = False) -> set[str]:
-    """Return `param.name` of the parameters whose structured name contains one of `parts`, and of vectors if asked."""
+    """Return `param.name` of the parameters whose structured name contains one of `parts`, and optionally of vectors."""
     wanted = tuple(parts)
     return {
         param.name
@@ -134,7 +134,7 @@ def groups_by_name(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]
         if not names:
             raise refusal(
                 ValueError,
-                "A parameter group matches no trainable parameter that earlier groups have left.",
+                "A parameter group matches no trainable parameter outside the earlier groups.",
                 parts=parts,
             )
         groups.append({**numbers_read(options), "params": [left.pop(name) for name in names]})

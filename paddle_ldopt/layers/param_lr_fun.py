@@ -1,4 +1,4 @@
-"""Hooks of `set_param_lr_fun`: a caller's function that gives the ratio of a parameter, under any of its contracts."""
+"""Hooks of `set_param_lr_fun`: a caller's function that gives the ratio of a parameter, with any accepted signature."""
 
 import functools
 import inspect
@@ -30,8 +30,8 @@ def check_ratio(ratio: Any, name: str) -> Any:
         how = "return a number, or change `param.optimize_attr['learning_rate']` and return None"
         raise TypeError(f"A learning-rate hook must {how}. Received: {shown(ratio)} for '{name}'") from None
     except ValueError:
-        what = "A learning-rate ratio must be finite and not negative"
-        raise ValueError(f"{what}. Received: {shown(ratio)} for '{name}'") from None
+        needed = "A learning-rate ratio must be finite and not negative"
+        raise ValueError(f"{needed}. Received: {shown(ratio)} for '{name}'") from None
 
 
 class HookRatios:

@@ -32,7 +32,7 @@ class StopOnSigterm(Callback):
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        """Restore the previous handler, and send it a signal that has not ended the run."""
+        """Restore the previous handler, and pass on a signal that has not ended the run."""
         signal.signal(signal.SIGTERM, self._before)
         if self.asked and kind is not SystemExit:
             os.kill(os.getpid(), signal.SIGTERM)

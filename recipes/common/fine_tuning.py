@@ -43,12 +43,12 @@ class Score:
 
 
 class Beginning(TrainerCallback):
-    """Remember the step at which a training begins or resumes."""
+    """Record the step at which a training begins or resumes."""
 
     step: ClassVar[int] = 0
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Remember it."""
+        """Record the step."""
         self.step = state.global_step
 
 

@@ -55,7 +55,9 @@ def load_images(source):
     else:
         path = Path(source)
         if not path.is_dir():
-            raise error("Accepted: digits, a folder, paddlenlp:NAME, datasets:NAME.", data=source)
+            raise error(
+                "The source does not exist. Accepted: digits, a folder, paddlenlp:NAME, datasets:NAME.", data=source
+            )
         found = {split: path / stem for split, stems in STEMS.items() for stem in stems if (path / stem).is_dir()}
         found = found if "train" in found else {"train": path}
         parts = {split: folder_rows(folder) for split, folder in found.items()}

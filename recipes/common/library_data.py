@@ -142,7 +142,7 @@ def written_dates():
 
 
 def docstring_pairs():
-    """Return rows of (sentence, text, label): 1 if the text goes on with the sentence's docstring, 0 if another's."""
+    """Return rows of (sentence, text, label): 1 if the text continues the sentence's docstring, 0 if another's."""
     pairs = []
     for function in functions():
         first = _sentence(function.docstring)

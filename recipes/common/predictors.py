@@ -204,7 +204,7 @@ class Outputs:
 
 
 def _until(tokens, end):
-    """Return the tokens up to the end of the text, with it."""
+    """Return the tokens up to and including the end of the text."""
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 

@@ -111,7 +111,7 @@ def _saved_class(folder):
 
 
 def minilm_dir():
-    """Return the folder of the installed MiniLM files, without importing the package (that would import torch)."""
+    """Return the folder of the installed MiniLM files, without importing the package, which would import torch."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"The offline encoder is not installed. Run `{INSTALL}`, or name another model. {ACCEPTED}")
