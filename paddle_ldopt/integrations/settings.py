@@ -113,7 +113,7 @@ def numbers_read(value: Any) -> Any:
 
 
 def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: bool = False) -> set[str]:
-    """Return `param.name` of the parameters whose structured name contains one of `parts`, and optionally of vectors."""
+    """Return `param.name` of the parameters whose structured name contains one of `parts`, or also of vectors."""
     wanted = tuple(parts)
     return {
         param.name

@@ -33,9 +33,8 @@ def _from_dict(rules: dict[str, Place], numbered: set[str]) -> Callable[[str], O
         try:
             compiled.append((re.compile(pattern), place))
         except (re.error, TypeError) as error:
-            raise ValueError(
-                f"The keys of `rules` must be regular expressions ({error}). Received: {pattern!r}"
-            ) from error
+            wrong = f"The keys of `rules` must be regular expressions ({error})."
+            raise ValueError(f"{wrong} Received: {shown(pattern)}") from error
 
     def place_of(name: str) -> Optional[Place]:
         for pattern, place in compiled:
