@@ -171,7 +171,7 @@ def _build_untrained(name, overrides, task):
     try:
         model = model_class(_config(model_class.config_class, base, overrides))
     except Exception as cause:  # each architecture has its own constraints between sizes
-        raise ValueError(f"{name} cannot be built: {cause} Received: config={ {**base, **overrides} }.") from cause
+        raise ValueError(f"{name} cannot be built ({cause}). Received: config={ {**base, **overrides} }.") from cause
     size = sum(int(parameter.size) for parameter in model.parameters()) / 1e6
     loud = f"{name} is RANDOMLY INITIALISED ({size:.1f} M parameters, nothing pretrained)"
     warnings.warn(f"{loud}: use it to test a run, not to judge fine-tuning.", stacklevel=3)
@@ -218,4 +218,4 @@ def _from_pretrained(auto_class, name, kind, overrides):
         return auto_class.from_pretrained(str(name), **overrides)
     except Exception as cause:  # OSError offline, RuntimeError for a bad file, KeyError for a strange architecture
         problem = "No reachable hub has a model of this name" if kind == "hub" else "The directory cannot be loaded"
-        raise ValueError(f"{problem}: {cause} {ACCEPTED} Received: name={str(name)!r}.") from cause
+        raise ValueError(f"{problem} ({cause}). {ACCEPTED} Received: name={str(name)!r}.") from cause

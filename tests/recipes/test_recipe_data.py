@@ -282,13 +282,13 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
     "missing file": ({}, "a.tsv", {}, "The source does not exist. Accepted: .*docstrings"),
     "unknown kind": ({}, "sql:table", {}, "The source does not exist. Accepted: .*datasets:NAME"),
     "hub without a name": ({}, "datasets:", {}, "The source does not exist. Accepted"),
-    "wrong ending": ({"a.xlsx": "x"}, "a.xlsx", {}, r"ends in \.tsv, \.csv, \.jsonl"),
+    "wrong ending": ({"a.xlsx": "x"}, "a.xlsx", {}, r"must end in \.tsv, \.csv, \.jsonl"),
     "empty": ({"a.tsv": ""}, "a.tsv", {}, "The file has no rows"),
     "only a header": ({"a.csv": "text,label\n"}, "a.csv", {}, "The file has no rows"),
     "no objects": ({"a.jsonl": "\n"}, "a.jsonl", {}, "The file has no rows"),
     "one label": ({"a.tsv": tsv((t, "x") for t, _ in ROWS)}, "a.tsv", {}, r"two labels or more.*\['x'\]"),
     "missing column": ({"a.tsv": GOOD + "no tab\n"}, "a.tsv", {}, "Line 61 must have 2 columns, not 1"),
-    "column too many": ({"a.tsv": GOOD + "a tab\tin it\tgood\n"}, "a.tsv", {}, "Line 61: 2 .* found 3"),
+    "column too many": ({"a.tsv": GOOD + "a tab\tin it\tgood\n"}, "a.tsv", {}, "Line 61 must have 2 columns, not 3"),
     "empty text": ({"a.tsv": GOOD + " \tgood\n"}, "a.tsv", {}, "Line 61 has no text"),
     "empty label": ({"a.tsv": GOOD + "text\t \n"}, "a.tsv", {}, "Line 61 has no string or number"),
     "missing key": (
@@ -316,7 +316,7 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
         {"a.tsv": GOOD + " \tgood\nno tab\n" + "\tbad\n" * 7},
         "a.tsv",
         {},
-        "Line 61 has no text.*; Line 62: 2 .*; Line 63 has no text in column '0'; 9 of 69 rows are wrong",
+        "Line 61 has no text.*; Line 62 must have 2 .*; Line 63 has no text in column '0'; 9 of 69 rows are wrong",
     ),
     "pair in train alone": (
         {
@@ -357,7 +357,7 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
         {},
         "Line 61 is not UTF-8.*`--encoding gb",
     ),
-    "no train file": ({"test.tsv": GOOD}, ".", {}, "One train file"),
+    "no train file": ({"test.tsv": GOOD}, ".", {}, "The folder must have one train file"),
     "two train files": ({"train.tsv": GOOD, "train.csv": "a,b\n"}, ".", {}, r"\['train.csv', 'train.tsv'\]"),
     "new label": ({"train.tsv": GOOD, "test.tsv": "a\tok\nb\tok\n"}, ".", {}, r"test rows have labels .*\['ok'\]"),
     "too few to split": ({"a.tsv": "a\tx\nb\ty\n" * 2}, "a.tsv", {"has_header": False}, "No rows are left for"),

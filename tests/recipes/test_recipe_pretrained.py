@@ -245,7 +245,7 @@ def test_a_hub_out_of_reach_is_a_value_error_with_its_cause(monkeypatch, auto, l
 
     monkeypatch.setattr(getattr(paddlenlp.transformers, auto), "from_pretrained", offline)
     with pytest.raises(
-        ValueError, match="No hub .*no route to host.*Accepted.*Received: name='ernie-3.0-base-zh'"
+        ValueError, match="No reachable hub .*no route to host.*Accepted.*Received: name='ernie-3.0-base-zh'"
     ) as info:
         load("ernie-3.0-base-zh")
     assert isinstance(info.value.__cause__, OSError)
