@@ -203,7 +203,7 @@ def test_what_cannot_be_labelled_is_said_in_one_line(run):
         ([folder, "--pair", "a", "b"], "trained on single inputs: leave `--pair` out"),
         ([folder], "either inputs or `--input`"),
         ([folder, "a", "--output", "a.txt"], "must end in .csv or .jsonl"),
-        ([folder, "--input", "nowhere.csv"], "no such file"),
+        ([folder, "--input", "nowhere.csv"], "input file does not exist"),
     ):
         with pytest.raises(SystemExit, match=f"^error: .*{says}.*Received: "):
             predict.main(argv)
