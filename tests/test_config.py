@@ -301,7 +301,7 @@ def test_all_that_is_wrong_with_arguments_is_told_at_once(tmp_path):
     [
         ({"optim": "adamw", "optim_kwargs": '{"beta1": 0.8}'}, "`optim_kwargs` are for 'adamwdl'"),
         ({"optim": "lamb", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` sets the beta1 of 'lamb'"),
-        ({"optim": "lamb", "optim_kwargs": '{"multi_precision": true}'}, "`fp16_opt_level` says"),
+        ({"optim": "lamb", "optim_kwargs": '{"multi_precision": true}'}, "`fp16_opt_level` sets"),
         ({"optim": "lamb", "optim_kwargs": "eps"}, "`optim_kwargs` must be a JSON object"),
         ({"optim": "adafactor", "optim_kwargs": '{"relative_step": true}'}, "goes to the Trainer as `optimizers="),
         ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, "`layerwise_rules` must be a JSON object"),

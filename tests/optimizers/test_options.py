@@ -222,7 +222,7 @@ def test_a_bad_rate_is_refused(name, rate, error, match):
 @pytest.mark.parametrize("name", ["came", "adafactor", "lamb"])
 def test_a_group_has_a_rate_of_its_own_or_a_multiplier(name):
     group = {"params": one_parameter(), "lr": 0.1}
-    with pytest.raises(ValueError, match="give one. Received: lr=0.1, learning_rate=0.5"):
+    with pytest.raises(ValueError, match="not both. Received: lr=0.1, learning_rate=0.5"):
         make(name, [{**group, "learning_rate": 0.5}])
     if name != "lamb":  # which takes schedules
         with pytest.raises(TypeError, match="`lr` must be a number"):
