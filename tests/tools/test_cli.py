@@ -81,7 +81,10 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_shown(capsys
         (["--model", BERT, "--min-ratio", "0.1"], "`--min-ratio` has no effect while `--decay` is 1"),
         (["--model", BERT, "--decay", "1", "--freeze-below", "0.1"], "Received: --freeze-below=0.1"),
         (["--model", BERT, "--convention", "xlnet"], "Received: --convention='xlnet'"),
-        (["--model", BERT, "--towers", "[]"], "`--towers` must be a JSON object"),
+        (
+            ["--model", BERT, "--towers", "[]"],
+            """`--towers` must be a JSON object such as '{{"vision_model": 0.65}}'""",
+        ),
         (
             ["--model", BERT, "--decay", "0.5", "--towers", '{{"vision": 0.9}}'],
             "No block of the model is in a part of this name",
