@@ -28,6 +28,13 @@ def test_the_planned_table():
     ]
 
 
+def test_layers_of_rules_have_rows_of_their_own_labels():
+    layers = LayerMap.from_names(names_of(), rules={"0": "head"})
+    assert len(layers.towers) == 1
+    labels = [row[0] for row in layers.table(layerwise_decay=0.5).cells()[1]]
+    assert "shared head" in labels and len(set(labels)) == len(labels)
+
+
 def test_the_table_is_read_back_from_what_the_optimizer_uses():
     model = Tied()
     layers = LayerMap.from_model(model)
