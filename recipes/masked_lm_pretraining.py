@@ -22,7 +22,7 @@ import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common.arguments import RecipeArguments, check_least, option, parse
-from common.fine_tuning import Score, fine_tune, start
+from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import docstring_texts
 from common.parts import load_parts
 from common.pretrained import load_model, load_tokenizer
@@ -48,7 +48,6 @@ class Arguments(RecipeArguments):
     per_device_train_batch_size: int = 64
 
     def __post_init__(self):
-        self.greater_is_better = self.metric_for_best_model == "accuracy"
         super().__post_init__()
         if self.gradient_accumulation_steps != 1:
             received = f"Received: gradient_accumulation_steps={self.gradient_accumulation_steps}"
@@ -65,10 +64,9 @@ class Options:
     micro_batch_size: int = option(16, "rows of a micro-batch")
     masked_share: float = option(0.15, "share of the tokens to predict, in (0, 1)")
     max_length: int = option(16, "tokens to which a text is cut")
-    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
-        check_least(self, micro_batch_size=1, max_length=8, early_stopping_patience=1)
+        check_least(self, micro_batch_size=1, max_length=8)
         if not 0 < self.masked_share < 1:
             raise error("`masked_share` must be in (0, 1).", masked_share=self.masked_share)
 
@@ -187,13 +185,10 @@ def run(argv):
     print(parts.description, flush=True)
     trainer, test, baseline = build(args, options, parts)
     score = Score("accuracy", "most frequent token", baseline)
-    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}")
+    fine_tune(trainer, test, score, options, argv, parts)
 
 
-def main(argv=None):
-    """Run the recipe."""
-    start(run, argv)
-
+main = entry_point(run)
 
 if __name__ == "__main__":
     main()

@@ -50,6 +50,9 @@ HELP = {  # of arguments that are of the Trainer's, or get another default here
 SHOWN = (*HELP, "verbose", "allow_layerwise_change", "null", "config")  # by --help, of the Trainer's arguments
 
 
+LOWER_IS_BETTER = ("loss", "perplexity")
+
+
 @dataclasses.dataclass
 class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     """PaddleNLP's training arguments with defaults for few-sample fine-tuning of an encoder.
@@ -75,11 +78,17 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     save_total_limit: Optional[int] = 1  # and the best one, if it is another
     load_best_model_at_end: bool = True
     metric_for_best_model: str = "accuracy"
+    early_stopping_patience: int = dataclasses.field(
+        default=3, metadata={"help": "evaluations without improvement before the training stops"}
+    )
     device: str = "gpu" if paddle.is_compiled_with_cuda() else "cpu"
     verbose: bool = dataclasses.field(default=False, metadata={"help": "print the Trainer's log and the schedule"})
 
     def __post_init__(self):
+        check_least(self, early_stopping_patience=1)
         refuse(self._impossible())
+        if self.greater_is_better is None:
+            self.greater_is_better = self.metric_for_best_model not in LOWER_IS_BETTER
         self.output_dir = self.output_dir or time.strftime(f"runs/{self.recipe}-%Y%m%d-%H%M%S")
         super().__post_init__()
         if self.load_best_model_at_end and self.evaluation_strategy.value == "no":
@@ -176,7 +185,11 @@ def parse_line(argv, *classes):
     if {"--help-all", "--help_all"} & set(argv):
         parser.print_help()
         sys.exit(0)
-    return parser.parse_args_into_dataclasses(_with_config(argv, classes))
+    *found, unknown = parser.parse_args_into_dataclasses(_with_config(argv, classes), return_remaining_strings=True)
+    known = sorted(name for action in parser._actions for name in action.option_strings)
+    wrong = [word for word in unknown if word.startswith("-")] or unknown  # their values are among the others
+    refuse(f"{word!r} is no argument{_nearest(word.partition('=')[0], known)}. Received: {word}" for word in wrong)
+    return found
 
 
 def _short_help(parser, classes, width=100, column=36):
@@ -214,6 +227,10 @@ def _may_be_none(classes):
     return {f.name for f in fields if f.default is None or type(None) in get_args(hints[f.name])}
 
 
+def _nearest(name, known):
+    return "".join(f"; the nearest is {near!r}" for near in difflib.get_close_matches(name, known, 1, 0.4))
+
+
 def _with_config(argv, classes):
     path, rest = take(argv, "config")
     if path is None:
@@ -225,8 +242,7 @@ def _with_config(argv, classes):
     first, wrong, may_be_none = [], [], _may_be_none(classes)
     for name, value in settings.items():
         if name not in known:
-            near = "".join(f"; the nearest is {n!r}" for n in difflib.get_close_matches(str(name), known, 1, 0.4))
-            wrong.append(f"{name!r} is no argument{near}. Received: {name}={value!r}")
+            wrong.append(f"{name!r} is no argument{_nearest(str(name), known)}. Received: {name}={value!r}")
         elif value is None and name not in may_be_none:
             wrong.append(f"`{name}` needs a value: leave it out for its default. Received: {name}=None")
         elif value is None:

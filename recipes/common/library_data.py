@@ -20,8 +20,8 @@ import re
 import sys
 from dataclasses import dataclass
 
-from .parts import Parts, deal
-from .text_data import NO_DOCSTRINGS, draw, library_trees
+from .parts import Parts, deal, draw
+from .text_data import NO_DOCSTRINGS, library_trees
 from .text_sources import error
 
 EXCEPTIONS = {

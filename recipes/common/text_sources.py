@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -82,9 +83,11 @@ def read_table(path, wanted, has_header=None, encoding="utf-8"):
     except (csv.Error, ValueError) as cause:
         after = f"after {records[-1][0].lower()}" if records else "at the top"
         raise error(f"The row {after} cannot be read: {cause}.", source=path) from cause
+    if not records:
+        raise error("There are no rows in this file.", source=path)
     if suffix == ".jsonl":
         return _flatten(records)
-    first = records[0][1] if records else []
+    first = records[0][1]
     if has_header is None:
         has_header = _is_header(first, wanted) or _refuse_doubtful_header(records, wanted, path)
     if not has_header:
@@ -103,8 +106,9 @@ def decode(path, encoding="utf-8"):
         raise error("Python knows no such encoding.", source=path, encoding=encoding) from cause
     except UnicodeDecodeError as cause:
         line = cause.object.count(b"\n", 0, cause.start) + 1
-        advice = "pass the file's own, for example `--encoding gb18030`, `cp1252` or `utf-16`"
-        problem = f"Line {line} is not {encoding.upper()} ({cause.reason}): {advice}."
+        marked = cause.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        advice = "`--encoding utf-16`" if marked else "the file's own, for example `--encoding cp1252` or `gb18030`"
+        problem = f"Line {line} is not {encoding.upper()} ({cause.reason}): pass {advice}."
         raise error(problem, source=path, encoding=encoding) from cause
 
 
@@ -297,7 +301,8 @@ def column_of(names, option, column, source):
     for choice in (str(column),) if column is not None else USUAL_NAMES[option] + of_two:
         if choice in known:
             return known[choice]
-    raise error(f"Name the column through `{option}`. Valid: {names}.", source=source, **{option: column})
+    numbered = " (numbers: the file has no column names)" if names and names[0] == "0" else ""
+    raise error(f"Name the column through `{option}`. Valid: {names}{numbered}.", source=source, **{option: column})
 
 
 def _add(found, split, names, table, wanted, source):

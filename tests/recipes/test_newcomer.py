@@ -99,10 +99,13 @@ def test_the_verdict_knows_which_scores_are_better(metric, reached, says):
 
 
 @pytest.mark.parametrize(
-    ("name", "argv", "classes"),
-    [("banking.csv", [], 77), ("cola.tsv", ["--label_column", "0", "--text_column", "1"], 2)],
+    ("name", "argv", "classes", "says"),
+    [
+        ("banking.csv", ["--examples_per_class", "4"], 77, "4 in each of 77 classes"),
+        ("cola.tsv", ["--label_column", "0", "--text_column", "1"], 2, "0 93, 1 178"),
+    ],
 )
-def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classes):
+def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classes, says):
     best = ["--metric_for_best_model", "matthews"]
     few = ["--max_steps", "1", "--evaluation_strategy", "steps", "--save_strategy", "steps", "--save_steps", "1"]
     argv = [*argv, *best, *few, "--eval_steps", "1", "--data", str(files / name), "--model", tiny]
@@ -112,6 +115,7 @@ def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classe
     page = (tmp_path / "report.html").read_text()
     assert ("Confusion matrix" in page) == (classes == 2) and ("Most frequent confusions" in page) == (classes == 77)
     assert "max_length=64" in done.out
+    assert f"training rows by label: {says}." in done.out
 
 
 # --- metrics (2) ---
@@ -297,7 +301,9 @@ def test_a_comparison_leaves_a_report(tmp_path, capsys):
     page = (tmp_path / "report.html").read_text()
     printed = capsys.readouterr().out
     (said,) = re.findall(r"^Verdict: .*$", printed, re.M)
-    assert said in page and "the data" in page and page.count("<img") == 1
+    assert f"<p>{said}</p>" in page and "<p>the data</p>" in page and page.count("<img") == 1
+    assert "decay 0.9: 0.855 ± 0.078 at learning rate 0.001, the best by validation" in page
+    assert "logging folder" not in page, "a comparison writes none"
     assert "<td>0.001</td><td>0.550 ± 0.071</td><td>0.855 ± 0.078</td>" in page
     assert f"report: {pathlib.Path(args.output_dir, 'report.html')}" in printed
 

@@ -223,7 +223,7 @@ def test_the_command_works_in_a_process_of_its_own(run, tmp_path):
 
 def test_every_option_is_tested():
     tested = {"model", "data", *FILES["pairs.tsv"][1], *FILES["told.tsv"][1]}  # above
-    tested |= {"examples_per_class", "max_length", "early_stopping_patience"}  # below
+    tested |= {"examples_per_class", "max_length"}  # below
     tested |= {"encoding"}  # test_recipe_data.py
     tested |= {"compare", "compare_learning_rates", "compare_seeds"}
     assert tested == {field.name for field in dataclasses.fields(recipe.Options)}
@@ -301,7 +301,7 @@ ERRORS = {
     "model class": ({"model": "BertForEverything"}, "BertForEverything"),
     "decay": ({"layerwise_lr_decay": 1.5}, "`layerwise_lr_decay` must be"),
     "optimizer": ({"optim": "adamx"}, "adamx"),
-    "argument": ({"epochs": 3}, "--epochs"),
+    "argument": ({"layerwise_decay": 3}, "'--layerwise_decay' is no argument; the nearest is '--layerwise_lr_decay'"),
     "no such run": ({"resume_from_checkpoint": "runs/nowhere"}, "no complete checkpoint"),
     "run without checkpoint": ({"resume_from_checkpoint": "folder"}, "no complete checkpoint"),
     "no such checkpoint": ({"resume_from_checkpoint": "folder/checkpoint-7"}, "no complete checkpoint"),
