@@ -55,9 +55,9 @@ LOWER_IS_BETTER = ("loss", "perplexity")
 
 @dataclasses.dataclass
 class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
-    """PaddleNLP's training arguments with defaults for few-sample fine-tuning of an encoder.
+    """PaddleNLP's training arguments, with defaults for fine-tuning an encoder on few samples.
 
-    A recipe derives its own from it, with its name and the metrics that it can choose the best model by.
+    A recipe derives its own class, with its name and the metrics that may choose the best model.
     """
 
     recipe: ClassVar[str] = "recipe"
@@ -137,18 +137,13 @@ def refuse(problems):
 
 
 def parse(argv, *classes):
-    """Return what a command line says: one object of each class, and the line with all that it refers to.
+    """Return one object of each dataclass, and the command line with the arguments of its config and its earlier run.
 
-    ``--config FILE`` stands for the arguments in a YAML file; those beside it come on top, wherever they stand. So do
-    those that are given to a run that is resumed. ``--null NAME`` is what ``NAME: null`` is in a file.
-
-    Args:
-        argv (list[str]): the line.
-        *classes (type): dataclasses; the last one a `RecipeArguments`.
+    Arguments beside ``--config FILE`` override those of the YAML file, wherever they stand; arguments of a resume
+    override those of the run. ``--null NAME`` is ``NAME: null`` of a file. The last class is a `RecipeArguments`.
 
     Raises:
-        ValueError: an argument that there is not, or with a wrong value, or without an effect; a folder that is another
-            run's.
+        ValueError: an argument is unknown, wrong or without an effect, or the folder is another run's.
     """
     argv = with_arguments_of_run(_with_config(argv, classes))
     found = parse_line(argv, *classes)
@@ -177,8 +172,12 @@ def parse_line(argv, *classes):
     parser.add_argument(
         "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file; arguments beside it override it"
     )
+    of_loop = {
+        field.name for field in dataclasses.fields(classes[-1]) if not issubclass(classes[-1], TrainingArguments)
+    }
     for action in parser._actions:
-        action.help = HELP.get(action.dest, action.help)
+        if action.dest not in of_loop:
+            action.help = HELP.get(action.dest, action.help)
     if {"-h", "--help"} & set(argv):
         print(_short_help(parser, classes))
         sys.exit(0)
@@ -210,7 +209,7 @@ def _short_help(parser, classes, width=100, column=36):
         rows = [first + lines[0], *(" " * column + line for line in lines[1:])]
         groups["recipe" if own else "layer-wise rates" if layerwise else "training"] += rows
     parts = [f"{title}:\n" + "\n".join(rows) for title, rows in groups.items() if rows]
-    return "\n".join([doc, "", *parts, "--help-all shows all arguments of PaddleNLP's Trainer."])
+    return "\n".join([doc, "", *parts, *["--help-all shows all arguments of PaddleNLP's Trainer."][: len(trainers)]])
 
 
 class _Null(argparse.Action):

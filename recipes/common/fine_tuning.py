@@ -10,9 +10,8 @@ import os
 import sys
 import time
 from dataclasses import MISSING
-from typing import ClassVar
 
-from paddlenlp.trainer import EarlyStoppingCallback, TrainerCallback
+from paddlenlp.trainer import EarlyStoppingCallback
 from paddlenlp.utils.log import logger
 
 from paddle_ldopt.schedules import ON_METRIC
@@ -39,16 +38,6 @@ class Score:
             return f"beats the baseline ({self.baseline}) by {gain:.3f}"
         how = f"{-gain:.3f} worse" if gain else "equal"
         return f"does not beat the baseline ({self.baseline}): {how}"
-
-
-class Beginning(TrainerCallback):
-    """Remember the step at which a training begins or resumes."""
-
-    step: ClassVar[int] = 0
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Remember it."""
-        self.step = state.global_step
 
 
 def say_over(step):
@@ -84,14 +73,14 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     Args:
         trainer (Trainer): with its data.
         test (Dataset): evaluated at the end.
-        score (Score): the metric, and the baseline.
-        options (dataclass): the recipe's own, with `model` and `data`.
+        score (Score): the metric and the baseline.
+        options (dataclass): of the recipe, with `model` and `data`.
         argv (list[str]): the command line, for a resume.
-        parts (Parts|Splits): the rows.
+        parts (Parts): the rows.
         judge (callable, optional): (logits, labels) of the test rows -> further results, and tables for the report.
         noted (dict, optional): further facts that predictions need.
     """
-    args, began_at = trainer.args, Beginning()
+    args, noted_arguments = trainer.args, NoteArguments(argv)
     settings = {**dataclasses.asdict(options), **args.to_dict()}
     about = {
         "settings": settings,
@@ -104,7 +93,7 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     add_callbacks(trainer, report)
     check_data(args, parts)
     stop = StopWithCheckpoint()
-    for callback in (NoteArguments(argv), began_at, stop):
+    for callback in (noted_arguments, stop):
         trainer.add_callback(callback)
     progress = None if args.verbose else replace_progress(trainer)
     began = time.perf_counter()
@@ -118,7 +107,7 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
             if progress is not None:
                 progress.close()
     seconds = time.perf_counter() - began
-    state, steps = trainer.state, trainer.state.global_step - began_at.step
+    state, steps = trainer.state, trainer.state.global_step - noted_arguments.first_step
     if not steps and args.resume_from_checkpoint and trainer.is_world_process_zero():
         say_over(state.global_step)
     trainer.remove_callback(EarlyStoppingCallback)  # not for the test
@@ -170,18 +159,9 @@ def defaults_of(settings, argv, *objects):
 
 
 def conclude(folder, score, reached, more, report, *, settings, description, tables=None, defaults=None):
-    """Write the results of a run and its report; print the score beside the baseline.
+    """Write results and report, as `RunReport.write` does; print the score `reached` on the test rows and the baseline.
 
-    Args:
-        folder (str): of the run.
-        score (Score): the metric, and the baseline.
-        reached (float): the metric of the test rows.
-        more (dict): further results; one of them begins with "seconds".
-        report (RunReport): the report.
-        settings (dict): every setting.
-        description (str): the data.
-        tables (dict, optional): further tables of the report.
-        defaults (dict, optional): of the settings.
+    `more` are further results; the name of one of them begins with "seconds".
     """
     baseline = f"{score.baseline.replace(' ', '-')} baseline"
     results = {f"test {score.metric}": reached, baseline: score.value, "verdict": score.verdict(reached), **more}

@@ -37,11 +37,8 @@ class Predictor:
     """A function from a list of tuples, one for each input, to a list of dicts with outputs and probabilities.
 
     Args:
-        folder (str): of the run.
+        folder (str): of the run; ValueError if it has no model, or one without an output of its own.
         max_length (int, optional): tokens to which a text is cut; as in the training if None.
-
-    Raises:
-        ValueError: the folder has no model of a run that has ended, or one that has no output of its own.
     """
 
     def __init__(self, folder, max_length=None):

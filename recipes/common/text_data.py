@@ -43,14 +43,7 @@ class Splits(Parts):
 
 
 class TextDataset(Dataset):
-    """Tokenized rows, with the keys that PaddleNLP's Trainer and DataCollatorWithPadding expect.
-
-    Args:
-        rows (list): (text or pair, label id), as in `Splits`.
-        tokenizer: a PaddleNLP tokenizer.
-        max_length (int): tokens to which an input is cut.
-        lazy (bool): tokenize at each access instead of all rows at once.
-    """
+    """Tokenized rows of `Splits`, for PaddleNLP's Trainer; `lazy` tokenizes at each access, not all rows at once."""
 
     def __init__(self, rows, tokenizer, max_length=128, lazy=False):
         self.rows, self.tokenizer, self.max_length = rows, tokenizer, max_length

@@ -39,13 +39,7 @@ def error(problem, **received):
 
 
 def split_files(path, suffixes, accepted=""):
-    """Return split -> path: of a file for training, or of the train, dev and test files in a folder.
-
-    Args:
-        path (Path): the file or folder.
-        suffixes (tuple[str]): endings of data files.
-        accepted (str): other kinds of source, for the error.
-    """
+    """Return split -> path: of a file for training, or of the train, dev and test files in a folder."""
     if not path.exists():
         accepted += "a file or a folder of " + ", ".join(suffixes)
         raise error(f"There is no such file, folder or kind of source. Accepted: {accepted}.", source=path)
@@ -198,13 +192,7 @@ def hub_text_rows(hub, name, wanted):
 
 
 def hub_rows(hub, name, rows_of):
-    """Return split -> rows of a data set of PaddleNLP or Hugging Face.
-
-    Args:
-        hub (str): "paddlenlp" or "datasets".
-        name (str): NAME or NAME:CONFIG.
-        rows_of (callable): (data, split) -> its rows; none if they have no labels.
-    """
+    """Return split -> rows of NAME or NAME:CONFIG on a hub; `rows_of(data, split)` gives none if labels are hidden."""
     name, _, config = name.partition(":")
     try:
         found = (_load_paddlenlp if hub == "paddlenlp" else _load_datasets)(name, config or None)

@@ -102,7 +102,7 @@ def test_the_verdict_knows_which_scores_are_better(metric, reached, says):
     ("name", "argv", "classes", "says"),
     [
         ("banking.csv", ["--examples_per_class", "4"], 77, "4 in each of 77 classes"),
-        ("cola.tsv", ["--label_column", "0", "--text_column", "1"], 2, "0 93, 1 178"),
+        ("cola.tsv", ["--label_column", "0", "--text_column", "1", "--verbose", "True"], 2, "0 93, 1 178"),
     ],
 )
 def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classes, says):
@@ -115,6 +115,7 @@ def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classe
     page = (tmp_path / "report.html").read_text()
     assert ("Confusion matrix" in page) == (classes == 2) and ("Most frequent confusions" in page) == (classes == 77)
     assert "max_length=64" in done.out
+    assert ("learning rates by step" in done.out) == ("--verbose" in argv), "it brings the Trainer's log back"
     assert f"training rows by label: {says}." in done.out
 
 
@@ -187,7 +188,7 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path)
         done = call(argv, code=130)
     assert signal.getsignal(signal.SIGINT) == handler
     assert "saving a checkpoint after this step" in done.err
-    assert re.search(rf"^resume: .*--resume_from_checkpoint {folder}$", done.err, re.M)
+    assert re.search(rf"^resume: .*--resume_from_checkpoint {folder}$", done.err, re.M) and "SIGTERM" not in done.err
     assert [path.name for path in tmp_path.glob("run/checkpoint-*")] == ["checkpoint-1"]
     assert "already over" not in call(["--resume_from_checkpoint", folder]).out
     again = call(["--resume_from_checkpoint", folder])
@@ -211,22 +212,7 @@ def test_the_progress_is_short(finished):
     assert finished.err == ""
 
 
-def test_verbose_brings_the_log_back(files, tiny, tmp_path, capfd):
-    argv = [
-        "--data",
-        str(files / "subj.csv"),
-        "--model",
-        tiny,
-        "--max_steps",
-        "1",
-        "--output_dir",
-        str(tmp_path),
-        *SMALL,
-    ]
-    assert "learning rates by step" in call([*argv, "--verbose", "True"]).out
-
-
-def test_a_folder_holds_the_best_and_the_last_checkpoint(files, tiny, tmp_path, finished):
+def test_a_folder_holds_the_best_and_the_last_checkpoint(finished):
     found = {path.name for path in finished.folder.glob("checkpoint-*")}
     steps = finished.results["steps"]
     assert found == {finished.results["kept"].partition(",")[0], f"checkpoint-{steps}"}
@@ -270,6 +256,9 @@ def test_every_option_of_ours_has_a_help_text(name):
         arguments.parse_line(["--help"], *classes)
     lines = out.getvalue().splitlines()
     assert not [line for line in lines if re.fullmatch(r"  --\w+ *(\(.*\))?", line)]
+    assert ("Trainer" in lines[-1]) == (name in ("seq2seq", "language_model_sft"))
+    if name == "matching":
+        assert "checkpoints to keep, the newest (1)" in out.getvalue()
     assert len(lines) <= 80
 
 
