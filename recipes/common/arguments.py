@@ -25,7 +25,7 @@ from .run_folder import check_folder, take, with_arguments_of_run
 HELP = {  # of arguments that are of the Trainer's, or get another default here
     "output_dir": "folder of the run; runs/<recipe>-<time> by default",
     "resume_from_checkpoint": "folder of a run, or a checkpoint in it",
-    "optim": f"{', '.join(list_optimizers())}, or one of the Trainer's, such as adamw",
+    "optim": f"{', '.join(list_optimizers())}; with a Trainer also its own, such as adamw",
     "optim_kwargs": "further options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'",
     "learning_rate": "peak learning rate of the head",
     "lr_scheduler_type": ", ".join(kind.value for kind in SchedulerType),
@@ -48,8 +48,6 @@ HELP = {  # of arguments that are of the Trainer's, or get another default here
     "fp16": "train in float16; on a GPU only",
 }
 SHOWN = (*HELP, "verbose", "allow_layerwise_change", "null", "config")  # by --help, of the Trainer's arguments
-
-
 LOWER_IS_BETTER = ("loss", "perplexity")
 
 

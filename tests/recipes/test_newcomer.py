@@ -182,7 +182,7 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path)
         before(stop, args, state, control, **kwargs)
 
     folder = str(tmp_path / "run")
-    argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--max_steps", "2", "--output_dir", folder, *SMALL]
+    argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--max_steps", "2", "--output_dir", folder]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopOnSigterm, "on_step_end", interrupted)
         done = call(argv, code=130)
@@ -190,7 +190,8 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path)
     assert "saving a checkpoint after this step" in done.err
     assert re.search(rf"^resume: .*--resume_from_checkpoint {folder}$", done.err, re.M) and "SIGTERM" not in done.err
     assert [path.name for path in tmp_path.glob("run/checkpoint-*")] == ["checkpoint-1"]
-    assert "already over" not in call(["--resume_from_checkpoint", folder]).out
+    resumed = call(["--resume_from_checkpoint", folder])
+    assert "already over" not in resumed.out and resumed.err == ""
     again = call(["--resume_from_checkpoint", folder])
     assert "This run is already over: it ended at step 2. Only its test is repeated." in again.out
 
