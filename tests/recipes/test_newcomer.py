@@ -182,7 +182,7 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path)
         before(stop, args, state, control, **kwargs)
 
     folder = str(tmp_path / "run")
-    argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--max_steps", "2", "--output_dir", folder]
+    argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--max_steps", "2", "--output_dir", folder, *SMALL[2:]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopOnSigterm, "on_step_end", interrupted)
         done = call(argv, code=130)
