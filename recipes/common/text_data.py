@@ -70,7 +70,10 @@ class TextDataset(Dataset):
 
 
 def say_cut(dataset, most=0.05):
-    """Return what `max_length` cuts of a `TextDataset`, with advice if it is more than `most` of the rows."""
+    """Return what `max_length` cuts of a `TextDataset`, with advice if it is more than `most` of the rows.
+
+    A second line warns of a tokenizer that does not know more than `most` of the tokens, such as MiniLM's of Chinese.
+    """
     lengths = sorted(dataset.lengths())
     cut = sum(length > dataset.max_length for length in lengths)
     share, kept = cut / len(lengths), dataset.max_length
@@ -78,6 +81,11 @@ def say_cut(dataset, most=0.05):
     if share > most:
         enough = lengths[int((1 - most) * (len(lengths) - 1))]
         said = f"warning: {said}; --max_length {enough} would cut at most {most:.0%}"
+    tokens = [token for i in range(min(len(dataset), 1000)) for token in dataset[i]["input_ids"]]
+    unknown = tokens.count(dataset.tokenizer.unk_token_id) / len(tokens)
+    if unknown > most:
+        advice = "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese"
+        said += f".\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}"
     return f"{said}."
 
 

@@ -15,9 +15,11 @@ SUFFIXES = (".tsv", ".csv", ".jsonl")
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 PAIRS = (("sentence1", "sentence2"), ("text_a", "text_b"), ("premise", "hypothesis"), ("question1", "question2"))
 USUAL_NAMES = {
-    "text_column": ("text", "sentence", *(a for a, _ in PAIRS), "content", "review", "question", "query"),
+    "text_column": ("text", "sentence", *(a for a, _ in PAIRS), "content", "review", "question", "query")
+    + ("文本", "文本内容", "句子", "内容", "评论", "评论内容", "正文"),
     "text_pair_column": tuple(b for _, b in PAIRS),
-    "label_column": ("label", "labels", "class", "category", "intent", "sentiment"),
+    "label_column": ("label", "labels", "class", "category", "intent", "sentiment")
+    + ("标签", "类别", "分类", "意图", "情感"),
 }
 DELIMITERS = (",", ";", "\t", "|")
 SHOWN = 3  # wrong rows in an error

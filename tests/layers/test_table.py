@@ -10,7 +10,7 @@ from layer_models import PARTS, Tied, names_of
 from matplotlib.figure import Figure
 
 import paddle_ldopt as ldopt
-from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay
+from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay, plots
 from paddle_ldopt.layers.rates import applied_rates
 from paddle_ldopt.plots import name_lines
 from paddle_ldopt.schedules import CurveSchedule
@@ -168,6 +168,18 @@ def test_names_are_no_markup(tmp_path, tower):
     name_lines(axes)
     figure.savefig(tmp_path / "legend.png")
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [tower]
+
+
+def test_characters_that_the_usual_font_lacks_are_drawn_in_an_installed_one(tmp_path, monkeypatch):
+    axes = Figure().add_subplot()
+    axes.plot([0, 1], label="\ue02a")  # stands for a Chinese character: matplotlib brings no Chinese font
+    monkeypatch.setattr(plots, "CHINESE_FONTS", ("SimHei of tests", "STIXNonUnicode"))
+    name_lines(axes)
+    axes.figure.savefig(tmp_path / "drawn.png")  # no warning of a missing glyph
+    monkeypatch.setattr(plots, "CHINESE_FONTS", ("SimHei of tests",))
+    name_lines(axes)
+    with pytest.warns(UserWarning, match="missing from font"):
+        axes.figure.savefig(tmp_path / "boxes.png")
 
 
 def test_statistics_of_batch_normalization_are_no_frozen_parameters():
