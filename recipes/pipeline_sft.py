@@ -1,4 +1,4 @@
-"""Fine-tune a small LLaMA, split into pipeline stages, with a loss scale that recovers from overflows.
+"""Fine-tune a small LLaMA in pipeline stages, with a loss scale that recovers from overflows.
 
     make pipeline                                                          # two processes on a CPU; under 3 minutes
     make pipeline ARGS="--inject_overflow 5,9"                             # an inf in a gradient of steps 5 and 9
@@ -7,9 +7,9 @@
     python recipes/pipeline_sft.py --output_dir runs/sft                   # keeps checkpoints; --resume continues
     python -m paddle.distributed.launch --devices 0,1,2,3 recipes/pipeline_sft.py --stages 2 --float16    # GPUs: 2 x 2
 
-The recipe starts its processes itself unless `paddle.distributed.launch` has. The model learns to write, byte by byte,
-a text of a given class: by default the docstring of a function, class or module of Python's library. Only the text
-counts in the loss. Micro-batches therefore differ in tokens, and the loss is per token. Learning rates decay by layer.
+It starts its own processes unless `paddle.distributed.launch` has started them. The model learns to write, byte by
+byte, a text of a given class: by default the docstring of a function, class or module of Python's library. The loss is
+the mean over the tokens of the texts, also where micro-batches have different numbers of them.
 """
 
 import argparse
@@ -46,21 +46,21 @@ def arguments():
     for name, default, text in (
         ("learning_rate", 2e-3, "learning rate of the head at the peak of a cosine"),
         ("layerwise_decay", 0.9, "ratio of the rates of neighbouring layers"),
-        ("max_grad_norm", 1.0, "global norm above which gradients are clipped"),
-        ("loss_scale", 2.0**12, "first loss scale; it doubles after 50 steps without an overflow"),
-        ("steps", 200, "steps, including steps that overflow"),
+        ("max_grad_norm", 1.0, "norm of all gradients above which they are clipped"),
+        ("loss_scale", 2.0**12, "the first one; it doubles after 50 steps without an overflow"),
+        ("steps", 200, "updates, with those that overflow"),
         ("stages", 2, "pipeline stages; further processes are data parallel"),
-        ("micro_batch_num", 4, "micro-batches per step"),
-        ("micro_batch_size", 8, "rows per micro-batch"),
-        ("length", 64, "bytes after which a row is cut off"),
-        ("seed", 0, "seed of the weights and the order of the rows"),
-        ("save_steps", 100, "steps from one checkpoint to the next"),
+        ("micro_batch_num", 4, "micro-batches of a step"),
+        ("micro_batch_size", 8, "rows of a micro-batch"),
+        ("length", 64, "bytes to which a row is cut"),
+        ("seed", 0, "of the weights and the order of the rows"),
+        ("save_steps", 100, "steps between two checkpoints"),
     ):
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} ({default:g})")
     parser.add_argument("--inject_overflow", type=steps, default=(), help="steps with an inf gradient, such as 5,9")
-    parser.add_argument("--float16", action="store_true", help="autocast to float16; on a GPU only")
-    parser.add_argument("--output_dir", help="folder for checkpoints; by default none are saved")
-    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in --output_dir")
+    parser.add_argument("--float16", action="store_true", help="autocast; on GPU only")
+    parser.add_argument("--output_dir", help="folder of checkpoints; none are kept without it")
+    parser.add_argument("--resume", action="store_true", help="from the last complete checkpoint in --output_dir")
     args = parser.parse_args()
     if args.stages < 2 or (args.float16 and not paddle.is_compiled_with_cuda()):
         parser.error(f"--stages must be at least 2, --float16 needs a GPU. Received: {args.stages}, {args.float16}")
@@ -79,7 +79,7 @@ def launched(args):
 
 
 def start(args):
-    """Start fleet: `stages` processes per pipeline, and as many pipelines as the processes allow."""
+    """Start fleet with `stages` processes in each pipeline, and as many pipelines as the processes allow."""
     if dist.get_world_size() % args.stages:
         raise ValueError(f"`stages` must divide the {dist.get_world_size()} processes. Received: stages={args.stages}")
     strategy = fleet.DistributedStrategy()
@@ -94,14 +94,14 @@ def start(args):
 
 
 def encode(rows, names, length):
-    """Return inputs and labels, byte by byte, of "class: text"; only the text has labels."""
+    """Return inputs and labels of "class: text", byte by byte; only the text has labels."""
     texts = [text if isinstance(text, str) else " / ".join(text) for text, _ in rows]
     return encode_pairs([(f"{names[label]}: ", text) for text, (_, label) in zip(texts, rows)], length)
 
 
 def llama(length):
-    """Return this stage of PaddleNLP's model, with a loss per token in training, and the layers of all stages."""
-    from paddlenlp.transformers import LlamaConfig, LlamaForCausalLMPipe  # takes seconds
+    """Return this process's stage of PaddleNLP's model, with a loss per token, and the layer map of all stages."""
+    from paddlenlp.transformers import LlamaConfig, LlamaForCausalLMPipe  # slow; not needed to start processes
 
     from paddle_ldopt.trainer.stages import map_layers
 
@@ -121,7 +121,7 @@ def llama(length):
 
 
 def part_of(folder, done, rank):
-    """Return the file with a process's part of a checkpoint."""
+    """Return the file of a process in a checkpoint."""
     return os.path.join(folder, f"checkpoint-{done}", f"rank{rank:04}.pdparams")
 
 
@@ -151,7 +151,7 @@ def main():
     rows = args.micro_batch_num * args.micro_batch_size
     tested = encode(splits.test[: len(splits.test) // rows * rows], splits.labels, args.length)
     if not len(tested[0]):
-        raise ValueError(f"The test split must have at least {rows} rows, a batch. Received: data={args.data!r}")
+        raise ValueError(f"The test split has fewer rows than a batch of {rows}. Received: data={args.data!r}")
 
     network, layers = llama(args.length)
     schedule = ldopt.get_cosine_schedule_with_warmup(args.learning_rate, max(args.steps // 10, 1), args.steps)
@@ -172,7 +172,7 @@ def main():
             parts[name].set_state_dict(state)
 
     now = [0]
-    if dist.get_rank() == dist.get_world_size() - 1:  # in one process: the overflow must reach the others
+    if dist.get_rank() == dist.get_world_size() - 1:  # one process is enough: all must notice
         broken = network.parameters()[0]
         broken.register_hook(lambda gradient: gradient * np.inf if now[0] in args.inject_overflow else gradient)
 
@@ -193,8 +193,8 @@ def main():
     batches = [[paddle.to_tensor(part[i : i + rows]) for part in tested] for i in range(0, len(tested[0]), rows)]
     loss = np.mean([model.eval_batch(batch, compute_loss=True).item() for batch in batches])
     baseline = unigram(labels[labels != IGNORED], tested[1][tested[1] != IGNORED], VOCABULARY)
-    console.print(f"loss on {len(tested[0])} held-out texts: {loss:.3f}; unigram baseline: {baseline:.3f}")
-    dist.barrier()  # a process that ends early breaks the connections of the others
+    console.print(f"loss on {len(tested[0])} test texts: {loss:.3f}; unigram baseline: {baseline:.3f}")
+    dist.barrier()  # a process that ends early closes the connections of the others
     dist.destroy_process_group()
 
 
