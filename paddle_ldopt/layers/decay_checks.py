@@ -46,7 +46,8 @@ def checked_multipliers(value: Any, name: str) -> dict[str, float]:
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
-            raise refusal(ValueError, f"`{name}` must map regular expressions ({error}).", pattern=pattern) from error
+            wrong = f"The keys of `{name}` must be regular expressions ({error})."
+            raise refusal(ValueError, wrong, pattern=pattern) from error
         factors[pattern] = checked_number(factor, f"{name}[{pattern!r}]")
         if factors[pattern] == 1.0:
             raise refusal(ValueError, f"A factor of 1 in `{name}` has no effect: leave it out.", **{name: value})
