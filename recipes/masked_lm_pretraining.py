@@ -51,7 +51,7 @@ class Arguments(RecipeArguments):
         super().__post_init__()
         if self.gradient_accumulation_steps != 1:
             received = f"Received: gradient_accumulation_steps={self.gradient_accumulation_steps}"
-            raise ValueError(f"`micro_batch_size` says how a batch is split: leave this at 1. {received}")
+            raise ValueError(f"`gradient_accumulation_steps` must be 1: set `micro_batch_size`. {received}")
 
 
 @dataclasses.dataclass

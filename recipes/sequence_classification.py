@@ -88,7 +88,9 @@ def run(argv):
     if options.compare and (args.layerwise_lr_decay == 1 or args.resume_from_checkpoint):
         raise ValueError("`compare` needs a `layerwise_lr_decay` below 1, and cannot resume.")
     if options.compare and args.early_stopping_patience != Arguments.early_stopping_patience:
-        raise error("`compare` stops no training early.", early_stopping_patience=args.early_stopping_patience)
+        raise error(
+            "`compare` does not stop early: leave this out.", early_stopping_patience=args.early_stopping_patience
+        )
     if options.examples_per_class is None and options.data == "docstrings":
         options.examples_per_class = 50
     splits = options.load(examples_per_class=options.examples_per_class, seed=args.seed)

@@ -185,7 +185,9 @@ def parse_line(argv, *classes):
     *found, unknown = parser.parse_args_into_dataclasses(_with_config(argv, classes), return_remaining_strings=True)
     known = sorted(name for action in parser._actions for name in action.option_strings)
     wrong = [word for word in unknown if word.startswith("-")] or unknown  # their values are among the others
-    refuse(f"{word!r} is no argument{_nearest(word.partition('=')[0], known)}. Received: {word}" for word in wrong)
+    refuse(
+        f"{word!r} is not a known argument{_nearest(word.partition('=')[0], known)}. Received: {word}" for word in wrong
+    )
     return found
 
 
@@ -239,7 +241,7 @@ def _with_config(argv, classes):
     first, wrong, may_be_none = [], [], _may_be_none(classes)
     for name, value in settings.items():
         if name not in known:
-            wrong.append(f"{name!r} is no argument{_nearest(str(name), known)}. Received: {name}={value!r}")
+            wrong.append(f"{name!r} is not a known argument{_nearest(str(name), known)}. Received: {name}={value!r}")
         elif value is None and name not in may_be_none:
             wrong.append(f"`{name}` needs a value: leave it out for its default. Received: {name}=None")
         elif value is None:

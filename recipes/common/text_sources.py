@@ -80,7 +80,7 @@ def read_table(path, wanted, has_header=None, encoding="utf-8"):
         after = f"after {records[-1][0].lower()}" if records else "at the top"
         raise error(f"The row {after} cannot be read: {cause}.", source=path) from cause
     if not records:
-        raise error("There are no rows in this file.", source=path)
+        raise error("The file has no rows.", source=path)
     if suffix == ".jsonl":
         return _flatten(records)
     first = records[0][1]

@@ -259,7 +259,7 @@ def test_every_option_of_ours_has_a_help_text(name):
     assert not [line for line in lines if re.fullmatch(r"  --\w+ *(\(.*\))?", line)]
     assert ("Trainer" in lines[-1]) == (name in ("seq2seq", "language_model_sft"))
     if name == "matching":
-        assert "checkpoints to keep, the newest (1)" in out.getvalue()
+        assert "newest checkpoints to keep (1)" in out.getvalue()
     assert len(lines) <= 80
 
 

@@ -359,7 +359,7 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
     ),
     "UTF-16": ({"a.csv": GOOD.encode("utf-16")}, "a.csv", {}, "Line 1 is not UTF-8.*pass `--encoding utf-16`"),
     "one column": ({"a.csv": "a\nb\n"}, "a.csv", {}, r"Valid: \['0'\] \(numbers: the file has no column names\)"),
-    "no train file": ({"test.tsv": GOOD}, ".", {}, "One train file"),
+    "no train file": ({"test.tsv": GOOD}, ".", {}, "The folder must have one train file"),
     "two train files": ({"train.tsv": GOOD, "train.csv": "a,b\n"}, ".", {}, r"\['train.csv', 'train.tsv'\]"),
     "new label": ({"train.tsv": GOOD, "test.tsv": "a\tok\nb\tok\n"}, ".", {}, r"test rows have labels .*\['ok'\]"),
     "too few to split": ({"a.tsv": "a\tx\nb\ty\n" * 2}, "a.tsv", {"has_header": False}, "No rows are left for"),
@@ -512,7 +512,7 @@ def test_a_tokenizer_of_another_language_is_warned_of(tokenizer):
 def test_a_chinese_file_needs_its_encoding_alone(tmp_path):
     lines = ["评论,标签", *(f"第{i}家酒店，早餐很{'好,好评' if i % 2 else '差,差评'}" for i in range(40))]
     (tmp_path / "评论.csv").write_text("\n".join(lines), encoding="gbk")
-    with pytest.raises(ValueError, match=r"Line 1 is not UTF-8 .*`--encoding gb18030`.*评论\.csv"):
+    with pytest.raises(ValueError, match=r"Line 1 is not UTF-8 .*`--encoding .*`gb18030`.*评论\.csv"):
         load_splits(tmp_path / "评论.csv")
     splits = load_splits(tmp_path / "评论.csv", encoding="gb18030")
     assert splits.columns == {"text": "评论", "label": "标签"} and sorted(splits.labels) == ["好评", "差评"]

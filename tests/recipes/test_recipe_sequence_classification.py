@@ -300,7 +300,10 @@ ERRORS = {
     "model class": ({"model": "BertForEverything"}, "BertForEverything"),
     "decay": ({"layerwise_lr_decay": 1.5}, "`layerwise_lr_decay` must be"),
     "optimizer": ({"optim": "adamx"}, "adamx"),
-    "argument": ({"layerwise_decay": 3}, "'--layerwise_decay' is no argument; the nearest is '--layerwise_lr_decay'"),
+    "argument": (
+        {"layerwise_decay": 3},
+        "'--layerwise_decay' is not a known argument; the nearest is '--layerwise_lr_decay'",
+    ),
     "no such run": ({"resume_from_checkpoint": "runs/nowhere"}, "no complete checkpoint"),
     "run without checkpoint": ({"resume_from_checkpoint": "folder"}, "no complete checkpoint"),
     "no such checkpoint": ({"resume_from_checkpoint": "folder/checkpoint-7"}, "no complete checkpoint"),
