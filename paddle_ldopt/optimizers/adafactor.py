@@ -213,7 +213,7 @@ class Adafactor(FactoredOptimizer):
         return {name: rate for name, rate in rates.items() if rate is not None}
 
     def _used_lr(self, param: Any) -> Optional[float]:
-        used, steps = self._held(_USED_LR), self._held(STEP)
+        used, steps = self._state_of_all(_USED_LR), self._state_of_all(STEP)
         owner = masters(self).get(param.name, param).name
         known = isinstance(used.get(owner), paddle.Tensor) and steps[owner].item() > 0
         return float(used[owner].item()) if known else None

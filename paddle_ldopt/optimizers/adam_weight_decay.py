@@ -226,7 +226,8 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         states = ("moment1", "moment2", "moment2_max")
         return FusedRule("adam_weight_decay", states, fields, tuple(flag for flag in flags if flags[flag]))
 
-    def _clips_values(self) -> bool:
+    def rule_clips(self) -> bool:
+        """Return whether `clipvalue` or `clipnorm` of the optimizer clips each gradient."""
         return self._defaults["clipvalue"] is not None or self._defaults["clipnorm"] is not None
 
     def has_weight_decay(self, param: Any) -> bool:

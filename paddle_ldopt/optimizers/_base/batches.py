@@ -16,9 +16,9 @@ import paddle
 
 from ... import _paddle
 from .._pieces import Piece, answer_locally
-from ..collecting import Task
 from ..states import ELEMENT, SCALAR, STEP
 from .declared import compute_dtype, rule_shape
+from .step import Task
 
 __all__ = ["Batch", "Batches"]
 

@@ -1,6 +1,6 @@
 """What follows from an optimizer's declaration: its arguments checked, the options of each parameter, its states."""
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Optional, Union
 
 import paddle
 
@@ -17,7 +17,8 @@ from ..._paddle import (
     with_state,
 )
 from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
-from .._fused.step import check_fused
+from .._fused.plan import FusedRule
+from .._fused.step import FusedStep, check_fused
 from .._pieces import MissingGradients, refuse_sharded_groups
 from ..groups import checked_parameters
 from ..states import COLUMN, ELEMENT, ROW, SCALAR, State
@@ -47,6 +48,20 @@ class DeclaredMixin(_Base):
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
         """Return the kinds of the sums over a whole parameter that an update asks for, round by round."""
         return []
+
+    def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
+        """Return the rule for the C library with the options of a group, or the reason why there is none."""
+        return f"the C library has no rule of {type(self).__name__}"
+
+    def fused_flags(self, shape: list[int], options: dict[str, Any]) -> tuple[str, ...]:
+        """Return the flags of the C library that depend on a parameter's shape."""
+        return ()
+
+    def rule_clips(self) -> bool:
+        """Return whether the rule itself clips a gradient, after `grad_clip`."""
+        return False
+
+    fused_bumps_version = True  # whether a fused update counts in `Tensor.inplace_version`, as by Paddle's operations
 
     # ---- arguments
 
@@ -88,6 +103,7 @@ class DeclaredMixin(_Base):
         layerwise = {name: arguments.get(name, default) for name, default in LAYERWISE.items()}
         self._init_layerwise(groups, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
         self._missing, self._rates = MissingGradients(flatten_groups(groups or [])), dict[Any, Any]()
+        self._fused_step = FusedStep()
         return groups
 
     def _checked(self, given: dict[str, Any]) -> dict[str, Any]:

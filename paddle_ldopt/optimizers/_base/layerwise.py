@@ -18,7 +18,6 @@ from ..._messages import refusal, wrong_type
 from ..._paddle import (
     flatten_groups,
     groups_by_name,
-    parameters_of,
     rate_source,
     sharding_setting,
     weight_decay_fun_is_replaced,
@@ -45,6 +44,7 @@ class LayerwiseMixin(_Base):
     _built_with: Optional[list[Any]] = None  # the parameters, before anything wraps them; None without `ratio_of`
     _by_name: dict[str, Any] = {}  # the same
     _step_ratios: Optional[dict[str, Any]] = None  # the ratios of the running step, by parameter name
+    _kept_ratios: Any = None  # of `ratios_now`: function, parameters, which of them were frozen, ratios
     structured_names: Mapping[str, str] = {}  # param.name -> structured name, where it was told
     _groups: dict[str, dict[str, Any]] = {}  # param.name -> its group, as far as they were asked for
     training_steps: Optional[int] = None  # of a decay that moves, where neither it nor the schedule knows them
@@ -92,6 +92,18 @@ class LayerwiseMixin(_Base):
             if known and param.name in known:
                 return known[param.name]
         return self.ratio_now()(self._original(param))
+
+    def ratios_now(self, params: list[Any], frozen: list[bool]) -> list[float]:
+        """Return the ratios of parameters, each asked for and checked unless it is frozen."""
+        if self.ratio_of is None:
+            return [1.0] * len(params)
+        ratio_of, kept = self.ratio_now(), self._kept_ratios
+        if kept is not None and kept[0] is ratio_of and kept[1] is params and kept[2] == frozen:
+            return kept[3]
+        ratios = [0.0 if idle else ratio_of(param) for param, idle in zip(params, frozen)]
+        if ratio_of.is_constant:  # a LayerMap's
+            self._kept_ratios = ratio_of, params, frozen, ratios
+        return ratios
 
     def is_frozen(self, param: Any) -> bool:
         """Return whether the ratio of a parameter is 0; one that a static graph computes is not."""
@@ -155,32 +167,20 @@ class LayerwiseMixin(_Base):
     def _with_ratios(self, params: list[Any], ratio_of: Any = None) -> Iterator[None]:
         """Hold the ratios of one step, all asked for and checked before the step changes anything."""
         ratio_of = ratio_of or self.ratio_now()
-        self._step_ratios = {p.name: ratio_of(self._original(p)) for p in params}
+        trained = [] if ratio_of is None else [param for param in params if not param.stop_gradient]
+        self._step_ratios = {param.name: ratio_of(self._original(param)) for param in trained}
         try:
             yield
         finally:
             self._step_ratios = None
 
-    def step(self) -> Any:
-        """Update all parameters once: Paddle's own step, after the ratios of all trainable parameters were checked."""
-        if self.ratio_of is None or not paddle.in_dynamic_mode():
-            return super().step()
-        with self._with_ratios([p for p in parameters_of(self) if not p.stop_gradient]):
-            return super().step()
+    def _check_in_step(self, params: list[Any]) -> None:
+        """Raise for a hook on parameters of a static graph, or a weight decay that sharding v1 has switched off.
 
-    def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        # `minimize` and the sharding wrappers come here without passing `step`
-        self._check_weight_decay_fun()
-        if self.ratio_of is None or self._step_ratios is not None:
-            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-        params = [p for p, _ in (params_grads["params"] if isinstance(params_grads, dict) else params_grads)]
-        if self._built_with is None and self._documented:  # a static graph: they are known by now
+        Sharding v1 may replace `apply_decay_param_fun` by one for buffers that it does not update.
+        """
+        if self.ratio_of is not None and self._built_with is None and self._documented:
             self._check_ratios(params)
-        with self._with_ratios(params):
-            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-
-    def _check_weight_decay_fun(self) -> None:
-        """Raise if sharding v1 has replaced `apply_decay_param_fun` by one for buffers that it does not update."""
         known = sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")
         if weight_decay_fun_is_replaced(self) and not known:
             setting = sharding_setting("comm_overlap", "tensor_fusion")
@@ -195,12 +195,6 @@ class LayerwiseMixin(_Base):
         if isinstance(ratio, float):
             return lr if ratio == 1.0 else lr * ratio
         return lr * (ratio.astype(lr.dtype) if hasattr(ratio, "astype") else ratio)
-
-    def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
-        pair = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
-        ratio = self.layerwise_ratio(pair[0])
-        frozen = isinstance(ratio, float) and ratio == 0.0
-        return None if frozen else super()._append_optimize_op(block, param_and_grad)
 
 
 def _progress_in_graph(now: int, steps: int) -> Any:

@@ -20,23 +20,20 @@ from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
 from ..._checks import checked_number
-from .._fused.step import FusedMixin
 from .._pieces import Piece, PieceFinder
-from ..collecting import Task
 from ..options import BATCHED
 from ..states import STEP
 from .batches import Batches
-from .declared import DeclaredMixin, compute_dtype
-from .layerwise import LayerwiseMixin
+from .declared import compute_dtype
 from .repeated import RepeatedStep
 from .rule_state import RuleState
-from .sharded_state import ShardedStateMixin
+from .step import LayerwiseOptimizer, Task
 from .updates import Update, Values, update, update_pieces
 
-__all__ = ["STEP", "RuleOptimizer", "Task", "Update", "Values", "checked_rate"]
+__all__ = ["RuleOptimizer", "Update", "Values", "checked_rate"]
 
 
-class RuleOptimizer(RuleState, DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
+class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
     """Base of the optimizers whose update is a pure function: a subclass declares itself and has a `rule`.
 
     It takes the arguments that all optimizers take (see `AdamWDL`), the options that the class declares, and
@@ -121,17 +118,17 @@ class RuleOptimizer(RuleState, DeclaredMixin, FusedMixin, ShardedStateMixin, Lay
 
     # ---- the step, from top to bottom
 
-    def step(self) -> Any:
-        """Update all parameters that have a gradient once."""
+    def _repeat_step(self) -> bool:
+        """Take a step by operations like the last one, if only the gradients have changed; return whether it was."""
         if self._last is not None and self._may_be_repeated():
             with paddle.no_grad():
                 seen = self._last.again(self)
                 if seen is not None:
-                    return None if _paddle.overflow_is_found(self) else self._last.take(self, seen)
+                    if not _paddle.overflow_is_found(self):
+                        self._last.take(self, seen)
+                    return True
         self._last = None
-        # The C library if it can take the whole step. Otherwise Paddle clips, goes through the parameters, calls
-        # `_append_optimize_op` for each, and then, unless the scaler found an overflow, `_update`.
-        return super().step()
+        return False
 
     def _may_be_repeated(self) -> bool:
         """Return whether a step needs nothing but clipping and updates of parameters that this process has whole."""
@@ -150,10 +147,10 @@ class RuleOptimizer(RuleState, DeclaredMixin, FusedMixin, ShardedStateMixin, Lay
             return
         self.check_shape(param)
         task = Task(param, grad, self.step_options(param), self._rate(param, grad))
-        if self._collected is None:
+        if self._tasks is None:
             self._update_whole([task._replace(piece=Piece(self.whole_shape(param)))])
         else:
-            self._collected.append(task)
+            self._tasks.append(task)
 
     def check_shape(self, param: Any) -> None:
         """Raise if a parameter is not what the optimizer was built with."""
@@ -164,7 +161,7 @@ class RuleOptimizer(RuleState, DeclaredMixin, FusedMixin, ShardedStateMixin, Lay
         """Return the rate of a parameter; parameters of one rate share it while a step is collected."""
         dtype, factor = compute_dtype(param), getattr(param, "optimize_attr", None) or {}
         key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.own_rate(param))
-        if self._collected is None or key not in self._rates:
+        if self._tasks is None or key not in self._rates:
             self._rates[key] = _paddle.rate_factor(self)((param, grad)).astype(dtype).reshape([])
         return self._rates[key]
 
@@ -183,7 +180,7 @@ class RuleOptimizer(RuleState, DeclaredMixin, FusedMixin, ShardedStateMixin, Lay
         whole = [task for task in tasks if task.piece.slice_size is None]
         slices = [task for task in tasks if task.piece.slice_size is not None]
         if whole and (self.fused or not paddle.in_dynamic_mode() or whole[0].param.place.is_cpu_place()):
-            whole = self.update_fused(whole)
+            whole = self._fused_step.update(self, whole)
         units = self._batches.split(self, whole)
         for batch, some in units:
             if batch is None:
@@ -192,7 +189,7 @@ class RuleOptimizer(RuleState, DeclaredMixin, FusedMixin, ShardedStateMixin, Lay
                 batch.update([task.grad for task in some], batch.rates(some), some[0].options)
         for task in slices:
             update(self, task)
-        if len(whole) == len(tasks) and self._collected is None and paddle.in_dynamic_mode():
+        if len(whole) == len(tasks) and self._tasks is None and paddle.in_dynamic_mode():
             self._last = RepeatedStep.of(self, units)
 
     def _counted(self, state: Values) -> Values:

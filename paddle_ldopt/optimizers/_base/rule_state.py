@@ -89,19 +89,21 @@ class RuleState(_Base):
         """Return the names of the states of all parameters."""
         return {STEP, *(name for param in self._finder.params.values() for name in self.state_kinds(param))}
 
-    def _held(self, state: str) -> dict[str, Any]:
+    def _state_of_all(self, state: str) -> dict[str, Any]:
         """Return name of the parameter or master -> Tensor of a state."""
         return _paddle.accumulators(self).get(_paddle.prefixed(self, state), {})
 
     def _loaded(self, state: str) -> list[Any]:
         """Return the values of a state that were loaded for parameters that had no gradient since."""
         waiting, part = _paddle.waiting_state(self), f"{_paddle.prefixed(self, state)}_"
-        live = {value.name for value in self._held(state).values()} if waiting else ()  # most of a tiny step's time
+        live = (
+            {value.name for value in self._state_of_all(state).values()} if waiting else ()
+        )  # most of a tiny step's time
         return [value for key, value in waiting.items() if part in key and key not in live]
 
     def _largest_of(self, state: str) -> Any:
         """Return the largest value of a state, a Tensor of shape []."""
-        return largest([*self._held(state).values(), *self._loaded(state)])
+        return largest([*self._state_of_all(state).values(), *self._loaded(state)])
 
 
 def _unified_name(key: str, state_names: set[str]) -> str:

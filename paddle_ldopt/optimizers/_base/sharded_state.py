@@ -60,6 +60,7 @@ class ShardedStateMixin(_Base):
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict`; if it is of another optimizer, raise before anything is changed."""
+        self._fused_step.forget()
         super().set_state_dict(loadable(self, state_dict))
 
     load_state_dict = set_state_dict

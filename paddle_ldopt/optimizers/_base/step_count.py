@@ -45,16 +45,16 @@ class StepCount(_Base):
     def _steps_taken(self) -> float:
         """Return how many steps were taken; it waits for the device only if the last step did not note it."""
         if self._known is not None:
-            held, versions, waiting, count = self._known
+            counts, versions, waiting, count = self._known
             now, now_versions, now_waiting, _ = self._noted(count)
-            if now_waiting is waiting and now_versions == versions and all(map(operator.is_, now, held)):
+            if now_waiting is waiting and now_versions == versions and all(map(operator.is_, now, counts)):
                 return count
         return float(self._count_taken())
 
     def _noted(self, count: float) -> tuple[list[Any], list[int], Any, float]:
         """Return a count with all that shows whether it still holds."""
-        held = list(self._held(self._COUNT).values())
-        return held, list(map(_paddle.version_of, held)), _paddle.waiting_state(self), count
+        counts = list(self._state_of_all(self._COUNT).values())
+        return counts, list(map(_paddle.version_of, counts)), _paddle.waiting_state(self), count
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; whoever asks for it may write into it."""
@@ -66,37 +66,23 @@ class StepCount(_Base):
         self._known = None
         return super().sharded_state_dict(*args, **kwargs)
 
-    def _one_step(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of a step, which may be entered again within it."""
-        raise NotImplementedError
-
-    def step(self) -> None:
-        """Update all parameters that have a gradient once."""
-        with self._one_step():
-            super().step()
-
-    def _apply_optimize(self, *args: Any, **kwargs: Any) -> Any:
-        # of a step: all parameters or a group of them; of `minimize` and the sharding wrappers: a whole step
-        with self._one_step():
-            return super()._apply_optimize(*args, **kwargs)
-
 
 class SharedStepCount(StepCount):
     """The count of an optimizer whose rule has one t for all parameters, as TensorFlow's `iterations`."""
 
     _COUNT = STEP
-    _in_step = False
+    _counting = False  # whether a step is running
     _this: Any = None  # the number of the running step once it is known, a Tensor or of the C library a float
 
     @contextlib.contextmanager
     def _one_step(self) -> Iterator[None]:
-        outermost = not self._in_step
-        self._in_step = True
+        outermost = not self._counting
+        self._counting = True
         try:
             yield
         finally:
             if outermost:
-                self._in_step, self._this = False, None
+                self._counting, self._this = False, None
 
     def _counted(self, state: Values) -> Values:
         """Return 1 + the largest count of any parameter before this step."""
@@ -108,9 +94,10 @@ class SharedStepCount(StepCount):
         known = isinstance(self._this, float)
         return {STEP: paddle.full([], self._this, dtype) if known else self._this.astype(dtype)}
 
-    def _count_steps(self, plan: Any) -> None:
-        if self._this is None and self._elsewhere is None and len(plan.records) == len(self._held(STEP)):
-            self._this = max(kernels.largest_step(plan.records), float(largest(self._loaded(STEP)))) + 1.0
+    def count_planned(self, plan: Any) -> None:
+        """Count the running step by a plan of all parameters that have state, which costs less than Paddle's max."""
+        if self._this is None and self._elsewhere is None and len(plan.structs) == len(self._state_of_all(STEP)):
+            self._this = max(kernels.largest_step(plan.structs), float(largest(self._loaded(STEP)))) + 1.0
 
     def _this_step(self) -> float:
         """Return the number of the running step, from 1, for the C library."""

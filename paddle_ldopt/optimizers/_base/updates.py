@@ -7,9 +7,9 @@ import paddle
 
 from ... import _paddle
 from .._pieces import Piece, answer_locally, answer_together
-from ..collecting import Task
 from ..states import ELEMENT, SCALAR, STEP
 from .declared import compute_dtype, rule_shape
+from .step import Task
 
 __all__ = ["Update", "Values", "update", "update_pieces"]
 

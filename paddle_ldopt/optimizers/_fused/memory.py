@@ -7,7 +7,7 @@ import paddle
 
 from ... import _paddle, kernels
 
-__all__ = ["TYPES", "addresses", "held_bytes", "same_shapes", "versions", "unsupported_reason"]
+__all__ = ["TYPES", "addresses", "allocated_bytes", "same_shapes", "versions", "unsupported_reason"]
 
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
 _Tensor = paddle.Tensor
@@ -28,7 +28,7 @@ def same_shapes(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
     return all(map(_Tensor.is_same_shape, tensors, others))
 
 
-def held_bytes(tensor: Any) -> int:
+def allocated_bytes(tensor: Any) -> int:
     """Return how many bytes are allocated for a tensor, from its first element on; 0 of a DistTensor."""
     return _paddle.bytes_behind(tensor) - _paddle.bytes_before(tensor)
 

@@ -23,7 +23,7 @@ class StepInputs(NamedTuple):
     params: list[Any]
     grads: list[Any]
     grads_at: list[int]  # addresses
-    held: list[int]  # bytes that are allocated for each of the gradients
+    grad_bytes: list[int]  # allocated for each of the gradients
     params_at: list[int]
     factors: list[Any]  # of the parameters' own `optimize_attr`
     sizes: list[int]  # bytes of an element of each parameter
@@ -62,8 +62,8 @@ class StepInputs(NamedTuple):
                 factors = [own["optimize_attr"]["learning_rate"] for own in settings]
                 sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
                 numbers = [begin + i for i in live]
-                held = map(operator.sub, map(_paddle.bytes_behind, grads), map(_paddle.bytes_before, grads))
-                new: Any = frozen, numbers, params, grads, grads_at, held, params_at, factors, sizes, types
+                grad_bytes = map(operator.sub, map(_paddle.bytes_behind, grads), map(_paddle.bytes_before, grads))
+                new: Any = frozen, numbers, params, grads, grads_at, grad_bytes, params_at, factors, sizes, types
                 for all_seen, of_block in zip(seen, new):
                     all_seen += of_block
         except (AttributeError, KeyError, TypeError):  # no parameters of Paddle's layers
