@@ -1,7 +1,4 @@
-"""One step of an optimizer, from top to bottom.
-
-Nothing but gradients is written before `_update`, so an error of anything before it leaves everything unchanged.
-"""
+"""The step of an optimizer, from top to bottom. An error before `_update` changes no parameter and no state."""
 
 import contextlib
 import functools
@@ -31,13 +28,13 @@ class Task(NamedTuple):
 
 
 class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
-    """What all optimizers of this package share, before Paddle's class in the bases; `step` lists a step.
+    """The base of all optimizers of this package, listed before Paddle's class.
 
-    A subclass has `_append_optimize_op`, by which Paddle asks for the update of a parameter: it appends a `Task` to
-    `_tasks`, or updates at once if that is None (in a static graph and in `dist.shard_optimizer`).
+    Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`
+    is None (in a static graph and in `dist.shard_optimizer`), it updates the parameter at once.
     """
 
-    _tasks: Optional[list[Task]] = None  # the collected updates of the running step
+    _tasks: Optional[list[Task]] = None  # collected in the running step
     _rates: dict[Any, Any]  # of these tasks: factors of a rate -> its Tensor
 
     def step(self) -> Any:
@@ -47,10 +44,10 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
                 return None
             if not paddle.in_dynamic_mode():  # `to_static`, which calls `apply_gradients`
                 return super().step()
-            return self._take(super().step, _paddle.parameters_of(self))
+            return self._collect_and_update(super().step, _paddle.parameters_of(self))
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        """Clip the gradients of a group, a part of `step`; or take the whole step of `minimize` or a wrapper."""
+        """Collect the updates of a group within `step`; or take a step, as `minimize` and the wrappers of fleet do."""
         with self._one_step():
             if not isinstance(params_grads, dict):
                 params_grads = self._missing.drop_from(params_grads)
@@ -58,59 +55,59 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
             for param, grad in pairs:
                 _check_gradient(self, param, grad)
             params = [param for param, _ in pairs]
-            self._check_in_step(params)
-            paddles = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
-            done = self._take(paddles, params)
+            self.check_in_step(params)
+            collect = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
+            done = self._collect_and_update(collect, params)
             if not params_grads and self._missing.are_elsewhere() and not _paddle.found_inf(self):
                 self._step_elsewhere()
         return done
 
     def apply_gradients(self, params_grads: Any) -> Any:
-        """Take a step with these pairs of parameters and gradients."""
-        paddles = functools.partial(super().apply_gradients, params_grads)
-        return self._take(paddles, [param for param, _ in params_grads]) if paddle.in_dynamic_mode() else paddles()
+        """Take a step with the given (parameter, gradient) pairs."""
+        collect = functools.partial(super().apply_gradients, params_grads)
+        if not paddle.in_dynamic_mode():
+            return collect()
+        with self._one_step():
+            return self._collect_and_update(collect, [param for param, _ in params_grads])
 
-    def _take(self, paddles: Callable[[], Any], params: list[Any]) -> Any:
-        """Take a step by Paddle's code, which clips gradients, creates state and asks for the update of each parameter.
-
-        Its updates are collected and done at the end, none after an overflow.
-        """
+    def _collect_and_update(self, collect: Callable[[], Any], params: list[Any]) -> Any:
+        """Take a step: `collect` is Paddle's code, which clips the gradients and asks for the update of each parameter."""
         if self._step_ratios is not None:  # within a step
-            return paddles()
+            return collect()
         with self._with_ratios(params):
             self._tasks = [] if self._collects() else None
             try:
-                done, tasks = paddles(), self._tasks
+                done, tasks = collect(), self._tasks
             finally:
                 self._tasks, self._rates = None, {}
-            if tasks is not None and not _paddle.found_inf(self):
+            if tasks is not None and not _paddle.found_inf(self):  # no update after an overflow
                 with paddle.no_grad():
                     self._update(tasks)
         return done
 
-    # ---- what a subclass may say
+    # ---- for subclasses to override
 
     def _one_step(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of a step, which may be entered again within it."""
+        """Return a reentrant context for the counts and schedules of a step."""
         return contextlib.nullcontext()
 
     def _repeat_step(self) -> bool:
-        """Take the last step again if only the gradients have changed; return whether it was."""
+        """Repeat the last step if only the gradients have changed; return whether it was repeated."""
         return False
 
     def _collects(self) -> bool:
-        """Return whether updates are collected before they are done."""
+        """Return whether tasks are collected."""
         return paddle.in_dynamic_mode()
 
     def _update(self, tasks: list[Task]) -> None:
-        """Do the collected updates."""
+        """Do the collected tasks."""
         raise NotImplementedError
 
     def count_planned(self, plan: Any) -> None:
-        """Count a fused step, of which the plan holds, for optimizers with one count for all parameters."""
+        """Count a fused step by its plan, in optimizers with one count for all parameters."""
 
     def _step_elsewhere(self) -> None:
-        """Count a step in which only other processes have updates, for optimizers with one count for all parameters."""
+        """Count a step in which only other processes have updates, in optimizers with one count for all parameters."""
 
     def _takes_sparse(self, param: Any) -> bool:
         """Return whether sparse gradients of this parameter are supported."""

@@ -18,32 +18,28 @@ _Base: Any = object
 
 
 class StepCount(_Base):
-    """The count is the largest in the state `_COUNT` of any parameter: a resume has it, and so has a new parameter.
+    """Counts the steps by the largest value of the state `_COUNT` of any parameter, which a resume restores.
 
-    Under sharding a process's state misses the steps in which other processes alone had updates: they are added.
+    Under sharding, steps in which only other processes have updates are not in this process's state: they are added.
     """
 
     _COUNT: str
-    _elsewhere: Optional[tuple[Any, Any]] = (
-        None  # after such a step: the largest count in this process, the steps taken
-    )
-    _known: Optional[tuple[list[Any], list[int], Any, float]] = (
-        None  # the steps taken, while what shows them is the same
-    )
+    _elsewhere: Optional[tuple[Any, Any]] = None  # after such a step: (largest count in this process, steps taken)
+    _known: Optional[tuple[list[Any], list[int], Any, float]] = None  # the result of `_noted` after the last step
 
     def _count_taken(self) -> Any:
-        """Return how many steps were taken, a Tensor."""
+        """Return the number of steps taken, a Tensor."""
         count = self._largest_of(self._COUNT)
-        return (
-            count if self._elsewhere is None else paddle.where(count == self._elsewhere[0], self._elsewhere[1], count)
-        )
+        if self._elsewhere is None:
+            return count
+        return paddle.where(count == self._elsewhere[0], self._elsewhere[1], count)
 
     def _step_elsewhere(self) -> None:
-        """Count a step of other processes alone."""
+        """Count a step in which only other processes have updates."""
         self._elsewhere = self._largest_of(self._COUNT), self._count_taken() + 1.0
 
     def _steps_taken(self) -> float:
-        """Return how many steps were taken; it waits for the device only if the last step did not note it."""
+        """Return the number of steps taken; it waits for the device unless the last step noted the number."""
         if self._known is not None:
             counts, versions, waiting, count = self._known
             now, now_versions, now_waiting, _ = self._noted(count)
@@ -52,27 +48,27 @@ class StepCount(_Base):
         return float(self._count_taken())
 
     def _noted(self, count: float) -> tuple[list[Any], list[int], Any, float]:
-        """Return a count with all that shows whether it still holds."""
+        """Return a count with the tensors, versions and loaded state that it was read from."""
         counts = list(self._state_of_all(self._COUNT).values())
         return counts, list(map(_paddle.version_of, counts)), _paddle.waiting_state(self), count
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; whoever asks for it may write into it."""
+        """Return the state, which the caller may change."""
         self._known = None
         return super().state_dict()
 
     def sharded_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the state with its places; it is there to be loaded into."""
+        """Return the state with its offsets, to be loaded into."""
         self._known = None
         return super().sharded_state_dict(*args, **kwargs)
 
 
 class SharedStepCount(StepCount):
-    """The count of an optimizer whose rule has one t for all parameters, as TensorFlow's `iterations`."""
+    """One step number t for all parameters, as TensorFlow's `iterations`."""
 
     _COUNT = STEP
     _counting = False  # whether a step is running
-    _this: Any = None  # the number of the running step once it is known, a Tensor or of the C library a float
+    _this: Any = None  # the number of the running step, if known: a Tensor, or a float for the C library
 
     @contextlib.contextmanager
     def _one_step(self) -> Iterator[None]:
@@ -86,7 +82,7 @@ class SharedStepCount(StepCount):
 
     def _counted(self, state: Values) -> Values:
         """Return 1 + the largest count of any parameter before this step."""
-        if not paddle.in_dynamic_mode():  # a graph updates all its parameters or none: they count alike
+        if not paddle.in_dynamic_mode():  # a graph updates all its parameters: they count alike
             return super()._counted(state)
         if self._this is None:
             self._this = self._count_taken() + 1.0
@@ -95,7 +91,7 @@ class SharedStepCount(StepCount):
         return {STEP: paddle.full([], self._this, dtype) if known else self._this.astype(dtype)}
 
     def count_planned(self, plan: Any) -> None:
-        """Count the running step by a plan of all parameters that have state, which costs less than Paddle's max."""
+        """Read the number of the running step from the structs of a plan that covers all state: faster than Paddle."""
         if self._this is None and self._elsewhere is None and len(plan.structs) == len(self._state_of_all(STEP)):
             self._this = max(kernels.largest_step(plan.structs), float(largest(self._loaded(STEP)))) + 1.0
 

@@ -1,4 +1,4 @@
-"""The memory of tensors: where it is, whether it has changed, and whether the C library can work on it."""
+"""The memory of tensors: address, size, changes, and whether the C library can use it."""
 
 from collections.abc import Iterable
 from typing import Any, Optional
@@ -19,7 +19,7 @@ def addresses(tensors: Iterable[Any]) -> list[int]:
 
 
 def versions(tensors: Iterable[Any]) -> list[int]:
-    """Return how often Paddle has changed each tensor in place: its values, or its shape, strides or type."""
+    """Return how often Paddle has changed each tensor (values, shape, strides or type) in place."""
     return list(map(_paddle.version_of, tensors))
 
 
@@ -29,16 +29,16 @@ def same_shapes(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
 
 
 def allocated_bytes(tensor: Any) -> int:
-    """Return how many bytes are allocated for a tensor, from its first element on; 0 of a DistTensor."""
+    """Return the number of bytes allocated for a tensor from its first element on; 0 for a DistTensor."""
     return _paddle.bytes_behind(tensor) - _paddle.bytes_before(tensor)
 
 
 def unsupported_reason(tensor: Any) -> Optional[str]:
-    """Return why the C library cannot work on a tensor even if it is contiguous, None if it can."""
+    """Return why the C library cannot use a contiguous tensor, None if it can."""
     if tensor.is_dist():
-        return "it is a DistTensor"  # of a global shape, of which this process may have a part
+        return "it is a DistTensor"  # this process may have a part of its shape
     if tensor.data_ptr() is None:
-        return "its memory was given back"
+        return "its memory was freed"
     if tensor.dtype not in TYPES:
         return f"the type is {tensor.dtype}"
     return None if tensor.place.is_cpu_place() else f"it is on {tensor.place}"

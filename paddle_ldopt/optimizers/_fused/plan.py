@@ -1,4 +1,4 @@
-"""The plan of the fused step: the structs that the C library is given, and what shows whether they still hold."""
+"""The plan of the fused step: the structs for the C library, and checks whether they are still valid."""
 
 import math
 import operator
@@ -17,34 +17,34 @@ __all__ = ["FusedRule", "Plan"]
 
 _Tensor = paddle.Tensor
 _SMALLEST = float(np.finfo("float32").tiny)
-_CHECKED = 2048  # states whose address is checked in one step: all of a model with some 500 parameters
+_CHECKED = 2048  # number of states whose address each step checks: all, of a model with some 500 parameters
 
 
 class FusedRule(NamedTuple):
-    """An update rule as the C library knows it; see `struct tensor` in kernels/csrc/step.h."""
+    """An update rule for the C library; see `struct tensor` in kernels/csrc/step.h."""
 
     name: str  # in `kernels.RULES`
-    states: tuple[Any, ...]  # names of the states in their order there, a tuple of names where they exclude each other
+    states: tuple[Any, ...]  # names in their order there; a tuple of names that exclude each other
     fields: dict[str, Any]  # field of the struct -> number
     flags: tuple[str, ...] = ()  # names in `kernels.FLAGS`
-    aux: Optional[str] = None  # name of the state of one number, beside the counter
+    aux: Optional[str] = None  # name of another state of one number
 
 
 class Plan:
-    """The parameters of an optimizer as the C library takes them: those to be updated, and others that have state."""
+    """The structs of an optimizer's parameters: of those to be updated, and of others that have state."""
 
     def __init__(self, optimizer: Any, params: list[Any]) -> None:
         self.optimizer, self.parameter_list = optimizer, _paddle.parameter_list(optimizer)
         self.params: list[Any] = []
         self.index: dict[str, int] = {}  # parameter name -> its row in `structs`
-        self.refused: dict[str, str] = {}  # parameter name -> why the C library cannot update it
+        self.refused: dict[str, str] = {}  # parameter name -> reason why the C library cannot update it
         known = {param.name: param for param in [*_paddle.flatten_groups(self.parameter_list or params), *params]}
         updated = {param.name for param in params}
         wanted = updated | _paddle.with_state(optimizer)
         self._masters: list[Any] = []
         self._states: list[Any] = []
         self._state = _state_tensors(optimizer)
-        self._checked = 0  # the first of the states to be checked next
+        self._checked = 0  # index of the first state to be checked next
         structs = []
         for name, param in known.items():
             if name not in wanted or math.prod(param.shape) == 0:
@@ -58,7 +58,7 @@ class Plan:
             self.params.append(param)
             structs.append(struct)
         self.structs = np.concatenate(structs) if structs else np.zeros(0, kernels.TENSOR)
-        with paddle.no_grad():  # views, unlike `detach`, keep the shape, and the memory from being given to others
+        with paddle.no_grad():  # views, unlike `detach`, keep the shape and hold on to the memory
             self._kept, self._as_planned = (
                 [_paddle.view_of(tensor.detach(), list(tensor.shape)) for tensor in tensors]
                 for tensors in (self._states, self.params)
@@ -68,11 +68,11 @@ class Plan:
         self._versions = versions(self._masters), versions(self._states)
         self._rule: Optional[FusedRule] = None
         self._decayed: Any = None
-        self.live: Optional[list[int]] = None  # which parameters had a gradient in the last plain step, by number
+        self.live: Optional[list[int]] = None  # `StepInputs.live` of the last step
         self.rows: Any = None  # their rows in `structs`
-        self._live: Any = None  # their addresses, element sizes and shapes (as tensors) when the plan was made
+        self._live: Any = None  # their addresses, element sizes and shapes (as tensors) in the plan
         self._types: list[Any] = []  # of these parameters
-        self._codes: Any = None  # the same as the library has them
+        self._codes: Any = None  # the same as numbers for the library
 
     def holds(self, params: list[Any]) -> bool:
         """Return whether the plan covers all of these parameters and no buffer has moved."""
@@ -86,7 +86,7 @@ class Plan:
     def is_current(self, seen: Optional[StepInputs] = None) -> bool:
         """Return whether no parameter (with `seen`: of `rows`) or state has moved, been replaced or changed its form.
 
-        Of a large model's states each step checks some for moves, and all for replacement. Until a move is seen, the
+        In large models each step checks all states for replacement, but only some for moves. Until a move is found, the
         library writes into memory that `_kept` holds on to.
         """
         params, masters, states = self._addresses
@@ -108,7 +108,7 @@ class Plan:
         )
 
     def follow(self, seen: StepInputs) -> bool:
-        """Take the parameters that were seen for those of the next plain steps; return whether it knows all of them."""
+        """Select the parameters seen for the next steps; return whether the plan has all of them."""
         rows: Any = [self.index.get(param.name) for param in seen.params]
         if None in rows:
             return False
@@ -119,7 +119,7 @@ class Plan:
         return True
 
     def _fill(self, struct: Any, param: Any, updated: bool) -> Optional[str]:
-        """Fill in the struct of a parameter, or return why it cannot be updated; raise if it is to be and must not."""
+        """Fill in the struct of a parameter, or return why it cannot be; raise if `updated` and the shape is wrong."""
         try:
             self.optimizer.check_shape(param)
         except ValueError as error:
@@ -153,7 +153,7 @@ class Plan:
         return None
 
     def _tensors(self, param: Any, rule: FusedRule) -> dict[Union[str, int], Any]:
-        """Return place in the struct -> tensor, of a parameter, its master and its state."""
+        """Return place in the struct -> tensor, for a parameter, its master and its state."""
         kinds, get = self.optimizer.state_kinds(param), _paddle.state_getter(self.optimizer)
         state = {name: get(name, param) for name in {*kinds, STEP}}
         tensors: dict[Union[str, int], Any] = {"param": param, "step": state[STEP]}
@@ -168,7 +168,7 @@ class Plan:
         return tensors
 
     def fill_rule(self, struct: Any, shape: list[int], options: dict[str, Any]) -> None:
-        """Fill in the numbers of a rule and how it sees a parameter of this shape."""
+        """Fill in the numbers of a rule, and the sizes and flags that it has for a parameter of this shape."""
         rule = self.optimizer.fused_rule(options)
         flags = {*rule.flags, *self.optimizer.fused_flags(shape, options)}
         sizes: Any = (1, 1, math.prod(shape))
@@ -183,7 +183,7 @@ class Plan:
             struct[field] = value
 
     def refresh(self, options: dict[str, Any]) -> None:
-        """Fill in the numbers of the rule, which are the same for all parameters, if they have changed."""
+        """Fill in the numbers of the rule, the same for all parameters, if they have changed."""
         rule = self.optimizer.fused_rule(options)
         if rule != self._rule:
             self._rule = rule
@@ -191,14 +191,14 @@ class Plan:
                 self.structs[field] = value
 
     def decayed(self) -> NDArray[Any]:
-        """Return for each parameter 1.0 if it is decayed, 0.0 otherwise."""
+        """Return 1.0 for each parameter with weight decay and 0.0 for each other one."""
         if self._decayed is None or _paddle.weight_decay_fun(self.optimizer) is not None:
             self._decayed = np.array(list(map(self.optimizer.has_weight_decay, self.params)), "f8")
         return self._decayed
 
     def grad_types(self, seen: StepInputs) -> Any:
-        """Return the type of each gradient as the library has it, None if one cannot be read."""
-        if seen.types == self._types:  # compared by identity first: to look one up takes ten times as long
+        """Return the type of each gradient as a number for the library, None if it does not support one."""
+        if seen.types == self._types:  # identity is compared first: a look-up takes ten times as long
             return self._codes
         types = list(map(TYPES.get, seen.types))
         return None if None in types else types

@@ -23,7 +23,7 @@ __all__ = ["FusedStep", "check_fused", "layer_rates"]
 
 
 def check_fused(fused: Optional[bool]) -> Optional[bool]:
-    """Return `fused` if it is None, True or False, and True only where the C library is there and of use."""
+    """Return `fused`; raise unless it is None, False, or True where the C library can be used."""
     if fused is not None and not isinstance(fused, bool):
         raise refusal(TypeError, "`fused` must be None, True or False.", fused=fused)
     if fused and kernels.library() is None:
@@ -50,10 +50,10 @@ class FusedStep:
         """Drop the plan, as after state was loaded."""
         self._plan = None
 
-    # ---- a whole step, which leaves out all that Paddle does for each parameter in Python
+    # ---- a whole step, without Paddle's Python code for each parameter
 
     def take(self, optimizer: Any) -> bool:
-        """Take a step that needs only updates and clipping; return False, with nothing changed, for any other."""
+        """Take a step that needs only updates and clipping; return False, with nothing changed, for other steps."""
         every = _paddle.parameter_list(optimizer)
         seen = StepInputs.of(every) if _may_be_taken(optimizer) else None
         if seen is None:
@@ -69,7 +69,7 @@ class FusedStep:
         options = optimizer.step_options()
         optimizer.count_planned(plan)
         plan.refresh(options)
-        structs, params = plan.structs.take(plan.rows), seen.params  # by an index it takes ten times as long
+        structs, params = plan.structs.take(plan.rows), seen.params  # indexing takes ten times as long
         _paddle.create_rate(optimizer)()
         structs["lr"] = layer_rates(_paddle.global_rate(optimizer)(), seen.factors, ratios)
         structs["weight_decay"] = options["weight_decay"] * plan.decayed()[plan.rows]
@@ -84,7 +84,7 @@ class FusedStep:
         return True
 
     def _plan_for(self, optimizer: Any, seen: StepInputs, every: list[Any]) -> Optional[Plan]:
-        """Return the plan that follows the parameters seen, a new one if the last is not it; None if it lacks some."""
+        """Return a plan of the parameters seen, the last one if it still holds; None if the library refuses some."""
         plan = self._plan
         if plan is not None and plan.live == seen.live and plan.parameter_list is every and plan.is_current(seen):
             return plan
@@ -94,10 +94,10 @@ class FusedStep:
             plan = self._plan = Plan(optimizer, seen.params)
         return plan if plan.follow(seen) else None
 
-    # ---- updates that were collected
+    # ---- collected tasks
 
     def update(self, optimizer: Any, tasks: list[Any]) -> list[Any]:
-        """Do the tasks of whole parameters that the C library can do, return the others; raise if it must do all."""
+        """Do the tasks that the C library can do and return the others; with `fused=True`, raise if any are left."""
         if not tasks or optimizer.fused is False:
             return tasks
         why = _unsupported_reason_here()
@@ -128,10 +128,10 @@ class FusedStep:
 
 
 def _may_be_taken(optimizer: Any) -> bool:
-    """Return whether a step needs only updates and clipping, as far as that shows without looking at parameters.
+    """Return whether a step needs only updates and clipping, as far as the optimizer's settings show.
 
-    The answer depends on nothing that a resume does not restore: the library takes the norm for clipping, which is
-    rounded in another way than Paddle's, and a run must have the same bits whether it was interrupted or not.
+    The answer must be the same after a resume: the library rounds the norm for clipping in another way than Paddle, and
+    an interrupted run must have the same bits.
     """
     clip, params = _paddle.grad_clip(optimizer), _paddle.parameter_list(optimizer)
     by_norm = type(clip) is paddle.nn.ClipGradByGlobalNorm
@@ -180,27 +180,27 @@ def _call(optimizer: Any, structs: NDArray[Any], params: list[Any]) -> None:
 
 
 def layer_rates(rate: Any, factors: Any, ratios: Any) -> NDArray[Any]:
-    """Return rate * factor * ratio of each parameter, rounded as in `LayerwiseMixin._create_param_lr`: after each."""
+    """Return rate * factor * ratio, rounded after each product as in `LayerwiseMixin._create_param_lr`."""
     kind = "f4" if rate.dtype == paddle.float32 else "f8"
     return np.array(float(rate), kind) * np.array(factors, kind) * np.array(ratios, kind)
 
 
 def _unsupported_reason_here() -> Optional[str]:
-    """Return why no step can be fused at the moment, None if one can."""
+    """Return why no step can be fused now, None if one can."""
     if not paddle.in_dynamic_mode():
-        return "a static graph, or `to_static`, is made of Paddle's operations"
+        return "a static graph, or `to_static`, consists of Paddle's operations"
     if _paddle.flags()["FLAGS_check_nan_inf"]:
-        return "FLAGS_check_nan_inf has Paddle check what its operations return"
+        return "FLAGS_check_nan_inf checks the results of Paddle's operations"
     return kernels.unsupported_reason()
 
 
 def _readable(grad: Any, param: Any) -> tuple[Any, Optional[str]]:
-    """Return a gradient as the C library can read it and None, or None and why there is none."""
+    """Return (gradient that the C library can read, None) or (None, reason)."""
     if grad.is_selected_rows():
         return None, "the gradient is sparse"
     if math.prod(grad.shape) != math.prod(param.shape):
         return None, f"the gradient has shape {list(grad.shape)}"
-    if not param.is_contiguous():  # transposed in place, for one
+    if not param.is_contiguous():  # for example transposed in place
         return None, "it is not contiguous"
     if not grad.is_contiguous():
         grad = grad.contiguous()
