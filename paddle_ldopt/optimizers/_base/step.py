@@ -71,7 +71,7 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
             return self._collect_and_update(collect, [param for param, _ in params_grads])
 
     def _collect_and_update(self, collect: Callable[[], Any], params: list[Any]) -> Any:
-        """Take a step: `collect` is Paddle's code, which clips the gradients and asks for the update of each parameter."""
+        """Take a step; `collect` is Paddle's code, which clips gradients and asks for the update of each parameter."""
         if self._step_ratios is not None:  # within a step
             return collect()
         with self._with_ratios(params):
