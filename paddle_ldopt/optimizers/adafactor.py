@@ -14,7 +14,7 @@ from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
 from ._base.arithmetic import average, plus_, power, times, times_
 from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, is_factored, scaled_rate
-from ._base.rule_optimizer import Update
+from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from .options import SHARED, flag, given_arguments, numbers, plain_weight_decay

@@ -13,8 +13,9 @@ from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
 from ._base.arithmetic import adam_moments, one_minus_power, over_, plus_, root, times
-from ._base.rule_optimizer import RuleOptimizer, Update
+from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_count import SharedStepCount
+from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.keras_config import KerasConfigMixin

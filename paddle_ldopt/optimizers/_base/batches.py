@@ -19,8 +19,6 @@ from ..states import ELEMENT, SCALAR, STEP
 from .declared import compute_dtype, rule_shape
 from .step import Task
 
-__all__ = ["Batch", "Batches"]
-
 _MASTER = "master"
 _Tensor = paddle.Tensor
 

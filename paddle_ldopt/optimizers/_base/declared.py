@@ -23,8 +23,6 @@ from .._pieces import MissingGradients, refuse_sharded_groups
 from ..groups import checked_parameters
 from ..states import COLUMN, ELEMENT, ROW, SCALAR, State
 
-__all__ = ["LAYERWISE", "DeclaredMixin", "compute_dtype", "rule_shape"]
-
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
 # The layer-wise arguments of all optimizers, with their defaults; `AdamWDL` documents them.

@@ -19,7 +19,8 @@ import paddle
 from ..._messages import refusal
 from ..states import COLUMN, ROW
 from .arithmetic import average, over_, plus_, times, times_
-from .rule_optimizer import RuleOptimizer, Values, checked_rate
+from .rule_optimizer import RuleOptimizer, checked_rate
+from .updates import Values
 
 
 def is_factored(shape: Any) -> bool:

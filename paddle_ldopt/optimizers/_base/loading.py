@@ -10,8 +10,6 @@ from ..._messages import shown, wrong_type
 from ..._paddle import accumulators, parameters_of, prefixed, rate_source, with_state
 from ..states import check_value
 
-__all__ = ["loadable"]
-
 
 def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     """Return a state under the names that Paddle's `set_state_dict` expects; raise if Paddle could not load it."""

@@ -13,8 +13,6 @@ from .step import Task
 from .step_functions import StepFunction
 from .updates import update
 
-__all__ = ["RepeatedStep"]
-
 _Tensor = paddle.Tensor
 
 

@@ -30,8 +30,6 @@ from .rule_state import RuleState
 from .step import LayerwiseOptimizer, Task
 from .updates import Update, Values, update, update_pieces
 
-__all__ = ["RuleOptimizer", "Update", "Values", "checked_rate"]
-
 
 class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
     """Base of the optimizers whose update is a pure function: a subclass declares its options and states and a `rule`.

@@ -10,8 +10,6 @@ from ..._checks import checked_state
 from ..states import COLUMN, ELEMENT, ROW, STEP
 from .declared import compute_dtype
 
-__all__ = ["RuleState", "largest"]
-
 _INFIX = "_fp32_master_0_"  # PaddleNLP's unified checkpoints split state names at this infix, whatever the optimizer
 _Base: Any = object
 

@@ -11,8 +11,6 @@ from .declared import DeclaredMixin
 from .layerwise import LayerwiseMixin
 from .sharded_state import ShardedStateMixin
 
-__all__ = ["LayerwiseOptimizer", "Task"]
-
 _FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
 

@@ -12,8 +12,6 @@ from ..states import STEP
 from .rule_state import largest
 from .updates import Values
 
-__all__ = ["SharedStepCount", "StepCount"]
-
 _Base: Any = object
 
 

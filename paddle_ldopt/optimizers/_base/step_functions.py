@@ -16,8 +16,6 @@ from ..._checks import checked_number, plain_number
 from ..._messages import refusal
 from ..options import plain_weight_decay
 
-__all__ = ["StepFunction", "decay_or_function", "rate_or_function"]
-
 
 class StepFunction:
     """A number that depends on the optimizer's steps: element i of a sequence, or a function of i."""

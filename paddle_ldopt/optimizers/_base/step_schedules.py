@@ -15,8 +15,6 @@ from .step_count import StepCount
 from .step_functions import StepFunction, rate_or_function
 from .updates import Values
 
-__all__ = ["StepSchedulesMixin"]
-
 
 class StepSchedulesMixin(StepCount):
     """Lets the rate and the options "lr" and "weight_decay" be a `StepFunction`, listed before `RuleOptimizer`.
@@ -34,7 +32,7 @@ class StepSchedulesMixin(StepCount):
         self.rate_function = rate if isinstance(rate, StepFunction) else None
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
         self._step_functions = [value for value in values if isinstance(value, StepFunction)]
-        self._counts_steps = bool(self._step_functions)
+        self._has_schedules = bool(self._step_functions)
         self._scheduled: dict[Any, float] = {}  # in a running step: function -> value, GLOBAL_STEP -> step
         self._refuse_functions_in_a_graph()
         first = {function: function(0) for function in self._step_functions}
@@ -42,12 +40,12 @@ class StepSchedulesMixin(StepCount):
 
     def _states_of(self, param: Any) -> dict[str, State]:
         # float32 even for float64 parameters, so that all counts can be compared
-        counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._counts_steps else {}
+        counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._has_schedules else {}
         return {**super()._states_of(param), **counted}
 
     def _counted(self, state: Values) -> Values:
         self._by_operations = True
-        counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._counts_steps else {}
+        counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._has_schedules else {}
         return {**super()._counted(state), **counted}
 
     def step_options(self, param: Any = None) -> Values:
@@ -84,7 +82,7 @@ class StepSchedulesMixin(StepCount):
         counted = [key for key in checked_state(state_dict) if str(key).endswith(f"_{STEP}_0")]
         own = {key: float(largest([state_dict[key]])) for key in counted}
         counts = {}
-        for key in own if self._counts_steps else ():
+        for key in own if self._has_schedules else ():
             count = f"{key[: -len(f'{STEP}_0')]}{GLOBAL_STEP}_0"
             # a copy: the given Tensor may belong to another optimizer
             counts[count] = paddle.full([], max(float(largest([state_dict.get(count)])), *own.values()), "float32")
@@ -113,7 +111,7 @@ class StepSchedulesMixin(StepCount):
     def _one_step(self) -> Iterator[None]:
         """Compute and check all scheduled values of a step, and keep them until it ends."""
         self._refuse_functions_in_a_graph()
-        if self._scheduled or not self._counts_steps:
+        if self._scheduled or not self._has_schedules:
             yield
             return
         taken = int(self._steps_taken())

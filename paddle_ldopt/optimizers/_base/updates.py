@@ -11,8 +11,6 @@ from ..states import ELEMENT, SCALAR, STEP
 from .declared import compute_dtype, rule_shape
 from .step import Task
 
-__all__ = ["Update", "Values", "update", "update_pieces"]
-
 Values = dict[str, Any]  # by name, of states or of options
 Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule
 

@@ -7,8 +7,6 @@ import paddle
 
 from ... import _paddle, kernels
 
-__all__ = ["TYPES", "addresses", "allocated_bytes", "same_shapes", "versions", "unsupported_reason"]
-
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
 _Tensor = paddle.Tensor
 

@@ -13,8 +13,6 @@ from ..states import STEP
 from .memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_reason, versions
 from .step_inputs import StepInputs
 
-__all__ = ["FusedRule", "Plan"]
-
 _Tensor = paddle.Tensor
 _SMALLEST = float(np.finfo("float32").tiny)
 _CHECKED = 2048  # number of states whose address each step checks: all, of a model with some 500 parameters

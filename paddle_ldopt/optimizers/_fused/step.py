@@ -19,8 +19,6 @@ from .memory import TYPES, allocated_bytes, unsupported_reason
 from .plan import Plan
 from .step_inputs import StepInputs
 
-__all__ = ["FusedStep", "check_fused", "layer_rates"]
-
 
 def check_fused(fused: Optional[bool]) -> Optional[bool]:
     """Return `fused`; raise unless it is None, False, or True where the C library can be used."""

@@ -8,8 +8,6 @@ import paddle
 from ... import _paddle
 from .memory import addresses, same_shapes
 
-__all__ = ["StepInputs"]
-
 _Tensor = paddle.Tensor
 _frozen, _dtype = _Tensor.stop_gradient.__get__, _Tensor.dtype.__get__
 _BLOCK = 64  # number of parameters read at a time

@@ -11,8 +11,6 @@ import paddle.distributed as dist
 from ..._paddle import is_allocated, is_sharded, topology
 from .piece import Piece
 
-__all__ = ["PieceFinder", "refuse_sharded_groups", "unknown_parameter"]
-
 _INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding of stage 1"
 
 

@@ -8,8 +8,6 @@ import paddle.distributed as dist
 
 from ..._paddle import is_sharded, topology
 
-__all__ = ["MissingGradients"]
-
 
 class MissingGradients:
     """Parameters that never had a gradient in any process: sharding gives them zeros, and they would be decayed."""

@@ -18,8 +18,6 @@ import paddle.distributed as dist
 
 from ..._paddle import slice_of, square_sum, sum_over
 
-__all__ = ["Piece", "answer_locally", "answer_together"]
-
 Rule = Union[Generator[list[Any], list[Any], Any], Any]  # a running rule, or the result of one without sums
 
 
