@@ -119,7 +119,7 @@ class Batch:
             now = [self._tensors(name) for name in self._stored]
         except KeyError:  # a state was removed
             return False
-        same = all(list(map(_Tensor.data_ptr, tensors)) == held for tensors, held in zip(now, self._addresses))
+        same = all(list(map(_Tensor.data_ptr, tensors)) == at for tensors, at in zip(now, self._addresses))
         return same and all(all(map(_Tensor.is_contiguous, tensors)) for tensors in now)
 
     def release(self, names: set[str]) -> None:

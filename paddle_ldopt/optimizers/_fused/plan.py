@@ -41,7 +41,7 @@ class Plan:
         wanted = updated | _paddle.with_state(optimizer)
         self._masters: list[Any] = []
         self._states: list[Any] = []
-        self._state = _state_tensors(optimizer)
+        self._every_state = _state_tensors(optimizer)
         self._checked = 0  # index of the first state to be checked next
         structs = []
         for name, param in known.items():
@@ -90,17 +90,17 @@ class Plan:
         params, masters, states = self._addresses
         if seen is None:
             now, sizes = self.params, list(map(_Tensor.element_size, self.params))
-            held = addresses(now) == params and sizes == self._sizes and same_shapes(now, self._as_planned)
+            unmoved = addresses(now) == params and sizes == self._sizes and same_shapes(now, self._as_planned)
         else:
             at, sizes, shapes = self._live
-            held = seen.params_at == at and seen.sizes == sizes and same_shapes(seen.params, shapes)
+            unmoved = seen.params_at == at and seen.sizes == sizes and same_shapes(seen.params, shapes)
         part = slice(self._checked, self._checked + _CHECKED)
         self._checked = part.stop if part.stop < len(self._states) else 0
         some, (of_masters, of_states), state = self._states[part], self._versions, _state_tensors(self.optimizer)
         return (
-            held
-            and len(state) == len(self._state)
-            and all(map(operator.is_, state, self._state))
+            unmoved
+            and len(state) == len(self._every_state)
+            and all(map(operator.is_, state, self._every_state))
             and (addresses(self._masters), addresses(some)) == (masters, states[part])
             and (versions(self._masters), versions(some)) == (of_masters, of_states[part])
         )
@@ -130,11 +130,7 @@ class Plan:
             return rule
         tensors = self._tensors(param, rule)
         for place, tensor in tensors.items():
-            why = unsupported_reason(tensor)
-            if why is None and tensor is not param and not tensor.is_contiguous():
-                why = "its state is not contiguous"
-            if why is None and place not in ("param", "copy", 2) and tensor.dtype != paddle.float32:
-                why = f"its state is of type {tensor.dtype}"
+            why = unsupported_reason(tensor) or (None if tensor is param else _unsupported_state(place, tensor))
             if why is not None:
                 return why
             field, at = (struct["state"], place) if isinstance(place, int) else (struct, place)
@@ -200,6 +196,15 @@ class Plan:
             return self._codes
         types = list(map(TYPES.get, seen.types))
         return None if None in types else types
+
+
+def _unsupported_state(place: Union[str, int], tensor: Any) -> Optional[str]:
+    """Return why the C library cannot use a tensor as this state or master, None if it can."""
+    if not tensor.is_contiguous():
+        return "its state is not contiguous"
+    if place not in ("param", "copy", 2) and tensor.dtype != paddle.float32:
+        return f"its state is of type {tensor.dtype}"
+    return None
 
 
 def library_rule(optimizer: Any, options: dict[str, Any]) -> Union[FusedRule, str]:
