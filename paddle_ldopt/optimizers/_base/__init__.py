@@ -10,6 +10,6 @@
 5. `_append_optimize_op`, which Paddle calls for each parameter: append a `Task` with its options and rate.
 6. `_update`: do the tasks, in the C library, in batches of one shape (batches.py) or one by one (updates.py).
 
-`minimize` and the sharding wrappers start at 3 with one group of all parameters. In a static graph 5 builds the
+`minimize` and the sharding wrappers call 4 without `step`; it then includes 3, 5 and 6. In a static graph 5 adds the
 operations of the parameter.
 """
