@@ -600,21 +600,23 @@ def test_work_grows_no_faster_than_the_parameters(name, fused, grouped):
 
 
 @every_variant
-def test_minimize_is_a_step(name):
+def test_minimize_and_apply_gradients_are_steps(name):
     arrays, ends = {"w": np.ones([3, 2]), "b": np.ones([2])}, []
-    for by_minimize in (False, True):
+    for how in ("step", "minimize", "apply_gradients"):
         with paddle.utils.unique_name.guard():
             params, _ = make_params(arrays)
             opt = make(name, list(params.values()))
             for _ in range(2):
                 loss = sum((param * param).sum() for param in params.values())
                 loss.backward()
-                opt.minimize(loss) if by_minimize else opt.step()
+                given = {"minimize": [loss], "apply_gradients": [[(param, param.grad) for param in params.values()]]}
+                getattr(opt, how)(*given.get(how, []))
                 opt.clear_grad()
             ends.append({n: param.numpy() for n, param in params.items()})
     for n, want in ends[0].items():
         assert (want != arrays[n]).all()
-        np.testing.assert_allclose(ends[1][n], want, rtol=1e-6)
+        for end in ends[1:]:
+            np.testing.assert_allclose(end[n], want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("cls", [ldopt.AdamWDL, ldopt.Lamb])
