@@ -151,6 +151,7 @@ def arguments_of(name):
         return {action.dest for action in PdArgumentParser(classes)._actions}
 
 
+@pytest.mark.representatives(count=4)
 @pytest.mark.parametrize("path", [path for path in CONFIGS if pathlib.Path(path).stem not in OWN_TESTS])
 def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
     program, recipe, *argv = shlex.split((ROOT / path).read_text().splitlines()[0].lstrip("# "))
@@ -169,6 +170,7 @@ def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
         assert len(mine) >= 4 and {key: settings[key] for key in mine} == {key: config[key] for key in mine}
 
 
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("name", sorted(set(RECIPES) - OWN_TESTS))
 def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monkeypatch, name):
     few = ["--save_steps", "100"] + ([] if name == "matching" else ["--no_load_best_model_at_end"])
