@@ -293,8 +293,7 @@ def mortal(folder, form, death, resume):
     return process.exitcode
 
 
-@pytest.mark.representatives(count=1)
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [FORMATS[0], pytest.param(FORMATS[1], marks=pytest.mark.slow)])
 def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
     step, seconds = random.SystemRandom().randint(1, 12), random.SystemRandom().uniform(0, 0.03)
     deaths = [f"after:{step}:{seconds}", "never"]
