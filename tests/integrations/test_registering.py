@@ -171,7 +171,7 @@ def test_a_resume_with_another_decay_is_refused(ocr, encoder, name, tmp_path):
     for other, message in [
         ({"layerwise_decay": 0.25}, "layerwise_decay was 0.5 in the checkpoint and is 0.25 now"),
         ({}, "layerwise_decay was 0.5 in the checkpoint and is 1.0 now"),
-        ({"layerwise_decay": 0.5, "head_ratio": 2.0}, "head_ratio was 1.0 in the checkpoint and is 2.0 now"),
+        ({"layerwise_decay": 0.5, "min_ratio": 0.3}, "min_ratio was 0.0 in the checkpoint and is 0.3 now"),
         (MOVED, "the layer of '.*' was block 0 of 3 blocks in the checkpoint and is head of 3 blocks now; .*"),
     ]:
         opt = build(0.1, **other)(encoder)
