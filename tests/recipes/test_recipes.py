@@ -60,6 +60,7 @@ OWN = {  # reading the library's own files takes seconds: rows of the same form
     "written_dates": lambda: dealt([(s, s.split()[2]) for s in SENTENCES], key=lambda row: row[0]),
     "docstring_pairs": lambda: dealt([(s, f"which is {s}", i % 2) for i, s in enumerate(SENTENCES)]),
     "docstring_texts": lambda: dealt(SENTENCES),
+    "named_functions": lambda: dealt([(f"{s}: ", s.split()[2]) for s in SENTENCES], key=lambda row: row[0]),
 }
 
 
