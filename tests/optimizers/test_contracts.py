@@ -372,7 +372,6 @@ def test_to_static(name):
         np.testing.assert_allclose(p.numpy(), want[n], rtol=1e-4, atol=1e-5, err_msg=n)
 
 
-@pytest.mark.representatives(count=3)
 @every_variant
 def test_static_program(name):
     start, want = dygraph_result(name)
@@ -418,7 +417,6 @@ def test_found_inf_of_a_static_program_skips_everything(name):
     assert set(weights) <= set(ends[1]) and len(ends[1]) > len(weights)
 
 
-@pytest.mark.representatives(count=1)
 @every_optimizer
 def test_a_second_loss_of_a_static_program_trains_the_same_parameters(name):
     paddle.enable_static()
