@@ -3,6 +3,7 @@
 What a device or version does otherwise or cannot do is named here: tests that show it are skipped, with the reason.
 """
 
+import gc
 import os
 import re
 
@@ -59,3 +60,9 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if re.search(pattern, item.nodeid):
                 item.add_marker(pytest.mark.skip(reason=f"{reason} (below {first[0]}.{first[1]})"))
+
+
+def pytest_collection_finish():
+    """Spare the garbage collector all modules and tests: Paddle calls it whenever it loads a checkpoint."""
+    gc.collect()
+    gc.freeze()
