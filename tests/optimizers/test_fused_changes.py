@@ -15,7 +15,7 @@ from paddle_ldopt.optimizers._fused.step import layer_rates
 pytestmark = [
     needs_library,
     pytest.mark.promise(
-        "changes between two steps (shapes, freed memory, regularizers, groups) are noticed or refused",
+        "changes between two steps (shapes, freed memory, regularizers, groups) are detected or refused",
         seen="no crash",
     ),
 ]

@@ -58,14 +58,14 @@ def test_two_processes_an_overflow_and_a_resume(run, rows, tmp_path):
     assert [float(row[3]) for row in table] == [1024.0] * 5 + [512.0] * 4 + [256.0] * 7
     assert table[4][4] == table[5][4], "an overflow leaves the rate where it is"
     assert len(re.findall("block", first)) == 4, "the layers of both stages, once"
-    loss, unigram = map(float, re.search(r"held out: ([\d.]+); unigram baseline: ([\d.]+)", first).groups())
+    loss, unigram = map(float, re.search(r"test texts: ([\d.]+); unigram baseline: ([\d.]+)", first).groups())
     assert np.isfinite(loss) and 1.0 < unigram < 4.0
     assert float(table[-1][1]) < float(table[0][1])
 
     shutil.rmtree(tmp_path / "run" / "checkpoint-16")
     second = run(*common, "--output_dir", tmp_path / "run", "--resume")
     assert ROW.findall(second) == table[12:]
-    assert f"held out: {loss:.3f}" in second
+    assert f"test texts: {loss:.3f}" in second
 
 
 @pytest.mark.parametrize(

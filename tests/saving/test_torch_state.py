@@ -19,7 +19,7 @@ from saving_cases import Run, bits, refused
 import paddle_ldopt as ldopt
 
 pytestmark = pytest.mark.promise(
-    "PyTorch's optimizer states go on as in PyTorch",
+    "converted PyTorch states continue as in PyTorch",
     seen="8 states of real peers, within the tolerances of the trajectories",
 )
 
