@@ -158,6 +158,7 @@ def rounded(array, dtype):
     return paddle.to_tensor(array).astype(dtype).astype("float32").numpy()
 
 
+@pytest.mark.representatives
 @every_variant
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("masters", [True, False], ids=["masters", "no masters"])
@@ -352,6 +353,7 @@ def dygraph_result(name, steps=3):
     return start, {n: p.numpy().copy() for n, p in model.named_parameters()}
 
 
+@pytest.mark.representatives(count=2)
 @every_variant
 def test_to_static(name):
     _, want = dygraph_result(name)
@@ -385,6 +387,7 @@ def test_static_program(name):
         np.testing.assert_allclose(value, want[n], rtol=1e-4, atol=1e-5, err_msg=n)
 
 
+@pytest.mark.representatives(count=2)
 @every_variant
 def test_found_inf_of_a_static_program_skips_everything(name):
     paddle.enable_static()
@@ -572,6 +575,7 @@ def test_sparse_gradients_are_refused_before_anything_changes(name):
     np.testing.assert_array_equal(dense.weight.numpy(), before)
 
 
+@pytest.mark.representatives(count=3)
 @every_variant
 @pytest.mark.parametrize(("fused", "grouped"), [(None, False), (None, True), (False, False)])
 def test_work_grows_no_faster_than_the_parameters(name, fused, grouped):
