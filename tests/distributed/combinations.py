@@ -520,7 +520,7 @@ def split(inputs, parts):
 
 @functools.cache
 def reference(case, features):
-    """Return `alone`; raise if a parameter moves so little that a few roundings of its own size exceed the tolerance."""
+    """Return `alone`; raise if a parameter moves too little for float32 to resolve the tolerance."""
     start, end = alone(case, features)
     for name, value in end.items():
         way, rounding = np.abs(value - start[name]).max(), np.spacing(np.abs(value).max())
