@@ -67,12 +67,13 @@ def in_short(results, planned, seeds):
         parts += [f"{task}, {finished(results, task)} of {seeds} seeds:", "\n".join(lines)]
     above, below, neither = (signs.count(side) for side in (1, -1, 0))
     parts.append(
-        f"Of {len(signs)} differences to uniform at the same rate, {above} are above 0 with their whole interval, "
-        f"{below} below, {neither} neither. By chance alone, about {0.05 * len(signs):.0f} would be on one side."
+        f"Of {len(signs)} differences from uniform training at the same rate, the 95 % interval is above 0 in {above}, "
+        f"below 0 in {below}, and includes 0 in {neither}. "
+        f"By chance alone, about {0.05 * len(signs):.0f} would exclude 0."
     )
     lacking = unfinished(results, planned, seeds)
     if lacking:
-        parts.append(f"**The study is not finished**: {'; '.join(lacking)}. What follows may change.")
+        parts.append(f"**The study is not finished**: {'; '.join(lacking)}. The results may change.")
     return "\n\n".join([*parts, default(results)])
 
 
@@ -90,7 +91,7 @@ def verdict(found):
 def unfinished(results, planned, seeds):
     """Return what the study lacks: tasks with too few seeds, tasks that are in no table."""
     missing = [
-        f"{name} is not in the tables (it takes two finished seeds)" for name in planned if name not in results.tasks
+        f"{name} is not in the tables (two finished seeds are needed)" for name in planned if name not in results.tasks
     ]
     counts = {name: finished(results, name) for name in results.tasks}
     return [f"{name} has {count} of {seeds} seeds" for name, count in counts.items() if count < seeds] + missing
@@ -146,7 +147,7 @@ def setup(results, planned, seeds):
         )
         lines.append(
             f"- **{name}**: {finished(results, name)} of {seeds} seeds. {about['rows']} Majority class "
-            f"{100 * about['majority']:.1f} %. {len(runs)} runs, {infinite} of them with a loss that is not finite, "
+            f"{100 * about['majority']:.1f} %. {len(runs)} runs, {infinite} of them with a non-finite loss, "
             f"{minutes:.0f} minutes of one core. Protocol: {protocol}. Of its three rates the validation rows choose "
             f"{number(best)} for uniform training, {agree}."
         )
@@ -154,7 +155,7 @@ def setup(results, planned, seeds):
         lines.append(f"- {results.unfinished} runs of unfinished seeds are in the results, not in the tables.")
     ratios = {run["arm"]: run["mean_ratio"] for run in results.runs}
     factors = ", ".join(f"{arm} {1 / ratio:.2f}" for arm, ratio in ratios.items())
-    lines.append(f"- What the mean-keeping multiplies all rates by, 1 / mean ratio: {factors}.")
+    lines.append(f"- Factor that preserves the mean rate, 1 / mean ratio: {factors}.")
     versions = next(iter(results.tasks.values()))["versions"]
     lines.append("- Versions: " + ", ".join(f"{key} {value}" for key, value in versions.items()) + ".")
     return "\n".join(lines)

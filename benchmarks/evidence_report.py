@@ -248,18 +248,14 @@ def setup(results):
         runs = [run for run in results.runs if run["task"] == name]
         infinite = sum(not run["finite"] for run in runs)
         minutes = sum(run["seconds"] for run in runs) / 60
-        counts = (
-            f"{len(runs)} runs, {infinite} of them with a loss that is not finite, {minutes:.0f} minutes of one core."
-        )
+        counts = f"{len(runs)} runs, {infinite} of them with a non-finite loss, {minutes:.0f} minutes of one core."
         lines.append(f"- **{name}**, {about['classes']} classes, majority class {100 * about['majority']:.1f} %. ")
         lines[-1] += f"{about['rows']} {counts}"
     first = next(iter(results.tasks.values()))
     lines.append("- Protocol: " + ", ".join(f"{key} {value}" for key, value in first["protocol"].items()) + ".")
     lines.append("- Versions: " + ", ".join(f"{key} {value}" for key, value in first["versions"].items()) + ".")
     if results.unfinished:
-        lines.append(
-            f"- {results.unfinished} runs of seeds that have no full grid are in the results, not in the tables."
-        )
+        lines.append(f"- {results.unfinished} runs of incomplete seeds are in the results but not in the tables.")
     return "\n".join(lines)
 
 

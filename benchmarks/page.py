@@ -15,7 +15,7 @@ def text(results):
             earlier = results.get("earlier", {}).get(name)
             parts.append(writer({**results, "about": earlier or results["about"]}))
             if earlier:
-                parts.append("Measured before the rest. " + _about(earlier))
+                parts.append("Measured in an earlier run. " + _about(earlier))
     return "\n\n".join(parts)
 
 

@@ -85,7 +85,8 @@ def _arguments_of(
     weight_decay = arguments.pop("weight_decay", None)
     if weight_decay or (weight_decay is not None and "weight_decay" in info.options):
         arguments[info.weight_decay] = weight_decay
-    return {**info.external_rate, **arguments} if "learning_rate" in given or "lr" in given else arguments
+    rate_given = any(given.get(name) is not None for name in ("learning_rate", "lr"))
+    return {**info.external_rate, **arguments} if rate_given else arguments
 
 
 def _layers_of(

@@ -14,6 +14,18 @@ from ._files import Path, checked_path
 from ._messages import refusal
 
 Series = dict[str, list[float]]  # layer -> its rates by step
+CHINESE_FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",  # the name under which matplotlib finds the file of all Noto Sans CJK
+    "Source Han Sans SC",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "Microsoft YaHei",
+    "SimHei",
+    "PingFang SC",
+    "Hiragino Sans GB",
+    "Arial Unicode MS",
+)
 MOST_POINTS = 10_000  # of a schedule in a file; longer ones show every k-th step
 
 
@@ -68,11 +80,19 @@ def check_picture(path: Path, argument: str = "path") -> None:
 
 
 def name_lines(axes: Any) -> None:
-    r"""Show the labels of the lines literally: without math in "$", and with a leading "_"."""
+    r"""Show the labels of the lines literally: without math in "$", with a leading "_", with Chinese characters."""
     lines = [line for line in axes.lines if not re.fullmatch(r"_child\d+", line.get_label())]
     legend = axes.legend(lines, ["-"] * len(lines))
     for text, line in zip(legend.get_texts(), lines):
-        text.set(text=line.get_label(), parse_math=False)
+        text.set(text=line.get_label(), parse_math=False, fontfamily=font_families())
+
+
+def font_families() -> list[str]:
+    """Return matplotlib's font families, then the installed fonts with Chinese characters, which matplotlib lacks."""
+    from matplotlib import font_manager, rcParams
+
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    return [*rcParams["font.family"], *(name for name in CHINESE_FONTS if name in installed)]
 
 
 def text_plot(first: int, series: Series, width: int = 72, height: int = 12) -> str:

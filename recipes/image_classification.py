@@ -8,21 +8,19 @@
 
 By default a small transformer is pretrained on the spot to tell handwritten digits from 0 to 4, then fine-tuned on few
 of those from 5 to 9 (scikit-learn carries them).
-Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
 import functools
-from collections import Counter
 from typing import Optional
 
 import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common import classification
-from common.arguments import RecipeArguments, check_least, option, parse
+from common.arguments import RecipeArguments, option, parse
 from common.fine_tuner import FineTuner
-from common.fine_tuning import Score, fine_tune, start
+from common.fine_tuning import entry_point, fine_tune
 from common.image_data import collate, digits, encode, few, load_images
 from common.pretrained import name_classes
 from common.text_sources import error
@@ -44,6 +42,7 @@ class Arguments(RecipeArguments):
 
     learning_rate: float = 3e-3
     num_train_epochs: float = 15
+    early_stopping_patience: int = 5
 
 
 @dataclasses.dataclass
@@ -53,12 +52,10 @@ class Options:
     model: str = option("digits", "digits: pretrained on the spot; a folder, or the hub name of a CLIP")
     data: str = option("digits", "digits, a folder with one of each class, paddlenlp:NAME, datasets:NAME")
     examples_per_class: Optional[int] = option(None, "training images of each class; all, or 20 for digits")
-    early_stopping_patience: int = option(5, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
         if self.examples_per_class is None and self.data == "digits":
             self.examples_per_class = 20
-        check_least(self, early_stopping_patience=1)
 
 
 class VisionClassifier(CLIPPretrainedModel):
@@ -140,16 +137,11 @@ def run(argv):
     print(parts.description, flush=True)
     trainer, test = build(args, options, parts)
     names = list(trainer.model.config.id2label.values())
-    majority = Counter(name for _, name in parts.test).most_common(1)[0][1] / len(parts.test)
-    score = Score("accuracy", "majority class", majority)
-    judge = classification.judge(names)
-    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}", judge)
+    score = classification.majority_score(parts.test)
+    fine_tune(trainer, test, score, options, argv, parts, classification.judge(names))
 
 
-def main(argv=None):
-    """Run the recipe."""
-    start(run, argv)
-
+main = entry_point(run)
 
 if __name__ == "__main__":
     main()

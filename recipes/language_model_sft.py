@@ -8,7 +8,6 @@
 
 By default a small untrained LLaMA learns to write, byte by byte, what a function of Python's own library does,
 given its name. A file has a JSON object a line. Only the tokens of the answer count in the loss, with equal weight.
-Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common.arguments import RecipeArguments, check_least, option, parse
-from common.fine_tuning import Score, fine_tune, start
+from common.fine_tuning import Score, entry_point, fine_tune
 from common.language_data import IGNORED, VOCABULARY, by_bytes, by_tokenizer, encode_pairs, unigram
 from common.library_data import function_names
 from common.parts import load_parts
@@ -49,10 +48,6 @@ class Arguments(RecipeArguments):
     per_device_train_batch_size: int = 32
     metric_for_best_model: str = "perplexity"
 
-    def __post_init__(self):
-        self.greater_is_better = self.metric_for_best_model == "accuracy"
-        super().__post_init__()
-
 
 @dataclasses.dataclass
 class Options:
@@ -64,10 +59,9 @@ class Options:
     source_field: str = option("source", "name of the prompt")
     target_field: str = option("target", "name of the target text")
     max_length: int = option(64, "tokens to which prompt and answer together are cut")
-    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
-        check_least(self, lora_rank=0, max_length=8, early_stopping_patience=1)
+        check_least(self, lora_rank=0, max_length=8)
 
 
 class Writer(TokenTrainer):
@@ -140,13 +134,10 @@ def run(argv):
     print(parts.description, flush=True)
     trainer, test, baseline = build(args, options, parts)
     score = Score("perplexity", "unigram", baseline)
-    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}")
+    fine_tune(trainer, test, score, options, argv, parts)
 
 
-def main(argv=None):
-    """Run the recipe."""
-    start(run, argv)
-
+main = entry_point(run)
 
 if __name__ == "__main__":
     main()

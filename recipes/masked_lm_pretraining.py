@@ -1,4 +1,4 @@
-"""Pretrain an encoder on texts of one's own, masked words to be guessed, in large batches with Lamb.
+"""Pretrain an encoder on your own texts as a masked language model, in large batches with Lamb.
 
     python recipes/masked_lm_pretraining.py
     python recipes/masked_lm_pretraining.py --data texts.txt --model ernie-3.0-base-zh      # a text a line
@@ -22,7 +22,7 @@ import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common.arguments import RecipeArguments, check_least, option, parse
-from common.fine_tuning import Score, fine_tune, start
+from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import docstring_texts
 from common.parts import load_parts
 from common.pretrained import load_model, load_tokenizer
@@ -48,11 +48,10 @@ class Arguments(RecipeArguments):
     per_device_train_batch_size: int = 64
 
     def __post_init__(self):
-        self.greater_is_better = self.metric_for_best_model == "accuracy"
         super().__post_init__()
         if self.gradient_accumulation_steps != 1:
             received = f"Received: gradient_accumulation_steps={self.gradient_accumulation_steps}"
-            raise ValueError(f"`micro_batch_size` says how a batch is divided: leave this at 1. {received}")
+            raise ValueError(f"`micro_batch_size` says how a batch is split: leave this at 1. {received}")
 
 
 @dataclasses.dataclass
@@ -65,16 +64,15 @@ class Options:
     micro_batch_size: int = option(16, "rows of a micro-batch")
     masked_share: float = option(0.15, "share of the tokens to predict, in (0, 1)")
     max_length: int = option(16, "tokens to which a text is cut")
-    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
-        check_least(self, micro_batch_size=1, max_length=8, early_stopping_patience=1)
+        check_least(self, micro_batch_size=1, max_length=8)
         if not 0 < self.masked_share < 1:
             raise error("`masked_share` must be in (0, 1).", masked_share=self.masked_share)
 
 
 class Guesser(TokenTrainer):
-    """The Trainer, which hides tokens as BERT does, others in every step, and takes a batch in micro-batches."""
+    """The Trainer: it masks tokens as BERT does, anew in each step, and splits a batch into micro-batches."""
 
     def prepare(self, options):
         """Take the recipe's own options."""
@@ -82,7 +80,7 @@ class Guesser(TokenTrainer):
         self.takes_places = "masked_positions" in inspect.signature(self.model.forward).parameters
 
     def hide(self, ids, step):
-        """Return (tokens, some of them hidden, and which those are), one or more in each row; others in each step."""
+        """Return (tokens after masking, mask); each row has at least one masked token, and each step another mask."""
         draw = np.random.default_rng([self.args.seed, step, zlib.crc32(ids.tobytes())])
         special = np.isin(ids, self.tokenizer.all_special_ids)
         chance = np.where(special, 2.0, draw.random(ids.shape))
@@ -93,19 +91,19 @@ class Guesser(TokenTrainer):
         return np.where(hidden & (kind >= 0.9), others, shown), hidden
 
     def guesses(self, model, inputs):
-        """Return (logits, right tokens, their rows) of the hidden tokens."""
+        """Return (logits, right tokens, their rows) of the masked tokens."""
         ids = inputs["input_ids"].numpy()
         shown, hidden = self.hide(ids, 1 + self.state.global_step if model.training else 0)
         places = paddle.to_tensor(np.flatnonzero(hidden))
         batch = {**inputs, "input_ids": paddle.to_tensor(shown)}
-        # the head, with a logit for each word, is spared the others if it can be
+        # the head computes a logit for each word of the vocabulary: only for masked tokens if it can
         logits = model(**batch, masked_positions=places) if self.takes_places else model(**batch)
         logits = logits[0] if isinstance(logits, (tuple, list)) else logits
         logits = logits.reshape([-1, logits.shape[-1]])
         return logits if self.takes_places else logits[places], paddle.to_tensor(ids[hidden]), places // ids.shape[1]
 
     def training_step(self, model, inputs, **kwargs):
-        """Leave the gradient of the mean loss of all hidden tokens of the batch; return that loss."""
+        """Compute the gradient of the mean loss over the masked tokens of the batch; return this loss."""
         model.train()
         inputs, size = self._prepare_inputs(inputs), self.options.micro_batch_size
         several = isinstance(model, paddle.DataParallel)
@@ -134,21 +132,21 @@ def read_lines(path):
 def hub_texts(data, field):
     """Return the texts of a hub's data set."""
     if field not in data[0]:
-        raise error(f"There is no such text: there are {list(data[0])}.", text_field=field)
+        raise error(f"There is no such text. Valid: {list(data[0])}.", text_field=field)
     return [row[field] for row in data if row[field].strip()]
 
 
 def begin_with_shares(model, counts):
-    """Set the bias of a new head, if it has one, to log(1 + count): the training begins with the tokens' shares."""
+    """Set the bias of a new head, if it has one, to log(1 + count), so that it predicts the tokens' shares."""
     words = model.config.vocab_size
-    # 0 for what never occurs, as Lamb's steps are in proportion to the norm
+    # 0 for tokens that never occur, as Lamb's steps are in proportion to the norm
     logs = np.log1p([float(counts[token]) for token in range(words)])
     for bias in [value for value in model.parameters() if value.shape == [words]][:1]:
         bias.set_value(logs.astype("float32"))
 
 
 def build(args, options, parts):
-    """Return a Trainer, the test rows as a data set, and how often the most frequent token would be right in these."""
+    """Return a Trainer, the test rows as a data set, and the share of the most frequent token in these."""
     set_seed(args.seed)
     tokenizer, model = load_tokenizer(options.model), load_model(options.model, task="MaskedLM")
     data, counts, special = {}, {}, set(tokenizer.all_special_ids)
@@ -187,13 +185,10 @@ def run(argv):
     print(parts.description, flush=True)
     trainer, test, baseline = build(args, options, parts)
     score = Score("accuracy", "most frequent token", baseline)
-    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}")
+    fine_tune(trainer, test, score, options, argv, parts)
 
 
-def main(argv=None):
-    """Run the recipe."""
-    start(run, argv)
-
+main = entry_point(run)
 
 if __name__ == "__main__":
     main()

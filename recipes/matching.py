@@ -1,4 +1,4 @@
-"""Fine-tune a pretrained encoder to say whether two texts belong together, in a loop of one's own without a Trainer.
+"""Fine-tune a pretrained encoder to classify pairs of texts, in a training loop without a Trainer.
 
     python recipes/matching.py
     python recipes/matching.py --data pairs.tsv --text_column 0 --text_pair_column 1 --label_column 2
@@ -7,14 +7,13 @@
     python recipes/matching.py --resume_from_checkpoint runs/matching-20261121-140000
     python -m paddle.distributed.launch --nproc_per_node 2 recipes/matching.py --output_dir runs/two
 
-It is the pattern of PaddleNLP's matching examples: an optimizer that knows the layers by the names of the bare model,
-then DataParallel, a GradScaler, and `scaler.minimize`. By default MiniLM (from a package, as `make` installs it) learns
-whether a text goes on with the docstring that a sentence begins.
+The loop follows PaddleNLP's matching examples: the optimizer reads the layers from the names of the bare model, then
+come DataParallel, a GradScaler and `scaler.minimize`. By default MiniLM (from a package that `make` installs) learns
+whether a sentence and a text are two parts of the same docstring.
 """
 
 import dataclasses
 import time
-from collections import Counter
 from typing import Optional
 
 import common.fast_cpu  # noqa: F401 - before Paddle
@@ -22,12 +21,13 @@ import numpy as np
 import paddle
 from common import classification
 from common.arguments import check_least, option, parse
-from common.fine_tuning import Score, conclude, defaults_of, start
+from common.fine_tuning import conclude, defaults_of, entry_point
 from common.library_data import docstring_pairs
 from common.plain_loop import LoopArguments, PlainLoop
 from common.pretrained import load_model, load_tokenizer, name_classes
 from common.run_folder import check_data, note_arguments, note_for_predictions
-from common.text_data import Splits, TextDataset, load_splits, say_cut
+from common.text_data import Splits, TextDataset, say_cut
+from common.text_options import TextOptions
 from common.text_sources import error
 from paddlenlp.data import DataCollatorWithPadding
 
@@ -39,16 +39,8 @@ PARTS = ("train", "validation", "test")
 
 
 @dataclasses.dataclass
-class Options:
+class Options(TextOptions):
     """Model, data and encoding."""
-
-    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
-    data: str = option("docstrings", "docstrings, a .tsv, .csv or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
-    text_column: Optional[str] = option(None, "name of the column, or number from 0")
-    text_pair_column: Optional[str] = option(None, "second text: its name or number; sentence2 or text_b by default")
-    label_column: Optional[str] = option(None, "name of the column, or number from 0")
-    encoding: str = option("utf-8", "of the files, such as gb18030, cp1252, utf-16")
-    max_length: int = option(64, "tokens to which a pair is cut")
 
     def __post_init__(self):
         check_least(self, max_length=8)
@@ -67,15 +59,15 @@ class Optimization(LdoptConfig):
         super().__post_init__()
         if self.optim not in list_optimizers():
             known = ", ".join(list_optimizers())
-            raise error(f"Checkpoints are written by `save_optimizer`, which is for {known}.", optim=self.optim)
+            raise error(f"The loop saves checkpoints with `save_optimizer`, which is for {known}.", optim=self.optim)
         if self.lr_scheduler_type in ON_METRIC or self.learning_rate is None:
             received = {"lr_scheduler_type": self.lr_scheduler_type, "learning_rate": self.learning_rate}
-            raise error("The loop steps a schedule of the rate that needs no metric.", **received)
+            raise error("The loop needs a learning rate, and a schedule that needs no metric.", **received)
 
 
 @dataclasses.dataclass
 class Arguments(LoopArguments):
-    """Arguments of the loop."""
+    """Arguments of the training loop."""
 
     recipe = "matching"
 
@@ -151,8 +143,7 @@ def own_splits():
 def run(argv):
     """Run a command line."""
     options, optimization, args, argv = parse(argv, Options, Optimization, Arguments)
-    columns = {name: getattr(options, name) for name in ("text_column", "text_pair_column", "label_column", "encoding")}
-    splits = own_splits() if options.data == "docstrings" else load_splits(options.data, pairs=True, **columns)
+    splits = own_splits() if options.data == "docstrings" else options.load(pairs=True)
     print(splits.description, flush=True)
     if paddle.distributed.ParallelEnv().world_size > 1:
         paddle.distributed.init_parallel_env()
@@ -170,7 +161,6 @@ def run(argv):
     began = time.perf_counter()
     loop.train(report)
     seconds = time.perf_counter() - began
-    majority = Counter(label for _, label in splits.test).most_common(1)[0][1] / len(splits.test)
     if loop.rank == 0:
         model.save_pretrained(args.output_dir)
         tokenizer.save_pretrained(args.output_dir)
@@ -184,14 +174,11 @@ def run(argv):
     more |= {"steps": loop.step, "seconds": seconds, "validation accuracy": loop.scores("validation")["accuracy"]}
     about = {"settings": settings, "description": splits.description, "tables": tables}
     about["defaults"] = defaults_of(settings, argv, options, args)
-    score = Score("accuracy", "majority class", majority)
+    score = classification.majority_score(splits.test)
     conclude(args.output_dir, score, tested["accuracy"], {**more, **found}, report, **about)
 
 
-def main(argv=None):
-    """Run the recipe."""
-    start(run, argv)
-
+main = entry_point(run)
 
 if __name__ == "__main__":
     main()

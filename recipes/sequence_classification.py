@@ -14,7 +14,6 @@ continues in its folder with its own arguments; arguments that are given as well
 
 import dataclasses
 import functools
-from collections import Counter
 from typing import Optional
 
 import common.fast_cpu  # noqa: F401 - before Paddle
@@ -23,10 +22,11 @@ from common import classification
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.comparison import compare
 from common.fine_tuner import FineTuner
-from common.fine_tuning import Score, fine_tune, start
+from common.fine_tuning import entry_point, fine_tune
 from common.pretrained import load_model, load_tokenizer, name_classes
 from common.progress import silence
-from common.text_data import TextDataset, load_splits, say_cut
+from common.text_data import TextDataset, say_cut
+from common.text_options import TextOptions
 from common.text_sources import error
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
@@ -41,25 +41,17 @@ class Arguments(RecipeArguments):
 
 
 @dataclasses.dataclass
-class Options:
+class Options(TextOptions):
     """Model, data, encoding and comparison."""
 
-    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class")
-    data: str = option("docstrings", "docstrings, a .tsv, .csv or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
-    text_column: Optional[str] = option(None, "name of the column, or number from 0")
-    text_pair_column: Optional[str] = option(None, "second text of a pair: name of the column, or number from 0")
-    label_column: Optional[str] = option(None, "name of the column, or number from 0")
-    has_header: Optional[bool] = option(None, "whether .tsv and .csv files begin with names; detected by default")
-    encoding: str = option("utf-8", "of the files, such as gb18030, cp1252, utf-16")
     examples_per_class: Optional[int] = option(None, "training rows of each class; all, or 50 for docstrings")
-    max_length: int = option(64, "tokens to which a text is cut")
-    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
     compare: bool = option(False, "train uniform and layer-wise; leaves a report, no model")
     compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates of both arms")
     compare_seeds: int = option(3, "number of seeds, from --seed on")
 
     def __post_init__(self):
-        check_least(self, max_length=4, early_stopping_patience=1, compare_seeds=1)
+        super().__post_init__()
+        check_least(self, compare_seeds=1)
 
 
 def build(args, options, splits):
@@ -95,12 +87,11 @@ def run(argv):
     options, args, argv = parse(argv, Options, Arguments)
     if options.compare and (args.layerwise_lr_decay == 1 or args.resume_from_checkpoint):
         raise ValueError("`compare` needs a `layerwise_lr_decay` below 1, and cannot resume.")
-    if options.compare and options.early_stopping_patience != Options.early_stopping_patience:
-        raise error("`compare` stops no training early.", early_stopping_patience=options.early_stopping_patience)
+    if options.compare and args.early_stopping_patience != Arguments.early_stopping_patience:
+        raise error("`compare` stops no training early.", early_stopping_patience=args.early_stopping_patience)
     if options.examples_per_class is None and options.data == "docstrings":
         options.examples_per_class = 50
-    named = ("text_column", "text_pair_column", "label_column", "has_header", "encoding", "examples_per_class")
-    splits = load_splits(options.data, **{name: getattr(options, name) for name in named}, seed=args.seed)
+    splits = options.load(examples_per_class=options.examples_per_class, seed=args.seed)
     print(splits.description, flush=True)
     if options.compare:
         rates, seeds = options.compare_learning_rates, options.compare_seeds
@@ -109,19 +100,14 @@ def run(argv):
     else:
         trainer, test = build(args, options, splits)
         print(say_cut(trainer.train_dataset), flush=True)
-        majority = Counter(label for _, label in splits.test).most_common(1)[0][1] / len(splits.test)
-        score = Score("accuracy", "majority class", majority)
         judge = classification.judge(splits.labels, [text for text, _ in test.rows])
-        name, pair = f"{options.model} on {options.data}", not isinstance(splits.test[0][0], str)
-        fine_tune(trainer, test, score, options, argv, splits, name, judge, {"pair": pair})
+        score, pair = classification.majority_score(splits.test), not isinstance(splits.test[0][0], str)
+        fine_tune(trainer, test, score, options, argv, splits, judge, {"pair": pair})
         if trainer.is_world_process_zero():
             print(f"label texts: {predict.command(args.output_dir, pair)}")
 
 
-def main(argv=None):
-    """Run the recipe."""
-    start(run, argv)
-
+main = entry_point(run)
 
 if __name__ == "__main__":
     main()

@@ -12,33 +12,28 @@ the recipe is image_classification.py on its own images.
 """
 
 import dataclasses
-import functools
 import importlib
 import itertools
 import json
-import math
 import shlex
 import shutil
-import statistics
 import time
 from pathlib import Path
 from typing import Optional
 
 import common.fast_cpu  # noqa: F401 - before Paddle
 import paddle
-from common.arguments import check_least, option, parse_line
-from common.comparison import DIVERGED, best_of, quiet, spread
-from common.fine_tuning import start
+from common.arguments import LOWER_IS_BETTER, check_least, option, parse_line
+from common.comparison import DIVERGED, quiet, tabulate
+from common.fine_tuning import entry_point
 from common.heat_map import heat_map
 from common.run_folder import ARGUMENTS, take, write_json
 from common.text_sources import error, read_jsonl
 from rich.console import Console
-from rich.table import Table
 
 from paddle_ldopt.trainer import last_checkpoint
 from paddle_ldopt.trainer.folders import write_whole
 
-LOWER_IS_BETTER = ("loss", "perplexity")
 OURS = ("learning_rate", "layerwise_lr_decay", "seed", "output_dir", "resume_from_checkpoint")
 
 
@@ -57,9 +52,8 @@ class Options:
     def __post_init__(self):
         self.output_dir = self.output_dir or time.strftime("runs/sweep-%Y%m%d-%H%M%S")
         check_least(self, seeds=1)
-        known = sorted(
-            path.stem for path in Path(__file__).parent.glob("*.py") if "\n    start(run" in path.read_text()
-        )
+        files = Path(__file__).parent.glob("*.py")
+        known = sorted(path.stem for path in files if "\nmain = entry_point(run)" in path.read_text())
         known.remove("sweep")
         if self.recipe not in known:
             raise error(f"`recipe` must be one of {', '.join(known)}.", recipe=self.recipe)
@@ -150,51 +144,27 @@ def read_results(path):
     return read_jsonl(path)
 
 
-def scores_of(results, split, rate, decay):
-    """Return the scores of all seeds, NaN for runs that diverged."""
-    wanted = [line for line in results if (line["learning_rate"], line["layerwise_lr_decay"]) == (rate, decay)]
-    return [math.nan if line[split] is None else line[split] for line in wanted]
-
-
-def best_rate(results, decay):
-    """Return the learning rate with the best mean score on the validation rows."""
-    sign = -1 if any(line.get("metric") in LOWER_IS_BETTER for line in results) else 1
-    rates = {line["learning_rate"] for line in results}
-    return best_of({rate: sign * statistics.mean(scores_of(results, "validation", rate, decay)) for rate in rates})
-
-
 def run(argv):
     """Run a command line."""
     (options,) = parse_line(argv, Options)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     again = shlex.join([*take(argv, "output_dir")[1], "--output_dir", options.output_dir])
     console.print(f"after an interruption: python recipes/sweep.py {again}", markup=False)
-    results = study(options, console)
+    results = sorted(study(options, console), key=lambda line: line["learning_rate"])
     rates, decays = (sorted({line[name] for line in results}) for name in ("learning_rate", "layerwise_lr_decay"))
     done = [line for line in results if "metric" in line]
     if not done:
         raise error("The loss of every run has diverged.", learning_rates=rates, decays=decays)
     metric, baseline = done[0]["metric"], done[0]["baseline"]
     title = f"test {metric}, mean and standard deviation of {options.seeds} seeds; baseline {baseline:.3f}"
-    table = Table("learning rate", *(f"decay {decay:g}" for decay in decays), title=title)
-    for rate in rates:
-        table.add_row(f"{rate:g}", *(spread(scores_of(results, "test", rate, decay)) for decay in decays))
-    console.print(table)
-    for decay in decays:
-        best = best_rate(results, decay)
-        test = spread(scores_of(results, "test", best, decay))
-        console.print(f"decay {decay:g}: {test} at learning rate {best:g}, the best by validation")
+    tabulate(results, {f"decay {decay:g}": {"layerwise_lr_decay": decay} for decay in decays}, title)
     path = Path(options.output_dir, "heatmap.png")
     labels = {"xlabel": "learning rate", "ylabel": "layer-wise decay", "title": f"test {metric}, mean of the seeds"}
-    cell = functools.partial(scores_of, results, "test")
-    heat_map(path, cell, rates, decays, labels, metric in LOWER_IS_BETTER)
+    heat_map(path, results, rates, decays, labels, metric in LOWER_IS_BETTER)
     console.print(f"heat map: {path}")
 
 
-def main(argv=None):
-    """Run the recipe."""
-    start(run, argv)
-
+main = entry_point(run)
 
 if __name__ == "__main__":
     main()

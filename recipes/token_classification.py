@@ -9,7 +9,6 @@
 By default MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
 function, exceptions or constants. A CoNLL file has a word and its tag in each line, an empty line between sentences.
 
-Any other argument of PaddleNLP's Trainer works, too (--help-all).
 """
 
 import dataclasses
@@ -20,12 +19,11 @@ import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuner import FineTuner
-from common.fine_tuning import Score, fine_tune, start
+from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import tagged_docstrings
 from common.parts import load_parts
 from common.pretrained import load_model, load_tokenizer, name_classes
 from common.text_sources import error, label_names
-from paddle.io import Dataset
 from paddlenlp.data import DataCollatorForTokenClassification
 from paddlenlp.trainer import set_seed
 from seqeval.metrics import f1_score
@@ -54,10 +52,9 @@ class Options:
     word_column: int = option(0, "number of the column with the word in a file, from 0; below 0 from the end")
     tag_column: int = option(-1, "number of the column with the tag")
     max_length: int = option(64, "tokens to which a sentence is cut; the rest is not evaluated")
-    early_stopping_patience: int = option(3, "evaluations without improvement before the training stops")
 
     def __post_init__(self):
-        check_least(self, max_length=4, early_stopping_patience=1)
+        check_least(self, max_length=4)
 
 
 def read_conll(path, word_column, tag_column):
@@ -90,13 +87,13 @@ def hub_rows(data, split):
     return [(row["tokens"], [names[tag] if names else str(tag) for tag in row[column]]) for row in data]
 
 
-class TaggedWords(Dataset):
+class TaggedWords(list):
     """Tokenized sentences; the first token of each word has its tag."""
 
     def __init__(self, rows, tokenizer, tags, max_length):
+        super().__init__()
         room = max_length - tokenizer.num_special_tokens_to_add()
         before = tokenizer.build_inputs_with_special_tokens([-1]).index(-1)  # [CLS]
-        self.encoded = []
         for words, word_tags in rows:
             ids, labels = [], []
             for word, tag in zip(words, word_tags):
@@ -107,13 +104,7 @@ class TaggedWords(Dataset):
             if "token_type_ids" in tokenizer.model_input_names:
                 row["token_type_ids"] = tokenizer.create_token_type_ids_from_sequences(ids[:room])
             after = len(row["input_ids"]) - before - len(ids[:room])
-            self.encoded.append({**row, "labels": [IGNORED] * before + labels[:room] + [IGNORED] * after})
-
-    def __len__(self):
-        return len(self.encoded)
-
-    def __getitem__(self, index):
-        return self.encoded[index]
+            self.append({**row, "labels": [IGNORED] * before + labels[:room] + [IGNORED] * after})
 
 
 def tag_scores(found, right):
@@ -184,13 +175,10 @@ def run(argv):
         raise error("These tags are not of the kind B-, I-, O: give accuracy.", metric_for_best_model="f1")
     trainer, test = build(args, options, parts)
     score = Score(metric, "each word's usual tag", baseline[metric])
-    fine_tune(trainer, test, score, options, argv, parts, f"{options.model} on {options.data}")
+    fine_tune(trainer, test, score, options, argv, parts)
 
 
-def main(argv=None):
-    """Run the recipe."""
-    start(run, argv)
-
+main = entry_point(run)
 
 if __name__ == "__main__":
     main()

@@ -130,6 +130,7 @@ def test_create_with_a_rate_or_without_and_with_layers_or_params_of_its_own():
     model = Net()
     assert ldopt.create("adafactor", model, learning_rate=1e-3).get_lr() == 1e-3
     assert ldopt.create("adafactor", model).get_lr() == 0.0  # relative_step: no step yet
+    assert ldopt.create("adafactor", model, learning_rate=None).get_lr() == 0.0
     layers = ldopt.LayerMap.from_model(model)
     opt = ldopt.create("came", model, 0.5, learning_rate=1e-3, layers=layers, params=model.head.parameters())
     assert opt.layerwise_ratio(model.head.weight) == 1.0 and len(opt._parameter_list) == 2

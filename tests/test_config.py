@@ -298,7 +298,7 @@ def test_all_that_is_wrong_with_arguments_is_told_at_once(tmp_path):
         ({"optim": "lamb", "optim_kwargs": '{"multi_precision": true}'}, "`fp16_opt_level` says"),
         ({"optim": "lamb", "optim_kwargs": "eps"}, "`optim_kwargs` must be a JSON object"),
         ({"optim": "adafactor", "optim_kwargs": '{"relative_step": true}'}, "goes to the Trainer as `optimizers="),
-        ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, "`layerwise_rules` must be a JSON object"),
+        ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, """must be a JSON object such as '{"lora_": "head"}'"""),
         ({"optim": "lamb", "optim_kwargs": "[" * 10**5}, "`optim_kwargs` must be a JSON object"),
         ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "use 'constant_with_warmup'. Received: warmup_steps=5"),
         ({"lr_scheduler_type": "constant", "warmup_ratio": 0.1}, "use 'constant_with_warmup'"),

@@ -11,6 +11,17 @@ from typing import Any
 from .._files import Path, checked_path, unique_keys
 from .._messages import shown
 
+_EXAMPLES = {  # last word of a setting's name -> a value
+    "towers": '{"vision_model": 0.65}',
+    "multipliers": '{"bias$": 2.0}',
+    "rules": '{"lora_": "head"}',
+    "optim_kwargs": '{"fused": false}',
+}
+
+
+def _example(name: str) -> str:
+    return next((example for end, example in _EXAMPLES.items() if name.endswith(end)), '{"min_lr": 1e-6}')
+
 
 def json_object(value: Any, name: str) -> dict[str, Any]:
     """Return the dict in an argument that is a dict, a JSON object in a string, or None for an empty dict."""
@@ -22,7 +33,7 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
             why = f" ({error})"
     if found is not None and not isinstance(found, dict):
         raise ValueError(
-            f"`{name}` must be a JSON object such as '{{\"min_lr\": 1e-6}}'{why}. Received: {name}={shown(value)}"
+            f"`{name}` must be a JSON object such as '{_example(name)}'{why}. Received: {name}={shown(value)}"
         )
     return dict(found or {})
 

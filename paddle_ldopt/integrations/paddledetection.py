@@ -9,7 +9,7 @@ import paddle
 
 from .._messages import refusal
 from ..layers.map import LayerMap
-from .settings import NAMES, framework, from_settings, groups_by_name, undecayed_names
+from .settings import NAMES, framework, from_settings, groups_by_name, name_parts, undecayed_names
 
 __all__ = ["register"]
 
@@ -66,9 +66,12 @@ def register() -> None:
 def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, Any]) -> Any:
     """Return the optimizer, from PaddleDetection's words and ours."""
     if "betas" in settings:
-        settings["beta1"], settings["beta2"] = settings.pop("betas")
+        betas = settings.pop("betas")
+        if not isinstance(betas, (list, tuple)) or len(betas) != 2:
+            raise refusal(ValueError, "`betas` must be two numbers, `beta1` and `beta2`.", betas=betas)
+        _set(settings, "betas", beta1=betas[0], beta2=betas[1])
     if "layer_decay" in settings:
-        settings["layerwise_decay"] = settings.pop("layer_decay")
+        _set(settings, "layer_decay", layerwise_decay=settings.pop("layer_decay"))
     hook = settings.pop("set_param_lr_func", _OWN_HOOK)
     if hook != _OWN_HOOK:
         raise refusal(
@@ -81,8 +84,16 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
             advice = f"The model has {found} blocks: leave out `num_layers`, which is counted."
             raise refusal(ValueError, advice, num_layers=blocks)
     filters = settings.pop("filter_bias_and_bn", name == "AdamWDL")
-    undecayed = undecayed_names(model, settings.pop("skip_decay_names", None) or (), one_dimensional=filters)
-    chosen = [({**group}.pop("params"), group) for group in settings.pop("param_groups", ())]
+    skipped = name_parts(settings.pop("skip_decay_names", None) or (), "skip_decay_names")
+    undecayed = undecayed_names(model, skipped, one_dimensional=filters)
+    chosen = [(name_parts(group.get("params"), "params"), group) for group in settings.pop("param_groups", ())]
     groups = groups_by_name(model, chosen) if chosen else None
     weight_decay = settings.pop("weight_decay")
     return from_settings(name, model, settings, weight_decay=weight_decay, undecayed=undecayed, groups=groups, **common)
+
+
+def _set(settings: dict[str, Any], theirs: str, **ours: Any) -> None:
+    """Add options from PaddleDetection's setting `theirs`; raise if the file sets one of them by our name too."""
+    for option in ours.keys() & settings.keys():
+        raise refusal(ValueError, f"`{option}` and `{theirs}` exclude each other.", **{option: settings[option]})
+    settings.update(ours)

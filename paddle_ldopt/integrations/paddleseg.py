@@ -5,9 +5,12 @@ Call `register()` before PaddleSeg builds its optimizer.
 
 from typing import Any, Optional
 
+from .._messages import refusal, unknown
 from .settings import NAMES, framework, from_settings, groups_by_name, numbers_read
 
 __all__ = ["register"]
+
+_OF_A_GROUP = ("name", "lr_mult", "weight_decay_mult")  # settings of an entry of `custom_cfg`
 
 
 def register() -> None:
@@ -40,10 +43,18 @@ def register() -> None:
             groups = None
             if self.custom_cfg:
                 groups = groups_by_name(
-                    model, [([chosen["name"]], self._options(chosen)) for chosen in self.custom_cfg]
+                    model, [(self._parts(chosen), self._options(chosen)) for chosen in self.custom_cfg]
                 )
             name, common = type(self).__name__, {**self.args, "weight_decay": self.weight_decay or 0.0}
             return from_settings(name, model, self.settings, learning_rate=lr, groups=groups, **common)
+
+        def _parts(self, chosen: dict[str, Any]) -> list[str]:
+            """Return the part of names in an entry of `custom_cfg`; raise for another setting than PaddleSeg's."""
+            for key in chosen.keys() - _OF_A_GROUP:
+                raise ValueError(unknown("setting of `custom_cfg`", key, chosen[key], _OF_A_GROUP))
+            if not chosen.get("name"):
+                raise refusal(ValueError, "An entry of `custom_cfg` must have a `name`.", custom_cfg=chosen)
+            return [chosen["name"]]
 
         def _options(self, chosen: dict[str, Any]) -> dict[str, float]:
             """Return the options of a parameter group from an entry of `custom_cfg`."""

@@ -18,7 +18,16 @@ from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
 from .resume import ALLOW, with_record
 
-__all__ = ["NAMES", "Component", "framework", "from_settings", "groups_by_name", "numbers_read", "undecayed_names"]
+__all__ = [
+    "NAMES",
+    "Component",
+    "framework",
+    "from_settings",
+    "groups_by_name",
+    "name_parts",
+    "numbers_read",
+    "undecayed_names",
+]
 
 NAMES: dict[str, str] = {info.cls.__name__: name for name, info in REGISTRY.items()}  # class name -> our name
 _OF_THE_MAP = ("rules", "granularity")
@@ -112,6 +121,13 @@ def numbers_read(value: Any) -> Any:
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
+def name_parts(parts: Any, setting: str) -> list[str]:
+    """Return a list of parts of names; raise TypeError for a string, whose letters would match nearly every name."""
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+        raise refusal(TypeError, f"`{setting}` must be a list of parts of names.", **{setting: parts})
+    return list(parts)
+
+
 def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: bool = False) -> set[str]:
     """Return `param.name` of the parameters whose structured name contains one of `parts`, and of vectors if asked."""
     wanted = tuple(parts)
@@ -156,6 +172,9 @@ class Component:
     ) -> None:
         self.optimizer, self.settings = name, settings
         self.common = {"learning_rate": learning_rate, "weight_decay": weight_decay, "grad_clip": grad_clip}
+        if not isinstance(no_weight_decay_name, (str, type(None))):
+            wrong = "`no_weight_decay_name` must be a string of parts of names, separated by spaces."
+            raise refusal(TypeError, wrong, no_weight_decay_name=no_weight_decay_name)
         self.parts, self.one_dimensional = (no_weight_decay_name or "").split(), one_dim_param_no_weight_decay
 
     def __call__(self, model: Any) -> Any:

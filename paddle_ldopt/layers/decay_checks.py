@@ -38,14 +38,16 @@ def checked_towers(value: Any, name: str, build: Callable[[Any], Any], options: 
 def checked_multipliers(value: Any, name: str) -> dict[str, float]:
     """Return regular expression -> factor, each from 0 and other than 1."""
     if not isinstance(value, dict) or not value:
-        raise refusal(TypeError, f"`{name}` must be a dict from regular expressions to factors.", **{name: value})
+        raise refusal(
+            TypeError, f"`{name}` must be a dict from regular expressions to factors, not empty.", **{name: value}
+        )
     factors = {}
     for pattern, factor in value.items():
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
             raise refusal(ValueError, f"`{name}` must map regular expressions ({error}).", pattern=pattern) from error
-        factors[pattern] = checked_number(factor, name)
+        factors[pattern] = checked_number(factor, f"{name}[{pattern!r}]")
         if factors[pattern] == 1.0:
             raise refusal(ValueError, f"A factor of 1 in `{name}` has no effect: leave it out.", **{name: value})
     return factors

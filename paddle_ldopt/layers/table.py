@@ -139,8 +139,8 @@ def short_names(towers: Iterable[str]) -> dict[str, str]:
     """Return tower -> the distinguishing part of its name and a space; "" for a single tower."""
     towers = list(dict.fromkeys(towers))
     named = [tower for tower in towers if tower]
-    if len(named) < 2:
-        return dict.fromkeys(towers, "")
+    if len(named) < 2:  # beside the only tower, rules place parameters in layers of the same labels
+        return {tower: "" if tower or not named else "shared " for tower in towers}
     shared = len(os.path.commonprefix([tower.split(".") for tower in named]))
     short = {tower: tower.split(".")[shared] for tower in named}
     if len(set(short.values())) < len(named):

@@ -48,8 +48,8 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
         raise ValueError(f"{name} has a layer-wise decay of its own: {advice} Received: optimizer={name}")
     if not asks_for_rates(plain):
         raise TypeError(
-            f"{name} does not ask `_create_param_lr` for the rate of each parameter, so it would ignore a layer-wise "
-            f"decay: use another optimizer. Received: optimizer={name}"
+            f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay: "
+            f"use another optimizer. Received: optimizer={name}"
         )
     ratio_of = ratio_fn(layers, layerwise_decay)
     for param in parameters_of(inner):

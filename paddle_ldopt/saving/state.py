@@ -20,7 +20,8 @@ def one_of_ours(optimizer: Any) -> Any:
     """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state."""
     inner = _paddle.unwrap(optimizer)
     if not isinstance(inner, ShardedStateMixin):
-        raise wrong_type(inner, "optimizer", "one of paddle_ldopt")
+        paddles = "`paddle.save(optimizer.state_dict(), path)` saves one of Paddle's"
+        raise wrong_type(inner, "optimizer", f"one of paddle_ldopt; {paddles}")
     _paddle.check_wrapper_state(optimizer)
     return inner
 

@@ -17,7 +17,7 @@ from ..layers.map import LayerMap
 from ..layers.rates import applied_rates, next_rate, used_rates
 from ..layers.ratios import moves, ratios_of
 from ..layers.table import LayerTable
-from ..plots import name_lines
+from ..plots import font_families, name_lines
 from . import report_page as page
 from .base import Callback
 from .folders import write_whole
@@ -222,7 +222,9 @@ def _draw_rates(axes: list[Any], towers: dict[str, list[Any]], steps: list[int])
                 shade = str(0.75 * (1 - i / max(len(rows) - 1, 1)))
                 named = row.label if i in (0, len(rows) - 1) else None
                 axis.plot(steps, curve[0], color=shade, lw=1.2, label=named)
-        axis.set_title(tower if len(towers) > 1 else "", fontsize="medium", parse_math=False)
+        axis.set_title(
+            tower if len(towers) > 1 else "", fontsize="medium", parse_math=False, fontfamily=font_families()
+        )
         axis.set(xlabel="step", ylabel="learning rate", ylim=(0, 1.05 * top or None))  # the same in all panels
         axis.ticklabel_format(axis="y", scilimits=(-2, 3))
         name_lines(axis)

@@ -25,7 +25,7 @@ from .run_folder import check_folder, take, with_arguments_of_run
 HELP = {  # of arguments that are of the Trainer's, or get another default here
     "output_dir": "folder of the run; runs/<recipe>-<time> by default",
     "resume_from_checkpoint": "folder of a run, or a checkpoint in it",
-    "optim": f"{', '.join(list_optimizers())}, or one of the Trainer's, such as adamw",
+    "optim": f"{', '.join(list_optimizers())}; with a Trainer also its own, such as adamw",
     "optim_kwargs": "further options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'",
     "learning_rate": "peak learning rate of the head",
     "lr_scheduler_type": ", ".join(kind.value for kind in SchedulerType),
@@ -48,13 +48,14 @@ HELP = {  # of arguments that are of the Trainer's, or get another default here
     "fp16": "train in float16; on a GPU only",
 }
 SHOWN = (*HELP, "verbose", "allow_layerwise_change", "null", "config")  # by --help, of the Trainer's arguments
+LOWER_IS_BETTER = ("loss", "perplexity")
 
 
 @dataclasses.dataclass
 class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
-    """PaddleNLP's training arguments with defaults for few-sample fine-tuning of an encoder.
+    """PaddleNLP's training arguments, with defaults for fine-tuning an encoder on few samples.
 
-    A recipe derives its own from it, with its name and the metrics that it can choose the best model by.
+    A recipe derives its own class, with its name and the metrics that may choose the best model.
     """
 
     recipe: ClassVar[str] = "recipe"
@@ -75,11 +76,17 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     save_total_limit: Optional[int] = 1  # and the best one, if it is another
     load_best_model_at_end: bool = True
     metric_for_best_model: str = "accuracy"
+    early_stopping_patience: int = dataclasses.field(
+        default=3, metadata={"help": "evaluations without improvement before the training stops"}
+    )
     device: str = "gpu" if paddle.is_compiled_with_cuda() else "cpu"
     verbose: bool = dataclasses.field(default=False, metadata={"help": "print the Trainer's log and the schedule"})
 
     def __post_init__(self):
+        check_least(self, early_stopping_patience=1)
         refuse(self._impossible())
+        if self.greater_is_better is None:
+            self.greater_is_better = self.metric_for_best_model not in LOWER_IS_BETTER
         self.output_dir = self.output_dir or time.strftime(f"runs/{self.recipe}-%Y%m%d-%H%M%S")
         super().__post_init__()
         if self.load_best_model_at_end and self.evaluation_strategy.value == "no":
@@ -128,18 +135,13 @@ def refuse(problems):
 
 
 def parse(argv, *classes):
-    """Return what a command line says: one object of each class, and the line with all that it refers to.
+    """Return one object of each dataclass, and the command line with the arguments of its config and its earlier run.
 
-    ``--config FILE`` stands for the arguments in a YAML file; those beside it come on top, wherever they stand. So do
-    those that are given to a run that is resumed. ``--null NAME`` is what ``NAME: null`` is in a file.
-
-    Args:
-        argv (list[str]): the line.
-        *classes (type): dataclasses; the last one a `RecipeArguments`.
+    Arguments beside ``--config FILE`` override those of the YAML file, wherever they stand; arguments of a resume
+    override those of the run. ``--null NAME`` is ``NAME: null`` of a file. The last class is a `RecipeArguments`.
 
     Raises:
-        ValueError: an argument that there is not, or with a wrong value, or without an effect; a folder that is another
-            run's.
+        ValueError: an argument is unknown, wrong or without an effect, or the folder is another run's.
     """
     argv = with_arguments_of_run(_with_config(argv, classes))
     found = parse_line(argv, *classes)
@@ -168,15 +170,23 @@ def parse_line(argv, *classes):
     parser.add_argument(
         "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file; arguments beside it override it"
     )
+    of_loop = {
+        field.name for field in dataclasses.fields(classes[-1]) if not issubclass(classes[-1], TrainingArguments)
+    }
     for action in parser._actions:
-        action.help = HELP.get(action.dest, action.help)
+        if action.dest not in of_loop:
+            action.help = HELP.get(action.dest, action.help)
     if {"-h", "--help"} & set(argv):
         print(_short_help(parser, classes))
         sys.exit(0)
     if {"--help-all", "--help_all"} & set(argv):
         parser.print_help()
         sys.exit(0)
-    return parser.parse_args_into_dataclasses(_with_config(argv, classes))
+    *found, unknown = parser.parse_args_into_dataclasses(_with_config(argv, classes), return_remaining_strings=True)
+    known = sorted(name for action in parser._actions for name in action.option_strings)
+    wrong = [word for word in unknown if word.startswith("-")] or unknown  # their values are among the others
+    refuse(f"{word!r} is no argument{_nearest(word.partition('=')[0], known)}. Received: {word}" for word in wrong)
+    return found
 
 
 def _short_help(parser, classes, width=100, column=36):
@@ -197,7 +207,7 @@ def _short_help(parser, classes, width=100, column=36):
         rows = [first + lines[0], *(" " * column + line for line in lines[1:])]
         groups["recipe" if own else "layer-wise rates" if layerwise else "training"] += rows
     parts = [f"{title}:\n" + "\n".join(rows) for title, rows in groups.items() if rows]
-    return "\n".join([doc, "", *parts, "--help-all shows all arguments of PaddleNLP's Trainer."])
+    return "\n".join([doc, "", *parts, *["--help-all shows all arguments of PaddleNLP's Trainer."][: len(trainers)]])
 
 
 class _Null(argparse.Action):
@@ -214,6 +224,10 @@ def _may_be_none(classes):
     return {f.name for f in fields if f.default is None or type(None) in get_args(hints[f.name])}
 
 
+def _nearest(name, known):
+    return "".join(f"; the nearest is {near!r}" for near in difflib.get_close_matches(name, known, 1, 0.4))
+
+
 def _with_config(argv, classes):
     path, rest = take(argv, "config")
     if path is None:
@@ -225,8 +239,7 @@ def _with_config(argv, classes):
     first, wrong, may_be_none = [], [], _may_be_none(classes)
     for name, value in settings.items():
         if name not in known:
-            near = "".join(f"; the nearest is {n!r}" for n in difflib.get_close_matches(str(name), known, 1, 0.4))
-            wrong.append(f"{name!r} is no argument{near}. Received: {name}={value!r}")
+            wrong.append(f"{name!r} is no argument{_nearest(str(name), known)}. Received: {name}={value!r}")
         elif value is None and name not in may_be_none:
             wrong.append(f"`{name}` needs a value: leave it out for its default. Received: {name}=None")
         elif value is None:

@@ -5,14 +5,22 @@ judge(names, texts)(logits, right)       # -> details for results.json, tables f
 """
 
 import warnings
+from collections import Counter
 
 import numpy as np
 from scipy.special import softmax
 from sklearn import metrics
 
+from .fine_tuning import Score
+
 METRICS = ("accuracy", "macro_f1", "matthews", "loss")
 MOST = 12  # classes of a confusion matrix in the report; of more, the most frequent confusions
 MISTAKES = 10
+
+
+def majority_score(rows):
+    """Return the `Score` by which (input, class) rows are judged: accuracy, against the most frequent class."""
+    return Score("accuracy", "majority class", Counter(label for _, label in rows).most_common(1)[0][1] / len(rows))
 
 
 def class_scores(prediction):

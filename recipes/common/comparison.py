@@ -20,6 +20,7 @@ from scipy import stats
 from paddle_ldopt.trainer.report_facts import run_facts
 from paddle_ldopt.trainer.report_page import pairs, paragraph, plots, section, side_by_side, table, write_page
 
+from .arguments import LOWER_IS_BETTER
 from .run_folder import write_json
 
 DIVERGED = "inf or nan"  # in the Trainer's error about such a loss
@@ -68,33 +69,17 @@ def compare(args, learning_rates, seeds, train, description=""):
         write_json(args.output_dir, "compare.json", runs)
         _print(f"[{len(runs)}/{len(todo)}] learning rate {rate:g}, {arm}, seed {seed}: {found}")
 
-    def scores(rate, arm, split):
-        found = [run[split] for run in runs if (run["learning_rate"], run["arm"]) == (rate, arm)]
-        return [math.nan if score is None else score for score in found]
-
-    header = ("learning rate", *arms)
-    rows = [(f"{rate:g}", *(spread(scores(rate, arm, "test")) for arm in arms)) for rate in learning_rates]
     title = f"test score, mean and standard deviation of {seeds} seeds"
-    printed = Table(*header, title=title)
-    for row in rows:
-        printed.add_row(*row)
-    _print(printed)
-    best = {}
-    for arm in arms:
-        means = {rate: statistics.mean(scores(rate, arm, "validation")) for rate in learning_rates}
-        best[arm] = best_of(means)
-        _print(
-            f"{arm}: {spread(scores(best[arm], arm, 'test'))} at learning rate {best[arm]:g}, the best by validation"
-        )
-    said = verdict(*(scores(best[arm], arm, "test") for arm in arms), *arms)
+    header, rows, best = tabulate(runs, {arm: {"arm": arm} for arm in arms}, title)
+    said = verdict(*(scores for _, scores in best.values()), *arms)
     _print(said)
     if paddle.distributed.get_rank() == 0:
         parts = [
-            paragraph(f"{said} {description}"),
-            section("Run", pairs(run_facts(args))),
+            *map(paragraph, (said, *(line for line, _ in best.values()), description)),
+            section("Run", pairs({name: fact for name, fact in run_facts(args).items() if name != "logging folder"})),
             side_by_side(
                 section(title[0].upper() + title[1:], table(header, rows)),
-                section("With 95 % intervals", plots("test score by rate", _draw, scores, learning_rates, list(arms))),
+                section("With 95 % intervals", plots("test score by rate", _draw, runs, learning_rates, list(arms))),
             ),
         ]
         write_page(path := os.path.join(args.output_dir, "report.html"), "Uniform or layer-wise learning rates", parts)
@@ -124,19 +109,60 @@ def interval(values):
     return float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
-def _draw(axes, scores, learning_rates, arms):
-    for arm in arms:
-        found = [scores(rate, arm, "test") for rate in learning_rates]
+def _draw(axes, runs, learning_rates, arms):
+    for beside, arm in enumerate(arms):  # intervals stand side by side
+        found = [scores_of(runs, "test", learning_rate=rate, arm=arm) for rate in learning_rates]
         halves = [interval(one) for one in found]
-        axes[0].errorbar(learning_rates, [np.mean(one) for one in found], halves, marker="o", capsize=3, label=arm)
+        places = [rate * 1.03**beside for rate in learning_rates]
+        axes[0].errorbar(places, [np.mean(one) for one in found], halves, marker="o", capsize=3, label=arm)
     axes[0].set(xscale="log", xlabel="learning rate", ylabel="test score")
     axes[0].grid(alpha=0.3)
     axes[0].legend()
 
 
-def best_of(means):
-    """Return the key of the greatest number; numbers that are not finite count as the lowest."""
-    return max(means, key=lambda key: means[key] if math.isfinite(means[key]) else -math.inf)
+def tabulate(runs, arms, title):
+    """Print the test scores by learning rate and arm, and each arm at its best rate.
+
+    Args:
+        runs (list[dict]): results, one of each run.
+        arms (dict): name -> the values in `runs` that an arm's runs have in common.
+        title (str): of the table.
+
+    Returns:
+        tuple: the header, the rows, and arm -> (sentence, test scores) at its best rate.
+    """
+    rates = dict.fromkeys(run["learning_rate"] for run in runs)
+    header, rows, best = ("learning rate", *arms), [], {}
+    for rate in rates:
+        found = (scores_of(runs, "test", learning_rate=rate, **arm) for arm in arms.values())
+        rows.append((f"{rate:g}", *map(spread, found)))
+    printed = Table(*header, title=title)
+    for row in rows:
+        printed.add_row(*row)
+    _print(printed)
+    for name, arm in arms.items():
+        rate = best_rate(runs, **arm)
+        scores = scores_of(runs, "test", learning_rate=rate, **arm)
+        best[name] = f"{name}: {spread(scores)} at learning rate {rate:g}, the best by validation", scores
+        _print(best[name][0])
+    return header, rows, best
+
+
+def scores_of(runs, split, **values):
+    """Return the scores of the runs with these values, NaN for runs that diverged."""
+    found = [run[split] for run in runs if values.items() <= run.items()]
+    return [math.nan if score is None else score for score in found]
+
+
+def best_rate(runs, **values):
+    """Return the learning rate with the best mean validation score; a rate at which a run diverged is the worst."""
+    sign = -1 if any(run.get("metric") in LOWER_IS_BETTER for run in runs) else 1
+
+    def mean(rate):
+        found = sign * statistics.mean(scores_of(runs, "validation", learning_rate=rate, **values))
+        return found if math.isfinite(found) else -math.inf
+
+    return max(dict.fromkeys(run["learning_rate"] for run in runs), key=mean)
 
 
 def spread(values):

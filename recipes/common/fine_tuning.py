@@ -1,7 +1,7 @@
 """A recipe's training with its callbacks, its results and its report.
 
-fine_tune(trainer, test, Score("accuracy", "majority class", 0.33), options, argv, parts, "minilm on docstrings")
-start(run)  # run(argv); errors in the input are printed in one line
+fine_tune(trainer, test, Score("accuracy", "majority class", 0.33), options, argv, parts)
+main = entry_point(run)  # run(argv); errors in the input are printed in one line
 """
 
 import contextlib
@@ -10,19 +10,17 @@ import os
 import sys
 import time
 from dataclasses import MISSING
-from typing import ClassVar
 
-from paddlenlp.trainer import EarlyStoppingCallback, TrainerCallback
+from paddlenlp.trainer import EarlyStoppingCallback
 from paddlenlp.utils.log import logger
 
 from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback
 
+from .arguments import LOWER_IS_BETTER
 from .progress import replace_progress
 from .run_folder import NoteArguments, check_data, note_for_predictions, write_json
 from .stopping import StopWithCheckpoint
-
-LOWER_IS_BETTER = ("loss", "perplexity")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +40,6 @@ class Score:
         return f"does not beat the baseline ({self.baseline}): {how}"
 
 
-class Beginning(TrainerCallback):
-    """Remember the step at which a training begins or resumes."""
-
-    step: ClassVar[int] = 0
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Remember it."""
-        self.step = state.global_step
-
-
 def say_over(step):
     """Say that a resumed run has ended before."""
     print(f"This run is already over: it ended at step {step}. Only its test is repeated.", flush=True)
@@ -66,7 +54,7 @@ class FileSchedule(ScheduleCallback):
             super().on_train_begin(*args, **kwargs)
 
 
-def add_callbacks(trainer, report, patience):
+def add_callbacks(trainer, report):
     """Add the callbacks of all recipes to a Trainer: report, rates of the layers, schedule, early stopping."""
     args = trainer.args
     trainer.add_callback(report)
@@ -76,24 +64,23 @@ def add_callbacks(trainer, report, patience):
         schedule = ScheduleCallback if args.verbose else FileSchedule
         trainer.add_callback(schedule(f"{args.output_dir}/schedule.png"))  # and schedule.csv
     if args.load_best_model_at_end:
-        trainer.add_callback(EarlyStoppingCallback(patience))
+        trainer.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
 
 
-def fine_tune(trainer, test, score, options, argv, parts, name, judge=None, noted=None):
+def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None):
     """Train, evaluate on the test split, write results and report; print the score and the baseline.
 
     Args:
         trainer (Trainer): with its data.
         test (Dataset): evaluated at the end.
-        score (Score): the metric, and the baseline.
-        options (dataclass): with `early_stopping_patience`.
+        score (Score): the metric and the baseline.
+        options (dataclass): of the recipe, with `model` and `data`.
         argv (list[str]): the command line, for a resume.
-        parts (Parts|Splits): the rows.
-        name (str): of the run, for its report.
+        parts (Parts): the rows.
         judge (callable, optional): (logits, labels) of the test rows -> further results, and tables for the report.
         noted (dict, optional): further facts that predictions need.
     """
-    args, began_at = trainer.args, Beginning()
+    args, noted_arguments = trainer.args, NoteArguments(argv)
     settings = {**dataclasses.asdict(options), **args.to_dict()}
     about = {
         "settings": settings,
@@ -102,11 +89,11 @@ def fine_tune(trainer, test, score, options, argv, parts, name, judge=None, note
     }
     rate = f"{args.learning_rate:g}" if trainer.optimizer is None else "the optimizer's own"
     rates = f"decay {args.layerwise_lr_decay:g}, learning rate {rate}"
-    report = RunReport(args.output_dir, f"{name}, {rates}", trainer.layer_map)
-    add_callbacks(trainer, report, options.early_stopping_patience)
+    report = RunReport(args.output_dir, f"{options.model} on {options.data}, {rates}", trainer.layer_map)
+    add_callbacks(trainer, report)
     check_data(args, parts)
     stop = StopWithCheckpoint()
-    for callback in (NoteArguments(argv), began_at, stop):
+    for callback in (noted_arguments, stop):
         trainer.add_callback(callback)
     progress = None if args.verbose else replace_progress(trainer)
     began = time.perf_counter()
@@ -120,7 +107,7 @@ def fine_tune(trainer, test, score, options, argv, parts, name, judge=None, note
             if progress is not None:
                 progress.close()
     seconds = time.perf_counter() - began
-    state, steps = trainer.state, trainer.state.global_step - began_at.step
+    state, steps = trainer.state, trainer.state.global_step - noted_arguments.first_step
     if not steps and args.resume_from_checkpoint and trainer.is_world_process_zero():
         say_over(state.global_step)
     trainer.remove_callback(EarlyStoppingCallback)  # not for the test
@@ -136,7 +123,7 @@ def fine_tune(trainer, test, score, options, argv, parts, name, judge=None, note
         **{key.replace("_", " ", 1): value for key, value in others.items()},
         f"best validation {args.metric_for_best_model}": state.best_metric,
         "kept": _kept(args, state),
-        "stopped": _why_it_stopped(args, state, options.early_stopping_patience),
+        "stopped": _why_it_stopped(args, state),
         "steps": state.global_step,
         "seconds" + (" since it was resumed" if args.resume_from_checkpoint else ""): seconds,
         "training rows per second": steps * rows / seconds,
@@ -155,9 +142,9 @@ def _kept(args, state):
     return f"{best}, best validation {args.metric_for_best_model} ({state.best_metric:.3f})"
 
 
-def _why_it_stopped(args, state, patience):
+def _why_it_stopped(args, state):
     if state.global_step < state.max_steps:
-        better = f"no better validation {args.metric_for_best_model} in {patience} evaluations"
+        better = f"no better validation {args.metric_for_best_model} in {args.early_stopping_patience} evaluations"
         return f"early, at step {state.global_step} of {state.max_steps}: {better}"
     return f"all {state.max_steps} steps done" + ("" if args.max_steps > 0 else f" ({args.num_train_epochs:g} epochs)")
 
@@ -172,18 +159,9 @@ def defaults_of(settings, argv, *objects):
 
 
 def conclude(folder, score, reached, more, report, *, settings, description, tables=None, defaults=None):
-    """Write the results of a run and its report; print the score beside the baseline.
+    """Write results and report, as `RunReport.write` does; print the score `reached` on the test rows and the baseline.
 
-    Args:
-        folder (str): of the run.
-        score (Score): the metric, and the baseline.
-        reached (float): the metric of the test rows.
-        more (dict): further results; one of them begins with "seconds".
-        report (RunReport): the report.
-        settings (dict): every setting.
-        description (str): the data.
-        tables (dict, optional): further tables of the report.
-        defaults (dict, optional): of the settings.
+    `more` are further results; the name of one of them begins with "seconds".
     """
     baseline = f"{score.baseline.replace(' ', '-')} baseline"
     results = {f"test {score.metric}": reached, baseline: score.value, "verdict": score.verdict(reached), **more}
@@ -200,18 +178,20 @@ def conclude(folder, score, reached, more, report, *, settings, description, tab
         print(f"report: {path}")
 
 
-def start(run, argv=None):
-    """Run a recipe; errors in the input are printed in one line.
+def entry_point(run):
+    """Return `main(argv=None)`, which runs a command line and prints errors in the input in one line."""
 
-    Args:
-        run (callable): takes a command line.
-        argv (list[str], optional): the command line; that of the process if None.
-    """
-    logger.set_level("WARNING")  # `--verbose` sets INFO
-    try:
-        run(sys.argv[1:] if argv is None else argv)
-    except KeyboardInterrupt:
-        print("interrupted; what came after the last checkpoint is lost", file=sys.stderr)
-        sys.exit(130)
-    except (ValueError, OSError) as error:
-        sys.exit("error: " + " ".join(str(error).split()))
+    def main(argv=None):
+        logger.set_level("WARNING")  # `--verbose` sets INFO
+        try:
+            run(sys.argv[1:] if argv is None else argv)
+        except KeyboardInterrupt:
+            print("interrupted; the steps after the last checkpoint are lost", file=sys.stderr)
+            sys.exit(130)
+        except BrokenPipeError:  # as in `predict.py ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        except (ValueError, OSError) as error:
+            sys.exit("error: " + " ".join(str(error).split()))
+
+    return main

@@ -5,21 +5,22 @@ import statistics
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .comparison import spread
+from .comparison import scores_of, spread
 
 
-def heat_map(path, scores, columns, rows, labels, lower_is_better):
-    """Draw the mean score of each cell, labelled with mean and standard deviation.
+def heat_map(path, runs, columns, rows, labels, lower_is_better):
+    """Draw the mean test score of each learning rate and decay, labelled with mean and standard deviation.
 
     Args:
         path (str|Path): the picture.
-        scores (callable): column, row -> list of numbers.
-        columns (list[float]): from left to right.
-        rows (list[float]): from bottom to top.
+        runs (list[dict]): results, one of each run.
+        columns (list[float]): learning rates, from left to right.
+        rows (list[float]): decays, from bottom to top.
         labels (dict[str, str]): "xlabel", "ylabel" and "title".
         lower_is_better (bool): whether low scores are bright.
     """
-    means = [[statistics.mean(scores(column, row)) for column in columns] for row in rows]
+    cells = [[scores_of(runs, "test", learning_rate=x, layerwise_lr_decay=y) for x in columns] for y in rows]
+    means = [[statistics.mean(cell) for cell in row] for row in cells]
     figure = Figure(figsize=(2 + 1.2 * len(columns), 2 + 0.7 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
@@ -27,9 +28,9 @@ def heat_map(path, scores, columns, rows, labels, lower_is_better):
     axis.set_xticks(range(len(columns)), [f"{column:g}" for column in columns])
     axis.set_yticks(range(len(rows)), [f"{row:g}" for row in rows])
     axis.set(**labels)
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            text = spread(scores(column, row)).replace(" ", "\n", 1)
+    for i, row in enumerate(cells):
+        for j, cell in enumerate(row):
+            text = spread(cell).replace(" ", "\n", 1)
             axis.text(j, i, text, ha="center", va="center", bbox={"facecolor": "white", "alpha": 0.7, "lw": 0})
     figure.colorbar(image)
     figure.savefig(path, dpi=120)

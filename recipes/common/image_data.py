@@ -14,7 +14,7 @@ import paddle
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from .parts import deal
+from .parts import check_examples, deal
 from .text_sources import STEMS, error, hub_rows, label_names
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -67,16 +67,9 @@ def _content(image):
 
 
 def few(parts, most):
-    """Return the `Parts` with the first `most` training images of each class.
-
-    Raises:
-        ValueError: a class has fewer.
-    """
+    """Return the `Parts` with the first `most` training images of each class."""
     counts = Counter(name for _, name in parts.train)
-    fewest = min(counts, key=counts.get)
-    if not 1 <= most <= counts[fewest]:
-        problem = f"`examples_per_class` must be from 1 to {counts[fewest]}, the training images of {fewest!r}."
-        raise error(problem, examples_per_class=most)
+    check_examples(counts, most, "images")
     train = [row for name in sorted(counts) for row in [r for r in parts.train if r[1] == name][:most]]
     used = f"{parts.description} Trained on {len(train)}, {most} of each class."
     return dataclasses.replace(parts, train=train, description=used)

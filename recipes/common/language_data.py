@@ -25,13 +25,7 @@ def by_tokenizer(tokenizer):
 
 
 def encode_pairs(pairs, length, tokens=by_bytes):
-    """Return inputs and labels [rows, length], cut to `length`; labels are the next tokens, if of the text.
-
-    Args:
-        pairs (list): (prompt, text).
-        length (int): tokens of a row.
-        tokens (callable): prompt, text -> two lists of token ids, neither of them empty.
-    """
+    """Return inputs and labels [rows, length] of (prompt, text) pairs; labels are the next tokens of the text alone."""
     inputs, labels = np.zeros([len(pairs), length], "int64"), np.full([len(pairs), length], IGNORED, "int64")
     for i, pair in enumerate(pairs):
         prompt, text = tokens(*pair)

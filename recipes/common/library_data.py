@@ -1,13 +1,6 @@
 """Tasks with answers from Python's own library, which need no hub and no file.
 
-tagged = tagged_docstrings()  # words of a docstring, and which are arguments, exceptions, constants of its function
-asked = signature_questions() # a signature, a question about it, where the answer stands
-named = function_names()      # a docstring, the words of its function's name
-paired = docstring_pairs()    # two texts, whether they are of one docstring
-texts = docstring_texts()     # docstrings
-
-Each returns a `Parts`: rows for training, validation and test, split by a hash of their text, few enough for two cores
-to learn from in minutes.
+Each function returns a `Parts`: rows for training, validation and test, few enough for two cores to learn in minutes.
 """
 
 import ast
@@ -20,8 +13,8 @@ import re
 import sys
 from dataclasses import dataclass
 
-from .parts import Parts, deal
-from .text_data import NO_DOCSTRINGS, draw, library_trees
+from .parts import Parts, deal, draw
+from .text_data import NO_DOCSTRINGS, library_trees
 from .text_sources import error
 
 EXCEPTIONS = {

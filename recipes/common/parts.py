@@ -3,10 +3,10 @@
 parts = load_parts("a.jsonl", own={"dates": written_dates}, suffixes=(".jsonl",), read=..., rows_of=..., key=...)
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .text_data import draw
 from .text_sources import error, hub_rows, split_files
 
 SHARES = {"test": 0.2, "validation": 0.1}
@@ -23,7 +23,7 @@ class Parts:
 
 
 def load_parts(source, *, own, suffixes, read, rows_of, key):
-    """Return the `Parts` of a source; missing splits are taken from its training rows, by a hash of their text.
+    """Return the `Parts` of a source; raise ValueError if it does not exist or has no rows.
 
     Args:
         source (str|Path): a name in `own`, a file, a folder of train, dev and test files, paddlenlp:NAME[:CONFIG] or
@@ -32,10 +32,7 @@ def load_parts(source, *, own, suffixes, read, rows_of, key):
         suffixes (tuple[str]): endings of files.
         read (callable): path -> rows of a file.
         rows_of (callable): (data, split) -> rows of a hub's data set.
-        key (callable): row -> the text whose hash chooses its split; rows with the same text stay together.
-
-    Raises:
-        ValueError: the source does not exist or has no rows.
+        key (callable): row -> its text, for `assign`.
     """
     if source in own:
         return own[source]()
@@ -49,26 +46,52 @@ def load_parts(source, *, own, suffixes, read, rows_of, key):
 
 
 def deal(parts, key, description):
-    """Return the `Parts` with all splits: a missing test split gets 20 % of the training rows, validation 10 %.
-
-    Args:
-        parts (dict|list): split -> rows, at least "train"; or the training rows.
-        key (callable): row -> the text whose hash chooses its split.
-        description (str): of the rows.
-    """
+    """Return the `Parts` of split -> rows, or of training rows; missing splits are taken from the training rows."""
     parts = {"train": parts} if isinstance(parts, list) else parts
-    shares = {split: share for split, share in SHARES.items() if split not in parts}
-    dealt = {**{split: [] for split in ("train", "validation", "test")}, **parts, "train": []}
-    for row in parts["train"]:
-        drawn, least = draw(key(row)), 0.0
-        split = "train"
-        for name, share in shares.items():
-            if least <= drawn < least + share:
-                split = name
-            least += share
-        dealt[split].append(row)
-    for split, rows in dealt.items():
+    dealt = {**parts, **assign(parts["train"], missing(parts), key)}
+    check_rows(dealt, description)
+    return Parts(**dealt, description=f"{description}: {sizes(dealt)} rows.")
+
+
+def missing(parts):
+    """Return the splits that are missing, with their shares of the training rows."""
+    return {split: share for split, share in SHARES.items() if split not in parts}
+
+
+def assign(rows, shares, key):
+    """Return split -> rows by a hash of their text: equal texts stay together, on every machine and in any order."""
+    parts = {split: [] for split in (*shares, "train")}
+    for row in rows:
+        drawn = draw(key(row))
+        for split, share in {**shares, "train": 1.0}.items():
+            if drawn < share:
+                parts[split].append(row)
+                break
+            drawn -= share
+    return parts
+
+
+def draw(text, seed=""):
+    """Return a number in [0, 1) from a text, or several, and a seed; spaces and case do not matter."""
+    words = " ".join((text if isinstance(text, str) else " ".join(text)).casefold().split())
+    return int(hashlib.sha1(f"{seed}\n{words}".encode("utf-8", "replace")).hexdigest()[:12], 16) / 16**12
+
+
+def sizes(parts):
+    """Return the number of rows in each split as text."""
+    return ", ".join(f"{len(parts[split])} {split}" for split in ("train", "validation", "test"))
+
+
+def check_rows(parts, source):
+    """Raise ValueError if a split has no rows."""
+    for split, rows in parts.items():
         if not rows:
-            raise error(f"No rows are left for {split}: give more rows, or a {split} file.", source=description)
-    sizes = ", ".join(f"{len(rows)} {split}" for split, rows in dealt.items())
-    return Parts(**dealt, description=f"{description}: {sizes} rows.")
+            raise error(f"No rows are left for {split}: give more rows, or a {split} file.", source=source)
+
+
+def check_examples(counts, most, rows):
+    """Raise ValueError if `most` is not from 1 to the rows of the rarest class."""
+    fewest = min(counts, key=counts.get)
+    if type(most) is not int or not 1 <= most <= counts[fewest]:
+        problem = f"`examples_per_class` must be from 1 to {counts[fewest]}, the training {rows} of {fewest!r}."
+        raise error(problem, examples_per_class=most)

@@ -48,13 +48,7 @@ class LoopArguments:
 
 
 class PlainLoop:
-    """A training that resumes from any of its checkpoints, bit for bit.
-
-    Args:
-        model (paddle.nn.Layer): the model.
-        rows (int): number of the training rows.
-        args (LoopArguments): its settings.
-    """
+    """A training on a number of rows that resumes from any of its checkpoints, bit for bit."""
 
     def __init__(self, model, rows, args):
         self.args, self.model, self.rows, self.step = args, model, rows, 0
@@ -88,11 +82,9 @@ class PlainLoop:
                 print(f"{was} is renamed {now}: step {self.step} was trained again.")
             shutil.rmtree(folder, ignore_errors=True)  # a damaged one
             os.replace(unfinished, folder)
-            found = [
-                int(name[11:]) for name in os.listdir(self.args.output_dir) if re.fullmatch(r"checkpoint-\d+", name)
-            ]
-            for step in sorted(found)[: -self.args.save_total_limit]:
-                shutil.rmtree(os.path.join(self.args.output_dir, f"checkpoint-{step}"))
+            names = re.findall(r"^checkpoint-\d+$", "\n".join(os.listdir(self.args.output_dir)), re.M)
+            for name in sorted(names, key=lambda name: int(name[11:]))[: -self.args.save_total_limit]:
+                shutil.rmtree(os.path.join(self.args.output_dir, name))
 
     def load(self, folder):
         """Resume from a checkpoint; raise ValueError if it is damaged."""

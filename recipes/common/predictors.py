@@ -4,6 +4,7 @@ predictor = Predictor("runs/sequence_classification-20261121-140000")
 predictor([("a text",), ("another text",)])   # [{"text": ..., "label": ..., "probability": ..., "probabilities": {}}]
 """
 
+import functools
 import importlib
 import json
 import os
@@ -36,11 +37,8 @@ class Predictor:
     """A function from a list of tuples, one for each input, to a list of dicts with outputs and probabilities.
 
     Args:
-        folder (str): of the run.
+        folder (str): of the run; ValueError if it has no model, or one without an output of its own.
         max_length (int, optional): tokens to which a text is cut; as in the training if None.
-
-    Raises:
-        ValueError: the folder has no model of a run that has ended, or one that has no output of its own.
     """
 
     def __init__(self, folder, max_length=None):
@@ -72,25 +70,33 @@ class Predictor:
     def __call__(self, inputs):
         """Return a dict for each input."""
         with paddle.no_grad():
-            return self.kind(inputs)
+            return self.kind._apply(inputs)
 
 
 def _logits(outputs):
     return (outputs[0] if isinstance(outputs, (tuple, list)) else outputs).astype("float32").numpy()
 
 
-class Labels:
-    """The class of each text or pair."""
+class _Model:
+    """A saved model with its tokenizer; `_apply` returns a dict for each input."""
+
+    recipe, task, collator = "", "", DataCollatorWithPadding
 
     def __init__(self, folder, options):
-        self.tokenizer, self.length = load_tokenizer(folder), options.max_length
-        self.model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+        self.options, self.tokenizer = options, load_tokenizer(folder)
+        self.model = getattr(transformers, f"AutoModelFor{self.task}").from_pretrained(folder)
         self.model.eval()
-        self.collate = DataCollatorWithPadding(self.tokenizer)
+        self.collate = self.collator(self.tokenizer)
+        self.module = importlib.import_module(self.recipe) if self.recipe else None
 
-    def __call__(self, inputs):
-        """Return a dict for each input."""
-        rows = [dict(self.tokenizer(*texts, max_length=self.length, truncation=True)) for texts in inputs]
+
+class Labels(_Model):
+    """The class of each text or pair."""
+
+    task = "SequenceClassification"
+
+    def _apply(self, inputs):
+        rows = [dict(self.tokenizer(*texts, max_length=self.options.max_length, truncation=True)) for texts in inputs]
         names = dict(zip(("text", "text_pair"), zip(*inputs)))
         return _labelled(names, _logits(self.model(**self.collate(rows))), self.model.config.id2label)
 
@@ -114,8 +120,7 @@ class Images:
         self.model = self.recipe.VisionClassifier.from_pretrained(folder)
         self.model.eval()
 
-    def __call__(self, inputs):
-        """Return a dict for each input."""
+    def _apply(self, inputs):
         paths = [path for (path,) in inputs]
         missing = [path for path in paths if not os.path.isfile(path)]
         if missing:
@@ -127,23 +132,18 @@ class Images:
         return _labelled({"image": paths}, _logits(self.model(**batch)), self.model.config.id2label)
 
 
-class Tags:
+class Tags(_Model):
     """A tag for each word of a text; words that are cut off have none."""
 
-    def __init__(self, folder, options):
-        self.recipe, self.options = importlib.import_module("token_classification"), options
-        self.tokenizer = load_tokenizer(folder)
-        self.model = transformers.AutoModelForTokenClassification.from_pretrained(folder)
-        self.model.eval()
-        self.collate = DataCollatorForTokenClassification(self.tokenizer)
+    recipe, task, collator = "token_classification", "TokenClassification", DataCollatorForTokenClassification
 
-    def __call__(self, inputs):
-        """Return a dict for each input."""
+    def _apply(self, inputs):
         names, sentences = self.model.config.id2label, [text.split() for (text,) in inputs]
         rows = [(words, [names[0]] * len(words)) for words in sentences]
-        data = self.recipe.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)
-        batch = self.collate([data[i] for i in range(len(data))])
-        first = batch.pop("labels").numpy() != self.recipe.IGNORED
+        batch = self.collate(
+            self.module.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)
+        )
+        first = batch.pop("labels").numpy() != self.module.IGNORED
         probabilities = softmax(_logits(self.model(**batch)).astype("float64"), axis=-1)
         out = []
         for words, row, kept in zip(sentences, probabilities, first):
@@ -153,21 +153,15 @@ class Tags:
         return out
 
 
-class Answers:
+class Answers(_Model):
     """The answer to each question in its text, with the probability of its beginning times that of its end."""
 
-    def __init__(self, folder, options):
-        self.recipe, self.options = importlib.import_module("question_answering"), options
-        self.tokenizer = load_tokenizer(folder)
-        self.model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder)
-        self.model.eval()
-        self.collate = DataCollatorWithPadding(self.tokenizer)
+    recipe, task = "question_answering", "QuestionAnswering"
 
-    def __call__(self, inputs):
-        """Return a dict for each input."""
+    def _apply(self, inputs):
         rows = [(question, context, ("",), 0) for question, context in inputs]
-        data = self.recipe.Windows(rows, self.tokenizer, self.options)
-        batch = self.collate([data[i] for i in range(len(data))])
+        data = self.module.Windows(rows, self.tokenizer, self.options)
+        batch = self.collate(data)
         for name in ("start_positions", "end_positions"):
             batch.pop(name)
         logits = [part.astype("float32").numpy() for part in self.model(**batch)[:2]]
@@ -178,17 +172,13 @@ class Answers:
         ]
 
 
-class Outputs:
+class Outputs(_Model):
     """A written text for each source, with the geometric mean of its tokens' probabilities."""
 
-    def __init__(self, folder, options):
-        self.options, self.tokenizer = options, load_tokenizer(folder)
-        self.model = transformers.AutoModelForConditionalGeneration.from_pretrained(folder)
-        self.model.eval()
-        self.collate = DataCollatorWithPadding(self.tokenizer, return_attention_mask=True)
+    task = "ConditionalGeneration"
+    collator = functools.partial(DataCollatorWithPadding, return_attention_mask=True)
 
-    def __call__(self, inputs):
-        """Return a dict for each input."""
+    def _apply(self, inputs):
         texts = [text for (text,) in inputs]
         ids = [self.tokenizer(t, max_length=self.options.max_length, truncation=True)["input_ids"] for t in texts]
         batch = self.collate([{"input_ids": one, "attention_mask": [1] * len(one)} for one in ids])
@@ -232,8 +222,7 @@ class Continuations:
         self.model = model
         self.model.eval()
 
-    def __call__(self, inputs):
-        """Return a dict for each input."""
+    def _apply(self, inputs):
         return [self._one(prompt) for (prompt,) in inputs]
 
     def _one(self, prompt):

@@ -49,7 +49,7 @@ NOT_WEIGHTS = {"embeddings.position_ids"}  # torch's constant 0..511; Paddle mak
 
 
 def load_model(name="minilm", num_classes=2, config=None, task="SequenceClassification"):
-    """Return a PaddleNLP encoder with a new head; call `paddle.seed` first to fix the head's draw.
+    """Return a PaddleNLP encoder with a new head; `paddle.seed` before it fixes the head's weights.
 
     Args:
         name (str|Path): see the top of this file.
@@ -74,11 +74,7 @@ def load_model(name="minilm", num_classes=2, config=None, task="SequenceClassifi
 
 
 def load_tokenizer(name="minilm"):
-    """Return the tokenizer that belongs to `load_model(name)`; an untrained class borrows MiniLM's vocabulary.
-
-    Args:
-        name (str|Path): see the top of this file.
-    """
+    """Return the tokenizer that belongs to `load_model(name)`; an untrained class borrows MiniLM's vocabulary."""
     kind = _kind(name)
     if kind in ("directory", "hub"):
         from paddlenlp.transformers import AutoTokenizer
@@ -119,11 +115,10 @@ def minilm_dir():
 
 
 def convert_bert(tensors, shapes):
-    """Return torch BERT weights under PaddleNLP's names, Linear weights transposed; refuses any that do not fit.
+    """Return torch's BERT weights (name -> array) under PaddleNLP's names (-> shape), Linear weights transposed.
 
-    Args:
-        tensors (dict): torch name -> array, as in model.safetensors (no "bert." prefix).
-        shapes (dict): PaddleNLP name -> shape, of every tensor of the `BertModel` to be filled.
+    Raises:
+        ValueError: names or shapes do not fit.
     """
     state, extra = {}, []
     for torch_name in sorted(set(tensors) - NOT_WEIGHTS):

@@ -69,5 +69,6 @@ def silence(trainer):
 def replace_progress(trainer):
     """Have a Trainer print the short progress; return it."""
     silence(trainer)
+    trainer.args.disable_tqdm = True  # nor a bar for the batches that a resume skips
     trainer.add_callback(progress := ShortProgress())
     return progress

@@ -28,27 +28,19 @@ ENCODING = ("model", "max_length", "max_target_length", "overlap", "max_answer_l
 
 
 class NoteArguments(TrainerCallback):
-    """Write the arguments of a run when it begins or resumes; a refused resume leaves the earlier ones.
-
-    Args:
-        argv (list[str]): the command line.
-    """
+    """Write the command line of a run when it begins or resumes; a refused resume leaves the earlier one."""
 
     def __init__(self, argv):
-        self._argv = argv
+        self._argv, self.first_step = argv, 0
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Write them."""
+        """Write them, and note the step."""
+        self.first_step = state.global_step
         note_arguments(args.output_dir, self._argv)
 
 
 def note_arguments(folder, argv):
-    """Write a command line without its folder and checkpoint, for `with_arguments_of_run`.
-
-    Args:
-        folder (str): the run's.
-        argv (list[str]): the command line; of a resumed run with its earlier arguments.
-    """
+    """Write a command line without its folder and checkpoint, for `with_arguments_of_run`."""
     for name in ("output_dir", "resume_from_checkpoint"):
         _, argv = take(argv, name)
     write_json(folder, ARGUMENTS, argv)
@@ -69,14 +61,7 @@ def take(argv, name):
 
 
 def with_arguments_of_run(argv):
-    """Return a command line that resumes a run: its last arguments, overridden by those of `argv`.
-
-    Args:
-        argv (list[str]): a command line; returned unchanged if it resumes nothing.
-
-    Raises:
-        ValueError: the run's folder or its checkpoint is missing or incomplete.
-    """
+    """Return the command line of a resume: the run's last arguments, overridden by `argv`; others are unchanged."""
     given, rest = take(argv, "resume_from_checkpoint")
     if given is None:
         return argv
@@ -118,12 +103,7 @@ def check_folder(args):
 
 
 def check_data(args, parts):
-    """Write checksums of a run's rows; raise ValueError if a resumed run has other rows.
-
-    Args:
-        args (dataclass): with `output_dir` and `resume_from_checkpoint`.
-        parts (Parts|Splits): the rows.
-    """
+    """Write checksums of a run's rows; raise ValueError if a resumed run has other rows."""
     now = {split: _digest(getattr(parts, split)) for split in ("train", "validation", "test")}
     path = os.path.join(args.output_dir, DATA)
     if not args.resume_from_checkpoint or not os.path.exists(path):

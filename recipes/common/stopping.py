@@ -1,5 +1,7 @@
 """Ctrl-C and SIGTERM: a checkpoint after the running step, and the command that resumes."""
 
+import contextlib
+import io
 import os
 import shlex
 import signal
@@ -38,7 +40,8 @@ class StopWithCheckpoint(StopOnSigterm):
     def on_save(self, args, state, control, **kwargs):
         """End, with the command that resumes."""
         try:
-            super().on_save(args, state, control, **kwargs)
+            with contextlib.redirect_stderr(io.StringIO()):  # in place of its line, the command
+                super().on_save(args, state, control, **kwargs)
         except SystemExit as ended:
             if getattr(args, "local_rank", 0) in (-1, 0):
                 print(f"resume: {resume_command(args.output_dir)}", file=sys.stderr)

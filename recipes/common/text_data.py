@@ -12,7 +12,6 @@ In order: what recipes call, the docstrings, splits out of rows. Files and hubs 
 from __future__ import annotations
 
 import ast
-import hashlib
 import re
 import sys
 import sysconfig
@@ -22,6 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .parts import Parts, assign, check_examples, check_rows, draw, missing, sizes
 from .text_sources import Rows, check_labels, error, file_rows, hub_text_rows
 
 try:
@@ -35,26 +35,15 @@ NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
 
 @dataclass(frozen=True)
-class Splits:
-    """Three lists of (text or pair of texts, label id), the label names in id order, a description, the columns."""
+class Splits(Parts):
+    """Three lists of (text or pair of texts, label id), the label names in id order, the columns."""
 
-    train: list
-    validation: list
-    test: list
     labels: list
-    description: str
     columns: dict = field(default_factory=dict)  # "text", "text pair", "label" -> name
 
 
 class TextDataset(Dataset):
-    """Tokenized rows, with the keys that PaddleNLP's Trainer and DataCollatorWithPadding expect.
-
-    Args:
-        rows (list): (text or pair, label id), as in `Splits`.
-        tokenizer: a PaddleNLP tokenizer.
-        max_length (int): tokens to which an input is cut.
-        lazy (bool): tokenize at each access instead of all rows at once.
-    """
+    """Tokenized rows of `Splits`, for PaddleNLP's Trainer; `lazy` tokenizes at each access, not all rows at once."""
 
     def __init__(self, rows, tokenizer, max_length=128, lazy=False):
         self.rows, self.tokenizer, self.max_length = rows, tokenizer, max_length
@@ -81,7 +70,10 @@ class TextDataset(Dataset):
 
 
 def say_cut(dataset, most=0.05):
-    """Return what `max_length` cuts of a `TextDataset`, with advice if it is more than `most` of the rows."""
+    """Return what `max_length` cuts of a `TextDataset`, with advice if it is more than `most` of the rows.
+
+    A second line warns of a tokenizer that does not know more than `most` of the tokens, such as MiniLM's of Chinese.
+    """
     lengths = sorted(dataset.lengths())
     cut = sum(length > dataset.max_length for length in lengths)
     share, kept = cut / len(lengths), dataset.max_length
@@ -89,6 +81,11 @@ def say_cut(dataset, most=0.05):
     if share > most:
         enough = lengths[int((1 - most) * (len(lengths) - 1))]
         said = f"warning: {said}; --max_length {enough} would cut at most {most:.0%}"
+    tokens = [token for i in range(min(len(dataset), 1000)) for token in dataset[i]["input_ids"]]
+    unknown = tokens.count(dataset.tokenizer.unk_token_id) / len(tokens)
+    if unknown > most:
+        advice = "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese"
+        said += f".\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}"
     return f"{said}."
 
 
@@ -109,13 +106,10 @@ def load_splits(
     Args:
         source (str|Path): see the top of this file. The delimiter of .csv and .tsv files is detected. In a .tsv a quote
             is a character like any other unless all cells are quoted as pandas writes them.
-        text_column (str|int): a name, or a position from 0. By default one of the usual names, or else the first of
-            two columns.
-        text_pair_column (str|int): the second text of a pair. By default the second of two columns with the names of a
-            usual pair (sentence1 and sentence2, text_a and text_b, premise and hypothesis, question1 and question2) if
-            no `text_column` is given; otherwise none.
+        text_column (str|int): a name, or a position from 0; None looks for a usual name, then takes the first of two.
+        text_pair_column (str|int): the second text; None looks for a usual pair of names if `text_column` is None.
         pairs (bool): texts must be pairs.
-        label_column (str|int): the column of labels. By default a usual name, or else the second of two.
+        label_column (str|int): of the labels; None looks for a usual name, then takes the second of two columns.
         has_header (bool): whether .tsv and .csv files begin with column names; None looks for them in the first row.
         encoding (str): of the files.
         examples_per_class (int): training rows to keep of each class (few-sample protocol); None keeps all.
@@ -180,21 +174,13 @@ def _docstrings(tree):
 
 def _complete(parts, source):
     """Take missing splits from the training rows; return all three, and a note that says so."""
-    shares = {split: share for split, share in (("test", 0.2), ("validation", 0.1)) if split not in parts}
+    shares = missing(parts)
     taken = f" ({' and '.join(shares)} taken from its training rows by a hash of the text)" if shares else ""
     return {**parts, **_split_off(parts["train"], shares)}, f"{source}{taken}"
 
 
 def _split_off(rows, shares):
-    """Split rows by a hash of their text: equal texts stay together, on every machine and in any order."""
-    parts = {split: [] for split in (*shares, "train")}
-    for text, label in rows:
-        drawn = draw(text)
-        for split, share in {**shares, "train": 1.0}.items():
-            if drawn < share:
-                parts[split].append((text, label))
-                break
-            drawn -= share
+    parts = assign(rows, shares, key=lambda row: row[0])
     trained = _counts(parts["train"])
     for split in shares:  # a class of a few rows that all fell elsewhere is of use in training only
         parts["train"] += [row for row in parts[split] if row[1] not in trained]
@@ -212,12 +198,6 @@ def _sample(rows, per_class, seed):
     return kept
 
 
-def draw(text, seed=""):
-    """Return a number in [0, 1) that a text, or several, and a seed always give, whatever their spaces and case."""
-    words = " ".join((text if isinstance(text, str) else " ".join(text)).casefold().split())
-    return int(hashlib.sha1(f"{seed}\n{words}".encode("utf-8", "replace")).hexdigest()[:12], 16) / 16**12
-
-
 def _counts(rows):
     return Counter(label for _, label in rows)
 
@@ -232,13 +212,9 @@ def _number(found, note, source, examples_per_class, seed):
         unseen = sorted(set(_counts(rows)) - set(labels))
         if unseen:
             raise error(f"The {split} rows have labels that no training row has: {unseen}.", source=source)
-        if not rows:
-            raise error(f"No rows are left for {split}: give more rows, or a {split} file.", source=source)
+    check_rows(parts, source)
     if examples_per_class is not None:
-        fewest = min(counts, key=counts.get)
-        if type(examples_per_class) is not int or not 1 <= examples_per_class <= counts[fewest]:
-            problem = f"`examples_per_class` must be from 1 to {counts[fewest]}, the training rows of {fewest!r}."
-            raise error(problem, examples_per_class=examples_per_class)
+        check_examples(counts, examples_per_class, "rows")
         parts = {**parts, "train": _sample(parts["train"], examples_per_class, seed)}
         if source != "docstrings":  # whose classes were made equal before
             found.dropped["beyond `examples_per_class`"] += sum(counts.values()) - len(parts["train"])
@@ -248,13 +224,13 @@ def _number(found, note, source, examples_per_class, seed):
 
 def _describe(parts, labels, note, found):
     counts = _counts(parts["train"])
-    sizes = ", ".join(f"{len(parts[split])} {split}" for split in ("train", "validation", "test"))
     each = ", ".join(f"{label} {counts[label]}" for label in labels)
     if len(labels) > 10:
-        each = f"{min(counts.values())} to {max(counts.values())} in each of {len(labels)} classes"
+        each = " to ".join(map(str, sorted({min(counts.values()), max(counts.values())})))
+        each += f" in each of {len(labels)} classes"
     common = len({text for text, _ in parts["train"]} & {text for text, _ in parts["test"]})
     repeated = f" Training texts that are in the test rows as well: {common}." if common else ""
-    said = f"{note}: {sizes} rows; training rows by label: {each}.{repeated}"
+    said = f"{note}: {sizes(parts)} rows; training rows by label: {each}.{repeated}"
     if found.columns:
         said += f" Columns: {', '.join(f'{role} = {name!r}' for role, name in found.columns.items())}."
     dropped = ", ".join(f"{count} {reason}" for reason, count in found.dropped.items() if count)

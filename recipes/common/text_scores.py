@@ -23,12 +23,7 @@ class ScoringTuner(FineTuner):
 
 
 def answer_scores(found, right):
-    """Return SQuAD's exact match and F1 of answers, each against its nearest correct answer.
-
-    Args:
-        found (list[str]): an answer to each question.
-        right (list[list[str]]): the correct answers to each.
-    """
+    """Return SQuAD's exact match and F1 of answers, each against the nearest of its correct answers."""
     pairs = [(_squad_words(one), [_squad_words(text) for text in texts]) for one, texts in zip(found, right)]
     exact = sum(one in texts for one, texts in pairs)
     common = sum(max(_f1(_in_common(one, text), one, text) for text in texts) for one, texts in pairs)

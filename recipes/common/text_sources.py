@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -14,9 +15,11 @@ SUFFIXES = (".tsv", ".csv", ".jsonl")
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 PAIRS = (("sentence1", "sentence2"), ("text_a", "text_b"), ("premise", "hypothesis"), ("question1", "question2"))
 USUAL_NAMES = {
-    "text_column": ("text", "sentence", *(a for a, _ in PAIRS), "content", "review", "question", "query"),
+    "text_column": ("text", "sentence", *(a for a, _ in PAIRS), "content", "review", "question", "query")
+    + ("文本", "文本内容", "句子", "内容", "评论", "评论内容", "正文"),
     "text_pair_column": tuple(b for _, b in PAIRS),
-    "label_column": ("label", "labels", "class", "category", "intent", "sentiment"),
+    "label_column": ("label", "labels", "class", "category", "intent", "sentiment")
+    + ("标签", "类别", "分类", "意图", "情感"),
 }
 DELIMITERS = (",", ";", "\t", "|")
 SHOWN = 3  # wrong rows in an error
@@ -38,13 +41,7 @@ def error(problem, **received):
 
 
 def split_files(path, suffixes, accepted=""):
-    """Return split -> path: of a file for training, or of the train, dev and test files in a folder.
-
-    Args:
-        path (Path): the file or folder.
-        suffixes (tuple[str]): endings of data files.
-        accepted (str): other kinds of source, for the error.
-    """
+    """Return split -> path: of a file for training, or of the train, dev and test files in a folder."""
     if not path.exists():
         accepted += "a file or a folder of " + ", ".join(suffixes)
         raise error(f"There is no such file, folder or kind of source. Accepted: {accepted}.", source=path)
@@ -82,9 +79,11 @@ def read_table(path, wanted, has_header=None, encoding="utf-8"):
     except (csv.Error, ValueError) as cause:
         after = f"after {records[-1][0].lower()}" if records else "at the top"
         raise error(f"The row {after} cannot be read: {cause}.", source=path) from cause
+    if not records:
+        raise error("There are no rows in this file.", source=path)
     if suffix == ".jsonl":
         return _flatten(records)
-    first = records[0][1] if records else []
+    first = records[0][1]
     if has_header is None:
         has_header = _is_header(first, wanted) or _refuse_doubtful_header(records, wanted, path)
     if not has_header:
@@ -103,8 +102,9 @@ def decode(path, encoding="utf-8"):
         raise error("Python knows no such encoding.", source=path, encoding=encoding) from cause
     except UnicodeDecodeError as cause:
         line = cause.object.count(b"\n", 0, cause.start) + 1
-        advice = "pass the file's own, for example `--encoding gb18030`, `cp1252` or `utf-16`"
-        problem = f"Line {line} is not {encoding.upper()} ({cause.reason}): {advice}."
+        marked = cause.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        advice = "`--encoding utf-16`" if marked else "the file's own, for example `--encoding cp1252` or `gb18030`"
+        problem = f"Line {line} is not {encoding.upper()} ({cause.reason}): pass {advice}."
         raise error(problem, source=path, encoding=encoding) from cause
 
 
@@ -194,13 +194,7 @@ def hub_text_rows(hub, name, wanted):
 
 
 def hub_rows(hub, name, rows_of):
-    """Return split -> rows of a data set of PaddleNLP or Hugging Face.
-
-    Args:
-        hub (str): "paddlenlp" or "datasets".
-        name (str): NAME or NAME:CONFIG.
-        rows_of (callable): (data, split) -> its rows; none if they have no labels.
-    """
+    """Return split -> rows of NAME or NAME:CONFIG on a hub; `rows_of(data, split)` gives none if labels are hidden."""
     name, _, config = name.partition(":")
     try:
         found = (_load_paddlenlp if hub == "paddlenlp" else _load_datasets)(name, config or None)
@@ -297,7 +291,8 @@ def column_of(names, option, column, source):
     for choice in (str(column),) if column is not None else USUAL_NAMES[option] + of_two:
         if choice in known:
             return known[choice]
-    raise error(f"Name the column through `{option}`. Valid: {names}.", source=source, **{option: column})
+    numbered = " (numbers: the file has no column names)" if names and names[0] == "0" else ""
+    raise error(f"Name the column through `{option}`. Valid: {names}{numbered}.", source=source, **{option: column})
 
 
 def _add(found, split, names, table, wanted, source):

@@ -126,9 +126,9 @@ def test_writing_a_section_keeps_the_others(tmp_path):
     assert "rest" not in write(about=about("Monday"), state=state("first"), denormal=denormal("second"))
     written = write(about=about("Tuesday"), state=state("third"))
     assert "`first`" not in written and "`second`" in written and "`third`" in written
-    assert written.startswith(f"{page.BEGIN}\n\nTuesday") and "Measured before the rest. Monday" in written
+    assert written.startswith(f"{page.BEGIN}\n\nTuesday") and "Measured in an earlier run. Monday" in written
     written = write(about=about("Friday"), state=state("fourth"))
-    assert "Measured before the rest. Monday" in written and "Tuesday" not in written
+    assert "Measured in an earlier run. Monday" in written and "Tuesday" not in written
     assert "rest" not in write(about=about("Sunday"), state=state("fifth"), denormal=denormal("sixth"))
 
 

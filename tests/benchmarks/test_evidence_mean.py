@@ -96,7 +96,8 @@ def test_the_verdict_and_the_default(tmp_path):
     assert "at a third of the tuned rate, no difference beyond the spread: all." in third
     assert "better: 0.9 by blocks, 0.8 by blocks; worse: 0.65 by parameters;" in tuned
     assert tuned.endswith("Highest: 0.8 by blocks +5.1 [+4.9, +5.3].")
-    assert "Of 18 differences to uniform at the same rate, 2 are above 0 with their whole interval, 1 below, 15" in text
+    assert "Of 18 differences from uniform training at the same rate" in text
+    assert "the 95 % interval is above 0 in 2, below 0 in 1, and includes 0 in 15." in text
     assert f"not finished**: {NAME} has 3 of 10 seeds; other is not in the tables" in text
     assert text.endswith(
         "(+2.1 points in the mean of the tasks), 0.8 by blocks (+5.1 points in the mean of the tasks)."

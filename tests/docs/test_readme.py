@@ -64,14 +64,15 @@ def test_commands_run(line, tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == (["rates.png"] if "--plot" in line else [])
 
 
-@pytest.mark.parametrize("line", re.findall(r'^make finetune ARGS="(.*?)"', README, re.M))
+@pytest.mark.parametrize("line", re.findall(r'^make finetune ARGS="(.*?)"', README + CHINESE, re.M))
 def test_arguments_of_the_recipe_are_known(line, tmp_path, monkeypatch):
     from common.arguments import parse_line
     from sequence_classification import Arguments, Options
 
     monkeypatch.chdir(tmp_path)
     options, _ = parse_line(shlex.split(line), Options, Arguments)
-    assert options.compare or (options.data, options.label_column) == ("reviews.csv", "stars")
+    data = (options.data, options.label_column, options.encoding)
+    assert options.compare or data in (("reviews.csv", "stars", "utf-8"), ("评论.csv", None, "gb18030"))
 
 
 def test_the_names_by_purpose_are_public():
@@ -99,7 +100,7 @@ def test_the_times_are_those_of_the_benchmarks():
 
 def test_the_evidence_is_that_of_the_report():
     pages = [(ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("evidence.md", "evidence_tables.md")]
-    gain = " ".join(README.partition("**What it gains**")[2].partition("\n## ")[0].split())
+    gain = " ".join(README.partition("**Gain.**")[2].partition("\n## ")[0].split())
     before, _, after = gain.partition(
         "57.8 % accuracy against 31.5 % with one rate for all layers, and 71.4 % against 17.1 %."
     )
@@ -149,17 +150,58 @@ def test_lr_ratio_on_which_erniekit_relies_needs_a_gpu():
 # ---- the Chinese page
 
 
-def test_both_languages_have_the_same_code_numbers_and_links():
-    for language in ("bash", "python", "text", "diff"):
-        code = [[re.sub(r"\s*#.*", "", block) for block in blocks(page, language)] for page in (README, CHINESE)]
-        assert code[0] == code[1], language
+LOCAL = re.search(r"^## 国内镜像与中文数据\n.*?(?=^## )", CHINESE, re.S | re.M)[0]  # the Chinese page alone has it
+SAME = CHINESE.replace(LOCAL, "")
+CODE = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
+LITERAL = rf"`[^`\n]+`|\]\((?!README)[^)]+\)|{NUMBER}"
+IN_WORDS = {"two small tasks": "两个小任务", "ten times": "十倍", "eight more recipes": "八个示例", "once": "一次"}
+
+
+def code_of(page):
+    """The language and the lines of each block, without comments and the explanations beside the diagram."""
+    short = {"": lambda line: line[:45].rstrip(), "text": str}
+    return [
+        (language, [short.get(language, lambda line: re.sub(r"\s*#.*", "", line))(line) for line in text.splitlines()])
+        for language, text in CODE.findall(page)
+    ]
+
+
+def literals_of(page):
+    """The code, links and numbers of each heading, paragraph, list item and table row, in order."""
+    parts = re.split(r"\n\n+|\n(?=[-|])", CODE.sub("```", page))
+    return [(re.match(r"#+|[-|]|", part)[0], re.findall(LITERAL, part)) for part in parts]
+
+
+@pytest.mark.parametrize("of", [code_of, literals_of])
+def test_both_languages_have_the_same_code_numbers_and_links(of):
+    english, chinese = of(README), of(SAME)
+    assert [kind for kind, _ in english] == [kind for kind, _ in chinese]
+    assert english == chinese and len(english) > 8
+
+
+def test_both_languages_have_the_same_first_line_and_numbers_in_words():
     assert README.splitlines()[0] == "English | [简体中文](README.zh-CN.md)"
     assert CHINESE.splitlines()[0] == "[English](README.md) | 简体中文"
-    prose = [re.sub(r"^```.*?^```", "", page, flags=re.S | re.M) for page in (README, CHINESE)]
-    for pattern in (NUMBER, r"`[^`\n]+`", r"\]\(((?!README)[^)]+)\)"):
-        english, chinese = (sorted(re.findall(pattern, page)) for page in prose)
-        assert english == chinese and len(english) > 15, pattern
-    assert len(re.findall(r"^## ", README, re.M)) == len(re.findall(r"^## ", CHINESE, re.M))
+    for english, chinese in IN_WORDS.items():
+        assert README.count(english) == CHINESE.count(chinese) > 0, english
+
+
+def test_the_section_for_china_has_this_release_and_the_usual_columns():
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    release = re.search(r"^paddlepaddle==(\S+)", constraints, re.M)[1]
+    assert re.findall(r"paddlepaddle-gpu==(\S+)", LOCAL) == [release] * 2
+    from common.text_sources import USUAL_NAMES
+
+    for option, names in {"text_column": ("文本", "评论"), "label_column": ("标签", "类别")}.items():
+        assert all(name in USUAL_NAMES[option] and f"“{name}”" in LOCAL for name in names)
+
+
+def test_chinese_typography():
+    """A space between Chinese and Latin characters, full-width punctuation after Chinese ones."""
+    prose = re.sub(r"`[^`]*`", "`", re.sub(r"\]\([^)]*\)", "]", CODE.sub("", CHINESE)))
+    han = "[\u4e00-\u9fff]"
+    wrong = rf"{han}[A-Za-z0-9`]|[A-Za-z0-9%`]{han}|{han} *[,.;:!?()]| [，。；：！？（）、]|[，。；：！？）、] (?![·|])"
+    assert not [found[0] for found in re.finditer(rf".?.?(?:{wrong}).?.?", prose)]
 
 
 def test_the_badges_say_what_setup_cfg_says():

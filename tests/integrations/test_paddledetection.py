@@ -193,8 +193,14 @@ def test_paddledetections_optimizers_stay(trainer):
         ({"optimizer": {**OWN, "set_param_lr_func": "mine"}}, "Received: set_param_lr_func='mine'"),
         ({"optimizer": {"type": "Came", "param_groups": [{"params": ["decoder"]}]}}, "Received: parts=.'decoder'."),
         ({"optimizer": {"type": "Came"}, "regularizer": {"type": "L1", "factor": 0.1}}, "no L1 decay"),
+        ({"optimizer": {**OWN, "layerwise_decay": 0.6}}, "exclude each other. Received: layerwise_decay=0.6"),
+        ({"optimizer": {**OWN, "betas": [0.9, 0.9], "beta1": 0.8}}, "exclude each other. Received: beta1=0.8"),
+        ({"optimizer": {**OWN, "betas": [0.9]}}, "must be two numbers.*Received: betas=.0.9."),
+        ({"optimizer": {**OWN, "skip_decay_names": "pos_embed"}}, "list.*Received: skip_decay_names='pos_embed'"),
+        ({"optimizer": {**OWN, "param_groups": [{"params": "neck"}]}}, "list.*Received: params='neck'"),
+        ({"optimizer": {**OWN, "param_groups": [{"weight_decay": 0.0}]}}, "list.*Received: params=None"),
     ],
 )
 def test_wrong_settings_are_refused(trainer, builder, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         trainer(**builder)

@@ -127,8 +127,13 @@ def test_custom_cfg_multiplies_the_rates_of_the_layers(built):
     rates, parameters = applied_rates(builder.optimizer), dict(builder.model.named_parameters())
     assert rates[parameters["linear_pred.weight"].name] == pytest.approx(0.1)
     assert rates[parameters["backbone.block1.0.mlp.fc1.weight"].name] == pytest.approx(0.01 * DECAY**5)
-    with pytest.raises(ValueError, match="matches no trainable parameter.*Received: parts=.'decoder'"):
-        built(custom_cfg=[{"name": "decoder", "lr_mult": 10.0}]).optimizer  # noqa: B018
+    for wrong, message in [
+        ({"name": "decoder", "lr_mult": 10.0}, "matches no trainable parameter.*Received: parts=.'decoder'"),
+        ({"name": "norm", "lr_mul": 10.0}, "'lr_mul' is no setting of `custom_cfg`; the nearest is 'lr_mult'"),
+        ({"lr_mult": 10.0}, "must have a `name`. Received: custom_cfg="),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            built(custom_cfg=[wrong]).optimizer  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["Came", "Lamb", "Adafactor", "AdamWeightDecay"])

@@ -119,6 +119,19 @@ def test_settings_of_a_file(ocr, encoder):
             ocr.Came(learning_rate=0.01, **options)(encoder)
 
 
+@pytest.mark.parametrize("parts", ["pos_embed", None, [1]], ids=repr)
+def test_parts_of_names_are_a_list(parts):
+    """The letters of a string would match nearly every name."""
+    with pytest.raises(TypeError, match="`params` must be a list of parts of names. Received: params="):
+        settings.name_parts(parts, "params")
+    assert settings.name_parts(("pos_embed",), "params") == ["pos_embed"]
+
+
+def test_no_weight_decay_name_is_a_string(ocr):
+    with pytest.raises(TypeError, match="must be a string of parts.*Received: no_weight_decay_name=.'norm'"):
+        ocr.Came(no_weight_decay_name=["norm"])
+
+
 def test_a_wrapped_a_frozen_and_a_bfloat16_model(ocr, encoder):
     """DataParallel changes names but no rates, frozen blocks keep their layers, and bfloat16 has masters."""
     settings = {"layerwise_decay": 1.0, "towers": {"0": 0.5}, "multipliers": {"^1": 3.0}, "multi_precision": True}
@@ -171,7 +184,7 @@ def test_a_resume_with_another_decay_is_refused(ocr, encoder, name, tmp_path):
     for other, message in [
         ({"layerwise_decay": 0.25}, "layerwise_decay was 0.5 in the checkpoint and is 0.25 now"),
         ({}, "layerwise_decay was 0.5 in the checkpoint and is 1.0 now"),
-        ({"layerwise_decay": 0.5, "head_ratio": 2.0}, "head_ratio was 1.0 in the checkpoint and is 2.0 now"),
+        ({"layerwise_decay": 0.5, "min_ratio": 0.3}, "min_ratio was 0.0 in the checkpoint and is 0.3 now"),
         (MOVED, "the layer of '.*' was block 0 of 3 blocks in the checkpoint and is head of 3 blocks now; .*"),
     ]:
         opt = build(0.1, **other)(encoder)

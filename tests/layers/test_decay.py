@@ -105,7 +105,8 @@ def test_floor_head_and_freezing():
         ({"multipliers": ["crf"]}, TypeError, "must be a dict from regular expressions to factors"),
         ({"multipliers": {"(": 2}}, ValueError, "must map regular expressions .*Received: pattern='\\('"),
         ({"multipliers": {"crf": 1}}, ValueError, "A factor of 1 in `multipliers` has no effect"),
-        ({"multipliers": {"crf": -1}}, ValueError, "Received: multipliers=-1"),
+        ({"multipliers": {"crf": -1}}, ValueError, r"Received: multipliers\['crf'\]=-1"),
+        ({"multipliers": {}}, TypeError, "factors, not empty. Received: multipliers={}"),
         ({"min_ratio": 0.2, "freeze_below": 0.3}, ValueError, "exclude each other: .*min_ratio=0.2, freeze_below=0.3"),
     ],
 )

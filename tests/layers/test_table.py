@@ -10,7 +10,7 @@ from layer_models import PARTS, Tied, names_of
 from matplotlib.figure import Figure
 
 import paddle_ldopt as ldopt
-from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay
+from paddle_ldopt import AdamWDL, AdamWeightDecay, LayerDecay, LayerMap, apply_layerwise_decay, plots
 from paddle_ldopt.layers.rates import applied_rates
 from paddle_ldopt.plots import name_lines
 from paddle_ldopt.schedules import CurveSchedule
@@ -26,6 +26,13 @@ def test_the_planned_table():
         ("block 2", 3, 0.5, 5e-4, 2),
         ("head", 1, 1.0, 1e-3, 1),
     ]
+
+
+def test_layers_of_rules_have_rows_of_their_own_labels():
+    layers = LayerMap.from_names(names_of(), rules={"0": "head"})
+    assert len(layers.towers) == 1
+    labels = [row[0] for row in layers.table(layerwise_decay=0.5).cells()[1]]
+    assert "shared head" in labels and len(set(labels)) == len(labels)
 
 
 def test_the_table_is_read_back_from_what_the_optimizer_uses():
@@ -161,6 +168,18 @@ def test_names_are_no_markup(tmp_path, tower):
     name_lines(axes)
     figure.savefig(tmp_path / "legend.png")
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [tower]
+
+
+def test_characters_that_the_usual_font_lacks_are_drawn_in_an_installed_one(tmp_path, monkeypatch):
+    axes = Figure().add_subplot()
+    axes.plot([0, 1], label="\ue02a")  # stands for a Chinese character: matplotlib brings no Chinese font
+    monkeypatch.setattr(plots, "CHINESE_FONTS", ("SimHei of tests", "STIXNonUnicode"))
+    name_lines(axes)
+    axes.figure.savefig(tmp_path / "drawn.png")  # no warning of a missing glyph
+    monkeypatch.setattr(plots, "CHINESE_FONTS", ("SimHei of tests",))
+    name_lines(axes)
+    with pytest.warns(UserWarning, match="missing from font"):
+        axes.figure.savefig(tmp_path / "boxes.png")
 
 
 def test_statistics_of_batch_normalization_are_no_frozen_parameters():

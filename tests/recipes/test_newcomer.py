@@ -99,10 +99,13 @@ def test_the_verdict_knows_which_scores_are_better(metric, reached, says):
 
 
 @pytest.mark.parametrize(
-    ("name", "argv", "classes"),
-    [("banking.csv", [], 77), ("cola.tsv", ["--label_column", "0", "--text_column", "1"], 2)],
+    ("name", "argv", "classes", "says"),
+    [
+        ("banking.csv", ["--examples_per_class", "4"], 77, "4 in each of 77 classes"),
+        ("cola.tsv", ["--label_column", "0", "--text_column", "1", "--verbose", "True"], 2, "0 93, 1 178"),
+    ],
 )
-def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classes):
+def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classes, says):
     best = ["--metric_for_best_model", "matthews"]
     few = ["--max_steps", "1", "--evaluation_strategy", "steps", "--save_strategy", "steps", "--save_steps", "1"]
     argv = [*argv, *best, *few, "--eval_steps", "1", "--data", str(files / name), "--model", tiny]
@@ -112,6 +115,8 @@ def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classe
     page = (tmp_path / "report.html").read_text()
     assert ("Confusion matrix" in page) == (classes == 2) and ("Most frequent confusions" in page) == (classes == 77)
     assert "max_length=64" in done.out
+    assert ("learning rates by step" in done.out) == ("--verbose" in argv), "it brings the Trainer's log back"
+    assert f"training rows by label: {says}." in done.out
 
 
 # --- metrics (2) ---
@@ -177,15 +182,16 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path)
         before(stop, args, state, control, **kwargs)
 
     folder = str(tmp_path / "run")
-    argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--max_steps", "2", "--output_dir", folder, *SMALL]
+    argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--max_steps", "2", "--output_dir", folder, *SMALL[2:]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopOnSigterm, "on_step_end", interrupted)
         done = call(argv, code=130)
     assert signal.getsignal(signal.SIGINT) == handler
     assert "saving a checkpoint after this step" in done.err
-    assert re.search(rf"^resume: .*--resume_from_checkpoint {folder}$", done.err, re.M)
+    assert re.search(rf"^resume: .*--resume_from_checkpoint {folder}$", done.err, re.M) and "SIGTERM" not in done.err
     assert [path.name for path in tmp_path.glob("run/checkpoint-*")] == ["checkpoint-1"]
-    assert "already over" not in call(["--resume_from_checkpoint", folder]).out
+    resumed = call(["--resume_from_checkpoint", folder])
+    assert "already over" not in resumed.out and resumed.err == ""
     again = call(["--resume_from_checkpoint", folder])
     assert "This run is already over: it ended at step 2. Only its test is repeated." in again.out
 
@@ -207,22 +213,7 @@ def test_the_progress_is_short(finished):
     assert finished.err == ""
 
 
-def test_verbose_brings_the_log_back(files, tiny, tmp_path, capfd):
-    argv = [
-        "--data",
-        str(files / "subj.csv"),
-        "--model",
-        tiny,
-        "--max_steps",
-        "1",
-        "--output_dir",
-        str(tmp_path),
-        *SMALL,
-    ]
-    assert "learning rates by step" in call([*argv, "--verbose", "True"]).out
-
-
-def test_a_folder_holds_the_best_and_the_last_checkpoint(files, tiny, tmp_path, finished):
+def test_a_folder_holds_the_best_and_the_last_checkpoint(finished):
     found = {path.name for path in finished.folder.glob("checkpoint-*")}
     steps = finished.results["steps"]
     assert found == {finished.results["kept"].partition(",")[0], f"checkpoint-{steps}"}
@@ -266,6 +257,9 @@ def test_every_option_of_ours_has_a_help_text(name):
         arguments.parse_line(["--help"], *classes)
     lines = out.getvalue().splitlines()
     assert not [line for line in lines if re.fullmatch(r"  --\w+ *(\(.*\))?", line)]
+    assert ("Trainer" in lines[-1]) == (name in ("seq2seq", "language_model_sft"))
+    if name == "matching":
+        assert "checkpoints to keep, the newest (1)" in out.getvalue()
     assert len(lines) <= 80
 
 
@@ -297,7 +291,9 @@ def test_a_comparison_leaves_a_report(tmp_path, capsys):
     page = (tmp_path / "report.html").read_text()
     printed = capsys.readouterr().out
     (said,) = re.findall(r"^Verdict: .*$", printed, re.M)
-    assert said in page and "the data" in page and page.count("<img") == 1
+    assert f"<p>{said}</p>" in page and "<p>the data</p>" in page and page.count("<img") == 1
+    assert "decay 0.9: 0.855 ± 0.078 at learning rate 0.001, the best by validation" in page
+    assert "logging folder" not in page, "a comparison writes none"
     assert "<td>0.001</td><td>0.550 ± 0.071</td><td>0.855 ± 0.078</td>" in page
     assert f"report: {pathlib.Path(args.output_dir, 'report.html')}" in printed
 

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import os
 
 import numpy as np
 import predict
@@ -100,10 +101,8 @@ FILES = {
 @pytest.mark.parametrize("output", ["out.csv", "out.jsonl"])
 def test_files_are_labelled_in_batches(labels, tmp_path, capsys, monkeypatch, name, output):
     (tmp_path / name).write_text(FILES[name], encoding="utf-8")
-    sizes, call = [], predictors.Labels.__call__
-    monkeypatch.setattr(
-        predictors.Labels, "__call__", lambda self, batch: sizes.append(len(batch)) or call(self, batch)
-    )
+    sizes, call = [], predictors.Labels._apply
+    monkeypatch.setattr(predictors.Labels, "_apply", lambda self, batch: sizes.append(len(batch)) or call(self, batch))
     predicted(capsys, labels, "--input", tmp_path / name, "--output", tmp_path / output, "--batch_size", "2")
     found = rows_of(tmp_path / output)
     assert [row["text"] for row in found] == TEXTS and sizes == [2, 2, 1]
@@ -141,3 +140,16 @@ def test_a_folder_of_no_output_is_refused(start, tmp_path):  # noqa: F811
     start("masked_lm_pretraining", *two_steps("masked_lm_pretraining", tmp_path / "out"))
     with pytest.raises(SystemExit, match="Predictions are for runs of .*Received: .*recipe='masked_lm_pretraining'"):
         predict.main([str(tmp_path / "out"), "a text"])
+
+
+def test_an_empty_file_is_refused_and_a_closed_pipe_is_no_error(labels, tmp_path):
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(SystemExit, match="There are no rows in this file. Received: source="):
+        predict.main([str(labels), "--input", str(tmp_path / "empty.csv")])
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as out, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", out)
+        with pytest.raises(SystemExit) as ended:
+            predict.main([str(labels), *TEXTS])
+    assert ended.value.code == 1

@@ -355,8 +355,10 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
         {"a.tsv": GOOD.encode() + b"caf\xe9\tx\n"},
         "a.tsv",
         {},
-        "Line 61 is not UTF-8.*`--encoding gb",
+        "Line 61 is not UTF-8.*`--encoding cp1252` or `gb18030`",
     ),
+    "UTF-16": ({"a.csv": GOOD.encode("utf-16")}, "a.csv", {}, "Line 1 is not UTF-8.*pass `--encoding utf-16`"),
+    "one column": ({"a.csv": "a\nb\n"}, "a.csv", {}, r"Valid: \['0'\] \(numbers: the file has no column names\)"),
     "no train file": ({"test.tsv": GOOD}, ".", {}, "One train file"),
     "two train files": ({"train.tsv": GOOD, "train.csv": "a,b\n"}, ".", {}, r"\['train.csv', 'train.tsv'\]"),
     "new label": ({"train.tsv": GOOD, "test.tsv": "a\tok\nb\tok\n"}, ".", {}, r"test rows have labels .*\['ok'\]"),
@@ -495,6 +497,26 @@ def test_what_is_cut_is_counted_and_warned_of(tokenizer):
         "warning: 2 of 20 training texts (10.0%) are cut to max_length=4; --max_length 5 would cut at most 5%."
     )
     assert text_data.say_cut(TextDataset([*rows, *[("one", 0)] * 20], tokenizer, max_length=4)).startswith("2 of 40")
+
+
+def test_a_tokenizer_of_another_language_is_warned_of(tokenizer):
+    rows = [("one two three", 0)] * 18 + [("one 汉 two", 1)] * 2
+    assert text_data.say_cut(TextDataset(rows, tokenizer, max_length=5)).endswith("max_length=5.")  # 2 of 100 tokens
+    assert text_data.say_cut(TextDataset(rows[-5:], tokenizer, max_length=5)) == (
+        "0 of 5 training texts (0.0%) are cut to max_length=5.\n"
+        "warning: the tokenizer does not know 8.0% of the tokens ([UNK]); "
+        "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese."
+    )
+
+
+def test_a_chinese_file_needs_its_encoding_alone(tmp_path):
+    lines = ["评论,标签", *(f"第{i}家酒店，早餐很{'好,好评' if i % 2 else '差,差评'}" for i in range(40))]
+    (tmp_path / "评论.csv").write_text("\n".join(lines), encoding="gbk")
+    with pytest.raises(ValueError, match=r"Line 1 is not UTF-8 .*`--encoding gb18030`.*评论\.csv"):
+        load_splits(tmp_path / "评论.csv")
+    splits = load_splits(tmp_path / "评论.csv", encoding="gb18030")
+    assert splits.columns == {"text": "评论", "label": "标签"} and sorted(splits.labels) == ["好评", "差评"]
+    assert len(everything(splits)) == 40
 
 
 def test_rows_become_padded_batches(tokenizer):

@@ -106,7 +106,7 @@ def test_of_ones_own_images_all_are_trained_on_and_of_the_digits_few(photos, tmp
             Image.new("RGB", (10, 12), (i, 0, 0)).save(photos / "train" / name / f"more{i}.png")
     trained = []
 
-    def fine_tune(trainer, test, score, options, argv, parts, name, judge):
+    def fine_tune(trainer, test, score, options, argv, parts, judge):
         trained.append(len(trainer.train_dataset))
         out = capsys.readouterr().out
         assert parts.description in out and re.search(rf": {trained[-1]} train,| Trained on {trained[-1]},", out)

@@ -67,7 +67,7 @@ def left_by(folder):
         for path in folder.rglob("*model_state.pdparams")
     }
     assert len(models) > 1
-    return models, curves, {key: value for key, value in results.items() if not key.startswith("seconds")}
+    return models, curves, {key: value for key, value in results.items() if "second" not in key}
 
 
 def killed_and_resumed(unkilled, models, tmp_path, name, draw):

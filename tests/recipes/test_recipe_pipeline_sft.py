@@ -40,7 +40,7 @@ def test_two_processes_an_overflow_and_a_resume(rows, tmp_path):
     assert [float(row[3]) for row in table] == [1024.0] * 5 + [512.0] * 4 + [256.0] * 7
     assert table[4][4] == table[5][4], "an overflow leaves the rate where it is"
     assert len(re.findall("block", first.stdout)) == 4, "the layers of both stages, once"
-    loss, unigram = map(float, re.search(r"held out: ([\d.]+); unigram baseline: ([\d.]+)", first.stdout).groups())
+    loss, unigram = map(float, re.search(r"test texts: ([\d.]+); unigram baseline: ([\d.]+)", first.stdout).groups())
     assert np.isfinite(loss) and 1.0 < unigram < 4.0
     assert float(table[-1][1]) < float(table[0][1])
 
@@ -48,7 +48,7 @@ def test_two_processes_an_overflow_and_a_resume(rows, tmp_path):
     second = run(*common, "--output_dir", tmp_path / "run", "--resume")
     assert second.returncode == 0, second.stdout[-4000:] + second.stderr[-4000:]
     assert ROW.findall(second.stdout) == table[12:]
-    assert f"held out: {loss:.3f}" in second.stdout
+    assert f"test texts: {loss:.3f}" in second.stdout
 
 
 def test_wrong_arguments(tmp_path):

@@ -1,6 +1,7 @@
 """All recipes and all configs, found by themselves: each runs for two steps on a tiny model by its own command."""
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import math
@@ -12,13 +13,14 @@ import signal
 import sys
 import types
 
+import image_classification
 import numpy as np
 import paddle
 import pytest
 import question_answering
 import seq2seq
 import token_classification
-from common import arguments, library_data, parts, pretrained, text_data, text_scores, text_sources
+from common import arguments, image_data, library_data, parts, pretrained, text_data, text_scores, text_sources
 from paddlenlp.trainer import PdArgumentParser
 
 from paddle_ldopt import LdoptConfig
@@ -74,6 +76,8 @@ def shorten(monkeypatch):
         for part in ("train", "validation", "test")
     }
     monkeypatch.setattr(text_data, "_docstring_parts", lambda: kinds)
+    few = dataclasses.replace(image_data.digits(range(5)), train=image_data.digits(range(5)).train[:64])
+    monkeypatch.setattr(image_classification, "digits", lambda _: few)  # that the model is pretrained on
     for recipe in (importlib.import_module(name) for name in RECIPES):
         for own, rows in OWN.items():
             if hasattr(recipe, own):
@@ -226,6 +230,12 @@ def test_a_loop_trains_on_pairs_of_ones_own_and_leaves_a_model_to_start_from(sta
     assert "token_type_ids" in pretrained.load_tokenizer(tmp_path / "out")(SENTENCES[0])
     argv = ["--data", "pairs.tsv", "--model", str(tmp_path / "out"), *two_steps("matching", tmp_path / "again")]
     start("matching", *argv, tiny_model=False)
+    (tmp_path / "bare.tsv").write_text(f"one\tother\tsame\n{rows}")
+    columns = ["--text_column", "0", "--text_pair_column", "1", "--label_column", "2"]
+    argv = ["--data", "bare.tsv", *columns, *two_steps("matching", tmp_path / "bare")]
+    with pytest.raises(SystemExit, match="Pass `--has_header True`"):
+        start("matching", *argv)
+    assert "text = 'one', text pair = 'other'" in start("matching", *argv, "--has_header", "True")
     (tmp_path / "single.tsv").write_text(f"sentence1\tother\tlabel\n{rows}")
     with pytest.raises(SystemExit, match="Name the column through `text_pair_column`"):
         start("matching", "--data", "single.tsv", *two_steps("matching", tmp_path / "third"))
@@ -332,7 +342,7 @@ def test_the_right_logits_give_the_right_answers_through_windows(tiny, length):
     data = question_answering.Windows(rows, tokenizer, options)
     assert (len(data) == 3) == (length == 128)
     logits = np.full([2, len(data), length], -9.0)
-    for i, (row, *_) in enumerate(data.windows):
+    for i, row in enumerate(data):
         assert len(row["input_ids"]) <= length
         logits[0, i, row["start_positions"]] = logits[1, i, row["end_positions"]] = 9.0
     assert data.score(types.SimpleNamespace(predictions=logits)) == {"exact_match": 1.0, "f1": 1.0}

@@ -74,7 +74,9 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, victim):
 
 def test_arguments_are_checked(saved, tmp_path, victim):
     calls = {
-        "one of paddle_ldopt": lambda: ldopt.load_optimizer(saved, paddle.optimizer.Adam(parameters=[]), victim.model),
+        r"one of paddle_ldopt; `paddle.save\(optimizer": lambda: ldopt.load_optimizer(
+            saved, paddle.optimizer.Adam(parameters=[]), victim.model
+        ),
         "must be a paddle.nn.Layer": lambda: ldopt.load_optimizer(saved, victim.optimizer, "model"),
         "`changed` may name": lambda: ldopt.load_optimizer(saved, victim.optimizer, victim.model, changed=["bta1"]),
         "`changed` must be a list": lambda: ldopt.load_optimizer(saved, victim.optimizer, changed="beta1"),

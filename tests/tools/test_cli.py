@@ -38,6 +38,13 @@ def test_towers_multipliers_and_groups(capsys):
     assert "ratio at end" in capsys.readouterr().out
 
 
+def test_a_wide_table_is_whole_in_a_file(capsys):
+    options = ["--end", "1", "--steps", "10", "--lr", "1e-4", "--multipliers", '{"bias$": 2}']
+    assert main(["layers", "--model", BERT, "--decay", "0.35", *options]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert len(lines) == 2 + 14 and lines[0].split()[:3] == ["layer", "tensors", "parameters"]
+
+
 def test_a_large_model_is_shown_without_its_memory(capsys):
     assert main(["layers", "--model", "LlamaForCausalLM", "--decay", "0.9"]) == 0
     assert "block 31" in capsys.readouterr().out
@@ -81,7 +88,10 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_shown(capsys
         (["--model", BERT, "--min-ratio", "0.1"], "`--min-ratio` has no effect while `--decay` is 1"),
         (["--model", BERT, "--decay", "1", "--freeze-below", "0.1"], "Received: --freeze-below=0.1"),
         (["--model", BERT, "--convention", "xlnet"], "Received: --convention='xlnet'"),
-        (["--model", BERT, "--towers", "[]"], "`--towers` must be a JSON object"),
+        (
+            ["--model", BERT, "--towers", "[]"],
+            """`--towers` must be a JSON object such as '{{"vision_model": 0.65}}'""",
+        ),
         (
             ["--model", BERT, "--decay", "0.5", "--towers", '{{"vision": 0.9}}'],
             "No block of the model is in a part of this name",

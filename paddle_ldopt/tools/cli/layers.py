@@ -38,9 +38,11 @@ def show(options: argparse.Namespace) -> None:
     table = layers.table(decay, options.lr)
     if options.json:
         print(json.dumps({"model": options.model, "towers": layers.towers, "layers": table.to_dict()}, indent=1))
-    else:
+    elif sys.stdout.isatty():
         from rich.console import Console
 
         Console().print(table)
+    else:  # a file or a pipe has no width to fit
+        print(table)
     if options.plot:
         print("plotted to", layers.plot(options.plot, decay, options.lr), file=sys.stderr)
