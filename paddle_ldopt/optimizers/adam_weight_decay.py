@@ -12,10 +12,10 @@ import paddle
 from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import one_minus_power, over_, plus_, root, times
-from ._base.moments import adam_moments
-from ._base.rule_optimizer import RuleOptimizer, Update
+from ._base.arithmetic import adam_moments, one_minus_power, over_, plus_, root, times
+from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_count import SharedStepCount
+from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.keras_config import KerasConfigMixin
@@ -226,7 +226,8 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         states = ("moment1", "moment2", "moment2_max")
         return FusedRule("adam_weight_decay", states, fields, tuple(flag for flag in flags if flags[flag]))
 
-    def _clips_values(self) -> bool:
+    def rule_clips(self) -> bool:
+        """Return whether `clipvalue` or `clipnorm` of the optimizer clips each gradient."""
         return self._defaults["clipvalue"] is not None or self._defaults["clipnorm"] is not None
 
     def has_weight_decay(self, param: Any) -> bool:
@@ -237,10 +238,11 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
         self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
 
-    def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        if parameter_list(self) is None and not isinstance(params_grads, dict):  # a static graph: known only now
-            self._warn_of_idle_patterns([param for param, _ in params_grads])
-        return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+    def check_in_step(self, params: list[Any]) -> None:
+        """Warn of patterns without effect in a static graph, whose parameters are known only now."""
+        super().check_in_step(params)
+        if parameter_list(self) is None:
+            self._warn_of_idle_patterns(params)
 
     def rate_divisor(self, ahead: int = 0) -> float:
         """Return the divisor of the rate by `decay` in the next step, or `ahead` steps later."""

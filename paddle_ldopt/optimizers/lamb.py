@@ -12,11 +12,12 @@ import paddle
 
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
-from ._base.arithmetic import one_minus_power, over_, plus_, root_, times_
-from ._base.moments import adam_moments
-from ._base.rule_optimizer import RuleOptimizer, Task, Update
+from ._base.arithmetic import adam_moments, one_minus_power, over_, plus_, root_, times_
+from ._base.rule_optimizer import RuleOptimizer
+from ._base.step import Task
 from ._base.step_functions import decay_or_function, rate_or_function
 from ._base.step_schedules import StepSchedulesMixin
+from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.mindspore import without_order

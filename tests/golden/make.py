@@ -159,14 +159,18 @@ def run_torch(case, start, grads, states=None):
 
     params = {n: torch.nn.Parameter(torch.tensor(a)) for n, a in start.items()}
     optimizer = torch_optimizer(case, params)
-    first = [group["lr"] for group in optimizer.param_groups]
+    groups = optimizer.param_groups
+    first = [group["lr"] for group in groups]
     for step, grad in enumerate(grads):
-        for group, lr in zip(optimizer.param_groups, first):
+        for group, lr in zip(groups, first):
             if case.rates:
                 group["lr"] = lr * case.rates[step] / case.options["lr"]
         for name, param in params.items():
             param.grad = None if grad[name] is None else torch.tensor(grad[name])
+        # timm's Lamb counts a step of a group that has no gradient too
+        optimizer.param_groups = [g for g in groups if any(param.grad is not None for param in g["params"])]
         optimizer.step()
+        optimizer.param_groups = groups
         if states is not None and step == KEPT - 1:
             states[case.id] = plain_state(optimizer.state_dict())
         yield {name: param.detach().numpy().copy() for name, param in params.items()}

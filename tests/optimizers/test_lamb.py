@@ -5,11 +5,13 @@ import re
 import numpy as np
 import paddle
 import pytest
+from golden.random_problems import problem, with_gaps
 from golden_cases import cases, each, follow, needs_golden
 from lamb_cases import RATES, SHAPES, close, random_run, train
 from optimizer_cases import run_static, same
 from reference import make_params, take_steps
 from reference_lamb import lamb
+from toy_layers import apart
 
 from paddle_ldopt import decayed_parameter_names
 from paddle_ldopt.optimizers._pieces import Piece, answer_locally
@@ -100,6 +102,17 @@ def test_parameters_without_a_gradient_stay_and_count_their_own_steps():
         for i, grad in enumerate(grads)
     ]
     close(train(arrays, grads, 0.01, weight_decay=0.1), lamb(arrays, grads, lr=0.01, weight_decay=0.1))
+
+
+def test_timm_counts_steps_without_a_gradient_too():
+    """Problem 8 of `make parity ARGS=--random` and what timm's Lamb 1.0.31 makes of it: docs/numerics.md."""
+    found = problem(0, 8)
+    options = {name: value for name, value in found["ours"]["arguments"].items() if name != "learning_rate"}
+    rate, grads = found["ours"]["arguments"]["learning_rate"], with_gaps(found)
+    ours, start = train(found["start"], grads, rate, **options), found["start"]
+    close(ours, lamb(start, grads, lr=rate, **options))
+    timm = lamb(start, grads, lr=rate, counts_calls=True, **options)
+    assert apart(ours, start, timm) == pytest.approx(1.12e-5, rel=0.01)
 
 
 def test_state_is_two_moments_and_a_counter():

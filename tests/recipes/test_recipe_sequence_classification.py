@@ -242,6 +242,7 @@ def test_max_length(run, tmp_path, options):
     assert {len(example["input_ids"]) for example in done.trainer.train_dataset.encoded} == {6}
 
 
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
 def test_decay_and_optimizer_are_what_was_asked_for(run, optim, decay):
@@ -404,14 +405,15 @@ def copy_until(folder, step, to):
     return to
 
 
-def test_early_stopping_stops_and_is_exact_after_a_resume_from_anywhere(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("saved", [[12, 28], pytest.param([8, 16, 20, 24], marks=pytest.mark.slow)], ids=str)
+def test_early_stopping_stops_and_is_exact_after_a_resume_from_anywhere(run, tmp_path, monkeypatch, saved):
     script(monkeypatch, [0.3, 0.5, 0.4, 0.6, 0.5, 0.6, 0.55, 0.9])
     whole = run(num_train_epochs=8, early_stopping_patience=3, save_total_limit=20, output_dir="whole")
     assert whole.trainer.state.global_step == 28, "three epochs after the best, the fourth"
     assert "stopped: early, at step 28 of 32: no better validation accuracy in 3 evaluations" in whole.out
     expected = model_state("whole")
     assert expected == model_state("whole/checkpoint-16")
-    for step in (8, 16, 24):
+    for step in saved:
         folder = copy_until(whole.folder, step, tmp_path / f"from-{step}")
         resumed = run(resume_from_checkpoint=folder)
         assert resumed.trainer.state.global_step == 28 and model_state(folder) == expected, f"from {step}"
@@ -470,6 +472,7 @@ def test_patience_and_the_loss_as_metric(run):
     assert not [c for c in done.trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback)]
 
 
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("form", ["whole", "whole/", "./whole/checkpoint-4", "../{here}/whole/checkpoint-4/", "."])
 def test_a_run_is_resumed_by_folder_or_checkpoint_with_its_own_arguments(run, tmp_path, monkeypatch, form):
     whole = run(output_dir="whole", num_train_epochs=2, max_length=9, seed=7, learning_rate=1e-3)
@@ -512,6 +515,7 @@ def test_arguments_of_a_resume_are_those_of_the_next_one(run, tmp_path):
     assert not {"--output_dir", "--resume_from_checkpoint"} & set(written), "the folder may be moved"
 
 
+@pytest.mark.representatives(count=1)
 @pytest.mark.parametrize("change", ["a label", "a row more", "the order"])
 def test_a_resume_with_other_rows_is_refused_and_says_how_to_go_on(run, tmp_path, rows, change):
     (tmp_path / "rows.tsv").write_text(rows.read_text())

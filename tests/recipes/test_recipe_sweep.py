@@ -139,6 +139,7 @@ def test_wrong_input(recipe, monkeypatch):
         sweep.main(["--output_dir", "out"])
 
 
+@pytest.mark.slow
 def test_the_config_runs_by_its_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(image_classification, "pretrained_on_digits", lambda seed: {})

@@ -62,6 +62,7 @@ OWN = {  # reading the library's own files takes seconds: rows of the same form
     "written_dates": lambda: dealt([(s, s.split()[2]) for s in SENTENCES], key=lambda row: row[0]),
     "docstring_pairs": lambda: dealt([(s, f"which is {s}", i % 2) for i, s in enumerate(SENTENCES)]),
     "docstring_texts": lambda: dealt(SENTENCES),
+    "named_functions": lambda: dealt([(f"{s}: ", s.split()[2]) for s in SENTENCES], key=lambda row: row[0]),
 }
 
 
@@ -155,6 +156,7 @@ def arguments_of(name):
         return {action.dest for action in PdArgumentParser(classes)._actions}
 
 
+@pytest.mark.representatives(count=4)
 @pytest.mark.parametrize("path", [path for path in CONFIGS if pathlib.Path(path).stem not in OWN_TESTS])
 def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
     program, recipe, *argv = shlex.split((ROOT / path).read_text().splitlines()[0].lstrip("# "))
@@ -173,6 +175,7 @@ def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
         assert len(mine) >= 4 and {key: settings[key] for key in mine} == {key: config[key] for key in mine}
 
 
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("name", sorted(set(RECIPES) - OWN_TESTS))
 def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monkeypatch, name):
     few = ["--save_steps", "100"] + ([] if name == "matching" else ["--no_load_best_model_at_end"])

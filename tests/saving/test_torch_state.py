@@ -18,6 +18,11 @@ from saving_cases import Run, bits, refused
 
 import paddle_ldopt as ldopt
 
+pytestmark = pytest.mark.promise(
+    "converted PyTorch states continue as in PyTorch",
+    seen="8 states of real peers, within the tolerances of the trajectories",
+)
+
 KEPT = 3  # as in golden/make.py
 CASES = {case["id"]: case for case in load_index()["cases"] if case["id"] in load_states()}
 MATRICES = [name for name, shape in SHAPES.items() if len(shape) == 2]

@@ -36,7 +36,7 @@ def tied_head(embed, hidden):
 def initial(name, shape):
     """Return the start of a parameter, which depends on its name alone."""
     draw = np.random.default_rng(zlib.crc32(name.encode()))
-    centre = 1.0 if name.endswith(("norm.weight", "scale")) else 0.0
+    centre = 1.0 if name.endswith("norm.weight") else 0.25 if name.endswith("scale") else 0.0
     return np.asarray(centre + 0.3 * draw.standard_normal(shape), "float32")
 
 

@@ -215,6 +215,7 @@ RULES = {
 }
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
 @pytest.mark.parametrize("rule", RULES)
 def test_weights_are_those_of_a_loop_by_hand(tmp_path, rule, optim, paddles_operations):

@@ -199,6 +199,7 @@ def test_a_plateau_resumes_exactly(tmp_path):
     assert rest.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()
 
 
+@pytest.mark.promise("a run stopped by SIGTERM has the same evaluations, metric-driven rates and best model")
 @pytest.mark.parametrize("step", [6, 12])
 def test_a_plateau_resumes_exactly_from_the_end_of_an_epoch(tmp_path, step):
     class Equal(common.LdoptTrainer):
