@@ -122,6 +122,16 @@ def test_arguments_of_the_trainer_alone(tmp_path):
     assert config == LdoptConfig("adamw", {"beta2": 0.98}, 1e-2, 0.1, max_grad_norm=0.0, warmup_steps=3)
 
 
+def test_a_schedule_on_accuracy_waits_for_its_maximum(tmp_path):
+    args = common.arguments(tmp_path, cls=common.TrainingArguments, evaluation_strategy="steps")
+    args.lr_scheduler_type, args.metric_for_best_model, args.greater_is_better = (
+        "reduce_lr_on_plateau",
+        "accuracy",
+        None,
+    )
+    assert LdoptConfig.from_arguments(args).lr_scheduler_kwargs == {"mode": "max"}, "as the Trainer's schedule"
+
+
 def test_arguments_with_a_default_of_their_own(tmp_path):
     quadratic = dataclasses.make_dataclass("Quadratic", [("power", float, 2.0)], bases=(common.TrainingArguments,))
     args = common.arguments(tmp_path, cls=quadratic, lr_scheduler_type="polynomial")

@@ -155,6 +155,8 @@ class LdoptConfig(DecaySettings):
     def from_arguments(cls, args: Any) -> "LdoptConfig":
         """Return the settings of a Trainer's arguments, with or without `LdoptArgumentsMixin`.
 
+        `decay_steps` is no setting: pass it to `build` as the number of training steps.
+
         Raises ValueError for the Trainer's own optimizers other than "adamw".
         """
         # the Trainer's arguments are enums
@@ -166,9 +168,6 @@ class LdoptConfig(DecaySettings):
             options.update({name: value for name, value in mapped.items() if value != info.options[name].default})
         if args.fp16_opt_level == "O2":
             options["multi_precision"] = True
-        kwargs = schedule_kwargs(args, kind)
-        if kind in ON_METRIC and args.greater_is_better is not None:
-            kwargs["mode"] = "max" if args.greater_is_better else "min"
         own = settings_of(args.layerwise_decay) if isinstance(args, DecaySettings) else {}
         rules = json_object(getattr(args, "layerwise_rules", None), "layerwise_rules")
         return cls(
@@ -181,7 +180,7 @@ class LdoptConfig(DecaySettings):
             layerwise_rules=rules or None,
             layerwise_granularity=getattr(args, "layerwise_granularity", "block"),
             lr_scheduler_type=kind,
-            lr_scheduler_kwargs=kwargs,
+            lr_scheduler_kwargs=schedule_kwargs(args, kind),
             warmup_steps=args.warmup_steps,
             warmup_ratio=0.0 if args.warmup_steps > 0 else args.warmup_ratio,  # as in the Trainer
         )
@@ -209,7 +208,23 @@ def schedule_kwargs(args: Any, kind: str) -> dict[str, Any]:
     """Return the options of a schedule of this kind from all fields of a Trainer's arguments."""
     fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
     own = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
+    if kind in ON_METRIC:
+        mode = evaluation_metric(args)[1]
+        if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
+            own["mode"] = mode
     return {**own, **json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs")}
+
+
+def evaluation_metric(args: Any) -> tuple[str, str]:
+    """Return the key of the evaluation metric that a schedule follows, and "max" or "min".
+
+    The metric is `metric_for_best_model`, by default the loss. `greater_is_better` is by default false for the loss and
+    true for any other metric.
+    """
+    metric, greater = args.metric_for_best_model or "loss", args.greater_is_better
+    if greater is None:
+        greater = metric not in ("loss", "eval_loss")
+    return metric if metric.startswith("eval_") else f"eval_{metric}", "max" if greater else "min"
 
 
 def _defaults(cls: Any) -> dict[str, Any]:

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._messages import refusal, shown
-from ..config import BUILT_IN, MANY_STEPS, build_schedule, json_object, schedule_kwargs, schedule_problems
+from ..config import (
+    BUILT_IN,
+    MANY_STEPS,
+    build_schedule,
+    evaluation_metric,
+    json_object,
+    schedule_kwargs,
+    schedule_problems,
+)
 from ..schedules import ON_METRIC, MetricSchedule
 from ..schedules.registry import SCHEDULES
 from .base import name_of
@@ -67,30 +75,15 @@ def build_scheduler(args: Any, num_training_steps: int) -> Any:
 def _settings(args: Any, num_training_steps: int) -> tuple[Any, int]:
     """Return the settings of the schedule under the names of `LdoptConfig`, and its number of steps."""
     kind = name_of(args.lr_scheduler_type)
-    kwargs = schedule_kwargs(args, kind)
-    if kind in ON_METRIC:
-        kwargs["mode"] = _metric_of(args)[1]
     settings = types.SimpleNamespace(
         lr_scheduler_type=kind,
-        lr_scheduler_kwargs=kwargs,
+        lr_scheduler_kwargs=schedule_kwargs(args, kind),
         learning_rate=args.learning_rate,
         warmup_steps=args.warmup_steps if args.warmup_steps > 0 else int(args.warmup_ratio * num_training_steps),
         warmup_ratio=0.0,
     )
     decay_steps = getattr(args, "decay_steps", None)  # some Trainers lack this argument
     return settings, decay_steps if decay_steps and decay_steps > 0 else num_training_steps
-
-
-def _metric_of(args: Any) -> tuple[str, str]:
-    """Return the key of the evaluation metric that a schedule follows, and "max" or "min".
-
-    The metric is `metric_for_best_model`, by default the loss. `greater_is_better` is by default false for the loss and
-    true for any other metric.
-    """
-    metric, greater = args.metric_for_best_model or "loss", args.greater_is_better
-    if greater is None:
-        greater = metric not in ("loss", "eval_loss")
-    return metric if metric.startswith("eval_") else f"eval_{metric}", "max" if greater else "min"
 
 
 def check_evaluation(args: Any) -> None:
@@ -117,7 +110,7 @@ def step_on_metric(schedule: Any, args: Any, metrics: dict[str, float]) -> bool:
     """Step a schedule that follows a metric; return False if `metrics` lacks it."""
     if not isinstance(schedule, MetricSchedule):
         return True
-    key = _metric_of(args)[0]
+    key = evaluation_metric(args)[0]
     if key in metrics:
         schedule.step(float(metrics[key]))
     return key in metrics
