@@ -1,4 +1,4 @@
-"""Argument checks, which return the value or raise with the argument's name, and `Option`, the declaration of one.
+"""Argument checks, which return the value or raise, and `Option`, the declaration of an option.
 
 Imports no Paddle. Checks beyond a type and a range are in the modules that use them.
 """
@@ -89,7 +89,7 @@ def checked_int(value: Any, argument: str, least: int = 0, kind: str = "an integ
 
 def checked_steps(value: Any, argument: str, least: int = 0) -> int:
     """Return a number of steps as an int; raise unless it is at least `least`."""
-    return checked_int(value, argument, least, "a whole number of steps, no ratio")
+    return checked_int(value, argument, least, "a whole number of steps, not a ratio")
 
 
 def checked_choice(value: str, argument: str, choices: Collection[str]) -> str:
@@ -128,11 +128,11 @@ def refused(given: dict[str, tuple[Callable[[Any, str], Any], Any]]) -> Iterator
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of an optimizer or a schedule, declared once for checks, settings and the tables of the docs."""
+    """The declaration of an option of an optimizer or a schedule, read by checks, settings and the docs' tables."""
 
     default: Any
     doc: str  # one line
-    low: float = 0.0  # limits of a number
+    low: float = 0.0  # the range of a number
     high: float = math.inf
     ends: str = "[]"  # brackets of the range; a square one includes the limit
     optional: bool = False  # None is allowed

@@ -116,7 +116,7 @@ def strict_json(text: str) -> Any:
     """Parse JSON; raise ValueError also for duplicate keys, NaN and infinite numbers."""
 
     def unknown(name: str) -> Any:
-        raise ValueError(f"{name} is no JSON number")
+        raise ValueError(f"{name} is not a JSON number")
 
     def finite(digits: str) -> float:
         number = float(digits)

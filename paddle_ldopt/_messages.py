@@ -15,7 +15,7 @@ E = TypeVar("E", bound=Exception)
 
 _MOST_SHOWN = 400  # characters of a value in a message
 _DEEPEST_SHOWN = 20
-_MOST_PROBLEMS = 40  # in a message
+_MOST_PROBLEMS = 40  # problems in a message
 _BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
@@ -36,7 +36,7 @@ def shown(value: Any) -> str:
             text += part
             if len(text) > _MOST_SHOWN:
                 return f"{text[:_MOST_SHOWN]}..."
-    except Exception:  # of the object's own code
+    except Exception:  # raised by the object's own code
         return f"{text}<{type(value).__name__} object>"
     return text
 
@@ -110,15 +110,16 @@ def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
     return "".join(f"; the nearest is {known[near]!r}" for near in found)
 
 
-def unknown(what: str, key: Any, value: Any, known: Iterable[str], received: str = "", most: int = 20) -> str:
-    """Return the message for an unknown `key`, with the nearest known name.
+def unknown(kind: str, key: Any, value: Any, known: Iterable[str], received: str = "", most: int = 20) -> str:
+    """Return the message for an unknown `key`, with the nearest known name, and all known names if at most `most`.
 
-    It lists the known names if there are at most `most`. `received` replaces "key=value".
+    `received` replaces "key=value".
     """
     names, name = list(known), shown(key)
     valid = f" Valid: {', '.join(names)}." if len(names) <= most else ""
     plain = key if isinstance(key, str) and len(key) <= len(name) else name
-    return f"{name} is no {what}{nearest(key, names, 0.4)}.{valid} Received: {received or f'{plain}={shown(value)}'}"
+    near, received = nearest(key, names, 0.4), received or f"{plain}={shown(value)}"
+    return f"{name} is not a known {kind}{near}.{valid} Received: {received}"
 
 
 def tell_all(problems: Iterable[str]) -> None:

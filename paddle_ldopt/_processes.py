@@ -7,7 +7,7 @@ import paddle.distributed as dist
 __all__ = ["Outcome", "gathered", "together"]
 
 T = TypeVar("T")
-Outcome = tuple[Optional[Exception], Any]  # of a process: its error, and its message to the others
+Outcome = tuple[Optional[Exception], Any]  # a process's error, and its message to the others
 
 
 def gathered(mine: T, group: Any = None) -> list[T]:

@@ -42,7 +42,7 @@ def build_optimizer(
     Args:
         chosen: a name of `OPTIMIZERS`, or the row of a class. A class without layer-wise arguments gets its rates from
             `apply_layerwise_decay`.
-        model: the network; None if `arguments` replace everything that is read from it.
+        model: the network; None if `arguments` replace everything read from a model.
         layerwise_decay: how ratios fall from the head to the embeddings.
         layers: the layer map. By default it is read from the model if there is a decay and neither `name_dict` nor
             `set_param_lr_fun`.
@@ -51,7 +51,7 @@ def build_optimizer(
         groups: parameters or parameter groups to train instead of all parameters. With groups, `create`'s default
             exclusion from weight decay is off.
         max_grad_norm: the global norm for gradient clipping; 0 is off.
-        **arguments: arguments of the class. `weight_decay` is its name here even if the class has another.
+        **arguments: arguments of the class. The weight decay is always called `weight_decay`.
     """
     info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
     arguments = _arguments_of(info, model, groups, max_grad_norm, arguments)

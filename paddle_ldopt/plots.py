@@ -73,7 +73,7 @@ def plot_table(table: Any, path: Path) -> str:
 
 
 def check_picture(path: Path, argument: str = "path") -> None:
-    """Raise TypeError if `path` is no path, ValueError if its extension is no supported format."""
+    """Raise TypeError if `path` is not a path, ValueError if its extension is not a supported format."""
     path = checked_path(path, argument)
     if os.path.splitext(path)[1].lower() not in (".png", ".svg", ".pdf"):
         raise refusal(ValueError, f"`{argument}` must end in .png, .svg or .pdf.", **{argument: path})

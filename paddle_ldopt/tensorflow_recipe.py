@@ -68,15 +68,15 @@ def create_optimizer(
         adam_clipnorm: above 0; clips each gradient to this norm.
         adam_global_clipnorm: above 0; clips all gradients together to this global norm.
         weight_decay_rate: decoupled weight decay, at least 0; 0 is plain Adam.
-        power: of the decay of the rate, above 0; 1 is linear.
+        power: exponent of the rate's decay, above 0; 1 is linear.
         include_in_weight_decay: patterns of names with weight decay in any case.
-        parameters: the parameters to train, also in groups; those of `model` by default.
+        parameters: the parameters to train, also in groups; by default all parameters of `model`.
         model: gives the names, the layers and the parameters with weight decay.
-        layerwise_decay: as in `AdamWDL`, as are the rest.
+        layerwise_decay: as in `AdamWDL`, like the arguments below.
         n_layers: blocks of the model, without `layers`.
         set_param_lr_fun: the hook that gives the ratio.
         name_dict: ``param.name`` -> structured name.
-        layers: the `LayerMap` of the model; by default that of `model`.
+        layers: the `LayerMap` of the model; by default read from `model`.
         multi_precision: keep float32 masters of float16 and bfloat16 parameters.
 
     Returns:
@@ -165,7 +165,7 @@ def _checked_options(**given: Any) -> dict[str, Any]:
 def _excluded(
     options: dict[str, Any], model: Any, parameters: Optional[list[Any]], names: Optional[Mapping[str, str]]
 ) -> dict[str, Any]:
-    """Return the option that excludes parameters from weight decay; none without weight decay."""
+    """Return the option that excludes parameters from weight decay; {} without weight decay."""
     if options["weight_decay"] == 0.0:
         return {}
     if model is not None:
@@ -175,7 +175,7 @@ def _excluded(
 
 
 # TensorFlow's ["LayerNorm", "layer_norm", "bias"] and Paddle's spellings: norm1, input_layernorm, ln_1. One pattern:
-# each pattern without a match is warned of, and no model has all spellings.
+# each pattern without a match would warn, and no model has all spellings.
 _NOT_DECAYED = r"(?i:norm)|\bln_|bias"
 _NOT_DECAYED_UNNAMED = _NOT_DECAYED + r"|\.b_\d+:0$"  # linear_0.b_0: Paddle's own name of a bias
 
@@ -186,7 +186,7 @@ def _schedule(
 ) -> WarmUp:
     """Return the schedule of `create_optimizer`."""
     if num_warmup_steps > num_train_steps:
-        early = "The training ends before the warm-up, below the peak."
+        early = "The training ends before the warm-up does, so the rate never reaches the peak."
         steps = {"num_warmup_steps": num_warmup_steps, "num_train_steps": num_train_steps}
         warnings.warn(refusal(UserWarning, early, **steps), stacklevel=4)
     length = num_train_steps - num_warmup_steps
@@ -208,7 +208,7 @@ def _decayed(model: Any, include: list[re.Pattern[str]], names: Optional[Mapping
 
 
 def _pattern_of_excluded(parameters: Optional[list[Any]], names: Optional[Mapping[str, str]]) -> list[str]:
-    """Return the pattern of names without weight decay; none if it matches no parameter, to avoid a warning."""
+    """Return [the pattern of names without weight decay], [] if it matches no parameter, to avoid a warning."""
     pattern = _NOT_DECAYED if names else _NOT_DECAYED_UNNAMED
     searched = [f"{(names or {}).get(param.name, param.name)}:0" for param in flatten_groups(parameters or [])]
     return [pattern] if parameters is None or any(re.search(pattern, text) for text in searched) else []

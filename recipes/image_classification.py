@@ -75,7 +75,7 @@ class VisionClassifier(CLIPPretrainedModel):
 
 @functools.cache
 def pretrained_on_digits(seed):
-    """Return the weights of a small transformer that tells digits from 0 to 4, without its head."""
+    """Return the weights of a small transformer trained on the digits 0 to 4, without its head."""
     with paddle.utils.unique_name.guard():
         set_seed(seed)
         model = VisionClassifier(CLIPVisionConfig(**SMALL, num_attention_heads=4, num_labels=5))
@@ -105,14 +105,15 @@ def load_classifier(name, classes, seed):
     try:
         return VisionClassifier.from_pretrained(name, num_labels=classes, ignore_mismatched_sizes=True)
     except Exception as cause:  # OSError offline, RuntimeError for a bad file
-        raise error(f"Accepted: digits, a folder, a hub name. It cannot be loaded: {cause}.", model=name) from cause
+        problem = f"The model cannot be loaded ({cause}). Accepted: digits, a folder, a hub name."
+        raise error(problem, model=name) from cause
 
 
 def build(args, options, parts):
     """Return a Trainer with a model for the rows, and the test rows as a data set."""
     names = sorted({name for part in (parts.train, parts.validation, parts.test) for _, name in part})
     if len(names) < 2:
-        raise error(f"A classifier needs two classes or more, the images have {names}.", data=options.data)
+        raise error(f"A classifier needs at least two classes; the images have {names}.", data=options.data)
     model = load_classifier(options.model, len(names), args.seed)
     name_classes(model, names)
     size = model.config.image_size

@@ -28,10 +28,10 @@ from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.trainer import set_seed
 from seq2seq import pairs
 
-# of the class that is the default; without dropout, as LLaMA is
+# config of the default class; without dropout, like LLaMA
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
 SMALL |= {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 10, "tie_word_embeddings": False}
-ADAPTED = [r".*\.(q|k|v|o|gate|up|down)_proj"]  # of LLaMA, Qwen2 and Mistral
+ADAPTED = [r".*\.(q|k|v|o|gate|up|down)_proj"]  # layers of LLaMA, Qwen2 and Mistral with adapters
 
 
 @dataclasses.dataclass
@@ -53,11 +53,11 @@ class Arguments(RecipeArguments):
 class Options:
     """Model, data and encoding."""
 
-    model: str = option("LlamaForCausalLM", "a PaddleNLP class, which is untrained; a folder or a hub name")
-    lora_rank: int = option(0, "train adapters of this rank in place of the weights; 0 is off")
+    model: str = option("LlamaForCausalLM", "a PaddleNLP class (untrained), a folder or a hub name")
+    lora_rank: int = option(0, "train adapters (LoRA) of this rank instead of the weights; 0 is off")
     data: str = option("docstrings", "docstrings, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
-    source_field: str = option("source", "name of the prompt")
-    target_field: str = option("target", "name of the target text")
+    source_field: str = option("source", "JSON name of the prompt")
+    target_field: str = option("target", "JSON name of the target text")
     max_length: int = option(64, "tokens to which prompt and answer together are cut")
 
     def __post_init__(self):
@@ -65,7 +65,7 @@ class Options:
 
 
 class Writer(TokenTrainer):
-    """The Trainer."""
+    """The Trainer, with a loss for the answers."""
 
     def guesses(self, model, inputs):
         """Return (logits, right tokens, their rows) of the answers."""
@@ -83,18 +83,18 @@ def collate(rows):
 
 
 def named_functions():
-    """Return the `Parts` of (name of a function, what it does)."""
+    """Return the `Parts` of (name of a function, its description)."""
     parts = function_names()
     turned = {split: [(f"{b}: ", a) for a, b in getattr(parts, split)] for split in ("train", "validation", "test")}
     return dataclasses.replace(parts, **turned)
 
 
 def build(args, options, parts):
-    """Return a Trainer with a model for the rows, the test rows, and the unigram perplexity of these."""
+    """Return a Trainer with a model for the rows, the test rows, and the unigram perplexity of the test rows."""
     set_seed(args.seed)
     own = options.model == Options.model
     if own and options.lora_rank:
-        raise error("Adapters are for a model that is trained: give the folder of a run.", model=options.model)
+        raise error("Adapters need a trained model: give the folder of a run or a hub name.", model=options.model)
     model = load_model(options.model, task="CausalLM", config=SMALL if own else {})
     vocabulary = model.config.vocab_size
     tokens = by_bytes if vocabulary == VOCABULARY else by_tokenizer(load_tokenizer(options.model))
@@ -105,7 +105,7 @@ def build(args, options, parts):
     for part in ("train", "validation", "test"):
         inputs, labels[part] = encode_pairs(getattr(parts, part), options.max_length, tokens)
         rows = zip(inputs, labels[part])
-        # a prompt may fill all of a row
+        # a prompt may fill a whole row
         data[part] = [{"input_ids": a, "labels": b} for a, b in rows if (b != IGNORED).any()]
         if not data[part]:
             raise error(f"The prompts leave no room in any row of {part}.", max_length=options.max_length)

@@ -1,7 +1,7 @@
 """Pretrain an encoder on your own texts as a masked language model, in large batches with Lamb.
 
     python recipes/masked_lm_pretraining.py
-    python recipes/masked_lm_pretraining.py --data texts.txt --model ernie-3.0-base-zh      # a text a line
+    python recipes/masked_lm_pretraining.py --data texts.txt --model ernie-3.0-base-zh      # one text per line
     python recipes/masked_lm_pretraining.py --data datasets:imdb --text_field text --max_length 128
     python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
     python recipes/masked_lm_pretraining.py --resume_from_checkpoint runs/masked_lm_pretraining-20261121-140000
@@ -9,7 +9,7 @@
 A step is one large batch, `per_device_train_batch_size` rows. A GradientAccumulator splits it into micro-batches and
 weights each by its masked tokens, so the step equals that of the whole batch. By default MiniLM (from a package that
 `make` installs) reads docstrings of Python's own library; `BertForMaskedLM` is a small untrained model. The run's
-folder is a `--model` for other recipes. Any other argument of PaddleNLP's Trainer works, too (--help-all).
+folder is a `--model` for other recipes. All other arguments of PaddleNLP's Trainer work too (--help-all).
 """
 
 import contextlib
@@ -51,18 +51,18 @@ class Arguments(RecipeArguments):
         super().__post_init__()
         if self.gradient_accumulation_steps != 1:
             received = f"Received: gradient_accumulation_steps={self.gradient_accumulation_steps}"
-            raise ValueError(f"`micro_batch_size` says how a batch is split: leave this at 1. {received}")
+            raise ValueError(f"`gradient_accumulation_steps` must be 1: set `micro_batch_size`. {received}")
 
 
 @dataclasses.dataclass
 class Options:
     """Model, data and encoding."""
 
-    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class, which is untrained")
+    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a .txt file or folder, paddlenlp:NAME, datasets:NAME")
-    text_field: str = option("text", "name of the text in a hub's data set")
-    micro_batch_size: int = option(16, "rows of a micro-batch")
-    masked_share: float = option(0.15, "share of the tokens to predict, in (0, 1)")
+    text_field: str = option("text", "column of the text in a hub's data set")
+    micro_batch_size: int = option(16, "rows per micro-batch")
+    masked_share: float = option(0.15, "fraction of the tokens to predict, in (0, 1)")
     max_length: int = option(16, "tokens to which a text is cut")
 
     def __post_init__(self):
@@ -75,7 +75,7 @@ class Guesser(TokenTrainer):
     """The Trainer: it masks tokens as BERT does, anew in each step, and splits a batch into micro-batches."""
 
     def prepare(self, options):
-        """Take the recipe's own options."""
+        """Set the recipe's own options."""
         self.options, self.accumulator = options, GradientAccumulator(reduction="token")
         self.takes_places = "masked_positions" in inspect.signature(self.model.forward).parameters
 

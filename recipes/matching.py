@@ -81,7 +81,7 @@ class Loop(PlainLoop):
         self.data = {part: TextDataset(getattr(splits, part), tokenizer, options.max_length) for part in PARTS}
         super().__init__(model, len(self.data["train"]), args)
         self.collate = DataCollatorWithPadding(tokenizer)
-        # by the names of the bare model: DataParallel puts "_layers." before them
+        # from the bare model, because DataParallel adds "_layers." to the names
         self.optimizer, self.schedule = optimization.build(model, self.steps)
         self.parallel = paddle.DataParallel(model) if self.ranks > 1 else model
         self.half = args.loss_scale > 1
@@ -111,10 +111,10 @@ class Loop(PlainLoop):
     def states(self):
         """Return the parts of a checkpoint by file name."""
         parts = {"model_state.pdparams": self.model, "scaler.pdparams": self.scaler}
-        return {**parts, "optimizer.safetensors": self.optimizer}  # after the model, of which it may make masters
+        return {**parts, "optimizer.safetensors": self.optimizer}  # last, to copy masters from the model
 
     def evaluate(self):
-        """Return the metrics that are logged."""
+        """Return the metrics to log."""
         return {f"eval_{name}": value for name, value in self.scores("validation").items()}
 
     def scores(self, part):
@@ -134,7 +134,7 @@ class Loop(PlainLoop):
 
 
 def own_splits():
-    """Return the `Splits` of pairs out of docstrings."""
+    """Return the `Splits` of pairs from docstrings."""
     parts = docstring_pairs()
     rows = [[((a, b), label) for a, b, label in getattr(parts, part)] for part in PARTS]
     return Splits(*rows, labels=["another's", "goes on"], description=parts.description)

@@ -1,10 +1,10 @@
 """Fine-tune a small LLaMA in pipeline stages, with a loss scale that recovers from overflows.
 
-    make pipeline                                                          # two processes on a CPU; below 3 minutes
+    make pipeline                                                          # two processes on a CPU; under 3 minutes
     make pipeline ARGS="--inject_overflow 5,9"                             # an inf in a gradient of steps 5 and 9
     . .venv/bin/activate                                                   # the environment that make has installed
     python recipes/pipeline_sft.py --data rows.csv --optim came --steps 400
-    python recipes/pipeline_sft.py --output_dir runs/sft                   # keeps checkpoints; --resume goes on
+    python recipes/pipeline_sft.py --output_dir runs/sft                   # keeps checkpoints; --resume continues
     python -m paddle.distributed.launch --devices 0,1,2,3 recipes/pipeline_sft.py --stages 2 --float16    # GPUs: 2 x 2
 
 It starts its own processes unless `paddle.distributed.launch` has started them. The model learns to write, byte by
@@ -37,10 +37,14 @@ def arguments():
     """Return the parsed command line."""
     steps = lambda text: {int(step) for step in text.split(",")}  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="docstrings", help="as in recipes/sequence_classification.py")
+    parser.add_argument(
+        "--data",
+        default="docstrings",
+        help="docstrings, a file or folder, or a hub's data set, as in sequence_classification.py",
+    )
     parser.add_argument("--optim", default="adamwdl", choices=ldopt.list_optimizers())
     for name, default, text in (
-        ("learning_rate", 2e-3, "of the head, at the peak of a cosine"),
+        ("learning_rate", 2e-3, "learning rate of the head at the peak of a cosine"),
         ("layerwise_decay", 0.9, "ratio of the rates of neighbouring layers"),
         ("max_grad_norm", 1.0, "norm of all gradients above which they are clipped"),
         ("loss_scale", 2.0**12, "the first one; it doubles after 50 steps without an overflow"),
@@ -59,12 +63,12 @@ def arguments():
     parser.add_argument("--resume", action="store_true", help="from the last complete checkpoint in --output_dir")
     args = parser.parse_args()
     if args.stages < 2 or (args.float16 and not paddle.is_compiled_with_cuda()):
-        parser.error(f"--stages is at least 2, --float16 needs a GPU. Received: {args.stages}, {args.float16}")
+        parser.error(f"--stages must be at least 2, --float16 needs a GPU. Received: {args.stages}, {args.float16}")
     return args
 
 
 def launched(args):
-    """Return True in a process of several; start them otherwise, and end with their exit code."""
+    """Return True in a launched process; otherwise start the processes and exit with their exit code."""
     if "PADDLE_TRAINER_ID" in os.environ:
         return True
     threads = max((os.cpu_count() or 1) // args.stages, 1)  # more threads than cores are slow
@@ -122,14 +126,14 @@ def part_of(folder, done, rank):
 
 
 def last_step(args):
-    """Return the step of the last complete checkpoint, 0 if the run begins."""
+    """Return the step of the last complete checkpoint, 0 for a new run."""
     ranks = range(dist.get_world_size())
     paths = glob.glob(os.path.join(glob.escape(args.output_dir), "checkpoint-*")) if args.output_dir else []
     steps = [int(path.rpartition("-")[2]) for path in paths]
     steps = [step for step in steps if all(os.path.exists(part_of(args.output_dir, step, rank)) for rank in ranks)]
     if bool(steps) != args.resume:
         raise ValueError(
-            "`output_dir` must have a checkpoint of as many processes with --resume, and none without. "
+            "`output_dir` must have a checkpoint of the same number of processes with --resume, and none without. "
             f"Received: output_dir={args.output_dir!r}, resume={args.resume}, steps={steps}, processes={len(ranks)}"
         )
     return max(steps, default=0)

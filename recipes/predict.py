@@ -7,8 +7,8 @@
     python recipes/predict.py runs/image_classification-20261121-140000 a.png b.png
     cat texts.txt | python recipes/predict.py runs/token_classification-20261121-140000 --input - --output tags.jsonl
 
-Without --output, one line for each input is printed. A file is .txt (a text a line), .csv, .tsv or .jsonl; standard
-input has a text a line, a pair divided by a tab. `Predictor` does the same in a program.
+Without --output, it prints one line per input. A file is .txt (one text per line), .csv, .tsv or .jsonl. Standard input
+has one text per line, or two texts with a tab between them. `Predictor` does the same in a program.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def label(folder, *texts, max_length=None):
 
 
 def command(folder, pair=False):
-    """Return the command that labels texts with the model of a run."""
+    """Return a command line that labels texts with the model of a run."""
     texts = ["--pair", "a text", "its partner"] if pair else ["a text", "another text"]
     return shlex.join([sys.executable, os.path.relpath(__file__), folder, *texts])
 
@@ -52,7 +52,7 @@ def read_inputs(args):
         return _lines(sys.stdin, width, "standard input")
     path = Path(args.input)
     if not path.is_file():
-        raise error("There is no such file.", input=path)
+        raise error("The input file does not exist.", input=path)
     if path.suffix.lower() not in SUFFIXES:
         return _lines(decode(path, args.encoding).splitlines(), width, path)
     wanted = {name: getattr(args, name) for name in COLUMNS[:width]}
@@ -62,7 +62,7 @@ def read_inputs(args):
     columns = [column_of(names, name, column, path) for name, column in wanted.items()]
     wrong = [place for place, cells in table if len(cells) != len(names)]
     if wrong:
-        raise error(f"{len(wrong)} rows have another number of columns than {names}; first {wrong[0]}.", input=path)
+        raise error(f"{len(wrong)} rows do not have the columns {names}, the first at {wrong[0]}.", input=path)
     return (tuple(str(cells[i]) for i in columns) for _, cells in table)
 
 
@@ -70,13 +70,13 @@ def _lines(lines, width, source):
     for number, line in enumerate(lines, 1):
         texts = tuple(line.rstrip("\r\n").split("\t")) if width == 2 else (line.rstrip("\r\n"),)
         if len(texts) != width:
-            raise error(f"Line {number} is not two texts divided by a tab.", source=source)
+            raise error(f"Line {number} must be two texts with a tab between them.", source=source)
         if any(text.strip() for text in texts):
             yield texts
 
 
 def write(found, path, out):
-    """Write predictions as they come: .csv or .jsonl, or a line for each on standard output."""
+    """Write each prediction at once: to a .csv or .jsonl file, or as a line on standard output."""
     writer = None
     for row in found:
         if path is None:
@@ -102,25 +102,25 @@ def write(found, path, out):
 def say(argv):
     """Run a command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="of the run")
+    parser.add_argument("folder", help="folder of the run")
     parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images")
-    parser.add_argument("--pair", action="store_true", help="two texts each: a pair, or a question and its text")
+    parser.add_argument("--pair", action="store_true", help="an input is two texts: a pair, or a question and its text")
     parser.add_argument("--input", metavar="FILE", help="read inputs from a file; - is standard input")
     parser.add_argument("--output", metavar="FILE", help="write a .csv or .jsonl file")
-    parser.add_argument("--text_column", help="of a file: its name, or number from 0")
-    parser.add_argument("--text_pair_column", help="the same of the second text")
-    parser.add_argument("--has_header", type=json.loads, help="true or false: whether a file begins with names")
-    parser.add_argument("--encoding", default="utf-8", help="of a file (utf-8)")
-    parser.add_argument("--batch_size", type=int, default=32, help="inputs at once (32)")
-    parser.add_argument("--max_length", type=int, help="tokens to which a text is cut; as in the training")
+    parser.add_argument("--text_column", help="column of the text in a file: name, or number from 0")
+    parser.add_argument("--text_pair_column", help="column of the second text")
+    parser.add_argument("--has_header", type=json.loads, help="true or false: whether a file begins with column names")
+    parser.add_argument("--encoding", default="utf-8", help="encoding of a file (utf-8)")
+    parser.add_argument("--batch_size", type=int, default=32, help="inputs per batch (32)")
+    parser.add_argument("--max_length", type=int, help="tokens to which a text is cut; by default as in the training")
     args = parser.parse_intermixed_args(argv)
     if bool(args.inputs) == bool(args.input):
         raise error("Give either inputs or `--input`.", inputs=args.inputs, input=args.input)
     path = Path(args.output) if args.output else None
     if path is not None and path.suffix not in (".csv", ".jsonl"):
-        raise error("An output file ends in .csv or .jsonl.", output=path)
+        raise error("`--output` must end in .csv or .jsonl.", output=path)
     if args.batch_size < 1:
-        raise error("`batch_size` must be 1 or more.", batch_size=args.batch_size)
+        raise error("`--batch_size` must be at least 1.", batch_size=args.batch_size)
     predictor, inputs = Predictor(args.folder, args.max_length), iter(read_inputs(args))
     predictor.check(args.pair)
     batches = iter(lambda: list(itertools.islice(inputs, args.batch_size)), [])

@@ -57,18 +57,18 @@ class Options:
 
 
 def read_squad(path):
-    """Return [(question, context, answers, where the first begins), ...] of a file of SQuAD 1.1."""
+    """Return [(question, context, answers, begin of the first answer), ...] of a SQuAD 1.1 file."""
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
         paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
         asked = [(qa, paragraph["context"]) for paragraph in paragraphs for qa in paragraph["qas"]]
         return [_row(qa["question"], context, qa["answers"], path) for qa, context in asked]
     except (KeyError, TypeError, json.JSONDecodeError) as cause:
-        raise error(f"This is no file of SQuAD 1.1: {type(cause).__name__} {cause}.", source=path) from cause
+        raise error(f"The file is not SQuAD 1.1 ({type(cause).__name__}: {cause}).", source=path) from cause
 
 
 def hub_rows(data, split):
-    """Return the same of a hub's data set."""
+    """Return the rows of a hub's data set, as `read_squad` does."""
     rows = []
     for row in data:  # Hugging Face's answers are a dict of two lists, PaddleNLP's the lists
         found = row["answers"] if isinstance(row["answers"], dict) else {"text": row["answers"], **row}
@@ -80,12 +80,11 @@ def hub_rows(data, split):
 
 def _row(question, context, answers, source):
     if not answers:
-        raise error(
-            "A question has no answer; this recipe is for those that have one.", source=source, question=question
-        )
+        raise error("The question has no answer: remove the question.", source=source, question=question)
     text, begin = answers[0]["text"], answers[0]["answer_start"]
     if context[begin : begin + len(text)] != text:
-        raise error("An answer is not where it is said to be.", source=source, answer=text, answer_start=begin)
+        problem = "The context does not have the answer at `answer_start`."
+        raise error(problem, source=source, answer=text, answer_start=begin)
     return question, context, tuple(answer["text"] for answer in answers), begin
 
 
@@ -100,12 +99,12 @@ class Windows(list):
             first = len(asked)  # [CLS] question [SEP], then the window
             room = options.max_length - first - 1
             if room <= options.overlap:
-                raise error("No room is left for the context: raise `max_length`.", question=question)
+                raise error("The question leaves no room for the context: raise `max_length`.", question=question)
             inside = [i for i, (_, (a, b)) in enumerate(spans) if a < begin + len(answers[0]) and b > begin]
             for at in range(0, max(len(spans) - options.overlap, 1), room - options.overlap):
                 window = spans[at : at + room]
                 whole = bool(inside) and at <= inside[0] and inside[-1] < at + len(window)
-                ends = (inside[0] - at + first, inside[-1] - at + first) if whole else (0, 0)  # [CLS]: not in here
+                ends = (inside[0] - at + first, inside[-1] - at + first) if whole else (0, 0)  # else [CLS]
                 row = {"input_ids": [*asked, *(token for token, _ in window), tokenizer.sep_token_id]}
                 if "token_type_ids" in tokenizer.model_input_names:
                     row["token_type_ids"] = [0] * first + [1] * (len(window) + 1)
@@ -114,19 +113,19 @@ class Windows(list):
                 self.places.append((index, first, [span for _, span in window]))
 
     def answers(self, logits):
-        """Return (score, answer) of each question, the best of its windows: the sum of the logits of both ends."""
+        """Return the best (score, answer) of each question over its windows; scores are sums of both ends' logits."""
         best = dict.fromkeys(range(len(self.rows)), (-np.inf, ""))
         for begin, end, (index, first, spans) in zip(*logits, self.places):
             inside = slice(first, first + len(spans))
             sums = np.add.outer(begin[inside], end[inside])
-            length = np.subtract.outer(np.arange(len(spans)), np.arange(len(spans))).T  # of the answer, less one
+            length = np.subtract.outer(np.arange(len(spans)), np.arange(len(spans))).T  # the length minus one
             sums[(length < 0) | (length >= self.most)] = -np.inf
             a, b = np.unravel_index(np.argmax(sums), sums.shape)
             best[index] = max(best[index], (float(sums[a, b]), self.rows[index][1][spans[a][0] : spans[b][1]]))
         return list(best.values())
 
     def score(self, prediction):
-        """Return SQuAD's exact match and F1 of the answers that are found."""
+        """Return SQuAD's exact match and F1 of the answers."""
         return answer_scores([text for _, text in self.answers(prediction.predictions)], [row[2] for row in self.rows])
 
 
@@ -140,10 +139,10 @@ def _spans(context, tokenizer):
 
 
 class Answerer(ScoringTuner):
-    """The Trainer for spans: two cross entropies, over where an answer begins and over where it ends."""
+    """The Trainer for spans: the mean of two cross entropies, of the begin and the end of an answer."""
 
     def compute_loss(self, model, inputs, return_outputs=False):
-        """Return the mean of both, if wanted with (loss, logits of beginnings, logits of ends)."""
+        """Return the loss; with `return_outputs` also (loss, logits of begins, logits of ends)."""
         ends = [inputs.pop(name) for name in ("start_positions", "end_positions")]
         logits = model(**inputs)[:2]
         loss = sum(paddle.nn.functional.cross_entropy(one, end) for one, end in zip(logits, ends)) / 2

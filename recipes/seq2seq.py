@@ -51,7 +51,7 @@ class Arguments(RecipeArguments):
 class Options:
     """Model, data and encoding."""
 
-    model: str = option("T5ForConditionalGeneration", "a PaddleNLP class, which is untrained; a folder or a hub name")
+    model: str = option("T5ForConditionalGeneration", "a PaddleNLP class (untrained), a folder or a hub name")
     data: str = option("dates", "dates, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
     source_field: str = option("source", "name of the source text")
     target_field: str = option("target", "name of the target text")
@@ -74,7 +74,7 @@ def pairs(records, options, source):
         row = tuple(record.get(field) for field in (options.source_field, options.target_field))
         if not all(isinstance(text, str) and text.strip() for text in row):
             fields = {"source_field": options.source_field, "target_field": options.target_field}
-            raise error(f"Row {number} has no such text: it has {list(record)}.", source=source, **fields)
+            raise error(f"Row {number} lacks a text: it has {list(record)}.", source=source, **fields)
         rows.append(row)
     return rows
 
@@ -122,7 +122,7 @@ def check_rate_is_left_out(argv):
     line = vars(parser.parse_known_args(argv)[0])
     given = {name: line[name] for name in SCHEDULE if line[name] is not None}
     if given:
-        raise error("With `relative_step` Adafactor sets its own learning rate: leave the others out.", **given)
+        raise error("With `relative_step` Adafactor sets its own learning rate: leave these arguments out.", **given)
 
 
 def build(args, options, parts):

@@ -8,8 +8,8 @@
     python recipes/sequence_classification.py --compare                    # uniform against layer-wise, same seeds
 
 By default MiniLM (from a package that `make` installs) learns to tell docstrings of functions, classes and modules of
-Python's own library. Any other argument of PaddleNLP's Trainer works, too (--help-all). A resumed run
-continues in its folder with its own arguments; arguments that are given as well override them.
+Python's own library apart. All other arguments of PaddleNLP's Trainer work too (--help-all). A resumed run
+continues in its folder with its own arguments; arguments on the command line override them.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ def build(args, options, splits):
 
 
 def scores(args, options, splits):
-    """Train once; return the accuracies on the validation and test split; keep nothing."""
+    """Train once; return the accuracies on the validation and test split, and keep no file."""
     trainer, test = build(args, options, splits)
     silence(trainer)
     trainer.train()
@@ -88,7 +88,9 @@ def run(argv):
     if options.compare and (args.layerwise_lr_decay == 1 or args.resume_from_checkpoint):
         raise ValueError("`compare` needs a `layerwise_lr_decay` below 1, and cannot resume.")
     if options.compare and args.early_stopping_patience != Arguments.early_stopping_patience:
-        raise error("`compare` stops no training early.", early_stopping_patience=args.early_stopping_patience)
+        raise error(
+            "`compare` does not stop early: leave this out.", early_stopping_patience=args.early_stopping_patience
+        )
     if options.examples_per_class is None and options.data == "docstrings":
         options.examples_per_class = 50
     splits = options.load(examples_per_class=options.examples_per_class, seed=args.seed)

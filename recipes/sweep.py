@@ -122,7 +122,7 @@ def study(options, console):
     made = {"recipe": options.recipe, "arguments": options.arguments}
     before = json.loads(about.read_text(encoding="utf-8")) if about.exists() else made
     if before != made:
-        raise error(f"The folder has another sweep: {before}.", output_dir=options.output_dir, **made)
+        raise error(f"The folder has the runs of another sweep: {before}.", output_dir=options.output_dir, **made)
     write_json(options.output_dir, "sweep.json", made)
     results = {Run(*(line[f.name] for f in dataclasses.fields(Run))): line for line in read_results(path)}
     todo = [run for run in plan(options) if run not in results]
@@ -154,7 +154,7 @@ def run(argv):
     rates, decays = (sorted({line[name] for line in results}) for name in ("learning_rate", "layerwise_lr_decay"))
     done = [line for line in results if "metric" in line]
     if not done:
-        raise error("The loss of every run has diverged.", learning_rates=rates, decays=decays)
+        raise error("The loss of every run diverged.", learning_rates=rates, decays=decays)
     metric, baseline = done[0]["metric"], done[0]["baseline"]
     title = f"test {metric}, mean and standard deviation of {options.seeds} seeds; baseline {baseline:.3f}"
     tabulate(results, {f"decay {decay:g}": {"layerwise_lr_decay": decay} for decay in decays}, title)

@@ -28,7 +28,7 @@ from paddlenlp.data import DataCollatorForTokenClassification
 from paddlenlp.trainer import set_seed
 from seqeval.metrics import f1_score
 
-IGNORED = -100  # the label of what is no word's first token
+IGNORED = -100  # the label of all tokens except the first of each word
 
 
 @dataclasses.dataclass
@@ -58,7 +58,7 @@ class Options:
 
 
 def read_conll(path, word_column, tag_column):
-    """Return [(words, tags), ...] of a file with a word a line, an empty line between sentences."""
+    """Return [(words, tags), ...] of a file with one word per line and an empty line between sentences."""
     rows, words, tags = [], [], []
     for number, line in enumerate([*path.read_text(encoding="utf-8-sig").split("\n"), ""], 1):
         cells = line.split()
@@ -72,7 +72,7 @@ def read_conll(path, word_column, tag_column):
             tags.append(cells[tag_column])
         except IndexError:
             columns = {"word_column": word_column, "tag_column": tag_column}
-            raise error(f"Line {number} has {len(cells)} column(s).", source=path, **columns) from None
+            raise error(f"Line {number} has only {len(cells)} column(s).", source=path, **columns) from None
     return rows
 
 
@@ -81,7 +81,7 @@ def hub_rows(data, split):
     column = next((name for name in ("ner_tags", "labels", "tags", "pos_tags") if name in data[0]), None)
     if column is None or "tokens" not in data[0]:
         raise error(
-            "Lists called `tokens` and `ner_tags`, `labels` or `tags` are needed.", split=split, has=list(data[0])
+            "The columns `tokens` and `ner_tags`, `labels` or `tags` are required.", split=split, has=list(data[0])
         )
     names = label_names(data, column)
     return [(row["tokens"], [names[tag] if names else str(tag) for tag in row[column]]) for row in data]
@@ -108,7 +108,7 @@ class TaggedWords(list):
 
 
 def tag_scores(found, right):
-    """Return the accuracy of lists of tags, and the F1 of the entities if the tags are of the kind B-, I-, O."""
+    """Return the accuracy of lists of tags, and for tags B-, I-, O also the F1 of the entities."""
     flat = [(a, b) for one, other in zip(found, right) for a, b in zip(one, other)]
     scores = {"accuracy": sum(a == b for a, b in flat) / max(len(flat), 1)}
     if all(re.fullmatch("O|[BIES]-.+", tag) for tag in {b for _, b in flat}):
@@ -117,7 +117,7 @@ def tag_scores(found, right):
 
 
 def most_frequent_tags(train, test):
-    """Return, for the words of the test rows, the tag that each has most often in the training rows."""
+    """Return each test word's most frequent tag in the training rows."""
     tags_of = defaultdict(Counter)
     for words, tags in train:
         for word, tag in zip(words, tags):
@@ -132,7 +132,7 @@ def build(args, options, parts):
     set_seed(args.seed)
     tags = sorted({tag for part in (parts.train, parts.validation, parts.test) for _, row in part for tag in row})
     if len(tags) < 2:
-        raise error(f"A tagger needs two tags or more, the rows have {tags}.", data=options.data)
+        raise error(f"A tagger needs at least two tags; the rows have {tags}.", data=options.data)
     tokenizer, model = load_tokenizer(options.model), load_model(options.model, len(tags), task="TokenClassification")
     name_classes(model, tags)
 
@@ -172,7 +172,7 @@ def run(argv):
     baseline = tag_scores(most_frequent_tags(parts.train, parts.test), [tags for _, tags in parts.test])
     metric = "f1" if "f1" in baseline else "accuracy"
     if args.metric_for_best_model not in (*baseline, "loss"):
-        raise error("These tags are not of the kind B-, I-, O: give accuracy.", metric_for_best_model="f1")
+        raise error("F1 needs tags of the form B-, I-, O: use accuracy.", metric_for_best_model="f1")
     trainer, test = build(args, options, parts)
     score = Score(metric, "each word's usual tag", baseline[metric])
     fine_tune(trainer, test, score, options, argv, parts)

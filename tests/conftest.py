@@ -3,11 +3,13 @@
 What a device or version does otherwise or cannot do is named here: tests that show it are skipped, with the reason.
 """
 
+import gc
 import os
 import re
 
 import paddle
 import pytest
+from representatives import mark_the_rest_slow
 
 FIRST = {  # reason -> (first Paddle without it, pattern of the tests' ids)
     "Paddle cuts float32 to float16 on a CPU instead of rounding": (
@@ -47,8 +49,10 @@ def pytest_configure():
     print(f"LDOPT_DEVICE={device}: tensors are on {on}")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out the slow ones
 def pytest_collection_modifyitems(items):
-    """Begin with the longest files, so that all processes of `-n` end at once; skip what cannot hold on this Paddle."""
+    """Choose what `make test` runs; begin with the longest files; skip what cannot hold on this Paddle."""
+    mark_the_rest_slow(items)
     places = {folder: place for place, folder in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
     lacking = [(reason, *found) for reason, found in FIRST.items() if (0, 0) < VERSION < found[0]]  # 0.0.0: a nightly
@@ -56,3 +60,9 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if re.search(pattern, item.nodeid):
                 item.add_marker(pytest.mark.skip(reason=f"{reason} (below {first[0]}.{first[1]})"))
+
+
+def pytest_collection_finish():
+    """Spare the garbage collector all modules and tests: Paddle calls it whenever it loads a checkpoint."""
+    gc.collect()
+    gc.freeze()

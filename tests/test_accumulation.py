@@ -347,7 +347,7 @@ def test_bad_states_are_refused():
         ({"slots": 10**15}, "received of 2, slots=10"),
         ({"step": -1}, "step=-1"),
         ({"count": -3}, "`count` must be at least 1. Received: count=-3"),
-        ({"count": 7}, "`count` must be `step` before `synchronize`. Received: count=7, step=1"),
+        ({"count": 7}, "`count` must equal `step` before `synchronize`. Received: count=7, step=1"),
         ({"step": 0, "count": 0}, "Received: count=0"),
         ({"weight": -1.0}, "`weight` must be in .*Received: weight=-1.0"),
         ({"weight": float("nan")}, "Received: weight=nan"),
@@ -453,7 +453,7 @@ def test_other_errors():
 
 def test_one_process_has_nothing_to_add_but_the_order_is_checked():
     accumulator = GradientAccumulator("mean")
-    with pytest.raises(ValueError, match="should be called first"):
+    with pytest.raises(ValueError, match="Call the accumulator first"):
         accumulator.synchronize()
     accumulator([tensor(1.0)])
     accumulator([tensor(3.0)])
@@ -572,7 +572,7 @@ def test_float16_does_not_overflow_between_processes(two_processes):
 
 def test_processes_that_differ_all_raise(two_processes):
     for _, seen in two_processes:
-        assert "should be called first" in seen["no call"]
+        assert "Call the accumulator first" in seen["no call"]
         assert "as many gradients" in seen["length"]
         assert "same shape and type" in seen["shape"] and "same shape and type" in seen["none"]
         assert "the same reduction" in seen["reduction"]

@@ -200,13 +200,13 @@ def test_a_schedule_that_needs_the_number_of_steps_says_so():
 # --- what is wrong ---
 
 WRONG = {
-    "optim": ({"optim": "lam"}, "'lam' is no optimizer; the nearest is 'lamb'"),
+    "optim": ({"optim": "lam"}, "'lam' is not a known optimizer; the nearest is 'lamb'"),
     "option": (
         {"optim_kwargs": {"beta_1": 0.9}},
-        "`optim_kwargs`: 'beta_1' is no option of 'adamwdl'; the nearest",
+        "`optim_kwargs`: 'beta_1' is not a known option of 'adamwdl'; the nearest",
     ),
     "option's value": ({"optim": "came", "optim_kwargs": {"beta1": 2.0}}, "`optim_kwargs`: `beta1` must be in"),
-    "said elsewhere": ({"optim_kwargs": {"learning_rate": 0.9}}, "'learning_rate' is no option"),
+    "said elsewhere": ({"optim_kwargs": {"learning_rate": 0.9}}, "'learning_rate' is not a known option"),
     "options": ({"optim_kwargs": [1]}, "`optim_kwargs` must be a dict. Received: optim_kwargs=[1]"),
     "paddle's own option": ({"optim": "adamw", "optim_kwargs": {"beta1": None}}, "Received: beta1=None"),
     "rate": ({"learning_rate": -1.0}, "`learning_rate` must be in [0, inf). Received: learning_rate=-1.0"),
@@ -240,9 +240,12 @@ WRONG = {
         {"lr_scheduler_type": "reduce_lr_on_plateau", "layerwise_towers": {"a": {"layerwise_decay": 0.5, "end": 1.0}}},
         "an `lr_scheduler_type` that does not follow a metric. Received: learning_rate=5e-05",
     ),
-    "rules' pattern": ({"layerwise_rules": {"(": 1}, "layerwise_lr_decay": 0.5}, "`layerwise_rules` must map regular"),
+    "rules' pattern": (
+        {"layerwise_rules": {"(": 1}, "layerwise_lr_decay": 0.5},
+        "The keys of `layerwise_rules` must be regular",
+    ),
     "rules": ({"layerwise_rules": {"a": 1}}, "`layerwise_rules` have no effect without a layer-wise decay"),
-    "schedule": ({"lr_scheduler_type": "cosin"}, "'cosin' is no schedule; the nearest is 'cosine'"),
+    "schedule": ({"lr_scheduler_type": "cosin"}, "'cosin' is not a known schedule; the nearest is 'cosine'"),
     "schedule's option": ({"lr_scheduler_kwargs": {"power": 2}}, "`lr_scheduler_kwargs`: get_linear_schedule"),
     "warm-up": ({"warmup_steps": 0.5}, "`warmup_steps` must be a whole number of steps"),
     "part": ({"warmup_ratio": 1.5}, "`warmup_ratio` must be in [0, 1]"),
@@ -254,7 +257,10 @@ WRONG = {
     "constant": ({"lr_scheduler_type": "constant", "warmup_steps": 100}, "use 'constant_with_warmup'. Received: warm"),
     "constant's part": ({"lr_scheduler_type": "constant", "warmup_ratio": 0.1}, "use 'constant_with_warmup'"),
     "rules' layer": ({"layerwise_rules": {"a": [1]}, "layerwise_lr_decay": 0.5}, "`layerwise_rules` must map names"),
-    "setting": ({"layerwise_decay": 0.8}, "'layerwise_decay' is no setting; the nearest is 'layerwise_lr_decay'"),
+    "setting": (
+        {"layerwise_decay": 0.8},
+        "'layerwise_decay' is not a known setting; the nearest is 'layerwise_lr_decay'",
+    ),
 }
 
 
@@ -286,7 +292,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
 
 def test_all_that_is_wrong_with_arguments_is_told_at_once(tmp_path):
     wrong = {"layerwise_lr_decay": 2.0, "layerwise_head_ratio": 0.0, "optim_kwargs": '{"beta": 1}', "optim": "lamb"}
-    with pytest.raises(ValueError, match="^4 settings are wrong:(?s:.*)'beta' is no option of 'lamb'"):
+    with pytest.raises(ValueError, match="^4 settings are wrong:(?s:.*)'beta' is not a known option of 'lamb'"):
         common.arguments(tmp_path, **wrong, lr_scheduler_type="cosine_with_min_lr")
 
 
@@ -294,8 +300,8 @@ def test_all_that_is_wrong_with_arguments_is_told_at_once(tmp_path):
     "wrong, message",
     [
         ({"optim": "adamw", "optim_kwargs": '{"beta1": 0.8}'}, "`optim_kwargs` are for 'adamwdl'"),
-        ({"optim": "lamb", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` says the beta1 of 'lamb'"),
-        ({"optim": "lamb", "optim_kwargs": '{"multi_precision": true}'}, "`fp16_opt_level` says"),
+        ({"optim": "lamb", "optim_kwargs": '{"beta1": 0.8}'}, "`adam_beta1` sets the beta1 of 'lamb'"),
+        ({"optim": "lamb", "optim_kwargs": '{"multi_precision": true}'}, "`fp16_opt_level` sets"),
         ({"optim": "lamb", "optim_kwargs": "eps"}, "`optim_kwargs` must be a JSON object"),
         ({"optim": "adafactor", "optim_kwargs": '{"relative_step": true}'}, "goes to the Trainer as `optimizers="),
         ({"layerwise_lr_decay": 0.5, "layerwise_rules": "[]"}, """must be a JSON object such as '{"lora_": "head"}'"""),

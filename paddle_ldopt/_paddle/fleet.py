@@ -118,7 +118,7 @@ def engine_with(engine: Any, loss: Any, forward: Any, guarded: Any) -> Any:
 
 
 def _sharing(layer: Any, **own: Any) -> Any:
-    """Return an instance of a subclass that shares all attributes of `layer` except those in `own`."""
+    """Return an instance of a subclass that shares all attributes of `layer` except `own`."""
 
     def fixed(value: Any) -> property:
         return property(lambda self: value)
@@ -150,7 +150,7 @@ def leave_out_frozen(optimizer: Any) -> None:
     """Remove frozen parameters from an optimizer under sharding version 2, which cannot split them."""
     if sharding_setting("split_param") and not isinstance(
         param_groups(optimizer)[0], dict
-    ):  # sharding itself refuses groups
+    ):  # sharding itself refuses parameter groups
         trained = [param for param in parameter_list(optimizer) if not param.stop_gradient]
-        # as Paddle does with the slices
+        # Paddle replaces the parameters by slices in the same way
         optimizer._parameter_list = optimizer._param_groups = trained

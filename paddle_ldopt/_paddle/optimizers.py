@@ -11,10 +11,10 @@ import paddle
 from .declared import ADAMW, EVERY, OPTIMIZER, attribute, lazy
 
 accumulators = attribute(OPTIMIZER, "_accumulators", EVERY)  # state -> param.name -> Tensor
-waiting_state = attribute(OPTIMIZER, "_accumulators_holder", "Loading an optimizer")  # loaded, of no step yet
+waiting_state = attribute(OPTIMIZER, "_accumulators_holder", "Loading an optimizer")  # loaded, not yet used by a step
 with_state = attribute(OPTIMIZER, "_already_create_accumulator", EVERY)  # names of parameters
 masters = attribute(OPTIMIZER, "_master_weights", EVERY)  # param.name -> float32 Tensor
-parameter_list = attribute(OPTIMIZER, "_parameter_list", EVERY)  # of this process; flat or groups
+parameter_list = attribute(OPTIMIZER, "_parameter_list", EVERY)  # this process's parameters or groups
 param_groups = attribute(OPTIMIZER, "_param_groups", EVERY)
 grad_clip = attribute(OPTIMIZER, "_grad_clip", "Gradient clipping")
 state_prefix = attribute(OPTIMIZER, "_name", EVERY)  # None or the argument `name`

@@ -39,11 +39,11 @@ def start_without_step(schedule: Any) -> None:
 
 
 def rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, float]]:
-    """Return ``param.name`` -> (factor, own) of the rate factor * optimizer's + own that a step would use."""
+    """Return ``param.name`` -> (factor, own): a step would use the rate factor * (optimizer's rate) + own."""
     if not asks_for_rates(optimizer.__class__):  # one rate for all parameters, regardless of groups
         return {param.name: (1.0, 0.0) for param in params}
     other, rates = stand_in(optimizer, _lr_ratio=None), []  # AdamWDL has a ratio set during a step on a GPU
-    for rate in (0.0, 1.0):  # a rate of its own (a Tensor in `optimize_attr`, "lr" of a group) shows at 0
+    for rate in (0.0, 1.0):  # at 0 only a parameter's own rate is left (a Tensor in `optimize_attr`, a group's "lr")
         tensor = paddle.to_tensor(rate, "float64", paddle.CPUPlace())  # reading it waits for no device
         vars(other)["_global_learning_rate"] = lambda *args, tensor=tensor: tensor
         with paddle.no_grad():
@@ -62,11 +62,11 @@ def asks_for_rates(cls: Any) -> bool:
     while ahead:
         name, function, bases = ahead.pop()
         names = _names_in(function.__code__)
-        if names & {"_create_param_lr", "rate_factor"}:  # `rate_factor` is our name of it
+        if names & {"_create_param_lr", "rate_factor"}:  # `rate_factor` is our name for `_create_param_lr`
             return True
         seen.add(function)
         found = []
-        for other in names - {"_append_optimize_multi_tensor_op"}:  # of Adam and Momentum, whose other path also asks
+        for other in names - {"_append_optimize_multi_tensor_op"}:  # Adam's and Momentum's other path also asks
             found += _definition(other, bases if other == name else cls.__mro__)  # itself: by `super()`
             helper = function.__globals__.get(other)
             if isinstance(helper, types.FunctionType) and helper.__module__ == function.__module__:

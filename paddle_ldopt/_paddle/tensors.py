@@ -15,8 +15,8 @@ _GRAPH = "Static graphs"
 grad_of = part(_TENSOR, "_grad_ivar", EVERY)  # None without a gradient
 slice_of = part(_TENSOR, "_slice", "Sharding version 2")  # (tensor, begin, end), a view
 is_allocated = part(_TENSOR, "_is_initialized", EVERY)
-local_shape = attribute(_TENSOR, "_local_shape", SAVING)  # of a DistTensor
-bytes_behind = part(_TENSOR, "_holder_size", FUSED)  # of a tensor's allocation
+local_shape = attribute(_TENSOR, "_local_shape", SAVING)  # the local shape of a DistTensor
+bytes_behind = part(_TENSOR, "_holder_size", FUSED)  # size of a tensor's allocation
 bytes_before = part(_TENSOR, "_offset", FUSED)  # in the allocation, before the first element
 version_of = part(_TENSOR, "_inplace_version", FUSED)  # number of in-place changes; the public property is slow
 bump_version = part(_TENSOR, "_bump_inplace_version", FUSED)
@@ -78,7 +78,7 @@ def _run_untranslated() -> None:
     """
     try:
         from paddle.jit.sot.opcode_translator import skip_files
-    except ImportError:  # a Paddle without the translator, or with it elsewhere
+    except ImportError:  # this Paddle has no translator, or has moved it
         return
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     skip_files.skip_file_names.add(package + os.sep)

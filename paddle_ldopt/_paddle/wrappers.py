@@ -9,18 +9,18 @@ from .tensors import sublayers
 _SHARDING = f"{FLEET}.meta_parallel.sharding"
 # attribute in which wrappers keep their optimizer -> one of these wrappers
 _INNER = {
-    "_inner_opt": f"{FLEET}.meta_optimizers.HybridParallelOptimizer",  # and the others of `fleet` and `amp`
+    "_inner_opt": f"{FLEET}.meta_optimizers.HybridParallelOptimizer",  # also other wrappers of `fleet` and `amp`
     "_optim": f"{_SHARDING}.group_sharded_optimizer_stage2.GroupShardedOptimizerStage2",
     "inner_optimizer": "paddle.incubate.LookAhead",
     "inner_opt": f"{FLEET}.meta_optimizers.meta_optimizer_base.MetaOptimizerBase",  # static `fleet`
-    "_optimizer": "paddle.incubate.asp.asp.OptimizerWithSparsityGuarantee",  # and static `amp`
+    "_optimizer": "paddle.incubate.asp.asp.OptimizerWithSparsityGuarantee",  # also static `amp`
 }
-# the same of networks
+# the same for networks
 _INSIDE = {
     "_layers": "paddle.DataParallel",
     "_layer": f"{_SHARDING}.group_sharded_stage2.GroupShardedStage2",
 }
-# By name: not all are in every Paddle. MetaParallelBase is the base of tensor, pipeline, sharding and segment parallel.
+# Compared by name, because no Paddle has all. MetaParallelBase: tensor, pipeline, sharding and segment parallel.
 _WRAPPERS = {"DataParallel", "MetaParallelBase", "MixPrecisionLayer"}
 _WRAPPERS |= {"GroupShardedStage2", "GroupShardedStage3", "FullyShard"}
 for wrapped, names in ("Optimizers", _INNER), ("Networks", _INSIDE):
@@ -65,8 +65,8 @@ def check_wrapper_state(optimizer: Any) -> None:
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    """Return the parameters of an optimizer in order, without groups; under sharding, those of all processes."""
-    # inside the sharding wrapper are only this process's parameters
+    """Return the parameters of an optimizer in order, without groups; under sharding, of all processes."""
+    # the optimizer inside the sharding wrapper has only this process's parameters
     lists = [getattr(wrapper, "_parameter_list", None) or [] for wrapper in wrappers(optimizer)]
     return flatten_groups(max(lists, key=len))
 

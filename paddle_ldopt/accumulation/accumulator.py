@@ -68,9 +68,9 @@ class GradientAccumulator:
 
     def __init__(self, reduction: str = "sum") -> None:
         self.reduction = checked_choice(reduction, "reduction", ("sum", "mean", "token"))
-        self._names: Optional[list[str]] = None  # of a model's parameters; None for a list, or before the first call
-        self._parameters: Optional[list[Any]] = None  # of the last model
-        self._own_names: Optional[list[str]] = None  # Paddle's names of them, also in a process that saw no model
+        self._names: Optional[list[str]] = None  # the model's; None for a list, or before the first call
+        self._parameters: Optional[list[Any]] = None  # parameters of the last model
+        self._own_names: Optional[list[str]] = None  # their `param.name`, also in a process that saw no model
         self._sums: list[Any] = []  # float32 or float64 Tensors, None without a gradient so far
         self._received: list[bool] = []  # whether a slot got a gradient in this cycle
         self._step = 0
@@ -117,9 +117,9 @@ class GradientAccumulator:
         self._count += 1
         self._weight += weight
         if late:
-            what = f"Gradients at {late} of the list are ignored, because they were None in the first call."
+            problem = f"Gradients at {late} of the list are ignored, because they were None in the first call."
             advice = "Call the accumulator with the model, or with zeros instead of None, to include them."
-            warnings.warn(f"{what} {advice}", stacklevel=2)
+            warnings.warn(f"{problem} {advice}", stacklevel=2)
 
     def reset(self) -> None:
         """Begin a new cycle: zero the sums and the number of calls, and keep the slots."""
@@ -132,7 +132,7 @@ class GradientAccumulator:
         self._synchronized = False
 
     def _check_call(self) -> None:
-        """Raise if no gradients can be added at present."""
+        """Raise unless gradients can be added now."""
         fused = sharding_setting("tensor_fusion", "comm_overlap")
         if fused:
             advice = f"Each parameter must keep its gradient until `apply`: set {fused}=False in sharding_configs."
@@ -183,14 +183,14 @@ class GradientAccumulator:
     def write_gradients(self, target: Any = None) -> None:
         """Write the reduced gradients into the parameters, in their types, for an optimizer or a scaler.
 
-        A parameter without a gradient since the last `reset` gets none, so no optimizer moves it. Under sharding with
-        `split_param` it gets zeros, and weight decay may move it.
+        A parameter that received no gradient since the last `reset` keeps None, so no optimizer moves it. Under
+        sharding with `split_param` it gets zeros, and weight decay may move it.
 
         `target` is the model, or the list of parameters in the order of `gradients`; by default the model of the last
         call.
         """
         if not self._step and not self._synchronized:
-            raise refusal(ValueError, "There must be gradients to write.", step=self._step)
+            raise refusal(ValueError, "There are no gradients to write: call the accumulator first.", step=self._step)
         parameters, divisor = self._target(target), self._divisor()
         pairs = zip(self._sums, self._received)
         write(parameters, (divided(total, divisor) if received else None for total, received in pairs))
@@ -215,11 +215,11 @@ class GradientAccumulator:
         self.reset()
 
     def _target(self, target: Any) -> list[Any]:
-        """Return the checked parameters to write to, by default those of the last model."""
+        """Return the checked parameters to write to, by default the last model's."""
         return checked_target(self._parameters if target is None else target, self._names, self._sums)
 
     def synchronize(self, group: Any = None) -> None:
-        """Sum over all processes, once a cycle: `gradients` become those of the global batch in each process.
+        """Sum over all processes, once a cycle: each process then has the `gradients` of the global batch.
 
         Sums, calls and weights are summed separately and divided afterwards, so processes may differ in calls and
         tokens. Every process of the group, by default all, must call it. If processes differ in parameters, shapes,

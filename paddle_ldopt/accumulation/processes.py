@@ -17,7 +17,7 @@ class ProcessPart:
     """A process's part of a cycle, without the sums; a process without a call has no slots."""
 
     reduction: str
-    names: Optional[list[str]]  # of a model's parameters, None for a list of gradients
+    names: Optional[list[str]]  # structured names of a model's parameters, None for a list of gradients
     own_names: Optional[list[str]]  # Paddle's names of these parameters
     slots: list[Slot]
     received: list[bool]
@@ -35,9 +35,9 @@ def check_group(group: Any, sums: list[Any]) -> None:
         advice = "Processes must be connected: call `paddle.distributed.init_parallel_env` first."
         raise ValueError(f"{advice} Received: {dist.get_world_size()} processes, not initialized")
     if dist.get_world_size(group) > 1 and any(total is not None and total.is_dist() for total in sums):
-        what = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
+        problem = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
         received = f"{len(sums)} gradients, DistTensors among them"
-        raise ValueError(f"{what}: call `apply` without `synchronize`. Received: {received}")
+        raise ValueError(f"{problem}: call `apply` without `synchronize`. Received: {received}")
 
 
 def slot_of(total: Any) -> Slot:
@@ -48,9 +48,7 @@ def slot_of(total: Any) -> Slot:
 def agreed_slots(parts: list[ProcessPart]) -> tuple[list[Slot], Optional[list[str]]]:
     """Return the slots of all processes, None if no process has a gradient, and their names; raise if they differ."""
     if not any(part.count for part in parts):
-        raise refusal(
-            ValueError, "The accumulator should be called first: no process called it since the last reset.", count=0
-        )
+        raise refusal(ValueError, "Call the accumulator first: no process called it since the last reset.", count=0)
     called = [rank for rank, part in enumerate(parts) if part.slots or part.count]
     first = parts[called[0]]
     for rank, part in enumerate(parts):

@@ -15,7 +15,9 @@ def check_state(state: Any, reduction: str) -> None:
     """Raise unless the entries of a state have the right types, are consistent, and of the same reduction."""
     missing = sorted(_KEYS - set(checked_state(state)))
     if missing:
-        raise refusal(ValueError, f"The state must be a GradientAccumulator's, and lacks {missing}.", keys=list(state))
+        raise refusal(
+            ValueError, f"The state must come from a GradientAccumulator; it lacks {missing}.", keys=list(state)
+        )
     if state["reduction"] != reduction:
         needed = f"The state must be of an accumulator with the same `reduction`, {shown(reduction)}."
         raise refusal(ValueError, needed, reduction=state["reduction"])
@@ -25,7 +27,7 @@ def check_state(state: Any, reduction: str) -> None:
     synchronized = checked_bool(state["synchronized"], "synchronized")
     names, received, sums = state["names"], state["received"], state["gradients"]
     if count > step and not synchronized:
-        raise refusal(ValueError, "`count` must be `step` before `synchronize`.", count=count, step=step)
+        raise refusal(ValueError, "`count` must equal `step` before `synchronize`.", count=count, step=step)
     for key, listed in (("received", received), ("names", received if names is None else names)):
         if not isinstance(listed, (list, tuple)) or len(listed) != slots:
             size = len(listed) if isinstance(listed, (list, tuple)) else type(listed).__name__

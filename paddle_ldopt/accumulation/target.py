@@ -12,12 +12,12 @@ from .reading import described, trainable
 def checked_target(target: Any, names: Optional[list[str]], sums: list[Any]) -> list[Any]:
     """Return the parameters of a list or a model; raise unless they fit the sums."""
     if target is None:
-        since = "the accumulator was called with lists, or not with the model since it was built or loaded"
+        since = "the accumulator was called with lists, or never with the model since it was built or loaded"
         raise refusal(ValueError, f"`target` must be given: {since}.", target=None)
     if isinstance(target, paddle.nn.Layer):
         found, target = trainable(target)
         if names is not None and found != names:
-            message = "`target` must be the model that the gradients are of."
+            message = "`target` must be the model that produced the gradients."
             received = f"{described(found, len(target))}, for gradients of {described(names, len(sums))}"
             raise ValueError(f"{message} Received: {received}")
     listed = hasattr(target, "__iter__") and not isinstance(target, paddle.Tensor)
@@ -29,7 +29,7 @@ def checked_target(target: Any, names: Optional[list[str]], sums: list[Any]) -> 
     for place, (param, total) in enumerate(zip(parameters, sums)):
         if total is not None and list(param.shape) != list(total.shape):
             received = f"shape={list(param.shape)} for a gradient of shape {list(total.shape)}, at {place}"
-            message = "`target` must hold the parameters that the gradients are of."
+            message = "`target` must hold the parameters of these gradients."
             raise ValueError(f"{message} Received: {received}")
     return parameters
 
@@ -53,9 +53,9 @@ def target_of(held: list[Any], names: Optional[list[str]], own_names: Optional[l
 
 
 def check_trains(held: list[Any], target: list[Any]) -> None:
-    """Raise ValueError if an optimizer has parameters, but none of the target."""
+    """Raise ValueError if an optimizer has parameters, but no parameter of the target."""
     names = [param.name for param in target]
     if held and {param.name for param in held}.isdisjoint(names):
-        needed = "`optimizer` must train the model that the gradients are of; its step would have no effect"
+        needed = "`optimizer` must train the model that produced the gradients, or its step has no effect"
         received = f"optimizer with none of {len(names)} parameters, such as '{names[0]}'"
         raise ValueError(f"{needed}. Received: {received}")

@@ -84,7 +84,7 @@ def schedule_problems(settings: Any, steps: int) -> Iterator[str]:
 
 
 def _tried(build: Callable[[], Any]) -> Iterator[str]:
-    """Yield the message of the error that a trial raises; its warnings are left to the real build."""
+    """Yield the message of the error that a trial raises; ignore its warnings, because the real build repeats them."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -104,7 +104,7 @@ def _checked_rules(value: Any, field: str) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            wrong = f"`{field}` must map regular expressions ({error})."
+            wrong = f"The keys of `{field}` must be regular expressions ({error})."
             raise refusal(ValueError, wrong, pattern=pattern) from error
     if any(isinstance(layer, bool) or not isinstance(layer, (int, str)) for layer in value.values()):
         raise refusal(TypeError, f"`{field}` must map names to layer ids or strings.", **{field: value})
@@ -138,7 +138,7 @@ def _optimizer_problems(config: Any, unreadable: bool) -> Iterator[str]:
 
 
 def _sets_its_rate(config: Any) -> bool:
-    """Return whether the optimizer sets its own rate; one that does so by default takes a rate if one is given."""
+    """Return whether the optimizer sets its own rate. A given rate overrides a default of `relative_step`."""
     declared = OPTIMIZERS[config.optim].arguments.get("relative_step")
     usual = declared is not None and declared.default and config.learning_rate is None
     return config.optim_kwargs.get("relative_step", usual) is True

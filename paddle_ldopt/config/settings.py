@@ -20,8 +20,8 @@ from .decay import DecaySettings, settings_of, with_decay_settings
 from .files import json_object, read_json, read_yaml
 from .problems import build_schedule, config_problems
 
-# Kinds of schedules that every Trainer has -> the fields of its arguments that are their options. Without
-# `lr_scheduler_kwargs` the Trainer builds them itself, so adding our mixin changes nothing.
+# Kinds of schedules that every Trainer has -> their options among its arguments. Without `lr_scheduler_kwargs` the
+# Trainer builds them itself, so adding our mixin changes nothing.
 BUILT_IN: dict[str, tuple[str, ...]] = {
     "linear": (),
     "cosine": ("num_cycles",),
@@ -36,8 +36,8 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
 class LdoptConfig(DecaySettings):
     """All settings of an optimizer, its layer-wise rates and its schedule, in one object and one file.
 
-    The names are those of the Trainer's arguments with `LdoptArgumentsMixin`. The Trainer's mixin saves the object in
-    each checkpoint as ``ldopt_config.json``, and `RunReport` shows it.
+    The settings have the names of the Trainer's arguments with `LdoptArgumentsMixin`. The Trainer's mixin saves the
+    object in each checkpoint as ``ldopt_config.json``, and `RunReport` shows it.
 
     Args:
         optim: one of `list_optimizers`, or "adamw" for Paddle's own.
@@ -70,7 +70,7 @@ class LdoptConfig(DecaySettings):
         True
     """
 
-    # plain dicts: PdArgumentParser reads JSON for them alone
+    # plain dicts: PdArgumentParser reads JSON for no other annotation
     optim: str = "adamwdl"
     optim_kwargs: dict = dataclasses.field(default_factory=dict)  # type: ignore[type-arg]
     learning_rate: Optional[float] = 5e-5
@@ -157,7 +157,7 @@ class LdoptConfig(DecaySettings):
 
         Raises ValueError for the Trainer's own optimizers other than "adamw".
         """
-        # a Trainer has enums
+        # the Trainer's arguments are enums
         optim, kind = (str(getattr(name, "value", name)) for name in (args.optim, args.lr_scheduler_type))
         options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
         if optim in OPTIMIZERS:

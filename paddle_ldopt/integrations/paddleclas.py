@@ -15,13 +15,13 @@ __all__ = ["register"]
 
 
 class ClasComponent(Component):
-    """The same with PaddleClas's ways: no regularizer is no weight decay, and there is a list of models."""
+    """An optimizer as PaddleClas builds it: for a list of models, and without weight decay if no regularizer is set."""
 
     def __init__(
         self, name: str, *, weight_decay: Any = None, filter_bias_and_bn: Optional[bool] = None, **kwargs: Any
     ) -> None:
         super().__init__(name, weight_decay=weight_decay or 0.0, **kwargs)
-        # PaddleClas's own AdamWDL leaves them out unless told otherwise
+        # PaddleClas's own AdamWDL excludes them by default
         self._filters = name == "AdamWDL" if filter_bias_and_bn is None else filter_bias_and_bn
         self.one_dimensional = self.one_dimensional or self._filters
 

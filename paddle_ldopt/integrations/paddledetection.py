@@ -13,14 +13,14 @@ from .settings import NAMES, framework, from_settings, groups_by_name, name_part
 
 __all__ = ["register"]
 
-_OWN_HOOK = "layerwise_lr_decay"  # the one rule that PaddleDetection's files name
+_OWN_HOOK = "layerwise_lr_decay"  # the only hook that PaddleDetection's files name
 
 
 def register() -> None:
     """Add our optimizers to PaddleDetection's configuration files; ours replaces its `AdamWDL`.
 
     The settings of PaddleDetection's own optimizers keep their meaning: `clip_grad_by_norm`, `clip_grad_by_value`,
-    `regularizer` (L2) and `param_groups`, and those of its `AdamWDL`: `betas`, `layer_decay`, `num_layers`,
+    `regularizer` (L2) and `param_groups`. So do the settings of its `AdamWDL`: `betas`, `layer_decay`, `num_layers`,
     `filter_bias_and_bn`, `skip_decay_names`. Options of the optimizer and of `LayerDecay`, `rules` and `granularity` of
     `LayerMap.from_model`, and `allow_layerwise_change` are settings too.
 
@@ -46,7 +46,7 @@ def register() -> None:
             return _build(name, model, settings, common)
 
         def _regularized(self, name: str) -> bool:
-            """Return whether the L2 decay of the file counts: PaddleDetection's own AdamWDL and AdamW ignore it."""
+            """Return whether the file's L2 decay applies; PaddleDetection's own AdamWDL and AdamW ignore it."""
             given = bool(self.regularizer) and self.regularizer != "None"
             if given and name != "AdamWDL" and self.regularizer["type"] != "L2":
                 advice = "The optimizers of paddle_ldopt have no L1 decay: use L2."
@@ -64,7 +64,7 @@ def register() -> None:
 
 
 def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, Any]) -> Any:
-    """Return the optimizer, from PaddleDetection's words and ours."""
+    """Return the optimizer, from PaddleDetection's settings and ours."""
     if "betas" in settings:
         betas = settings.pop("betas")
         if not isinstance(betas, (list, tuple)) or len(betas) != 2:
@@ -75,7 +75,7 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
     hook = settings.pop("set_param_lr_func", _OWN_HOOK)
     if hook != _OWN_HOOK:
         raise refusal(
-            ValueError, f"The rates of the layers are `layerwise_decay`'s: only {_OWN_HOOK!r}.", set_param_lr_func=hook
+            ValueError, f"`layerwise_decay` sets the rates: the hook can only be {_OWN_HOOK!r}.", set_param_lr_func=hook
         )
     blocks = settings.pop("num_layers", None)
     if blocks is not None:

@@ -1,6 +1,6 @@
 """PaddleOCR: ``Optimizer: {name: AdamWDL, layerwise_decay: 0.65}`` in its YAML files.
 
-Call `register()` before PaddleOCR builds its optimizer, in tools/train.py for one.
+Call `register()` before PaddleOCR builds its optimizer, for example in tools/train.py.
 """
 
 import functools

@@ -63,6 +63,6 @@ def _built(trainer: Any, kind: str, pending: Pending) -> Any:
     names = {name.lower(): name for name in NAMES}
     settings = {key: value for key, value in dict(trainer.config[f"{kind}optim_conf"]).items() if key != _RATE}
     weight_decay = settings.pop("weight_decay", None)
-    settings.pop("grad_clip", None)  # the factory has made the clipping of it
+    settings.pop("grad_clip", None)  # the factory has already built the clipping from it
     name = names[trainer.config[f"{kind}optim"].lower()]
     return from_settings(name, trainer.model, settings, weight_decay=weight_decay or 0.0, **pending.given)

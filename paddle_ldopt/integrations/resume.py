@@ -16,8 +16,8 @@ from ..layers.ratios import decay_of
 
 __all__ = ["ALLOW", "with_record"]
 
-ALLOW = "allow_layerwise_change"  # a setting of the YAML file, called as the Trainer's argument
-_KEY = "paddle_ldopt_layerwise"  # of the record in the state
+ALLOW = "allow_layerwise_change"  # a setting of the YAML file, named like the Trainer's argument
+_KEY = "paddle_ldopt_layerwise"  # key of the record in the state
 _SHOWN = 3  # differences in a message
 
 
@@ -47,10 +47,10 @@ def _record(optimizer: Any) -> dict[str, Any]:
 
 
 def _check(was: Optional[dict[str, Any]], now: dict[str, Any], allowed: bool) -> None:
-    """Raise ValueError if the record of a checkpoint differs from the present one; warn if there is none."""
+    """Raise ValueError if the record of a checkpoint differs from the present one; warn without a record."""
     if was is None:
         if now["decay"] and not allowed:
-            advice = f"set `{ALLOW}: true` if the rates of the file are meant."
+            advice = f"set `{ALLOW}: true` to resume with the rates of the file."
             unknown = "The checkpoint does not say which layer-wise decay it was trained with"
             warnings.warn(f"{unknown}: {advice}", stacklevel=3)
         return
@@ -58,7 +58,7 @@ def _check(was: Optional[dict[str, Any]], now: dict[str, Any], allowed: bool) ->
     if found:
         more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         problem = f"The checkpoint was trained with other layer-wise settings: {'; '.join(found[:_SHOWN])}{more}."
-        raise refusal(ValueError, f"{problem} Use the same, or set `{ALLOW}: true`.", **{ALLOW: allowed})
+        raise refusal(ValueError, f"{problem} Use the same settings, or set `{ALLOW}: true`.", **{ALLOW: allowed})
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

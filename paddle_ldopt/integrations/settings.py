@@ -88,7 +88,7 @@ def from_settings(
     if decay != OFF and all(
         optimizer.layerwise_ratio(p) == 1.0 for p in parameters_of(optimizer) if not p.stop_gradient
     ):
-        idle = "The layer-wise decay has no effect yet: all parameters that train are in the head, the rest is frozen."
+        idle = "The layer-wise decay has no effect yet: all trainable parameters are in the head."
         warnings.warn(problem(idle, layerwise_decay=decay.layerwise_decay), stacklevel=2)
     return optimizer
 
@@ -129,7 +129,7 @@ def name_parts(parts: Any, setting: str) -> list[str]:
 
 
 def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: bool = False) -> set[str]:
-    """Return `param.name` of the parameters whose structured name contains one of `parts`, and of vectors if asked."""
+    """Return `param.name` of the parameters whose structured name contains one of `parts`, or also of vectors."""
     wanted = tuple(parts)
     return {
         param.name
@@ -150,7 +150,7 @@ def groups_by_name(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]
         if not names:
             raise refusal(
                 ValueError,
-                "A parameter group matches no trainable parameter that earlier groups have left.",
+                "A parameter group matches no trainable parameter outside the earlier groups.",
                 parts=parts,
             )
         groups.append({**numbers_read(options), "params": [left.pop(name) for name in names]})

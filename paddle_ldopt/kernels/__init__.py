@@ -1,7 +1,7 @@
 """The fused step on CPU: a C library that updates all tensors of an optimizer in one call.
 
-This package knows addresses, shapes and numbers; `optimizers._fused` takes them from a Paddle optimizer. It imports
-nothing but NumPy. The library is optional: `library()` is None where the package was installed without a compiler, and
+This package handles addresses, shapes and numbers, which `optimizers._fused` takes from a Paddle optimizer. It imports
+only NumPy. The library is optional: `library()` is None if the package was installed without a compiler, and
 `unsupported_reason()` gives the reason.
 """
 
@@ -23,7 +23,7 @@ _FOLDER = pathlib.Path(__file__).absolute().parent
 
 
 def load(path: str) -> ctypes.CDLL:
-    """Return the C library in a file; raise OSError if it was not built from the sources of this package."""
+    """Return the C library in a file; raise OSError if it was built from other sources."""
     library = ctypes.CDLL(path)
     library.ldopt_layout.restype = library.ldopt_sources.restype = ctypes.c_int64
     for call in (library.ldopt_step, library.ldopt_square_sum, library.ldopt_outside, library.ldopt_largest_step):
@@ -36,14 +36,14 @@ def load(path: str) -> ctypes.CDLL:
 
 
 def _fits(checksum: int) -> bool:
-    """Return whether a library was built from the sources beside this file; an installed wheel has none."""
+    """Return whether a library was built from the sources in `csrc`; an installed wheel has none."""
     sources = b"".join(path.read_bytes() for path in sorted(_FOLDER.glob("csrc/*.[ch]")))
     return not sources or checksum in (0, zlib.crc32(sources))
 
 
 @functools.cache
 def _found() -> tuple[Optional[ctypes.CDLL], Optional[str]]:
-    """Return (library, None) or (None, the reason why there is none)."""
+    """Return (library, None), or (None, reason) if it is unavailable."""
     paths = sorted(_FOLDER.glob("libstep*.so"))
     if not paths:
         return None, "the C library was not built: install a C compiler, then paddle_ldopt again"
@@ -66,8 +66,8 @@ def unsupported_reason() -> Optional[str]:
 def step(tensors: NDArray[Any]) -> None:
     """Update all tensors in place; raise MemoryError, or ValueError if a shape exceeds its memory, with none changed.
 
-    `tensors` are of dtype `TENSOR` and contiguous; the memory they point to must live until this returns. The threads
-    are those of OpenMP (OMP_NUM_THREADS).
+    `tensors` is contiguous and of dtype `TENSOR`; the memory that it points to must live until this returns.
+    OMP_NUM_THREADS sets the number of threads.
     """
     failed = library().ldopt_step(tensors.ctypes.data, len(tensors))
     if failed == 1:
@@ -77,7 +77,7 @@ def step(tensors: NDArray[Any]) -> None:
 
 
 def norm(tensors: NDArray[Any]) -> float:
-    """Return the norm of all gradients together; arguments and errors as in `step`."""
+    """Return the norm of all gradients together; for arguments and errors see `step`."""
     squares = library().ldopt_square_sum(tensors.ctypes.data, len(tensors))
     if squares == -1:
         raise MemoryError("The norm of the gradients cannot be computed")
@@ -87,7 +87,7 @@ def norm(tensors: NDArray[Any]) -> float:
 
 
 def outside(tensors: NDArray[Any]) -> Optional[int]:
-    """Return the index of the first tensor whose shape needs more memory than is allocated, None if none does."""
+    """Return the index of the first tensor whose shape exceeds its memory, None if all fit."""
     index = int(library().ldopt_outside(tensors.ctypes.data, len(tensors)))
     return None if index < 0 else index
 
@@ -96,12 +96,12 @@ def _refuse_outside(tensors: NDArray[Any]) -> None:
     index = outside(tensors)
     shape = [tensors[index][name].item() for name in ("batch", "rows", "cols")]
     raise ValueError(
-        "A tensor's shape needs more memory than is allocated for it, as that of a parameter of which this process has "
-        "a part: nothing was updated. "
+        "A tensor's shape needs more memory than is allocated for it; this process may have only a part of the "
+        "parameter. Nothing was updated. "
         f"Received: tensor {index} of shape {shape}, bytes allocated={tensors[index]['held'].tolist()}"
     )
 
 
 def largest_step(tensors: NDArray[Any]) -> float:
-    """Return the largest step counter of the tensors, 0 if there are none."""
+    """Return the largest step counter of the tensors, 0 without any."""
     return float(library().ldopt_largest_step(tensors.ctypes.data, len(tensors)))

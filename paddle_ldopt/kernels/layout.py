@@ -1,4 +1,4 @@
-"""The arguments of the C library as NumPy sees them: `struct tensor` and its enumerations in csrc/step.h."""
+"""The structs of the C library for NumPy: `struct tensor` and the enumerations of csrc/step.h."""
 
 import numpy as np
 

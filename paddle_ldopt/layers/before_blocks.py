@@ -16,13 +16,13 @@ class Fact:
     """Tensor name, kind of sublayer and shape of a parameter."""
 
     tensor: str  # ``param.name``
-    kind: str  # of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
+    kind: str  # kind of its sublayer: "Linear", "Conv", "Norm", "Embedding" or ""
     shape: tuple[int, ...]
 
 
 @dataclasses.dataclass
 class Front:
-    """A part declared before the blocks, whose name says neither embeddings nor head."""
+    """A part declared before the blocks, with a name that could be embeddings or head."""
 
     names: list[str]
     stacks: list[dict[str, int]]  # name -> number of its block
@@ -64,7 +64,7 @@ def is_head(branch: str, fronts: dict[str, Front], facts: dict[str, Fact]) -> tu
 
 def _follow(size: int, goals: set[int], links: list[tuple[int, int]]) -> tuple[int, bool]:
     """Follow `links` from a size to one of `goals`; return the last size, and whether a link was used."""
-    targets = dict(reversed(links))  # the first part of a size counts
+    targets = dict(reversed(links))  # of several parts with one input size, the first counts
     has_link = size not in goals and size in targets
     for _ in links:
         if size not in goals:

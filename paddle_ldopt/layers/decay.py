@@ -11,13 +11,13 @@ from .decay_checks import check_decay, checked_multipliers, checked_towers, idle
 CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
     # top block d, embeddings d^(n+1); the numbers of BEiT's LayerDecayValueAssigner too
     "paddlenlp": lambda decay, i, n: decay ** (n + 1 - i),
-    # one power lower throughout, as in google-research/electra, where it is acknowledged to be off by one
+    # one power lower throughout, as in google-research/electra, which calls this off by one itself
     "electra": lambda decay, i, n: decay ** (n + 2 - i),
     # top block 1, embeddings undecayed, as in zihangdai/xlnet
     "xlnet": lambda decay, i, n: decay ** (n - i if i else 0),
     # top block 1, embeddings with the first block, as ERNIEKit's `vit_lr_ratio`
     "ernie_vl": lambda decay, i, n: decay ** (n - max(i, 1)),
-    # a line up from the bound, as in ERNIEKit: embeddings and first block at the bound, the head 3 parts above the top
+    # a straight line, as in ERNIEKit: embeddings and first block at the bound, the head 3 steps above the top block
     "linear": lambda bound, i, n: bound + max(i - 1, 0) / (n + 2) * (1 - bound),
 }
 
@@ -49,7 +49,7 @@ class LayerDecay:
         freeze_below: freeze layers with a ratio below this, in [0, 1]: neither their weights nor their optimizer state
             change. Excludes `min_ratio` and `end`.
         bound: b of the convention "linear", in (0, 1].
-        scale: s, a factor above 0 of all ratios, including the head's. Beside `towers`: of the parameters outside them.
+        scale: s, a factor above 0 of all ratios, including the head's. With `towers`, of the ratios outside them.
         end: value that d moves to during training, in (0, 1]: :math:`(1 - p) d + p \cdot end` after a fraction p of
             the steps.
         steps: number of steps until d reaches `end`, from 1. None: all steps of the training, if the schedule or the
@@ -116,7 +116,7 @@ class LayerDecay:
         for problem in idle_options(vars(self), dict(zip(OPTIONS, OPTIONS)), OPTIONS):
             raise ValueError(problem)
 
-    def __hash__(self) -> int:  # without the dicts, which have none
+    def __hash__(self) -> int:  # without the dicts, which cannot be hashed
         return hash((self.layerwise_decay, self.convention, self.min_ratio, self.head_ratio, self.freeze_below))
 
     def ratio(self, layer_id: int, n_layers: int, progress: float = 0.0) -> float:
@@ -169,7 +169,7 @@ OPTIONS: dict[str, Option] = {field.name: field.metadata["option"] for field in 
 
 
 def mean_of(ratios: Any) -> float:
-    """Return the mean of the ratios other than 0; 1 if there are none."""
+    """Return the mean of the ratios other than 0; 1 if all are 0."""
     trained = [ratio for ratio in ratios if not isinstance(ratio, float) or ratio]
     return sum(trained) / len(trained) if trained else 1.0
 

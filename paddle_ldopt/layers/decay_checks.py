@@ -7,7 +7,7 @@ from typing import Any, Callable
 from .._checks import Option, checked_number
 from .._messages import refusal, unknown
 
-_OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean", "steps")  # no option of a tower
+_OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean", "steps")  # not options of a tower
 
 
 def check_decay(value: Any, argument: str = "layerwise_decay") -> float:
@@ -16,7 +16,7 @@ def check_decay(value: Any, argument: str = "layerwise_decay") -> float:
 
 
 def checked_towers(value: Any, name: str, build: Callable[[Any], Any], options: Mapping[str, Option]) -> dict[str, Any]:
-    """Return name of a tower -> its `LayerDecay`, which `build` makes of a number or a dict of `options`."""
+    """Return tower -> `LayerDecay`; `build` makes it from a number or a dict of `options`."""
     if not isinstance(value, dict) or not value or not all(isinstance(tower, str) and tower for tower in value):
         problem = f"`{name}` must be a dict from the names of towers to decays, not empty."
         raise refusal(TypeError, problem, **{name: value})
@@ -46,7 +46,8 @@ def checked_multipliers(value: Any, name: str) -> dict[str, float]:
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
-            raise refusal(ValueError, f"`{name}` must map regular expressions ({error}).", pattern=pattern) from error
+            wrong = f"The keys of `{name}` must be regular expressions ({error})."
+            raise refusal(ValueError, wrong, pattern=pattern) from error
         factors[pattern] = checked_number(factor, f"{name}[{pattern!r}]")
         if factors[pattern] == 1.0:
             raise refusal(ValueError, f"A factor of 1 in `{name}` has no effect: leave it out.", **{name: value})

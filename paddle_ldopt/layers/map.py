@@ -25,7 +25,7 @@ __all__ = ["Layer", "LayerMap"]
 
 Decay = Union[float, LayerDecay]
 _COPY = re.compile(r"(_deepcopy_\d+)+$")
-_MOST_PATHS = 1_000  # to one sublayer: nested sharing doubles them at each level
+_MOST_PATHS = 1_000  # paths to one sublayer: nested sharing doubles them at each level
 
 
 class LayerMap:
@@ -75,8 +75,7 @@ class LayerMap:
 
         Raises:
             TypeError, ValueError: `names` or `rules` of another type; no names; no stack of blocks; half of the blocks
-                in lists of unknown kind; an illegal rule, or one that leaves layers empty; a granularity without
-                effect.
+                in lists of unknown kind; a rule that is invalid or leaves layers empty; a granularity without effect.
 
         Warns:
             UserWarning: layers that are guesses.
@@ -95,7 +94,7 @@ class LayerMap:
         model, granularity = unwrap_model(checked_model(model)), checked_granularity(granularity)
         parameters = dict(model.named_parameters())
         own_names = name_dict_of(model)
-        facts: dict[str, Fact] = {}  # by structured name, all names of a shared parameter
+        facts: dict[str, Fact] = {}  # by structured name; a shared parameter under all its names
         for path, sublayer in _all_paths(model):
             for key, param in own_parameters(sublayer).items():
                 if param is not None and param.name in own_names:
@@ -109,7 +108,7 @@ class LayerMap:
             both = [lowest.get(fact.tensor, layers[name]), layers[name]]
             lowest[fact.tensor] = min(both, key=lambda layer: layer.index - layer.depth)
         mapped = {name: lowest[tensor] for tensor, name in own_names.items()}
-        if not rules and all(layer.index for layer in mapped.values()):  # neither name nor place told the embeddings
+        if not rules and all(layer.index for layer in mapped.values()):  # no name or position shows the embeddings
             for name, there in mapped.items():
                 if name in facts and facts[name].kind == "Embedding" and there.index > there.depth:
                     mapped[name] = dataclasses.replace(there, index=0)
@@ -182,8 +181,8 @@ class LayerMap:
                 package or of Paddle's warm-up, 10,000 steps of any other.
 
         Raises:
-            ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that the optimizer settles;
-                an optimizer of another model.
+            ValueError: neither or both of `layerwise_decay` and `optimizer`; an argument that is read from
+                `optimizer`; an optimizer of another model.
         """
         num_steps = None if num_steps is None else checked_steps(num_steps, "num_steps")
         if (layerwise_decay is None) == (optimizer is None):

@@ -1,4 +1,4 @@
-"""Hooks of `set_param_lr_fun`: a caller's function that gives the ratio of a parameter, under any of its contracts."""
+"""Hooks of `set_param_lr_fun`: a caller's function that gives the ratio of a parameter, with any accepted signature."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ from .paddlenlp_hook import N_LAYERS, Names
 
 
 def check_ratio(ratio: Any, name: str) -> Any:
-    """Return a hook's ratio for parameter `name` as a float, a static graph's value as it is; raise if it is none."""
+    """Return a hook's ratio for parameter `name` as a float, a static graph's value unchanged; raise if invalid."""
     in_graph = not paddle.in_dynamic_mode() and isinstance(ratio, graph_value())
     if in_graph or isinstance(ratio, (paddle.Tensor, np.ndarray)):
         if math.prod(ratio.shape) != 1:
@@ -30,8 +30,8 @@ def check_ratio(ratio: Any, name: str) -> Any:
         how = "return a number, or change `param.optimize_attr['learning_rate']` and return None"
         raise TypeError(f"A learning-rate hook must {how}. Received: {shown(ratio)} for '{name}'") from None
     except ValueError:
-        what = "A learning-rate ratio must be finite and not negative"
-        raise ValueError(f"{what}. Received: {shown(ratio)} for '{name}'") from None
+        needed = "A learning-rate ratio must be finite and not negative"
+        raise ValueError(f"{needed}. Received: {shown(ratio)} for '{name}'") from None
 
 
 class HookRatios:
@@ -67,7 +67,7 @@ class HookRatios:
         return ratio
 
     def at(self, progress: Any) -> "HookRatios":
-        """Return the same function: a hook knows the present only."""
+        """Return the same function: a hook only knows the present."""
         return self
 
     def __deepcopy__(self, memo: Any) -> "HookRatios":
@@ -84,16 +84,19 @@ def adapt_hook(
     returns None. The attribute is restored after each call, so ratios never compound. Every step calls the hook.
 
     Raises:
-        TypeError, ValueError: another signature; a decay beside a hook of the parameter alone, which cannot see it.
+        TypeError, ValueError: another signature; a decay that the hook cannot see, because it only takes `param`.
     """
     call, is_given = _bind(hook, (layerwise_decay, name_dict, n_layers))
-    bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
+    bound = [
+        *getattr(hook, "args", ())[:1],
+        *getattr(hook, "keywords", {}).values(),
+    ]  # arguments of a functools.partial
     is_bound = any(isinstance(n, numbers.Real) and n == layerwise_decay for n in map(plain_number, bound))
     if layerwise_decay != 1.0 and not is_given and not is_bound:
         raise refusal(
             ValueError,
-            "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`: leave that out, or give a "
-            "hook that takes (layerwise_decay, name_dict, n_layers, param).",
+            "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`: leave the decay out, or "
+            "give a hook that takes (layerwise_decay, name_dict, n_layers, param).",
             layerwise_decay=layerwise_decay,
             set_param_lr_fun=hook,
         )

@@ -31,12 +31,14 @@ _HEAD = re.compile(
 # Parameters whose role is visible in neither name nor position.
 _EXCEPTIONS: dict[re.Pattern[str], int] = {
     re.compile(r"\bbigbird\.encoder\.norm\."): 0,  # applied to the embeddings, before block 0
-    re.compile(r"\bdeberta\.encoder\.(LayerNorm|conv)\."): 0,  # of the relative embeddings; added to block 0's output
+    re.compile(
+        r"\bdeberta\.encoder\.(LayerNorm|conv)\."
+    ): 0,  # norm of the relative embeddings, and a convolution added to block 0's output
     re.compile(r"\baudio_encoder\.batch_norm\."): 0,  # CLAP: of the spectrogram
     re.compile(r"\btransposed_convolution\."): HEAD,  # CLIPSeg: makes the logits
     # lists that look like blocks; the first of wav2vec 2.0, HuBERT, WavLM: of the waveform
     re.compile(r"\bfeature_(extractor|encoder)\.conv_layers\.\d+\.(conv|layer_norm|\d)\b"): 0,
-    re.compile(r"\b(hubert|wavlm)\.layer_norm\."): 0,  # of the features, before their projection
+    re.compile(r"\b(hubert|wavlm)\.layer_norm\."): 0,  # norm of the features, before their projection
     re.compile(r"\bembeddings\.(\w+\.)?backbone\.bit\.(embedder|encoder)\."): 0,  # hybrid DPT, ViT: makes patches
     re.compile(r"\bpatch_embed\.backbone\.stages\."): 0,  # the same in timm
     re.compile(r"\b(ppm|psp_modules?|cm)\.stages\.\d+\."): HEAD,  # PaddleSeg: pools of several sizes, side by side
@@ -82,9 +84,9 @@ def place(
 
     Args:
         names: structured names in the model's order.
-        rules: the user's.
-        facts: by structured name; empty if only names are known.
-        granularity: of the layers.
+        rules: the user's `rules`.
+        facts: structured name -> `Fact`; empty if only names are known.
+        granularity: the user's `granularity`.
         whole: whether `names` are complete.
     """
     placed, numbered = apply_rules(names, rules)
@@ -120,7 +122,7 @@ def place(
         if normalised and _ENCODER_NORM.search(name):
             index = HEAD if len(normalised) > 1 else 0
         if index is None:
-            # parameters of a model itself (`logit_scale`) come before all its sublayers' and their place says nothing
+            # a model's own parameters (`logit_scale`) come before its sublayers', so their position says nothing
             before = len(path) > near and position < min((stack.first for stack in nearest), default=first_placed)
             index = 0 if before else HEAD
             if before:
@@ -166,7 +168,7 @@ def _index_by_name(name: str, near: int) -> Optional[int]:
     exception = _exception(name)
     if exception is not None:
         return exception
-    # without the parts shared with the tower: `ernie_embed.classifier` is no embedding
+    # without the parts shared with the tower: `ernie_embed.classifier` is not an embedding
     local = ".".join(name.split(".")[near:])
     return HEAD if _HEAD.search(local) else 0 if _EMBEDDING.search(local) else None
 

@@ -21,9 +21,9 @@ from .ratios import LayerRatios, ratios_of
 class Rate:
     """The rate of one parameter; None if unknown."""
 
-    ratio: float  # to the optimizer's rate
+    ratio: float  # ratio to the optimizer's rate
     now: Optional[float]
-    peak: Optional[float]  # at the maximum of the schedule
+    peak: Optional[float]  # rate at the maximum of the schedule
     decayed: Optional[bool]
     frozen: bool
     multiplier: float = 1.0  # product of the decay's `multipliers`, part of the ratio
@@ -55,7 +55,7 @@ def used_rates(optimizer: Any) -> Optional[dict[str, float]]:
 
 def sets_own_rate(optimizer: Any) -> bool:
     """Return whether an optimizer computes its own rate, so that a scheduler has no effect."""
-    return bool(getattr(unwrap(optimizer), "sets_own_rate", False))  # Paddle's own have no such attribute
+    return bool(getattr(unwrap(optimizer), "sets_own_rate", False))  # Paddle's optimizers lack the attribute
 
 
 def rate_divisor(optimizer: Any, ahead: int = 0) -> float:
@@ -86,7 +86,7 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
         frozen = bool(param.stop_gradient) or (factor == 0 and own == 0)
         ahead = None if peak is None and factor else factor * (peak or 0.0) + own
         rate, ahead = getattr(optimizer, "shown_rate", lambda *args: None)(param, factor) or (rate, ahead)
-        if hasattr(optimizer, "has_weight_decay"):  # ours
+        if hasattr(optimizer, "has_weight_decay"):  # an optimizer of this package
             decayed = optimizer.step_options(param).get("weight_decay", 0.0) != 0
         else:
             decayed = decays_weights(optimizer, param, groups.get(param.name, {}))
@@ -124,13 +124,13 @@ def planned_rates(
         now = peak = checked_number(learning_rate, "learning_rate", kind="a number or an LRScheduler")
     rates = {}
     for tensor, (_, name, param) in tensors.items():
-        own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)  # of its ParamAttr
+        own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)  # factor of its ParamAttr
         ratio = ratios.of(name) * (own if isinstance(own, (int, float)) else 1.0)
         decayed = None if apply_decay_param_fun is None else bool(apply_decay_param_fun(tensor))
         frozen = ratio == 0 or (param is not None and bool(param.stop_gradient))
         scaled_now, scaled_peak = (None if rate is None else ratio * rate for rate in (now, peak))
         multiplier = ratios.multipliers.get(name, 1.0)
         end = ratios.at(1.0).of(name) if ratios.decay.moves else None
-        scaled_peak = None if ratios.decay.moves else scaled_peak  # the greatest product of two that move
+        scaled_peak = None if ratios.decay.moves else scaled_peak  # unknown: rate and ratio both move
         rates[tensor] = Rate(ratio, scaled_now, scaled_peak, decayed, frozen, multiplier, end)
     return rates

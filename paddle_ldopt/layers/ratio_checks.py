@@ -17,7 +17,7 @@ def check_towers(layers: Any, decay: LayerDecay, tower_of: Mapping[str, Optional
     """Raise if a tower of the decay has no block; `tower_of` maps structured name -> tower."""
     with_blocks = {tower_of[name] for name in layers.names if layers.layer_of(name).is_block}
     for tower in (decay.towers or {}).keys() - with_blocks:
-        why = f"No block of the model is in a part of this name (its stacks are {some(layers.towers)})"
+        why = f"The model has no blocks in a part of this name (its stacks are {some(layers.towers)})"
         raise refusal(ValueError, f"{why}: use `multipliers` for parts without blocks.", towers=tower)
 
 
@@ -32,7 +32,7 @@ def check_patterns(names: list[str], matches: Mapping[str, list[str]]) -> None:
 def check_effects(layers: Any, decay: LayerDecay, tower_of: Mapping[str, Optional[str]]) -> None:
     """Raise if an option of the decay, or of one of its towers, changes no ratio of the model.
 
-    Warn only of options beside `towers`: a decay for several models may find one without a layer outside of its towers.
+    Options beside `towers` only warn: a decay for several models may meet a model without layers outside its towers.
     """
     towers: dict[Optional[str], LayerDecay] = {None: decay}
     towers.update(decay.towers or {})

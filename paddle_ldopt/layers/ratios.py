@@ -58,7 +58,7 @@ class LayerRatios:
         matches = {
             pattern: self._matches[pattern] for pattern, factor in (self.decay.multipliers or {}).items() if factor
         }
-        check_multipliers(self.layers, matches, self._without_multipliers(0.0))  # 0 freezes: it may be for frozen ones
+        check_multipliers(self.layers, matches, self._without_multipliers(0.0))  # 0 may match frozen ones
 
     def __call__(self, param: Any) -> float:
         """Return the ratio of a parameter."""
@@ -113,12 +113,12 @@ class LayerRatios:
 
 def ratios_of(optimizer: Any) -> Optional[Ratios]:
     """Return the ratios of an optimizer, even inside `fleet`'s wrapper; None if all layers have the same rate."""
-    ratios: Optional[Ratios] = getattr(unwrap(optimizer), "ratio_of", None)  # Paddle's own have no such attribute
+    ratios: Optional[Ratios] = getattr(unwrap(optimizer), "ratio_of", None)  # Paddle's optimizers lack the attribute
     return ratios
 
 
 def decay_of(optimizer: Any) -> Optional[LayerDecay]:
-    """Return the decay of an optimizer; None if it has none or a hook."""
+    """Return the decay of an optimizer; None without a decay or with a hook."""
     ratios = ratios_of(optimizer)
     return None if ratios is None else ratios.decay
 

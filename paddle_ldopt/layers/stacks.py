@@ -2,7 +2,7 @@
 
 A *stack* is a numbered list of blocks, as in ``bert.encoder.layers.<i>``. Blocks in lists of stages are counted through
 (Swin: ``layers.1.blocks.0`` follows the last block of stage 0). Lists of unlike parts within a block (T5:
-``block.0.layer.1``) and lists too small for blocks (an MLP head) are no stacks. A list with the name of a head or an
+``block.0.layer.1``) and lists too small for blocks (an MLP head) are not stacks. A list with the name of a head or an
 embedding must be larger than others to be one.
 """
 
@@ -19,15 +19,15 @@ __all__ = ["Stack", "find_stacks"]
 STACK_NAMES = frozenset(["layers", "layer", "h", "block", "blocks", "resblocks", "stages", "stage", "attentions"])
 STACK_NAMES |= {"albert_layer_groups", "albert_layers", "res", "bb", "bottleneck", "_blocks"}
 _ALWAYS_STAGED = frozenset(["res", "bb"])  # ResNets in PaddleDetection, res2.res2a, and in PaddleClas, bb_0_0
-_OUTER_NAMES = frozenset(["encoders", "decoders"])  # stacks, unless their items have stacks: an ensemble of encoders
-# parts of blocks that are as large as blocks
+_OUTER_NAMES = frozenset(["encoders", "decoders"])  # stacks, unless their items have stacks (several encoders)
+# names of parts of blocks, which may be as large as blocks
 _BESIDE_NAMES = frozenset(["ffns", "encoder_attn", "cross_attn", "downsample_layers"])
 _BETWEEN = re.compile(r"^(patch_embed(ding)?s?|sub_sample|norms?)(<i>)?$")  # between two stages
 _FUSED = re.compile(r"^(layers?|stages?|blocks?|res|bottleneck)(\d+)$")  # ResNet: layer1.0, layer2.0
 _FUSED_PATH = re.compile(r"((?:^|\.)(?:layers?|stages?|blocks?|res|bottleneck))\d+$")
 _REPEATED = re.compile(r"\bstage\.(\d+)\.(?:stage\.\1\.|basicblock(?=0\.))")  # DarkNet: stage.1.stage.1.2
 _BOTH = re.compile(r"^(bb)_(\d+)_(\d+)$")  # a stage and a block in it
-_LETTER = re.compile(r"^([a-z])(\d*)$")  # of a block: res4a, res4b, or res4b1 in deep ResNets
+_LETTER = re.compile(r"^([a-z])(\d*)$")  # the letter of a block: res4a, res4b, or res4b1 in deep ResNets
 _NUMBER = re.compile(r"\d+([a-z](?![a-zA-Z]))?")  # within a part of a name: conv2_1, _ince3a
 _MIN_KINDS = 3  # a list whose items have fewer kinds of parameters holds single layers, not blocks
 _MIN_PARTS = 4  # parts such as conv1, conv2, ... may be blocks from this number on,
@@ -45,7 +45,7 @@ class _Row:
     position: int
     index: int
     rest: tuple[str, ...]
-    inner: Optional[int] = None  # the index in a list directly below, if there is one
+    inner: Optional[int] = None  # the index in a list directly below, if any
     inner_rest: tuple[str, ...] = ()
     token: str = ""  # the part of the name that has the index
 
@@ -62,7 +62,7 @@ class Stack:
         self.tower = tower  # its name, such as "bert.encoder.layers"
         self.doubted = doubted  # whether it is named like a head or an embedding
         self._in_names = from_one  # whether the numbers are parts of names, as in block1
-        self.first = rows[0].position  # of its parameters, among all names
+        self.first = rows[0].position  # position of its first parameter among all names
         self.large = _kinds(rows) >= _MIN_KINDS
         stages = _stages(rows, sure=tower.rpartition(".")[2] in _ALWAYS_STAGED)
         self.staged = stages is not None
@@ -80,7 +80,7 @@ class Stack:
 
     @property
     def stages(self) -> list[int]:
-        """The numbers of the first blocks of its stages; none if it has no stages."""
+        """The numbers of the first blocks of its stages; empty without stages."""
         return sorted(self._starts.values()) if self.staged else []
 
     def take_in(self, tower: str, rows: list[_Row], shapes: Mapping[str, Any]) -> bool:
@@ -93,7 +93,7 @@ class Stack:
         if not (beside and part and len(self._starts) > 1) or "<i>" in name:
             return False
         for row in rows:
-            if row.index or not self.staged or row.position > self.first:  # what is before all stages is the stem
+            if row.index or not self.staged or row.position > self.first:  # parameters before all stages are the stem
                 self.numbers[row.name] = self._starts[row.index]
         return True
 
@@ -113,7 +113,7 @@ class Stack:
         for row in rows:
             behind = row.position > self._begins[row.index]
             end = ends[row.index] if behind else self._starts[row.index]
-            if end:  # what is before the first stage is not between two
+            if end:  # a list before the first stage is not between two stages
                 self.numbers[row.name] = end - 1
         return True
 

@@ -18,9 +18,9 @@ class LayerRow:
     label: str  #: "embeddings", "block 3", "head"
     tensors: int  #: number of parameters
     elements: Optional[int]  #: number of their elements; None if only names are known
-    ratio: Ends  #: to the optimizer's rate
-    learning_rate: Optional[Ends]  #: now; None if unknown
-    peak_learning_rate: Optional[Ends]  #: at the peak of the schedule; None if unknown
+    ratio: Ends  #: ratio to the optimizer's rate
+    learning_rate: Optional[Ends]  #: present rate; None if unknown
+    peak_learning_rate: Optional[Ends]  #: rate at the peak of the schedule; None if unknown
     decayed: Optional[int]  #: number of tensors with weight decay; None if unknown
     frozen: int  #: number of frozen tensors
     end_ratio: Optional[Ends] = None  #: the ratio at the end of the training; None if the decay does not move

@@ -33,7 +33,8 @@ def _from_dict(rules: dict[str, Place], numbered: set[str]) -> Callable[[str], O
         try:
             compiled.append((re.compile(pattern), place))
         except (re.error, TypeError) as error:
-            raise ValueError(f"`rules` must map regular expressions ({error}). Received: {shown(pattern)}") from error
+            wrong = f"The keys of `rules` must be regular expressions ({error})."
+            raise ValueError(f"{wrong} Received: {shown(pattern)}") from error
 
     def place_of(name: str) -> Optional[Place]:
         for pattern, place in compiled:
@@ -78,6 +79,6 @@ def check_no_gap(placed: dict[str, int], blocks: int, deepest: int) -> None:
     beyond = next((name for name, index in placed.items() if index > blocks), None)
     if blocks and beyond is not None and not {*range(blocks + 1, deepest + 1)} <= {*placed.values()}:
         raise ValueError(
-            f"`rules` must leave no layer empty behind the {blocks} blocks that were found; the head is 'head'. "
+            f"`rules` must leave no layer empty behind the {blocks} blocks of the model; the head is 'head'. "
             f"Received: layer {placed[beyond]} for '{beyond}', layer {deepest} the last"
         )

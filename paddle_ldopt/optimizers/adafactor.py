@@ -14,7 +14,7 @@ from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
 from ._base.arithmetic import average, plus_, power, times, times_
 from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, is_factored, scaled_rate
-from ._base.rule_optimizer import Update
+from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from .options import SHARED, flag, given_arguments, numbers, plain_weight_decay
@@ -67,7 +67,7 @@ def adafactor_update(
 
 
 @register(
-    "T5 and its kin, almost without memory; below 0.02 bytes",
+    "T5 and similar models, almost without memory; below 0.02 bytes",
     external_rate={"relative_step": False, "scale_parameter": False},
     torch_names={},
 )
@@ -189,7 +189,7 @@ class Adafactor(FactoredOptimizer):
 
     def _first_rate(self, rate: Any, parameters: Any) -> Any:
         rates = [group.get("lr") if isinstance(group, dict) else None for group in parameters or [None]]
-        if rate is None and None not in rates:  # every group has its own
+        if rate is None and None not in rates:  # every group has a rate of its own
             return 1.0
         return super()._first_rate(rate, parameters)
 
@@ -213,7 +213,7 @@ class Adafactor(FactoredOptimizer):
         return {name: rate for name, rate in rates.items() if rate is not None}
 
     def _used_lr(self, param: Any) -> Optional[float]:
-        used, steps = self._held(_USED_LR), self._held(STEP)
+        used, steps = self._state_of_all(_USED_LR), self._state_of_all(STEP)
         owner = masters(self).get(param.name, param).name
         known = isinstance(used.get(owner), paddle.Tensor) and steps[owner].item() > 0
         return float(used[owner].item()) if known else None

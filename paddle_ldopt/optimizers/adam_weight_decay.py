@@ -2,7 +2,7 @@
 
 Papers: Adam, Kingma & Ba, https://arxiv.org/abs/1412.6980 (the form before section 2.1, with "epsilon hat"); decoupled
 weight decay, Loshchilov & Hutter, https://arxiv.org/abs/1711.05101; AMSGrad, Reddi et al.,
-https://arxiv.org/abs/1904.09237. Clipping and `decay` are those of Keras 2 (`keras.optimizers.legacy`).
+https://arxiv.org/abs/1904.09237. Clipping and `decay` follow Keras 2 (`keras.optimizers.legacy`).
 """
 
 from typing import Any, ClassVar, Optional, Union
@@ -12,10 +12,10 @@ import paddle
 from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import one_minus_power, over_, plus_, root, times
-from ._base.moments import adam_moments
-from ._base.rule_optimizer import RuleOptimizer, Update
+from ._base.arithmetic import adam_moments, one_minus_power, over_, plus_, root, times
+from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_count import SharedStepCount
+from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.keras_config import KerasConfigMixin
@@ -86,8 +86,8 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
     **Exclusion from weight decay.** Patterns are searched (`re.search`) in the structured name of a parameter with
     TensorFlow's suffix ":0", such as "encoder.layers.0.norm1.bias:0". So "bias" and "bias:0$" match a bias, but "bias$"
     matches nothing. Structured names come from `name_dict` or `layers`; without them ``param.name`` is searched. Weight
-    decay applies to all names except those that `exclude_from_weight_decay` matches and `include_in_weight_decay` does
-    not. TensorFlow's usual ``["LayerNorm", "layer_norm", "bias"]`` misses Paddle's ``norm1.weight``,
+    decay applies to all names, except names that match `exclude_from_weight_decay` but not `include_in_weight_decay`.
+    TensorFlow's usual ``["LayerNorm", "layer_norm", "bias"]`` misses Paddle's ``norm1.weight``,
     ``input_layernorm`` and ``ln_1``. Use ``exclude_from_weight_decay=["(?i)norm", r"\bln_", "bias"]``, or, by the class
     of the layer, ``apply_decay_param_fun=decayed_parameter_names(model).__contains__`` of `paddle_ldopt`.
 
@@ -226,7 +226,8 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         states = ("moment1", "moment2", "moment2_max")
         return FusedRule("adam_weight_decay", states, fields, tuple(flag for flag in flags if flags[flag]))
 
-    def _clips_values(self) -> bool:
+    def rule_clips(self) -> bool:
+        """Return whether `clipvalue` or `clipnorm` of the optimizer clips each gradient."""
         return self._defaults["clipvalue"] is not None or self._defaults["clipnorm"] is not None
 
     def has_weight_decay(self, param: Any) -> bool:
@@ -234,13 +235,14 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         return super().has_weight_decay(param) and self.patterns.find(self.structured_name(param))
 
     def _warn_of_idle_patterns(self, params: list[Any]) -> None:
-        remedy = "" if self.structured_names else " Give `name_dict` or `layers` to have structured names searched."
+        remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
         self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
 
-    def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        if parameter_list(self) is None and not isinstance(params_grads, dict):  # a static graph: known only now
-            self._warn_of_idle_patterns([param for param, _ in params_grads])
-        return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+    def check_in_step(self, params: list[Any]) -> None:
+        """Warn of patterns without effect in a static graph, whose parameters are known only now."""
+        super().check_in_step(params)
+        if parameter_list(self) is None:
+            self._warn_of_idle_patterns(params)
 
     def rate_divisor(self, ahead: int = 0) -> float:
         """Return the divisor of the rate by `decay` in the next step, or `ahead` steps later."""

@@ -13,13 +13,12 @@ from .._checks import Option
 from .._paddle import global_rate, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import root
-from ._base.declared import LAYERWISE, DeclaredMixin
+from ._base.declared import LAYERWISE
 from ._base.rule_optimizer import checked_rate
-from ._base.sharded_state import ShardedStateMixin
+from ._base.step import LayerwiseOptimizer, Task
 from ._fused.plan import FusedRule
-from ._fused.step import FusedMixin, layer_rates
+from ._fused.step import layer_rates
 from ._ports.paddle_adamw import BETA_OF, LayerwiseAdamW
-from .collecting import Task
 from .options import flag, given_arguments, plain_weight_decay
 from .registry import register
 from .states import ELEMENT, SCALAR, State
@@ -58,7 +57,7 @@ def adamw_update(
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
     torch_names={"moment1": "exp_avg", "moment2": "exp_avg_sq"},
 )
-class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
+class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
     r"""AdamW with one learning rate per layer: the choice for fine-tuning a pretrained transformer.
 
     With r the ratio of the parameter's layer, :math:`l = r \cdot learning\_rate`:
@@ -107,7 +106,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
             uses OMP_NUM_THREADS threads, which Paddle sets to 1 by default.
 
     Raises:
-        TypeError: an argument of the wrong type; a hook with other arguments, or one that does not return a number.
+        TypeError: an argument of the wrong type; a hook with other arguments or with a result other than a number.
         ValueError: a value out of range; a decay without effect; a parameter missing in `name_dict`; `n_layers` below
             the model's; a ratio that is negative or not finite; no trainable parameter; `fused=True` where it is not
             possible, at the latest in the first step. The error is raised before anything changes.
@@ -183,9 +182,9 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
     # ---- the fused step
 
     def _collects(self) -> bool:
-        return self.fused is not False
+        return self.fused is not False and super()._collects()
 
-    _bumps_version = False  # like Paddle's kernel
+    fused_bumps_version = False  # like Paddle's kernel
 
     def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
         """Return the rule for the C library, or the reason why it cannot do it."""
@@ -214,12 +213,12 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
 
     def _update(self, tasks: list[Task]) -> None:
         block = paddle.static.default_main_program().global_block()  # Paddle needs one in dygraph too
-        for task in self.update_fused(tasks):
+        for task in self._fused_step.update(self, tasks):
             self._update_by_paddle(block, task.param, task.grad)
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
         param, grad = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
-        if self._collected is None:
+        if self._tasks is None:
             if self.fused and paddle.in_dynamic_mode():
                 why = "`fused=True` is not possible inside `dist.shard_optimizer`, which calls Paddle's operations"
                 raise ValueError(f"{why}: use None or False. Received: fused=True")
@@ -229,7 +228,7 @@ class AdamWDL(DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseAdamW):
             own = (getattr(param, "optimize_attr", None) or {}).get("learning_rate", 1.0)
             absolute = isinstance(own, paddle.Tensor)  # Paddle's way to set an absolute rate
             rate = _LayerRate(own, 1.0, ratio) if absolute else _LayerRate(global_rate(self)(), own, ratio)
-            self._collected.append(Task(param, grad, self.step_options(param), rate))
+            self._tasks.append(Task(param, grad, self.step_options(param), rate))
         return None
 
 

@@ -79,7 +79,7 @@ def reset_layerwise_decay(optimizer: Any) -> Any:
 
 
 def _inside(optimizer: Any) -> Any:
-    """Return the optimizer itself or the one inside LookAhead; raise TypeError for wrappers of `fleet`."""
+    """Return the optimizer, taken out of LookAhead; raise TypeError for wrappers of `fleet`."""
     inner = unwrap(optimizer)
     if may_have_cut(optimizer) or not isinstance(inner, Optimizer):
         wrong = "`optimizer` must be a Paddle optimizer, given before `fleet` or group sharding wraps it."
@@ -93,12 +93,17 @@ class _Applied(LayerwiseMixin):
     _asked: Optional[set[str]] = None  # names of the parameters whose rates the first step asked for; None after it
 
     def step(self) -> Any:
-        if self._asked is None or not paddle.in_dynamic_mode():
+        if not paddle.in_dynamic_mode():
             return super().step()
+        with self._with_ratios(parameters_of(self)):
+            return super().step() if self._asked is None else self._first_step()
+
+    def _first_step(self) -> Any:
         params = [p for p in parameters_of(self) if not p.stop_gradient and grad_of(p) is not None]
         scaled = {p.name for p in params if self.layerwise_ratio(p) not in (0.0, 1.0)}
         self._asked = set()
-        done, unasked = super().step(), scaled - self._asked
+        done = super().step()
+        unasked = scaled - self._asked
         if scaled and not unasked:
             self._asked = None
         elif unasked != scaled:  # equal if an overflow skipped the step
@@ -109,6 +114,18 @@ class _Applied(LayerwiseMixin):
                 f"Received: optimizer={name}, no rate asked for {len(unasked)} parameters, such as '{min(unasked)}'"
             )
         return done
+
+    def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
+        params = [p for p, _ in (params_grads["params"] if isinstance(params_grads, dict) else params_grads)]
+        self.check_in_step(params)
+        if self._step_ratios is not None:
+            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+        with self._with_ratios(params):  # `minimize` and the sharding wrappers do not call `step`
+            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+
+    def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
+        param = (param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad)[0]
+        return None if self.is_frozen(param) else super()._append_optimize_op(block, param_and_grad)
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         if self._asked is not None:

@@ -23,7 +23,7 @@ from ._base.factored import (
     row_col_sums,
     scaled_rate,
 )
-from ._base.rule_optimizer import Update
+from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.mindspore import without_order

@@ -13,7 +13,7 @@ from .._paddle import flatten_groups, is_sharded
 __all__ = ["checked_parameters", "is_listed", "parameters_to_train"]
 
 _GROUP_KEYS = {"params", "learning_rate", "grad_clip"}
-_LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # of ernie-m, PaddleMIX and timm: without effect
+_LABELS = {"dygraph_key_name", "group", "lr_scale", "name"}  # set by ernie-m, PaddleMIX and timm, without effect
 
 
 def parameters_to_train(model: Any) -> list[Any]:
@@ -66,11 +66,11 @@ def _checked_group(group: dict[str, Any], options: Iterable[str]) -> dict[str, A
     if unknown:
         known = ", ".join(map(repr, sorted({*_GROUP_KEYS, *options})))
         received = ", ".join(sorted(str(key)[:50] for key in unknown)[:8])
-        raise ValueError(f"A parameter group has one of the keys {known}. Received: {received}")
+        raise ValueError(f"A parameter group may only have the keys {known}. Received: {received}")
     params, rate = group["params"], group.get("learning_rate", 1.0)
     if "lr" in options and group.get("lr") is not None and "learning_rate" in group:
         rates = "either 'lr', its absolute rate, or 'learning_rate', a multiplier of the optimizer's rate"
-        raise refusal(ValueError, f"A parameter group has {rates}: give one.", lr=group["lr"], learning_rate=rate)
+        raise refusal(ValueError, f"A parameter group takes {rates}, not both.", lr=group["lr"], learning_rate=rate)
     if isinstance(params, (set, str)):
         raise TypeError(f"A group's 'params' must be an ordered collection. Received: {type(params).__name__}")
     if not isinstance(rate, paddle.Tensor):  # a Tensor is Paddle's way to give an absolute rate

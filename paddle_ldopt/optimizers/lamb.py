@@ -12,11 +12,12 @@ import paddle
 
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
-from ._base.arithmetic import one_minus_power, over_, plus_, root_, times_
-from ._base.moments import adam_moments
-from ._base.rule_optimizer import RuleOptimizer, Task, Update
+from ._base.arithmetic import adam_moments, one_minus_power, over_, plus_, root_, times_
+from ._base.rule_optimizer import RuleOptimizer
+from ._base.step import Task
 from ._base.step_functions import decay_or_function, rate_or_function
 from ._base.step_schedules import StepSchedulesMixin
+from ._base.updates import Update
 from ._fused.plan import FusedRule
 from ._pieces import Piece
 from ._ports.mindspore import without_order
@@ -101,10 +102,10 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
             and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5, its
             mean over all axes except the first). An additional dict ``{"order_params": [...]}`` lists the parameters of
             all groups in the order of their updates.
-        apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: with groups all
-            parameters; without groups all except those with "beta" or "gamma" in their tensor name, or in their
-            structured name if `name_dict` or `layers` has it. Paddle has other names for the weights of norms: exclude
-            norms and biases with ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
+        apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: with groups to
+            all; without groups to all except names with "beta" or "gamma" (structured names if `name_dict` or
+            `layers` has them, else tensor names). Paddle has other names for the weights of norms: exclude norms and
+            biases with ``apply_decay_param_fun=ldopt.decayed_parameter_names(model).__contains__``.
         **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
 
     Raises:
@@ -114,7 +115,7 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
 
     Differs from the paper: the norm of the weights is not bounded, as in all implementations. Differs from
     `mindspore.nn.Lamb`: t counts the updates of the parameter instead of the optimizer, and gradients of all
-    convolutions and nothing else are centralized (in MindSpore those of weights with a multiple of 16 input channels).
+    convolutions alone are centralized (in MindSpore, gradients of weights with a multiple of 16 input channels).
     Differs from `paddle.optimizer.Lamb`: parameters without weight decay are adapted too (in Paddle only with
     `always_adapt`).
 

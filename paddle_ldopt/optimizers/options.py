@@ -26,7 +26,7 @@ COMMON = {
 BATCHED = {
     "batch_bytes": Option(
         None,
-        "most bytes of parameters that are updated together",
+        "most bytes of parameters updated together",
         optional=True,
         check=checked_int,
         kind="an int from 0",

@@ -45,7 +45,7 @@ class OptimizerInfo:
 
     @property
     def all_arguments(self) -> set[str]:
-        """The names of all arguments of its constructor, those that it hands on to a base included."""
+        """The names of all arguments of its constructor, including arguments that it passes on to a base."""
         names = {*self.arguments, *LAYERWISE}
         for init in [vars(base)["__init__"] for base in self.cls.__mro__ if "__init__" in vars(base)]:
             parameters = inspect.signature(init).parameters.values()
@@ -73,7 +73,7 @@ REGISTRY: dict[str, OptimizerInfo] = {}
 def register(summary: str, **fields: Any) -> Callable[[_Class], _Class]:
     """Return a decorator that adds a class to the table under its name in lower case.
 
-    `fields` are those of `OptimizerInfo`.
+    `fields` are fields of `OptimizerInfo`.
     """
 
     def add(cls: Any) -> Any:

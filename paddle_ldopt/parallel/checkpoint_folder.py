@@ -18,7 +18,7 @@ from .._messages import quoted, refusal
 RECORD = "ldopt_checkpoint.json"
 SCHEDULE = "schedule.pdparams"
 FORMAT = 1
-COMPLETE = "holds a checkpoint already"
+COMPLETE = "already holds a checkpoint"
 
 
 def held(folder: str) -> Optional[str]:
@@ -80,7 +80,7 @@ def read_metadata(folder: str, record: Any) -> dict[str, str]:
     with readable(os.path.join(folder, names[0])):
         found = metadata.state_dict_metadata.items()
         saved = {key: f"{pieces[0].dtype} {list(map(int, pieces[0].global_shape))}" for key, pieces in found}
-        if "files" not in record:  # of version 0.1
+        if "files" not in record:  # written by version 0.1
             _check_sizes(folder, metadata)
     return saved
 

@@ -93,7 +93,7 @@ class Gradients:
     def global_norm(self) -> float:
         """Return the norm of the reduced gradients of all processes, each parameter counted once."""
         repeated = self._ranks.repeated()
-        split: list[Any] = []  # of parameters split by tensor parallelism
+        split: list[Any] = []  # squares of parameters split by tensor parallelism
         whole: list[Any] = []
         for param in self._counted():
             if id(param) not in repeated:

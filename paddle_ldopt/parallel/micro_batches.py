@@ -22,11 +22,11 @@ class MicroBatches:
     def __init__(self, ranks: Ranks, count: int, per_token: bool) -> None:
         self._ranks, self._count, self._per_token = ranks, count, per_token
         network = ranks.network
-        self._shapes: Any = None  # of the inputs in the first step
-        self._next_shapes: Any = None  # of the inputs split last
-        self._outputs: Any = None  # of this stage for a micro-batch, each Tensor as a function that returns zeros
-        self._error: Optional[Exception] = None  # of this stage in this step
-        self._tokens: list[Any] = []  # of each micro-batch of a step, in the stage of the loss
+        self._shapes: Any = None  # the inputs' shapes in the first step
+        self._next_shapes: Any = None  # the shapes of the inputs split last
+        self._outputs: Any = None  # its outputs for a micro-batch, each Tensor as a function that returns zeros
+        self._error: Optional[Exception] = None  # the first error of this stage in this step
+        self._tokens: list[Any] = []  # tokens of each micro-batch of a step, in the stage of the loss
         staged = isinstance(network, _paddle.pipeline_engine())
         is_engine = _paddle.is_pipeline_engine(network)
         if is_engine and network.accumulate_steps != count:

@@ -156,7 +156,7 @@ class PipelineWithLossScale:
         self._micro_batches = MicroBatches(self._ranks, self._count, self._per_token)
         self._gradients = Gradients(self._ranks)
         self._optimizer = optimizer
-        self._epoch: Optional[int] = None  # of the schedule after the last step
+        self._epoch: Optional[int] = None  # the schedule's `last_epoch` after the last step
 
     def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
         """Take a training step on this process's part of the batch; pass None for inputs that a stage does not need."""
@@ -207,7 +207,7 @@ class PipelineWithLossScale:
         return both[0] / total, ranks.data_ranks / total
 
     def _checked_schedule(self) -> Any:
-        """Return the schedule to advance, None if there is none."""
+        """Return the schedule to advance, or None."""
         schedule = rate_source(unwrap(self._optimizer))
         if not isinstance(schedule, LRScheduler) or isinstance(schedule, (MetricSchedule, ReduceOnPlateau)):
             return None

@@ -93,7 +93,7 @@ class DynamicLossScaler(LossScaler):
         scale_factor (float, optional): f, above 1.
         scale_window (int, optional): w, steps, at least 1.
 
-    Differs from MindSpore: defaults are those of Paddle's GradScaler; the scale is a float64 within the range of
+    Differs from MindSpore: the defaults are Paddle's GradScaler's; the scale is a float64 within the range of
     float32; a first scale below 1 is an error (an overflow would raise it to 1).
 
     Examples:
@@ -156,8 +156,8 @@ class AdaptiveLossScaler(DynamicLossScaler):
         min_scale_window (int, optional): the first window of the list, at least 1.
 
     Differs from MindFormers: a `scale_window` outside the list is an error, not a warning; no window is below
-    `min_scale_window`, as documented there (its code has 0 in the list of 20 to 150); defaults and precision are those
-    of `DynamicLossScaler`.
+    `min_scale_window`, as documented there (its code has 0 in the list of 20 to 150); defaults and precision are as in
+    `DynamicLossScaler`.
 
     Examples:
         >>> from paddle_ldopt import AdaptiveLossScaler
@@ -238,7 +238,7 @@ def _windows(low: int, high: int) -> list[int]:
 
 
 class _PaddleLossScaler(LossScaler):
-    """Paddle's GradScaler, which is told of overflows and does not look for them."""
+    """Paddle's GradScaler; the training step reports overflows to it."""
 
     def __init__(self, scaler: Any) -> None:
         if not scaler.is_enable():

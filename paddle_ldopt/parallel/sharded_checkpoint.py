@@ -119,7 +119,7 @@ def load_checkpoint(
     def prepare() -> tuple[Any, Any]:
         path, weights, names = checked_arguments(folder, network, rename)
         allowed = set(checked_names(changed, "changed"))
-        found = files.held(path) or "is not there or empty"
+        found = files.held(path) or "is missing or empty"
         if found != files.COMPLETE:
             problem = f"`folder` {found}: give a complete checkpoint of `save_checkpoint`."
             raise refusal(ValueError, problem, folder=path)

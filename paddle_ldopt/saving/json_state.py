@@ -47,7 +47,7 @@ def from_json(value: Any) -> Any:
         try:
             return np.array(from_json(value["values"]), _DTYPES[value["__array__"]]).reshape(value["shape"])
         except (ValueError, OverflowError) as error:
-            raise TypeError(f"no array: {error}") from None
+            raise TypeError(f"not an array: {error}") from None
     return {key: from_json(item) for key, item in value.items()}
 
 

@@ -104,7 +104,7 @@ class _Reader(_Interpreter):
     def load_reduce(self) -> None:
         function = self.stack[-2]
         if not any(function is known for known in _KNOWN.values()) or type(self.stack[-1]) is not tuple:
-            raise ValueError("it calls a function other than those of arrays")
+            raise ValueError("it calls a function that arrays do not need")
         self.stack[-2:] = [function(*self.stack[-1])]
 
     def load_build(self) -> None:
@@ -115,7 +115,7 @@ class _Reader(_Interpreter):
 
     def _check_keys(self, keys: list[Any]) -> None:
         if not all(type(key) is str for key in keys):
-            raise ValueError("a key other than text")
+            raise ValueError("a key that is not text")
 
     def load_setitem(self) -> None:
         self._check_keys(self.stack[-2:-1])
@@ -168,11 +168,11 @@ def _unpickled(path: str) -> dict[str, Any]:
         stream = io.BytesIO(data)
         found = _Reader(stream).load()
         if stream.read(1):
-            raise ValueError("there are bytes after its end")
+            raise ValueError("bytes follow its end")
         if type(found) is not dict or type(found.get("master_weights", {})) is not dict:
-            raise ValueError("it is no dict")
+            raise ValueError("it is not a dict")
     except Exception as error:  # damaged pickles fail in every way
-        problem = f"The file is no plain .pdopt: {type(error).__name__}: {str(error)[:200]}. No code in it was run."
+        problem = f"The file is not a plain .pdopt: {type(error).__name__}: {str(error)[:200]}. No code in it was run."
         raise refusal(ValueError, problem, path=path, bytes=len(data)) from None
     return found
 

@@ -44,7 +44,7 @@ def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[An
         }
     rate = rate_source(optimizer)
     schedule = rate if isinstance(rate, LRScheduler) else None
-    lambs = getattr(optimizer, "rate_function", None)  # Lamb's: its present rate is no argument
+    lambs = getattr(optimizer, "rate_function", None)  # Lamb's: its present rate is not an argument
     return {
         "optimizer": type(optimizer).__name__,
         "arguments": {name: _plain(value) for name, value in optimizer.fixed_options().items()},
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
 
 
 def _layerwise(optimizer: Any) -> Record:
-    """Return the decay, and whether the ratios are constant; those of a user's hook may not be."""
+    """Return the decay, and whether the ratios are constant; a user's hook may change them."""
     decay, ratio_of = optimizer.layerwise_decay, optimizer.ratio_of
     documented = optimizer.set_param_lr_fun is layerwise_lr_decay
     constant = ratio_of is None or isinstance(ratio_of, LayerRatios) or documented
@@ -98,7 +98,7 @@ def _schedule(schedule: Any) -> Record:
     """Return the class of a schedule and the arguments that it keeps; unlike its state, they never change."""
     names = [*inspect.signature(type(schedule)).parameters, "base_lr"]
     kept = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
-    named = {"rule" if name == "curve" else name: value for name, value in kept.items()}  # the name in files
+    named = {"rule" if name == "curve" else name: value for name, value in kept.items()}  # its name in files
     arguments = {name: _argument(value) for name, value in named.items() if name not in ("last_epoch", "verbose")}
     return {"class": class_in_files(schedule), **arguments}
 
@@ -110,7 +110,7 @@ def class_in_files(value: Any) -> str:
 
 
 def _argument(value: Any) -> Any:
-    if isinstance(value, LRScheduler):  # of `LinearWarmup`
+    if isinstance(value, LRScheduler):  # inside `LinearWarmup`
         return _schedule(value)
     if _is_dataclass(value):  # the curve of a `CurveSchedule`
         return {"class": class_in_files(value), **{name: _plain(v) for name, v in dataclasses.asdict(value).items()}}

@@ -62,7 +62,7 @@ def _checksum(*parts: Any) -> str:
 
 
 def read_record(path: Any) -> tuple[dict[str, Any], Arrays]:
-    """Return record and tensors of a file of `write_record`; raise ValueError if it is another or a changed file."""
+    """Return record and tensors of a file of `write_record`; raise ValueError for any other or a changed file."""
     path = checked_path(path)
     metadata, data = _read(path)
     found = metadata.get("format")
@@ -97,7 +97,7 @@ def _read(path: str) -> tuple[dict[str, str], bytes]:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 2 <= length <= min(MAX_HEADER, size - 8):
-            problem = "The file is truncated or no safetensors file."
+            problem = "The file is truncated or not a safetensors file."
             raise refusal(ValueError, problem, path=path, bytes=size, header=length)
         head = file.read(length)
         try:
@@ -105,7 +105,7 @@ def _read(path: str) -> tuple[dict[str, str], bytes]:
             metadata = header.pop("__metadata__", {})
             end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
             if not all(isinstance(value, str) for value in metadata.values()):
-                raise ValueError("metadata other than text")
+                raise ValueError("metadata that is not text")
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
             problem = f"The header of the file cannot be read: {type(error).__name__}: {str(error)[:200]}."
             raise refusal(ValueError, problem, path=path) from None
@@ -119,7 +119,7 @@ def _arrays(path: str, data: bytes) -> Arrays:
     try:
         tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
-        raise refusal(ValueError, f"The file is no valid safetensors file: {error}.", path=path) from None
+        raise refusal(ValueError, f"The file is not a valid safetensors file: {error}.", path=path) from None
     arrays: Arrays = {}
     for name, tensor in tensors:
         dtype = _DTYPES.get(tensor["dtype"])

@@ -52,8 +52,8 @@ def save_optimizer(
 
     Raises:
         TypeError, ValueError, OSError: a wrong type; a parameter without a name; a state spread over processes (use
-            `paddle_ldopt.parallel.save_checkpoint`); a `path` that is no regular file, cannot be written or ends in
-            ".pdopt"; more than about 170,000 parameters. A previous file is unchanged.
+            `paddle_ldopt.parallel.save_checkpoint`); a `path` that is not a regular file, cannot be written or ends
+            in ".pdopt"; more than about 170,000 parameters. A previous file is unchanged.
 
     Differs from ``paddle.save(optimizer.state_dict(), path)``: no pickle, but a checksum, the model's names and the
     options.
@@ -151,8 +151,8 @@ def load_optimizer(
             TypeError,
             AttributeError,
             IndexError,
-        ) as error:  # the checksum is right, the content is not ours
-            problem = f"The file's record is not what `save_optimizer` writes: {error!r}."
+        ) as error:  # the checksum is right, the content is invalid
+            problem = f"The file's record differs from the records of `save_optimizer`: {error!r}."
             raise refusal(ValueError, problem, path=path) from error
     _fit_counts(inner, saved.states)
     check_state(inner, saved.states, saved.names)
@@ -214,12 +214,12 @@ def _by_parameter(record: Any, arrays: Arrays, names: dict[str, str]) -> States:
     with_state = record["with_state"]
     unknown = set(with_state) - set(names.values())
     if unknown or len(set(with_state)) < len(with_state):
-        raise refusal(ValueError, "The file's record names no such parameters.", with_state=with_state[:8])
+        raise refusal(ValueError, "The file's record lacks the parameters with state.", with_state=with_state[:8])
     states: States = {name: {} for name in with_state}
     for key, value in arrays.items():
         owner, _, state = key.rpartition(".")
         if owner not in states:
-            raise refusal(ValueError, "The file has a tensor of no parameter.", tensor=key)
+            raise refusal(ValueError, "The file has a tensor that belongs to no parameter.", tensor=key)
         states[owner][state] = value
     return {tensor: states[name] for tensor, name in names.items() if name in states}
 

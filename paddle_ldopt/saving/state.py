@@ -106,7 +106,7 @@ def _tensors(optimizer: Any, param: Any) -> dict[str, Any]:
 
 
 def steps_of(optimizer: Any, states: States) -> Optional[int]:
-    """Return the optimizer's step count, None if it has none (AdamWDL keeps powers of its betas)."""
+    """Return the optimizer's step count, None without one (AdamWDL keeps powers of its betas)."""
     if not optimizer.counts_steps:
         return None
     name = GLOBAL_STEP if any(GLOBAL_STEP in state for state in states.values()) else STEP

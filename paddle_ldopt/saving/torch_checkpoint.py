@@ -67,7 +67,9 @@ def _from_dict(checkpoint: Any) -> tuple[dict[Any, Given], Any]:
     named: dict[Any, str] = {}
     for key, state in checkpoint["state"].items():
         if not isinstance(state, Mapping) or not _are(str, list(state)):
-            raise refusal(ValueError, "A parameter's state must be a dict by names.", parameter=key, state=state)
+            raise refusal(
+                ValueError, "A parameter's state must be a dict with string keys.", parameter=key, state=state
+            )
         found[int(key) if str(key).isdecimal() else key] = {name: _array(value) for name, value in state.items()}
     for group in checkpoint["param_groups"]:
         settings: Any = group if isinstance(group, Mapping) else {}

@@ -54,22 +54,19 @@ def convert_torch_optimizer(
     transposed.
 
     Args:
-        source (str|os.PathLike|dict): the checkpoint: the dict of ``optimizer.state_dict()``, of Tensors or arrays, or
-        a
-            file. A ".safetensors" file names its tensors ``<parameter>.<state>``, by the name or number of the
-            parameter, optionally after "state."; "step" is a state. Other files need PyTorch 2.6 or later, for its
-            weights-only loader; they hold the state itself, or as "optimizer" or "optimizer_state_dict".
+        source (str|os.PathLike|dict): the dict of ``optimizer.state_dict()``, of Tensors or arrays, or a file. A
+            ".safetensors" file names its tensors ``<parameter>.<state>``, by the name or number of the parameter,
+            optionally after "state."; "step" is a state. Other files need PyTorch 2.6 or later, for its weights-only
+            loader. They hold the dict itself, or under "optimizer" or "optimizer_state_dict".
         optimizer (Optimizer): an `AdamWDL`, `Adafactor`, `Came` or `Lamb`.
         model (paddle.nn.Layer): the model it trains; may be wrapped by `paddle.DataParallel`.
         names (Iterable[str], optional): PyTorch's parameter names in the order of their numbers:
             ``[name for name, _ in torch_model.named_parameters()]``, or group by group. Not needed if the checkpoint
             has names (PyTorch 2.6 or later, built from ``model.named_parameters()``).
         rename (dict[str, str]|callable, optional): PyTorch's name of a parameter -> the model's. Names missing in a
-        dict
-            stay; a callable returns None to skip a parameter.
+            dict are kept; a callable returns None to skip a parameter.
         transpose (Iterable[str], optional): the model's names of matrices that PyTorch stores transposed; by default
-        the
-            weights of `paddle.nn.Linear` layers.
+            the weights of `paddle.nn.Linear` layers.
         step (int, optional): the steps taken, at least 0, for parameters without a step in the checkpoint.
         strict (bool): raise if a trainable parameter gets no state, or if a state or a name in `rename` is unused.
             Otherwise such parameters start anew, and the report lists them.
@@ -210,7 +207,7 @@ def _state(
             raise ValueError(f"{problem} Received: {', '.join(sorted(given)) or 'nothing else'}")
         if values.dtype.kind not in "iuf":
             raise refusal(ValueError, "A state must be made of numbers.", parameter=there, state=name, value=values)
-        values = values.reshape(shape) if (values.shape, shape) == ((), (1,)) else values  # of a single number
+        values = values.reshape(shape) if (values.shape, shape) == ((), (1,)) else values  # a single number
         if values.shape != shape:
             problem = f"The state of '{there}' has another shape here: give `transpose`, `rename` or `names`."
             raise ValueError(f"{problem} Received: {name} {list(values.shape)}, not {list(shape)}")

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: those of transformers and more, as Paddle `LRScheduler`s.
+"""Learning-rate schedules, all of transformers' and more, as Paddle `LRScheduler`s.
 
 - `functions`: one function for each kind of schedule. Most build a `CurveSchedule` from one of the `curves`, the rest
   one of the schedules in `metric`.

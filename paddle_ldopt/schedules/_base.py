@@ -24,8 +24,10 @@ class Schedule(LRScheduler):
         self.state_keys()
         wrong = [key for key in self.keys if not isinstance(state_dict.get(key), (numbers.Real, list))]
         if wrong:
-            what = f"the state of a {type(self).__name__}, with a number for each of {self.keys}"
-            raise refusal(ValueError, f"`state_dict` must be {what}.", **{key: state_dict.get(key) for key in wrong})
+            expected = f"the state of a {type(self).__name__}, with a number for each of {self.keys}"
+            raise refusal(
+                ValueError, f"`state_dict` must be {expected}.", **{key: state_dict.get(key) for key in wrong}
+            )
         super().set_state_dict(state_dict)
 
     set_dict = set_state_dict

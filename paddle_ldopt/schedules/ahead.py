@@ -56,7 +56,7 @@ def peak_learning_rate(
     if not isinstance(learning_rate, LRScheduler):
         return as_float(learning_rate) / divisor(0)
     if follows_metric(learning_rate):
-        return float(learning_rate.last_lr) / divisor(0)  # few ever rise
+        return float(learning_rate.last_lr) / divisor(0)  # schedules that follow a metric seldom rise
     rates: list[tuple[int, float]] = [(0, float(learning_rate.last_lr))]
     curve = _curve_of(learning_rate)
     if curve is not None and divisor(1) == divisor(0):
@@ -67,7 +67,7 @@ def peak_learning_rate(
         rates += [(i, learning_rate.base_lr * curve(now + i)) for i in ahead]
     else:
         if num_steps is None:
-            lengths = [vars(learning_rate).get(name) for name in ("warmup_steps", "total_steps")]  # of any class
+            lengths = [vars(learning_rate).get(name) for name in ("warmup_steps", "total_steps")]  # in any class
             num_steps = max([10_000, *(2 * steps for steps in lengths if isinstance(steps, int))])
         try:
             rates.extend(enumerate(itertools.islice(_rates_ahead(learning_rate), num_steps + 1)))
@@ -106,7 +106,7 @@ def _rates_ahead(schedule: Any, start: Optional[int] = None) -> Iterator[float]:
             if start is not None and ahead.last_epoch != start + i:
                 raise ValueError(f"it is at step {ahead.last_epoch} after {i} from {start}")
             yield float(ahead.last_lr)
-    except Exception as error:  # of the user's code
+    except Exception as error:  # raised by the user's code
         name = type(schedule).__name__
         said = f"{type(error).__name__}: {error}"[:200]
         raise ValueError(f"{name} cannot be read ahead ({said}). Received: a schedule of type {name}") from error

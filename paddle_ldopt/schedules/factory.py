@@ -66,7 +66,7 @@ def get_scheduler(
             one of ours.
         num_warmup_steps: w, at least 0. The rate is 0 at step 0 and first reaches the peak at step w.
         num_training_steps: n, at least 1; warns if it is below w. Kinds without w or n ignore them, as in transformers.
-        scheduler_specific_kwargs: further arguments of the kind's function.
+        scheduler_specific_kwargs: further options of the kind: keywords of its function.
 
     Returns:
         A `CurveSchedule`, to step after each step of the optimizer, or a `MetricSchedule`.
@@ -98,9 +98,9 @@ def get_scheduler(
 
 
 def kwargs_problems(name: str, kwargs: dict[str, Any]) -> Iterator[str]:
-    """Yield an error message for each unknown, missing or bad argument in `scheduler_specific_kwargs`.
+    """Yield an error message for each unknown, missing or bad option in `scheduler_specific_kwargs`.
 
-    Limits that depend on the peak or on another argument are checked when the schedule is built.
+    Limits that depend on the peak or on another option are checked when the schedule is built.
     """
     kind = kind_of(name)
     yield from (kind.unknown(key, value) for key, value in kwargs.items() if key not in kind.specific)

@@ -16,7 +16,7 @@ def _steps_left(num_training_steps: int, **phases: int) -> int:
     """Return the number of training steps left after `phases`; negative, with a warning, if they are too long."""
     left = num_training_steps - sum(phases.values())
     if left < 0:
-        longer = "The schedule is longer than the training, which ends before the schedule does."
+        longer = "The schedule is longer than the training and is cut off at its end."
         warnings.warn(refusal(UserWarning, longer, **phases, num_training_steps=num_training_steps), stacklevel=4)
     return left
 
@@ -195,7 +195,7 @@ def get_cosine_with_min_lr_schedule_with_warmup(
         \eta_t = \eta \left(f + \tfrac{1 - f}{2} \left(1 + \cos\left(2 \pi c \tfrac{t - w}{n - w}\right)\right)\right)
         \quad (t \ge w)
 
-    `num_cycles` is that of `get_cosine_schedule_with_warmup`. Give the minimum either as `min_lr`, a rate from 0 to the
+    `num_cycles` is as in `get_cosine_schedule_with_warmup`. Give the minimum either as `min_lr`, a rate from 0 to the
     peak, or as `min_lr_rate`, f, a fraction of the peak.
 
     Examples:
@@ -227,7 +227,7 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
         \eta \left(f + \tfrac{1 - f}{2} \left(1 + \cos\left(2 \pi c \tfrac{t + 1 - w}{n - w}\right)\right)\right)
         \quad (t \ge w)
 
-    Step n - 1 is at the minimum rate. `num_cycles`, `min_lr` and `min_lr_rate` are those of
+    Step n - 1 is at the minimum rate. `num_cycles`, `min_lr` and `min_lr_rate` are as in
     `get_cosine_with_min_lr_schedule_with_warmup`. `warmup_lr_rate` is r, the first rate as a fraction of the peak; 1/w
     by default.
 
@@ -282,7 +282,7 @@ def get_wsd_schedule(
     - f is `min_lr_ratio`, the first and last rate as a fraction of the peak.
     - c is `num_cycles`, the number of waves in a cosine decay, above 0.
 
-    Give s, or `num_training_steps`, n, for s = n - w - d. If this is negative, a warning tells so and only the last
+    Give s, or `num_training_steps`, n, for s = n - w - d. If this is negative, the function warns, and only the last
     n - w steps of the decay are taken. If both are given, s overrides n, with a warning unless w + s + d = n.
 
     Examples:

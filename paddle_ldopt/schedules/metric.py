@@ -146,7 +146,7 @@ class ReduceLROnPlateau(MetricSchedule):
         verbose: print every change.
 
     Differs from ``paddle.optimizer.lr.ReduceOnPlateau``: the best is also updated in the cool-down, as in PyTorch. NaN
-    is no improvement.
+    does not count as an improvement.
 
     Examples:
         >>> from paddle_ldopt.schedules import ReduceLROnPlateau
@@ -161,7 +161,7 @@ class ReduceLROnPlateau(MetricSchedule):
 
     def _check_limits(self) -> None:
         if self.min_lr >= self.base_lr:
-            advice = "`min_lr` must be below the learning rate; otherwise there is nothing to reduce."
+            advice = "`min_lr` must be below the learning rate, or the rate could not be reduced."
             raise refusal(ValueError, advice, min_lr=self.min_lr, learning_rate=self.base_lr)
 
     def step(self, metrics: Any, epoch: Optional[int] = None) -> None:
@@ -185,7 +185,7 @@ class GreedyLR(MetricSchedule):
         learning_rate: the first rate, from `min_lr` to `max_lr`.
         patience: good or bad steps in a row before a change, at least 0.
         cooldown: steps after a reduction in which metrics do not count, at least 0.
-        warmup: the same after an increase.
+        warmup: steps after an increase in which metrics do not count, at least 0.
         min_lr: the lowest rate, at least 0. The default is above usual rates of fine-tuning.
         max_lr: the highest rate, above `min_lr`.
         smooth: compare the mean of the last `window_size` metrics, at least 1, instead of the last metric.
@@ -291,7 +291,7 @@ class GreedyLR(MetricSchedule):
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state from `state_dict`; as in transformers, missing keys keep their values.
 
-        A state with none of the keys, or with bad values, raises and changes nothing.
+        A state without any of the keys, or with bad values, raises and changes nothing.
         """
         own, state = self.state_dict(), checked_state(state_dict)
         if own.keys() & state.keys():

@@ -1,6 +1,6 @@
-"""Types for the arguments of schedules, each with its range, and argument checks by a function's signature.
+"""Types for the options of schedules, each with its range, and checks by a function's signature.
 
-Limits that depend on the peak or on another argument are checked where the schedule is built.
+Limits that depend on the peak or on another option are checked where the schedule is built.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ LastStep = Annotated[int, _steps(-1)]  # the last step taken; -1 for none
 NonNegative = Annotated[float, Option(REQUIRED, "")]
 Positive = Annotated[float, Option(REQUIRED, "", ends="(]")]
 Fraction = Annotated[float, Option(REQUIRED, "", high=1.0)]
-Factor = Annotated[float, Option(REQUIRED, "", high=1.0, ends="()")]  # of a reduction
+Factor = Annotated[float, Option(REQUIRED, "", high=1.0, ends="()")]  # the factor of a reduction
 Flag = Annotated[bool, Option(REQUIRED, "", check=checked_bool)]
 Shape = Annotated[str, _choice(*FALLS)]
 Mode = Annotated[str, _choice("min", "max")]

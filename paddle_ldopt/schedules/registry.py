@@ -28,8 +28,8 @@ class Kind:
     name: str
     function: Callable[..., LRScheduler]
     options: dict[str, Option]
-    on_metric: bool  # `step` takes a metric
-    member: str  # of `SchedulerType`
+    on_metric: bool  # whether `step` takes a metric
+    member: str  # its name in `SchedulerType`
 
     @property
     def specific(self) -> dict[str, Option]:
@@ -51,7 +51,7 @@ class Kind:
         )
 
     def missing(self, key: str) -> str:
-        """Return the error message for a missing argument."""
+        """Return the error message for a missing option."""
         name = f"SchedulerType.{self.member}"
         return f"{name} requires `{key}`, please provide that argument. Received: {key}=None"
 

@@ -1,1 +1,1 @@
-"""What is run beside a training: memory calculator and command line."""
+"""Tools to run before a training: memory calculator and command line."""

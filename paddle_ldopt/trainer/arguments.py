@@ -56,7 +56,7 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
             ``--optim_kwargs '{"clip_threshold": 2.0}'``. The Trainer's own arguments (`adam_beta1`...) stay in use.
         layerwise_rules: the `rules` of `LayerMap.from_model`, as a JSON object; so are `layerwise_towers` and
             `layerwise_multipliers`: ``--layerwise_towers '{"vision_model": 0.65, "text_model": {"scale": 0.1}}'``.
-        layerwise_granularity: that of `LayerMap.from_model`.
+        layerwise_granularity: the `granularity` of `LayerMap.from_model`.
         lr_scheduler_type (str): any `SchedulerType`. "linear", "cosine", "constant", "constant_with_warmup" and
             "polynomial" are the Trainer's own (with its `num_cycles`, `lr_end`, `power`) unless `lr_scheduler_kwargs`
             are given. "reduce_lr_on_plateau" and "greedy" take a step after every evaluation, following
@@ -82,10 +82,10 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
     """
 
     allow_layerwise_change: bool = _flag(False, "Resume even if the checkpoint has other layer-wise settings.")
-    optim_kwargs: Optional[str] = _flag(None, "What else the optimizer takes, as JSON: '{\"clip_threshold\": 2.0}'.")
-    layerwise_rules: Optional[str] = _flag(None, 'Parameters\' names and layers, as JSON: \'{"adapter": "head"}\'.')
-    layerwise_granularity: str = _flag("block", "What a layer is: block, stage, or a number of groups of blocks.")
-    lr_scheduler_kwargs: Optional[str] = _flag(None, "What else the schedule takes, as JSON: '{\"num_cycles\": 3}'.")
+    optim_kwargs: Optional[str] = _flag(None, "Further options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'.")
+    layerwise_rules: Optional[str] = _flag(None, 'Layers of parameters by name, as JSON: \'{"adapter": "head"}\'.')
+    layerwise_granularity: str = _flag("block", "Size of a layer: block, stage, or a number of groups of blocks.")
+    lr_scheduler_kwargs: Optional[str] = _flag(None, "Further options of the schedule, as JSON: '{\"num_cycles\": 3}'.")
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -97,7 +97,7 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         optim, kind = name_of(args.optim), name_of(args.lr_scheduler_type)
         ours = kind in SCHEDULES and kind not in BUILT_IN
         if optim in REGISTRY:
-            args.optim = "adamw"  # the enum of the Trainer refuses names it does not have
+            args.optim = "adamw"  # the Trainer's enum refuses our names
         if ours:
             args.lr_scheduler_type = "linear"
         try:
@@ -133,7 +133,7 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         if lr_scheduler.is_ours(args):
             asked["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
         if asked and not self.ldopt_served:
-            problem = "The Trainer lacks LdoptTrainerMixin and would ignore what the arguments ask for"
+            problem = "The Trainer lacks LdoptTrainerMixin and would ignore these arguments"
             raise refusal(RuntimeError, f"{problem}: class MyTrainer(LdoptTrainerMixin, Trainer).", **asked)
 
 
@@ -158,7 +158,7 @@ def _option_problems(args: Any, optim: str, options: dict[str, Any]) -> Iterator
         return
     own = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}
     for name in options.keys() & own.keys():
-        yield f"`{own[name]}` says the {name} of {shown(optim)}: leave it out here. Received: {received}"
+        yield f"`{own[name]}` sets the {name} of {shown(optim)}: leave it out here. Received: {received}"
     if options.get("relative_step"):
         advice = "goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`"
         yield f"An optimizer that sets its own rate {advice}. Received: {received}"

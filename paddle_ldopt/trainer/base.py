@@ -41,7 +41,7 @@ class TrainerMixin(_Trainer):
         events: Any = Callback()
         events.on_train_begin = lambda *args, **kwargs: self._begin_training()
         events.on_epoch_begin = lambda *args, **kwargs: self._begin_epoch()
-        self.callback_handler.callbacks.insert(0, events)  # first: the last callback stays the user's
+        self.callback_handler.callbacks.insert(0, events)  # at the front, so that the user's callbacks come last
         try:
             return super().train(*args, **kwargs)
         finally:

@@ -24,7 +24,7 @@ class LayerLRCallback(Callback):
     largest of the layer in the last step, read back from the optimizer with schedule, groups, hooks and freezing.
 
     Args:
-        layers: by default those of the optimizer's decay, or of the model.
+        layers: by default the layers of the optimizer's decay, or of the model.
 
     Raises:
         TypeError: during training, if the Trainer lacks `LdoptTrainerMixin`: a callback alone cannot add to its logs.
@@ -58,7 +58,7 @@ class LayerLRCallback(Callback):
 
     def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the rate of the coming step, because the schedule advances before the log."""
-        reports = sets_own_rate(optimizer) and hasattr(unwrap(optimizer), "used_lr")  # read later: it waits
+        reports = sets_own_rate(optimizer) and hasattr(unwrap(optimizer), "used_lr")  # reading them waits
         self._step = at_this_step(optimizer), None if reports else next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
@@ -69,7 +69,7 @@ class LayerLRCallback(Callback):
         rates: dict[str, float] = {}
         for tensor, name in self._names.items():
             rates[name] = max(rates.get(name, 0.0), applied[tensor])
-        if self._step[1] is not None:  # in place of the Trainer's, which is that of the next step
+        if self._step[1] is not None:  # the Trainer's own is the next step's rate
             rates["learning_rate"] = self._step[1]
         return {name: float(f"{rate:.6g}") for name, rate in rates.items()}
 
@@ -77,13 +77,13 @@ class LayerLRCallback(Callback):
 class ScheduleCallback(Callback):
     """Print the schedule of every layer before the first step, and write it as a picture and CSV.
 
-    Layers that `GradualUnfreezeCallback` opens later (add it first) are at 0 until then. A resume shows the whole
-    schedule again, or the rest if it cannot be rewound. Only the main process prints and writes.
+    Layers that `GradualUnfreezeCallback` opens later are at 0 until then; add that callback first. A resume shows the
+    whole schedule again, or the rest if it cannot be rewound. Only the main process prints and writes.
 
     Args:
         path: the picture (.png, .svg, .pdf). The CSV beside it has a column per layer and a row per step, or per k-th
             step of more than 10,000.
-        layers: by default those of the optimizer's decay, or of the model.
+        layers: by default the layers of the optimizer's decay, or of the model.
 
     Raises:
         ValueError: another file type. During training: a schedule that follows a metric or cannot be read ahead; an
@@ -96,7 +96,7 @@ class ScheduleCallback(Callback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Print and write the schedule."""
-        lr_scheduler, remedy = kwargs.get("lr_scheduler"), "leave it out; LayerLRCallback logs what comes of it."
+        lr_scheduler, remedy = kwargs.get("lr_scheduler"), "leave it out; LayerLRCallback logs the rates."
         if follows_metric(lr_scheduler):
             problem = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
             raise refusal(ValueError, f"{problem}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
@@ -106,10 +106,10 @@ class ScheduleCallback(Callback):
         layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         first, rates = schedule_rates(lr_scheduler, state.max_steps)
         rates = [rate / rate_divisor(optimizer, first + i - state.global_step) for i, rate in enumerate(rates)]
-        if not rates:  # a run that was over when it was resumed
+        if not rates:  # the resumed run was already over
             return
         opened, starts = all_open(optimizer)
-        rows = layers.table(optimizer=opened).rows  # in all processes: those of a pipeline have a part each
+        rows = layers.table(optimizer=opened).rows  # in all processes: each has a stage
         moved = _moved_ratios(unwrap(opened), range(first, first + len(rates)))
         if not state.is_world_process_zero:
             return

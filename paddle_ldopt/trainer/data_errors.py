@@ -1,4 +1,4 @@
-"""Raise the errors of data sets and collators, at which Paddle's DataLoader waits forever."""
+"""Raise the errors of data sets and collators; Paddle's DataLoader would wait forever."""
 
 import functools
 import warnings

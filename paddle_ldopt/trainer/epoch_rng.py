@@ -1,4 +1,4 @@
-"""The random states that samplers shuffle an epoch with, in memory and in a checkpoint."""
+"""The random states from which samplers shuffle an epoch, in memory and in a checkpoint."""
 
 import functools
 import random

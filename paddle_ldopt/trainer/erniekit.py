@@ -1,6 +1,6 @@
 """ERNIEKit's and PaddleFormers' own arguments for layer-wise rates, as options of `LayerDecay`.
 
-ERNIEKit passes them to Paddle's AdamW as `lr_ratio`, which Paddle refuses on a CPU. The numbers are those of its
+ERNIEKit passes them to Paddle's AdamW as `lr_ratio`, which Paddle refuses on a CPU. The numbers come from its
 trainers (erniekit/train/dpo/trainer.py, erniekit/train/vl_sft/pretraining_trainer.py).
 """
 
@@ -20,7 +20,7 @@ _GATE = r"^ernie\.layers\.0\.mlp\.gate\.weight$"
 _ARGUMENTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "layerwise_lr_decay_bound": (1.0, ("layerwise_decay", "convention", "bound", "end", "min_ratio")),
     "vit_lr_ratio": (None, ("towers",)),
-    "visual_ld": (None, ("towers",)),  # another name for it, if that is not given
+    "visual_ld": (None, ("towers",)),  # another name for `vit_lr_ratio`, which overrides it
     "moe_gate_lr_ratio": (None, ("multipliers",)),
 }
 
@@ -32,7 +32,7 @@ def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
     - `vit_lr_ratio`: the convention "ernie_vl" of the tower "vision_model";
     - `moe_gate_lr_ratio`: a multiplier of the router in the first block.
 
-    Raise TypeError or ValueError for a value out of range, or one that the decay's own options already set.
+    Raise TypeError or ValueError for a value out of range, or an option that the decay already sets.
     """
     asked = _asked(args)
     for argument, value in asked.items():
@@ -53,7 +53,7 @@ def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
 
 
 def check_router(args: Any, layers: LayerMap) -> None:
-    """Raise ValueError if the model lacks the one router that `moe_gate_lr_ratio` applies to."""
+    """Raise ValueError if the model lacks the router that `moe_gate_lr_ratio` applies to."""
     gate = _asked(args).get("moe_gate_lr_ratio")
     if gate is not None and "ernie.layers.0.mlp.gate.weight" not in layers.names:
         problem = (

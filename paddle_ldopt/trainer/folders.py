@@ -1,7 +1,7 @@
-"""Checkpoint folders: whether one is complete and undamaged, which one to resume from or delete.
+"""Checkpoint folders: checks for completeness and damage, the checkpoint to resume from, the order of deletion.
 
-While the Trainer writes a checkpoint, it contains ``ldopt_layerwise.json.partial``. Once all other files are written
-it is renamed, or deleted if there are no layer-wise settings. A killed process leaves it behind.
+While the Trainer writes a checkpoint, it contains ``ldopt_layerwise.json.partial``. Once all other files are written,
+this file is renamed, or deleted if there are no layer-wise settings. A killed process leaves it behind.
 """
 
 import itertools
@@ -25,7 +25,7 @@ _NUMBERED = re.compile(r"^checkpoint-(\d+)$")
 
 
 def begin_checkpoint(folder: str, files: dict[str, Any]) -> None:
-    """Mark a checkpoint as being written and write our files; remove those of an earlier run."""
+    """Mark a checkpoint as being written, and replace our files of an earlier run."""
     os.makedirs(folder, exist_ok=True)
     _write_json(folder, PARTIAL, {"format": FORMAT, **files.get(RECORD, {})})
     for name in (RECORD, EPOCH_RNG, CONFIG, FILES):
@@ -80,16 +80,16 @@ def read_json(folder: str, name: str, kind: str, check: Callable[[Any], Any]) ->
 def check_complete(folder: str) -> None:
     """Raise ValueError if a checkpoint is incomplete, or a file that it lists is missing or changed."""
     if os.path.exists(os.path.join(folder, PARTIAL)):
-        state, which = "was cut short while it was being saved (killed, or no space left): resume", "complete one"
+        state = "is incomplete: the run was killed or the disk was full while saving"
     elif problem := _damage(folder):
-        state, which = f"is damaged: {problem}. Resume", "one that is not"
+        state = f"is damaged: {problem}"
     else:
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the same
-        sound = last_checkpoint(os.path.dirname(os.path.abspath(folder)))
-    advice = f"from the last {which}, {sound or 'of which there is none'}."
-    raise refusal(ValueError, f"The checkpoint {state} {advice}", resume_from_checkpoint=folder)
+        warnings.simplefilter("ignore")  # warnings of damaged checkpoints
+        valid = last_checkpoint(os.path.dirname(os.path.abspath(folder)))
+    advice = f"Resume from the last valid checkpoint, {valid}." if valid else "There is no valid checkpoint beside it."
+    raise refusal(ValueError, f"The checkpoint {state}. {advice}", resume_from_checkpoint=folder)
 
 
 def _damage(folder: str) -> Optional[str]:
@@ -115,28 +115,29 @@ def check_writable(output_dir: str) -> None:
         with tempfile.TemporaryFile(dir=output_dir) as file:
             file.write(b"can be written")
     except OSError as error:
-        problem = f"No checkpoint can be saved there ({error}): make room or give it the rights, choose another folder"
-        raise refusal(ValueError, f"{problem}, or save none by save_strategy='no'.", output_dir=output_dir) from error
+        problem = f"Checkpoints cannot be saved in `output_dir` ({error}): free space, change its permissions, choose"
+        todo = "another folder, or set save_strategy='no'."
+        raise refusal(ValueError, f"{problem} {todo}", output_dir=output_dir) from error
 
 
 def last_checkpoint(output_dir: Path) -> Optional[str]:
-    """Return the last valid checkpoint in the Trainer's `output_dir`, to resume from after a crash; None without one.
+    """Return the valid checkpoint with the highest step in the Trainer's `output_dir`, to resume from; None without.
 
-    That is the ``checkpoint-<step>`` with the highest step. Incomplete checkpoints are skipped, damaged ones with a
-    warning. A checkpoint of a Trainer without our mixins is complete if it has a trainer state.
+    Incomplete checkpoints are skipped, damaged checkpoints with a warning. A checkpoint of a Trainer without our mixins
+    is complete if it has a trainer state.
     """
     for _, folder in reversed(_complete(checked_path(output_dir, "output_dir"))):
         problem = _damage(folder)
         if problem is None:
             return folder
-        warnings.warn(f"{folder} is damaged and passed over: {problem}.", stacklevel=2)
+        warnings.warn(f"{folder} is damaged and skipped: {problem}.", stacklevel=2)
     return None
 
 
 def set_aside(output_dir: str, step: int) -> list[tuple[str, str]]:
     """Rename the valid checkpoints of steps after `step`, which `last_checkpoint` would mistake for this run's.
 
-    Returns the old and the new name of each: ``superseded-checkpoint-<step>``, with a number if that is taken.
+    Return the old and the new name of each: ``superseded-checkpoint-<step>``, with a number if this exists already.
     Incomplete and damaged checkpoints stay: nothing resumes from them, and the run may overwrite them.
     """
     renamed = []
@@ -153,8 +154,8 @@ def set_aside(output_dir: str, step: int) -> list[tuple[str, str]]:
 def oldest_first(folders: list[str], step: int, best: Optional[str]) -> list[str]:
     """Return checkpoint folders in the order of deletion, regardless of file times.
 
-    Checkpoints of an earlier run, with steps after `step`, come first. The newest comes last (the highest step if none
-    is of this step), preceded by the best.
+    Checkpoints of an earlier run, with steps after `step`, come first. The checkpoint of `step`, or else the highest
+    step, comes last, after the best checkpoint.
     """
     steps = {folder: int(match.group(1)) for folder in folders if (match := _NUMBERED.match(os.path.basename(folder)))}
     if step not in steps.values():
@@ -187,7 +188,7 @@ def beside(checkpoint: str, other: str, output_dir: str) -> str:
 
 
 def within(folder: str, path: str) -> Optional[str]:
-    """Return `path` with the prefix `folder` if it is in there (the Trainer compares paths), else None."""
+    """Return `path` as a path in `folder`, because the Trainer compares paths; None if it is elsewhere."""
     inside = os.path.isdir(path) and os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
     return os.path.join(folder, os.path.basename(path)) if inside else None
 
@@ -198,7 +199,7 @@ def write_whole(path: Path, text: str) -> None:
     A link stays a link. A device or a pipe is written to, never replaced.
     """
     path = os.path.realpath(path)
-    content = text.encode("utf-8", "backslashreplace")  # file names may be no UTF-8
+    content = text.encode("utf-8", "backslashreplace")  # file names may not be UTF-8
     if os.path.isfile(path) or not os.path.exists(path):
         write_file(path, [content])
     else:

@@ -42,7 +42,7 @@ def check_given_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: Lay
     if decay not in (own, OFF):
         raise _ignored(
             "the arguments' layer-wise decay",
-            "leave `layerwise_lr_decay` and its kin at their defaults, or build the optimizer with the same decay "
+            "leave all arguments of the decay at their defaults, or build the optimizer with the same decay "
             "(`layers` and `layerwise_decay`, or apply_layerwise_decay)",
             f"layerwise_decay={decay}, and {name} with {own or 'no LayerDecay'}",
         )
@@ -71,7 +71,7 @@ def check_given_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) 
 
 
 def _ignored(argument: str, remedy: str, received: str) -> ValueError:
-    problem = f"The Trainer has an optimizer already, so {argument} would be ignored: {remedy}."
+    problem = f"The Trainer already has an optimizer, so {argument} would be ignored: {remedy}."
     return ValueError(f"{problem} Received: {received}")
 
 
@@ -79,7 +79,7 @@ def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
     """Raise if the Trainer would step a schedule that the optimizer does not use."""
     name, own = type(optimizer).__name__, rate_source(optimizer)
     scheduled, sets_own = isinstance(own, LRScheduler), sets_own_rate(optimizer)
-    reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it tells what rate was used
+    reports = getattr(scheduler, "optimizer", None) is optimizer  # AdafactorSchedule: it reports the rates
     if scheduler is own or (reports and not scheduled) or (sets_own and scheduler is None):
         return
     if sets_own:
@@ -91,7 +91,7 @@ def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
         remedy, rate = f"build it with a scheduler and give both; {constant}", own
     passed = "None" if scheduler is None else type(scheduler).__name__
     raise ValueError(
-        "The Trainer would step a scheduler that the optimizer does not take its rate from, without effect: "
+        "The Trainer would step a scheduler that the optimizer does not use: "
         f"{remedy}. Received: optimizers=({name}, {passed}), where the learning_rate of {name} is {rate}"
     )
 
@@ -99,14 +99,14 @@ def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
 def check_schedule(optimizer: Any, scheduler: Any, args: Any, eval_dataset: Any) -> None:
     """Raise if `lr_scheduler_type`, one of our schedules, would be ignored or lacks the metric that it follows.
 
-    `scheduler` is the Trainer's, None if it is to be built or was built by the mixin.
+    `scheduler` is the Trainer's, None if the mixin builds it.
     """
     kind, ignored = name_of(args.lr_scheduler_type), "so `lr_scheduler_type` would be ignored: leave"
     received: dict[str, Any] = {"optimizers": tuple(type(value).__name__ for value in (unwrap(optimizer), scheduler))}
     if sets_own_rate(optimizer):
         problem = f"The optimizer sets its own rate, {ignored} it out."
     elif scheduler is not None:
-        problem = f"`optimizers` has a scheduler already, {ignored} one of them out."
+        problem = f"`optimizers` already has a scheduler, {ignored} one of them out."
     elif kind in ON_METRIC and eval_dataset is None:
         problem = "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`."
         received = {"eval_dataset": None}

@@ -25,15 +25,15 @@ from .unfreezing import all_open
 
 
 class LayerwiseRatesMixin(TrainerMixin):
-    """The half of `LdoptTrainerMixin` that handles rates; checkpoints are the other half's."""
+    """The half of `LdoptTrainerMixin` that handles rates; `ResumeMixin` handles checkpoints."""
 
     layer_rules: Any = None
-    optimizer: Any  # the Trainer's
+    optimizer: Any  # the Trainer's optimizer
     lr_scheduler: Any
 
     _own_optimizer: Any = None  # the optimizer that we made, without a wrapper
     _own_scheduler: Any = None  # the schedule that we made
-    _num_training_steps: Optional[int] = None  # once the Trainer has told them
+    _num_training_steps: Optional[int] = None  # None until the Trainer knows it
     _found: Any = None  # metrics of the running evaluation, until the schedule's metric is among them
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -62,7 +62,7 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     def _prepare(self) -> None:
         """Called in all processes before a training begins."""
-        _serve(self.args)  # they may have been replaced
+        _serve(self.args)  # the user may have replaced them
         self._check_optimizer()
         if self._schedule_is_ours:
             given = None if self.lr_scheduler is self._own_scheduler else self.lr_scheduler
@@ -74,7 +74,7 @@ class LayerwiseRatesMixin(TrainerMixin):
                 callback.attached = True
 
     def create_optimizer(self, lr_scheduler: Any = None) -> Any:
-        """Return the Trainer's optimizer; create it with the layer-wise rates if there is none."""
+        """Return the Trainer's optimizer; if it has none, create it with the layer-wise rates."""
         if self.optimizer is not None:
             self._check_optimizer()
             return super().create_optimizer(lr_scheduler)
@@ -111,7 +111,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int) -> Any:
-        """Return the Trainer's schedule; create it if it is one of ours and there is none."""
+        """Return the Trainer's schedule; if it has none, create ours."""
         self._num_training_steps = num_training_steps
         self._tell_steps(num_training_steps)
         # PaddleFormers' `freeze_training` has a schedule of its own
@@ -123,15 +123,15 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Log as the Trainer does, with the values of callbacks such as `LayerLRCallback`."""
-        if "loss" in logs:  # of the training, not of an evaluation or a summary
+        if "loss" in logs:  # logs of the training, not of an evaluation or a summary
             found: dict[str, float] = {}
             for callback in self.callback_handler.callbacks:
                 if hasattr(callback, "extra_logs"):
                     more = callback.extra_logs()
                     for stage in [more] if pipeline_of(self.model) is None else gathered(more):
-                        for name, rate in stage.items():  # the largest of a layer in several stages
+                        for name, rate in stage.items():  # the largest rate of a layer in several stages
                             found[name] = max(rate, found.get(name, 0.0))
-            logs.update(found)  # the Trainer's own "learning_rate" is that of the next step
+            logs.update(found)  # the Trainer's own "learning_rate" is the next step's
         return super().log(logs, *args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         return metrics
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # this evaluates, then saves a checkpoint: the schedule must have taken its step in between
+        # the Trainer evaluates, then saves a checkpoint: the schedule must take its step in between
         self._found = {}
         try:
             super()._maybe_log_save_evaluate(*args, **kwargs)
@@ -172,7 +172,7 @@ class LayerwiseRatesMixin(TrainerMixin):
             self._tell(f"Learning rates by layer:\n{table}")
 
     def _tell_steps(self, steps: Optional[int]) -> None:
-        """Tell the optimizer, if there is one, the number of steps, which a moving decay may need."""
+        """Tell the optimizer, if any, the number of steps, which a moving decay may need."""
         if isinstance(optimizer := unwrap(self.optimizer), LayerwiseMixin):
             optimizer.training_steps = steps
 
@@ -186,7 +186,7 @@ class LayerwiseRatesMixin(TrainerMixin):
         return hasattr(self.args, "lr_scheduler_kwargs") and lr_scheduler.is_ours(self.args)
 
     def _check_optimizer(self) -> None:
-        """Raise if there is an optimizer that contradicts the arguments."""
+        """Raise if the Trainer's optimizer, if any, contradicts the arguments."""
         if self.optimizer is None:
             return
         check_given_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._decay)
@@ -210,6 +210,6 @@ class LayerwiseRatesMixin(TrainerMixin):
 
 
 def _serve(args: Any) -> None:
-    """Note on our arguments that a Trainer with our mixin has received them."""
+    """Mark our arguments as received by a Trainer with our mixin."""
     if isinstance(args, LdoptArgumentsMixin):
         args.ldopt_served = True

@@ -11,7 +11,7 @@ from ..schedules import ON_METRIC, MetricSchedule
 from ..schedules.registry import SCHEDULES
 from .base import name_of
 
-_FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # arguments of schedules
+_FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # option of a schedule -> its source
 
 
 def _kwargs_of(args: Any) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def is_ours(args: Any) -> bool:
 
 
 def schedule_problem(args: Any) -> Iterator[str]:
-    """Yield the problem of `lr_scheduler_kwargs` and the other arguments of the schedule, if there is one."""
+    """Yield the first problem of `lr_scheduler_kwargs` and the other arguments of the schedule."""
     kind, kwargs = name_of(args.lr_scheduler_type), _kwargs_of(args)
     fields, received = BUILT_IN.get(kind, ()), f"lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
     warmup = {"warmup_steps": args.warmup_steps, "warmup_ratio": args.warmup_ratio}
@@ -33,13 +33,13 @@ def schedule_problem(args: Any) -> Iterator[str]:
     twice = [field for field in fields if field in kwargs and getattr(args, field) != getattr(type(args), field)]
     elsewhere = [key for key in _FROM_ELSEWHERE if key in kwargs]
     if kind not in SCHEDULES:
-        if kwargs:  # else the Trainer says that there is no such kind
+        if kwargs:  # without them, the Trainer raises for an unknown kind
             yield f"`lr_scheduler_kwargs` are for {', '.join(map(repr, SCHEDULES))}. Received: {received}"
     elif kwargs and kind in BUILT_IN and not fields:
         yield f"The schedule {shown(kind)} takes no `lr_scheduler_kwargs`. Received: {received}"
     elif twice:
         received = f"Received: {twice[0]}={shown(getattr(args, twice[0]))}, {received}"
-        yield f"`{twice[0]}` is an argument of its own and in `lr_scheduler_kwargs`: leave one out. {received}"
+        yield f"`{twice[0]}` is also an argument of the Trainer: leave it out of `lr_scheduler_kwargs`. {received}"
     elif idle:
         yield from idle
     elif elsewhere:
@@ -77,14 +77,15 @@ def _settings(args: Any, num_training_steps: int) -> tuple[Any, int]:
         warmup_steps=args.warmup_steps if args.warmup_steps > 0 else int(args.warmup_ratio * num_training_steps),
         warmup_ratio=0.0,
     )
-    decay_steps = getattr(args, "decay_steps", None)  # an argument of some Trainers
+    decay_steps = getattr(args, "decay_steps", None)  # some Trainers lack this argument
     return settings, decay_steps if decay_steps and decay_steps > 0 else num_training_steps
 
 
 def _metric_of(args: Any) -> tuple[str, str]:
     """Return the key of the evaluation metric that a schedule follows, and "max" or "min".
 
-    The metric is `metric_for_best_model`, by default the loss. `greater_is_better` is by default true for all others.
+    The metric is `metric_for_best_model`, by default the loss. `greater_is_better` is by default false for the loss and
+    true for any other metric.
     """
     metric, greater = args.metric_for_best_model or "loss", args.greater_is_better
     if greater is None:

@@ -16,7 +16,7 @@ from .record import check_record
 from .resume import ResumeMixin
 from .unfreezing import GradualUnfreezeCallback
 
-_DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor", "pipeline")]  # of the arguments
+_DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor", "pipeline")]  # the Trainer's arguments
 
 
 class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
@@ -31,10 +31,10 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
       optimizer, with the rates that ERNIEKit gives Paddle's AdamW.
     - ``layerwise_freeze_below`` sets `stop_gradient` of the layers that it freezes, so backward passes end there.
     - The Trainer logs the layer table, read back from the optimizer, before the first step.
-    - With ``optimizers=(opt, scheduler)``, `scheduler` must be the one that `opt` was built with, or None if `opt` sets
-      its own rate (`relative_step`, a `Lamb` with a callable). Decay, layers and options are then those of `opt`. If
-      the arguments (`layerwise_rules`, `optim_kwargs`) set them too, they must be equal. The same holds for an
-      optimizer that a subclass creates past the mixin.
+    - With ``optimizers=(opt, scheduler)``, `scheduler` must be the rate of `opt`, or None if `opt` sets its own rate
+      (`relative_step`, a `Lamb` with a callable). `opt` decides decay, layers and options. If the arguments
+      (`layerwise_rules`, `optim_kwargs`) set them too, they must be equal. The same holds for an optimizer that a
+      subclass creates without the mixin.
     - Checkpoints record the decay, the optimizer's class, the layer map and `GradualUnfreezeCallback`. A resume with
       other settings is refused unless ``allow_layerwise_change`` is given. Checkpoints also have ``ldopt_config.json``,
       the arguments as an `LdoptConfig`, if the optimizer was built from them.
@@ -63,7 +63,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
 
     def _prepare(self) -> None:
         super()._prepare()
-        config, _ = self._config, self._settings  # both before there is an optimizer
+        config, _ = self._config, self._settings  # both must be read before an optimizer is built
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "config") and config is not None:
                 callback.config = config
@@ -72,7 +72,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
         super()._check_checkpoint(folder)
         allowed = getattr(self.args, "allow_layerwise_change", False)
         for difference in check_record(folder, self._record, allowed, self.optimizer is None):
-            self._logger.warning(f"Going on from {folder} in spite of a difference: {difference}")
+            self._logger.warning(f"Resuming from {folder} despite a difference: {difference}")
 
     def _files(self) -> dict[str, Any]:
         config = {} if self._config is None else {CONFIG: self._config.to_dict()}
@@ -105,7 +105,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
 
     @functools.cached_property
     def _config(self) -> Optional[LdoptConfig]:
-        """The arguments as an `LdoptConfig`; None for a given optimizer and for those that only the Trainer has."""
+        """The arguments as an `LdoptConfig`; None for a given optimizer or an optimizer that only the Trainer has."""
         if self.optimizer is not None or not hasattr(self.args, "layerwise_rules"):
             return None
         return LdoptConfig.from_arguments(self.args) if name_of(self.args.optim) in OPTIMIZERS else None
@@ -117,7 +117,7 @@ class LdoptTrainerMixin(LayerwiseRatesMixin, ResumeMixin):
             return REGISTRY[optim].cls.__name__
         try:
             return self.get_optimizer_cls_and_kwargs(self.args)[0].__name__
-        except ValueError:  # one that only the create_optimizer of a subclass knows
+        except ValueError:  # only the `create_optimizer` of a subclass knows this optimizer
             return optim
 
 

@@ -14,7 +14,7 @@ from ..layers.ratios import LayerRatios
 from ..saving import record as records
 from .folders import FORMAT, RECORD, read_json
 
-_SAME_STATE = {"AdamW", "AdamWDL"}  # either can load the state of the other
+_SAME_STATE = {"AdamW", "AdamWDL"}  # each can load the state of the other
 _SHOWN = 3  # differences of one kind
 _SENTENCES = {
     "rule": "{where} was {was!r} in the checkpoint and is {now!r} now",
@@ -46,9 +46,8 @@ def _without_record(folder: str, record: dict[str, Any], allowed: bool) -> list[
         return []
     if not allowed:
         problem = (
-            f"The checkpoint has no {RECORD}, so it is unknown which layer-wise decay it was trained with (a Trainer "
-            "without LdoptTrainerMixin has none): give `allow_layerwise_change` to go on from it with the decay that "
-            "is asked for now."
+            f"The checkpoint has no {RECORD}, so its layer-wise decay is unknown (a Trainer without LdoptTrainerMixin "
+            "has none): give `allow_layerwise_change` to resume with the present decay."
         )
         raise refusal(ValueError, problem, resume_from_checkpoint=folder)
     return [f"the checkpoint has no {RECORD}"]
@@ -59,8 +58,8 @@ def _check_layout(folder: str, was: dict[str, Any], record: dict[str, Any]) -> N
     if layout != record["layout"] and _has_parts(folder):
         degrees = ", ".join(f"{name}={degree}" for name, degree in layout.items())
         problem = (
-            f"The checkpoint was saved in another layout, {degrees}, and its optimizer's state is in parts that fit no "
-            "other: resume in that layout, or begin a new training from the checkpoint's weights."
+            f"The checkpoint was saved in another layout, {degrees}, and its optimizer's state fits no other layout: "
+            "resume in that layout, or begin a new training from the checkpoint's weights."
         )
         raise refusal(ValueError, problem, resume_from_checkpoint=folder, **record["layout"])
 
@@ -78,8 +77,8 @@ def _check_optimizer(folder: str, was: dict[str, Any], record: dict[str, Any]) -
 def _check_settings(folder: str, found: list[str]) -> None:
     if found:
         problem = (
-            f"The checkpoint was trained with other layer-wise settings: {'; '.join(found)}. Use the same, or give "
-            "`allow_layerwise_change` to go on with those of now."
+            f"The checkpoint was trained with other layer-wise settings: {'; '.join(found)}. Use the same "
+            "settings, or give `allow_layerwise_change` to resume with the present settings."
         )
         raise refusal(ValueError, problem, resume_from_checkpoint=folder)
 
@@ -131,7 +130,7 @@ def _read_record(folder: str) -> Optional[dict[str, Any]]:
 
     record: Optional[dict[str, Any]] = read_json(folder, RECORD, "layer-wise settings", check)
     if record is not None and record["format"] != FORMAT:
-        problem = f"The layer-wise settings were written by another version of paddle_ldopt, which has format {FORMAT}."
+        problem = f"Another version of paddle_ldopt wrote the layer-wise settings; this version reads format {FORMAT}."
         raise refusal(ValueError, problem, format=record["format"], path=os.path.join(folder, RECORD))
     return record
 
@@ -152,7 +151,7 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _settings(record: dict[str, Any], now: dict[str, Any], with_layers: bool) -> dict[str, dict[str, Any]]:
     """Return the parts of a record that are compared, for `saving.record.differences`."""
-    unfrozen = record.get("unfreeze_every_k_steps", now.get("unfreeze_every_k_steps"))  # not in those of version 0.1
+    unfrozen = record.get("unfreeze_every_k_steps", now.get("unfreeze_every_k_steps"))  # version 0.1 lacks it
     return {
         "rule": settings_of(decay_from(record["rule"])),
         "optimizer": {

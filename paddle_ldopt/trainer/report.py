@@ -45,11 +45,11 @@ class RunReport(Callback):
             raise wrong_type(layers, "layers", "a LayerMap")
         self.folder, self.title, self.layers = checked_path(folder, "folder"), title, layers
         self.config: Any = None
-        self.facts: dict[str, Any] = {}  # of the run, at the top
-        self._table: Any = None  # until training begins
+        self.facts: dict[str, Any] = {}  # facts of the run, at the top of the page
+        self._table: Any = None  # None until training begins
         self._recording = False
         self._starts: Any = None  # (tower, layer id) -> the step from which it is trained; None before the first step
-        self._rates: list[Any] = []  # of the steps since something was logged
+        self._rates: list[Any] = []  # rates of the steps since the last log
         self._history = os.path.join(self.folder, "history.jsonl")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class RunReport(Callback):
         self._recording = state.is_world_process_zero
         self.facts = {} if args is None else run_facts(args)
         ahead = max(state.max_steps - 1 - state.global_step, 0)
-        # in all processes: those of a pipeline have a part each
+        # in all processes: each process of a pipeline has a stage
         table = self.layers.table(optimizer=all_open(optimizer)[0], num_steps=ahead)
         if self._recording:
             self._table, self._starts, self._rates = table, None, []
@@ -66,7 +66,7 @@ class RunReport(Callback):
             write_whole(self._history, "".join(json.dumps(line) + "\n" for line in kept))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Note the rate of the step if it is known; before the first step, note when each layer is opened."""
+        """Record the rate of the step if known; before the first step, also the step that opens each layer."""
         if self._recording and self._starts is None:
             self._starts = all_open(optimizer)[1]
         if self._recording and moves(ratios_of(optimizer)):
@@ -75,12 +75,12 @@ class RunReport(Callback):
             self._rates.append(next_rate(optimizer))
 
     def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Note the greatest rate of each layer if the optimizer sets its own rates."""
+        """Record the greatest rate of each layer if the optimizer sets its own rates."""
         if self._recording and used_rates(optimizer) is not None and not moves(ratios_of(optimizer)):
             self._rates.append(self._by_layer(optimizer))
 
     def _by_layer(self, optimizer: Any) -> list[Optional[float]]:
-        """Return the greatest rate of each row of the table; None where this process has no parameter of it."""
+        """Return the greatest rate of each row of the table; None for a row without parameters in this process."""
         applied = applied_rates(optimizer)
         of_layer: dict[Any, list[float]] = {}
         for param in parameters_of(optimizer):
@@ -95,7 +95,7 @@ class RunReport(Callback):
             self._record(state.global_step, found)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop recording: later evaluations may be of another model, the best one."""
+        """Stop recording: later evaluations may use another model, the best."""
         if self._rates:
             self._record(state.global_step, {})
         self._recording = False
@@ -109,8 +109,8 @@ class RunReport(Callback):
     def history(self) -> list[dict[str, Any]]:
         """Return the logged lines, with "step" and the "learning_rates" of the steps up to it.
 
-        The rate of a step is that of a layer whose ratio is 1; where the optimizer sets each rate itself, a list of the
-        greatest one of each layer (None in another pipeline stage). Lines cut short by a crash are left out.
+        The rate of a step is the rate of a layer whose ratio is 1. If the optimizer sets each rate itself, it is a list
+        of each layer's greatest rate (None in another pipeline stage). Lines cut short by a crash are skipped.
         """
         if not os.path.exists(self._history):
             return []
@@ -130,17 +130,17 @@ class RunReport(Callback):
         """Write the report; return its path, or None before training has begun and in all but the main process.
 
         Args:
-            results: name -> value, shown first. Lists and dicts are left out; `tables` show them.
+            results: name -> value, shown first. Lists and dicts are skipped; `tables` show them.
             settings: all settings of the run.
             description: the data of the training.
             tables: further results: title -> (header, rows).
             baseline: (metric, name, value), a line in the plot of the metric.
-            defaults: of the settings. Settings that differ from them are shown before the others.
+            defaults: defaults of the settings. Settings with other values are shown first.
         """
         if self._table is None:
             return None
         history = self.history()
-        rates: dict[int, Any] = {}  # of each step
+        rates: dict[int, Any] = {}  # step -> rate
         for line in history:
             rates.update(enumerate(line["learning_rates"], line["step"] + 1 - len(line["learning_rates"])))
         curves = _curves(self._table.rows, rates, self._starts or {})
@@ -185,9 +185,9 @@ class RunReport(Callback):
 
 
 def _curves(rows: Iterable[Any], rates: dict[int, Any], starts: dict[Any, int]) -> list[Any]:
-    """Return for each row its greatest rate by step, and the lowest and highest rate at the peak.
+    """Return each row's greatest rate by step, and its lowest and highest rate at the peak.
 
-    None stands for a row that the optimizer of this process does not train.
+    Rows that this process's optimizer does not train are None.
     """
     each = any(isinstance(rate, list) for rate in rates.values())
 
@@ -205,7 +205,7 @@ def _curves(rows: Iterable[Any], rates: dict[int, Any], starts: dict[Any, int]) 
 
 
 def _with_peaks(table: LayerTable, curves: list[Any]) -> LayerTable:
-    """Return the table with the highest rates that were used, in place of the rates at the first step."""
+    """Return the table with the highest rates of the run instead of the rates at the first step."""
     if not any(curve and curve[0] for curve in curves):
         return table
     rows = [(row, curve and curve[1]) for row, curve in zip(table.rows, curves)]

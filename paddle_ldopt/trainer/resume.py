@@ -21,10 +21,10 @@ class ResumeMixin(TrainerMixin):
     - **Complete**: a resume refuses incomplete checkpoints and damaged files. ``train(resume_from_checkpoint=True)``
       takes the last valid checkpoint and warns of damaged ones. (With asynchronous saving, a checkpoint counts as
       complete once all files were begun, and damage is not detected.)
-    - **The run's end**: a resumed run that was over takes no further step. PaddleNLP's `EarlyStoppingCallback` keeps
+    - **The run's end**: a finished run that is resumed takes no further step. PaddleNLP's `EarlyStoppingCallback` keeps
       its count; other callbacks set `training_is_over`.
     - **Evaluation first**: a checkpoint due in an epoch's last step (by its number, or by a callback on SIGTERM) is
-      saved after the evaluation at the epoch's end, if there is one, and knows the best model.
+      saved after the evaluation at the epoch's end, if any, and records the best model.
     - **Earlier checkpoints**: a run resumed from a checkpoint before the last renames the later ones to
       ``superseded-checkpoint-<step>`` with a warning, when it first saves. Automatic resumes ignore them, and nothing
       deletes them.
@@ -48,7 +48,7 @@ class ResumeMixin(TrainerMixin):
 
     _rotation: Optional[list[Any]] = None  # calls of `_rotate_checkpoints` that wait for the save
     _went_on_from: Optional[int] = None  # the first step of a resume, until the first checkpoint is saved
-    _resumed_from: Optional[str] = None  # the checkpoint whose RNG state the first epoch begins with
+    _resumed_from: Optional[str] = None  # the checkpoint with the RNG state of the first epoch
     _rng_restored = False
     _epoch_rng: Any = None  # random states of the samplers at the start of the epoch
     _steps_of_an_epoch = 1
@@ -79,13 +79,13 @@ class ResumeMixin(TrainerMixin):
                     "training, or give the folder of a complete checkpoint."
                 )
                 raise refusal(ValueError, problem, resume_from_checkpoint=True, output_dir=self.args.output_dir)
-        if checkpoint and os.path.isdir(checkpoint):  # the Trainer says what is wrong with a missing folder
+        if checkpoint and os.path.isdir(checkpoint):  # the Trainer raises for a missing folder
             self._check_checkpoint(checkpoint)
         return checkpoint or None
 
     def _check_checkpoint(self, folder: str) -> None:
         folders.check_complete(folder)
-        epoch_rng.read(folder)  # files written in the background are unlisted: damage shows only here
+        epoch_rng.read(folder)  # files written in the background have no checksum: damage shows only here
 
     def _files(self) -> dict[str, Any]:
         """Return the content of our files in a checkpoint by name."""
@@ -109,12 +109,12 @@ class ResumeMixin(TrainerMixin):
         """Restore the random state of the resumed epoch's start; the Trainer does so only after skipping batches."""
         if self.state.global_step % self._steps_of_an_epoch == 0:
             self._load_rng_state(checkpoint)
-        elif self.args.world_size <= 1:  # else the samplers shuffle with the epoch's number
+        elif self.args.world_size <= 1:  # in several processes, samplers shuffle with the epoch's number
             if states := epoch_rng.read(checkpoint):
                 epoch_rng.restore(states)
             elif self.state.global_step > self._steps_of_an_epoch:
-                effect = "the batches that follow are not those that would have followed without the interruption"
-                self._logger.warning(f"{checkpoint} does not say how its epoch was shuffled: {effect}")
+                effect = "the next batches differ from the batches of an uninterrupted run"
+                self._logger.warning(f"{checkpoint} has no random state of its epoch: {effect}")
 
     def _load_rng_state(self, checkpoint: Any) -> None:
         # some samplers make the Trainer call this in every epoch after a resume
@@ -132,7 +132,7 @@ class ResumeMixin(TrainerMixin):
             state = folders.state_of(checkpoint, type(self.state))
         taken = 0 if state is None else state.global_step
         self._went_on_from = None if checkpoint is None else taken
-        # the Trainer takes a step before it checks whether the run was over
+        # the Trainer would take a step before it checks whether the run is over
         if self._was_stopped(state) or taken >= arguments["max_steps"]:
             arguments["num_train_epochs"] = 0
         return super()._inner_training_loop(*call.args, **call.kwargs)
@@ -152,7 +152,7 @@ class ResumeMixin(TrainerMixin):
         return stopped
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # this saves; in an epoch's last step the checkpoint waits for the evaluation at the epoch's end
+        # the Trainer saves here; in an epoch's last step the checkpoint must wait for the epoch's evaluation
         control = self.control
         last = control.should_training_stop or self.state.epoch == int(self.state.epoch)
         ahead = name_of(self.args.evaluation_strategy) == "epoch" and last and not control.should_evaluate
@@ -173,10 +173,10 @@ class ResumeMixin(TrainerMixin):
         self._rotation = []
         try:
             super()._save_checkpoint(*args, **kwargs)
-            self._wait_for_all()  # it is complete
+            self._wait_for_all()  # now it is complete
             if self.args.should_save:
                 folders.finish_checkpoint(folder, not self._saves_in_background, folders.RECORD in files)
-            if not self._rotation and self.args.local_rank == -1:  # PaddleNLP does so where it is 0 only
+            if not self._rotation and self.args.local_rank == -1:  # PaddleNLP rotates only if it is 0
                 self._rotation.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
         finally:
             rotation, self._rotation = self._rotation, None
@@ -197,15 +197,15 @@ class ResumeMixin(TrainerMixin):
         step: Any = self._went_on_from
         for was, now in folders.set_aside(self.args.output_dir, step):
             self._logger.warning(
-                f"{was} is called {now} from now on: this run has gone on from step {step}, before it, and a resume is "
-                "to take what is saved since. Delete it if nobody wants it."
+                f"{was} is renamed {now}: this run was resumed from the earlier step {step}, and a later resume must "
+                "take its own checkpoints. Delete the folder if you do not need it."
             )
 
     def _rotate_checkpoints(self, *args: Any, **kwargs: Any) -> None:
         if self._rotation is not None:
             self._rotation.append((args, kwargs))
             return
-        # the Trainer assumes that the best checkpoint is among those it may delete
+        # the Trainer assumes that the best checkpoint is among the checkpoints to delete
         best = self.state.best_model_checkpoint
         folder = inspect.signature(super()._rotate_checkpoints).bind(*args, **kwargs).arguments.get("output_dir")
         if best is not None and folder is not None:
@@ -216,7 +216,7 @@ class ResumeMixin(TrainerMixin):
             self.state.best_model_checkpoint = best
 
     def _sorted_checkpoints(self, *args: Any, **kwargs: Any) -> list[str]:
-        # the Trainer goes by file times: after a clock was set back it would delete the newest
+        # the Trainer goes by file times: after a clock was set back, it would delete the newest checkpoint
         call = inspect.signature(super()._sorted_checkpoints).bind(*args, **kwargs)
         call.arguments["use_mtime"] = False
         saved = super()._sorted_checkpoints(*call.args, **call.kwargs)

@@ -15,7 +15,7 @@ from ..layers.table import LayerTable
 def map_layers(model: Any, rules: Any = None, granularity: Granularity = "block") -> LayerMap:
     """Return the `LayerMap` of a model, or of a pipeline's stage; all stages must call it together.
 
-    `rules` and `granularity` are those of `LayerMap.from_model`.
+    `rules` and `granularity` are as in `LayerMap.from_model`.
     """
     return (LayerMap if pipeline_of(model) is None else StageLayers).from_model(model, rules, granularity)
 
@@ -30,8 +30,8 @@ def gathered(value: Any) -> list[Any]:
 class StageLayers(LayerMap):
     """The layers of one stage, numbered as in the whole model. `table` and `plot` show all stages.
 
-    Names are those of PaddleNLP's ``state_dict``, the same as without a pipeline. A weight that stages share is in the
-    lowest of its layers, so that all copies take the same steps.
+    Names come from PaddleNLP's ``state_dict``, as without a pipeline. A weight that stages share is in the lowest of
+    its layers, so that all copies take the same steps.
     """
 
     @classmethod

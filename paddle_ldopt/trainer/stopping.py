@@ -9,7 +9,7 @@ from .base import Callback
 
 
 class StopOnSigterm(Callback):
-    """On SIGTERM, which cluster schedulers send before they kill, save a checkpoint after the current step and exit.
+    """Save a checkpoint after the current step and exit on SIGTERM, which cluster schedulers send before they kill.
 
     In an epoch's last step the epoch's evaluation comes first, and a resume begins with the next epoch. The process
     exits with ``SystemExit(143)``, the shell's code for the signal. A second signal kills at once. The callback listens
@@ -24,7 +24,7 @@ class StopOnSigterm(Callback):
     """
 
     asked = False
-    _waits = False  # for the end of the epoch
+    _waits = False  # whether the checkpoint waits for the end of the epoch
 
     def __enter__(self) -> "StopOnSigterm":
         """Install the signal handler."""
@@ -32,7 +32,7 @@ class StopOnSigterm(Callback):
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        """Restore the previous handler, and send it a signal that has not ended the run."""
+        """Restore the previous handler, and pass on a signal that has not ended the run."""
         signal.signal(signal.SIGTERM, self._before)
         if self.asked and kind is not SystemExit:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -45,7 +45,7 @@ class StopOnSigterm(Callback):
         """Request a checkpoint, unless the epoch is over."""
         try:
             steps = max(len(train_dataloader) // args.gradient_accumulation_steps, 1)
-        except (TypeError, ValueError):  # of unknown length: all steps make one epoch
+        except (TypeError, ValueError):  # the data has no length: all steps make one epoch
             steps = state.max_steps
         self._waits = state.global_step % steps == 0 or control.should_training_stop
         if self.asked and not self._waits:
@@ -60,5 +60,5 @@ class StopOnSigterm(Callback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Exit."""
         if self.asked and not self._waits:
-            print(f"SIGTERM: go on with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
+            print(f"SIGTERM: resume with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
             raise SystemExit(128 + signal.SIGTERM)

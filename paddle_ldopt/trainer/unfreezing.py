@@ -25,7 +25,7 @@ class GradualUnfreezeCallback(Callback):
 
     Args:
         every_k_steps: k in optimizer steps, at least 1; ULMFiT takes the steps of an epoch.
-        layers: for an optimizer without layers of its own; its ratios stay 1.
+        layers: the layers for an optimizer that has none; its ratios stay 1.
 
     Raises:
         TypeError, ValueError: `every_k_steps` is not a positive integer. During training: no layers.
@@ -42,10 +42,10 @@ class GradualUnfreezeCallback(Callback):
     def __init__(self, every_k_steps: int, layers: Optional[LayerMap] = None):
         self.every_k_steps = checked_steps(every_k_steps, "every_k_steps", 1)
         self.layers: Any = layers
-        self._ratio: Any = None  # the optimizer's, while it trains
+        self._ratio: Any = None  # the optimizer's own ratios, during training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Wrap the optimizer's ratios in those of the opening."""
+        """Wrap the optimizer's ratios in `UnfreezingRatios`."""
         optimizer = unwrap(optimizer)
         own, layers, name = layers_of(optimizer), self.layers, type(optimizer).__name__
         if own is None and layers is None:
@@ -63,7 +63,7 @@ class GradualUnfreezeCallback(Callback):
         elif layers is not None and layers is not own:
             problem = "The optimizer has layers of its own: leave out the callback's."
             raise refusal(ValueError, problem, layers=layers, optimizer=name)
-        self._restore(optimizer)  # of an interrupted training
+        self._restore(optimizer)  # left by an interrupted training
         self._ratio = optimizer.ratio_of = UnfreezingRatios(optimizer.ratio_of, self.every_k_steps)
         self._ratio.step = state.global_step
         late = sorted(start for start in set(self._ratio.starts.values()) if start >= state.max_steps)

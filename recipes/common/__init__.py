@@ -1,4 +1,4 @@
-"""What the recipes share. Warnings of Paddle's imports that no user can act on are silenced here, before Paddle."""
+"""Shared code of the recipes. Before importing Paddle, it silences import warnings that no user can act on."""
 
 import warnings
 

@@ -22,7 +22,7 @@ from paddle_ldopt.trainer import LdoptArgumentsMixin
 
 from .run_folder import check_folder, take, with_arguments_of_run
 
-HELP = {  # of arguments that are of the Trainer's, or get another default here
+HELP = {  # help of the Trainer's own arguments and of arguments with another default here
     "output_dir": "folder of the run; runs/<recipe>-<time> by default",
     "resume_from_checkpoint": "folder of a run, or a checkpoint in it",
     "optim": f"{', '.join(list_optimizers())}; with a Trainer also its own, such as adamw",
@@ -30,20 +30,20 @@ HELP = {  # of arguments that are of the Trainer's, or get another default here
     "learning_rate": "peak learning rate of the head",
     "lr_scheduler_type": ", ".join(kind.value for kind in SchedulerType),
     "lr_scheduler_kwargs": "further options of the schedule, as JSON: '{\"num_cycles\": 3}'",
-    "warmup_ratio": "share of the steps in which the rate rises",
-    "warmup_steps": "steps in which the rate rises, instead of the ratio",
-    "weight_decay": "of all parameters but biases and norms",
+    "warmup_ratio": "warm-up as a fraction of all steps",
+    "warmup_steps": "steps of the warm-up, instead of `warmup_ratio`",
+    "weight_decay": "weight decay of all parameters except biases and norms",
     "max_grad_norm": "norm above which gradients are clipped; 0 is off",
     "layerwise_lr_decay": "ratio of the rates of neighbouring layers; 1 is uniform",
     "layerwise_rules": 'layers of parameters by name, as JSON: \'{"adapter": "head"}\'',
-    "layerwise_granularity": "what a layer is: block, stage, or a number of groups of blocks",
+    "layerwise_granularity": "size of a layer: block, stage, or a number of groups of blocks",
     "num_train_epochs": "epochs",
-    "max_steps": "steps, instead of the epochs; -1 is off",
-    "per_device_train_batch_size": "rows of a step",
-    "per_device_eval_batch_size": "rows of a batch in evaluations",
+    "max_steps": "steps, instead of epochs; -1 is off",
+    "per_device_train_batch_size": "training rows per batch",
+    "per_device_eval_batch_size": "evaluation rows per batch",
     "metric_for_best_model": "validation metric that chooses the checkpoint to keep",
-    "save_total_limit": "checkpoints to keep beside the best one",
-    "seed": "of new weights, dropout and the order of the rows",
+    "save_total_limit": "checkpoints to keep beside the best",
+    "seed": "seed of new weights, dropout and the order of the rows",
     "device": "cpu or gpu",
     "fp16": "train in float16; on a GPU only",
 }
@@ -73,7 +73,7 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     logging_steps: int = 5
     evaluation_strategy: str = "epoch"
     save_strategy: str = "epoch"
-    save_total_limit: Optional[int] = 1  # and the best one, if it is another
+    save_total_limit: Optional[int] = 1  # the last checkpoint; the best is kept too
     load_best_model_at_end: bool = True
     metric_for_best_model: str = "accuracy"
     early_stopping_patience: int = dataclasses.field(
@@ -96,7 +96,7 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
             raise ValueError(f"`metric_for_best_model` must be {' or '.join(self.metrics)}. {received}")
 
     def _impossible(self):
-        """Yield the settings that cannot run on this machine."""
+        """Yield a message for each argument that this machine does not support."""
         on_cpu, processes = self.device.startswith("cpu"), paddle.distributed.get_world_size()
         if not on_cpu and self.device.startswith("gpu") and not paddle.is_compiled_with_cuda():
             yield f"This Paddle has no GPU support: leave `device` out. Received: device={self.device!r}"
@@ -108,7 +108,7 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
         for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"):
             if getattr(self, name) > processes:
                 launch = "start the recipe with `python -m paddle.distributed.launch`"
-                yield f"`{name}` needs as many processes: {launch}. Received: {name}={getattr(self, name)}"
+                yield f"`{name}` exceeds the number of processes: {launch}. Received: {name}={getattr(self, name)}"
 
 
 def option(default, text):
@@ -119,19 +119,19 @@ def option(default, text):
 
 
 def check_least(options, **least):
-    """Raise ValueError if an option is below what is given for it."""
+    """Raise ValueError if an option is below the given minimum."""
     low = [(name, value) for name, value in least.items() if getattr(options, name) < value]
     refuse(f"`{name}` must be {value} or more. Received: {name}={getattr(options, name)}" for name, value in low)
 
 
 def refuse(problems):
-    """Raise one ValueError that lists the problems; return if there is none."""
+    """Raise one ValueError that lists the problems; return without problems."""
     found = list(problems)
     if len(found) == 1:
         raise ValueError(found[0])
     if found:
         lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(found, 1))
-        raise ValueError(f"{len(found)} settings are wrong:{lines}")
+        raise ValueError(f"{len(found)} arguments are wrong:{lines}")
 
 
 def parse(argv, *classes):
@@ -160,15 +160,15 @@ def parse(argv, *classes):
 def parse_line(argv, *classes):
     """Return one object of each of these dataclasses, as `parse` does, without resuming a run.
 
-    ``--help`` prints our arguments and the most used of the Trainer's, ``--help-all`` all of them.
+    ``--help`` prints our arguments and the most used of the Trainer's, ``--help-all`` prints all.
     """
-    usage = "%(prog)s [--config FILE] [arguments]; --help shows them, --help-all shows the Trainer's, too"
+    usage = "%(prog)s [--config FILE] [arguments]; --help-all also shows the Trainer's arguments"
     parser = PdArgumentParser(classes, usage=usage, allow_abbrev=False)  # `take` finds whole names
     null = {"action": _Null, "metavar": "NAME", "choices": sorted(_may_be_none(classes))}
-    null["help"] = "set an argument to none, as `NAME: null` in a config"
+    null["help"] = "set an argument to None, as `NAME: null` in a config does"
     parser.add_argument("--null", **null, dest=argparse.SUPPRESS, default=argparse.SUPPRESS)
     parser.add_argument(
-        "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file; arguments beside it override it"
+        "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file; the command line overrides it"
     )
     of_loop = {
         field.name for field in dataclasses.fields(classes[-1]) if not issubclass(classes[-1], TrainingArguments)
@@ -185,7 +185,9 @@ def parse_line(argv, *classes):
     *found, unknown = parser.parse_args_into_dataclasses(_with_config(argv, classes), return_remaining_strings=True)
     known = sorted(name for action in parser._actions for name in action.option_strings)
     wrong = [word for word in unknown if word.startswith("-")] or unknown  # their values are among the others
-    refuse(f"{word!r} is no argument{_nearest(word.partition('=')[0], known)}. Received: {word}" for word in wrong)
+    refuse(
+        f"{word!r} is not a known argument{_nearest(word.partition('=')[0], known)}. Received: {word}" for word in wrong
+    )
     return found
 
 
@@ -211,7 +213,7 @@ def _short_help(parser, classes, width=100, column=36):
 
 
 class _Null(argparse.Action):
-    """Sets what it names to None; a later argument comes on top."""
+    """Sets the named argument to None; a later argument overrides it."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         setattr(namespace, values, None)
@@ -239,14 +241,14 @@ def _with_config(argv, classes):
     first, wrong, may_be_none = [], [], _may_be_none(classes)
     for name, value in settings.items():
         if name not in known:
-            wrong.append(f"{name!r} is no argument{_nearest(str(name), known)}. Received: {name}={value!r}")
+            wrong.append(f"{name!r} is not a known argument{_nearest(str(name), known)}. Received: {name}={value!r}")
         elif value is None and name not in may_be_none:
             wrong.append(f"`{name}` needs a value: leave it out for its default. Received: {name}=None")
         elif value is None:
             first += ["--null", name]
         elif isinstance(value, list):
             first += [f"--{name}", *map(str, value)]
-        else:  # in one word, as a value may begin with --
+        else:  # in one word, because a value may begin with --
             first.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
     refuse(wrong)
     return [*first, *rest]

@@ -1,4 +1,4 @@
-"""Scores of a classifier, from scikit-learn: accuracy, macro F1, Matthews correlation, and where it is wrong.
+"""Scores of a classifier by scikit-learn: accuracy, macro F1, Matthews correlation, confusions and mistakes.
 
 class_scores(prediction)                 # of the Trainer's `compute_metrics`
 judge(names, texts)(logits, right)       # -> details for results.json, tables for the report
@@ -14,7 +14,7 @@ from sklearn import metrics
 from .fine_tuning import Score
 
 METRICS = ("accuracy", "macro_f1", "matthews", "loss")
-MOST = 12  # classes of a confusion matrix in the report; of more, the most frequent confusions
+MOST = 12  # most classes for a confusion matrix in the report; with more, it lists the most frequent confusions
 MISTAKES = 10
 
 
@@ -31,7 +31,7 @@ def class_scores(prediction):
 def scores_of(found, right):
     """Return the scores of predicted class numbers."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rows that are all of one class
+        warnings.simplefilter("ignore")  # warnings of rows of a single class
         return {
             "accuracy": float(metrics.accuracy_score(right, found)),
             "macro_f1": float(metrics.f1_score(right, found, average="macro", zero_division=0)),
@@ -56,8 +56,8 @@ def details(logits, right, names, inputs=None):
     Args:
         logits (array): [rows, classes].
         right (array): the class number of each row.
-        names (list[str]): of the classes.
-        inputs (list, optional): the text of each row, or both; mistakes are listed only with it.
+        names (list[str]): names of the classes.
+        inputs (list, optional): the text or pair of each row; without it, mistakes are not listed.
     """
     probabilities, right = softmax(np.asarray(logits, "float64"), axis=-1), np.asarray(right)
     found, numbers = probabilities.argmax(-1), np.arange(len(names))
@@ -77,7 +77,7 @@ def details(logits, right, names, inputs=None):
 
 
 def tables(found):
-    """Return title -> (header, rows) of what `details` returned."""
+    """Return the result of `details` as tables: title -> (header, rows)."""
     names, (matrix, _) = list(found["classes"]), found["confusion matrix"].values()
     columns = ("precision", "recall", "f1")
     classes = [  # a class without test rows has no scores

@@ -23,7 +23,7 @@ from paddle_ldopt.trainer.report_page import pairs, paragraph, plots, section, s
 from .arguments import LOWER_IS_BETTER
 from .run_folder import write_json
 
-DIVERGED = "inf or nan"  # in the Trainer's error about such a loss
+DIVERGED = "inf or nan"  # part of the Trainer's error for a loss that is not finite
 
 
 @contextlib.contextmanager
@@ -87,14 +87,14 @@ def compare(args, learning_rates, seeds, train, description=""):
 
 
 def verdict(uniform, layerwise, uniform_name, layerwise_name):
-    """Return in words which of two lists of scores, of the same seeds, is higher, with a 95 % interval."""
+    """Return a sentence that compares two lists of scores of the same seeds, with a 95 % interval."""
     if not all(map(math.isfinite, (*uniform, *layerwise))):
-        return "Verdict: none, as an arm diverged at its best rate."
+        return "Verdict: none, because an arm diverged at its best rate."
     gains = np.subtract(layerwise, uniform)
     mean, said = gains.mean(), f"{layerwise_name} scores {abs(gains.mean()):.3f}"
     said += f" {'more' if mean >= 0 else 'less'} than {uniform_name}"
     if len(gains) < 2:
-        return f"Verdict: {said}; one seed does not tell whether that is chance."
+        return f"Verdict: {said}. With one seed, this may be chance."
     half = interval(gains)
     found = f"{said} (95 % interval {mean - half:+.3f} to {mean + half:+.3f}, {len(gains)} seeds)"
     if abs(mean) > half:
@@ -103,7 +103,7 @@ def verdict(uniform, layerwise, uniform_name, layerwise_name):
 
 
 def interval(values):
-    """Return half of the 95 % interval of a mean, by Student's t; 0 of a single value."""
+    """Return half of the 95 % interval of a mean, by Student's t; 0 for a single value."""
     if len(values) < 2:
         return 0.0
     return float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))

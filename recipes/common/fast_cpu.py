@@ -1,8 +1,8 @@
-"""Import this before Paddle: the MKL of Paddle's CPU wheel then uses AVX2 on AMD processors, too.
+"""Import this before Paddle: the MKL of Paddle's CPU wheel then also uses AVX2 on AMD processors.
 
 By default MKL takes its slowest path on processors that are not Intel's. With AVX2 a training step of MiniLM takes
-0.4 of the time (16 x 64 tokens, AMD EPYC, 2 cores, 2026-11-21: 1.7 s against 4.0 s). Other processors and a
-`MKL_DEBUG_CPU_TYPE` of the user's are left alone.
+0.4 of the time (16 x 64 tokens, AMD EPYC, 2 cores, 2026-11-21: 1.7 s against 4.0 s). Nothing changes on other
+processors, or if the user sets `MKL_DEBUG_CPU_TYPE`.
 """
 
 import os

@@ -25,7 +25,7 @@ from .stopping import StopWithCheckpoint
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The metric that a recipe is judged by, and its value on the test rows for a trivial baseline."""
+    """A recipe's metric, and the score of a trivial baseline on the test rows."""
 
     metric: str
     baseline: str
@@ -41,15 +41,15 @@ class Score:
 
 
 def say_over(step):
-    """Say that a resumed run has ended before."""
-    print(f"This run is already over: it ended at step {step}. Only its test is repeated.", flush=True)
+    """Print that a resumed run has already ended."""
+    print(f"This run already ended, at step {step}: only the test is repeated.", flush=True)
 
 
 class FileSchedule(ScheduleCallback):
     """Write the schedule's picture and table, but do not print it."""
 
     def on_train_begin(self, *args, **kwargs):
-        """Write them."""
+        """Write picture and table."""
         with contextlib.redirect_stdout(None):
             super().on_train_begin(*args, **kwargs)
 
@@ -62,7 +62,7 @@ def add_callbacks(trainer, report):
     known_beforehand = trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC
     if known_beforehand:
         schedule = ScheduleCallback if args.verbose else FileSchedule
-        trainer.add_callback(schedule(f"{args.output_dir}/schedule.png"))  # and schedule.csv
+        trainer.add_callback(schedule(f"{args.output_dir}/schedule.png"))  # also schedule.csv
     if args.load_best_model_at_end:
         trainer.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
 
@@ -100,7 +100,7 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     with stop:
         try:
             trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-        except BaseException as error:  # a run that diverged or was interrupted has a report, too
+        except BaseException as error:  # also report a run that diverged or was interrupted
             report.write({"stopped by": f"{type(error).__name__}: {error}"}, **about)
             raise
         finally:
@@ -110,7 +110,7 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     state, steps = trainer.state, trainer.state.global_step - noted_arguments.first_step
     if not steps and args.resume_from_checkpoint and trainer.is_world_process_zero():
         say_over(state.global_step)
-    trainer.remove_callback(EarlyStoppingCallback)  # not for the test
+    trainer.remove_callback(EarlyStoppingCallback)  # it would count the test as an evaluation
     if judge is None:
         tested, found, tables = trainer.evaluate(test, metric_key_prefix="test"), {}, {}
     else:
@@ -135,7 +135,7 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
 
 
 def _kept(args, state):
-    """Return which weights a run has kept."""
+    """Return a description of the weights that a run has kept."""
     if not args.load_best_model_at_end or state.best_model_checkpoint is None:
         return f"the last step, {state.global_step}"
     best = os.path.basename(state.best_model_checkpoint)
@@ -150,7 +150,7 @@ def _why_it_stopped(args, state):
 
 
 def defaults_of(settings, argv, *objects):
-    """Return the default of each setting that a command line gives; of the others, which may be derived, the value."""
+    """Return setting -> default for settings on the command line, and the value of the others, which may be derived."""
     given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
     fields = {field.name: field for one in objects for field in dataclasses.fields(one)}
     made = {name: field.default_factory for name, field in fields.items() if field.default_factory is not MISSING}

@@ -18,7 +18,7 @@ from .parts import check_examples, deal
 from .text_sources import STEMS, error, hub_rows, label_names
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-MEAN, DEVIATION = (0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758)  # of the pixels that CLIP was trained on
+MEAN, DEVIATION = (0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758)  # mean and deviation of CLIP's training pixels
 
 
 def digits(wanted):
@@ -32,7 +32,7 @@ def folder_rows(path):
     """Return [(file, class), ...] of a folder with a subfolder for each class."""
     files = [file for file in sorted(path.glob("*/*")) if file.suffix.lower() in SUFFIXES]
     if not files:
-        raise error(f"There are no images ({', '.join(SUFFIXES)}) in folders of their classes.", data=path)
+        raise error(f"The folder has no images ({', '.join(SUFFIXES)}) in a subfolder for each class.", data=path)
     return [(file, file.parent.name) for file in files]
 
 
@@ -40,7 +40,7 @@ def hub_images(data, split):
     """Return [(image, class), ...] of a hub's data set."""
     image, label = (next((n for n in names if n in data[0]), None) for names in (("image", "img"), ("label", "labels")))
     if image is None or label is None:
-        raise error("An `image` or `img` and a `label` are needed.", split=split, has=list(data[0]))
+        raise error("The columns `label` and `image` or `img` are required.", split=split, has=list(data[0]))
     names = label_names(data, label)
     return [(np.array(row[image]), names[row[label]] if names else str(row[label])) for row in data]
 
@@ -55,7 +55,9 @@ def load_images(source):
     else:
         path = Path(source)
         if not path.is_dir():
-            raise error("Accepted: digits, a folder, paddlenlp:NAME, datasets:NAME.", data=source)
+            raise error(
+                "The source does not exist. Accepted: digits, a folder, paddlenlp:NAME, datasets:NAME.", data=source
+            )
         found = {split: path / stem for split, stems in STEMS.items() for stem in stems if (path / stem).is_dir()}
         found = found if "train" in found else {"train": path}
         parts = {split: folder_rows(folder) for split, folder in found.items()}

@@ -59,7 +59,7 @@ def _source(what):
 
 
 def tagged_docstrings():
-    """Return rows of (words, tags): which words of a docstring are arguments of its function, and so on."""
+    """Return rows of (words, tags): the words of a docstring, tagged as arguments, exceptions or constants."""
     rows = []
     for function in functions():
         words = re.findall(r"\w+|[^\w\s]", function.docstring)[:60]
@@ -76,7 +76,7 @@ def _tag(word, arguments):
 
 
 def signature_questions():
-    """Return rows of (question, context, answers, where the first begins): of short signatures with two defaults."""
+    """Return rows of (question, context, answers, begin of the first), from short signatures with two defaults."""
     rows = []
     for function in functions():
         defaults = {name: value for name, value in function.arguments.items() if value is not None and len(value) < 20}
@@ -135,7 +135,7 @@ def written_dates():
 
 
 def docstring_pairs():
-    """Return rows of (sentence, text, label): 1 if the text goes on with the sentence's docstring, 0 if another's."""
+    """Return rows of (sentence, text, label): 1 if the text continues the sentence's docstring, 0 if another's."""
     pairs = []
     for function in functions():
         first = _sentence(function.docstring)
@@ -157,4 +157,4 @@ def docstring_texts():
     long = [text for text in texts if len(text.split()) >= 8]
     return deal(
         long[:: math.ceil(len(long) / 1900)], str, _source("Docstrings")
-    )  # `functions` are in the order of the deal
+    )  # `functions` has the order of the deal

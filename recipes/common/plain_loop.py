@@ -28,18 +28,18 @@ from .stopping import StopWithCheckpoint
 
 @dataclasses.dataclass
 class LoopArguments:
-    """Settings of a loop."""
+    """Arguments of a loop."""
 
     recipe: ClassVar[str] = "recipe"
 
     output_dir: Optional[str] = option(None, "folder of the run; runs/<recipe>-<time> by default")
     resume_from_checkpoint: Optional[str] = option(None, "folder of a run, or a checkpoint in it")
-    batch_size: int = option(16, "rows of a step in each process")
-    epochs: int = option(1, "times that all rows are seen")
-    max_steps: int = option(-1, "steps, instead of the epochs; -1 is off")
-    save_steps: int = option(50, "steps between two checkpoints; the validation rows are evaluated then, too")
-    save_total_limit: int = option(1, "checkpoints to keep, the newest")
-    seed: int = option(42, "of the head, of dropout and of the order")
+    batch_size: int = option(16, "rows per step in each process")
+    epochs: int = option(1, "epochs")
+    max_steps: int = option(-1, "steps, instead of epochs; -1 is off")
+    save_steps: int = option(50, "steps between two checkpoints, each with an evaluation")
+    save_total_limit: int = option(1, "newest checkpoints to keep")
+    seed: int = option(42, "seed of the head, dropout and the order of the rows")
     verbose: bool = option(False, "print PaddleNLP's log")
 
     def __post_init__(self):
@@ -99,7 +99,7 @@ class PlainLoop:
             self.step = json.load(file)["global_step"]
 
     def train(self, report):
-        """Take all steps that are left, with checkpoints and evaluations; save one more on Ctrl-C and SIGTERM."""
+        """Take the remaining steps, with checkpoints and evaluations; on Ctrl-C and SIGTERM save a checkpoint."""
         main, progress = self.rank == 0, ShortProgress()
         state = types.SimpleNamespace(is_world_process_zero=main, global_step=self.step, max_steps=self.steps)
         if main and self.step >= self.steps:
@@ -115,7 +115,7 @@ class PlainLoop:
                 self.step += 1
                 state.global_step = self.step
                 due = self.step % self.args.save_steps == 0 or self.step == self.steps
-                if due:  # on SIGTERM, too: a resume begins with the next step
+                if due:  # also on SIGTERM, because a resume begins with the next step
                     logs.update(self.evaluate())
                 for listener in (report, progress):
                     listener.on_log(self.args, state, None, logs=logs)

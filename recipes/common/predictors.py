@@ -22,7 +22,7 @@ from .pretrained import load_tokenizer
 from .run_folder import PREDICTION
 from .text_sources import error
 
-OF_ARCHITECTURE = {  # runs of before `prediction.json`
+OF_ARCHITECTURE = {  # for runs older than `prediction.json`
     "SequenceClassification": "sequence_classification",
     "TokenClassification": "token_classification",
     "QuestionAnswering": "question_answering",
@@ -51,7 +51,7 @@ class Predictor:
             kinds = (kind for end, kind in OF_ARCHITECTURE.items() if architecture.endswith(end))
             noted = {"recipe": next(kinds, "")}
         else:
-            raise error("This folder has no model of a run that has ended.", folder=str(folder))
+            raise error("This folder has no model of a finished run.", folder=str(folder))
         if noted["recipe"] not in KINDS:
             problem = f"Predictions are for runs of {', '.join(KINDS)}; other folders are a `--model` for these."
             raise error(problem, folder=str(folder), recipe=noted["recipe"])
@@ -64,8 +64,8 @@ class Predictor:
         expected = self.noted.get("pair", self.noted["recipe"] in ("question_answering", "matching") or None)
         expected = False if expected is None and self.noted["recipe"] != "sequence_classification" else expected
         if expected is not None and expected != pair:
-            what = "pairs of texts: pass `--pair`" if expected else "single inputs: leave `--pair` out"
-            raise error(f"The model was trained on {what}.", pair=pair, folder=self.folder)
+            trained_on = "pairs of texts: pass `--pair`" if expected else "single inputs: leave `--pair` out"
+            raise error(f"The model was trained on {trained_on}.", pair=pair, folder=self.folder)
 
     def __call__(self, inputs):
         """Return a dict for each input."""
@@ -102,7 +102,7 @@ class Labels(_Model):
 
 
 def _labelled(inputs, logits, names):
-    """Return a dict for each input, of the columns `inputs`, with its label and the probabilities of all classes."""
+    """Return a dict for each input: its columns in `inputs`, its label and the probabilities of all classes."""
     out, probabilities = [], softmax(logits.astype("float64"), axis=-1)
     for i, row in enumerate(probabilities):
         label, best = names[int(row.argmax())], float(row.max())
@@ -124,7 +124,7 @@ class Images:
         paths = [path for (path,) in inputs]
         missing = [path for path in paths if not os.path.isfile(path)]
         if missing:
-            raise error("There is no such image.", image=missing[0])
+            raise error("The image does not exist.", image=missing[0])
         names = list(self.model.config.id2label.values())
         rows = self.recipe.encode([(Path(p), names[0]) for p in paths], names, self.model.config.image_size)
         batch = self.recipe.collate(rows)
@@ -194,12 +194,12 @@ class Outputs(_Model):
 
 
 def _until(tokens, end):
-    """Return the tokens up to the end of the text, with it."""
+    """Return the tokens up to and including the end of the text."""
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
 def _mean_probability(logits, tokens):
-    """Return the geometric mean of the tokens' probabilities; 1 of no tokens."""
+    """Return the geometric mean of the tokens' probabilities; 1 without tokens."""
     if not tokens:
         return 1.0
     logs = log_softmax(logits[: len(tokens)].astype("float64"), axis=-1)
@@ -207,7 +207,7 @@ def _mean_probability(logits, tokens):
 
 
 class Continuations:
-    """An answer to each prompt of a language model, of bytes or of tokens; adapters are added to their model."""
+    """A language model's answer to each prompt, in bytes or tokens; adapters are added to their base model."""
 
     def __init__(self, folder, options):
         self.length = options.max_length

@@ -1,4 +1,4 @@
-"""Encoders for the recipes: one that needs no hub, a saved one, one from a hub, or an untrained architecture.
+"""Encoders for the recipes: from an installed package, a folder or a hub, or an untrained architecture.
 
     model, tokenizer = load_model("minilm", num_classes=3), load_tokenizer("minilm")
     model = load_model("ernie-3.0-base-zh", task="QuestionAnswering")
@@ -30,10 +30,10 @@ ACCEPTED = (
     'Accepted: "minilm", a directory in PaddleNLP\'s layout, a PaddleNLP class ("ErnieForSequenceClassification", '
     'randomly initialised), or a hub name ("ernie-3.0-base-zh").'
 )
-# What a class named by the user is built with, so that a laptop can train it. The vocabulary is MiniLM's.
+# Config of an untrained class, small enough for a laptop. The vocabulary is MiniLM's.
 SMALL_CONFIG = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
 
-# torch name -> PaddleNLP name, first match wins: "attention.output" has to be tried before "output".
+# torch name -> PaddleNLP name, first match wins: "attention.output" must be tried before "output".
 RENAMES = (
     ("embeddings.LayerNorm.", "embeddings.layer_norm."),
     ("attention.self.query.", "self_attn.q_proj."),
@@ -98,7 +98,7 @@ def name_classes(model, names):
 
 
 def _saved_class(folder):
-    """Return the class of the model in a folder, None if it does not say which, or is none of PaddleNLP's."""
+    """Return the class of the model in a folder, None if the class is missing or not PaddleNLP's."""
     from paddlenlp import transformers
 
     path = Path(folder) / "config.json"
@@ -107,7 +107,7 @@ def _saved_class(folder):
 
 
 def minilm_dir():
-    """Return the folder of the installed MiniLM files, without importing the package (that would import torch)."""
+    """Return the folder of the installed MiniLM files, without importing the package, which would import torch."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"The offline encoder is not installed. Run `{INSTALL}`, or name another model. {ACCEPTED}")
@@ -126,7 +126,7 @@ def convert_bert(tensors, shapes):
         if name not in shapes or name in state:
             extra.append(torch_name)
             continue
-        # torch's Linear weight is [out, in], Paddle's [in, out]. By kind: a square one fits either way round.
+        # torch's Linear weight is [out, in], Paddle's [in, out]. Shapes do not tell: a square one fits either way.
         is_linear = tensor.ndim == 2 and not name.startswith("embeddings.")
         state[name] = (tensor.T if is_linear else tensor).astype("float32")
     missing = sorted(set(shapes) - set(state))
@@ -148,7 +148,7 @@ def _load_minilm(overrides, task):
     from safetensors.numpy import load_file
 
     folder = minilm_dir()
-    # What Bert knows of torch's file, but for its cache: a classifier would return every layer's keys and values.
+    # BertConfig's keys, without the cache: a classifier would return every layer's keys and values.
     known = set(inspect.signature(BertConfig.__init__).parameters) - {"use_cache"}
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = _config(BertConfig, {key: value for key, value in stored.items() if key in known}, overrides)
@@ -165,11 +165,11 @@ def _build_untrained(name, overrides, task):
     base = {**SMALL_CONFIG, "vocab_size": len(vocabulary), **special}
     try:
         model = model_class(_config(model_class.config_class, base, overrides))
-    except Exception as cause:  # each architecture has rules of its own about which sizes go together
-        raise ValueError(f"{name} cannot be built: {cause} Received: config={ {**base, **overrides} }.") from cause
+    except Exception as cause:  # each architecture has its own constraints between sizes
+        raise ValueError(f"{name} cannot be built ({cause}). Received: config={ {**base, **overrides} }.") from cause
     size = sum(int(parameter.size) for parameter in model.parameters()) / 1e6
     loud = f"{name} is RANDOMLY INITIALISED ({size:.1f} M parameters, nothing pretrained)"
-    warnings.warn(f"{loud}: it shows that a run works, not what fine-tuning achieves.", stacklevel=3)
+    warnings.warn(f"{loud}: use it to test a run, not to judge fine-tuning.", stacklevel=3)
     return model
 
 
@@ -178,8 +178,8 @@ def _config(config_class, base, overrides):
     unknown = [key for key in overrides if not hasattr(known, key)]
     if unknown:  # PaddleNLP would store a misspelt key and never read it
         valid = sorted(set(inspect.signature(config_class.__init__).parameters) - {"self", "kwargs"})
-        raise ValueError(f"{config_class.__name__} has no such key. Valid: {valid}. Received: config={unknown}.")
-    # Under its own name: what is passed under an alias is overwritten by the default.
+        raise ValueError(f"{config_class.__name__} lacks these keys. Valid: {valid}. Received: config={unknown}.")
+    # Not under an alias, whose value the default would overwrite.
     return config_class(**{aliases.get(key, key): value for key, value in {**base, **overrides}.items()})
 
 
@@ -190,8 +190,8 @@ def _model_class(name, task):
     if name in classes:
         return getattr(transformers, name)
     close = difflib.get_close_matches(name, classes) or "none"
-    what = f"for {task}" if task else "with a head"
-    raise ValueError(f"PaddleNLP has no such class {what}; close: {close}. {ACCEPTED} Received: name={name!r}.")
+    kind = f"for {task}" if task else "with a head"
+    raise ValueError(f"PaddleNLP has no class of this name {kind}; close: {close}. {ACCEPTED} Received: name={name!r}.")
 
 
 def _kind(name):
@@ -201,16 +201,16 @@ def _kind(name):
     if Path(text).is_dir():
         return "directory"
     if re.fullmatch(r"[A-Z]\w*(Model|For[A-Z]\w+)", text):
-        _model_class(text, "")  # raises: a class that PaddleNLP lacks is not worth asking a hub for
+        _model_class(text, "")  # raises for an unknown class, instead of asking a hub
         return "class"
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", text):
         return "hub"
-    raise ValueError(f"There is no such directory, and this is no model's name. {ACCEPTED} Received: name={text!r}.")
+    raise ValueError(f"This is neither a directory nor a model's name. {ACCEPTED} Received: name={text!r}.")
 
 
 def _from_pretrained(auto_class, name, kind, overrides):
     try:
         return auto_class.from_pretrained(str(name), **overrides)
     except Exception as cause:  # OSError offline, RuntimeError for a bad file, KeyError for a strange architecture
-        problem = "No hub that can be reached has this name" if kind == "hub" else "This directory does not load"
-        raise ValueError(f"{problem}: {cause} {ACCEPTED} Received: name={str(name)!r}.") from cause
+        problem = "No reachable hub has a model of this name" if kind == "hub" else "The directory cannot be loaded"
+        raise ValueError(f"{problem} ({cause}). {ACCEPTED} Received: name={str(name)!r}.") from cause

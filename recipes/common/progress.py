@@ -47,7 +47,7 @@ class ShortProgress(TrainerCallback):
             self._console.print(f"{where}, {seconds:.0f} s: {loss}validation {metrics}")
 
     def on_train_end(self, args, state, control, **kwargs):
-        """End the bar; what is evaluated afterwards is the test."""
+        """End the bar; later evaluations are of the test."""
         self.close()
         self._main = False
         if kwargs.get("metrics_dumper") is not None:  # as the Trainer's own callbacks do
@@ -67,7 +67,7 @@ def silence(trainer):
 
 
 def replace_progress(trainer):
-    """Have a Trainer print the short progress; return it."""
+    """Replace a Trainer's progress by `ShortProgress`; return it."""
     silence(trainer)
     trainer.args.disable_tqdm = True  # nor a bar for the batches that a resume skips
     trainer.add_callback(progress := ShortProgress())

@@ -1,8 +1,8 @@
 """The arguments and the data of a run, kept in its folder for a resume.
 
-argv = with_arguments_of_run(sys.argv[1:])  # of the run that --resume_from_checkpoint names
+argv = with_arguments_of_run(sys.argv[1:])  # adds the arguments of the run in --resume_from_checkpoint
 check_folder(args)                          # no checkpoints of another run
-check_data(args, parts)                     # the rows the run began with
+check_data(args, parts)                     # the rows at the beginning of the run
 trainer.add_callback(NoteArguments(argv))   # for the next resume
 """
 
@@ -47,7 +47,7 @@ def note_arguments(folder, argv):
 
 
 def note_for_predictions(folder, recipe, options, **more):
-    """Write the recipe of a run, and how it has encoded its rows, for predict.py."""
+    """Write a run's recipe and its encoding of rows, for predict.py."""
     kept = {name: value for name, value in dataclasses.asdict(options).items() if name in ENCODING}
     write_json(folder, PREDICTION, {"recipe": recipe, **kept, **more})
 
@@ -94,11 +94,11 @@ def check_folder(args):
             f"another `output_dir`. Received: output_dir={folder!r}"
         )
     found = sorted(path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json"))
-    damaged = [path.name for path in found if not any(path.glob("*.partial"))]  # else: cut short
+    damaged = [path.name for path in found if not any(path.glob("*.partial"))]  # others are incomplete
     if damaged:
         raise ValueError(
             f"The folder has checkpoints of another run, all of them damaged ({', '.join(damaged)}): give another "
-            f"`output_dir`, or remove them to begin anew. Received: output_dir={folder!r}"
+            f"`output_dir`, or remove them to start over. Received: output_dir={folder!r}"
         )
 
 
@@ -114,14 +114,14 @@ def check_data(args, parts):
     changed = [split for split, digest in now.items() if was.get(split) != digest]
     if changed:
         raise ValueError(
-            f"The {', '.join(changed)} rows are not those that the run began with: bring them back; or remove {path!r} "
-            "to go on with those of now, as many of which are skipped as were trained on; or begin a new run. "
+            f"The {', '.join(changed)} rows changed after the run began: restore them, begin a new run, or remove "
+            f"{path!r} to continue with the new rows (the resume skips as many rows as were trained on). "
             f"Received: {parts.description}"
         )
 
 
 def _digest(rows):
-    """Return the SHA-256 of rows, and of the content of files that they name."""
+    """Return the SHA-256 of rows and of the files in them."""
     found = hashlib.sha256()
     for row in rows:
         for value in row if isinstance(row, tuple) else (row,):

@@ -19,13 +19,13 @@ class StopWithCheckpoint(StopOnSigterm):
     interrupted = False
 
     def __enter__(self):
-        """Take both signals over."""
+        """Install both signal handlers."""
         super().__enter__()
         self._before_interrupt = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, kind, *rest):
-        """Give both signals back."""
+        """Restore the previous signal handlers."""
         signal.signal(signal.SIGINT, self._before_interrupt)
         if self.interrupted and kind is None:  # the run came to its end in the step that was interrupted
             self.asked = False
@@ -38,7 +38,7 @@ class StopWithCheckpoint(StopOnSigterm):
         signal.raise_signal(signal.SIGTERM)
 
     def on_save(self, args, state, control, **kwargs):
-        """End, with the command that resumes."""
+        """Exit, and print the command that resumes."""
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # in place of its line, the command
                 super().on_save(args, state, control, **kwargs)

@@ -6,7 +6,7 @@
     splits = load_splits("paddlenlp:clue:tnews")               # NAME or NAME:CONFIG; or "datasets:glue:sst2"
     train = TextDataset(splits.train, tokenizer, max_length=64)
 
-In order: what recipes call, the docstrings, splits out of rows. Files and hubs are read by `text_sources`.
+In order: the functions for recipes, the docstrings, splits from rows. `text_sources` reads files and hubs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TextDataset(Dataset):
         return {**self.tokenizer(*texts, max_length=self.max_length, truncation=True), "labels": label}
 
     def lengths(self):
-        """Return the tokens of each row before it is cut; those of rows that are not cut as they are."""
+        """Return the number of tokens of each row before it is cut."""
         full = [len(self[i]["input_ids"]) for i in range(len(self))]
         for i, length in enumerate(full):
             if length >= self.max_length:
@@ -111,12 +111,12 @@ def load_splits(
         pairs (bool): texts must be pairs.
         label_column (str|int): of the labels; None looks for a usual name, then takes the second of two columns.
         has_header (bool): whether .tsv and .csv files begin with column names; None looks for them in the first row.
-        encoding (str): of the files.
+        encoding (str): encoding of the files.
         examples_per_class (int): training rows to keep of each class (few-sample protocol); None keeps all.
         seed (int): draws these rows.
 
     Raises:
-        ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are no classes.
+        ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are not classes.
     """
     if not isinstance(source, (str, Path)):
         raise TypeError(f"`source` must be a string or a path. Received: source={source!r}.")

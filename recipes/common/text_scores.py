@@ -14,7 +14,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class ScoringTuner(FineTuner):
-    """The Trainer of data sets with a `score` of predictions."""
+    """A Trainer for data sets that score predictions themselves (`score`)."""
 
     def evaluate(self, eval_dataset=None, *args, **kwargs):
         """Evaluate with the data set's own score."""

@@ -30,7 +30,7 @@ class Rows:
     """Split -> [(text or pair, label name), ...], the columns they were taken from, and how many rows were dropped."""
 
     parts: dict = field(default_factory=dict)
-    columns: dict = field(default_factory=dict)  # of the training rows: "text", "text pair", "label" -> name
+    columns: dict = field(default_factory=dict)  # training columns: "text", "text pair", "label" -> name
     dropped: Counter = field(default_factory=Counter)  # reason -> rows
 
 
@@ -44,7 +44,7 @@ def split_files(path, suffixes, accepted=""):
     """Return split -> path: of a file for training, or of the train, dev and test files in a folder."""
     if not path.exists():
         accepted += "a file or a folder of " + ", ".join(suffixes)
-        raise error(f"There is no such file, folder or kind of source. Accepted: {accepted}.", source=path)
+        raise error(f"The source does not exist. Accepted: {accepted}.", source=path)
     if path.is_file():
         return {"train": path}
     found = {}
@@ -52,7 +52,7 @@ def split_files(path, suffixes, accepted=""):
         files = [file for file in sorted(path.iterdir()) if file.stem in stems and file.suffix.lower() in suffixes]
         if len(files) > 1 or (split == "train" and not files):
             names = [file.name for file in files]
-            raise error(f"One {split} file ({', '.join(suffixes)}) is needed, there are {names}.", source=path)
+            raise error(f"The folder must have one {split} file ({', '.join(suffixes)}), not {names}.", source=path)
         if files:
             found[split] = files[0]
     return found
@@ -67,10 +67,10 @@ def file_rows(path, wanted, has_header, encoding="utf-8"):
 
 
 def read_table(path, wanted, has_header=None, encoding="utf-8"):
-    """Return the column names of a file (positions, if it has none) and a list of (place, cells)."""
+    """Return the column names of a file (positions for a file without names) and a list of (place, cells)."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise error(f"A data file ends in {', '.join(SUFFIXES)}.", source=path)
+        raise error(f"The name of a data file must end in {', '.join(SUFFIXES)}.", source=path)
     text = decode(path, encoding)
     records = []
     try:
@@ -80,7 +80,7 @@ def read_table(path, wanted, has_header=None, encoding="utf-8"):
         after = f"after {records[-1][0].lower()}" if records else "at the top"
         raise error(f"The row {after} cannot be read: {cause}.", source=path) from cause
     if not records:
-        raise error("There are no rows in this file.", source=path)
+        raise error("The file has no rows.", source=path)
     if suffix == ".jsonl":
         return _flatten(records)
     first = records[0][1]
@@ -95,11 +95,11 @@ def read_table(path, wanted, has_header=None, encoding="utf-8"):
 
 
 def decode(path, encoding="utf-8"):
-    """Return the text of a file; raise ValueError that suggests `--encoding` if it has another one."""
+    """Return the text of a file; if it has another encoding, raise a ValueError that suggests `--encoding`."""
     try:
         return path.read_bytes().decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
     except LookupError as cause:
-        raise error("Python knows no such encoding.", source=path, encoding=encoding) from cause
+        raise error("Python does not know this encoding.", source=path, encoding=encoding) from cause
     except UnicodeDecodeError as cause:
         line = cause.object.count(b"\n", 0, cause.start) + 1
         marked = cause.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -137,7 +137,7 @@ def _csv_records(text, suffix):
 
 
 def _delimiter(text, suffix):
-    """Return the delimiter that gives most of the first 100 rows as many cells as the first row has, two or more."""
+    """Return the delimiter by which most of the first 100 rows have as many cells as the first row, at least two."""
     usual = "\t" if suffix == ".tsv" else ","
 
     def share(delimiter):
@@ -146,13 +146,13 @@ def _delimiter(text, suffix):
         return widths.count(widths[0]) / len(widths) if widths and widths[0] > 1 else 0.0
 
     try:
-        return max((usual, *(mark for mark in DELIMITERS if mark != usual)), key=share)  # the first of equals
-    except csv.Error:  # told where the rows are read
+        return max((usual, *(mark for mark in DELIMITERS if mark != usual)), key=share)  # a tie: the usual
+    except csv.Error:  # reading the rows raises it again
         return usual
 
 
 def _is_quoted(text, delimiter):
-    """Return whether a .tsv quotes cells as pandas writes them; in others a quote is a character like any other."""
+    """Return whether a .tsv quotes cells as pandas does; in other files a quote is an ordinary character."""
     rows = "\n".join(line for line in text.replace("\r\n", "\n").split("\n") if line)
     if '"' not in rows:
         return False
@@ -170,7 +170,7 @@ def _is_quoted(text, delimiter):
 
 
 def _is_header(first, wanted):
-    """Return whether a first row holds the names asked for, or else the usual ones."""
+    """Return whether a first row holds the given column names, or else the usual names."""
     asked = [column for column in wanted.values() if isinstance(column, str) and not column.isdigit()]
     lower = {cell.strip().lower() for cell in first}
     usual = all(not lower.isdisjoint(USUAL_NAMES[name]) for name in ("text_column", "label_column") if name in wanted)
@@ -183,7 +183,7 @@ def _refuse_doubtful_header(records, wanted, path):
     labels = [cells[int(column)] for _, cells in records if column.isdigit() and int(column) < len(cells)]
     if len(labels) > 1 and labels[0] not in labels[1:]:
         problem = f"No other row has the first row's label {labels[0]!r}: is it a column name? Pass `--has_header True`"
-        raise error(f"{problem} or `False`.", source=path, has_header=None)
+        raise error(f"{problem} or `--has_header False`.", source=path, has_header=None)
 
 
 def hub_text_rows(hub, name, wanted):
@@ -198,7 +198,7 @@ def hub_rows(hub, name, rows_of):
     name, _, config = name.partition(":")
     try:
         found = (_load_paddlenlp if hub == "paddlenlp" else _load_datasets)(name, config or None)
-    except Exception as cause:  # no network, no such name, a missing package: each library has errors of its own
+    except Exception as cause:  # no network, an unknown name, a missing package: each library has its own errors
         raise error(f"{hub} cannot load this data set: {cause}.", source=f"{hub}:{name}", config=config) from cause
     parts = {}
     for split, stems in STEMS.items():
@@ -232,25 +232,25 @@ def _load_paddlenlp(name, config):
     for split in ("dev", "validation", "test"):
         try:
             found[split] = load_dataset(name, config, splits=split)
-        except ValueError:  # its word for a split that this data set lacks
+        except ValueError:  # the data set lacks this split
             continue
     return found
 
 
 def _load_datasets(name, config):
-    # Not `datasets.load_dataset`: importing paddlenlp replaces that one by one that runs a data set's own code.
+    # Not `datasets.load_dataset`: importing paddlenlp replaces it by a function that runs a data set's own code.
     from datasets.load import load_dataset
 
     return dict(load_dataset(name, config))
 
 
 def _add_hub_rows(found, split, data, wanted, source):
-    """Add the labelled rows of a split to `found`; return whether there are any."""
+    """Add the labelled rows of a split to `found`; return whether it has any."""
     names, table = _flatten([(f"Row {index}", record) for index, record in enumerate(data)])
     columns = _columns(names, wanted, source)
     label = columns["label_column"]
     known = label_names(data, names[label])
-    unlabelled = (None, "", -1) if known else (None, "")  # a benchmark keeps its test labels to itself
+    unlabelled = (None, "", -1) if known else (None, "")  # benchmarks do not publish their test labels
     labelled = [(place, cells) for place, cells in table if cells[label] not in unlabelled]
     found.dropped["without a label"] += len(table) - len(labelled)
     for _, cells in labelled:
@@ -271,7 +271,7 @@ def _flatten(records):
 
 
 def _columns(names, wanted, source):
-    """Return the position of each column: two texts if they are asked for, or have the names of a usual pair."""
+    """Return the position of each column; two texts if a pair is requested or the columns have a usual pair's names."""
     lower = {name.lower() for name in names}
     usual_pair = wanted["text_column"] is None and any(lower.issuperset(pair) for pair in PAIRS)
     if usual_pair and "text_pair_column" not in wanted:
@@ -283,7 +283,7 @@ def _columns(names, wanted, source):
 
 
 def column_of(names, option, column, source):
-    """Return the position of a column: of the one that is asked for, or else of one with a usual name."""
+    """Return the position of the given column, or else of a column with a usual name."""
     known = {str(i): i for i in range(len(names))}
     known.update({name.lower(): i for i, name in enumerate(names)})
     known.update({name: i for i, name in enumerate(names)})
@@ -298,7 +298,7 @@ def column_of(names, option, column, source):
 def _add(found, split, names, table, wanted, source):
     """Add the rows of a split to `found`; raise ValueError that shows the first wrong rows and counts all."""
     if not table:
-        raise error("There are no rows in this file.", source=source)
+        raise error("The file has no rows.", source=source)
     columns = _columns(names, wanted, source)
     *texts, label = columns.values()
     wrong = [problem for row in table if (problem := _problem(*row, names, texts, label))]
@@ -314,9 +314,9 @@ def _add(found, split, names, table, wanted, source):
 
 
 def _problem(place, cells, names, texts, label):
-    """Return what is wrong with a row, None if nothing is."""
+    """Return the problem of a row, or None."""
     if len(cells) != len(names):
-        return f"{place}: {len(names)} columns are expected, found {len(cells)}"
+        return f"{place} must have {len(names)} columns, not {len(cells)}"
     for column in texts:
         if not isinstance(cells[column], str) or not cells[column].strip():
             return f"{place} has no text in column {names[column]!r}"
@@ -326,19 +326,19 @@ def _problem(place, cells, names, texts, label):
 
 
 def _label(value):
-    """Return a label as a string; 1.0 is 1, as pandas writes whole numbers of a column with gaps."""
+    """Return a label as a string; 1.0 becomes "1", because pandas writes integers in a column with gaps as floats."""
     return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
 
 
 def check_labels(labels, column, source):
-    """Raise ValueError if labels are no classes: continuous numbers, or most of them unique."""
+    """Raise ValueError if labels are not classes: continuous numbers, or mostly unique."""
     counts = Counter(labels)
     unique = [label for label, count in counts.items() if count == 1]
     if len(counts) > 20 and not all(map(_is_whole, counts)) and all(map(_is_number, counts)):
         values = ", ".join(list(counts)[:SHOWN])
         problem = f"The labels are continuous numbers ({values}...): a classifier needs classes, so bin them first"
     elif len(unique) > len(labels) / 2:
-        problem = f"{len(unique)} of {len(labels)} rows have a label of their own: the column seems to be an identifier"
+        problem = f"{len(unique)} of {len(labels)} rows have a unique label: the column seems to be an identifier"
     else:
         return
     raise error(f"{problem}.", source=source, label_column=column)

@@ -20,7 +20,7 @@ class TokenTrainer(FineTuner):
         super().__init__(compute_metrics=token_scores, **kwargs)
 
     def guesses(self, model, inputs):
-        """Return (logits [n, vocabulary], right tokens [n], the row that each is in [n]) of the predicted tokens."""
+        """Return (logits [n, vocabulary], right tokens [n], row numbers [n]) of the predicted tokens."""
         raise NotImplementedError
 
     def compute_loss(self, model, inputs, return_outputs=False):
@@ -30,7 +30,7 @@ class TokenTrainer(FineTuner):
         return (loss, (loss, logits)) if return_outputs else loss
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Return (mean loss, sums of each row, the sums as labels, without which the Trainer computes no metrics)."""
+        """Return (mean loss, sums of each row, the sums again as labels: the Trainer needs labels for metrics)."""
         inputs = self._prepare_inputs(inputs)
         with paddle.no_grad():
             logits, right, rows = self.guesses(model, inputs)

@@ -33,6 +33,7 @@ def test_growth_is_along_one_axis():
     assert [len(s) for s in bench.GROWTH["blocks"]] == [16 * n for n in (4, 40, 400)]
 
 
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize(("optimizer", "label"), IN_PADDLE)
 def test_a_contestant_steps(optimizer, label):
     try:

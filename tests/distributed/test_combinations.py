@@ -15,7 +15,9 @@ SEED = 22
     "each combination of layout, way to step, optimizer and feature matches one process or is refused",
     seen="[scaling.md](scaling.md)",
 )
-@pytest.mark.parametrize(("ranks", "count"), [(2, 45), pytest.param(4, 25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("ranks", "count"), [(2, 20), *(pytest.param(*more, marks=pytest.mark.slow) for more in [(2, 45), (4, 25)])]
+)
 def test_some(ranks, count, tmp_path):
     keys = sample(count, SEED, ranks)
     assert {key[0] for key in keys} == {layout for layout in LAYOUTS if ranks_of(layout) == ranks}

@@ -1,10 +1,13 @@
 """The launcher of `distributed_launch`: results by rank, and what it does when a rank fails or hangs."""
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
 from distributed_launch import LaunchError, launch
+from processes import search_path
 
 
 def rank():
@@ -30,6 +33,10 @@ def leave():
     os._exit(0)
 
 
+def changed():
+    return getattr(sys, "changed_at_the_start", False)
+
+
 def test_each_rank_returns_its_result():
     assert launch(squares, ranks=3, timeout=30, base=5) == [(0, 25), (1, 25), (2, 25)]
 
@@ -50,3 +57,19 @@ def test_a_rank_that_fails(work, arguments, says, killed, returncodes):
         launch(work, **{"timeout": 30, **arguments})
     assert time.monotonic() - start < 20
     assert error.value.killed == killed and error.value.returncodes == returncodes
+
+
+def test_what_is_on_pythonpath_comes_first(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/first", "/second", "/first"]))
+    path = search_path().split(os.pathsep)
+    assert path[:2] == ["/first", "/second"] and len(path) == len(set(path)) and set(filter(None, sys.path)) < set(path)
+
+
+@pytest.mark.slow
+def test_ranks_begin_as_pythonpath_says(tmp_path):
+    """So does mutants.py put a mutant into them."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.changed_at_the_start = True")
+    code = "import test_distributed_launch as here; print(here.launch(here.changed, ranks=2))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), search_path()])}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert run.stdout.splitlines()[-1:] == ["[True, True]"], run.stderr[-2000:]

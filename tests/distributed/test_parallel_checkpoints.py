@@ -18,10 +18,13 @@ from paddle_ldopt.parallel.sharded_checkpoint import RECORD
 from paddle_ldopt.tools.memory import Layout, OptimizerSpec, estimate
 
 NAMES = ldopt.list_optimizers()
-FIRST = ("adamwdl", "came")  # stand for all in `make test`, where the layouts of all are written and read
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name not in FIRST]
 CASES = {name: {"name": name} for name in NAMES}
 LOW = {f"{name}, bfloat16": {"name": name, "dtype": "bfloat16"} for name in ("adamwdl", "came")}
+ALL = {**CASES, **LOW}
+FIRST = ("adamwdl", "came", "came, bfloat16")  # stand for all in `make test`
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ALL if name not in FIRST]
+every_case = pytest.mark.parametrize("name", [*FIRST, *SLOW])
+every_optimizer = pytest.mark.parametrize("name", [*FIRST[:2], *(case for case in SLOW if case.values[0] in NAMES)])
 ONE = "1 process"
 OLD = pathlib.Path(__file__).parents[1] / "support" / "old_checkpoint"  # of version 0.1
 # layout -> those whose checkpoints it goes on from
@@ -36,11 +39,25 @@ MOVES = [(source, target) for target in SOURCES for source in SOURCES[target]]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def first_runs(tmp_path_factory):
+    return run_all(str(tmp_path_factory.mktemp("checkpoints")), FIRST)
+
+
+@pytest.fixture(scope="module")
+def more_runs(tmp_path_factory):
+    return run_all(str(tmp_path_factory.mktemp("checkpoints")), [case for case in ALL if case not in FIRST])
+
+
+@pytest.fixture
+def runs(request, name):
+    """Return what `run_all` does for the case `name`."""
+    return request.getfixturevalue("first_runs" if name in FIRST else "more_runs")
+
+
+def run_all(root, names):
     """Return (folder of all checkpoints, case -> values without interruption, layout -> what each rank returned)."""
-    root = str(tmp_path_factory.mktemp("checkpoints"))
-    whole = {}
-    for case, arguments in {**CASES, **LOW}.items():
+    whole, chosen = {}, {name: ALL[name] for name in names}
+    for case, arguments in chosen.items():
         run = cases.Run(**arguments).train(0, cases.HALF)
         run.save(cases.place(root, ONE, case))
         whole[case] = run.train(cases.HALF, cases.STEPS).values()
@@ -48,7 +65,7 @@ def runs(tmp_path_factory):
     for layout, sources in SOURCES.items():
         ranks = int(layout.split()[1])
         found[layout] = launch(
-            cases.work, ranks=ranks, timeout=240, root=root, layout=layout, cases={**CASES, **LOW}, sources=sources
+            cases.work, ranks=ranks, timeout=240, root=root, layout=layout, cases=chosen, sources=sources
         )
     return root, whole, found
 
@@ -60,19 +77,20 @@ def distance(values, expected, name):
     return max(np.abs(values[key] - expected[key]).max() / moved[key] for key in values)
 
 
-@pytest.mark.parametrize("name", {**CASES, **LOW})
+@every_case
 def test_one_process_goes_on_bit_for_bit(runs, name):
     root, whole, _ = runs
-    run = cases.Run(**{**CASES, **LOW}[name]).load(cases.place(root, ONE, name)).train(cases.HALF, cases.STEPS)
+    run = cases.Run(**ALL[name]).load(cases.place(root, ONE, name)).train(cases.HALF, cases.STEPS)
     assert all(np.array_equal(value, whole[name][key]) for key, value in run.values().items())
 
 
-@pytest.mark.parametrize("name", [*FIRST, *LOW, *SLOW])
+@pytest.mark.representatives
+@every_case
 @pytest.mark.parametrize("layout", SOURCES)
 def test_all_state_arrives_bit_for_bit(runs, layout, name):
     """Masters, counters and the parameters too."""
     root, _, found = runs
-    run = cases.Run(**{**CASES, **LOW}[name]).load(cases.place(root, layout, name))
+    run = cases.Run(**ALL[name]).load(cases.place(root, layout, name))
     loaded = {key: value for key, value, _ in run.pieces()}
     seen = {key: np.zeros(value.size, bool) for key, value in loaded.items()}
     for rank in found[layout]:
@@ -87,7 +105,8 @@ def test_all_state_arrives_bit_for_bit(runs, layout, name):
 
 
 @pytest.mark.promise("checkpoints move between layouts")
-@pytest.mark.parametrize("name", [*FIRST, *SLOW])
+@pytest.mark.representatives
+@every_optimizer
 @pytest.mark.parametrize("layout", SOURCES)
 def test_to_one_process(runs, layout, name):
     root, whole, _ = runs
@@ -96,7 +115,7 @@ def test_to_one_process(runs, layout, name):
 
 
 @pytest.mark.promise("checkpoints move between layouts", seen="1e-5 of the way")
-@pytest.mark.parametrize("name", [*FIRST, *SLOW])
+@every_optimizer
 @pytest.mark.parametrize("source, target", MOVES, ids=lambda layout: layout.replace(" ", "-"))
 def test_between_layouts(runs, source, target, name):
     _, whole, found = runs
@@ -113,7 +132,7 @@ def test_between_layouts(runs, source, target, name):
 # ---- the formulas of `memory` against what these runs held and sent
 
 
-@pytest.mark.parametrize("name", {**CASES, **LOW})
+@every_case
 @pytest.mark.parametrize("layout", [layout for layout in SOURCES if "pp" not in layout])
 def test_bytes_are_those_of_the_formulas(runs, layout, name):
     found = [rank[name] for rank in runs[2][layout]]
@@ -239,7 +258,7 @@ def test_a_piece_of_unknown_place_is_refused():
         (["0.metadata", "0_0.distcp"], "holds an incomplete checkpoint"),
         (["0.metadata"], "holds an incomplete checkpoint"),
         (["schedule.pdparams"], "holds other files"),
-        ([], "is not there or empty"),
+        ([], "is missing or empty"),
     ],
 )
 def test_saving_and_loading_know_the_same_checkpoints(tmp_path, leave, says):
@@ -251,7 +270,7 @@ def test_saving_and_loading_know_the_same_checkpoints(tmp_path, leave, says):
     assert (message == "accepted") == (says is None) and bool(changed) == (says is None)
     assert says is None or says in message and "Received: folder=" in message
     if leave:
-        with pytest.raises(ValueError, match=f"`folder` {says or 'holds a checkpoint already'}.*give another folder"):
+        with pytest.raises(ValueError, match=f"`folder` {says or 'already holds a checkpoint'}.*give another folder"):
             run.save(tmp_path / "x")
         assert sorted(os.listdir(tmp_path / "x")) == sorted(leave)
     else:

@@ -49,7 +49,9 @@ def slow(degrees):
         (1, {"staged": ["lamb", "ragged"]}, {}),
         (2, {"staged": ALL}, {"pp": 2}),
         (2, {"staged": ["lamb", "ragged"], "whole": ["came", "ragged"]}, {"dp": 2}),
-        (2, {"staged": ["came", "ragged"], "whole": ["lamb", "ragged"]}, {"sharding": 2}),
+        pytest.param(
+            2, {"staged": ["came", "ragged"], "whole": ["lamb", "ragged"]}, {"sharding": 2}, marks=pytest.mark.slow
+        ),
         # slices of parameters: the norm is that of all, and update rules are answered with sums over all
         (2, {"whole": ["adamwdl", "came", "adafactor", "lamb", "ragged"]}, {"sharding": 2, "sharding_configs": V2}),
         (4, {"staged": ["lamb", "ragged"]}, {"pp": 2, "sharding": 2, "sharding_configs": V2}),

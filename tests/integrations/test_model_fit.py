@@ -152,6 +152,7 @@ def test_paddles_callback_lowers_the_rate(name):
     assert optimizer.get_lr() == 0.01 * 0.5**2 and optimizer.layerwise_ratio(net.embeddings.weight) == 0.125
 
 
+@pytest.mark.representatives(count=2)
 @every_name
 def test_a_static_graph_takes_the_same_steps(name, tmp_path):
     model = prepared(*build(name)[:2])

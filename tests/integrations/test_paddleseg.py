@@ -129,7 +129,7 @@ def test_custom_cfg_multiplies_the_rates_of_the_layers(built):
     assert rates[parameters["backbone.block1.0.mlp.fc1.weight"].name] == pytest.approx(0.01 * DECAY**5)
     for wrong, message in [
         ({"name": "decoder", "lr_mult": 10.0}, "matches no trainable parameter.*Received: parts=.'decoder'"),
-        ({"name": "norm", "lr_mul": 10.0}, "'lr_mul' is no setting of `custom_cfg`; the nearest is 'lr_mult'"),
+        ({"name": "norm", "lr_mul": 10.0}, "'lr_mul' is not a known setting of `custom_cfg`; the nearest is 'lr_mult'"),
         ({"lr_mult": 10.0}, "must have a `name`. Received: custom_cfg="),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -109,7 +109,10 @@ def test_settings_of_a_file(ocr, encoder):
     assert opt.get_lr() == 0.01  # as PyYAML reads 1e-2
     assert opt.layerwise_ratio(encoder.layers[0].linear1.weight) == 0.125
     for options, message in [
-        ({"layerwise_decai": 0.5}, "'layerwise_decai' is no setting of Came; the nearest is 'layerwise_decay'"),
+        (
+            {"layerwise_decai": 0.5},
+            "'layerwise_decai' is not a known setting of Came; the nearest is 'layerwise_decay'",
+        ),
         ({"layerwise_decay": 2.0}, "Received: layerwise_decay=2.0"),
         ({"weight_decay": -1.0}, "Received: weight_decay=-1.0"),
         ({"weight_decay": paddle.regularizer.L1Decay(0.1)}, "no L1 decay"),
@@ -188,7 +191,9 @@ def test_a_resume_with_another_decay_is_refused(ocr, encoder, name, tmp_path):
         (MOVED, "the layer of '.*' was block 0 of 3 blocks in the checkpoint and is head of 3 blocks now; .*"),
     ]:
         opt = build(0.1, **other)(encoder)
-        with pytest.raises(ValueError, match=f"{message}.*Use the same, or set `allow_layerwise_change: true`"):
+        with pytest.raises(
+            ValueError, match=f"{message}.*Use the same settings, or set `allow_layerwise_change: true`"
+        ):
             opt.set_state_dict(state)
         allowed = build(0.1, **other, allow_layerwise_change=True)(encoder)
         allowed.set_state_dict(state)

@@ -56,6 +56,7 @@ def test_the_steps_are_the_same_with_and_without_a_compiler(tmp_path):
         assert float(ours) == pytest.approx(float(paddles), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_without_openmp(tmp_path):
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:

@@ -111,6 +111,7 @@ def test_omp_num_threads_changes_no_bit():
     assert len(seen) == 1
 
 
+@pytest.mark.representatives(count=1)
 @pytest.mark.parametrize("size", ["16K", "32K"])
 def test_a_small_omp_stacksize_is_enough(size):
     code = (
@@ -136,6 +137,7 @@ def test_the_norm_of_all_gradients():
 # ---- types
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtype", TYPES[1:])
 @every_variant
 def test_masters_are_what_float32_weights_become(name, dtype):
@@ -153,6 +155,7 @@ def test_masters_are_what_float32_weights_become(name, dtype):
         np.testing.assert_array_equal(low.arrays[n]["copy"], encode(low.arrays[n]["param"], dtype), err_msg=n)
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtype", TYPES[1:])
 @every_variant
 def test_without_masters_each_step_rounds_once(name, dtype):

@@ -338,6 +338,7 @@ def test_schedule_looks_through_wrappers():
     assert AdafactorSchedule(SimpleNamespace(_inner_opt=opt)).optimizer is opt
 
 
+@pytest.mark.slow
 def test_rates_under_to_static():
     paddle.seed(0)
     model = paddle.nn.Linear(4, 3)

@@ -174,7 +174,7 @@ def test_a_decay_that_the_hook_cannot_see_is_refused(kind, name):
 def test_a_number_of_blocks_beside_layers_is_refused():
     params, _ = make_params(bert_like()[0])
     layers = LayerMap.from_model(paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(4, 2, 4), 2))
-    with pytest.raises(ValueError, match="there are 2 blocks, so `n_layers` would be ignored.*Received: n_layers=2"):
+    with pytest.raises(ValueError, match="has 2 blocks, so `n_layers` would be ignored.*Received: n_layers=2"):
         AdamWDL(0.01, parameters=list(params.values()), layers=layers, layerwise_decay=0.8, n_layers=2)
 
 

@@ -89,6 +89,7 @@ def run(name, seed, dtype, batch_bytes):
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 1e-2, "bfloat16": 6e-2}
 
 
+@pytest.mark.representatives
 @every_rule
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("seed", range(6))
@@ -106,6 +107,7 @@ def test_parameters_of_a_kind_together_are_updated_as_each_alone(name, dtype, se
             np.testing.assert_allclose(value, alone_state[key], rtol=tolerance, atol=tolerance * size, err_msg=key)
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("batch_bytes", [0, 2**25], ids=["alone", "together"])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("case", [c for c in load_index()["cases"] if c["ours"]["optimizer"] != "adamwdl"], ids=str)
@@ -208,6 +210,7 @@ def some_steps(name, how, before_step=lambda opt, params, step: None):
     return seen
 
 
+@pytest.mark.representatives
 @every_rule
 @pytest.mark.parametrize("how", LIKE_THE_LAST)
 def test_a_step_like_the_last_one_gives_the_same_bits(name, how, repeated, monkeypatch):
@@ -295,6 +298,7 @@ def scheduled(name, params, **more):
     return ldopt.optimizer_class(name.split(",")[0])(parameters=given, **arguments, **how), scheduler
 
 
+@pytest.mark.representatives
 @pytest.mark.filterwarnings("ignore:Optimizers use Paddle's operations:UserWarning")
 @every_variant
 @pytest.mark.parametrize("how", ["operations", "no library", "alone", "groups"])
@@ -391,6 +395,7 @@ def launches(step):
     return sum(map(count, profiler.profiler_result.get_data().values()))
 
 
+@pytest.mark.representatives(count=1)
 @pytest.mark.parametrize("name", ["came", "lamb", "adafactor", "adamweightdecay"])
 def test_a_tenth_of_the_launches(name):
     params, draw, counts = parameters(bert()), np.random.default_rng(0), {}
@@ -411,6 +416,7 @@ def host_peak(step):
     return core.host_memory_stat_peak_value("Allocated", 0) - before
 
 
+@pytest.mark.representatives(count=2)
 @every_rule
 def test_the_memory_of_a_step_is_bounded(name):
     params, draw, most = parameters([[128, 128]] * 32), np.random.default_rng(0), 4 * 128 * 128 * 4

@@ -250,6 +250,7 @@ def mixed_gradients(steps=40):
     return arrays, grads
 
 
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("mixed", [False, True], ids=["plain", "mixed"])
 @pytest.mark.parametrize("beta1", [0.5, 0.9, 0.99])
 def test_compression_keeps_m_within_its_bound(beta1, mixed):

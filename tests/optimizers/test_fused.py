@@ -68,15 +68,17 @@ def same_state(one, other):
 # ---- the same numbers
 
 
+@pytest.mark.parametrize("steps", [4, pytest.param(20, marks=pytest.mark.slow)])
 @every_variant
-def test_20_steps_equal_those_of_paddles_operations(name):
-    arrays, grads = problem(steps=20)
+def test_steps_equal_those_of_paddles_operations(name, steps):
+    arrays, grads = problem(steps=steps)
     want, plain = run(name, arrays, grads, fused=False)
     got, opt = run(name, arrays, grads, fused=True)
     close(got, want, arrays, tolerance(name))
     same_state(opt, plain)
 
 
+@pytest.mark.representatives(count=5)
 @every_variant
 def test_it_can_be_switched_in_mid_run(name):
     arrays, grads = problem(steps=6, shapes={n: SHAPES[n] for n in ("0-D", "odd", "small", "volume", "convolution")})
@@ -89,6 +91,7 @@ def test_it_can_be_switched_in_mid_run(name):
     close(got, want, arrays)
 
 
+@pytest.mark.representatives(count=5)
 @every_variant
 def test_checkpoints_go_both_ways(name):
     arrays, grads = problem(steps=4, shapes={n: SHAPES[n] for n in ("0-D", "odd", "small", "volume")})
@@ -103,6 +106,7 @@ def test_checkpoints_go_both_ways(name):
             close(take_steps(opt, params, grads[2:]), want, arrays)
 
 
+@pytest.mark.representatives
 @every_variant
 @pytest.mark.parametrize("clipped", [False, True])
 def test_a_resume_and_an_unfreezing_change_no_bit(name, clipped):
@@ -150,6 +154,7 @@ def test_state_that_is_loaded_in_mid_run_is_used():
         close(got, want, arrays)
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("masters", [True, False])
 @every_variant
@@ -170,6 +175,7 @@ def test_low_precision(name, dtype, masters):
         np.testing.assert_allclose(results[1][n], results[0][n], rtol=2 * ulp, atol=1e-6, err_msg=n)
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @every_variant
 def test_nan_and_infinity_end_where_paddles_operations_put_them(name, value):
@@ -213,6 +219,7 @@ def test_rates_ratios_and_gradients_may_change(name):
     close(results[1], results[0], arrays)
 
 
+@pytest.mark.representatives(count=5)
 @every_variant
 def test_a_global_norm_is_clipped_as_paddle_clips_it(name):
     if "globally" in name:
@@ -407,6 +414,7 @@ def test_on_a_gpu_paddles_kernel_is_given_the_ratio(on_gpu, monkeypatch):
 # ---- memory
 
 
+@pytest.mark.representatives(count=1)
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the peak cannot be reset")
 @pytest.mark.parametrize("name", ["adafactor", "came", "lamb"])
 def test_a_step_allocates_nothing_the_size_of_a_parameter(name):

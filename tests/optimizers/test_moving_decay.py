@@ -118,12 +118,14 @@ def test_each_step_has_its_rates(name, fused):
     close(got, expected(name, fused=fused))
 
 
+@pytest.mark.representatives(count=1)
 @every_optimizer
 def test_to_static_moves_too(name):
     want, model = expected(name, fused=False), net()  # first: Paddle cannot import its own modules under `to_static`
     close(train(model, made(name, model, fused=False), step=paddle.jit.to_static), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.representatives(count=1)
 @every_optimizer
 def test_a_static_program_counts_its_runs(name, tmp_path):
     start = {n: p.numpy().copy() for n, p in net().named_parameters()}

@@ -168,7 +168,7 @@ def test_a_second_optimizer_of_a_model_resumes(name):
         (lambda x: paddle.concat([x, x]), r"must be float32 of shape \[1\].* Received: .*\[2\]"),
         (lambda x: x[:0], r"must be float32 of shape \[1\].* Received: .*\[0\]"),
         (lambda x: x.astype("float64"), r"must be float32 of shape.* Received: dtype='float64'"),
-        (None, "all state of a parameter or none|lacks what"),
+        (None, "all state of a parameter or none|lacks a state"),
     ],
     ids=["negative", "NaN", "long", "short", "float64", "missing"],
 )

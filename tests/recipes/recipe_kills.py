@@ -1,16 +1,12 @@
-"""A recipe in a process of its own, to be killed at any moment.
-
-The process is forked off one that has imported all there is to import and trained nothing: it begins at once.
-"""
+"""A recipe in a process of its own (see `processes`), to be killed at any moment."""
 
 import importlib
-import multiprocessing
 import os
 import signal
 import sys
 import threading
-import traceback
 
+import processes
 import pytest
 import test_recipes
 
@@ -44,25 +40,18 @@ def watch(folder, moment):
 
 def child(name, argv, folder, moment, log):
     """Run a recipe; write "s" for each step that begins, and at the end "e" for each event, into the file `log`."""
-    with open(log, "wb", buffering=0) as said, open(f"{log}.out", "w") as out:
-        os.dup2(out.fileno(), 1)
-        os.dup2(out.fileno(), 2)
-        try:
-            test_recipes.shorten(pytest.MonkeyPatch())
-            step_begins = report.RunReport.on_step_begin
+    with open(log, "wb", buffering=0) as said:
+        test_recipes.shorten(pytest.MonkeyPatch())
+        step_begins = report.RunReport.on_step_begin
 
-            def counted(*args, **kwargs):
-                said.write(b"s")
-                return step_begins(*args, **kwargs)
+        def counted(*args, **kwargs):
+            said.write(b"s")
+            return step_begins(*args, **kwargs)
 
-            report.RunReport.on_step_begin = counted
-            seen = watch(folder, moment)
-            importlib.import_module(name).main(argv)
-            said.write(b"e" * len(seen))
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
+        report.RunReport.on_step_begin = counted
+        seen = watch(folder, moment)
+        importlib.import_module(name).main(argv)
+        said.write(b"e" * len(seen))
 
 
 def run(name, argv, folder, moment=None):
@@ -70,15 +59,12 @@ def run(name, argv, folder, moment=None):
 
     The events are those of `folder`; `moment` is that of `watch`.
     """
-    log = folder.parent / f"{folder.name}.log"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recipe_kills"])
-    process = context.Process(target=child, args=(name, argv, str(folder), moment, str(log)))
-    process.start()
+    log, out = (folder.parent / f"{folder.name}.{kind}" for kind in ("log", "out"))
+    process = processes.start(child, name, argv, str(folder), moment, str(log), log=out)
     process.join(600)
     if process.exitcode is None:
         process.kill()
         pytest.fail(f"{name} {argv} hangs")
-    assert process.exitcode in (0, -signal.SIGKILL), (folder.parent / f"{log}.out").read_text()[-3000:]
+    assert process.exitcode in (0, -signal.SIGKILL), out.read_text()[-3000:]
     said = log.read_bytes()
     return process.exitcode != 0, said.count(b"s"), said.count(b"e")

@@ -193,7 +193,7 @@ def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(files, tiny, tmp_path)
     resumed = call(["--resume_from_checkpoint", folder])
     assert "already over" not in resumed.out and resumed.err == ""
     again = call(["--resume_from_checkpoint", folder])
-    assert "This run is already over: it ended at step 2. Only its test is repeated." in again.out
+    assert "This run already ended, at step 2: only the test is repeated." in again.out
 
 
 # --- logs (6) ---
@@ -259,7 +259,7 @@ def test_every_option_of_ours_has_a_help_text(name):
     assert not [line for line in lines if re.fullmatch(r"  --\w+ *(\(.*\))?", line)]
     assert ("Trainer" in lines[-1]) == (name in ("seq2seq", "language_model_sft"))
     if name == "matching":
-        assert "checkpoints to keep, the newest (1)" in out.getvalue()
+        assert "newest checkpoints to keep (1)" in out.getvalue()
     assert len(lines) <= 80
 
 
@@ -276,8 +276,8 @@ def test_every_option_of_ours_has_a_help_text(name):
             [0.4, 0.8],
             r"0\.050 more .*95 % interval -1\.\d+ to \+1\.\d+, 2 seeds\): the difference may be chance",
         ),
-        ([0.5], [0.6], "one seed does not tell"),
-        ([0.5, float("nan")], [0.6, 0.7], "none, as an arm diverged"),
+        ([0.5], [0.6], "With one seed, this may be chance"),
+        ([0.5, float("nan")], [0.6, 0.7], "none, because an arm diverged"),
     ],
 )
 def test_the_verdict_of_a_comparison(uniform, layerwise, says):
@@ -311,8 +311,8 @@ def test_the_interval_is_students():
         (["--fp16", "True"], "`fp16` needs a GPU: leave it out on a CPU. Received: fp16=True, device='cpu'"),
         (["--bf16", "True"], "`bf16` needs a GPU"),
         (["--device", "gpu"], "This Paddle has no GPU support.*Received: device='gpu'"),
-        (["--tensor_parallel_degree", "2"], "`tensor_parallel_degree` needs as many processes.*degree=2"),
-        (["--fp16", "True", "--pipeline_parallel_degree", "2"], "2 settings are wrong"),
+        (["--tensor_parallel_degree", "2"], "`tensor_parallel_degree` exceeds the number of processes.*degree=2"),
+        (["--fp16", "True", "--pipeline_parallel_degree", "2"], "2 arguments are wrong"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line(tmp_path, monkeypatch, argv, says):

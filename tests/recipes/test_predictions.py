@@ -73,7 +73,7 @@ def test_images_are_labelled(start, tmp_path, capsys):  # noqa: F811
     predicted(capsys, tmp_path / "out", *images, "--output", tmp_path / "a.csv")
     found = rows_of(tmp_path / "a.csv")
     assert [row["image"] for row in found] == list(map(str, images)) and {row["label"] for row in found} <= set("56789")
-    with pytest.raises(SystemExit, match="no such image"):
+    with pytest.raises(SystemExit, match="image does not exist"):
         predict.main([str(tmp_path / "out"), "nowhere.png"])
 
 
@@ -124,7 +124,7 @@ def test_standard_input_and_pairs(labels, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("a text\tits partner\nanother\tone\n"))
     assert len(predicted(capsys, labels, "--input", "-", "--pair").splitlines()) == 2
     monkeypatch.setattr("sys.stdin", io.StringIO("a text\n"))
-    with pytest.raises(SystemExit, match="Line 1 is not two texts divided by a tab.*'standard input'"):
+    with pytest.raises(SystemExit, match="Line 1 must be two texts with a tab between them.*'standard input'"):
         predict.main([str(labels), "--input", "-", "--pair"])
 
 

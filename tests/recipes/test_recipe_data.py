@@ -205,7 +205,7 @@ def test_an_encoding_is_read_and_suggested(tmp_path):
     rows = [(f"Café {i}", label) for i, (_, label) in enumerate(ROWS)]
     (tmp_path / "a.tsv").write_text(tsv(rows), encoding="cp1252")
     assert texts(everything(load_splits(tmp_path / "a.tsv", encoding="cp1252"))) == texts(rows)
-    with pytest.raises(ValueError, match="Python knows no such encoding.*encoding='cp0'"):
+    with pytest.raises(ValueError, match="Python does not know this encoding.*encoding='cp0'"):
         load_splits(tmp_path / "a.tsv", encoding="cp0")
 
 
@@ -279,16 +279,16 @@ def tsv(rows):
 
 GOOD = tsv(ROWS)
 MISTAKES = {  # name: (files, what is loaded, options, what the message says)
-    "missing file": ({}, "a.tsv", {}, "There is no such file.*Accepted: .*docstrings"),
-    "unknown kind": ({}, "sql:table", {}, "There is no such file.*kind of source.*datasets:NAME"),
-    "hub without a name": ({}, "datasets:", {}, "There is no such file.*kind of source"),
-    "wrong ending": ({"a.xlsx": "x"}, "a.xlsx", {}, r"ends in \.tsv, \.csv, \.jsonl"),
-    "empty": ({"a.tsv": ""}, "a.tsv", {}, "There are no rows"),
-    "only a header": ({"a.csv": "text,label\n"}, "a.csv", {}, "There are no rows"),
-    "no objects": ({"a.jsonl": "\n"}, "a.jsonl", {}, "There are no rows"),
+    "missing file": ({}, "a.tsv", {}, "The source does not exist. Accepted: .*docstrings"),
+    "unknown kind": ({}, "sql:table", {}, "The source does not exist. Accepted: .*datasets:NAME"),
+    "hub without a name": ({}, "datasets:", {}, "The source does not exist. Accepted"),
+    "wrong ending": ({"a.xlsx": "x"}, "a.xlsx", {}, r"must end in \.tsv, \.csv, \.jsonl"),
+    "empty": ({"a.tsv": ""}, "a.tsv", {}, "The file has no rows"),
+    "only a header": ({"a.csv": "text,label\n"}, "a.csv", {}, "The file has no rows"),
+    "no objects": ({"a.jsonl": "\n"}, "a.jsonl", {}, "The file has no rows"),
     "one label": ({"a.tsv": tsv((t, "x") for t, _ in ROWS)}, "a.tsv", {}, r"two labels or more.*\['x'\]"),
-    "missing column": ({"a.tsv": GOOD + "no tab\n"}, "a.tsv", {}, "Line 61: 2 columns are expected, found 1"),
-    "column too many": ({"a.tsv": GOOD + "a tab\tin it\tgood\n"}, "a.tsv", {}, "Line 61: 2 .* found 3"),
+    "missing column": ({"a.tsv": GOOD + "no tab\n"}, "a.tsv", {}, "Line 61 must have 2 columns, not 1"),
+    "column too many": ({"a.tsv": GOOD + "a tab\tin it\tgood\n"}, "a.tsv", {}, "Line 61 must have 2 columns, not 3"),
     "empty text": ({"a.tsv": GOOD + " \tgood\n"}, "a.tsv", {}, "Line 61 has no text"),
     "empty label": ({"a.tsv": GOOD + "text\t \n"}, "a.tsv", {}, "Line 61 has no string or number"),
     "missing key": (
@@ -308,7 +308,7 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
         {"a.tsv": tsv((text, f"id{i}") for i, (text, _) in enumerate(ROWS))},
         "a.tsv",
         {"has_header": False},
-        "60 of 60 rows have a label of their own.*identifier",
+        "60 of 60 rows have a unique label.*identifier",
     ),
     "one name twice": ({"a.csv": "text,label,text\na,b,c\n"}, "a.csv", {}, r"the same name: \['text'\]"),
     "one key twice": ({"a.jsonl": '{"text": "a", "text": "b"}'}, "a.jsonl", {}, r"the same name: \['text'\]"),
@@ -316,7 +316,7 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
         {"a.tsv": GOOD + " \tgood\nno tab\n" + "\tbad\n" * 7},
         "a.tsv",
         {},
-        "Line 61 has no text.*; Line 62: 2 .*; Line 63 has no text in column '0'; 9 of 69 rows are wrong",
+        "Line 61 has no text.*; Line 62 must have 2 .*; Line 63 has no text in column '0'; 9 of 69 rows are wrong",
     ),
     "pair in train alone": (
         {
@@ -359,7 +359,7 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
     ),
     "UTF-16": ({"a.csv": GOOD.encode("utf-16")}, "a.csv", {}, "Line 1 is not UTF-8.*pass `--encoding utf-16`"),
     "one column": ({"a.csv": "a\nb\n"}, "a.csv", {}, r"Valid: \['0'\] \(numbers: the file has no column names\)"),
-    "no train file": ({"test.tsv": GOOD}, ".", {}, "One train file"),
+    "no train file": ({"test.tsv": GOOD}, ".", {}, "The folder must have one train file"),
     "two train files": ({"train.tsv": GOOD, "train.csv": "a,b\n"}, ".", {}, r"\['train.csv', 'train.tsv'\]"),
     "new label": ({"train.tsv": GOOD, "test.tsv": "a\tok\nb\tok\n"}, ".", {}, r"test rows have labels .*\['ok'\]"),
     "too few to split": ({"a.tsv": "a\tx\nb\ty\n" * 2}, "a.tsv", {"has_header": False}, "No rows are left for"),
@@ -512,7 +512,7 @@ def test_a_tokenizer_of_another_language_is_warned_of(tokenizer):
 def test_a_chinese_file_needs_its_encoding_alone(tmp_path):
     lines = ["评论,标签", *(f"第{i}家酒店，早餐很{'好,好评' if i % 2 else '差,差评'}" for i in range(40))]
     (tmp_path / "评论.csv").write_text("\n".join(lines), encoding="gbk")
-    with pytest.raises(ValueError, match=r"Line 1 is not UTF-8 .*`--encoding gb18030`.*评论\.csv"):
+    with pytest.raises(ValueError, match=r"Line 1 is not UTF-8 .*`--encoding .*`gb18030`.*评论\.csv"):
         load_splits(tmp_path / "评论.csv")
     splits = load_splits(tmp_path / "评论.csv", encoding="gb18030")
     assert splits.columns == {"text": "评论", "label": "标签"} and sorted(splits.labels) == ["好评", "差评"]

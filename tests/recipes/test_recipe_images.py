@@ -43,7 +43,7 @@ def test_images_of_folders(photos):
     assert data[-1]["pixel_values"].dtype == np.float32
     with pytest.raises(ValueError, match="No rows are left for"):
         image_data.load_images(str(photos / "dev"))
-    with pytest.raises(ValueError, match="no images .* in folders of their classes"):
+    with pytest.raises(ValueError, match="no images .* in a subfolder for each class"):
         image_data.load_images(str(photos / "train" / "red"))
     with pytest.raises(ValueError, match="Accepted: digits, a folder.*Received: data='nowhere'"):
         image_data.load_images("nowhere")
@@ -56,7 +56,7 @@ def test_images_of_a_hub():
     grey = Image.new("L", (2, 2), 7)
     (row,) = image_data.hub_images(Data([{"img": grey, "label": 1}]), "train")
     assert row[1] == "dog" and row[0].tolist() == [[7, 7], [7, 7]]
-    with pytest.raises(ValueError, match="are needed"):
+    with pytest.raises(ValueError, match="are required"):
         image_data.hub_images([{"text": "x"}], "train")
 
 

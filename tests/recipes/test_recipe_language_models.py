@@ -99,7 +99,7 @@ def test_adapters_alone_are_trained(tiny_llama, tmp_path):
     assert len(adapters) == 2 * 7 * SHAPE["num_hidden_layers"]
     assert moved and moved <= adapters and any("lora_B" in name for name in moved)
     options = language_model_sft.Options(lora_rank=2)
-    with pytest.raises(ValueError, match="model that is trained.*Received: model='LlamaForCausalLM'"):
+    with pytest.raises(ValueError, match="need a trained model.*Received: model='LlamaForCausalLM'"):
         language_model_sft.build(args, options, dealt())
 
 
@@ -206,7 +206,7 @@ def test_a_new_head_begins_with_the_shares_of_the_tokens(guesser):
 
 
 def test_wrong_options(tmp_path):
-    with pytest.raises(ValueError, match="`micro_batch_size` says.*Received: gradient_accumulation_steps=2"):
+    with pytest.raises(ValueError, match="set `micro_batch_size`. Received: gradient_accumulation_steps=2"):
         masked_lm_pretraining.Arguments(output_dir=str(tmp_path), gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match=r"must be in \(0, 1\). Received: masked_share=1.0"):
         masked_lm_pretraining.Options(masked_share=1.0)

@@ -1,23 +1,41 @@
 """recipes/pipeline_sft.py as users meet it: two processes that it starts itself, an overflow, a resume, wrong input."""
 
+import contextlib
+import io
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import types
 
 import numpy as np
 import pipeline_sft as recipe
+import processes
 import pytest
+from distributed_launch import launch
 
 FILE = pathlib.Path(recipe.__file__)
 ROW = re.compile(r"^ *(\d+) +([\d.]+) +(True|False) +([\d.e+]+) +([\d.e+-]+) +([\d.]+|inf)$", re.MULTILINE)
 
 
-def run(*arguments, timeout=400):
-    command = [sys.executable, str(FILE), *map(str, arguments)]
-    return subprocess.run(command, cwd=FILE.parent.parent, capture_output=True, text=True, timeout=timeout, check=False)
+def in_ranks(argv):
+    """A worker: train as one of several processes; return what it printed."""
+    sys.argv = argv
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        recipe.main()
+    return out.getvalue()
+
+
+def forked(*argv):
+    first, second = launch(in_ranks, ranks=2, timeout=300, argv=[str(FILE), *map(str, argv)])
+    assert not second, "one process speaks"
+    return first
+
+
+def started_by_itself(*argv):
+    ended = processes.run([FILE, *argv], timeout=400, cwd=FILE.parent.parent)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    return ended.stdout
 
 
 @pytest.fixture(scope="module")
@@ -29,37 +47,58 @@ def rows(tmp_path_factory):
     return path
 
 
-def test_two_processes_an_overflow_and_a_resume(rows, tmp_path):
+@pytest.mark.parametrize("run", [forked, pytest.param(started_by_itself, marks=pytest.mark.slow)])
+def test_two_processes_an_overflow_and_a_resume(run, rows, tmp_path):
     common = ["--data", rows, "--micro_batch_num", 2, "--micro_batch_size", 4, "--length", 24, "--steps", 16]
     common += ["--inject_overflow", "5,9", "--save_steps", 6, "--loss_scale", 1024, "--optim", "came"]
     first = run(*common, "--output_dir", tmp_path / "run")
-    assert first.returncode == 0, first.stdout[-4000:] + first.stderr[-4000:]
-    table = ROW.findall(first.stdout)
+    table = ROW.findall(first)
     assert [int(row[0]) for row in table] == list(range(1, 17)), "by one process, once"
     assert [int(row[0]) for row in table if row[2] == "True"] == [5, 9]
     assert [float(row[3]) for row in table] == [1024.0] * 5 + [512.0] * 4 + [256.0] * 7
     assert table[4][4] == table[5][4], "an overflow leaves the rate where it is"
-    assert len(re.findall("block", first.stdout)) == 4, "the layers of both stages, once"
-    loss, unigram = map(float, re.search(r"test texts: ([\d.]+); unigram baseline: ([\d.]+)", first.stdout).groups())
+    assert len(re.findall("block", first)) == 4, "the layers of both stages, once"
+    loss, unigram = map(float, re.search(r"test texts: ([\d.]+); unigram baseline: ([\d.]+)", first).groups())
     assert np.isfinite(loss) and 1.0 < unigram < 4.0
     assert float(table[-1][1]) < float(table[0][1])
 
     shutil.rmtree(tmp_path / "run" / "checkpoint-16")
     second = run(*common, "--output_dir", tmp_path / "run", "--resume")
-    assert second.returncode == 0, second.stdout[-4000:] + second.stderr[-4000:]
-    assert ROW.findall(second.stdout) == table[12:]
-    assert f"test texts: {loss:.3f}" in second.stdout
+    assert ROW.findall(second) == table[12:]
+    assert f"test texts: {loss:.3f}" in second
 
 
-def test_wrong_arguments(tmp_path):
-    for arguments, message in [
+@pytest.mark.parametrize(
+    "argv, message",
+    [
         (["--inject_overflow", "x"], "--inject_overflow: invalid <lambda> value: 'x'"),
         (["--float16"], "--float16 needs a GPU. Received: 2, True"),
-        (["--stages", "1"], "--stages is at least 2"),
+        (["--stages", "1"], "--stages must be at least 2"),
         (["--optim", "adam"], "invalid choice"),
-    ]:
-        result = run(*arguments)
-        assert result.returncode == 2 and message in result.stderr
+    ],
+    ids=str,
+)
+def test_wrong_arguments(monkeypatch, capsys, argv, message):
+    monkeypatch.setattr(sys, "argv", [str(FILE), *argv])
+    with pytest.raises(SystemExit) as ended:
+        recipe.main()
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_it_starts_as_many_processes_as_there_are_stages(monkeypatch):
+    started = []
+    monkeypatch.setattr(sys, "argv", [str(FILE), "--stages", "3"])
+    monkeypatch.setattr(
+        recipe.subprocess, "run", lambda *given, **how: started.append(given[0]) or types.SimpleNamespace(returncode=7)
+    )
+    with pytest.raises(SystemExit) as ended:
+        recipe.main()
+    (command,) = started
+    assert ended.value.code == 7 and command[:5] == [
+        sys.executable,
+        *["-m", "paddle.distributed.launch", "--nproc_per_node", "3"],
+    ]
+    assert command[-3:] == sys.argv
 
 
 def test_the_last_step_is_found_in_a_folder_with_any_name(tmp_path):

@@ -75,7 +75,7 @@ def test_null_is_none_wherever_it_may_be(config):
 
 
 def test_null_for_what_must_have_a_value_is_an_error_that_names_it(config, capsys):
-    message = "(?s)`max_grad_norm` needs a value.*Received: max_grad_norm=None.*'max_lenght' is no argument"
+    message = "(?s)`max_grad_norm` needs a value.*Received: max_grad_norm=None.*'max_lenght' is not a known argument"
     with pytest.raises(ValueError, match=message):
         config("max_grad_norm: null\nmax_lenght: null\n", *OF_SEQ2SEQ)
     with pytest.raises(SystemExit):

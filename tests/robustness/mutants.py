@@ -37,6 +37,7 @@ ROOMS = ("_checks.py", "layers", "schedules", "optimizers")
 MORE = {
     "_checks.py": ["schedules/test_*.py", "optimizers/test_lamb.py"],
     "layers/decay.py": ["layers/test_ratios.py", "optimizers/test_adamwdl.py"],
+    "layers/decay_checks.py": ["layers/test_decay.py", "optimizers/test_moving_decay.py"],
     "layers/map.py": ["layers/test_*.py"],
     "layers/stacks.py": ["layers/test_map.py", "layers/test_zoo.py"],
     "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py"],
@@ -51,6 +52,7 @@ APART = {
         "optimizers/_pieces/piece.py",
         "optimizers/adamwdl.py",
         "optimizers/_base/rule_optimizer.py",
+        "optimizers/_base/updates.py",
     ],
     "test_parallel_checkpoints.py": ["optimizers/_base/sharded_state.py"],
 }

@@ -77,6 +77,7 @@ def run(name, fused, arrays, grads, **more):
 # ---- one bad gradient
 
 
+@pytest.mark.representatives
 @either_path
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 @every_variant
@@ -97,6 +98,7 @@ def test_nan_and_inf(name, value, fused):
                     np.testing.assert_array_equal(got[what].ravel()[~place], clean[what].ravel()[~place], err_msg=what)
 
 
+@pytest.mark.representatives
 @either_path
 @pytest.mark.parametrize("everywhere", [False, True], ids=["one", "all"])
 @pytest.mark.parametrize("value", [-1e38, 1e22])
@@ -119,6 +121,7 @@ def test_squares_that_overflow(name, value, everywhere, fused):
 between = [pytest.param(value, marks=pytest.mark.slow) for value in (1e15, 1e10, 1e-10, 1e-20)]
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("everywhere", [False, True], ids=["one", "all"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38, 1e22, *between, 1e-38, 1e-40, 0.0])
 @every_variant
@@ -134,6 +137,7 @@ def test_both_paths_do_the_same(name, value, everywhere):
         np.testing.assert_allclose(got[what], want[what], rtol=1e-6, atol=atol, err_msg=what)
 
 
+@pytest.mark.representatives
 @either_path
 @pytest.mark.parametrize("value", [1e-40, 1e-45])
 @every_variant
@@ -204,6 +208,7 @@ def test_found_inf_leaves_all_as_it_is(name, fused):
 # ---- nothing to learn from
 
 
+@pytest.mark.representatives(count=4)
 @either_path
 @every_variant
 def test_a_thousand_zero_gradients(name, fused):
@@ -234,6 +239,7 @@ def test_without_an_epsilon_a_zero_gradient_is_0_by_0(name, fused):
     assert all(np.isfinite(got[n]).all() for n in FILLED)
 
 
+@pytest.mark.representatives
 @either_path
 @every_variant
 def test_a_rate_of_0(name, fused):
@@ -304,6 +310,7 @@ def after(name, fused, count, arrays, grads, **more):
         )
 
 
+@pytest.mark.representatives
 @either_path
 @pytest.mark.parametrize("count", [10**5, 10**6, 2**24])
 @every_variant
@@ -361,6 +368,7 @@ def test_powers_of_beta_that_vanish_correct_nothing(power, fused):
 # ---- parameters that come and go
 
 
+@pytest.mark.representatives
 @either_path
 @pytest.mark.parametrize("how", ["frozen", "without a gradient"])
 @every_variant

@@ -91,7 +91,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_refused_by_name(copied, damage,
     if (damage, kind) == ("gone", "trainer_state"):
         assert last_checkpoint(copied) == str(copied / "checkpoint-4"), "it may be one of a Trainer that was cut short"
     else:
-        with pytest.warns(UserWarning, match=f"checkpoint-6 is damaged and passed over: '{name}' {words}"):
+        with pytest.warns(UserWarning, match=f"checkpoint-6 is damaged and skipped: '{name}' {words}"):
             assert last_checkpoint(copied) == str(copied / "checkpoint-4")
     before = common.weights(common.tiny_model())
     trainer = common.trainer(copied, optim="adamwdl", layerwise_lr_decay=0.8)
@@ -145,7 +145,7 @@ def test_if_all_are_damaged_there_is_none(copied):
         truncate(copied / f"checkpoint-{step}/optimizer.pdopt")
     with pytest.warns(UserWarning, match="damaged"), pytest.raises(ValueError, match="No valid checkpoint found"):
         run(copied, resume=True)
-    with pytest.raises(ValueError, match="that is not, of which there is none. Received"):
+    with pytest.raises(ValueError, match="There is no valid checkpoint beside it. Received"):
         run(copied, resume=str(copied / "checkpoint-6"))
 
 
@@ -238,7 +238,9 @@ def test_a_disk_without_a_byte_left_is_refused_before_the_first_step(small_disk)
         while True:
             file.write(bytes(4096))
     trainer = common.trainer(folder, optim="adamwdl")
-    with pytest.raises(ValueError, match="No checkpoint can be saved there.*No space left.*Received: output_dir="):
+    with pytest.raises(
+        ValueError, match="Checkpoints cannot be saved in `output_dir`.*No space left.*Received: output_dir="
+    ):
         trainer.train()
     assert trainer.optimizer is None
 
@@ -276,7 +278,9 @@ def test_a_folder_that_cannot_be_written_into_is_refused_before_the_first_step(t
     read_only(tmp_path / "run")
     trainer.train()  # saves nothing
     trainer = common.trainer(tmp_path / "run", optim="adamwdl")
-    with pytest.raises(ValueError, match="No checkpoint can be saved there.*save_strategy='no'. Received: output_dir="):
+    with pytest.raises(
+        ValueError, match="Checkpoints cannot be saved in `output_dir`.*save_strategy='no'. Received: output_dir="
+    ):
         trainer.train()
     assert trainer.optimizer is None and not list((tmp_path / "run").iterdir())
 

@@ -91,6 +91,7 @@ def hostile_pickles(mark):
     yield "safetensors", struct.pack("<Q", 2) + b"{}"
 
 
+@pytest.mark.promise("reading a `.pdopt` runs no code", seen="nothing run")
 def test_no_code_in_a_pdopt_is_run(tmp_path, victim):
     mark, path, count = str(tmp_path / "ran"), str(tmp_path / "a.pdopt"), 0
     for what, content in hostile_pickles(mark):
@@ -105,6 +106,7 @@ def test_no_code_in_a_pdopt_is_run(tmp_path, victim):
     assert os.path.exists(mark)
 
 
+@pytest.mark.promise("a damaged `.pdopt` is refused, or loads with other numbers", seen="2,300 damages")
 @pytest.mark.parametrize("flips, cuts, least", [(60, 20, 40), pytest.param(2000, 300, 1000, marks=SLOW)])
 def test_a_damaged_pdopt_is_refused_or_loads_numbers(tmp_path, flips, cuts, least):
     run = Run("lamb").train(HALF)

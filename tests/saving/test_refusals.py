@@ -24,6 +24,7 @@ WRONG = {
 }
 
 
+@pytest.mark.promise("another optimizer, model, schedule or format is refused")
 @pytest.mark.parametrize("what", WRONG)
 def test_another_optimizer_is_refused(what, saved):
     arguments, says = WRONG[what]
@@ -95,6 +96,7 @@ def test_arguments_are_checked(saved, tmp_path, victim):
             call()
 
 
+@pytest.mark.promise("another optimizer, model, schedule or format is refused")
 @pytest.mark.parametrize(
     "was, now, shown",
     [

@@ -38,6 +38,7 @@ def test_what_is_written_goes_through_links_and_pipes(name, tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted(map(os.path.basename, (target, link, pipe)))
 
 
+@pytest.mark.promise("a failed write leaves the old file and no other")
 def test_a_write_that_fails_leaves_what_was_there(saved, monkeypatch, victim):
     before = read(saved)
     for name in ("fsync", "replace"):
@@ -95,6 +96,7 @@ def umask():
     return mask
 
 
+@pytest.mark.promise("saving and loading 1,000 times leaks no memory and no file", seen="less than 4 MB more")
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux says how much memory a process has")
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=SLOW)])
 def test_saving_and_loading_over_and_over_leaves_nothing_behind(path, count):

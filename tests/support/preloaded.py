@@ -1,6 +1,7 @@
 """What the fork server of `processes` imports. No operation runs here: Paddle's threads would be lost in the forks."""
 
 import contextlib
+import gc
 import warnings
 
 with warnings.catch_warnings():
@@ -15,3 +16,5 @@ with warnings.catch_warnings():
 
     with contextlib.suppress(ImportError):
         import paddlenlp.transformers  # noqa: F401
+
+gc.freeze()  # in the forks the collector looks at their own objects only

@@ -31,7 +31,7 @@ OPTIONS = {
 }
 CASES = tuple(OPTIONS)
 HALF, ALL = 3, 6  # steps
-SLOW = (pytest.mark.slow, pytest.mark.fault, pytest.mark.timeout(1800))
+SLOW = (pytest.mark.fault, pytest.mark.timeout(1800))
 _SHIFT = {"came": "learning_rate", "adafactor": "lr"}
 
 

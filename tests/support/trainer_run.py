@@ -1,15 +1,11 @@
-"""Trainings in processes of their own, to be killed; as a program it forks one for each line of its input.
+"""Trainings to be killed in processes of their own: `train_until`.
 
-A line is JSON: [output_dir, format, how to die, whether to resume]; the answer is the status of the process, a number.
 How to die: "never"; "after:<step>:<seconds>", perhaps within a save; "saving:<file>", in the middle of writing it.
 """
 
-import json
 import os
 import signal
-import sys
 import threading
-import traceback
 
 import numpy as np
 import paddle
@@ -89,24 +85,10 @@ def run(output_dir, form="plain", callbacks=None, resume=None, passed=None, **kw
     return trainer
 
 
-def train_in_a_fork(folder, form, death, resume):
-    """Train in a fork, which need not import anything again; return its exit status."""
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1]
-    try:
-        kind, _, how = death.partition(":")
-        if kind == "saving":
-            die_while_saving(how)
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # which takes answers alone
-        trainer = run(folder, form, [KillAfter(*how.split(":"))] if kind == "after" else None, resume or None)
-        np.savez(os.path.join(folder, "final.npz"), **common.weights(trainer.model))
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-
-
-if __name__ == "__main__":
-    for line in sys.stdin:
-        print(train_in_a_fork(*json.loads(line)), flush=True)
+def train_until(folder, form, death, resume):
+    """Train and write the final weights into the folder, or die before."""
+    kind, _, how = death.partition(":")
+    if kind == "saving":
+        die_while_saving(how)
+    trainer = run(folder, form, [KillAfter(*how.split(":"))] if kind == "after" else None, resume or None)
+    np.savez(os.path.join(folder, "final.npz"), **common.weights(trainer.model))

@@ -94,7 +94,7 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_shown(capsys
         ),
         (
             ["--model", BERT, "--decay", "0.5", "--towers", '{{"vision": 0.9}}'],
-            "No block of the model is in a part of this name",
+            "The model has no blocks in a part of this name",
         ),
         (["--model", BERT, "--bound", "0.5"], "`--bound` has no effect unless `--convention` is 'linear'"),
         (["--model", BERT, "--plot", "rates.txt"], "Received: --plot='rates.txt'"),

@@ -199,6 +199,7 @@ def test_a_spike_between_two_columns_is_not_lost():
 # --- GradualUnfreezeCallback ---
 
 
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw", "came"])
 def test_one_more_layer_from_the_top_every_k_steps(tmp_path, optim):
     _, watch = train(tmp_path, GradualUnfreezeCallback(2), LayerLRCallback(), max_steps=9, logging_steps=1, optim=optim)
@@ -230,6 +231,7 @@ def test_closed_layers_do_not_count_in_clipping(tmp_path):
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.representatives(count=2)
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw", "adafactor"])
 def test_a_resume_is_exact(tmp_path, optim):
     """Before a layer is opened, at the very step that opens one, and in between."""
@@ -325,6 +327,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize(
     "name, stepped", [*((name, True) for name in OPTIMIZERS), ("adamwdl", False), ("applied", False)]
 )

@@ -39,7 +39,7 @@ def test_the_arguments_read_json(tmp_path):
     [
         ({"layerwise_towers": "{"}, """`layerwise_towers` must be a JSON object such as '{"vision_model": 0.65}'"""),
         ({"layerwise_towers": '{"bert": 1.0}'}, "A tower of `layerwise_towers` has no effect if its decay is the"),
-        ({"layerwise_multipliers": '{"(": 2}'}, "`layerwise_multipliers` must map regular expressions"),
+        ({"layerwise_multipliers": '{"(": 2}'}, "The keys of `layerwise_multipliers` must be regular expressions"),
         ({"layerwise_granularity": "stage"}, "`layerwise_granularity` has no effect without a layer-wise decay"),
         ({"layerwise_granularity": "all"}, "must be 'block', 'stage' or a number of groups"),
         ({"layerwise_end": 1.0}, "`layerwise_end` has no effect if the decay starts at this value"),

@@ -127,7 +127,7 @@ def test_from_a_command_line_and_through_a_file(tmp_path):
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "min_lr"),
         (
             {"lr_scheduler_type": "cosine", "num_cycles": 1.5, "lr_scheduler_kwargs": '{"num_cycles": 2}'},
-            "leave one out. Received: num_cycles=1.5",
+            "leave it out of `lr_scheduler_kwargs`. Received: num_cycles=1.5",
         ),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "Received: evaluation_strategy='no'"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau", "warmup_steps": 3}, "no warm-up.*warmup_steps=3"),
@@ -199,6 +199,7 @@ def test_a_plateau_resumes_exactly(tmp_path):
     assert rest.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()
 
 
+@pytest.mark.promise("a run stopped by SIGTERM has the same evaluations, metric-driven rates and best model")
 @pytest.mark.parametrize("step", [6, 12])
 def test_a_plateau_resumes_exactly_from_the_end_of_an_epoch(tmp_path, step):
     class Equal(common.LdoptTrainer):

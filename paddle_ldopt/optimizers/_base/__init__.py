@@ -1,17 +1,15 @@
-"""The base of the optimizers, and the path of one dygraph step through it.
+"""The base classes of the optimizers.
 
-`RuleOptimizer.step` and the methods below it (rule_optimizer.py) are the step on one page:
+`LayerwiseOptimizer.step` (step.py) lists one dygraph step:
 
-1. If nothing but the gradients has changed since the last step by operations, the step is taken like it (repeated.py).
-2. `FusedMixin.step` (`_fused/step.py`) takes the whole step in the C library if it needs nothing but updates.
-3. Otherwise `LayerwiseMixin.step` (layerwise.py) computes and checks the ratio of every parameter.
-4. Paddle's `Optimizer.step` collects the gradients and clips them, group by group, and calls `_apply_optimize`, which
-   checks them and creates missing state (`_create_accumulators` in rule_state.py).
-5. Paddle calls `_append_optimize_op` for each parameter, which collects a `Task` with its options and its rate
-   (collecting.py). Nothing has changed until here.
-6. `_update` does the tasks: in the C library if it can, otherwise by the class's `rule`, in batches of one shape
-   (batches.py) or one by one (updates.py).
+1. `_repeat_step`: if only the gradients differ from the last step, repeat it with the new ones (repeated.py).
+2. `FusedStep.take` (`_fused/step.py`): take the whole step in the C library, if it needs only updates and clipping.
+3. `_with_ratios` (layerwise.py): compute and check the ratio of every parameter.
+4. `_apply_optimize`, which Paddle calls for each parameter group: check the gradients, then let Paddle clip them and
+   create missing state (rule_state.py).
+5. `_append_optimize_op`, which Paddle calls for each parameter: append a `Task` with its options and rate.
+6. `_update`: do the tasks, in the C library, in batches of one shape (batches.py) or one by one (updates.py).
 
-A static graph has neither 1 nor 2, and 5 builds the operations of each parameter. `ShardedStateMixin` has no part in a
-step: it describes the state for checkpoints.
+`minimize` and the sharding wrappers call 4 without `step`; it then includes 3, 5 and 6. In a static graph 5 adds the
+operations of the parameter.
 """

@@ -1,12 +1,11 @@
-"""Parameters of one shape, type and set of options, updated together: the same rule with one more dimension in front.
+"""Batches of parameters with one shape, type and set of options: the rule updates a stack [k, ...] of them.
 
-On an accelerator a step of one parameter after the other takes as long as Python needs to launch its operations. A
-`Batch` launches them once for all of its parameters.
+On an accelerator the launches of operations from Python limit a step. A `Batch` launches them once for all of its
+parameters.
 
-The state stays per parameter in Paddle's dicts, as checkpoints, sharding and the C library know it: each tensor there
-shares the memory of its row in a stack [k, ...] of the batch. A batch that finds other memory in one's place (it was
-loaded, cast, copied) is built anew from what is there now. Parameters are the model's: they and their gradients are
-copied into a stack in each step, which is freed after it.
+Paddle's dicts still hold the state of each parameter, which shares the memory of a row of the stack. If a state has
+other memory (after loading, casting or copying), the batch is built again. Parameters and gradients are copied into a
+stack in each step, which is freed after it.
 """
 
 import math
@@ -16,18 +15,16 @@ import paddle
 
 from ... import _paddle
 from .._pieces import Piece, answer_locally
-from ..collecting import Task
 from ..states import ELEMENT, SCALAR, STEP
 from .declared import compute_dtype, rule_shape
-
-__all__ = ["Batch", "Batches"]
+from .step import Task
 
 _MASTER = "master"
 _Tensor = paddle.Tensor
 
 
 class Batches:
-    """The batches that an optimizer's parameters are in now."""
+    """The batches of an optimizer's parameters."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, ...], Batch] = {}  # names of the parameters -> the batch
@@ -36,7 +33,7 @@ class Batches:
         return Batches()  # the copied optimizer has tensors of its own
 
     def split(self, optimizer: Any, tasks: list[Task]) -> list[tuple[Optional["Batch"], list[Task]]]:
-        """Return tasks with the batch that updates them together, of `batch_bytes` at most; None: they go alone."""
+        """Return (batch, its tasks) for batches of at most `batch_bytes`, and (None, [task]) for other tasks."""
         if not paddle.in_dynamic_mode():
             return [(None, [task]) for task in tasks]
         found: dict[Any, list[Task]] = {}
@@ -58,7 +55,7 @@ class Batches:
         return units
 
     def _batch(self, optimizer: Any, params: list[Any]) -> Optional["Batch"]:
-        """Return the batch of these parameters, the last step's if it holds; None if their state cannot be stacked."""
+        """Return the batch of these parameters, reused if it still holds; None if their state is not contiguous."""
         names = tuple(param.name for param in params)
         batch = self._kept.get(names)
         if batch is not None and batch.holds():
@@ -74,24 +71,24 @@ class Batches:
 
 
 class Batch:
-    """Some parameters that are updated together, and the stacks that their state is in."""
+    """Parameters that are updated together, and the stacks of their state."""
 
     def __init__(self, optimizer: Any, params: list[Any]) -> None:
         first = params[0]
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
         self._piece, self._kinds = Piece(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
         self._owners = [_paddle.masters(optimizer).get(param.name, param).name for param in params]
-        self._stacks: dict[str, Any] = {}  # state -> [k, ...], or the state itself of a single parameter; masters too
+        self._stacks: dict[str, Any] = {}  # state or masters -> [k, ...]; of a single parameter the tensor itself
         self._addresses: list[list[int]] = []
         self._stored = {**self._kinds, **({_MASTER: ELEMENT} if optimizer.has_master(first) else {})}
         self._keys = {name: _paddle.prefixed(optimizer, name) for name in self._kinds}
 
     def is_contiguous(self) -> bool:
-        """Return whether all state is; that of a parameter that was transposed in place is not."""
+        """Return whether all state is contiguous, unlike that of a parameter that was transposed in place."""
         return all(all(map(_Tensor.is_contiguous, self._tensors(name))) for name in self._stored)
 
     def build(self) -> None:
-        """Move all state into stacks."""
+        """Copy all state into stacks, and let the optimizer's tensors share their memory."""
         for name, kind in self._stored.items():
             tensors = self._tensors(name)
             if len(tensors) == 1:
@@ -103,42 +100,42 @@ class Batch:
         self._addresses = [list(map(_Tensor.data_ptr, self._tensors(name))) for name in self._stored]
 
     def _shape(self, kind: str) -> list[int]:
-        """Return the shape in which the rule sees a state: that of one parameter, after the number of parameters."""
+        """Return the shape of a stack as the rule sees it: [k, *shape for one parameter]."""
         shape = self._piece.shape
         if len(self.params) == 1:
             return rule_shape(kind, shape)
         return [len(self.params), *([1] * len(shape) if kind == SCALAR else rule_shape(kind, shape))]
 
     def _tensors(self, name: str) -> list[Any]:
-        """Return the tensors of a state, or the masters, as they are in the optimizer now."""
+        """Return the optimizer's tensors of a state or the masters."""
         if name == _MASTER:
             masters = _paddle.masters(self._optimizer)
             return [masters[param.name] for param in self.params]
         return list(map(_paddle.accumulators(self._optimizer)[self._keys[name]].__getitem__, self._owners))
 
     def holds(self) -> bool:
-        """Return whether the optimizer's tensors are still those in the stacks."""
+        """Return whether the optimizer's tensors still share the memory of the stacks."""
         try:
             now = [self._tensors(name) for name in self._stored]
-        except KeyError:  # of a state that was removed
+        except KeyError:  # a state was removed
             return False
-        same = all(list(map(_Tensor.data_ptr, tensors)) == held for tensors, held in zip(now, self._addresses))
+        same = all(list(map(_Tensor.data_ptr, tensors)) == at for tensors, at in zip(now, self._addresses))
         return same and all(all(map(_Tensor.is_contiguous, tensors)) for tensors in now)
 
     def release(self, names: set[str]) -> None:
-        """Give parameters that are not updated with the others any more memory of their own for their state."""
+        """Give parameters that leave the batch memory of their own for their state."""
         for name, addresses in zip(self._stacks, self._addresses):
             for param, tensor, address in zip(self.params, self._tensors(name), addresses):
                 if param.name in names and tensor.data_ptr() == address:
                     _paddle.share_memory(tensor.clone(), tensor)
 
     def spread(self, values: list[float], dtype: Any) -> Any:
-        """Return a number for each parameter as the rule sees them; the number itself if all are the same."""
+        """Return one number for each parameter as a Tensor for the rule; the number itself if all are equal."""
         same = all(value == values[0] for value in values)
         return values[0] if same else paddle.to_tensor(values, dtype).reshape(self._shape(SCALAR))
 
     def rates(self, tasks: list[Task]) -> Any:
-        """Return the rates of the parameters as the rule sees them; if all are the same one, it."""
+        """Return the rates of the parameters as a Tensor for the rule; of one rate, that Tensor itself."""
         rates = [task.lr for task in tasks]
         if all(rate is rates[0] for rate in rates):
             return rates[0]
@@ -169,7 +166,7 @@ class Batch:
 
 
 def _most_bytes(optimizer: Any, param: Any) -> int:
-    """Return `batch_bytes`, or what suits the device: a CPU pages the memory of larger results in anew."""
+    """Return `batch_bytes` or the default of the device; on a CPU, larger results get new memory pages each time."""
     if optimizer.batch_bytes is not None:
         return int(optimizer.batch_bytes)
     return 2**21 if param.place.is_cpu_place() else 2**26

@@ -1,6 +1,6 @@
-"""What follows from an optimizer's declaration: its arguments checked, the options of each parameter, its states."""
+"""Reads an optimizer's declaration: checks arguments, gives the options and the states of each parameter."""
 
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Optional, Union
 
 import paddle
 
@@ -17,22 +17,21 @@ from ..._paddle import (
     with_state,
 )
 from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
-from .._fused.step import check_fused
+from .._fused.plan import FusedRule
+from .._fused.step import FusedStep, check_fused
 from .._pieces import MissingGradients, refuse_sharded_groups
 from ..groups import checked_parameters
 from ..states import COLUMN, ELEMENT, ROW, SCALAR, State
 
-__all__ = ["LAYERWISE", "DeclaredMixin", "compute_dtype", "rule_shape"]
-
 _Base: Any = paddle.optimizer.Optimizer if TYPE_CHECKING else object
 
-# The layer-wise arguments that all optimizers take, with their defaults; `AdamWDL` documents them.
+# The layer-wise arguments of all optimizers, with their defaults; `AdamWDL` documents them.
 LAYERWISE: dict[str, Any] = {"layerwise_decay": 1.0, "n_layers": N_LAYERS, "set_param_lr_fun": layerwise_lr_decay}
 LAYERWISE.update(name_dict=None, layers=None, lr_ratio=None)
 
 
 class DeclaredMixin(_Base):
-    """Reads the options, states and sums that the class declares; see `registry`."""
+    """Reads the options, states, sums and C rule that the class declares; see `registry`."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
     _defaults: dict[str, Any]  # the optimizer's own value of each option that a group may override
@@ -40,18 +39,32 @@ class DeclaredMixin(_Base):
 
     @staticmethod
     def states(options: dict[str, Any], shape: Any) -> dict[str, State]:
-        """Return state name -> its kind and type, for a parameter of this shape."""
+        """Return state name -> kind and type, for a parameter of this shape."""
         return {}
 
     @staticmethod
     def sums(options: dict[str, Any], shape: Any) -> list[list[str]]:
-        """Return the kinds of the sums over a whole parameter that an update asks for, round by round."""
+        """Return the kinds of the sums over a whole parameter that a rule yields, round by round."""
         return []
+
+    def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
+        """Return the rule for the C library with the options of a group, or the reason why there is none."""
+        return f"the C library has no rule of {type(self).__name__}"
+
+    def fused_flags(self, shape: list[int], options: dict[str, Any]) -> tuple[str, ...]:
+        """Return the flags of the C library that depend on a parameter's shape."""
+        return ()
+
+    def rule_clips(self) -> bool:
+        """Return whether the rule itself clips a gradient, after `grad_clip`."""
+        return False
+
+    fused_bumps_version = True  # whether a fused update counts in `Tensor.inplace_version`, as by Paddle's operations
 
     # ---- arguments
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
-        """Raise ValueError if options exclude each other; `group` are those of them that a group has given."""
+        """Raise ValueError if options exclude each other; `group` has the options that a group overrides."""
 
     def _read_arguments(
         self,
@@ -61,9 +74,9 @@ class DeclaredMixin(_Base):
         multi_precision: Any,
         fused: Any,
     ) -> Any:
-        """Check what a constructor was given, before anything is changed; return the parameters or groups as a list.
+        """Check the arguments of a constructor, keep them and return the parameters or groups as a list.
 
-        `arguments` are the options and the layer-wise arguments; the others are as in `AdamWDL`.
+        `arguments` has the options and the layer-wise arguments; for the others see `AdamWDL`.
         """
         known = LAYERWISE.keys() | {name for name, option in self.OPTIONS.items() if option.argument}
         for name in arguments.keys() - known:
@@ -88,29 +101,30 @@ class DeclaredMixin(_Base):
         layerwise = {name: arguments.get(name, default) for name, default in LAYERWISE.items()}
         self._init_layerwise(groups, **layerwise, apply_decay_param_fun=apply_decay_param_fun)
         self._missing, self._rates = MissingGradients(flatten_groups(groups or [])), dict[Any, Any]()
+        self._fused_step = FusedStep()
         return groups
 
     def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the options among what is given, each checked."""
+        """Return the given options, each checked."""
         return {name: option.checked(given[name], name) for name, option in self.OPTIONS.items() if name in given}
 
     def set_lr(self, value: float) -> None:
-        """Set the rate, at least 0; a scheduler's cannot be set."""
+        """Set the rate, at least 0; with a scheduler, Paddle raises."""
         super().set_lr(checked_number(value, "value"))
 
     # ---- options
 
     def fixed_options(self) -> dict[str, Any]:
-        """Return the options that change the rule, or what it stores, and that no parameter group overrides."""
+        """Return the options of the rule that no parameter group can override."""
         return dict(self._fixed)
 
     def options_of(self, param: Any) -> dict[str, Any]:
-        """Return the options of the group of `param`."""
+        """Return the options of a parameter's group that override the optimizer's, and the other defaults."""
         group, defaults = self.group_of(param), self._defaults
         return {name: group.get(name, default) for name, default in defaults.items()} if group else dict(defaults)
 
     def step_options(self, param: Any = None) -> dict[str, Any]:
-        """Return all options of a parameter, or of one without a group; "weight_decay" is 0 where it is not decayed."""
+        """Return all options of a parameter, or of the optimizer; "weight_decay" is 0 if it does not apply."""
         options = {**self.fixed_options(), **(self._defaults if param is None else self.options_of(param))}
         if param is not None and options.get("weight_decay") and not self.has_weight_decay(param):
             options["weight_decay"] = 0.0
@@ -118,35 +132,35 @@ class DeclaredMixin(_Base):
         return options
 
     def has_weight_decay(self, param: Any) -> bool:
-        """Return whether `apply_decay_param_fun` lets the parameter be decayed."""
+        """Return whether weight decay applies to the parameter by `apply_decay_param_fun`."""
         chosen = weight_decay_fun(self)
         return chosen is None or bool(chosen(param.name))
 
     def structured_name(self, param: Any) -> str:
-        """Return the parameter's name in the model, or ``param.name`` if it was not told."""
+        """Return the parameter's name in the model, or ``param.name`` if it is unknown."""
         return self.structured_names.get(param.name, param.name)
 
     # ---- states
 
     def whole_shape(self, param: Any) -> list[int]:
-        """Return the shape of the whole tensor that a parameter is, or that it is a piece of."""
+        """Return the shape of the whole parameter, of which `param` may be a piece."""
         return list(param.shape)
 
     def _states_of(self, param: Any) -> dict[str, State]:
         return self.states({**self._fixed, **self.options_of(param)}, self.whole_shape(param))
 
     def state_kinds(self, param: Any) -> dict[str, str]:
-        """Return state name -> kind, for a parameter; the count of its updates has none."""
+        """Return state name -> kind of a parameter, without its step counter."""
         return {name: state.kind for name, state in self._states_of(param).items()}
 
     def state_shapes(self, param: Any) -> dict[str, list[int]]:
-        """Return state name -> shape, for a parameter; rows and columns are the whole tensor's."""
+        """Return state name -> shape of a parameter; rows and columns are the whole tensor's."""
         whole = self.whole_shape(param)
         shapes = {ELEMENT: list(param.shape), ROW: whole[:-1], COLUMN: whole[:-2] + whole[-1:], SCALAR: []}
         return {name: shapes[kind] for name, kind in self.state_kinds(param).items()}
 
     def state_layout(self, param: Any) -> dict[str, Any]:
-        """Return state name -> (dtype, shape) in which a parameter's state is stored; of one number [1]."""
+        """Return state name -> (dtype, shape) of a parameter's stored state; a single number has shape [1]."""
         dtype, shapes = ("float64" if is_float64(param) else "float32"), self.state_shapes(param)
         return {
             name: (getattr(paddle, state.dtype or dtype), [1] if state.kind == SCALAR else shapes[name])
@@ -154,7 +168,7 @@ class DeclaredMixin(_Base):
         }
 
     def check_type(self, param: Any) -> None:
-        """Raise if a parameter was cast since its state was made, so that its state has or lacks a float32 master."""
+        """Raise if a parameter was cast after its state was created, between a type with and one without a master."""
         has, known = param.name in masters(self), paddle.in_dynamic_mode() and param.name in with_state(self)
         if known and has != self.has_master(param):
             raise ValueError(
@@ -168,11 +182,11 @@ class DeclaredMixin(_Base):
 
 
 def rule_shape(kind: str, shape: Any) -> list[int]:
-    """Return the shape in which a rule sees a state of a parameter: rows are [..., R, 1], columns [..., 1, C]."""
+    """Return the shape of a state as a rule sees it: rows are [..., R, 1], columns [..., 1, C]."""
     shape = list(shape)
     return {ELEMENT: shape, ROW: [*shape[:-1], 1], COLUMN: [*shape[:-2], 1, *shape[-1:]], SCALAR: []}[kind]
 
 
 def compute_dtype(param: Any) -> Any:
-    """Return the type that the update of a parameter computes in."""
+    """Return the type in which a parameter's update is computed."""
     return paddle.float64 if is_float64(param) else paddle.float32

@@ -1,10 +1,10 @@
-"""The factored second moment of Adafactor and CAME: means of a matrix's rows and columns instead of all its elements.
+"""The factored second moment of Adafactor and CAME: means of a matrix's rows and columns instead of all elements.
 
 Paper: Adafactor, Shazeer & Stern, https://arxiv.org/abs/1804.04235 (section 3, Algorithm 1). The last two dimensions
-are the matrix, those before them a batch of matrices; a parameter of fewer dimensions is not factored.
+are the matrix, the others a batch of matrices. Vectors and scalars are not factored.
 
-The functions are pure. What needs a whole tensor is a sum that a rule yields (see `rule_optimizer`) and then divides by
-a count taken from the whole parameter's shape, which its `Piece` knows:
+The functions are pure. Rules yield sums over the whole tensor (see `rule_optimizer`) and divide them by sizes from the
+shape of the whole parameter, `Piece.shape`:
 
     sums = yield row_col_sums(grad * grad + eps, piece)
     averages = factored_averages("exp_avg_sq", sums, state, piece, beta2, 1 - beta2)
@@ -19,28 +19,29 @@ import paddle
 from ..._messages import refusal
 from ..states import COLUMN, ROW
 from .arithmetic import average, over_, plus_, times, times_
-from .rule_optimizer import RuleOptimizer, Values, checked_rate
+from .rule_optimizer import RuleOptimizer, checked_rate
+from .updates import Values
 
 
 def is_factored(shape: Any) -> bool:
-    """Return whether a parameter of this shape has a factored second moment: with a rank of 2 or more."""
+    """Return whether a parameter of this shape has a factored second moment: its rank is at least 2."""
     return len(shape) >= 2
 
 
 def factored_kinds(name: str) -> dict[str, str]:
-    """Return the names and kinds of the states that hold the row and the column means of the average `name`."""
+    """Return name -> kind of the states for the row and column means of the average `name`."""
     return {f"{name}_row": ROW, f"{name}_col": COLUMN}
 
 
 def row_col_sums(matrix: Any, piece: Any) -> list[Any]:
-    """Return [sums over the columns, sums over the rows] of [..., R, C]: what a rule yields."""
+    """Return [sums over the columns, sums over the rows] of [..., R, C], for a rule to yield."""
     return [piece.row_sums(matrix), piece.col_sums(matrix)]
 
 
 def factored_averages(name: str, sums: Any, state: Values, piece: Any, keep: Any, share: Any) -> Values:
     """Return the new states of the average `name`: row means [..., R, 1], column means [..., 1, C].
 
-    `sums` are the whole tensor's `row_col_sums` of what comes in with the share; `keep` is that of the old state.
+    `sums` are the whole tensor's `row_col_sums` of the new values, with the weight `share`; the old state has `keep`.
     """
     new_state = {}
     for part, total, size in zip(factored_kinds(name), sums, (piece.shape[-1], piece.shape[-2])):
@@ -51,10 +52,10 @@ def factored_averages(name: str, sums: Any, state: Values, piece: Any, keep: Any
 def inverse_sqrt_factored(averages: Values, piece: Any) -> Any:
     r"""Return :math:`1 / \sqrt{V}` of [..., R, C] for :math:`V_{ij} = row_i \, col_j / \overline{row}` (Algorithm 4).
 
-    `averages` are the means of the whole matrix's rows and columns, above 0; `piece` is what is asked for of it.
+    `averages` are the means of the whole matrix's rows and columns, above 0; the result is the part in `piece`.
     """
     row, col = averages.values()
-    # not a root of row / mean: of a row without a gradient that may be denormal, which Paddle's rsqrt takes for 0
+    # not rsqrt(row / mean): without a gradient in the row it may be denormal, which Paddle's rsqrt takes for 0
     row = times(row.rsqrt(), row.mean(axis=-2, keepdim=True).sqrt())
     return piece.spread_product(row, col.rsqrt())
 
@@ -67,7 +68,7 @@ def rms(square_sum: Any, shape: Any) -> Any:
 def relative_rate(t: Any, warmup_init: bool) -> Any:
     r"""Return the rate :math:`\min(10^{-2}, 1 / \sqrt t)` of step t, from 1 (Adafactor's section 8).
 
-    With `warmup_init` :math:`10^{-6} t` takes the place of :math:`10^{-2}`.
+    With `warmup_init`, :math:`10^{-6} t` replaces :math:`10^{-2}`.
     """
     return paddle.minimum(1e-6 * t if warmup_init else paddle.full_like(t, 1e-2), t.rsqrt())
 
@@ -109,7 +110,7 @@ def factored_update(
 def scaled_rate(
     lr: Any, t: Any, param_rms: Optional[Any], least: float, *, relative_step: bool, warmup_init: bool
 ) -> Any:
-    r"""Return the rate :math:`\alpha`: `lr`, times that of step t, times :math:`\max(least, RMS(p))` if it is known."""
+    r"""Return :math:`\alpha`: `lr`, times the relative rate if set, times :math:`\max(least, RMS(p))` if given."""
     if relative_step:
         lr = lr * relative_rate(t, warmup_init)
     return lr if param_rms is None else lr * param_rms.clip(min=least)
@@ -126,7 +127,7 @@ class FactoredOptimizer(RuleOptimizer):
         return bool(self._fixed["relative_step"])
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:
-        """Raise ValueError if `relative_step` goes with a rate of the group's, or `warmup_init` without it."""
+        """Raise ValueError for a group's rate with `relative_step`, or `warmup_init` without it."""
         if options["relative_step"]:
             self._refuse_rate("lr", options["lr"])
         elif options["warmup_init"]:
@@ -153,12 +154,12 @@ class FactoredOptimizer(RuleOptimizer):
             raise refusal(ValueError, wrong, **{argument: rate}, relative_step=True)
 
     def set_lr(self, value: float) -> None:
-        """Set the rate, as in Paddle's optimizers; a RuntimeError with `relative_step`."""
+        """Set the rate; raise RuntimeError with `relative_step`."""
         self._refuse_new_rate(value=value)
         super().set_lr(value)
 
     def set_lr_scheduler(self, scheduler: Any) -> None:
-        """Set the scheduler of the rate, as in Paddle's optimizers; a RuntimeError with `relative_step`."""
+        """Set the scheduler of the rate; raise RuntimeError with `relative_step`."""
         self._refuse_new_rate(scheduler=scheduler)
         super().set_lr_scheduler(scheduler)
 

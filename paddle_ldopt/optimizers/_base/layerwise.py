@@ -1,8 +1,8 @@
-"""How a ratio for each parameter enters a Paddle optimizer.
+"""The ratio of each parameter's rate in a Paddle optimizer.
 
-Paddle asks `Optimizer._create_param_lr` for the rate of every parameter, in dygraph, under `to_static` and while it
-builds a static Program. `LayerwiseMixin` multiplies what it returns by the ratio, so decoupled weight decay is scaled
-with it, once, by Paddle's own kernel, and nothing is ever written into the parameters.
+Paddle calls `Optimizer._create_param_lr` for the rate of each parameter, in dygraph and in static graphs.
+`LayerwiseMixin` multiplies the result by the ratio. Paddle's kernel scales decoupled weight decay by the same rate, and
+nothing is written into the parameters.
 """
 
 import contextlib
@@ -18,7 +18,6 @@ from ..._messages import refusal, wrong_type
 from ..._paddle import (
     flatten_groups,
     groups_by_name,
-    parameters_of,
     rate_source,
     sharding_setting,
     weight_decay_fun_is_replaced,
@@ -34,20 +33,21 @@ _Base: Any = object
 
 
 class LayerwiseMixin(_Base):
-    """Multiply the rate of each parameter of the Paddle optimizer that follows in the bases by a ratio.
+    """Multiplies the rate of each parameter by a ratio, before Paddle's optimizer in the bases.
 
-    A subclass calls `_init_layerwise` before Paddle's constructor. Every ratio of a step is asked for and checked
-    before the step changes anything. A ratio of 0 freezes: neither the parameter nor its state is touched.
+    A subclass calls `_init_layerwise` before Paddle's constructor. All ratios of a step are computed and checked before
+    the step changes anything. A ratio of 0 freezes: neither the parameter nor its state is updated.
     """
 
     ratio_of: Optional[Ratios] = None  # None: every ratio is 1
-    _documented = False  # whether the ratios are those of PaddleNLP's documented hook
-    _built_with: Optional[list[Any]] = None  # the parameters, before anything wraps them; None without `ratio_of`
-    _by_name: dict[str, Any] = {}  # the same
+    _documented = False  # whether the ratios come from PaddleNLP's documented hook
+    _built_with: Optional[list[Any]] = None  # the parameters before any wrapper; None without `ratio_of`
+    _by_name: dict[str, Any] = {}  # of `_built_with`
     _step_ratios: Optional[dict[str, Any]] = None  # the ratios of the running step, by parameter name
-    structured_names: Mapping[str, str] = {}  # param.name -> structured name, where it was told
-    _groups: dict[str, dict[str, Any]] = {}  # param.name -> its group, as far as they were asked for
-    training_steps: Optional[int] = None  # of a decay that moves, where neither it nor the schedule knows them
+    _kept_ratios: Any = None  # of `ratios_now`: function, parameters, which of them were frozen, ratios
+    structured_names: Mapping[str, str] = {}  # param.name -> structured name, if given
+    _groups: dict[str, dict[str, Any]] = {}  # param.name -> its group; filled on demand
+    training_steps: Optional[int] = None  # for a moving decay, if neither it nor the schedule has them
 
     def _init_layerwise(
         self,
@@ -60,7 +60,7 @@ class LayerwiseMixin(_Base):
         lr_ratio: Any = None,
         apply_decay_param_fun: Optional[Callable[[str], Any]] = None,
     ) -> None:
-        """Check the layer-wise arguments of a constructor against its parameters, None in a static graph; keep them."""
+        """Check a constructor's layer-wise arguments and set the ratios; `parameters` is None in a static graph."""
         set_param_lr_fun = one_of_two("set_param_lr_fun", set_param_lr_fun, "lr_ratio", lr_ratio, layerwise_lr_decay)
         self.layerwise_decay, self.n_layers, self.set_param_lr_fun = layerwise_decay, n_layers, set_param_lr_fun
         params = None if parameters is None else flatten_groups(parameters)
@@ -85,7 +85,7 @@ class LayerwiseMixin(_Base):
                 check_documented_hook([self.structured_names[param.name] for param in params])
 
     def layerwise_ratio(self, param: Any) -> Any:
-        """Return the ratio of `param`'s learning rate to the optimizer's that holds now, groups and ParamAttr aside."""
+        """Return the current ratio of `param`'s learning rate to the optimizer's, without groups and ParamAttr."""
         if self.ratio_of is None:
             return 1.0
         for known in (self._step_ratios, self.ratio_of.last if isinstance(self.ratio_of, HookRatios) else None):
@@ -93,24 +93,36 @@ class LayerwiseMixin(_Base):
                 return known[param.name]
         return self.ratio_now()(self._original(param))
 
+    def ratios_now(self, params: list[Any], frozen: list[bool]) -> list[float]:
+        """Return the current ratios of parameters, computed and checked; 0 for frozen ones."""
+        if self.ratio_of is None:
+            return [1.0] * len(params)
+        ratio_of, kept = self.ratio_now(), self._kept_ratios
+        if kept is not None and kept[0] is ratio_of and kept[1] is params and kept[2] == frozen:
+            return kept[3]
+        ratios = [0.0 if idle else ratio_of(param) for param, idle in zip(params, frozen)]
+        if ratio_of.is_constant:  # a LayerMap's
+            self._kept_ratios = ratio_of, params, frozen, ratios
+        return ratios
+
     def is_frozen(self, param: Any) -> bool:
-        """Return whether the ratio of a parameter is 0; one that a static graph computes is not."""
+        """Return whether the ratio of a parameter is the number 0; a static graph's ratio may be a variable."""
         ratio = self.layerwise_ratio(param)
         return isinstance(ratio, float) and ratio == 0.0
 
     def ratio_now(self) -> Any:
-        """Return the ratios of this moment, None if all are 1; raise if a decay moves and the steps are unknown."""
+        """Return the current ratios, None if all are 1; raise if a decay moves and its steps are unknown."""
         ratios = self.ratio_of
         return ratios.at(self.progress_at()) if ratios and moves(ratios) and not ratios.is_constant else ratios
 
     def progress_at(self, step: Optional[int] = None) -> Any:
-        """Return the share of the training that is over at a step of the schedule, or now, for a decay that moves."""
+        """Return the progress of a moving decay at a step of the schedule or now, from 0 to 1."""
         steps = self.steps_of_decay()
         now = max(rate_source(self).last_epoch if step is None else step, 0)
         return min(now / steps, 1.0) if paddle.in_dynamic_mode() else _progress_in_graph(now, steps)
 
     def steps_of_decay(self) -> int:
-        """Return the steps after which a decay that moves is at its end; raise if none are counted, or none known."""
+        """Return the number of steps in which a moving decay reaches its end; raise if it or the step is unknown."""
         schedule, decay = rate_source(self), decay_of(self)
         if not isinstance(schedule, LRScheduler) or follows_metric(schedule):
             kind = type(schedule).__name__ if isinstance(schedule, LRScheduler) else schedule
@@ -123,13 +135,13 @@ class LayerwiseMixin(_Base):
         return max(steps, 1)
 
     def group_of(self, param: Any) -> dict[str, Any]:
-        """Return the parameter group that `param` is in, {} if it is in none."""
-        if param.name not in self._groups:  # a group was added; or a deep copy, whose parameters have other names
+        """Return the parameter group of `param`, {} without one."""
+        if param.name not in self._groups:  # in a new group, or in a deep copy, whose parameters have other names
             self._groups = groups_by_name(self)
         return self._groups.get(param.name, {})
 
     def _original(self, param: Any) -> Any:
-        """Return the parameter that a slice of it, made by sharding, has the name of; raise if there is none."""
+        """Return the parameter of the same name as `param`, which may be a slice of it; raise if there is none."""
         if self._built_with is None:
             return param
         if param.name not in self._by_name:
@@ -138,49 +150,35 @@ class LayerwiseMixin(_Base):
                 raise unknown_parameter(param)
         return self._by_name[param.name]
 
-    def _known_names(self) -> Iterable[str]:  # of the only parameters that there can be; none if any can be added
+    def _known_names(self) -> Iterable[str]:  # of all parameters; empty if any can be added
         return {param.name for param in self._built_with or ()}
 
     def _add_param_group(self, param_group: dict[str, Any]) -> None:
         known = self._known_names()
         new = [param.name for param in flatten_groups([param_group]) if known and param.name not in known]
         if new:
-            problem = (
-                "The parameters of an optimizer are those it was built with: give others an optimizer of their own."
-            )
+            problem = "An optimizer takes no parameters after it was built: build another optimizer for them."
             raise ValueError(f"{problem} Received: {len(new)} more parameters, such as '{new[0]}'")
         super()._add_param_group(param_group)
 
     @contextlib.contextmanager
     def _with_ratios(self, params: list[Any], ratio_of: Any = None) -> Iterator[None]:
-        """Hold the ratios of one step, all asked for and checked before the step changes anything."""
+        """Compute and check the ratios of a step, and keep them until it ends."""
         ratio_of = ratio_of or self.ratio_now()
-        self._step_ratios = {p.name: ratio_of(self._original(p)) for p in params}
+        trained = [] if ratio_of is None else [param for param in params if not param.stop_gradient]
+        self._step_ratios = {param.name: ratio_of(self._original(param)) for param in trained}
         try:
             yield
         finally:
             self._step_ratios = None
 
-    def step(self) -> Any:
-        """Update all parameters once: Paddle's own step, after the ratios of all trainable parameters were checked."""
-        if self.ratio_of is None or not paddle.in_dynamic_mode():
-            return super().step()
-        with self._with_ratios([p for p in parameters_of(self) if not p.stop_gradient]):
-            return super().step()
+    def check_in_step(self, params: list[Any]) -> None:
+        """Raise for a static graph's parameters without a ratio, or if sharding v1 has disabled weight decay.
 
-    def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        # `minimize` and the sharding wrappers come here without passing `step`
-        self._check_weight_decay_fun()
-        if self.ratio_of is None or self._step_ratios is not None:
-            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-        params = [p for p, _ in (params_grads["params"] if isinstance(params_grads, dict) else params_grads)]
-        if self._built_with is None and self._documented:  # a static graph: they are known by now
+        Sharding v1 may replace `apply_decay_param_fun` by a function of buffers, which the optimizer does not update.
+        """
+        if self.ratio_of is not None and self._built_with is None and self._documented:
             self._check_ratios(params)
-        with self._with_ratios(params):
-            return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
-
-    def _check_weight_decay_fun(self) -> None:
-        """Raise if sharding v1 has replaced `apply_decay_param_fun` by one for buffers that it does not update."""
         known = sharding_setting("tensor_fusion") and sharding_setting("fuse_optimizer")
         if weight_decay_fun_is_replaced(self) and not known:
             setting = sharding_setting("comm_overlap", "tensor_fusion")
@@ -196,15 +194,9 @@ class LayerwiseMixin(_Base):
             return lr if ratio == 1.0 else lr * ratio
         return lr * (ratio.astype(lr.dtype) if hasattr(ratio, "astype") else ratio)
 
-    def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
-        pair = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
-        ratio = self.layerwise_ratio(pair[0])
-        frozen = isinstance(ratio, float) and ratio == 0.0
-        return None if frozen else super()._append_optimize_op(block, param_and_grad)
-
 
 def _progress_in_graph(now: int, steps: int) -> Any:
-    """Return the share of the training that is over in a static program, which counts its runs from `now` on."""
+    """Return the progress in a static program, which counts its runs from `now` on."""
     start = paddle.ParamAttr(initializer=paddle.nn.initializer.Constant(float(now)), trainable=False)
     counter = paddle.create_parameter([1], "float64", attr=start)  # kept and saved with the program
     progress = (counter / float(steps)).clip(max=1.0)

@@ -1,4 +1,4 @@
-"""The layer-wise arguments of an optimizer: which ratios they make, and how they may contradict each other."""
+"""The ratios that an optimizer's layer-wise arguments give, and contradictions between these arguments."""
 
 from typing import Any, Optional
 
@@ -10,7 +10,7 @@ from ...layers.ratios import LayerRatios
 
 
 def ratio_fn(layers: Any, layerwise_decay: Any) -> LayerRatios:
-    """Return `layers.ratio_fn(layerwise_decay)`, raise if `layers` is no LayerMap."""
+    """Return `layers.ratio_fn(layerwise_decay)`; raise if `layers` is no LayerMap."""
     if not hasattr(layers, "ratio_fn") or isinstance(layers, type):
         raise TypeError(f"`layers` must be a LayerMap. Received: layers={type(layers).__name__}")
     ratios: LayerRatios = layers.ratio_fn(layerwise_decay)
@@ -18,21 +18,19 @@ def ratio_fn(layers: Any, layerwise_decay: Any) -> LayerRatios:
 
 
 def ratios_of_layers(layers: Any, layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> LayerRatios:
-    """Return the ratio of each parameter by a LayerMap, raise if an argument contradicts it."""
+    """Return the ratios of a LayerMap; raise if another argument contradicts it."""
     if hook is not layerwise_lr_decay or name_dict is not None:
         problem = "`layers` takes the place of `name_dict` and `set_param_lr_fun`: give one or the other."
         raise refusal(ValueError, problem, name_dict=name_dict, set_param_lr_fun=hook)
     ratio_of = ratio_fn(layers, layerwise_decay)
     if n_layers != N_LAYERS:
-        problem = (
-            f"`layers` knows that there are {layers.n_layers} blocks, so `n_layers` would be ignored: leave it out."
-        )
+        problem = f"`layers` has {layers.n_layers} blocks, so `n_layers` would be ignored: leave it out."
         raise refusal(ValueError, problem, n_layers=n_layers)
     return ratio_of
 
 
 def ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: Any) -> Optional[HookRatios]:
-    """Return the ratio of each parameter by a hook, None if all are 1; raise if a decay would change nothing."""
+    """Return the ratios of a hook, None if all are 1; raise if a decay would have no effect."""
     if hasattr(layerwise_decay, "layerwise_decay"):
         problem = "A LayerDecay as `layerwise_decay` needs `layers` beside it."
         raise refusal(TypeError, problem, layerwise_decay=layerwise_decay, layers=None)
@@ -41,13 +39,13 @@ def ratios_of_hook(layerwise_decay: Any, n_layers: int, hook: Any, name_dict: An
         needs = "`layers` (LayerMap.from_model(model)), or `name_dict` and `set_param_lr_fun`"
         received = {"layerwise_decay": layerwise_decay, "name_dict": name_dict, "set_param_lr_fun": hook}
         raise refusal(ValueError, f"`layerwise_decay` has no effect without {needs}.", **received)
-    if hook is None or (documented and decay == 1.0):  # `name_dict` may be there for its names alone
+    if hook is None or (documented and decay == 1.0):  # `name_dict` then only gives structured names
         return None
     return adapt_hook(hook, decay, name_dict, n_layers)
 
 
 def refuse_names_before_sharding(params: list[Any], names: Any, has_weight_decay: Any) -> None:
-    """Raise if names were collected before `dist.shard_tensor`, which adds ".dist" to them: all look-ups would miss."""
+    """Raise if names were collected before `dist.shard_tensor`, which adds ".dist" to them: no look-up would match."""
 
     def answer(name: str) -> Optional[bool]:
         try:

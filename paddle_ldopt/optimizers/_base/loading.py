@@ -1,4 +1,4 @@
-"""The check of a state before Paddle's `set_state_dict` loads it: Paddle would break off within a bad one."""
+"""Checks a state before Paddle's `set_state_dict`, which would stop halfway through a bad one."""
 
 from typing import Any
 
@@ -10,11 +10,9 @@ from ..._messages import shown, wrong_type
 from ..._paddle import accumulators, parameters_of, prefixed, rate_source, with_state
 from ..states import check_value
 
-__all__ = ["loadable"]
-
 
 def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
-    """Return a state under the names that Paddle's `set_state_dict` looks for; raise if Paddle would fail over it."""
+    """Return a state under the names that Paddle's `set_state_dict` expects; raise if Paddle could not load it."""
     if not isinstance(state_dict, dict) or not all(isinstance(key, str) for key in state_dict):
         raise wrong_type(state_dict, "state_dict", "a dict with names as keys")
     for key in ("master_weights", "LR_Scheduler"):
@@ -38,7 +36,7 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     state_dict = _renumbered(state_dict, {*live, *(key for _, _, layout in waiting for key in layout)})
     for key, (name, form) in live.items():
         if key not in state_dict:
-            raise ValueError(f"`state_dict` lacks what the optimizer has. Received: no '{key}'")
+            raise ValueError(f"`state_dict` lacks a state of the optimizer. Received: no '{key}'")
         _check_state(key, state_dict[key], name, form)
     _check_waiting(optimizer, state_dict, waiting, set(live))
     return state_dict
@@ -55,7 +53,7 @@ def _check_schedule(schedule: Any, given: Any) -> None:
 
 
 def _renumbered(state_dict: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    """Return a state under `names`, which may end in other numbers: Paddle counts a process's optimizers of a model."""
+    """Return a state under `names`, which may end in other numbers: Paddle numbers the optimizers of a process."""
     alike: dict[str, list[str]] = {}
     for key in state_dict.keys() - names:
         alike.setdefault(key.rstrip("0123456789"), []).append(key)
@@ -65,7 +63,7 @@ def _renumbered(state_dict: dict[str, Any], names: set[str]) -> dict[str, Any]:
 
 
 def _check_waiting(optimizer: Any, state_dict: dict[str, Any], waiting: Any, known: set[str]) -> None:
-    """Raise if what waits for a parameter's first update is incomplete, malformed, or of other parameters."""
+    """Raise if state for a parameter's first update is incomplete, malformed, or of other parameters."""
     left, missing = set(state_dict) - {"master_weights", "LR_Scheduler"}, []
     for param, master, layout in waiting:
         given = layout.keys() & left

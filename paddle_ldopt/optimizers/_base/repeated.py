@@ -1,4 +1,4 @@
-"""A step by operations that is like the last one: only the inputs that may have changed are read again."""
+"""Repeats the last step by operations: only the inputs that may have changed are read again."""
 
 import operator
 from typing import Any, NamedTuple, Optional
@@ -7,36 +7,34 @@ import paddle
 
 from ... import _paddle
 from .._fused.step_inputs import StepInputs
-from ..collecting import Task
 from .batches import Batch
 from .declared import compute_dtype
+from .step import Task
 from .step_functions import StepFunction
 from .updates import update
-
-__all__ = ["RepeatedStep"]
 
 _Tensor = paddle.Tensor
 
 
 class Unit(NamedTuple):
-    """Parameters that are updated together, or a single parameter."""
+    """A batch of parameters, or a single one."""
 
     batch: Optional[Batch]
     task: Task  # of the first parameter, without its gradient
     rows: list[int]  # of the parameters in `StepInputs`
-    factor: Any  # of their rates: a number, or a Tensor with one for each; 0 for those with a rate of their group's
+    factor: Any  # of their rates: a number, or a Tensor with one for each; 0 where the group's rate overrides it
     ratio: Any
-    own: Any  # the groups' own rates times the ratios, a Tensor; None if no group has one
+    own: Any  # rates of the groups times the ratios, a Tensor; None if no group has a rate
 
 
 class RepeatedStep:
-    """The updates of a step and all inputs that decided on them."""
+    """The updates of a step and every input that they depend on."""
 
     def __init__(self, optimizer: Any, units: list[tuple[Optional[Batch], list[Task]]], seen: StepInputs) -> None:
         self._list, self._groups = _paddle.parameter_list(optimizer), _settings(optimizer)
         self._every = _all_parameters(optimizer)
-        self._seen = seen._replace(grads=[])  # they are not to be kept alive
-        self._ratios = optimizer._ratios_now(self._every, seen.frozen)
+        self._seen = seen._replace(grads=[])  # which would keep them alive
+        self._ratios = optimizer.ratios_now(self._every, seen.frozen)
         self._decayed, self._defaults = list(map(optimizer.has_weight_decay, seen.params)), dict(optimizer._defaults)
         self._shapes = [_paddle.view_of(param.detach(), list(param.shape)) for param in seen.params]
         row = {param.name: row for row, param in enumerate(seen.params)}
@@ -64,7 +62,7 @@ class RepeatedStep:
 
     @classmethod
     def of(cls, optimizer: Any, units: list[tuple[Optional[Batch], list[Task]]]) -> "Optional[RepeatedStep]":
-        """Return the step just taken, None if it depended on inputs that `again` does not check."""
+        """Return the step just taken, None if it depends on inputs that `again` does not check."""
         if not _paddle.parameter_list(optimizer) or not optimizer._may_be_repeated():
             return None
         every = _all_parameters(optimizer)
@@ -75,14 +73,14 @@ class RepeatedStep:
         if seen is None or not {param.name for param in seen.params}.issuperset(moved):
             return None
         step = cls(optimizer, units, seen)
-        # a weight decay that is a function of the step may be 0 now, for the parameters that are not decayed too
+        # a scheduled weight decay that is 0 now puts decayed and other parameters into one batch
         constant = isinstance(optimizer._defaults.get("weight_decay", 0.0), float)
         mixed = any(len({step._decayed[row] for row in unit.rows}) > 1 for unit in step.units)
         all_moved = len(moved) == sum(step._ratios[i] != 0.0 for i in seen.live)
         return step if all_moved and (constant or not (mixed or step._groups)) else None
 
     def again(self, optimizer: Any) -> Optional[StepInputs]:
-        """Return the inputs of the next step if they differ from this step's in the values of the gradients alone."""
+        """Return the inputs of the next step if only the values of the gradients have changed, otherwise None."""
         if self._list is not _paddle.parameter_list(optimizer) or self._defaults != optimizer._defaults:
             return None
         groups = _settings(optimizer)
@@ -97,12 +95,12 @@ class RepeatedStep:
         asked = _paddle.weight_decay_fun(optimizer) is not None
         if asked and list(map(optimizer.has_weight_decay, seen.params)) != self._decayed:
             return None
-        if optimizer._ratios_now(self._every, seen.frozen) != self._ratios:
+        if optimizer.ratios_now(self._every, seen.frozen) != self._ratios:
             return None
         return seen if all(unit.batch is None or unit.batch.holds() for unit in self.units) else None
 
     def take(self, optimizer: Any, seen: StepInputs) -> None:
-        """Take the step again with other gradients."""
+        """Take the step again with new gradients."""
         grads = list(seen.grads)
         for clip, rows in self._clips if self._groups else [(_paddle.grad_clip(optimizer), range(len(grads)))]:
             if clip is not None and rows:
@@ -134,7 +132,7 @@ def _all_parameters(optimizer: Any) -> list[Any]:
 
 
 def _settings(optimizer: Any) -> list[Any]:
-    """Return the parameters and the settings of all parameter groups in one list, [] without groups."""
+    """Return the parameters, keys and values of all parameter groups in one list, [] without groups."""
     groups, found = _paddle.param_groups(optimizer), []
     if isinstance(groups[0], dict):
         for group in groups:
@@ -143,7 +141,7 @@ def _settings(optimizer: Any) -> list[Any]:
 
 
 def _clips(optimizer: Any, row: dict[str, int]) -> list[tuple[Any, list[int]]]:
-    """Return the clipping of each parameter group with the rows of its parameters; Paddle clips group by group."""
+    """Return (`grad_clip`, rows of the parameters) of each parameter group."""
     groups = _paddle.param_groups(optimizer)
     if not isinstance(groups[0], dict):
         return []

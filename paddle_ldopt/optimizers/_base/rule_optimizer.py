@@ -1,14 +1,14 @@
-"""The base of all optimizers that are written as a pure update rule.
+"""The base of the optimizers whose update is a pure function.
 
-A rule is a function of tensors in float32 (float64 for float64 parameters), so that it reads like its paper:
+A rule takes tensors in float32 (float64 for float64 parameters) and reads like its paper:
 
     def rule(param, grad, state, lr, *, piece, beta1, weight_decay):
         moment = beta1 * state["moment1"] + (1 - beta1) * grad
-        (square,) = yield [(moment * moment).sum()]       # sums over the whole tensor, in whichever processes it is
+        (square,) = yield [(moment * moment).sum()]       # sums over the whole tensor, across all processes
         return param - lr * moment / square.sqrt(), {"moment1": moment}
 
-It writes nothing. Each `yield [partial sums]` is answered with the sums over the whole tensor (see `_pieces`); a rule
-without sums has no `yield`. `RuleOptimizer.step` and the methods below it are one step.
+It writes nothing. Each `yield [partial sums]` returns the sums over the whole tensor (see `_pieces`); a rule without
+sums has no `yield`.
 """
 
 import math
@@ -20,32 +20,26 @@ from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
 from ..._checks import checked_number
-from .._fused.step import FusedMixin
 from .._pieces import Piece, PieceFinder
-from ..collecting import Task
 from ..options import BATCHED
 from ..states import STEP
 from .batches import Batches
-from .declared import DeclaredMixin, compute_dtype
-from .layerwise import LayerwiseMixin
+from .declared import compute_dtype
 from .repeated import RepeatedStep
 from .rule_state import RuleState
-from .sharded_state import ShardedStateMixin
+from .step import LayerwiseOptimizer, Task
 from .updates import Update, Values, update, update_pieces
 
-__all__ = ["STEP", "RuleOptimizer", "Task", "Update", "Values", "checked_rate"]
 
+class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
+    """Base of the optimizers whose update is a pure function: a subclass declares its options and states and a `rule`.
 
-class RuleOptimizer(RuleState, DeclaredMixin, FusedMixin, ShardedStateMixin, LayerwiseMixin, Optimizer):
-    """Base of the optimizers whose update is a pure function: a subclass declares itself and has a `rule`.
-
-    It takes the arguments that all optimizers take (see `AdamWDL`), the options that the class declares, and
+    It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and
 
     Args:
-        batch_bytes: parameters of one shape, type and set of options are updated together by Paddle's operations, at
-            most so many bytes of them at once. Copies of them and of their gradients, and what the rule computes, need
-            up to twelve times as much for a moment. A larger parameter is updated alone, as all are with 0. None: 64 MB
-            on an accelerator, 2 MB on a CPU, which takes longer over larger stacks than over their parts.
+        batch_bytes: size limit of a batch: parameters of one shape, type and set of options that Paddle's operations
+            update together. A step needs up to twelve times as much temporary memory. Larger parameters are updated one
+            by one; with 0 all are. None: 64 MB on an accelerator; 2 MB on a CPU, where larger batches are slower.
     """
 
     def __init__(
@@ -67,43 +61,43 @@ class RuleOptimizer(RuleState, DeclaredMixin, FusedMixin, ShardedStateMixin, Lay
         self._finder, self._batches = PieceFinder(_paddle.flatten_groups(parameters or [])), Batches()
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
-        # weight_decay=None: Paddle would turn it into an L2 penalty on the gradient, beside our own
+        # no `weight_decay`: Paddle would add an L2 penalty to the gradient
         super().__init__(self._first_rate(rate, parameters), parameters, grad_clip=grad_clip, name=name)
         self.type = type(self).__name__.lower()
 
-    # ---- what a subclass says
+    # ---- for subclasses to define or override
 
     rule: ClassVar[Callable[..., Update]]
-    _last: Optional[RepeatedStep] = None  # if it was a step by operations
+    _last: Optional[RepeatedStep] = None  # the last step, if Paddle's operations took it
 
     def own_rate(self, param: Any) -> Optional[float]:
-        """Return the rate that the parameter's group has instead of the optimizer's, None if it has none."""
+        """Return the rate of the parameter's group that overrides the optimizer's, or None."""
         return self.group_of(param).get("lr")
 
     def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return (rate of the next step, greatest rate ahead) of a parameter, each None if it is not known beforehand.
+        """Return (rate of the next step, peak rate ahead) of a parameter, each None if it is unknown beforehand.
 
-        None if the rate is `learning_rate` times `factor`, the parameter's layer and group.
+        None: the rate is `learning_rate` times `factor`, which includes the parameter's layer and group.
         """
         return None
 
     @property
     def sets_own_rate(self) -> bool:
-        """Whether the rate comes from the optimizer's own steps, so that a scheduler beside it has no effect."""
+        """Whether the optimizer computes its rate itself, so that a scheduler has no effect."""
         return False
 
     def _read_rate(self, learning_rate: Any) -> Any:
-        """Return the rate that the constructor was given, checked."""
+        """Return the constructor's rate after checking it."""
         return checked_rate(learning_rate, "learning_rate")
 
     def _first_rate(self, rate: Any, parameters: Any) -> Any:
-        """Return the rate as Paddle takes it, a float or a scheduler; the options are known by now."""
+        """Return the initial rate as Paddle takes it, a float or a scheduler; called when the options are known."""
         return rate
 
     # ---- groups
 
     def _add_param_group(self, param_group: dict[str, Any]) -> None:
-        # hide the decay from Paddle, which would make an L2 penalty of it
+        # hidden from Paddle, which would add an L2 penalty
         hidden = {"weight_decay": param_group.pop("weight_decay")} if "weight_decay" in param_group else {}
         super()._add_param_group(param_group)
         param_group.pop("weight_decay", None)
@@ -119,22 +113,22 @@ class RuleOptimizer(RuleState, DeclaredMixin, FusedMixin, ShardedStateMixin, Lay
     def _known_names(self) -> Any:
         return self._finder.params
 
-    # ---- the step, from top to bottom
+    # ---- the parts of `step`
 
-    def step(self) -> Any:
-        """Update all parameters that have a gradient once."""
+    def _repeat_step(self) -> bool:
+        """Repeat the last step with new gradients if nothing else has changed; return whether it was repeated."""
         if self._last is not None and self._may_be_repeated():
             with paddle.no_grad():
                 seen = self._last.again(self)
                 if seen is not None:
-                    return None if _paddle.overflow_is_found(self) else self._last.take(self, seen)
+                    if not _paddle.overflow_is_found(self):
+                        self._last.take(self, seen)
+                    return True
         self._last = None
-        # The C library if it can take the whole step. Otherwise Paddle clips, goes through the parameters, calls
-        # `_append_optimize_op` for each, and then, unless the scaler found an overflow, `_update`.
-        return super().step()
+        return False
 
     def _may_be_repeated(self) -> bool:
-        """Return whether a step needs nothing but clipping and updates of parameters that this process has whole."""
+        """Return whether a step needs only clipping and updates, of parameters that this process has whole."""
         return (
             paddle.in_dynamic_mode()
             and not _paddle.in_to_static_mode()
@@ -144,46 +138,46 @@ class RuleOptimizer(RuleState, DeclaredMixin, FusedMixin, ShardedStateMixin, Lay
         )
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
-        """Collect the update of one parameter; a static graph is built at once."""
+        """Collect the update of one parameter; in a static graph, add its operations."""
         param, grad = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
         if self.is_frozen(param) or math.prod(param.shape) == 0:
             return
         self.check_shape(param)
         task = Task(param, grad, self.step_options(param), self._rate(param, grad))
-        if self._collected is None:
+        if self._tasks is None:
             self._update_whole([task._replace(piece=Piece(self.whole_shape(param)))])
         else:
-            self._collected.append(task)
+            self._tasks.append(task)
 
     def check_shape(self, param: Any) -> None:
-        """Raise if a parameter is not what the optimizer was built with."""
+        """Raise if the optimizer was not built with this parameter, or its shape has changed."""
         if paddle.in_dynamic_mode() and self._finder.params:
             self._finder.check(param)
 
     def _rate(self, param: Any, grad: Any) -> Any:
-        """Return the rate of a parameter; parameters of one rate share it while a step is collected."""
+        """Return the rate of a parameter, one Tensor for all collected parameters with this rate."""
         dtype, factor = compute_dtype(param), getattr(param, "optimize_attr", None) or {}
         key = (dtype, factor.get("learning_rate"), self.layerwise_ratio(param), self.own_rate(param))
-        if self._collected is None or key not in self._rates:
+        if self._tasks is None or key not in self._rates:
             self._rates[key] = _paddle.rate_factor(self)((param, grad)).astype(dtype).reshape([])
         return self._rates[key]
 
     def _update(self, tasks: list[Task]) -> None:
-        """Do the collected updates: of whole parameters first, then those that other processes have pieces of."""
+        """Update whole parameters first, then parameters of which other processes have pieces."""
         pieces = self._finder.find(_paddle.parameter_list(self))
         tasks = [task._replace(piece=pieces[task.param.name]) for task in tasks if task.param.name in pieces]
         if self.fused and any(task.piece.groups or task.piece.slice_size is not None for task in tasks):
             where = "parameters in pieces (tensor parallel, sharding version 2)"
-            raise ValueError(f"`fused=True` does not go with {where}: use None or False. Received: fused=True")
+            raise ValueError(f"`fused=True` does not support {where}: use None or False. Received: fused=True")
         self._update_whole([task for task in tasks if not task.piece.groups])
         update_pieces(self, {task.param.name: task for task in tasks if task.piece.groups}, pieces)
 
     def _update_whole(self, tasks: list[Task]) -> None:
-        """Update parameters that this process has whole: in the C library, in batches, or one by one."""
+        """Update whole parameters in the C library, in batches, or one by one."""
         whole = [task for task in tasks if task.piece.slice_size is None]
         slices = [task for task in tasks if task.piece.slice_size is not None]
         if whole and (self.fused or not paddle.in_dynamic_mode() or whole[0].param.place.is_cpu_place()):
-            whole = self.update_fused(whole)
+            whole = self._fused_step.update(self, whole)
         units = self._batches.split(self, whole)
         for batch, some in units:
             if batch is None:
@@ -192,16 +186,16 @@ class RuleOptimizer(RuleState, DeclaredMixin, FusedMixin, ShardedStateMixin, Lay
                 batch.update([task.grad for task in some], batch.rates(some), some[0].options)
         for task in slices:
             update(self, task)
-        if len(whole) == len(tasks) and self._collected is None and paddle.in_dynamic_mode():
+        if len(whole) == len(tasks) and self._tasks is None and paddle.in_dynamic_mode():
             self._last = RepeatedStep.of(self, units)
 
     def _counted(self, state: Values) -> Values:
-        """Return the counters after this update, given the state before it; a subclass may count in another way."""
+        """Return the counters after this update, given the state before it."""
         return {STEP: state[STEP] + 1.0}
 
 
 def checked_rate(learning_rate: Any, argument: str) -> Any:
-    """Return an optimizer's learning rate as Paddle takes it, a float or a scheduler, raise if it is neither."""
+    """Return a learning rate as a float or a scheduler; raise if it is neither."""
     if isinstance(learning_rate, LRScheduler):
         return learning_rate
     return checked_number(learning_rate, argument, kind="a number or an LRScheduler; parameters go into `parameters=`")

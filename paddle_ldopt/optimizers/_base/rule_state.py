@@ -1,4 +1,4 @@
-"""The state of an optimizer with a rule: how it is created, stored in a state dict, loaded and looked up."""
+"""Creates, saves, loads and reads the state of an optimizer with a rule."""
 
 from typing import Any
 
@@ -10,26 +10,22 @@ from ..._checks import checked_state
 from ..states import COLUMN, ELEMENT, ROW, STEP
 from .declared import compute_dtype
 
-__all__ = ["RuleState", "largest"]
-
-_INFIX = "_fp32_master_0_"  # the only spelling of state names that PaddleNLP's unified checkpoint splits generically
-
-
+_INFIX = "_fp32_master_0_"  # PaddleNLP's unified checkpoints split state names at this infix, whatever the optimizer
 _Base: Any = object
 
 
 class RuleState(_Base):
-    """The state of `RuleOptimizer`, before `DeclaredMixin` in its bases."""
+    """The state of `RuleOptimizer`, listed before `LayerwiseOptimizer`."""
 
     _finder: Any  # a `PieceFinder`
 
     def whole_shape(self, param: Any) -> list[int]:
-        """Return the shape of the whole tensor that a parameter is, or that it is a piece of."""
+        """Return the shape of the whole parameter, of which `param` may be a piece."""
         return list(self._finder.shape(param))
 
     def state_layout(self, param: Any) -> dict[str, Any]:
-        """Return state name -> (dtype, shape) in which a parameter's state is stored, the count of its updates too."""
-        # not []: PaddleNLP's unified checkpoints cannot be read with that
+        """Return state name -> (dtype, shape) of a parameter's stored state and step counter."""
+        # PaddleNLP's unified checkpoints cannot be read with shape []
         layout = {name: (dtype, shape or [1]) for name, (dtype, shape) in super().state_layout(param).items()}
         return {**layout, STEP: (compute_dtype(param), [1])}
 
@@ -52,27 +48,27 @@ class RuleState(_Base):
             _paddle.with_state(self).add(param.name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; named so that PaddleNLP's unified checkpoints can hold it.
+        """Return the state, with names that PaddleNLP's unified checkpoints can hold.
 
         Raises:
-            ValueError: sharding with `split_param` asks for it to place rows and columns as if they were elements.
+            ValueError: sharding with `split_param` calls it and would take rows and columns for elements.
         """
         if _paddle.is_called_by("sharded_state_dict") and self._finder.is_sliced(_paddle.parameter_list(self)):
             placed = {kind for param in self._finder.params.values() for kind in self.state_kinds(param).values()}
             if placed & {ROW, COLUMN}:
                 raise ValueError(
                     "Paddle's `sharded_state_dict` for `split_param` takes all state for elements and would save rows "
-                    "and columns in wrong places: use `paddle_ldopt.parallel.save_checkpoint`. "
+                    "and columns at wrong offsets: use `paddle_ldopt.parallel.save_checkpoint`. "
                     f"Received: {type(self).__name__} with states {', '.join(sorted(self._state_names()))}"
                 )
-        # Paddle forgets what was loaded for parameters that have had no gradient since
+        # Paddle leaves out loaded state of parameters without a gradient so far
         state = {**_paddle.waiting_state(self), **super().state_dict()}
         names = {*_paddle.accumulators(self), *(_paddle.prefixed(self, name) for name in self._state_names())}
         return {_unified_name(key, names): value for key, value in state.items()}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave, with "master_weights" and "LR_Scheduler" if there are any."""
-        weights = checked_state(state_dict).get("master_weights")  # what is no dict is refused below
+        """Load the result of `state_dict`, including "master_weights" and "LR_Scheduler" if present."""
+        weights = checked_state(state_dict).get("master_weights")  # other types are refused below
         names = {getattr(weight, "name", None) for weight in weights.values()} if isinstance(weights, dict) else set()
         plain = {}
         for key, value in state_dict.items():
@@ -86,26 +82,28 @@ class RuleState(_Base):
     load_state_dict = set_state_dict
 
     def _state_names(self) -> set[str]:
-        """Return the names of the states of all parameters."""
+        """Return the names of all states."""
         return {STEP, *(name for param in self._finder.params.values() for name in self.state_kinds(param))}
 
-    def _held(self, state: str) -> dict[str, Any]:
-        """Return name of the parameter or master -> Tensor of a state."""
+    def _state_of_all(self, state: str) -> dict[str, Any]:
+        """Return name of the parameter or master -> Tensor, for one state."""
         return _paddle.accumulators(self).get(_paddle.prefixed(self, state), {})
 
     def _loaded(self, state: str) -> list[Any]:
-        """Return the values of a state that were loaded for parameters that had no gradient since."""
+        """Return the loaded values of a state for parameters without a gradient since."""
         waiting, part = _paddle.waiting_state(self), f"{_paddle.prefixed(self, state)}_"
-        live = {value.name for value in self._held(state).values()} if waiting else ()  # most of a tiny step's time
+        live = (
+            {value.name for value in self._state_of_all(state).values()} if waiting else ()
+        )  # most of a tiny step's time
         return [value for key, value in waiting.items() if part in key and key not in live]
 
     def _largest_of(self, state: str) -> Any:
-        """Return the largest value of a state, a Tensor of shape []."""
-        return largest([*self._held(state).values(), *self._loaded(state)])
+        """Return the largest value of a state of all parameters, a Tensor of shape []."""
+        return largest([*self._state_of_all(state).values(), *self._loaded(state)])
 
 
 def _unified_name(key: str, state_names: set[str]) -> str:
-    """Return the key that PaddleNLP's unified checkpoints have for one of `state_dict`."""
+    """Return a key of `state_dict` in the form of PaddleNLP's unified checkpoints."""
     if _INFIX in key:
         return key
     ending = next((f"_{name}_0" for name in state_names if key.endswith(f"_{name}_0")), None)
@@ -113,7 +111,7 @@ def _unified_name(key: str, state_names: set[str]) -> str:
 
 
 def largest(counts: list[Any]) -> Any:
-    """Return the largest number in Tensors and arrays as a Tensor, 0 if there is none; the rest is passed over."""
+    """Return the largest number in Tensors and arrays as a Tensor, 0 without any; other values are ignored."""
     alike: dict[Any, list[Any]] = {}
     for count in counts:
         if isinstance(count, np.ndarray):

@@ -12,95 +12,75 @@ from ..states import STEP
 from .rule_state import largest
 from .updates import Values
 
-__all__ = ["SharedStepCount", "StepCount"]
-
 _Base: Any = object
 
 
 class StepCount(_Base):
-    """The count is the largest in the state `_COUNT` of any parameter: a resume has it, and so has a new parameter.
+    """Counts the steps by the largest value of the state `_COUNT` of any parameter, which a resume restores.
 
-    Under sharding a process's state misses the steps in which other processes alone had updates: they are added.
+    Under sharding, steps in which only other processes have updates are not in this process's state: they are added.
     """
 
     _COUNT: str
-    _elsewhere: Optional[tuple[Any, Any]] = (
-        None  # after such a step: the largest count in this process, the steps taken
-    )
-    _known: Optional[tuple[list[Any], list[int], Any, float]] = (
-        None  # the steps taken, while what shows them is the same
-    )
+    _elsewhere: Optional[tuple[Any, Any]] = None  # after such a step: (largest count in this process, steps taken)
+    _known: Optional[tuple[list[Any], list[int], Any, float]] = None  # the result of `_noted` after the last step
 
     def _count_taken(self) -> Any:
-        """Return how many steps were taken, a Tensor."""
+        """Return the number of steps taken, a Tensor."""
         count = self._largest_of(self._COUNT)
-        return (
-            count if self._elsewhere is None else paddle.where(count == self._elsewhere[0], self._elsewhere[1], count)
-        )
+        if self._elsewhere is None:
+            return count
+        return paddle.where(count == self._elsewhere[0], self._elsewhere[1], count)
 
     def _step_elsewhere(self) -> None:
-        """Count a step of other processes alone."""
+        """Count a step in which only other processes have updates."""
         self._elsewhere = self._largest_of(self._COUNT), self._count_taken() + 1.0
 
     def _steps_taken(self) -> float:
-        """Return how many steps were taken; it waits for the device only if the last step did not note it."""
+        """Return the number of steps taken; it waits for the device unless the last step noted the number."""
         if self._known is not None:
-            held, versions, waiting, count = self._known
+            counts, versions, waiting, count = self._known
             now, now_versions, now_waiting, _ = self._noted(count)
-            if now_waiting is waiting and now_versions == versions and all(map(operator.is_, now, held)):
+            if now_waiting is waiting and now_versions == versions and all(map(operator.is_, now, counts)):
                 return count
         return float(self._count_taken())
 
     def _noted(self, count: float) -> tuple[list[Any], list[int], Any, float]:
-        """Return a count with all that shows whether it still holds."""
-        held = list(self._held(self._COUNT).values())
-        return held, list(map(_paddle.version_of, held)), _paddle.waiting_state(self), count
+        """Return a count with the tensors, versions and loaded state that it was read from."""
+        counts = list(self._state_of_all(self._COUNT).values())
+        return counts, list(map(_paddle.version_of, counts)), _paddle.waiting_state(self), count
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; whoever asks for it may write into it."""
+        """Return the state, which the caller may change."""
         self._known = None
         return super().state_dict()
 
     def sharded_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the state with its places; it is there to be loaded into."""
+        """Return the state with its offsets, to be loaded into."""
         self._known = None
         return super().sharded_state_dict(*args, **kwargs)
 
-    def _one_step(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of a step, which may be entered again within it."""
-        raise NotImplementedError
-
-    def step(self) -> None:
-        """Update all parameters that have a gradient once."""
-        with self._one_step():
-            super().step()
-
-    def _apply_optimize(self, *args: Any, **kwargs: Any) -> Any:
-        # of a step: all parameters or a group of them; of `minimize` and the sharding wrappers: a whole step
-        with self._one_step():
-            return super()._apply_optimize(*args, **kwargs)
-
 
 class SharedStepCount(StepCount):
-    """The count of an optimizer whose rule has one t for all parameters, as TensorFlow's `iterations`."""
+    """One step number t for all parameters, as TensorFlow's `iterations`."""
 
     _COUNT = STEP
-    _in_step = False
-    _this: Any = None  # the number of the running step once it is known, a Tensor or of the C library a float
+    _counting = False  # whether a step is running
+    _this: Any = None  # the number of the running step, if known: a Tensor, or a float for the C library
 
     @contextlib.contextmanager
     def _one_step(self) -> Iterator[None]:
-        outermost = not self._in_step
-        self._in_step = True
+        outermost = not self._counting
+        self._counting = True
         try:
             yield
         finally:
             if outermost:
-                self._in_step, self._this = False, None
+                self._counting, self._this = False, None
 
     def _counted(self, state: Values) -> Values:
         """Return 1 + the largest count of any parameter before this step."""
-        if not paddle.in_dynamic_mode():  # a graph updates all its parameters or none: they count alike
+        if not paddle.in_dynamic_mode():  # a graph updates all its parameters: they count alike
             return super()._counted(state)
         if self._this is None:
             self._this = self._count_taken() + 1.0
@@ -108,9 +88,10 @@ class SharedStepCount(StepCount):
         known = isinstance(self._this, float)
         return {STEP: paddle.full([], self._this, dtype) if known else self._this.astype(dtype)}
 
-    def _count_steps(self, plan: Any) -> None:
-        if self._this is None and self._elsewhere is None and len(plan.records) == len(self._held(STEP)):
-            self._this = max(kernels.largest_step(plan.records), float(largest(self._loaded(STEP)))) + 1.0
+    def count_planned(self, plan: Any) -> None:
+        """Read the number of the running step from the structs of a plan that covers all state: faster than Paddle."""
+        if self._this is None and self._elsewhere is None and len(plan.structs) == len(self._state_of_all(STEP)):
+            self._this = max(kernels.largest_step(plan.structs), float(largest(self._loaded(STEP)))) + 1.0
 
     def _this_step(self) -> float:
         """Return the number of the running step, from 1, for the C library."""

@@ -1,7 +1,7 @@
-"""Rates and decays as MindSpore's optimizers take them, read once and checked.
+"""Rates and decays as MindSpore's optimizers take them, checked.
 
-A number stays a float, a Paddle scheduler stays what it is. Values that advance with the optimizer's own steps (the
-elements of a Tensor or an iterable, a callable of the step) become a `StepFunction`.
+Numbers become floats, Paddle's schedulers stay. A Tensor or an iterable of values and a callable of the step, which
+advance with the optimizer's own steps, become a `StepFunction`.
 """
 
 from collections.abc import Iterable
@@ -16,11 +16,9 @@ from ..._checks import checked_number, plain_number
 from ..._messages import refusal
 from ..options import plain_weight_decay
 
-__all__ = ["StepFunction", "decay_or_function", "rate_or_function"]
-
 
 class StepFunction:
-    """A number that depends on how many steps the optimizer has taken: element i of a sequence, or a function of i."""
+    """A number that depends on the optimizer's steps: element i of a sequence, or a function of i."""
 
     def __init__(self, source: Any, argument: str) -> None:
         self.source, self.argument = source, argument
@@ -36,7 +34,7 @@ class StepFunction:
         return float(self.source[step])
 
     def reported(self, step: int) -> float:
-        """Return the value at a step, or the last one if there is none any more."""
+        """Return the value at a step, or the last one of a sequence that has run out."""
         return self(step if callable(self.source) else min(step, len(self.source) - 1))
 
     def __repr__(self) -> str:
@@ -44,7 +42,7 @@ class StepFunction:
 
 
 def rate_or_function(value: Any, argument: str) -> Any:
-    """Return a rate as a float, an `LRScheduler` or a `StepFunction`; raise if it is none."""
+    """Return a rate as a float, an `LRScheduler` or a `StepFunction`; raise if it is none of them."""
     if isinstance(value, LRScheduler):
         return value
     if isinstance(value, (paddle.Tensor, np.ndarray)):

@@ -1,4 +1,4 @@
-"""Rates and weight decays that are functions of the optimizer's own steps, for an optimizer that takes them."""
+"""Rates and weight decays that are functions of the optimizer's own steps."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,13 +15,11 @@ from .step_count import StepCount
 from .step_functions import StepFunction, rate_or_function
 from .updates import Values
 
-__all__ = ["StepSchedulesMixin"]
-
 
 class StepSchedulesMixin(StepCount):
-    """Lets the rate and the options "lr" and "weight_decay" be a `StepFunction`; put before `RuleOptimizer`.
+    """Lets the rate and the options "lr" and "weight_decay" be a `StepFunction`, listed before `RuleOptimizer`.
 
-    With any of them each parameter has the count of all steps in its state too: a resume goes on where it was.
+    With any of them, the state of each parameter includes the number of all steps, so a resume is exact.
     """
 
     _COUNT = GLOBAL_STEP
@@ -34,24 +32,24 @@ class StepSchedulesMixin(StepCount):
         self.rate_function = rate if isinstance(rate, StepFunction) else None
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
         self._step_functions = [value for value in values if isinstance(value, StepFunction)]
-        self._counts_steps = bool(self._step_functions)
-        self._scheduled: dict[Any, float] = {}  # in a running step: function -> its value, GLOBAL_STEP -> the step
+        self._has_schedules = bool(self._step_functions)
+        self._scheduled: dict[Any, float] = {}  # in a running step: function -> value, GLOBAL_STEP -> step
         self._refuse_functions_in_a_graph()
         first = {function: function(0) for function in self._step_functions}
         return rate if self.rate_function is None else first[rate]
 
     def _states_of(self, param: Any) -> dict[str, State]:
-        # float32 also beside float64 parameters, so that the counts of all can be compared
-        counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._counts_steps else {}
+        # float32 even for float64 parameters, so that all counts can be compared
+        counted = {GLOBAL_STEP: State(SCALAR, "float32")} if self._has_schedules else {}
         return {**super()._states_of(param), **counted}
 
     def _counted(self, state: Values) -> Values:
         self._by_operations = True
-        counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._counts_steps else {}
+        counted = {GLOBAL_STEP: paddle.full([], self._scheduled[GLOBAL_STEP])} if self._has_schedules else {}
         return {**super()._counted(state), **counted}
 
     def step_options(self, param: Any = None) -> Values:
-        """Return all options as they are in this step."""
+        """Return all options with their values in this step."""
         options = super().step_options(param)
         return {**options, "weight_decay": self._now(options["weight_decay"])}
 
@@ -61,11 +59,11 @@ class StepSchedulesMixin(StepCount):
         return self.rate_function is not None
 
     def get_lr(self) -> float:
-        """Return the rate of the next step, for a layer whose ratio is 1; of a schedule that has run out, its last."""
+        """Return the rate of the next step for ratio 1, or the last rate of a schedule that has run out."""
         return float(super().get_lr()) if self.rate_function is None else self._now(self.rate_function)
 
     def set_lr(self, value: float) -> None:
-        """Set the rate; a RuntimeError where it is a schedule."""
+        """Set the rate; raise RuntimeError if it is a schedule."""
         if self.rate_function is not None:
             advice = "build the optimizer with a number to set it."
             raise refusal(
@@ -74,26 +72,26 @@ class StepSchedulesMixin(StepCount):
         super().set_lr(value)
 
     def set_lr_scheduler(self, scheduler: Any) -> None:
-        """Take the rate from a Paddle scheduler from now on, which the caller steps."""
+        """Take the rate from a Paddle scheduler, which the caller steps."""
         super().set_lr_scheduler(scheduler)
         self._step_functions = [function for function in self._step_functions if function is not self.rate_function]
         self.rate_function = None
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave, that of a run without schedules included."""
+        """Load the result of `state_dict`, also of a run without schedules."""
         counted = [key for key in checked_state(state_dict) if str(key).endswith(f"_{STEP}_0")]
         own = {key: float(largest([state_dict[key]])) for key in counted}
         counts = {}
-        for key in own if self._counts_steps else ():
+        for key in own if self._has_schedules else ():
             count = f"{key[: -len(f'{STEP}_0')]}{GLOBAL_STEP}_0"
-            # always a copy: what was given may belong to an optimizer that goes on
+            # a copy: the given Tensor may belong to another optimizer
             counts[count] = paddle.full([], max(float(largest([state_dict.get(count)])), *own.values()), "float32")
         super().set_state_dict({**state_dict, **counts})
 
     load_state_dict = set_state_dict
 
     def _now(self, value: Any) -> float:
-        """Return the number that a rate or a decay is in this step."""
+        """Return the value of a rate or a decay in this step."""
         if isinstance(value, LRScheduler):
             return float(value())
         if not isinstance(value, StepFunction):
@@ -103,7 +101,7 @@ class StepSchedulesMixin(StepCount):
     def _refuse_functions_in_a_graph(self) -> None:
         if self._step_functions and not paddle.in_dynamic_mode():
             first = self._step_functions[0]
-            wrong = f"`{first.argument}` advances with the optimizer's steps, which a static graph does not see."
+            wrong = f"`{first.argument}` advances with the optimizer's steps, which a static graph does not count."
             advice = (
                 "Give a number, or as the rate a scheduler stepped after each run, such as LambdaDecay(1.0, function)."
             )
@@ -111,9 +109,9 @@ class StepSchedulesMixin(StepCount):
 
     @contextlib.contextmanager
     def _one_step(self) -> Iterator[None]:
-        """Hold all scheduled values of one step, asked for and checked before the step changes anything."""
+        """Compute and check all scheduled values of a step, and keep them until it ends."""
         self._refuse_functions_in_a_graph()
-        if self._scheduled or not self._counts_steps:
+        if self._scheduled or not self._has_schedules:
             yield
             return
         taken = int(self._steps_taken())
@@ -129,12 +127,12 @@ class StepSchedulesMixin(StepCount):
             self._scheduled = {}
 
     def own_rate(self, param: Any) -> Optional[float]:
-        """Return the rate of the parameter's group in this step, None if it has none of its own."""
+        """Return the rate of the parameter's group in this step, or None."""
         rate = super().own_rate(param)
         return None if rate is None else self._now(rate)
 
     def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return the rate of a schedule now and at its peak; of a callable the peak is not known."""
+        """Return the current and the peak rate of a schedule; the peak of a callable is unknown."""
         own = super().own_rate(param)
         rate: Any = self.rate_function if own is None else own
         if not isinstance(rate, StepFunction):

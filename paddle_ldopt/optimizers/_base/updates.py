@@ -1,4 +1,4 @@
-"""The update of parameters that are not in a batch: the rule is run on one of them and its result is written."""
+"""Updates one parameter at a time: runs the rule and writes its result."""
 
 from collections.abc import Generator
 from typing import Any, Callable, Optional
@@ -7,24 +7,22 @@ import paddle
 
 from ... import _paddle
 from .._pieces import Piece, answer_locally, answer_together
-from ..collecting import Task
 from ..states import ELEMENT, SCALAR, STEP
 from .declared import compute_dtype, rule_shape
-
-__all__ = ["Update", "Values", "update", "update_pieces"]
+from .step import Task
 
 Values = dict[str, Any]  # by name, of states or of options
-Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule; a rule without sums returns the result
+Update = Generator[list[Any], list[Any], tuple[Any, Values]]  # a running rule
 
 
 def update(optimizer: Any, task: Task) -> None:
-    """Update a parameter of which this process has all."""
+    """Update a parameter that this process has whole."""
     rule, write = _start(optimizer, task)
     write(*answer_locally(rule))
 
 
 def update_pieces(optimizer: Any, tasks: dict[str, Task], pieces: dict[str, Piece]) -> None:
-    """Update parameters that are in pieces side by side with the other processes that have pieces of them."""
+    """Update parameters in pieces, together with the other processes that have pieces of them."""
     rules, writes = [], []
     for name, piece in pieces.items():
         param = optimizer._finder.params[name]
@@ -34,7 +32,7 @@ def update_pieces(optimizer: Any, tasks: dict[str, Task], pieces: dict[str, Piec
             continue
         if name in tasks:
             rule, write = _start(optimizer, tasks[name])
-        elif piece.span == (0, 0):  # the other processes wait for sums from all
+        elif piece.span == (0, 0):  # the other processes wait for its sums
             rule, write = _start_empty(optimizer, param, piece), None
         else:
             continue
@@ -46,7 +44,7 @@ def update_pieces(optimizer: Any, tasks: dict[str, Task], pieces: dict[str, Piec
 
 
 def _start(optimizer: Any, task: Task) -> tuple[Update, Callable[..., None]]:
-    """Return the rule of a task, to be run, and a function that writes its result."""
+    """Return the rule of a task, not run yet, and a function that writes its result."""
     param, piece = task.param, task.piece or Piece(optimizer.whole_shape(task.param))
     target = _paddle.masters(optimizer)[param.name] if optimizer.has_master(param) else param
     dtype, kinds = compute_dtype(param), {**optimizer.state_kinds(param), STEP: SCALAR}
@@ -81,7 +79,7 @@ def _start(optimizer: Any, task: Task) -> tuple[Update, Callable[..., None]]:
 
 
 def _start_empty(optimizer: Any, param: Any, piece: Piece) -> Update:
-    """Return the rule of a parameter that this process has nothing of: its sums are zeros."""
+    """Return the rule of a parameter of which this process has no element: its sums are zeros."""
     dtype, empty = compute_dtype(param), paddle.zeros([0], compute_dtype(param))
     state = {
         name: empty if kind == ELEMENT else paddle.zeros(rule_shape(kind, piece.shape), dtype)
@@ -105,4 +103,4 @@ def _write(value: Any, target: Any, overflow: Any = None, piece: Optional[Piece]
     else:
         frozen = target.stop_gradient
         paddle.assign(value, target)
-        target.stop_gradient = frozen  # `assign` gives it the value's, and a later `minimize` would pass it over
+        target.stop_gradient = frozen  # `assign` copies the value's, and a later `minimize` would skip the parameter

@@ -1,1 +1,1 @@
-"""The step by the C library."""
+"""The fused step: `step` decides what the C library updates, `plan` prepares its structs."""

@@ -1,4 +1,4 @@
-"""The memory of tensors: where it is, whether it has changed, and whether the C library can work on it."""
+"""The memory of tensors: address, size, changes, and whether the C library can use it."""
 
 from collections.abc import Iterable
 from typing import Any, Optional
@@ -6,8 +6,6 @@ from typing import Any, Optional
 import paddle
 
 from ... import _paddle, kernels
-
-__all__ = ["TYPES", "addresses", "held_bytes", "same_shapes", "versions", "unsupported_reason"]
 
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
 _Tensor = paddle.Tensor
@@ -19,7 +17,7 @@ def addresses(tensors: Iterable[Any]) -> list[int]:
 
 
 def versions(tensors: Iterable[Any]) -> list[int]:
-    """Return how often Paddle has changed each tensor in place: its values, or its shape, strides or type."""
+    """Return how often Paddle has changed each tensor (values, shape, strides or type) in place."""
     return list(map(_paddle.version_of, tensors))
 
 
@@ -28,17 +26,17 @@ def same_shapes(tensors: Iterable[Any], others: Iterable[Any]) -> bool:
     return all(map(_Tensor.is_same_shape, tensors, others))
 
 
-def held_bytes(tensor: Any) -> int:
-    """Return how many bytes are allocated for a tensor, from its first element on; 0 of a DistTensor."""
+def allocated_bytes(tensor: Any) -> int:
+    """Return the number of bytes allocated for a tensor from its first element on; 0 for a DistTensor."""
     return _paddle.bytes_behind(tensor) - _paddle.bytes_before(tensor)
 
 
 def unsupported_reason(tensor: Any) -> Optional[str]:
-    """Return why the C library cannot work on a tensor even if it is contiguous, None if it can."""
+    """Return why the C library cannot use a contiguous tensor, None if it can."""
     if tensor.is_dist():
-        return "it is a DistTensor"  # of a global shape, of which this process may have a part
+        return "it is a DistTensor"  # this process may have a part of its shape
     if tensor.data_ptr() is None:
-        return "its memory was given back"
+        return "its memory was freed"
     if tensor.dtype not in TYPES:
         return f"the type is {tensor.dtype}"
     return None if tensor.place.is_cpu_place() else f"it is on {tensor.place}"

@@ -1,4 +1,4 @@
-"""The plan of the fused step: the records that the C library is given, and what shows whether they still hold."""
+"""The plan of the fused step: the structs for the C library, and checks whether they are still valid."""
 
 import math
 import operator
@@ -10,54 +10,53 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..states import STEP
-from .memory import TYPES, addresses, held_bytes, same_shapes, unsupported_reason, versions
+from .memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_reason, versions
 from .step_inputs import StepInputs
 
-__all__ = ["FusedRule", "Plan"]
-
 _Tensor = paddle.Tensor
-_CHECKED = 2048  # states whose address is checked in one step: all of a model with some 500 parameters
+_SMALLEST = float(np.finfo("float32").tiny)
+_CHECKED = 2048  # number of states whose address each step checks: all, of a model with some 500 parameters
 
 
 class FusedRule(NamedTuple):
-    """An update rule as the C library knows it; see `struct tensor` in kernels/csrc/step.h."""
+    """An update rule for the C library; see `struct tensor` in kernels/csrc/step.h."""
 
     name: str  # in `kernels.RULES`
-    states: tuple[Any, ...]  # names of the states in their order there, a tuple of names where they exclude each other
+    states: tuple[Any, ...]  # names in their order there; a tuple of names that exclude each other
     fields: dict[str, Any]  # field of the struct -> number
     flags: tuple[str, ...] = ()  # names in `kernels.FLAGS`
-    aux: Optional[str] = None  # name of the state of one number, beside the counter
+    aux: Optional[str] = None  # name of another state of one number
 
 
 class Plan:
-    """The parameters of an optimizer as the C library takes them: those to be updated, and others that have state."""
+    """The structs of an optimizer's parameters: of those to be updated, and of others that have state."""
 
     def __init__(self, optimizer: Any, params: list[Any]) -> None:
         self.optimizer, self.parameter_list = optimizer, _paddle.parameter_list(optimizer)
         self.params: list[Any] = []
-        self.index: dict[str, int] = {}  # parameter name -> its row in `records`
-        self.refused: dict[str, str] = {}  # parameter name -> why the C library cannot update it
+        self.index: dict[str, int] = {}  # parameter name -> its row in `structs`
+        self.refused: dict[str, str] = {}  # parameter name -> reason why the C library cannot update it
         known = {param.name: param for param in [*_paddle.flatten_groups(self.parameter_list or params), *params]}
         updated = {param.name for param in params}
         wanted = updated | _paddle.with_state(optimizer)
         self._masters: list[Any] = []
         self._states: list[Any] = []
-        self._held = _held(optimizer)
-        self._checked = 0  # the first of the states to be checked next
-        records = []
+        self._every_state = _state_tensors(optimizer)
+        self._checked = 0  # index of the first state to be checked next
+        structs = []
         for name, param in known.items():
             if name not in wanted or math.prod(param.shape) == 0:
                 continue
-            record = np.zeros(1, kernels.TENSOR)
-            why = self._fill(record[0], param, name in updated)
+            struct = np.zeros(1, kernels.TENSOR)
+            why = self._fill(struct[0], param, name in updated)
             if why is not None:
                 self.refused[name] = why
                 continue
             self.index[name] = len(self.params)
             self.params.append(param)
-            records.append(record)
-        self.records = np.concatenate(records) if records else np.zeros(0, kernels.TENSOR)
-        with paddle.no_grad():  # views, unlike `detach`, keep the shape, and the memory from being given to others
+            structs.append(struct)
+        self.structs = np.concatenate(structs) if structs else np.zeros(0, kernels.TENSOR)
+        with paddle.no_grad():  # views, unlike `detach`, keep the shape and hold on to the memory
             self._kept, self._as_planned = (
                 [_paddle.view_of(tensor.detach(), list(tensor.shape)) for tensor in tensors]
                 for tensors in (self._states, self.params)
@@ -67,11 +66,11 @@ class Plan:
         self._versions = versions(self._masters), versions(self._states)
         self._rule: Optional[FusedRule] = None
         self._decayed: Any = None
-        self.live: Optional[list[int]] = None  # which parameters had a gradient in the last plain step, by number
-        self.rows: Any = None  # their rows in `records`
-        self._live: Any = None  # their addresses, element sizes and shapes (as tensors) when the plan was made
+        self.live: Optional[list[int]] = None  # `StepInputs.live` of the last step
+        self.rows: Any = None  # their rows in `structs`
+        self._live: Any = None  # their addresses, element sizes and shapes (as tensors) in the plan
         self._types: list[Any] = []  # of these parameters
-        self._codes: Any = None  # the same as the library has them
+        self._codes: Any = None  # the same as numbers for the library
 
     def holds(self, params: list[Any]) -> bool:
         """Return whether the plan covers all of these parameters and no buffer has moved."""
@@ -85,29 +84,29 @@ class Plan:
     def is_current(self, seen: Optional[StepInputs] = None) -> bool:
         """Return whether no parameter (with `seen`: of `rows`) or state has moved, been replaced or changed its form.
 
-        Of a large model's states each step checks some for moves, and all for replacement. Until a move is seen, the
+        In large models each step checks all states for replacement, but only some for moves. Until a move is found, the
         library writes into memory that `_kept` holds on to.
         """
         params, masters, states = self._addresses
         if seen is None:
             now, sizes = self.params, list(map(_Tensor.element_size, self.params))
-            held = addresses(now) == params and sizes == self._sizes and same_shapes(now, self._as_planned)
+            unmoved = addresses(now) == params and sizes == self._sizes and same_shapes(now, self._as_planned)
         else:
             at, sizes, shapes = self._live
-            held = seen.params_at == at and seen.sizes == sizes and same_shapes(seen.params, shapes)
+            unmoved = seen.params_at == at and seen.sizes == sizes and same_shapes(seen.params, shapes)
         part = slice(self._checked, self._checked + _CHECKED)
         self._checked = part.stop if part.stop < len(self._states) else 0
-        some, (of_masters, of_states), now_held = self._states[part], self._versions, _held(self.optimizer)
+        some, (of_masters, of_states), state = self._states[part], self._versions, _state_tensors(self.optimizer)
         return (
-            held
-            and len(now_held) == len(self._held)
-            and all(map(operator.is_, now_held, self._held))
+            unmoved
+            and len(state) == len(self._every_state)
+            and all(map(operator.is_, state, self._every_state))
             and (addresses(self._masters), addresses(some)) == (masters, states[part])
             and (versions(self._masters), versions(some)) == (of_masters, of_states[part])
         )
 
     def follow(self, seen: StepInputs) -> bool:
-        """Take the parameters that were seen for those of the next plain steps; return whether it knows all of them."""
+        """Select the parameters seen for the next steps; return whether the plan has all of them."""
         rows: Any = [self.index.get(param.name) for param in seen.params]
         if None in rows:
             return False
@@ -117,8 +116,8 @@ class Plan:
         self._codes = np.array([TYPES[kind] for kind in self._types])
         return True
 
-    def _fill(self, record: Any, param: Any, updated: bool) -> Optional[str]:
-        """Fill in the record of a parameter, or return why it cannot be updated; raise if it is to be and must not."""
+    def _fill(self, struct: Any, param: Any, updated: bool) -> Optional[str]:
+        """Fill in the struct of a parameter, or return why it cannot be; raise if `updated` and the shape is wrong."""
         try:
             self.optimizer.check_shape(param)
         except ValueError as error:
@@ -126,25 +125,21 @@ class Plan:
                 raise
             return str(error)
         options = self.optimizer.step_options(param)
-        rule = self.optimizer.library_rule(options)
+        rule = library_rule(self.optimizer, options)
         if isinstance(rule, str):
             return rule
         tensors = self._tensors(param, rule)
         for place, tensor in tensors.items():
-            why = unsupported_reason(tensor)
-            if why is None and tensor is not param and not tensor.is_contiguous():
-                why = "its state is not contiguous"
-            if why is None and place not in ("param", "copy", 2) and tensor.dtype != paddle.float32:
-                why = f"its state is of type {tensor.dtype}"
+            why = unsupported_reason(tensor) or (None if tensor is param else _unsupported_state(place, tensor))
             if why is not None:
                 return why
-            field, at = (record["state"], place) if isinstance(place, int) else (record, place)
+            field, at = (struct["state"], place) if isinstance(place, int) else (struct, place)
             field[at] = tensor.data_ptr()
-            record["held"][kernels.PLACES[place]] = held_bytes(tensor)
-        record["param_type"], record["copy_type"] = TYPES[tensors["param"].dtype], TYPES[param.dtype]
-        record["moment_type"] = TYPES[tensors[2].dtype] if 2 in tensors else TYPES[paddle.float32]
-        self.fill_rule(record, list(param.shape), options)
-        if kernels.outside(record[None]) is not None:
+            struct["held"][kernels.PLACES[place]] = allocated_bytes(tensor)
+        struct["param_type"], struct["copy_type"] = TYPES[tensors["param"].dtype], TYPES[param.dtype]
+        struct["moment_type"] = TYPES[tensors[2].dtype] if 2 in tensors else TYPES[paddle.float32]
+        self.fill_rule(struct, list(param.shape), options)
+        if kernels.outside(struct[None]) is not None:
             return f"its memory or that of its state is too small for its shape {list(param.shape)}"
         if "copy" in tensors:
             self._masters.append(tensors["param"])
@@ -152,7 +147,7 @@ class Plan:
         return None
 
     def _tensors(self, param: Any, rule: FusedRule) -> dict[Union[str, int], Any]:
-        """Return place in the record -> tensor, of a parameter, its master and its state."""
+        """Return place in the struct -> tensor, for a parameter, its master and its state."""
         kinds, get = self.optimizer.state_kinds(param), _paddle.state_getter(self.optimizer)
         state = {name: get(name, param) for name in {*kinds, STEP}}
         tensors: dict[Union[str, int], Any] = {"param": param, "step": state[STEP]}
@@ -166,8 +161,8 @@ class Plan:
                 tensors[i] = state[known[0]]
         return tensors
 
-    def fill_rule(self, record: Any, shape: list[int], options: dict[str, Any]) -> None:
-        """Fill in the numbers of a rule and how it sees a parameter of this shape."""
+    def fill_rule(self, struct: Any, shape: list[int], options: dict[str, Any]) -> None:
+        """Fill in the numbers of a rule, and the sizes and flags that it has for a parameter of this shape."""
         rule = self.optimizer.fused_rule(options)
         flags = {*rule.flags, *self.optimizer.fused_flags(shape, options)}
         sizes: Any = (1, 1, math.prod(shape))
@@ -175,37 +170,58 @@ class Plan:
             sizes = (math.prod(shape[:-2]), *shape[-2:])
         elif "centralize" in flags:
             sizes = (1, shape[0], math.prod(shape[1:]))
-        record["batch"], record["rows"], record["cols"] = sizes
-        record["rule"] = kernels.RULES[rule.name]
-        record["flags"] = sum(kernels.FLAGS[flag] for flag in flags)
+        struct["batch"], struct["rows"], struct["cols"] = sizes
+        struct["rule"] = kernels.RULES[rule.name]
+        struct["flags"] = sum(kernels.FLAGS[flag] for flag in flags)
         for field, value in {"grad_scale": 1.0, **rule.fields}.items():
-            record[field] = value
+            struct[field] = value
 
     def refresh(self, options: dict[str, Any]) -> None:
-        """Fill in the numbers of the rule, which are the same for all parameters, if they have changed."""
+        """Fill in the numbers of the rule, the same for all parameters, if they have changed."""
         rule = self.optimizer.fused_rule(options)
         if rule != self._rule:
             self._rule = rule
             for field, value in rule.fields.items():
-                self.records[field] = value
+                self.structs[field] = value
 
     def decayed(self) -> NDArray[Any]:
-        """Return for each parameter 1.0 if it is decayed, 0.0 otherwise."""
+        """Return 1.0 for each parameter with weight decay and 0.0 for each other one."""
         if self._decayed is None or _paddle.weight_decay_fun(self.optimizer) is not None:
             self._decayed = np.array(list(map(self.optimizer.has_weight_decay, self.params)), "f8")
         return self._decayed
 
     def grad_types(self, seen: StepInputs) -> Any:
-        """Return the type of each gradient as the library has it, None if one cannot be read."""
-        if seen.types == self._types:  # compared by identity first: to look one up takes ten times as long
+        """Return the type of each gradient as a number for the library, None if it does not support one."""
+        if seen.types == self._types:  # identity is compared first: a look-up takes ten times as long
             return self._codes
         types = list(map(TYPES.get, seen.types))
         return None if None in types else types
 
 
-def _held(optimizer: Any) -> list[Any]:
+def _unsupported_state(place: Union[str, int], tensor: Any) -> Optional[str]:
+    """Return why the C library cannot use a tensor as this state or master, None if it can."""
+    if not tensor.is_contiguous():
+        return "its state is not contiguous"
+    if place not in ("param", "copy", 2) and tensor.dtype != paddle.float32:
+        return f"its state is of type {tensor.dtype}"
+    return None
+
+
+def library_rule(optimizer: Any, options: dict[str, Any]) -> Union[FusedRule, str]:
+    """Return an optimizer's `fused_rule`, or the reason why it does not hold, such as another `rule` of a subclass."""
+    cls = type(optimizer)
+    owner = next(base for base in cls.__mro__ if "fused_rule" in vars(base))
+    if getattr(cls, "rule", None) is not getattr(owner, "rule", None):
+        return f"{cls.__name__} has a `rule` of its own and no `fused_rule` for it"
+    rule: Union[FusedRule, str] = optimizer.fused_rule(options)
+    if not isinstance(rule, str) and any(0.0 < eps < _SMALLEST for eps in rule.fields["eps"]):
+        return f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"
+    return rule
+
+
+def _state_tensors(optimizer: Any) -> list[Any]:
     """Return the tensors of all states and masters."""
     tensors: list[Any] = []
-    for held in (*_paddle.accumulators(optimizer).values(), _paddle.masters(optimizer)):
-        tensors += held.values()
+    for by_name in (*_paddle.accumulators(optimizer).values(), _paddle.masters(optimizer)):
+        tensors += by_name.values()
     return tensors

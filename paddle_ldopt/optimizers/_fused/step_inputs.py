@@ -1,4 +1,4 @@
-"""What a plain step reads of all parameters and their gradients, in one pass."""
+"""Reads all parameters and gradients for a step in one pass."""
 
 import operator
 from typing import Any, NamedTuple, Optional
@@ -8,22 +8,20 @@ import paddle
 from ... import _paddle
 from .memory import addresses, same_shapes
 
-__all__ = ["StepInputs"]
-
 _Tensor = paddle.Tensor
 _frozen, _dtype = _Tensor.stop_gradient.__get__, _Tensor.dtype.__get__
-_BLOCK = 64  # parameters of which a plain step reads all before it goes on to the next ones
+_BLOCK = 64  # number of parameters read at a time
 
 
 class StepInputs(NamedTuple):
-    """What a plain step reads of parameters and gradients; the gradients' memory must live until it is done."""
+    """The properties of parameters and gradients that a step depends on; the gradients must live until its end."""
 
-    frozen: list[bool]  # of all parameters, whether they are
-    live: list[int]  # numbers of those that have a gradient and are not frozen; the lists below are of these
+    frozen: list[bool]  # of all parameters; the lists below are of the live ones
+    live: list[int]  # indices of parameters with a gradient that are not frozen
     params: list[Any]
     grads: list[Any]
     grads_at: list[int]  # addresses
-    held: list[int]  # bytes that are allocated for each of the gradients
+    grad_bytes: list[int]  # allocated for each of the gradients
     params_at: list[int]
     factors: list[Any]  # of the parameters' own `optimize_attr`
     sizes: list[int]  # bytes of an element of each parameter
@@ -31,9 +29,9 @@ class StepInputs(NamedTuple):
 
     @classmethod
     def of(cls, every: list[Any]) -> "Optional[StepInputs]":
-        """Return it; None if there is nothing to do, or a parameter or gradient that only Paddle's step can serve.
+        """Return the inputs of a step; None if it is empty, or if only Paddle's step supports a parameter or gradient.
 
-        It goes through the parameters by blocks that the cache holds: of 10,000 tensors this is most of a step's time.
+        It reads blocks that fit into the cache: with 10,000 tensors this is most of a step's time.
         """
         seen, sharded = cls(*([] for _ in cls._fields)), _paddle.SHARDS_ITSELF
         try:
@@ -47,7 +45,7 @@ class StepInputs(NamedTuple):
                     grads_at = [address for address in grads_at if address != 0]
                 params, grads = [block[i] for i in live], [found[i] for i in live]
                 params_at = addresses(params)
-                if None in grads_at or None in params_at:  # a sparse gradient; a parameter that was cleared
+                if None in grads_at or None in params_at:  # a sparse gradient, or a cleared parameter
                     return None
                 if any(map(_Tensor.is_dist, params)) or not same_shapes(grads, params):
                     return None
@@ -62,10 +60,10 @@ class StepInputs(NamedTuple):
                 factors = [own["optimize_attr"]["learning_rate"] for own in settings]
                 sizes, types = map(_Tensor.element_size, params), map(_dtype, grads)
                 numbers = [begin + i for i in live]
-                held = map(operator.sub, map(_paddle.bytes_behind, grads), map(_paddle.bytes_before, grads))
-                new: Any = frozen, numbers, params, grads, grads_at, held, params_at, factors, sizes, types
+                grad_bytes = map(operator.sub, map(_paddle.bytes_behind, grads), map(_paddle.bytes_before, grads))
+                new: Any = frozen, numbers, params, grads, grads_at, grad_bytes, params_at, factors, sizes, types
                 for all_seen, of_block in zip(seen, new):
                     all_seen += of_block
-        except (AttributeError, KeyError, TypeError):  # no parameters of Paddle's layers
+        except (AttributeError, KeyError, TypeError):  # not parameters of Paddle's layers
             return None
         return seen if seen.live and set(map(type, seen.factors)) <= {int, float} else None

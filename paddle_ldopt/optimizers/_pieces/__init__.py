@@ -1,4 +1,4 @@
-"""A parameter in pieces, as tensor parallelism and sharding version 2 leave it: their geometry, sums, and finding."""
+"""The pieces of parameters under tensor parallelism and sharding version 2: geometry, sums over pieces, search."""
 
 from .finder import PieceFinder, refuse_sharded_groups, unknown_parameter
 from .missing import MissingGradients

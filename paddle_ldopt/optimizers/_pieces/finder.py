@@ -1,4 +1,4 @@
-"""Which piece of each parameter a process has, found out once `fleet` has wrapped the optimizer."""
+"""Finds the piece of each parameter that a process has, after `fleet` has wrapped the optimizer."""
 
 import copy
 import dataclasses
@@ -11,25 +11,23 @@ import paddle.distributed as dist
 from ..._paddle import is_allocated, is_sharded, topology
 from .piece import Piece
 
-__all__ = ["PieceFinder", "refuse_sharded_groups", "unknown_parameter"]
-
 _INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding of stage 1"
 
 
 class PieceFinder:
-    """The parameters that an optimizer was built with, before a wrapper, and the pieces that this process has."""
+    """The parameters of an optimizer before any wrapper, and the pieces that this process has."""
 
     def __init__(self, params: list[Any]) -> None:
         self.params = {param.name: param for param in params}
         self._shapes = {name: list(param.shape) for name, param in self.params.items()}
         self._found: dict[str, Piece] = {}
-        self._found_for: tuple[Any, Any] = (None, None)  # the parameter list and the topology that `_found` is of
+        self._found_for: tuple[Any, Any] = (None, None)  # the parameter list and the topology of `_found`
 
     def __deepcopy__(self, memo: Any) -> "PieceFinder":
         return PieceFinder(copy.deepcopy(list(self.params.values()), memo))  # the copies have other names
 
     def shape(self, param: Any) -> list[int]:
-        """Return the shape of the whole tensor that a parameter is, or is a piece of."""
+        """Return the shape of the whole parameter, of which `param` may be a piece."""
         shape = self._shapes.get(param.name)
         if shape is None:
             return list(param.shape)
@@ -37,7 +35,7 @@ class PieceFinder:
         return shape if split is None else [n * split[2] if i == split[0] else n for i, n in enumerate(shape)]
 
     def check(self, param: Any) -> None:
-        """Raise if a parameter is neither one that the optimizer was built with nor a flat slice of one."""
+        """Raise unless the optimizer was built with a parameter, or it is a flat slice of such a parameter."""
         known = self.params.get(param.name)
         if known is None:
             raise unknown_parameter(param)
@@ -50,9 +48,9 @@ class PieceFinder:
             )
 
     def find(self, parameter_list: Any) -> dict[str, Piece]:
-        """Return name -> `Piece` of the parameters of a step, given the optimizer's list, which may be of slices.
+        """Return name -> `Piece` of the parameters of a step; the optimizer's list may hold slices.
 
-        Every process of a group must call this in the same step: the first time they tell each other their slices.
+        Every process of a group must call this in the same step: the first call gathers the slices of all.
         """
         if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
             if self.is_sliced(parameter_list):
@@ -64,24 +62,24 @@ class PieceFinder:
         return self._found
 
     def is_whole(self, parameter_list: Any) -> bool:
-        """Return whether the last step was of the same list, and this process has all of each parameter in it."""
+        """Return whether the last step had the same list, and this process has each of its parameters whole."""
         if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
             return False
         return all(not piece.groups and piece.slice_size is None for piece in self._found.values())
 
     def is_sliced(self, parameter_list: Any) -> bool:
-        """Return whether sharding with `split_param` has put slices in the place of the parameters."""
+        """Return whether sharding with `split_param` has replaced the parameters by slices."""
         name = getattr(parameter_list[0], "name", None) if parameter_list else None  # a group has none
         return name in self.params and parameter_list[0] is not self.params[name]
 
     def _unsliced(self, param: Any, slice_size: Optional[int] = None) -> Piece:
-        """Return the piece of a parameter that is whole, or split by tensor parallelism alone."""
+        """Return the piece of a parameter that is whole, or split only by tensor parallelism."""
         split = self._split(param)
         groups = () if split is None else (topology().get_model_parallel_group(),)
         return Piece(self.shape(param), split, groups=groups, slice_size=slice_size)
 
     def _split(self, param: Any) -> Optional[tuple[int, int, int]]:
-        """Return (axis, index, parts) of a tensor-parallel parameter, None of another."""
+        """Return (axis, index, parts) of a tensor-parallel parameter, None for others."""
         hcg = topology()
         if hcg is None or hcg.get_model_parallel_world_size() == 1 or not getattr(param, "is_distributed", False):
             return None
@@ -95,21 +93,21 @@ class PieceFinder:
 
     def _gather(self, parameter_list: Any) -> dict[str, list[tuple[int, int]]]:
         """Return name -> [(begin, end) of the flattened parameter that each process of the sharding group holds]."""
-        held = {param.name: param.shape[0] for param in parameter_list if is_allocated(param)}
-        all_held: list[dict[str, int]] = []
-        dist.all_gather_object(all_held, held, group=topology().get_sharding_parallel_group())
+        sizes = {param.name: param.shape[0] for param in parameter_list if is_allocated(param)}
+        all_sizes: list[dict[str, int]] = []
+        dist.all_gather_object(all_sizes, sizes, group=topology().get_sharding_parallel_group())
         slices = {}
         for name, shape in self._shapes.items():
-            size, ends = math.prod(shape), [0, *itertools.accumulate(held.get(name, 0) for held in all_held)]
+            size, ends = math.prod(shape), [0, *itertools.accumulate(sizes.get(name, 0) for sizes in all_sizes)]
             if 0 < ends[-1] < size:
-                parts = f"The slices of '{name}' in the sharding group do not make up the parameter."
+                parts = f"The slices of '{name}' in the sharding group do not cover the parameter."
                 raise ValueError(f"{parts} Received: slices of {ends[-1]} elements, shape={shape}")
-            if ends[-1]:  # padding lies behind the last element
+            if ends[-1]:  # padding follows the last element
                 slices[name] = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]
         return slices
 
     def _sliced(self, name: str, spans: list[tuple[int, int]]) -> Optional[Piece]:
-        """Return this process's `Piece` of a sliced parameter, None if another holds all of it."""
+        """Return this process's `Piece` of a sliced parameter, None if another process has all of it."""
         begin, end = spans[topology().get_sharding_parallel_rank()]
         piece = self._unsliced(self.params[name], slice_size=end - begin)
         if (0, math.prod(self._shapes[name])) in spans:
@@ -119,7 +117,7 @@ class PieceFinder:
 
 
 def unknown_parameter(param: Any) -> ValueError:
-    """Return the error for a parameter that an optimizer was not built with."""
+    """Return the error for a parameter with which the optimizer was not built."""
     return ValueError(
         f"The optimizer was not built with '{param.name}': a wrapper has fused parameters into buffers or cut them up. "
         f"Set sharding_configs.tensor_fusion=False; {_INSTEAD}. Received: '{param.name}' of shape {list(param.shape)}"
@@ -127,7 +125,7 @@ def unknown_parameter(param: Any) -> ValueError:
 
 
 def refuse_sharded_groups(parameters: Any) -> None:
-    """Raise if an optimizer that `fleet` will shard is given parameter groups, which Paddle cannot shard."""
+    """Raise if an optimizer under sharding has parameter groups, which Paddle cannot shard."""
     groups = [item for item in parameters or [] if isinstance(item, dict)]
     if groups and is_sharded():
         raise ValueError(

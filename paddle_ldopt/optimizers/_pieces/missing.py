@@ -1,4 +1,4 @@
-"""The agreement of processes under sharding: which parameters are frozen, and which had a gradient so far."""
+"""Parameters without a gradient under sharding, and the check that all processes freeze the same ones."""
 
 import functools
 from typing import Any
@@ -8,18 +8,16 @@ import paddle.distributed as dist
 
 from ..._paddle import is_sharded, topology
 
-__all__ = ["MissingGradients"]
-
 
 class MissingGradients:
-    """Parameters without a gradient so far in any process: sharding gives them zeros, which would decay them."""
+    """Parameters that never had a gradient in any process: sharding gives them zeros, and they would be decayed."""
 
     def __init__(self, params: list[Any]) -> None:
         self._params = params if is_sharded() else []
-        self._here: set[str] = set()  # names of those that had a gradient in this process
-        self.names = [param.name for param in self._params]  # those without one when `drop_from` was last called
+        self._here: set[str] = set()  # names of parameters that had a gradient in this process
+        self.names = [param.name for param in self._params]  # of the last `drop_from`
         for param in self._params:
-            if param.stop_gradient:  # if it is unfrozen later, it counts as having one
+            if param.stop_gradient:  # counts as having a gradient if it is unfrozen later
                 self._here.add(param.name)
             else:
                 param.register_hook(functools.partial(self._note, param.name))
@@ -31,7 +29,7 @@ class MissingGradients:
         self._here.add(name)
 
     def drop_from(self, params_grads: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Return updates without those of parameters that never had a gradient; raise if processes freeze others.
+        """Return the pairs without parameters that never had a gradient; raise if processes freeze different ones.
 
         All processes must call this.
         """
@@ -57,5 +55,5 @@ class MissingGradients:
         return [(param, grad) for param, grad in params_grads if param.name not in self.names]
 
     def are_elsewhere(self) -> bool:
-        """Return whether some parameters lack a gradient, so that a process may have no updates, and some have one."""
+        """Return whether some parameters never had a gradient and others did: a process may have no updates."""
         return 0 < len(self.names) < len(self._params)

@@ -1,14 +1,11 @@
-"""A piece of a parameter: the geometry by which an update rule sums over its part and spreads the sums over it again.
+"""A piece of a parameter: how an update rule sums over it, and spreads sums of the whole parameter over it.
 
-A rule sees the tensors of one piece. For what it needs of the whole tensor it sums over its piece, yields the sums, and
-is answered with those of all pieces; a rule without such sums is a plain function. Sums that keep a dimension (rows,
-columns, the channels of a convolution) have the size of the whole tensor's in every piece, with zeros where the piece
-has no element, so that the pieces' sums are simply added up: `answer_together` does so, `answer_locally` serves whole
-tensors.
+A rule sees the tensors of one piece. It sums over the piece, yields the sums and receives the sums over all pieces:
+`answer_together` adds them up across processes, `answer_locally` serves whole tensors. Sums over rows, columns or the
+channels of a convolution have the size of the whole tensor in every piece, with zeros where the piece has no element.
 
-Sums keep the dimensions that they sum over, with the size 1, so that they fit to what they are sums of: those of rows
-are [..., R, 1], those of columns [..., 1, C]. Whole parameters of one shape may be stacked, [k, ..., R, C]: each sum is
-then one of each of them.
+Sums keep the summed dimensions with size 1: sums of rows are [..., R, 1], sums of columns [..., 1, C]. For a stack of
+whole parameters, [k, ..., R, C], they are sums of each parameter.
 """
 
 import dataclasses
@@ -21,20 +18,18 @@ import paddle.distributed as dist
 
 from ..._paddle import slice_of, square_sum, sum_over
 
-__all__ = ["Piece", "answer_locally", "answer_together"]
-
 Rule = Union[Generator[list[Any], list[Any], Any], Any]  # a running rule, or the result of one without sums
 
 
 @dataclasses.dataclass(eq=False)
 class Piece:
-    """A part of a tensor: all of it, a tensor-parallel part, some of the flattened elements of either."""
+    """A part of a tensor: all of it, a tensor-parallel part, or a range of the flattened elements of either."""
 
     shape: list[int]  # of the whole tensor
     split: Optional[tuple[int, int, int]] = None  # (axis, index, parts): tensor parallel, `index` of equal `parts`
     span: Optional[tuple[int, int]] = None  # range of the flattened part; the rule's tensors then have one dimension
-    groups: tuple[Any, ...] = ()  # of processes: over one after the other the sums of the pieces are added up
-    slice_size: Optional[int] = None  # of a flat slice with padding behind it: the elements that are the parameter's
+    groups: tuple[Any, ...] = ()  # of processes; sums are added up over one after the other
+    slice_size: Optional[int] = None  # number of elements of a flat slice, without padding
 
     def __post_init__(self) -> None:
         axis, _, parts = self.split or (None, 0, 1)
@@ -42,23 +37,23 @@ class Piece:
         self._begin, self._end = self.span or (0, 0)
 
     def view(self, stored: Any) -> Any:
-        """Return what the rule sees of a tensor of the size of the parameter; it may share memory."""
+        """Return a stored tensor as the rule sees it; it may share memory."""
         if self.slice_size is None:
             return stored
         return self.stored(stored) if self.span else self.stored(stored).reshape(self.part_shape)
 
     def stored(self, tensor: Any) -> Any:
-        """Return the part of a stored tensor that a new value, flattened, is written to."""
+        """Return the part of a stored tensor to which a flattened new value is written."""
         return slice_of(tensor, 0, self.slice_size)
 
     def square_sum(self, x: Any) -> Any:
-        """Return the sum of all squares: of shape [], or for each of several parameters."""
+        """Return the sum of all squares, of shape []; of a stack, for each parameter."""
         rank = len(self.part_shape)
         if self.span is not None or x.ndim == rank:
             return square_sum(x)
         if x.shape[0] == 1:
             return square_sum(x).reshape([1] * (rank + 1))
-        if math.prod(self.part_shape) > 512 and x.place.is_cpu_place():  # its `sum` is coarse over many, and slow
+        if math.prod(self.part_shape) > 512 and x.place.is_cpu_place():  # where `sum` is inexact and slow
             flat = x.reshape([x.shape[0], 1, -1])
             return paddle.matmul(flat, flat, transpose_y=True).reshape([-1, *[1] * rank])
         return _sum(x * x, list(range(-rank, 0))) if rank else x * x
@@ -96,15 +91,15 @@ class Piece:
         return self._in_whole(sums, range(dims))
 
     def spread_rows(self, values: Any) -> Any:
-        """Return, to be multiplied with the piece, the value of each element's row."""
+        """Return the value of each element's row, broadcastable to the piece."""
         return self._spread_leading(values, len(self.shape) - 1)
 
     def spread_channels(self, values: Any) -> Any:
-        """Return, to be multiplied with the piece, the value of each element's index in the first dimension."""
+        """Return the value of each element's index in the first dimension, broadcastable to the piece."""
         return self._spread_leading(values, 1)
 
     def spread_cols(self, values: Any) -> Any:
-        """Return, to be multiplied with the piece, the value of each element's column."""
+        """Return the value of each element's column, broadcastable to the piece."""
         values = self._of_whole(values, self._but_rows())
         if self.span is None:
             return values
@@ -117,7 +112,7 @@ class Piece:
         return self._cut(block, cols)
 
     def spread_product(self, rows: Any, cols: Any) -> Any:
-        """Return for each element the product of the values of its row and its column, a new tensor."""
+        """Return a new tensor: for each element the product of the values of its row and its column."""
         rows, cols = self.spread_rows(rows), self.spread_cols(cols)
         return paddle.matmul(rows, cols) if self.span is None and _is_large(rows, cols) else rows * cols
 
@@ -130,16 +125,16 @@ class Piece:
         return self._cut(values.flatten()[first:last].unsqueeze(-1).expand([last - first, width]), width)
 
     def _covered(self, width: int) -> tuple[int, int]:
-        """Return the first row of this width that the span touches, and the one behind the last."""
+        """Return the range (begin, end) of the rows of this width that the span touches."""
         return self._begin // width, -(-self._end // width)
 
     def _padded(self, x: Any, width: int) -> tuple[int, Any]:
-        """Return the number of the first row that the span touches, and `x` as whole rows, zeros around it."""
+        """Return the index of the first row that the span touches, and `x` padded with zeros to whole rows."""
         first, last = self._covered(width)
         return first, _placed(x, self._begin - first * width, (last - first) * width).reshape([last - first, width])
 
     def _cut(self, block: Any, width: int) -> Any:
-        """Return the elements of the span out of whole rows."""
+        """Return the elements of the span from whole rows."""
         offset = self._covered(width)[0] * width
         return block.flatten()[self._begin - offset : self._end - offset]
 
@@ -148,7 +143,7 @@ class Piece:
         return [*range(len(self.shape) - 2), len(self.shape) - 1]
 
     def _in_whole(self, sums: Any, kept: Sequence[int]) -> Any:
-        """Return sums over a tensor-parallel part, which keep some dimensions, among zeros in the whole's size."""
+        """Return sums over a tensor-parallel part, padded with zeros to the whole size in the `kept` dimensions."""
         if self.split is None or self.split[0] not in kept:
             return sums
         axis, index, parts = self.split
@@ -156,7 +151,7 @@ class Piece:
         return paddle.concat([sums if part == index else zeros for part in range(parts)], axis=axis)
 
     def _of_whole(self, values: Any, kept: Sequence[int]) -> Any:
-        """Return the values of a tensor-parallel part, out of those of the whole."""
+        """Return the values of a tensor-parallel part from those of the whole."""
         if self.split is None or self.split[0] not in kept:
             return values
         axis, index, parts = self.split
@@ -164,13 +159,13 @@ class Piece:
 
 
 def _placed(values: Any, first: int, size: int) -> Any:
-    """Return a vector of zeros with `values` in it from `first`."""
+    """Return a vector of zeros of this size with `values` from index `first` on."""
     around = [paddle.zeros([zeros], values.dtype) for zeros in (first, size - first - values.shape[0])]
     return paddle.concat([around[0], values, around[1]])
 
 
 def _is_large(*factors: Any) -> bool:
-    """Return whether a matrix product is the fast way: on a CPU, 25 times; a GPU would round it to TF32."""
+    """Return whether to use a matrix product: 25 times as fast on a CPU, but rounded to TF32 on a GPU."""
     size = math.prod(math.prod(x.shape) for x in factors)
     return factors[0].ndim in (2, 3) and paddle.in_dynamic_mode() and size > 4096 and factors[0].place.is_cpu_place()
 
@@ -182,12 +177,12 @@ def _col_sums(x: Any) -> Any:
 
 
 def _sum(x: Any, axes: list[int]) -> Any:
-    """Return the sums of x over axes, which stay with the size 1."""
+    """Return the sums of x over axes, which keep size 1."""
     return sum_over(x, axes, None, True) if paddle.in_dynamic_mode() else x.sum(axis=axes, keepdim=True)
 
 
 def answer_locally(rule: Rule) -> Any:
-    """Run a rule whose tensors are whole, so that each request is its own answer; return what the rule returns."""
+    """Run a rule on whole tensors, whose sums need no other process, and return its result."""
     if not isinstance(rule, Generator):
         return rule
     try:
@@ -199,7 +194,7 @@ def answer_locally(rule: Rule) -> Any:
 
 
 def answer_together(rules: list[tuple[Piece, Rule]]) -> list[Any]:
-    """Run rules side by side, the same in all processes; one `all_reduce` a group and round adds their sums up."""
+    """Run rules together, the same in all processes, with one `all_reduce` for each group and round of sums."""
     results: list[Any] = [rule for _, rule in rules]
     answers: dict[int, Any] = {index: None for index, rule in enumerate(results) if isinstance(rule, Generator)}
     while answers:

@@ -26,8 +26,8 @@ def _option(doc: str) -> Option:
 
 
 PATTERNS = {
-    "include_in_weight_decay": _option("patterns of names that are decayed in any case"),
-    "exclude_from_weight_decay": _option("patterns of names that are not decayed"),
+    "include_in_weight_decay": _option("patterns of names with weight decay in any case"),
+    "exclude_from_weight_decay": _option("patterns of names without weight decay"),
 }
 
 

@@ -35,6 +35,8 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
 
     def _update_by_paddle(self, block: Any, param: Any, grad: Any) -> Any:
         """Update a parameter by Paddle's code, which reads the options of a group and the decay function itself."""
+        if self.is_frozen(param):
+            return None
         if paddle.in_dynamic_mode():
             low_precision = param.dtype in _LOW_PRECISION
             if low_precision and param.place.is_cpu_place():
@@ -49,8 +51,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         if not decay:
             return super()._append_optimize_op(block, given)
         # Paddle's kernel rounds the decay to float32, too coarse for float64 parameters: decay them here
-        if self.layerwise_ratio(param) != 0.0:
-            paddle.assign(param * (1.0 - rate_factor(self)((param, grad)) * decay), param)
+        paddle.assign(param * (1.0 - rate_factor(self)((param, grad)) * decay), param)
         try:
             undecayed = {**self._defaults, **group, "weight_decay": 0.0, "params": (param, grad)}
             return super()._append_optimize_op(block, undecayed)
@@ -59,8 +60,6 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
 
     def _low_precision_step(self, param: Any, grad: Any) -> None:
         """Update a float16 or bfloat16 parameter on a CPU, where Paddle has no kernel for it."""
-        if self.layerwise_ratio(param) == 0.0:
-            return
         has_master, options = self.has_master(param), self.step_options(param)
         weight = masters(self)[param.name] if has_master else param.astype("float32")
         stored = {name: state_getter(self)(name, param) for name in ("moment1", "moment2", *BETA_OF)}

@@ -22,7 +22,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for name, module, does in (
         ("layers", layers, "show the layers of a model and the rate of each"),
         ("schedule", schedule, "show the learning rate by step"),
-        ("memory", memory, "show the bytes that each device holds, and sends in a step"),
+        ("memory", memory, "show the bytes that each device holds and sends in a step"),
     ):
         command = commands.add_parser(name, help=does)
         command.set_defaults(show=module.show)

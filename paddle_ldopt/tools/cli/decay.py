@@ -14,7 +14,7 @@ FLAGS = {name: "--decay" if name == "layerwise_decay" else f"--{name.replace('_'
 
 
 def add_decay_flags(add: Any, *without: str) -> None:
-    """Add the flags of all options but those in `without`."""
+    """Add the flags of all options except `without`."""
     for field in dataclasses.fields(LayerDecay):
         if field.name in without:
             continue

@@ -14,22 +14,37 @@ from ..memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, cells, estima
 from ..memory.optimizer import sizing_options
 from .models import MODEL, load_model
 
+_HELP = {
+    "hidden": "width of a decoder",
+    "layers": "blocks of the decoder",
+    "vocab": "size of its vocabulary",
+    "intermediate": "width of its feed-forward part",
+    "heads": "attention heads",
+    "kv_heads": "heads of keys and values",
+    "dp": "data-parallel replicas",
+    "sharding": "devices that share the optimizer's state",
+    "stage": "sharding stage: 1, 2 or 3",
+    "split_param": "cut the parameters at stage 1 (sharding version 2)",
+    "mp": "tensor-parallel devices",
+    "pp": "pipeline stages",
+}
+
 
 def add_flags(add: Any) -> None:
     """Add the flags of the command."""
-    add("--params", type=float, help="parameters of a plausible decoder, from 1e9")
+    add("--params", type=float, help="number of parameters, from 1e9, of a typical decoder")
     for field in dataclasses.fields(Transformer):
-        add(_flag(field.name), type=int, help="shape of a decoder")
-    add("--model", help=f"{MODEL}; it cannot be cut by `--mp` or `--pp`")
+        add(_flag(field.name), type=int, help=_HELP[field.name])
+    add("--model", help=f"{MODEL}; without `--mp` and `--pp`")
     several = "one or several, such as: came came,compression adafactor,beta1=0.9 adafactor,scale_parameter=false"
     add("--optimizer", nargs="+", default=["adamwdl"], metavar="NAME[,OPTION...]", help=several)
-    add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="of the parameters")
-    add("--grad-dtype", choices=list(ITEMSIZE), help="of the gradients; by default that of the parameters")
+    add("--dtype", choices=list(ITEMSIZE), default="bfloat16", help="type of the parameters")
+    add("--grad-dtype", choices=list(ITEMSIZE), help="type of the gradients; by default the parameters' type")
     add("--no-masters", action="store_true", help="no float32 masters of low-precision parameters")
     for field in dataclasses.fields(Layout):
         kind = {"action": "store_true", "default": None} if field.name == "split_param" else {"type": int}
-        add(_flag(field.name), **kind, help="layout, in fleet's terms")
-    layouts = "several layouts instead, such as: dp=8 sharding=8 sharding=8,split_param,mp=8"
+        add(_flag(field.name), **kind, help=_HELP[field.name])
+    layouts = "several layouts, instead of the flags above: dp=8 sharding=8 sharding=8,split_param,mp=8"
     add("--layout", nargs="+", metavar="SETTING[,SETTING...]", help=layouts)
     add("--tokens", type=int, help="tokens of one pipeline in a step: batch size times length")
     add("--json", action="store_true", help="print JSON instead of a table")
@@ -53,7 +68,7 @@ def show(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps({"model": name, "size": size, "plans": [plan.to_dict() for plan in plans]}, indent=1))
         return
-    print(f"{name}: {size / 1e9:.3g} B parameters, {options.dtype}; bytes a device holds, and sends in a step")
+    print(f"{name}: {size / 1e9:.3g} B parameters, {options.dtype}; bytes that a device holds and sends in a step")
     if options.markdown:
         header, rows = cells(plans)
         print(markdown([head.replace("\n", ", ") for head in header], rows))

@@ -14,7 +14,7 @@ def load_model(name: str) -> Any:
     """Build a PaddleNLP model without its weights: parameters have shapes but take no memory.
 
     `name` is a class (built from its default config), a local folder or a hub name (only the config is read).
-    ValueError: PaddleNLP is missing or has no such model.
+    ValueError: PaddleNLP is missing or lacks the model.
     """
     received = {"--model": name}
     try:

@@ -14,7 +14,7 @@ from ...schedules.ahead import schedule_rates
 from ...schedules.registry import SCHEDULES
 from .decay import add_decay_flags, decay_flags_in, decay_of
 
-_NOT_HERE = ("steps", "towers", "multipliers")  # a decay moves over all steps; the others need a model
+_NOT_HERE = ("steps", "towers", "multipliers")  # a moving decay takes all steps; towers and multipliers need a model
 
 
 def add_flags(add: Any) -> None:
@@ -24,8 +24,8 @@ def add_flags(add: Any) -> None:
     add("--steps", type=int, required=True, help="optimizer steps of the training")
     add("--warmup", type=int, default=0, help="steps of the warm-up")
     add("--lr", type=float, required=True, help="learning rate at the peak")
-    add("--kwargs", metavar="JSON", help="further arguments of the schedule: '{\"num_cycles\": 3}'")
-    add("--layers", type=int, metavar="N", help="blocks of the model; needs a decay")
+    add("--kwargs", metavar="JSON", help="further options of the schedule: '{\"num_cycles\": 3}'")
+    add("--layers", type=int, metavar="N", help="number of blocks of the model; needs a decay")
     add_decay_flags(add, *_NOT_HERE)
     add("--plot", metavar="FILE", help="draw into a .png, .svg or .pdf instead of the terminal")
 

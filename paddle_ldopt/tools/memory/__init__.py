@@ -1,7 +1,7 @@
-"""Bytes that training keeps in each device's memory and sends in each step, before it is paid for.
+"""Calculates the bytes that training keeps in each device's memory and sends in each step, by formulas alone.
 
-Formulas alone, of the memory and the traffic of Paddle's engine and our optimizers. Activations, the buffers of a
-running step and the losses of the allocator are not counted.
+The formulas describe Paddle's engine and our optimizers. Activations, the buffers of a running step and the
+allocator's overhead are not counted.
 """
 
 from .calculation import MemoryUse, cells, estimate, gib

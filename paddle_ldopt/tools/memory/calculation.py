@@ -1,7 +1,7 @@
-"""The calculation: the bytes that the device with the most of them holds, and the bytes that it sends in a step.
+"""The calculation: the bytes that the fullest device holds and sends in a step.
 
-Volumes are those of ring algorithms on n devices: an all-reduce of S bytes sends 2 S (n - 1) / n from each, a
-reduce-scatter, an all-gather, a reduce or a broadcast half of that, as the mean over the devices.
+Volumes assume ring algorithms on n devices: an all-reduce of S bytes sends 2 S (n - 1) / n from each device. A
+reduce-scatter, an all-gather, a reduce or a broadcast sends half as much, as the mean over the devices.
 """
 
 import collections
@@ -17,16 +17,16 @@ from ...optimizers.states import ELEMENT
 from .model import Layout, Transformer, Weight
 from .optimizer import ITEMSIZE, OptimizerSpec
 
-_ALIGNMENT = 256  # bytes, of a parameter in the buffers of sharding v2
+_ALIGNMENT = 256  # bytes to which sharding v2 pads a parameter in its buffers
 _BUFFER = 256 * 2**20  # bytes at which a buffer of sharding v2 is full: Paddle's `comm_buffer_size_MB`
 _WHOLE_UP_TO = 2**20  # elements up to which stage 3 does not cut a parameter: Paddle's `segment_size`
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryUse:
-    """The bytes that the device with the most of them keeps, and that it sends in a step, as its stage's mean.
+    """The bytes that the fullest device holds, and the mean bytes that a device of its stage sends in a step.
 
-    What tensor parallel sends within the blocks is not counted.
+    Tensor parallel's traffic within the blocks is not counted.
     """
 
     optimizer: OptimizerSpec
@@ -34,7 +34,7 @@ class MemoryUse:
     parameters: int
     gradients: int
     masters: int  #: float32 masters
-    state: int  #: of the optimizer
+    state: int  #: state of the optimizer
     sent_gradients: int  #: to sum gradients over replicas, and over the devices that share the state
     sent_parameters: int  #: to give every device the new parameters
     sent_sums: int  #: for the update's sums over parameters in pieces
@@ -58,9 +58,16 @@ def estimate(
 ) -> MemoryUse:
     """Return the `MemoryUse` of the device that takes the most memory.
 
-    Instead of a `Transformer`, `model` may be structured name -> shape of all parameters in the order of
-    ``model.named_parameters()``; this cannot be cut, by `mp` or `pp`. `tokens` are those that a pipeline works through
-    in a step, for what its stages send. ValueError: a layout that the model or the optimizer cannot be cut by.
+    Args:
+        model: a `Transformer`, or structured name -> shape of all parameters in the order of
+            ``model.named_parameters()``. Shapes alone allow no `mp` or `pp`.
+        optimizer: the optimizer and the types.
+        layout: the numbers of devices.
+        tokens: tokens of one pipeline in a step, at least 1, for the bytes that its stages send.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: a layout that the model or the optimizer does not support.
 
     Examples:
         >>> from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, estimate
@@ -80,7 +87,7 @@ def estimate(
         problem = f"Stage 3 hands an optimizer slices that {optimizer.name} cannot follow"
         raise refusal(ValueError, f"{problem}: {advice}", stage=3, name=optimizer.name)
     if not isinstance(model, Transformer) and (layout.mp > 1 or layout.pp > 1):
-        problem = "How the layers of a model known by its shapes alone are cut is unknown"
+        problem = "Shapes alone do not tell how `mp` and `pp` cut a model"
         raise refusal(ValueError, f"{problem}: give hidden, layers and vocab.", mp=layout.mp, pp=layout.pp)
     if isinstance(model, Transformer):  # the stages in the middle are alike
         stages = [model.weights(layout.mp, layout.pp, i) for i in sorted({0, layout.pp // 2, layout.pp - 1})]
@@ -118,7 +125,7 @@ def gib(size: Optional[float]) -> str:
 
 
 class _Held(NamedTuple):
-    """What a device updates of a parameter: so many elements, of which so many are no padding."""
+    """The part of a parameter that a device updates: its number of elements, with and without padding."""
 
     weight: Weight
     elements: int
@@ -126,7 +133,7 @@ class _Held(NamedTuple):
 
 
 def _stage_use(weights: list[Weight], optimizer: OptimizerSpec, layout: Layout) -> MemoryUse:
-    """Return the use of the device with the most of those that share the parameters `weights`."""
+    """Return the use of the fullest of the devices that share the parameters `weights`."""
     item, grad = ITEMSIZE[optimizer.dtype], ITEMSIZE[optimizer.grad_dtype]
     ranks = _owned(tuple(weights), layout, item)
     n, elements = layout.sharding, sum(weight.size for weight in weights)
@@ -144,7 +151,7 @@ def _stage_use(weights: list[Weight], optimizer: OptimizerSpec, layout: Layout) 
     an_element = 4 * optimizer.multi_precision + grad * (layout.stage > 1) + item * (layout.stage > 2)
     sizes = {weight.name: _state_size(optimizer, weight) for weight in weights}
     shares = []
-    for owned in ranks:  # of a piece, a device has all rows and columns
+    for owned in ranks:  # a device with a piece of a parameter keeps the state of all its rows and columns
         state = sum(sizes[held.weight.name][0] * held.elements + sizes[held.weight.name][1] for held in owned)
         shares.append((sum(held.elements for held in owned), state))
     count, state = max(shares, key=lambda share: share[0] * an_element + share[1])
@@ -183,7 +190,7 @@ def _sums_sent(weights: list[Weight], ranks: list[list[_Held]], optimizer: Optim
         cut = layout.split_param and count > 1
         if cut:
             sent += _all_reduced(4 * numbers, layout.sharding)
-        if weight.split is not None:  # of a parameter that one device updates, it alone sends
+        if weight.split is not None:  # if one device updates a parameter, only this device sends
             sent += _all_reduced(4 * numbers, layout.mp) * (1 if cut else count / layout.sharding)
     return sent
 
@@ -203,7 +210,7 @@ def _owned(weights: tuple[Weight, ...], layout: Layout, itemsize: int) -> list[l
     owned: list[list[_Held]] = [[] for _ in range(n)]
     least = [(0, rank) for rank in range(n)]
     for weight in sorted(weights, key=lambda weight: -weight.size) if layout.stage == 1 else weights:
-        size, rank = heapq.heappop(least)  # each to the device that has least
+        size, rank = heapq.heappop(least)  # each parameter goes to the device with the fewest elements
         owned[rank].append(_Held(weight, weight.size, weight.size))
         heapq.heappush(least, (size + weight.size, rank))
     return owned

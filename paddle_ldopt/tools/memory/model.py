@@ -11,9 +11,9 @@ from ...optimizers.states import COLUMN, ELEMENT, ROW, SCALAR
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """A parameter as one tensor-parallel rank has it.
+    """A parameter in one tensor-parallel rank: its local shape, and the axis `split` that is cut into `parts`.
 
-    `shape` is the local one; tensor parallel cut it along axis `split` into `parts`, None: it is whole.
+    `split` is None if the parameter is whole.
     """
 
     name: str  # structured
@@ -27,7 +27,7 @@ class Weight:
         return math.prod(self.shape)
 
     def count(self, kind: str) -> int:
-        """Return how many numbers a state or a sum has: rows and columns are those of the whole, wherever it is cut."""
+        """Return the number of elements of a state or a sum; rows and columns count over the whole parameter."""
         whole = tuple(n * self.parts if axis == self.split else n for axis, n in enumerate(self.shape))
         return math.prod({ELEMENT: self.shape, ROW: whole[:-1], COLUMN: (*whole[:-2], *whole[-1:]), SCALAR: ()}[kind])
 
@@ -42,7 +42,7 @@ class Transformer:
         vocab: tokens.
         intermediate: width of the feed-forward part; 0: 8/3 of `hidden`, up to a multiple of 256.
         heads: attention heads, which divide `hidden`; 0: `hidden` / 128.
-        kv_heads: heads of keys and values, which divide `heads`; 0: as many.
+        kv_heads: heads of keys and values, which divide `heads`; 0: the same number.
 
     Examples:
         >>> from paddle_ldopt.tools.memory import Transformer
@@ -68,10 +68,11 @@ class Transformer:
 
     @classmethod
     def of_size(cls, params: float) -> "Transformer":
-        """Return a plausible model of about `params` parameters, at least 1e9.
+        """Return a typical model of about `params` parameters, at least 1e9.
 
-        With :math:`12 h^2` a block and h / 128 blocks: h is the cube root of 128 `params` / 12, as a multiple of 1024,
-        and the number of blocks, a multiple of 8 (4 below 32), what comes nearest then. The vocabulary is 32,000.
+        The width h is the multiple of 1024 nearest to the cube root of 128 `params` / 12, since a block has about
+        :math:`12 h^2` parameters and a typical model h / 128 blocks. The number of blocks, a multiple of 8 (of 4
+        below 32), then comes as near to `params` as it can. The vocabulary is 32,000.
         """
         params = checked_number(params, "params", 1e9, 1e14)
         hidden = 1024 * round((params * 128 / 12) ** (1 / 3) / 1024)
@@ -86,10 +87,10 @@ class Transformer:
         return sum(weight.size for weight in self.weights())
 
     def weights(self, mp: int = 1, pp: int = 1, stage: int = 0) -> list[Weight]:
-        """Return the parameters that a device of a pipeline stage has.
+        """Return the parameters on a device of a pipeline stage.
 
-        The blocks are spread evenly over `pp` stages; the embedding is in the first stage, 0, the last norm and the
-        head in the last one. `mp` tensor-parallel devices must divide all that they share.
+        The blocks are spread evenly over `pp` stages. The embedding is in the first stage, 0; the last norm and the
+        head are in the last stage. `mp` must divide the vocabulary, `intermediate` and both numbers of heads.
         """
         mp, pp, stage = checked_int(mp, "mp", 1), checked_int(pp, "pp", 1), checked_int(stage, "stage")
         if stage >= pp:
@@ -114,17 +115,18 @@ class Transformer:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a model is spread over devices, in fleet's words.
+    """The layout of a model over devices, in fleet's terms.
 
     Args:
-        dp: data-parallel replicas.
+        dp: data-parallel replicas, at least 1 like all numbers here.
         sharding: devices that share the optimizer's state.
         stage: 1: the state is shared; 2: the gradients too; 3: the parameters too.
         split_param: with stage 1: parameters are cut (fleet's sharding v2) instead of dealt out whole (v1).
         mp: tensor-parallel devices.
         pp: pipeline stages.
 
-    A number below 1, a setting without effect and what Paddle does not combine raise ValueError.
+    Raises:
+        ValueError: a number below 1, a setting without effect, or a combination that Paddle does not have.
 
     Examples:
         >>> from paddle_ldopt.tools.memory import Layout
@@ -150,9 +152,9 @@ class Layout:
         elif self.sharding == 1 and (stage != 1 or split):
             wrong = "`stage` and `split_param` have no effect without `sharding`."
         elif stage != 1 and split:
-            wrong = "`split_param` belongs to stage 1."
+            wrong = "`split_param` needs stage 1."
         elif stage != 1 and self.pp > 1:
-            wrong = "Pipeline stages go with sharding stage 1 only."
+            wrong = "Pipeline stages need sharding stage 1."
         if wrong:
             raise refusal(ValueError, wrong, sharding=self.sharding, stage=stage, split_param=split, pp=self.pp)
 
@@ -169,20 +171,20 @@ class Layout:
 
 
 def _cut(name: str, rows: int, columns: int, axis: int, mp: int) -> Weight:
-    """Return a matrix as a tensor-parallel rank has it: Paddle's layers cut columns (axis 1) or rows (axis 0)."""
+    """Return a tensor-parallel rank's part of a matrix: Paddle's layers cut columns (axis 1) or rows (axis 0)."""
     if mp == 1:
         return Weight(name, (rows, columns))
     return Weight(name, (rows // mp, columns) if axis == 0 else (rows, columns // mp), axis, mp)
 
 
 def _check_counts(instance: Any, *names: str) -> None:
-    """Check fields of a frozen instance that are numbers of at least 1."""
+    """Raise unless these fields of a frozen instance are integers of at least 1."""
     for name in names:
         object.__setattr__(instance, name, checked_int(getattr(instance, name), name, 1))
 
 
 def _fill(instance: Any, **values: int) -> None:
-    """Give the fields of a frozen instance that are 0, and no bool, their values."""
+    """Replace the fields of a frozen instance that are 0 (not False) by the given values."""
     for name, value in values.items():
         given = getattr(instance, name)
         if type(given) is int and given == 0:

@@ -16,11 +16,11 @@ class OptimizerSpec:
 
     Args:
         name: one of `list_optimizers`.
-        dtype: of the parameters: "float32", "bfloat16" or "float16".
-        grad_dtype: of the gradients; None: that of the parameters.
-        multi_precision: float32 masters of low-precision parameters; None: if there are such.
-        **options: of the optimizer, such as `beta1` and `compression` of Came or `amsgrad` of AdamWeightDecay; those
-            without effect on the state are refused.
+        dtype: type of the parameters: "float32", "bfloat16" or "float16".
+        grad_dtype: type of the gradients; by default `dtype`.
+        multi_precision: keep float32 masters of the parameters; by default if `dtype` is not float32.
+        **options: options of the optimizer that change its state, such as `beta1` and `compression` of Came or
+            `amsgrad` of AdamWeightDecay. Any other option is a ValueError.
 
     Examples:
         >>> from paddle_ldopt.tools.memory import OptimizerSpec
@@ -69,7 +69,7 @@ class OptimizerSpec:
     def state(self, shape: tuple[int, ...]) -> dict[str, tuple[str, int]]:
         """Return state name -> (kind, bytes of a number), for a parameter of that shape.
 
-        Lamb with a rate or a decay that is scheduled by its own steps has one more counter.
+        Not counted: the counter of a Lamb whose rate or weight decay follows its own steps.
         """
         declared = REGISTRY[self.name].states(self.options, shape)
         return {name: (state.kind, ITEMSIZE[state.dtype or "float32"]) for name, state in declared.items()}
@@ -90,7 +90,7 @@ def sizing_options(name: str) -> dict[str, Option]:
 
 
 def _sizes(info: OptimizerInfo, others: dict[str, Any], name: str, *values: Any) -> bool:
-    """Return whether state or sums depend on an option beside `others`, by trying some of its values."""
+    """Return whether state or sums depend on an option, by trying some of its values beside `others`."""
     option, found = info.options[name], []
     for value in (*values, option.default, None, False, True, 0.0, 0.5, 1.0):
         try:

@@ -1,0 +1,124 @@
+"""The step of an optimizer, from top to bottom. An error before `_update` changes no parameter and no state."""
+
+import contextlib
+import functools
+from typing import Any, Callable, NamedTuple, Optional
+
+import paddle
+
+from ... import _paddle
+from .declared import DeclaredMixin
+from .layerwise import LayerwiseMixin
+from .sharded_state import ShardedStateMixin
+
+_FLOATS = {paddle.float16, paddle.bfloat16, paddle.float32, paddle.float64}
+_COMPLEX = {paddle.complex64, paddle.complex128}
+
+
+class Task(NamedTuple):
+    """The pending update of one parameter."""
+
+    param: Any  # the parameter, or its flat slice under `fleet`
+    grad: Any  # its gradient
+    options: dict[str, Any]  # "weight_decay" is 0 for a parameter excluded from it
+    lr: Any  # includes the layer's ratio; for a rule a Tensor of shape [] in the type that it computes in
+    piece: Any = None  # the `Piece` of the parameter in this process, set right before the update
+
+
+class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
+    """The base of all optimizers of this package, listed before Paddle's class.
+
+    Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`
+    is None (in a static graph and in `dist.shard_optimizer`), it updates the parameter at once.
+    """
+
+    _tasks: Optional[list[Task]] = None  # collected in the running step
+    _rates: dict[Any, Any]  # of these tasks: factors of a rate -> its Tensor
+
+    def step(self) -> Any:
+        """Update all parameters that have a gradient once."""
+        with self._one_step():
+            if self._repeat_step() or self._fused_step.take(self):
+                return None
+            if not paddle.in_dynamic_mode():  # `to_static`, which calls `apply_gradients`
+                return super().step()
+            return self._collect_and_update(super().step, _paddle.parameters_of(self))
+
+    def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
+        """Collect the updates of a group within `step`; or take a step, as `minimize` and the wrappers of fleet do."""
+        with self._one_step():
+            if not isinstance(params_grads, dict):
+                params_grads = self._missing.drop_from(params_grads)
+            pairs = params_grads["params"] if isinstance(params_grads, dict) else params_grads
+            for param, grad in pairs:
+                _check_gradient(self, param, grad)
+            params = [param for param, _ in pairs]
+            self.check_in_step(params)
+            collect = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
+            done = self._collect_and_update(collect, params)
+            if not params_grads and self._missing.are_elsewhere() and not _paddle.found_inf(self):
+                self._step_elsewhere()
+        return done
+
+    def apply_gradients(self, params_grads: Any) -> Any:
+        """Take a step with the given (parameter, gradient) pairs."""
+        collect = functools.partial(super().apply_gradients, params_grads)
+        if not paddle.in_dynamic_mode():
+            return collect()
+        with self._one_step():
+            return self._collect_and_update(collect, [param for param, _ in params_grads])
+
+    def _collect_and_update(self, collect: Callable[[], Any], params: list[Any]) -> Any:
+        """Take a step; `collect` is Paddle's code, which clips gradients and asks for the update of each parameter."""
+        if self._step_ratios is not None:  # within a step
+            return collect()
+        with self._with_ratios(params):
+            self._tasks = [] if self._collects() else None
+            try:
+                done, tasks = collect(), self._tasks
+            finally:
+                self._tasks, self._rates = None, {}
+            if tasks is not None and not _paddle.found_inf(self):  # no update after an overflow
+                with paddle.no_grad():
+                    self._update(tasks)
+        return done
+
+    # ---- for subclasses to override
+
+    def _one_step(self) -> contextlib.AbstractContextManager[None]:
+        """Return a reentrant context for the counts and schedules of a step."""
+        return contextlib.nullcontext()
+
+    def _repeat_step(self) -> bool:
+        """Repeat the last step if only the gradients have changed; return whether it was repeated."""
+        return False
+
+    def _collects(self) -> bool:
+        """Return whether tasks are collected."""
+        return paddle.in_dynamic_mode()
+
+    def _update(self, tasks: list[Task]) -> None:
+        """Do the collected tasks."""
+        raise NotImplementedError
+
+    def count_planned(self, plan: Any) -> None:
+        """Count a fused step by its plan, in optimizers with one count for all parameters."""
+
+    def _step_elsewhere(self) -> None:
+        """Count a step in which only other processes have updates, in optimizers with one count for all parameters."""
+
+    def _takes_sparse(self, param: Any) -> bool:
+        """Return whether sparse gradients of this parameter are supported."""
+        return False
+
+
+def _check_gradient(optimizer: LayerwiseOptimizer, param: Any, grad: Any) -> None:
+    """Raise TypeError for a parameter that is not floating-point or has a complex or sparse gradient."""
+    if getattr(grad, "is_selected_rows", lambda: False)() and not optimizer._takes_sparse(param):
+        needs = f"{type(optimizer).__name__} needs dense gradients: build the embedding with sparse=False."
+        raise TypeError(f"{needs} Received: a sparse gradient of '{param.name}'")
+    if paddle.in_dynamic_mode() and (param.dtype not in _FLOATS or grad.dtype in _COMPLEX):
+        raise TypeError(
+            "Parameters must be floating-point tensors with real gradients: freeze others, split complex ones into "
+            f"two. Received: '{param.name}' of type {param.dtype} with a gradient of type {grad.dtype}"
+        )
