@@ -11,7 +11,7 @@ from .. import _paddle
 from .._files import checked_path
 from .._messages import refusal, shown
 from ..saving.json_state import check_part, set_parts
-from ..saving.record import check_same
+from ..saving.record import check_same, class_in_files
 from . import checkpoint_folder as files
 from .checkpoint_folder import RECORD, SCHEDULE
 
@@ -57,7 +57,7 @@ def saved_schedule(folder: str, record: Any, schedule: Any, allowed: set[str]) -
     if not isinstance(schedule, LRScheduler):
         return None
     there = record.get("schedule") or {}
-    if ("schedule" in allowed) if "schedule" not in record else there.get("class") != type(schedule).__name__:
+    if ("schedule" in allowed) if "schedule" not in record else there.get("class") != class_in_files(schedule):
         return None
     if not os.path.exists(os.path.join(folder, SCHEDULE)):
         problem = "The checkpoint has no schedule. If this is intended, give changed=['schedule']."

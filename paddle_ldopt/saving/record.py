@@ -100,10 +100,10 @@ def _schedule(schedule: Any) -> Record:
     kept = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
     named = {"rule" if name == "curve" else name: value for name, value in kept.items()}  # its name in files
     arguments = {name: _argument(value) for name, value in named.items() if name not in ("last_epoch", "verbose")}
-    return {"class": _class(schedule), **arguments}
+    return {"class": class_in_files(schedule), **arguments}
 
 
-def _class(value: Any) -> str:
+def class_in_files(value: Any) -> str:
     """Return the name of a class in files; two classes keep their first name there."""
     name = type(value).__name__
     return {"CurveSchedule": "RuleSchedule", "Constant": "Warmup"}.get(name, name)
@@ -113,7 +113,7 @@ def _argument(value: Any) -> Any:
     if isinstance(value, LRScheduler):  # inside `LinearWarmup`
         return _schedule(value)
     if _is_dataclass(value):  # the curve of a `CurveSchedule`
-        return {"class": _class(value), **{name: _plain(v) for name, v in dataclasses.asdict(value).items()}}
+        return {"class": class_in_files(value), **{name: _plain(v) for name, v in dataclasses.asdict(value).items()}}
     return _plain(value)
 
 

@@ -243,7 +243,7 @@ CHANGES = {
     "a multiplier": lambda opt, params: params[0].optimize_attr.update(learning_rate=0.25),
     "a clip": lambda opt, params: opt._param_groups[0].update(grad_clip=CLIP),
     "a frozen parameter": lambda opt, params: setattr(params[0], "stop_gradient", True),
-    "a missing gradient": lambda opt, params: setattr(params[0], "grad", None),
+    "a missing gradient": lambda opt, params: params[0].clear_gradient(False),
 }
 
 

@@ -1,0 +1,58 @@
+"""Towers, multipliers, kept means, linear rates, groups and decays that move: several processes train as one."""
+
+import functools
+
+import numpy as np
+import pytest
+from distributed_launch import launch
+from rate_cases import CASES, DECAYS, STEPS, alone
+from rate_cases import worker as train
+from toy_layers import apart
+
+LAYOUTS = ["dp", "sharding v1", "sharding v2", "pp", "mp"]
+TOLERANCE = 1e-5  # of the way
+
+reference = functools.cache(alone)
+every_case = pytest.mark.parametrize("case", CASES, ids=", ".join)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return launch(train, 2, timeout=400, layouts=LAYOUTS, folder=str(tmp_path_factory.mktemp("rates")))
+
+
+@pytest.mark.promise("layer-wise rates of every kind are the same in several processes as in one")
+@every_case
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parameters_and_ratios_are_those_of_one_process(two, layout, case):
+    start, end, ratios = reference(case)
+    names = set()
+    for result in two:
+        got, seen = result[layout, case]
+        assert apart(got, start, end) < TOLERANCE
+        assert seen == [{name: step[name] for name in got} for step in ratios]
+        names |= set(got)
+    assert names == set(end)
+
+
+@pytest.mark.promise("layer-wise rates of every kind are the same in several processes as in one")
+@pytest.mark.parametrize("case", [case for case in CASES if case[0] != "momentum"], ids=", ".join)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_resume_is_exact(two, layout, case):
+    for result in two:
+        got, want = result[layout, case, "resumed"], result[layout, case][0]
+        assert all(np.array_equal(value, want[name]) for name, value in got.items())
+
+
+def test_the_ratios_by_hand():
+    """The decay of each tower moves, and its mean over all blocks is 1 before scale and multipliers."""
+    _, _, steps = reference(("adamwdl", "moving"))
+    for step, ratios in enumerate(steps):
+        part = step / (STEPS + 2)
+        vision, outside = 0.4 + 0.4 * part, 0.5 + 0.5 * part
+        mean = (vision**2 + vision + 0.7**2 + 0.7) / 4
+        assert ratios["vision.layers.0.bias"] == pytest.approx(2 * vision**2 / mean * 2 * 0.5, rel=1e-12)
+        assert ratios["text.layers.1.up"] == pytest.approx(0.7 / mean, rel=1e-12)
+        assert ratios["embed.weight"] == pytest.approx(outside**3 / mean, rel=1e-12)
+        assert ratios["head.weight"] == pytest.approx(1 / mean, rel=1e-12)
+    assert DECAYS["moving"][0].moves

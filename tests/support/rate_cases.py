@@ -1,0 +1,194 @@
+"""The worker of test_rates_distributed.py: towers, multipliers, means and decays that move, in one process and several.
+
+The network has two towers of two layers, each with a pair of tensor-parallel matrices, between embeddings and a head.
+Its names are the same as a whole and in stages, as those of PaddleNLP's models.
+"""
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from combinations import HIDDEN, VOCABULARY, Head, Split, axis_of, gathered, loss_of, model_group
+from distributed_cases import LAYOUTS, batch
+from distributed_setup import mend_paddle
+from optimizer_cases import OPTIMIZERS
+from paddle import nn
+from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
+from toy_layers import Block, Embed, data_part, initial
+
+import paddle_ldopt as ldopt
+from paddle_ldopt import LayerDecay
+from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
+from paddle_ldopt.trainer.stages import map_layers
+
+STEPS, HALF = 8, 4
+PLACES = ["embed", "vision.layers.0", "vision.layers.1", "text.layers.0", "text.layers.1", "head"]
+DESCRIPTIONS = [(Embed, VOCABULARY, HIDDEN), (Split,), (Block, HIDDEN), (Block, HIDDEN), (Split,), (Head,)]
+DECAYS = {  # name -> decay, granularity
+    "moving": (
+        LayerDecay(
+            0.5,
+            end=1.0,
+            preserve_mean=True,
+            towers={"vision": LayerDecay(0.4, end=0.8, scale=2.0), "text": 0.7},
+            multipliers={r"bias$": 2.0, r"layers\.0\.": 0.5},
+        ),
+        "block",
+    ),
+    "linear": (LayerDecay(convention="linear", bound=0.3), "block"),
+    "groups": (LayerDecay(0.5, head_ratio=1.5, preserve_mean=True), 1),
+}
+CASES = [*((name, "moving") for name in OPTIMIZERS), ("momentum", "moving"), ("adamwdl", "linear"), ("lamb", "groups")]
+
+
+class Tower(nn.Layer):
+    def __init__(self, descriptions):
+        super().__init__()
+        self.layers = nn.LayerList([cls(*sizes) for cls, *sizes in descriptions])
+
+
+class Whole(nn.Layer):
+    """The network as one Layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = Embed(VOCABULARY, HIDDEN)
+        self.vision, self.text = Tower(DESCRIPTIONS[1:3]), Tower(DESCRIPTIONS[3:5])
+        self.head = Head()
+
+    def forward(self, tokens):
+        hidden = self.embed(tokens)
+        for layer in [*self.vision.layers, *self.text.layers, self.head]:
+            hidden = layer(hidden)
+        return hidden
+
+    def sharded_state_dict(self, structured_name_prefix=""):
+        """Say which parameters tensor parallelism cuts, as its layers do in Paddle."""
+        state = self.state_dict()
+        cut = {name: axis(name) for name in state if axis(name) is not None} if model_group()[2] > 1 else None
+        return dist.build_sharded_state_dict(state, cut, structured_name_prefix)
+
+
+class Staged(PipelineLayer):
+    """The network as Paddle's pipeline takes it, with the names of `Whole` in its `state_dict`."""
+
+    def __init__(self, **arguments):
+        super().__init__(layers=[LayerDesc(*one) for one in DESCRIPTIONS], loss_fn=loss_of, **arguments)
+
+    def state_dict(self, *args, **kwargs):
+        return {plain_name(name): value for name, value in super().state_dict(*args, **kwargs).items()}
+
+
+def plain_name(name):
+    """Return the name in `Whole` of a parameter of either network."""
+    first, _, rest = name.partition(".")
+    return f"{PLACES[int(first)]}.{rest}" if first.isdigit() else name
+
+
+def axis(name):
+    """Return the axis along which tensor parallelism cuts a parameter."""
+    place = next(place for place in PLACES if name.startswith(f"{place}."))
+    split = DESCRIPTIONS[PLACES.index(place)][0] is Split
+    return axis_of(name.replace(place, "inner.1")) if split else None
+
+
+def initialise(network):
+    """Give each parameter a value that depends on its name in `Whole` alone."""
+    _, rank, parts = model_group()
+    for own, param in network.named_parameters():
+        name = plain_name(own)
+        cut = axis(name) if parts > 1 else None
+        shape = [n * parts if i == cut else n for i, n in enumerate(param.shape)]
+        whole = initial(name, shape)
+        param.set_value(whole if cut is None else np.split(whole, parts, cut)[rank])
+    return network
+
+
+def optimizer_of(name, decay, layers, network):
+    """Return (optimizer with these layer-wise rates, its schedule)."""
+    schedule = ldopt.get_linear_schedule_with_warmup(0.06, 2, STEPS + 2)
+    if name == "momentum":
+        optimizer = paddle.optimizer.Momentum(schedule, parameters=network.parameters())
+        return ldopt.apply_layerwise_decay(optimizer, layers, decay), schedule
+    options = {**OPTIMIZERS[name], "learning_rate": schedule}
+    cls = ldopt.optimizer_class(name)
+    return cls(parameters=network.parameters(), layers=layers, layerwise_decay=decay, **options), schedule
+
+
+class Run:
+    """A training, in one process or under `fleet`."""
+
+    def __init__(self, case, hcg=None):
+        name, self.hcg = case[0], hcg
+        decay, granularity = DECAYS[case[1]]
+        self.staged = hcg is not None and hcg.get_pipe_parallel_world_size() > 1
+        with paddle.utils.unique_name.guard():
+            self.network = initialise(Staged(topology=hcg.topology()) if self.staged else Whole())
+            layers = map_layers(self.network, granularity=granularity)
+            self.plain, self.schedule = optimizer_of(name, decay, layers, self.network)
+            self.optimizer, self.model = self.plain, self.network
+            if hcg is not None:
+                from paddle.distributed import fleet
+
+                self.optimizer = fleet.distributed_optimizer(self.plain)
+                self.model = fleet.distributed_model(self.network)
+                mend_paddle(hcg, self.network, self.optimizer)
+        self.ratios = []  # of each step, by name
+
+    def train(self, start, until):
+        part, parts = (0, 1) if self.hcg is None else data_part(self.hcg)
+        for step in range(start, until):
+            now = self.plain.layerwise_ratio
+            self.ratios.append({plain_name(own): now(param) for own, param in self.network.named_parameters()})
+            tokens, labels = batch(step, part, parts)
+            if self.staged:
+                self.model.train_batch([tokens, labels], self.optimizer)
+            else:
+                loss_of(self.model(tokens), labels).backward()
+                self.optimizer.step()
+                self.optimizer.clear_grad()
+            self.schedule.step()
+        return self
+
+    def values(self):
+        """Return the whole parameters of this process by name."""
+        found = {plain_name(own): param.numpy().copy() for own, param in self.network.named_parameters()}
+        group, _, parts = model_group()
+        if self.hcg is None or parts == 1:
+            return found
+        everyone = gathered(found, group)
+        cut = {name: axis(name) for name in found}
+        return {
+            name: value if cut[name] is None else np.concatenate([one[name] for one in everyone], cut[name])
+            for name, value in found.items()
+        }
+
+
+def alone(case):
+    """Train in one process; return the parameters by name before and after, and the ratios of each step."""
+    run = Run(case)
+    start = run.values()
+    run.train(0, STEPS)
+    return start, run.values(), run.ratios
+
+
+def worker(layouts, folder):
+    """Train every case under every layout, then again from a checkpoint; return parameters and ratios."""
+    from distributed_setup import start_fleet
+    from paddle.distributed.fleet.meta_parallel import tensor_parallel
+
+    tensor_parallel.broadcast_input_data = lambda hcg, *inputs, **options: (inputs, options)  # all have the same
+    paddle.Tensor.cuda = lambda self, *args, **kwargs: self  # Paddle's load_state_dict knows no CPU
+    out = {}
+    for layout in layouts:
+        hcg = start_fleet(**LAYOUTS[layout])
+        for case in CASES:
+            run = Run(case, hcg).train(0, HALF)
+            if ours := case[0] != "momentum":
+                place = f"{folder}/{layout}-{'-'.join(case)}"
+                save_checkpoint(place, run.network, run.optimizer)
+            out[layout, case] = run.train(HALF, STEPS).values(), run.ratios
+            if ours:
+                again = Run(case, hcg)
+                load_checkpoint(place, again.network, again.optimizer)
+                out[layout, case, "resumed"] = again.train(HALF, STEPS).values()
+    return out
