@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, Union
 from .._checks import checked_steps
 from .._files import Path
 from .._messages import refusal, shown, some
-from .._paddle import checked_model, name_dict_of, own_parameters, sublayers, unwrap_model
+from .._paddle import checked_model, name_dict_of, own_parameters, pipeline_of, sublayers, unwrap_model
 from ..plots import plot_table
 from .before_blocks import Fact
 from .decay import LayerDecay, as_decay
@@ -88,9 +88,15 @@ class LayerMap:
     def from_model(cls, model: Any, rules: Optional[Rules] = None, granularity: Granularity = "block") -> "LayerMap":
         """Map the parameters of a model, also inside a wrapper such as `paddle.DataParallel`.
 
-        Shared parameters count once, in the lowest of their layers. Other arguments, errors and warnings as in
+        Shared parameters count once, in the lowest of their layers. One stage of a pipeline is a ValueError:
+        `trainer.stages.map_layers` numbers the blocks of all stages. Other arguments, errors and warnings as in
         `from_names`.
         """
+        if pipeline_of(checked_model(model)) is not None:
+            why = (
+                "The model is one stage of a pipeline: `paddle_ldopt.trainer.stages.map_layers(model)` maps all stages."
+            )
+            raise refusal(ValueError, why, model=type(model).__name__)
         model, granularity = unwrap_model(checked_model(model)), checked_granularity(granularity)
         parameters = dict(model.named_parameters())
         own_names = name_dict_of(model)

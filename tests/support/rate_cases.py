@@ -7,6 +7,7 @@ Its names are the same as a whole and in stages, as those of PaddleNLP's models.
 import numpy as np
 import paddle
 import paddle.distributed as dist
+import pytest
 from combinations import HIDDEN, VOCABULARY, Head, Split, axis_of, gathered, loss_of, model_group
 from distributed_cases import LAYOUTS, batch
 from distributed_setup import mend_paddle
@@ -123,6 +124,9 @@ class Run:
         self.staged = hcg is not None and hcg.get_pipe_parallel_world_size() > 1
         with paddle.utils.unique_name.guard():
             self.network = initialise(Staged(topology=hcg.topology()) if self.staged else Whole())
+            if self.staged:
+                with pytest.raises(ValueError, match="one stage of a pipeline.*map_layers.*Received: model='?Staged"):
+                    ldopt.LayerMap.from_model(self.network)
             layers = map_layers(self.network, granularity=granularity)
             self.plain, self.schedule = optimizer_of(name, decay, layers, self.network)
             self.optimizer, self.model = self.plain, self.network
