@@ -58,9 +58,13 @@ def gaps(results, task):
 
 
 def in_short(results, planned, seeds):
-    """Return the verdict on each task and rate, the count of all differences, and the default that follows."""
+    """Return the verdict on each task and rate, the count of all differences, and the default that follows.
+
+    Tasks with less than half of their seeds are left to the tables.
+    """
     parts, signs = [], []
-    for task in results.tasks:
+    judged = [task for task in results.tasks if finished(results, task) * 2 >= seeds]
+    for task in judged:
         found = gaps(results, task)
         signs += [sign(interval) for of_rate in found for interval in of_rate.values()]
         lines = [f"- at {name}, {verdict(of_rate)}" for name, of_rate in zip(RATES, found)]
@@ -74,7 +78,7 @@ def in_short(results, planned, seeds):
     lacking = unfinished(results, planned, seeds)
     if lacking:
         parts.append(f"**The study is not finished**: {'; '.join(lacking)}. The results may change.")
-    return "\n\n".join([*parts, default(results)])
+    return "\n\n".join([*parts, default(results, judged, bool(lacking))] if judged else parts)
 
 
 def verdict(found):
@@ -97,9 +101,9 @@ def unfinished(results, planned, seeds):
     return [f"{name} has {count} of {seeds} seeds" for name, count in counts.items() if count < seeds] + missing
 
 
-def default(results):
-    """Return the default by the rule that docs/evidence_tables.md states."""
-    at_tuned = [gaps(results, task)[1] for task in results.tasks]
+def default(results, judged, unfinished):
+    """Return the default by the rule that docs/evidence_tables.md states, from the judged tasks."""
+    at_tuned = [gaps(results, task)[1] for task in judged]
     fit = {
         arm: mean([found[arm][0] for found in at_tuned])
         for arm in at_tuned[0]
@@ -107,8 +111,12 @@ def default(results):
     }
     if not fit:
         return "No decay passes the rule: the default is uniform training."
+    best = max(fit, key=fit.get)
     passing = ", ".join(f"{arm} ({points:+.1f} points in the mean of the tasks)" for arm, points in fit.items())
-    return f"Decays that pass the rule: {passing}. The default is {max(fit, key=fit.get)}."
+    end = (
+        f"It would be {best}; the recipes keep theirs until all tasks are finished." if unfinished else f"It is {best}."
+    )
+    return f"Decays that pass the rule for the default: {passing}. {end}"
 
 
 def tuned(curves):
