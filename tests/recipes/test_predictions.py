@@ -144,7 +144,7 @@ def test_a_folder_of_no_output_is_refused(start, tmp_path):  # noqa: F811
 
 def test_an_empty_file_is_refused_and_a_closed_pipe_is_no_error(labels, tmp_path):
     (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(SystemExit, match="There are no rows in this file. Received: source="):
+    with pytest.raises(SystemExit, match="The file has no rows. Received: source="):
         predict.main([str(labels), "--input", str(tmp_path / "empty.csv")])
     reader, writer = os.pipe()
     os.close(reader)
