@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional, TypeVar
 
-__all__ = ["nearest", "problem", "quoted", "refusal", "shown", "some", "tell_all", "unknown", "wrong_type"]
+__all__ = ["nearest", "problem", "quoted", "refusal", "shown", "first_few", "tell_all", "unknown", "wrong_type"]
 
 E = TypeVar("E", bound=Exception)
 
@@ -92,15 +92,15 @@ def _opened(value: Any) -> Optional[tuple[str, Iterable[tuple[str, Any]], str]]:
     return None
 
 
-def some(items: Iterable[str], most: int = 4, separator: str = ", ") -> str:
+def first_few(items: Iterable[str], limit: int = 4, separator: str = ", ") -> str:
     """Return the first of many items, and the number of the rest."""
     every = list(items)
-    return separator.join([*every[:most], *([f"... {len(every) - most} more"] if len(every) > most else [])])
+    return separator.join([*every[:limit], *([f"... {len(every) - limit} more"] if len(every) > limit else [])])
 
 
-def quoted(names: Iterable[Any], most: int = 3) -> str:
+def quoted(names: Iterable[Any], limit: int = 3) -> str:
     """Return the first of many names in quotes, and the number of the rest; "nothing" without names."""
-    return some(map(repr, names), most) or "nothing"
+    return first_few(map(repr, names), limit) or "nothing"
 
 
 def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
@@ -110,13 +110,13 @@ def nearest(name: Any, names: Iterable[str], cutoff: float = 0.6) -> str:
     return "".join(f"; the nearest is {known[near]!r}" for near in found)
 
 
-def unknown(kind: str, key: Any, value: Any, known: Iterable[str], received: str = "", most: int = 20) -> str:
-    """Return the message for an unknown `key`, with the nearest known name, and all known names if at most `most`.
+def unknown(kind: str, key: Any, value: Any, known: Iterable[str], received: str = "", limit: int = 20) -> str:
+    """Return the message for an unknown `key`, with the nearest known name, and all known names if at most `limit`.
 
     `received` replaces "key=value".
     """
     names, name = list(known), shown(key)
-    valid = f" Valid: {', '.join(names)}." if len(names) <= most else ""
+    valid = f" Valid: {', '.join(names)}." if len(names) <= limit else ""
     plain = key if isinstance(key, str) and len(key) <= len(name) else name
     near, received = nearest(key, names, 0.4), received or f"{plain}={shown(value)}"
     return f"{name} is not a known {kind}{near}.{valid} Received: {received}"

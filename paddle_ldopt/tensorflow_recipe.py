@@ -118,10 +118,10 @@ def create_optimizer(
         name_dict = name_dict_of(model)
     names = name_dict or (layers.name_dict if isinstance(layers, LayerMap) else None)
     excluded = _excluded(options, model, parameters, names)
-    told: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
-    told = {name: value for name, value in told.items() if value is not None}
+    given: dict[str, Any] = {"parameters": parameters, "name_dict": name_dict, "set_param_lr_fun": hook}
+    given = {name: value for name, value in given.items() if value is not None}
     if model is None:
-        told.setdefault("parameters", None)  # a static graph has its own parameters
+        given.setdefault("parameters", None)  # a static graph has its own parameters
     optimizer = build_optimizer(
         "adamweightdecay",
         model,
@@ -130,7 +130,7 @@ def create_optimizer(
         learning_rate=schedule,
         multi_precision=multi_precision,
         n_layers=n_layers,
-        **told,
+        **given,
         **{**options, "include_in_weight_decay": include_in_weight_decay},
         **excluded,
     )

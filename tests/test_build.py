@@ -152,7 +152,7 @@ def momentum():
             return {"moment": State(ELEMENT)} if options["mass"] else {}
 
         @staticmethod
-        def rule(param, grad, state, lr, *, piece, mass):
+        def rule(param, grad, state, lr, *, shard, mass):
             moment = mass * state["moment"] + grad
             return param - lr * moment, {"moment": moment}
 

@@ -75,7 +75,7 @@ def from_settings(
     known = [*info.arguments, *DECAY_OPTIONS, *_OF_THE_MAP, ALLOW]
     for key, value in left.items():
         if key not in known:
-            raise ValueError(unknown(f"setting of {name}", key, value, known, most=40))
+            raise ValueError(unknown(f"setting of {name}", key, value, known, limit=40))
     arguments = {**left, "learning_rate": numbers_read(learning_rate), "grad_clip": grad_clip}
     if weight_decay is not None:
         arguments["weight_decay"] = _weight_decay_of(weight_decay)

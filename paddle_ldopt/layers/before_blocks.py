@@ -12,7 +12,7 @@ _INPUT = re.compile(r"(^|[._])(conv|bn|(\w*_?)?la?ye?r?_?norm|norm|ln|pre|\w*pro
 
 
 @dataclasses.dataclass(frozen=True)
-class Fact:
+class ParameterInfo:
     """Tensor name, kind of sublayer and shape of a parameter."""
 
     tensor: str  # ``param.name``
@@ -21,40 +21,43 @@ class Fact:
 
 
 @dataclasses.dataclass
-class Front:
+class PartBeforeBlocks:
     """A part declared before the blocks, with a name that could be embeddings or head."""
 
     names: list[str]
     stacks: list[dict[str, int]]  # name -> number of its block
     depth: int
 
-    def ends(self, facts: dict[str, Fact]) -> tuple[int, int]:
+    def ends(self, infos: dict[str, ParameterInfo]) -> tuple[int, int]:
         """Return input and output size of its linear and convolutional layers; (0, 0) without any."""
-        found = [facts[name] for name in self.names if len(facts[name].shape) > 1]
-        found = [fact for fact in found if fact.kind in ("Linear", "Conv")]
-        sizes = [fact.shape[:2] if fact.kind == "Linear" else fact.shape[1::-1] for fact in found]
+        found = [infos[name] for name in self.names if len(infos[name].shape) > 1]
+        found = [info for info in found if info.kind in ("Linear", "Conv")]
+        sizes = [info.shape[:2] if info.kind == "Linear" else info.shape[1::-1] for info in found]
         return (sizes[0][0], sizes[-1][1]) if sizes else (0, 0)
 
 
-def is_head(branch: str, fronts: dict[str, Front], facts: dict[str, Fact]) -> tuple[bool, bool]:
+_Infos = dict[str, ParameterInfo]
+
+
+def is_head(branch: str, parts: dict[str, PartBeforeBlocks], infos: _Infos) -> tuple[bool, bool]:
     """Return whether a part declared before the blocks is a head, and whether the answer is a guess.
 
     Layers from the blocks' width to another size are a head; layers to the width feed the blocks, and a norm of the
     last width only is a head. If the sizes fit both, the name decides.
     """
-    front, called_head = fronts[branch], bool(_MAYBE_HEAD.search(branch))
-    kinds = {facts[name].kind for name in front.names} if facts else set()
-    start, end = front.ends(facts) if facts else (0, 0)
+    part, called_head = parts[branch], bool(_MAYBE_HEAD.search(branch))
+    kinds = {infos[name].kind for name in part.names} if infos else set()
+    start, end = part.ends(infos) if infos else (0, 0)
     if not end or "Embedding" in kinds:
         is_input = bool(kinds & {"Embedding", "Norm"})
-        sizes = {size for name in front.names for size in facts[name].shape} if kinds == {"Norm"} else set()
-        if sizes and sizes <= _widths(front.stacks, facts, max) - _widths(front.stacks, facts, min):
+        sizes = {size for name in part.names for size in infos[name].shape} if kinds == {"Norm"} else set()
+        if sizes and sizes <= _widths(part.stacks, infos, max) - _widths(part.stacks, infos, min):
             return True, False
         called_head = called_head and not is_input
         return called_head, called_head or not (is_input or _INPUT.search(branch.rpartition(".")[2]))
-    entry, exit_ = _widths(front.stacks, facts, min), _widths(front.stacks, facts, max)
+    entry, exit_ = _widths(part.stacks, infos, min), _widths(part.stacks, infos, max)
     # several parts may follow one another: Linear(8, 32) and Linear(32, 8), or Linear(32, 2)
-    beside = [ends for name, other in fronts.items() if name != branch for ends in [other.ends(facts)] if ends[1]]
+    beside = [ends for name, other in parts.items() if name != branch for ends in [other.ends(infos)] if ends[1]]
     start, has_before = _follow(start, exit_, [(last, first) for first, last in beside])
     end, has_after = _follow(end, entry, beside)
     if (start in exit_) != (end in entry):
@@ -72,13 +75,13 @@ def _follow(size: int, goals: set[int], links: list[tuple[int, int]]) -> tuple[i
     return size, has_link
 
 
-def _widths(stacks: list[dict[str, int]], facts: dict[str, Fact], end: Callable[[Iterable[int]], int]) -> set[int]:
+def _widths(stacks: list[dict[str, int]], infos: _Infos, end: Callable[[Iterable[int]], int]) -> set[int]:
     """Return the widths of the norms in the first or last blocks, or their most common size without norms."""
     widths: set[int] = set()
     for numbers in stacks:
         block = end(numbers.values())
-        inside = [facts[name] for name, number in numbers.items() if number == block]
-        norms = {fact.shape[0] for fact in inside if fact.kind == "Norm" and len(fact.shape) == 1}
-        sizes = Counter(size for fact in inside for size in fact.shape)
+        inside = [infos[name] for name, number in numbers.items() if number == block]
+        norms = {info.shape[0] for info in inside if info.kind == "Norm" and len(info.shape) == 1}
+        sizes = Counter(size for info in inside for size in info.shape)
         widths |= norms or {size for size, _ in sizes.most_common(1)}
     return widths

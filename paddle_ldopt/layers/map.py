@@ -9,10 +9,10 @@ from typing import Any, Callable, Optional, Union
 
 from .._checks import checked_steps
 from .._files import Path
-from .._messages import refusal, shown, some
+from .._messages import first_few, refusal, shown
 from .._paddle import checked_model, name_dict_of, own_parameters, pipeline_of, sublayers, unwrap_model
 from ..plots import plot_table
-from .before_blocks import Fact
+from .before_blocks import ParameterInfo
 from .decay import LayerDecay, as_decay
 from .granularity import Granularity, checked_granularity
 from .places import Layer, place
@@ -100,23 +100,24 @@ class LayerMap:
         model, granularity = unwrap_model(checked_model(model)), checked_granularity(granularity)
         parameters = dict(model.named_parameters())
         own_names = name_dict_of(model)
-        facts: dict[str, Fact] = {}  # by structured name; a shared parameter under all its names
+        infos: dict[str, ParameterInfo] = {}  # by structured name; a shared parameter under all its names
         for path, sublayer in _all_paths(model):
             for key, param in own_parameters(sublayer).items():
                 if param is not None and param.name in own_names:
-                    facts[f"{path}{key}"] = Fact(param.name, _kind_of(sublayer), tuple(param.shape))
-        found = {fact.tensor for fact in facts.values()}
-        named_by_itself = {n: Fact(tensor, "", ()) for tensor, n in own_names.items() if tensor not in found}  # ReFT
-        facts.update(named_by_itself)
-        layers, depths, guesses = place(_checked_names(facts), rules, facts, granularity, whole=not named_by_itself)
+                    infos[f"{path}{key}"] = ParameterInfo(param.name, _kind_of(sublayer), tuple(param.shape))
+        found = {info.tensor for info in infos.values()}
+        others = {name: tensor for tensor, name in own_names.items() if tensor not in found}
+        named_by_itself = {name: ParameterInfo(tensor, "", ()) for name, tensor in others.items()}  # ReFT
+        infos.update(named_by_itself)
+        layers, depths, guesses = place(_checked_names(infos), rules, infos, granularity, whole=not named_by_itself)
         lowest: dict[str, Layer] = {}
-        for name, fact in facts.items():
-            both = [lowest.get(fact.tensor, layers[name]), layers[name]]
-            lowest[fact.tensor] = min(both, key=lambda layer: layer.index - layer.depth)
+        for name, info in infos.items():
+            both = [lowest.get(info.tensor, layers[name]), layers[name]]
+            lowest[info.tensor] = min(both, key=lambda layer: layer.index - layer.depth)
         mapped = {name: lowest[tensor] for tensor, name in own_names.items()}
         if not rules and all(layer.index for layer in mapped.values()):  # no name or position shows the embeddings
             for name, there in mapped.items():
-                if name in facts and facts[name].kind == "Embedding" and there.index > there.depth:
+                if name in infos and infos[name].kind == "Embedding" and there.index > there.depth:
                     mapped[name] = dataclasses.replace(there, index=0)
         _warn_of(guesses, mapped)
         used = {layer.tower for layer in mapped.values()}  # a stack under a second name is not another tower
@@ -269,8 +270,8 @@ def _all_paths(
 def _warn_of(guesses: list[str], names: Iterable[str]) -> None:
     if guesses:
         warnings.warn(
-            f"Some layers of the model are guesses: {some(guesses, 8, '; ')}. Where a guess is wrong, give "
+            f"Some layers of the model are guesses: {first_few(guesses, 8, '; ')}. Where a guess is wrong, give "
             r"`rules`, such as {r'^my_head\.': 'head'} or {r'cells\.(\d+)\.': r'\1'}. "
-            f"Received: names=[{some(names, 3)}]",
+            f"Received: names=[{first_few(names, 3)}]",
             stacklevel=3,
         )

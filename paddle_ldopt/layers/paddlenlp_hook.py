@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 from .._checks import checked_int
-from .._messages import refusal, some, wrong_type
+from .._messages import first_few, refusal, wrong_type
 from .decay_checks import check_decay
 
 Names = Optional[Mapping[str, str]]  # ``param.name`` -> structured name
@@ -65,12 +65,12 @@ def check_documented_hook(names: list[str]) -> None:
         raise ValueError(
             "The default hook decays blocks called 'encoder.layers.<i>' and finds none: `layerwise_decay` would have "
             "no effect on this model's blocks. Give layers=LayerMap.from_model(model), which knows every architecture. "
-            f"Received: parameters {some(map(repr, names))}"
+            f"Received: parameters {first_few(map(repr, names))}"
         )
     skipped = sorted({match.group() for match in map(_ANY_BLOCK.search, others) if match})
     if skipped:
         warnings.warn(
             "The default hook decays blocks called 'encoder.layers.<i>' only and leaves others at the full rate: "
-            f"{some(skipped)}. layers=LayerMap.from_model(model) decays them too.",
+            f"{first_few(skipped)}. layers=LayerMap.from_model(model) decays them too.",
             stacklevel=5,
         )

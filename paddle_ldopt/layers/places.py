@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Optional
 
-from .._messages import some
-from .before_blocks import Fact, Front, is_head
+from .._messages import first_few
+from .before_blocks import ParameterInfo, PartBeforeBlocks, is_head
 from .granularity import Granularity, grouped
 from .stacks import STACK_NAMES, Stack, find_stacks, is_index
 from .user_rules import HEAD, Rules, apply_rules, check_no_gap, close_gaps
@@ -76,7 +76,7 @@ class Layer:
 def place(
     names: list[str],
     rules: Optional[Rules],
-    facts: dict[str, Fact],
+    infos: dict[str, ParameterInfo],
     granularity: Granularity,
     whole: bool = False,
 ) -> tuple[dict[str, Layer], dict[str, int], list[str]]:
@@ -85,14 +85,14 @@ def place(
     Args:
         names: structured names in the model's order.
         rules: the user's `rules`.
-        facts: structured name -> `Fact`; empty if only names are known.
+        infos: structured name -> `ParameterInfo`; empty if only names are known.
         granularity: the user's `granularity`.
         whole: whether `names` are complete.
     """
     placed, numbered = apply_rules(names, rules)
     exceptions = {name for name in names if _exception(name) is not None}
     alone = all(index < 1 for index in placed.values())
-    shapes = {name: fact.shape for name, fact in facts.items()}
+    shapes = {name: info.shape for name, info in infos.items()}
     stacks, others, single = find_stacks(names, exceptions | placed.keys(), _is_hinted, whole, alone, shapes)
     depths = {stack.tower: stack.depth for stack in stacks}
     blocks = max(depths.values(), default=0)
@@ -111,7 +111,7 @@ def place(
     # 3. by name, 4. by the order of declaration
     normalised = {match[1] for match in map(_WAVEFORM_NORM.search, names) if match}
     first_placed = next((i for i, name in enumerate(names) if name in placed_blocks), 0)
-    fronts: dict[str, Front] = {}
+    parts: dict[str, PartBeforeBlocks] = {}
     for position, name in enumerate(names):
         if name in layers:
             continue
@@ -127,19 +127,19 @@ def place(
             index = 0 if before else HEAD
             if before:
                 numbers = [stack.numbers for stack in nearest] or [placed_blocks]
-                fronts.setdefault(".".join(path[: near + 1]), Front([], numbers, depth)).names.append(name)
+                parts.setdefault(".".join(path[: near + 1]), PartBeforeBlocks([], numbers, depth)).names.append(name)
         layers[name] = Layer(tower, depth + 1 if index == HEAD else 0, depth)
     guesses = _guesses_of_lists(stacks, others, layers, {*placed_blocks.values()}, deepest)
     guesses += [*_guesses_of_single_layers(single, layers), *_guesses_of_nested_stacks(stacks, names)]
     # 5. declared before the blocks, yet a head
-    in_blocks = {facts[name].tensor for stack in stacks for name in stack.numbers} if facts else set()
-    for branch, front in fronts.items():
-        if facts and all(facts[name].tensor in in_blocks for name in front.names):  # shared with a block
+    in_blocks = {infos[name].tensor for stack in stacks for name in stack.numbers} if infos else set()
+    for branch, part in parts.items():
+        if infos and all(infos[name].tensor in in_blocks for name in part.names):  # shared with a block
             head, guess = True, False
         else:
-            head, guess = is_head(branch, fronts, facts)
+            head, guess = is_head(branch, parts, infos)
         if head:
-            layers.update((name, dataclasses.replace(layers[name], index=front.depth + 1)) for name in front.names)
+            layers.update((name, dataclasses.replace(layers[name], index=part.depth + 1)) for name in part.names)
         if guess:
             where = "the head" if head else "the embeddings"
             guesses.append(f"'{branch}' is declared before the blocks and counts as part of {where}")
@@ -220,10 +220,10 @@ def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int
     if not deepest:
         raise ValueError(
             "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): "
-            f"give `rules`, such as {{r'cells\\.(\\d+)\\.': r'\\1'}}. Received: names=[{some(names, 8)}]"
+            f"give `rules`, such as {{r'cells\\.(\\d+)\\.': r'\\1'}}. Received: names=[{first_few(names, 8)}]"
         )
-    told = [tower for tower in others if tower.rpartition(".")[2] in STACK_NAMES or _is_hinted(tower)]
-    unknown = {tower: length for tower, length in others.items() if tower not in told}
+    with_known_name = [tower for tower in others if tower.rpartition(".")[2] in STACK_NAMES or _is_hinted(tower)]
+    unknown = {tower: length for tower, length in others.items() if tower not in with_known_name}
     missed, known = sum(unknown.values()), sum(depths.values())
     if missed >= known > 0:
         first = min(unknown)
@@ -231,5 +231,5 @@ def _check_found(names: list[str], depths: dict[str, int], others: dict[str, int
         raise ValueError(
             f"{missed} numbered blocks are in lists of unknown kind ({', '.join(sorted(unknown))}) and only "
             f"{known} in known ones ({', '.join(depths)}): give `rules`, such as "
-            f"{{r'{pattern}\\.': r'\\1'}}. Received: names=[{some(names, 8)}]"
+            f"{{r'{pattern}\\.': r'\\1'}}. Received: names=[{first_few(names, 8)}]"
         )

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
-from .._messages import problem, quoted, refusal, some
+from .._messages import first_few, problem, quoted, refusal
 from .decay import OPTIONS, LayerDecay
 
 _OF_LAYERS = ("layerwise_decay", "convention", "min_ratio", "freeze_below", "bound", "end")
@@ -17,7 +17,7 @@ def check_towers(layers: Any, decay: LayerDecay, tower_of: Mapping[str, Optional
     """Raise if a tower of the decay has no block; `tower_of` maps structured name -> tower."""
     with_blocks = {tower_of[name] for name in layers.names if layers.layer_of(name).is_block}
     for tower in (decay.towers or {}).keys() - with_blocks:
-        why = f"The model has no blocks in a part of this name (its stacks are {some(layers.towers)})"
+        why = f"The model has no blocks in a part of this name (its stacks are {first_few(layers.towers)})"
         raise refusal(ValueError, f"{why}: use `multipliers` for parts without blocks.", towers=tower)
 
 
@@ -25,7 +25,7 @@ def check_patterns(names: list[str], matches: Mapping[str, list[str]]) -> None:
     """Raise if a pattern of `multipliers` matches none of the structured `names`; `matches` maps pattern -> names."""
     for pattern in (pattern for pattern, matched in matches.items() if not matched):
         near = _near(pattern, names)
-        found = f"similar names are {quoted(near)}" if near else f"the names are [{some(names, 8)}]"
+        found = f"similar names are {quoted(near)}" if near else f"the names are [{first_few(names, 8)}]"
         raise refusal(ValueError, f"A pattern of `multipliers` matches no parameter; {found}.", pattern=pattern)
 
 

@@ -83,7 +83,7 @@ class Stack:
         """The numbers of the first blocks of its stages; empty without stages."""
         return sorted(self._starts.values()) if self.staged else []
 
-    def take_in(self, tower: str, rows: list[_Row], shapes: Mapping[str, Any]) -> bool:
+    def join(self, tower: str, rows: list[_Row], shapes: Mapping[str, Any]) -> bool:
         """Number an equally long list beside this one: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
         parent, _, name = tower.rpartition(".")
         beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
@@ -176,7 +176,7 @@ def find_stacks(
         if any(stack.take_between(tower, rows) for stack in stacks):
             continue
         taken = any(row.name in inside for row in rows)
-        if taken or (not doubted(tower) and any(stack.take_in(tower, rows, shapes) for stack in stacks)):
+        if taken or (not doubted(tower) and any(stack.join(tower, rows, shapes) for stack in stacks)):
             continue
         length, kinds = len({row.token for row in rows}), _kinds(rows)
         parts = "<i>" in tower

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Callable, Optional, Union
 
-from .._messages import refusal, shown, some
+from .._messages import first_few, refusal, shown
 from .stacks import is_index
 
 Place = Union[int, str]  # a layer id, "embeddings" or "head"
@@ -22,7 +22,7 @@ def apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, int
     found = {name: place(name) for name in names}
     placed = {name: _checked_layer(layer, name) for name, layer in found.items() if layer is not None}
     if not placed:
-        raise ValueError(f"`rules` match no parameter. Received: rules={shown(rules)}, names=[{some(names, 8)}]")
+        raise ValueError(f"`rules` match no parameter. Received: rules={shown(rules)}, names=[{first_few(names, 8)}]")
     return placed, numbered
 
 

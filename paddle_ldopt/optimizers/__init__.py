@@ -13,7 +13,7 @@ A complete optimizer::
             return {"moment": State(ELEMENT)}
 
         @staticmethod
-        def rule(param, grad, state, lr, *, piece, mass):
+        def rule(param, grad, state, lr, *, shard, mass):
             moment = mass * state["moment"] + grad
             return param - lr * moment, {"moment": moment}
 

@@ -16,7 +16,7 @@ from ._base.arithmetic import average, plus_, power, times, times_
 from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, is_factored, scaled_rate
 from ._base.updates import Update
 from ._fused.plan import FusedRule
-from ._pieces import Piece
+from ._shards import Shard
 from .options import SHARED, flag, given_arguments, numbers, plain_weight_decay
 from .registry import register
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
@@ -33,7 +33,7 @@ def adafactor_update(
     state: dict[str, Any],
     lr: Any,
     *,
-    piece: Piece,
+    shard: Shard,
     eps: tuple[float, float],
     clip_threshold: float,
     decay_rate: float,
@@ -50,7 +50,7 @@ def adafactor_update(
         param,
         grad,
         state,
-        piece,
+        shard,
         1.0 - share,
         share,
         eps=eps[0],

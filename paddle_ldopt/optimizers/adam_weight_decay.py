@@ -17,9 +17,9 @@ from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_count import SharedStepCount
 from ._base.updates import Update
 from ._fused.plan import FusedRule
-from ._pieces import Piece
 from ._ports.keras_config import KerasConfigMixin
 from ._ports.name_patterns import PATTERNS, NamePatterns
+from ._shards import Shard
 from .groups import is_listed
 from .options import SHARED, flag, given_arguments, plain_weight_decay
 from .registry import register
@@ -34,7 +34,7 @@ def adam_weight_decay_update(
     state: dict[str, Any],
     lr: Any,
     *,
-    piece: Piece,
+    shard: Shard,
     beta_1: float,
     beta_2: float,
     epsilon: float,
@@ -51,7 +51,7 @@ def adam_weight_decay_update(
     if clipvalue is not None:
         grad = grad.clip(-clipvalue, clipvalue)
     if clipnorm is not None:
-        (square,) = yield [piece.square_sum(grad)]
+        (square,) = yield [shard.square_sum(grad)]
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:

@@ -55,7 +55,7 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
     for param in parameters_of(inner):
         ratio_of(param)
     inner.__class__ = _layerwise_class(plain)  # in place, because wrappers and schedules hold this object
-    inner.ratio_of, inner._asked = ratio_of, set()
+    inner.ratio_of, inner._rates_asked = ratio_of, set()
     return optimizer
 
 
@@ -73,7 +73,7 @@ def reset_layerwise_decay(optimizer: Any) -> Any:
     inner = _inside(optimizer)
     if "_plain" in vars(type(inner)):
         inner.__class__ = type(inner)._plain
-        for name in ("ratio_of", "_asked"):
+        for name in ("ratio_of", "_rates_asked"):
             vars(inner).pop(name, None)
     return optimizer
 
@@ -90,28 +90,30 @@ def _inside(optimizer: Any) -> Any:
 class _Applied(LayerwiseMixin):
     """The mixin for any Paddle optimizer; its first step raises if it did not ask for every scaled rate."""
 
-    _asked: Optional[set[str]] = None  # names of the parameters whose rates the first step asked for; None after it
+    _rates_asked: Optional[set[str]] = (
+        None  # names of the parameters whose rates the first step asked for; None after it
+    )
 
     def step(self) -> Any:
         if not paddle.in_dynamic_mode():
             return super().step()
         with self._with_ratios(parameters_of(self)):
-            return super().step() if self._asked is None else self._first_step()
+            return super().step() if self._rates_asked is None else self._first_step()
 
     def _first_step(self) -> Any:
         params = [p for p in parameters_of(self) if not p.stop_gradient and grad_of(p) is not None]
         scaled = {p.name for p in params if self.layerwise_ratio(p) not in (0.0, 1.0)}
-        self._asked = set()
+        self._rates_asked = set()
         done = super().step()
-        unasked = scaled - self._asked
-        if scaled and not unasked:
-            self._asked = None
-        elif unasked != scaled:  # equal if an overflow skipped the step
+        not_asked = scaled - self._rates_asked
+        if scaled and not not_asked:
+            self._rates_asked = None
+        elif not_asked != scaled:  # equal if an overflow skipped the step
             name = type(self).__name__
             raise RuntimeError(
                 f"The step of {name} asked `_create_param_lr` for the rates of some parameters only and updated the "
                 "others without layer-wise decay: use another optimizer. "
-                f"Received: optimizer={name}, no rate asked for {len(unasked)} parameters, such as '{min(unasked)}'"
+                f"Received: optimizer={name}, no rate asked for {len(not_asked)} parameters, such as '{min(not_asked)}'"
             )
         return done
 
@@ -128,8 +130,8 @@ class _Applied(LayerwiseMixin):
         return None if self.is_frozen(param) else super()._append_optimize_op(block, param_and_grad)
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
-        if self._asked is not None:
-            self._asked.add(param_and_grad[0].name)
+        if self._rates_asked is not None:
+            self._rates_asked.add(param_and_grad[0].name)
         return super()._create_param_lr(param_and_grad)
 
 

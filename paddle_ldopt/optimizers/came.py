@@ -25,8 +25,8 @@ from ._base.factored import (
 )
 from ._base.updates import Update
 from ._fused.plan import FusedRule
-from ._pieces import Piece
 from ._ports.mindspore import without_order
+from ._shards import Shard
 from .options import SHARED, flag, given_arguments, numbers, plain_weight_decay
 from .registry import register
 from .states import COLUMN, ELEMENT, ROW, SCALAR, STEP, State
@@ -44,7 +44,7 @@ def came_update(
     state: dict[str, Any],
     lr: Any,
     *,
-    piece: Piece,
+    shard: Shard,
     eps: tuple[float, float, float],
     clip_threshold: float,
     decay_rate: float,
@@ -68,7 +68,7 @@ def came_update(
         param,
         grad,
         state,
-        piece,
+        shard,
         beta2,
         1 - beta2,
         eps=eps[0],
@@ -80,11 +80,11 @@ def came_update(
     if beta1:
         step = m = average(state["exp_avg"], u, beta1, 1 - beta1)
         new_state["exp_avg"] = _fit_for_float16(m) if compression else m
-        if is_factored(piece.shape):
+        if is_factored(shard.shape):
             instability = plus_(square_(u - m), eps[2])  # the less, the more confidence
-            sums = yield row_col_sums(instability, piece)
-            s = factored_averages("exp_avg_res", sums, state, piece, beta3, 1 - beta3)
-            step = times_(inverse_sqrt_factored(s, piece), m)
+            sums = yield row_col_sums(instability, shard)
+            s = factored_averages("exp_avg_res", sums, state, shard, beta3, 1 - beta3)
+            step = times_(inverse_sqrt_factored(s, shard), m)
             new_state.update(s)
     if weight_decay:
         step = plus_(weight_decay * param, step)

@@ -19,8 +19,8 @@ from ._base.step_functions import decay_or_function, rate_or_function
 from ._base.step_schedules import StepSchedulesMixin
 from ._base.updates import Update
 from ._fused.plan import FusedRule
-from ._pieces import Piece
 from ._ports.mindspore import without_order
+from ._shards import Shard
 from .options import SHARED, flag, given_arguments
 from .registry import register
 from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State
@@ -41,7 +41,7 @@ def lamb_update(
     state: dict[str, Any],
     lr: Any,
     *,
-    piece: Piece,
+    shard: Shard,
     beta1: float,
     beta2: float,
     eps: float,
@@ -50,15 +50,15 @@ def lamb_update(
 ) -> Update:
     """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options."""
     t = state[STEP]
-    if grad_centralization and is_convolution(piece.shape):
-        (sums,) = yield [piece.channel_sums(grad)]
-        grad = grad - piece.spread_channels(sums / math.prod(piece.shape[1:]))  # arXiv 2004.01461, eq. 1
+    if grad_centralization and is_convolution(shard.shape):
+        (sums,) = yield [shard.channel_sums(grad)]
+        grad = grad - shard.spread_channels(sums / math.prod(shard.shape[1:]))  # arXiv 2004.01461, eq. 1
     moments = adam_moments(state, grad, beta1, beta2)
     m_hat = moments["moment1"] / one_minus_power(beta1, t)
     v_hat = moments["moment2"] / one_minus_power(beta2, t)
     r = over_(m_hat, plus_(root_(v_hat), eps))
     u = plus_(r, weight_decay * param)
-    x_square, u_square = yield [piece.square_sum(param), piece.square_sum(u)]
+    x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     one = paddle.ones_like(x_norm)
     adapted = paddle.logical_and(x_norm > 0, u_norm > 0)

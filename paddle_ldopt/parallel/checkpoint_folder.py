@@ -79,7 +79,7 @@ def read_metadata(folder: str, record: Any) -> dict[str, str]:
     metadata = read_pickle(folder, names[0])
     with readable(os.path.join(folder, names[0])):
         found = metadata.state_dict_metadata.items()
-        saved = {key: f"{pieces[0].dtype} {list(map(int, pieces[0].global_shape))}" for key, pieces in found}
+        saved = {key: f"{shards[0].dtype} {list(map(int, shards[0].global_shape))}" for key, shards in found}
         if "files" not in record:  # written by version 0.1
             _check_sizes(folder, metadata)
     return saved

@@ -6,16 +6,16 @@ import paddle
 import paddle.distributed as dist
 
 from .. import _paddle
-from .ranks import Ranks
+from .process_groups import ProcessGroups
 
 
 class Gradients:
     """The gradients of an optimizer's parameters, which all processes must agree on."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, groups: ProcessGroups) -> None:
+        self._groups = groups
         self._trained: Optional[dict[str, bool]] = None  # structured name -> is trained, the same in all processes
-        known = {id(param) for param in ranks.network.parameters()}
+        known = {id(param) for param in groups.network.parameters()}
         strange = [param.name for param in self._listed() if id(param) not in known]
         if strange:
             problem = "`optimizer` must train parameters of the network."
@@ -25,12 +25,12 @@ class Gradients:
     def check_trained(self) -> None:
         """Raise in all processes if a parameter is trained in one process and frozen or missing in another."""
         mine = {id(param) for param in self.parameters()}
-        named = _paddle.unwrap_model(self._ranks.network).named_parameters()
+        named = _paddle.unwrap_model(self._groups.network).named_parameters()
         trained = {name: id(param) in mine for name, param in named}
-        if not self._ranks.agree(trained != self._trained):
+        if not self._groups.agree(trained != self._trained):
             return
         everyone = [trained]
-        if self._ranks.processes > 1:
+        if self._groups.processes > 1:
             everyone = []
             dist.all_gather_object(everyone, trained)
         first: dict[str, tuple[int, bool]] = {}  # only tied weights are in several stages, under one name
@@ -47,8 +47,8 @@ class Gradients:
         self._trained = trained
 
     def _listed(self) -> list[Any]:
-        optimizer = self._ranks.optimizer
-        return _paddle.hybrid_parameters()(_paddle.sharded_optimizer(optimizer) if self._ranks.hybrid else optimizer)
+        optimizer = self._groups.optimizer
+        return _paddle.hybrid_parameters()(_paddle.sharded_optimizer(optimizer) if self._groups.hybrid else optimizer)
 
     def parameters(self) -> list[Any]:
         """Return the parameters trained at present, in the optimizer's order."""
@@ -71,35 +71,35 @@ class Gradients:
 
     def reduce(self) -> None:
         """Average over the processes with different data."""
-        ranks, params, group = self._ranks, self.parameters(), self._ranks.data_group
-        if not ranks.sliced:  # slices have buffers, so none is missing
-            params = _fill_missing(params, ranks.data_groups)
-        if ranks.shards is not None:
-            ranks.shards.reduce_gradients(params, ranks.hcg)
-            if ranks.sliced:  # otherwise, groups lack the slices of the first step
-                _paddle.collect_buffers(ranks.shards)()
-                _paddle.assign_slice_gradients(ranks.shards)()
-            params = ranks.shards.filter_parameters(params, ranks.hcg)
+        groups, params, group = self._groups, self.parameters(), self._groups.data_group
+        if not groups.sliced:  # slices have buffers, so none is missing
+            params = _fill_missing(params, groups.data_groups)
+        if groups.sharding_optimizer is not None:
+            groups.sharding_optimizer.reduce_gradients(params, groups.hcg)
+            if groups.sliced:  # otherwise, groups lack the slices of the first step
+                _paddle.collect_buffers(groups.sharding_optimizer)()
+                _paddle.assign_slice_gradients(groups.sharding_optimizer)()
+            params = groups.sharding_optimizer.filter_parameters(params, groups.hcg)
         if group is not None:  # Paddle's engine for one process has no reducer
             _paddle.all_reduce_gradients()(params, group, scale=1.0 / group.nranks)
 
     def _counted(self) -> list[Any]:
         """Return the parameters in the norm with reduced gradients in this process."""
         params = self.parameters()
-        if self._ranks.shards is not None:
-            params = self._ranks.shards.filter_parameters(params, self._ranks.hcg)
+        if self._groups.sharding_optimizer is not None:
+            params = self._groups.sharding_optimizer.filter_parameters(params, self._groups.hcg)
         return [param for param in params if getattr(param, "need_clip", True) and _gradient_of(param) is not None]
 
     def global_norm(self) -> float:
         """Return the norm of the reduced gradients of all processes, each parameter counted once."""
-        repeated = self._ranks.repeated()
+        repeated = self._groups.repeated()
         split: list[Any] = []  # squares of parameters split by tensor parallelism
         whole: list[Any] = []
         for param in self._counted():
             if id(param) not in repeated:
                 (split if param.is_distributed else whole).append(_square(_gradient_of(param)))
         sums = [paddle.add_n(squares) if squares else paddle.zeros([1]) for squares in (split, whole)]
-        return self._ranks.sum_of_squares(*sums).sqrt().item()
+        return self._groups.sum_of_squares(*sums).sqrt().item()
 
     def clip(self, norm: float, max_norm: float) -> None:
         """Clip the reduced gradients, of norm `norm`, to `max_norm`."""
@@ -109,10 +109,10 @@ class Gradients:
 
     def apply(self) -> None:
         """Take the optimizer's step with the reduced gradients."""
-        if self._ranks.hybrid:
-            _paddle.reduced_step(self._ranks.optimizer)(self.parameters())
+        if self._groups.hybrid:
+            _paddle.reduced_step(self._groups.optimizer)(self.parameters())
         else:
-            self._ranks.optimizer.step()
+            self._groups.optimizer.step()
 
 
 def _gradient_of(param: Any) -> Any:

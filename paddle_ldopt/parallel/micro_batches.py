@@ -9,7 +9,7 @@ import paddle.distributed as dist
 
 from .. import _paddle
 from .._messages import refusal
-from .ranks import Ranks
+from .process_groups import ProcessGroups
 from .scalers import LossScaler
 
 
@@ -19,9 +19,9 @@ class MicroBatches:
     With `per_token` a loss is a pair: the sum over tokens, and their number.
     """
 
-    def __init__(self, ranks: Ranks, count: int, per_token: bool) -> None:
-        self._ranks, self._count, self._per_token = ranks, count, per_token
-        network = ranks.network
+    def __init__(self, groups: ProcessGroups, count: int, per_token: bool) -> None:
+        self._groups, self._count, self._per_token = groups, count, per_token
+        network = groups.network
         self._shapes: Any = None  # the inputs' shapes in the first step
         self._next_shapes: Any = None  # the shapes of the inputs split last
         self._outputs: Any = None  # its outputs for a micro-batch, each Tensor as a function that returns zeros
@@ -51,7 +51,7 @@ class MicroBatches:
             if not shape or shape[0] == 0 or shape[0] % self._count:
                 problem = "The first dimension of an input must be a multiple of `micro_batch_num`."
                 raise refusal(ValueError, problem, shape=shape, micro_batch_num=self._count)
-        fixed = self._engine is not None and not _paddle.has_dynamic_shape(self._ranks.network)
+        fixed = self._engine is not None and not _paddle.has_dynamic_shape(self._groups.network)
         if fixed and self._shapes not in (None, shapes):
             problem = "Stages learn their shapes in the first step: give inputs of the same shapes,"
             todo = "or set enable_dynamic_shape in the strategy's pp_configs."
@@ -68,7 +68,7 @@ class MicroBatches:
     def tokens(self) -> Any:
         """Return the number of tokens in the last step, shape [1], the same on all stages."""
         tokens = paddle.add_n(self._tokens) if self._tokens else paddle.zeros([1])
-        stages = self._ranks.group("pipe")
+        stages = self._groups.group("pipe")
         if stages is not None:
             dist.broadcast(tokens, src=stages.ranks[-1], group=stages)
         return tokens
@@ -81,7 +81,7 @@ class MicroBatches:
         The other stages wait for messages from this stage, so it sends zeros and raises at the end of the schedule.
         """
         return _paddle.engine_with(
-            self._ranks.network,
+            self._groups.network,
             loss=self._until_error(self._loss, lambda *_: paddle.zeros([1])),
             forward=self._until_error(self._noted_forward, self._stand_in),
             guarded=lambda backward: self._until_error(backward, _zero_gradients),
@@ -90,7 +90,7 @@ class MicroBatches:
     def _run_engine(self, parts: tuple[Any, ...], scaler: LossScaler) -> Any:
         self._error, self._shapes = None, self._next_shapes
         data = [parts[0] if len(parts) == 2 else parts[:-1], parts[-1]]
-        data = _paddle.prepare_training(self._engine)(data, self._ranks.optimizer, None)
+        data = _paddle.prepare_training(self._engine)(data, self._groups.optimizer, None)
         try:
             loss = self._engine.forward_backward_pipeline(data, scaler)
         except Exception as error:  # the engine finally checks for the calls that an error skipped
@@ -120,12 +120,12 @@ class MicroBatches:
         return output
 
     def _stand_in(self, _: Any) -> Any:
-        if self._error and self._outputs is None and not self._ranks.network.is_pipeline_last_stage():
+        if self._error and self._outputs is None and not self._groups.network.is_pipeline_last_stage():
             raise self._error  # the shapes for the next stage are unknown: it times out
         return _mapped(self._outputs, lambda zeros: zeros())
 
     def _run_loop(self, parts: tuple[Any, ...], scaler: LossScaler) -> Any:
-        network = self._ranks.network
+        network = self._groups.network
         network.train()
         total = paddle.zeros([1])
         # the reduction follows the overflow check, once
@@ -139,7 +139,7 @@ class MicroBatches:
         return total
 
     def _forward(self, *inputs: Any) -> Any:
-        network = self._ranks.network
+        network = self._groups.network
         if self._pipeline_layer is None:
             return self._as_loss(network(*inputs))
         return self._loss(network(inputs[0] if len(inputs) == 2 else inputs[:-1]), inputs[-1])

@@ -12,7 +12,7 @@ from .._paddle import grad_clip, param_groups, rate_source, unwrap
 from ..schedules import MetricSchedule
 from .gradients import Gradients
 from .micro_batches import MicroBatches
-from .ranks import Ranks, sum_over
+from .process_groups import ProcessGroups, sum_over
 from .scalers import LossScaler, as_scaler
 
 __all__ = ["PipelineWithLossScale", "StepOutput", "StepOutputWithLocalNorm"]
@@ -151,16 +151,16 @@ class PipelineWithLossScale:
         _check_effect("use_skip_data_by_global_norm", self._skips, False, "use_clip_grad", self._clips)
         _check_effect("global_norm_spike_threshold", self._spike, 1.0, "use_skip_data_by_global_norm", self._skips)
         self._count = checked_steps(micro_batch_num, "micro_batch_num", least=1)
-        self._ranks = Ranks(network, optimizer)
+        self._groups = ProcessGroups(network, optimizer)
         _check_own_clip(optimizer)
-        self._micro_batches = MicroBatches(self._ranks, self._count, self._per_token)
-        self._gradients = Gradients(self._ranks)
+        self._micro_batches = MicroBatches(self._groups, self._count, self._per_token)
+        self._gradients = Gradients(self._groups)
         self._optimizer = optimizer
         self._epoch: Optional[int] = None  # the schedule's `last_epoch` after the last step
 
     def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
         """Take a training step on this process's part of the batch; pass None for inputs that a stage does not need."""
-        schedule, parts = self._ranks.together(lambda: (self._checked_schedule(), self._micro_batches.split(inputs)))
+        schedule, parts = self._groups.together(lambda: (self._checked_schedule(), self._micro_batches.split(inputs)))
         self._gradients.check_trained()
         try:
             output = self._train(parts, schedule)
@@ -172,17 +172,17 @@ class PipelineWithLossScale:
 
     def _train(self, parts: tuple[Any, ...], schedule: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
         scale, rate = self.scaler.get_loss_scale(), self._optimizer.get_lr()
-        loss = self._ranks.together(lambda: self._micro_batches.run(parts, self.scaler))
+        loss = self._groups.together(lambda: self._micro_batches.run(parts, self.scaler))
         with paddle.no_grad():
             loss, weight = self._mean(loss, self._micro_batches.tokens() if self._per_token else None)
             gradients = self._gradients
             finite = gradients.unscale(weight / (scale * self._micro_batches.share))
             local = gradients.local_norms() if self._gives_local_norm else ()
             norm = math.inf
-            if not self._ranks.agree(not finite):
+            if not self._groups.agree(not finite):
                 gradients.reduce()
                 norm = gradients.global_norm()
-            overflow = bool(self._ranks.agree(not math.isfinite(norm)))  # the reduction can also overflow
+            overflow = bool(self._groups.agree(not math.isfinite(norm)))  # the reduction can also overflow
             if not overflow and not (self._skips and norm >= self._spike):
                 if self._clips:
                     gradients.clip(norm, self._max_norm)
@@ -197,14 +197,14 @@ class PipelineWithLossScale:
 
     def _mean(self, loss: Any, tokens: Any) -> tuple[Any, float]:
         """Return the loss of all processes, and the factor of the sum of this process's gradients."""
-        ranks = self._ranks
+        groups = self._groups
         if tokens is None:
-            return (sum_over(ranks.data_groups, loss) / ranks.data_ranks).reshape([]), 1.0 / self._count
-        both = sum_over(ranks.data_groups, paddle.concat([loss * self._count, tokens]))
+            return (sum_over(groups.data_groups, loss) / groups.data_ranks).reshape([]), 1.0 / self._count
+        both = sum_over(groups.data_groups, paddle.concat([loss * self._count, tokens]))
         total = both[1].item()
         if not total > 0:
             raise ValueError(f"A step must have at least one token. Received: {total:g} tokens in all micro-batches")
-        return both[0] / total, ranks.data_ranks / total
+        return both[0] / total, groups.data_ranks / total
 
     def _checked_schedule(self) -> Any:
         """Return the schedule to advance, or None."""

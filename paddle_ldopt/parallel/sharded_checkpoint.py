@@ -58,7 +58,7 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
 
     def prepare() -> tuple[Any, Any]:
         path, weights, names = checked_arguments(folder, network, rename)
-        state = _sharded(weights, optimizer, _pieces(optimizer), names)
+        state = _sharded(weights, optimizer, _shards(optimizer), names)
         record = _described(weights, optimizer, names)
         found = files.held(path)
         if found:
@@ -123,13 +123,13 @@ def load_checkpoint(
         if found != files.COMPLETE:
             problem = f"`folder` {found}: give a complete checkpoint of `save_checkpoint`."
             raise refusal(ValueError, problem, folder=path)
-        record, pieces = files.read_record(path), _pieces(optimizer)
+        record, shards = files.read_record(path), _shards(optimizer)
         here = _described(weights, optimizer, names)
         check_record(path, record, here, allowed)
         files.check_files(path, record)
         saved = files.read_metadata(path, record)
         schedule = saved_schedule(path, record, rate_source(unwrap(optimizer)), allowed)
-        state = _sharded(weights, optimizer, pieces, names)
+        state = _sharded(weights, optimizer, shards, names)
         check_tensors(saved, state)
         frozen = {name for name, param in here["parameters"].items() if param["ratio"] == 0.0}
         idle = {key for key in saved if "layerwise_decay" in allowed and key.rpartition(".")[0] in frozen}
@@ -167,17 +167,17 @@ def _described(weights: Any, optimizer: Any, names: dict[str, str]) -> dict[str,
     return record
 
 
-def _sharded(weights: Any, optimizer: Any, pieces: Any, names: dict[str, str]) -> dict[str, Any]:
+def _sharded(weights: Any, optimizer: Any, shards: Any, names: dict[str, str]) -> dict[str, Any]:
     """Return key -> ShardedWeight to save or to load into; keys use the names in the checkpoint."""
     out: dict[str, Any] = {}
-    for key, value in {**weights, **one_of_ours(optimizer).sharded_state_dict(weights, pieces)}.items():
+    for key, value in {**weights, **one_of_ours(optimizer).sharded_state_dict(weights, shards)}.items():
         name = key if key in weights else key.rpartition(".")[0]
         value.key = names[name] + key[len(name) :]
         out[value.key] = value
     return out
 
 
-def _pieces(optimizer: Any) -> Optional[dict[str, tuple[int, int]]]:
+def _shards(optimizer: Any) -> Optional[dict[str, tuple[int, int]]]:
     """Return ``param.name`` -> range of the flattened parameter in this process; None if parameters are whole."""
     if _paddle.is_group_sharded(optimizer):
         raise ValueError(

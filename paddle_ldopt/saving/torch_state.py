@@ -100,7 +100,7 @@ def convert_torch_optimizer(
     strict = checked_bool(strict, "strict")
     checked_model(model)
     ours, _ = structured_names(inner, model)
-    turned = _turned(model, transpose)
+    transposed = _transposed(model, transpose)
     found = read_checkpoint(source, names, rename, strict)
     _check_step_is_used(step, found)
     states: States = {}
@@ -113,7 +113,7 @@ def convert_torch_optimizer(
             continue
         taken = _step_of(given, step, there)
         steps.add(taken)
-        states[param.name], unused = _state(inner, state_names, param, given, taken, name in turned, there)
+        states[param.name], unused = _state(inner, state_names, param, given, taken, name in transposed, there)
         matched.append((there, name))
         unexpected += [f"{there}.{state}" for state in unused]
     unexpected += [there for there, given in found.values() if given]
@@ -126,7 +126,7 @@ def convert_torch_optimizer(
     check_state(inner, states, ours, optional=(MASTER,))
     set_state(inner, states)
     label = "a state_dict" if isinstance(source, Mapping) else os.fspath(source)
-    done = tuple(name for _, name in matched if name in turned)
+    done = tuple(name for _, name in matched if name in transposed)
     return LoadReport(label, max(steps), tuple(matched), tuple(missing), tuple(unexpected), done)
 
 
@@ -159,18 +159,18 @@ def _check_matched(matched: list[tuple[str, str]], unexpected: list[str]) -> Non
         raise ValueError(f"{problem} Received: {quoted(unexpected)}")
 
 
-def _turned(model: Any, transpose: Optional[Iterable[str]]) -> set[str]:
+def _transposed(model: Any, transpose: Optional[Iterable[str]]) -> set[str]:
     """Return the names of the matrices that PyTorch stores transposed."""
     plain = unwrap_model(model)
     named = dict(plain.named_parameters())
     if transpose is None:
         weights = {layer.weight.name for layer in plain.sublayers(True) if isinstance(layer, paddle.nn.Linear)}
         return {name for name, param in named.items() if param.name in weights}
-    turned = set(checked_names(transpose, "transpose"))
-    wrong = sorted(name for name in turned if name not in named or len(named[name].shape) != 2)
+    transposed = set(checked_names(transpose, "transpose"))
+    wrong = sorted(name for name in transposed if name not in named or len(named[name].shape) != 2)
     if wrong:
         raise refusal(ValueError, "`transpose` must name matrices of the model.", transpose=wrong)
-    return turned
+    return transposed
 
 
 def _step_of(given: Given, step: Optional[int], name: str) -> int:
@@ -187,11 +187,11 @@ def _step_of(given: Given, step: Optional[int], name: str) -> int:
 
 
 def _state(
-    optimizer: Any, names: dict[str, str], param: Any, given: Given, step: int, turned: bool, there: str
+    optimizer: Any, names: dict[str, str], param: Any, given: Given, step: int, transposed: bool, there: str
 ) -> tuple[Any, list[str]]:
     """Return our state of a parameter, and the names of unused states in `given`."""
     given = dict(_as_others(key, value) for key, value in given.items() if key not in _UNUSED)
-    if turned:
+    if transposed:
         given = {key[:-4] + _SWAPPED.get(key[-4:], key[-4:]): value.T for key, value in given.items()}
     kinds, state = optimizer.state_kinds(param), {}
     for name, (dtype, shape) in layout_of(optimizer, param).items():

@@ -127,14 +127,14 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         """Raise if our arguments are used and no Trainer with our mixin has received them."""
         args: Any = self
         settings, off = settings_of(super().layerwise_decay), settings_of(OFF)
-        asked = {name: value for name, value in settings.items() if value != off[name]}
+        chosen = {name: value for name, value in settings.items() if value != off[name]}
         if name_of(args.optim) in REGISTRY:
-            asked["optim"] = name_of(args.optim)
+            chosen["optim"] = name_of(args.optim)
         if lr_scheduler.is_ours(args):
-            asked["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
-        if asked and not self.ldopt_served:
+            chosen["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
+        if chosen and not self.ldopt_served:
             problem = "The Trainer lacks LdoptTrainerMixin and would ignore these arguments"
-            raise refusal(RuntimeError, f"{problem}: class MyTrainer(LdoptTrainerMixin, Trainer).", **asked)
+            raise refusal(RuntimeError, f"{problem}: class MyTrainer(LdoptTrainerMixin, Trainer).", **chosen)
 
 
 def _problems(args: Any) -> Iterator[str]:

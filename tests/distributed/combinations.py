@@ -356,8 +356,8 @@ def values(network, optimizer, hcg=None):
         everyone = gathered(mine, hcg.get_sharding_parallel_group())
     out = {}
     for own, param in network.named_parameters():
-        pieces = [held[param.name] for held in everyone if param.name in held]
-        master = np.concatenate(pieces)[: param.size].reshape(param.shape) if pieces else None
+        shards = [held[param.name] for held in everyone if param.name in held]
+        master = np.concatenate(shards)[: param.size].reshape(param.shape) if shards else None
         out[plain_name(own)] = param.astype("float32").numpy().copy() if master is None else master
     group, _, parts = model_group()
     if hcg is not None and parts > 1:

@@ -91,7 +91,7 @@ def test_all_state_arrives_bit_for_bit(runs, layout, name):
     """Masters, counters and the parameters too."""
     root, _, found = runs
     run = cases.Run(**ALL[name]).load(cases.place(root, layout, name))
-    loaded = {key: value for key, value, _ in run.pieces()}
+    loaded = {key: value for key, value, _ in run.shards()}
     seen = {key: np.zeros(value.size, bool) for key, value in loaded.items()}
     for rank in found[layout]:
         for key, value, span in rank[name]["saved"]:
@@ -243,7 +243,7 @@ def test_group_sharding_and_a_strange_optimizer_are_refused(tmp_path):
         assert not (tmp_path / "x").exists()
 
 
-def test_a_piece_of_unknown_place_is_refused():
+def test_a_shard_of_unknown_place_is_refused():
     run = cases.Run("lamb").train(0, 1)
     weights = run.plain.sharded_state_dict()
     weights["0.weight"].local_shape = (4, 24)
@@ -423,7 +423,7 @@ def test_a_checkpoint_of_version_0_1_loads(loads):
     run.load(OLD)
     files = [paddle.load(str(OLD / f"{rank}_0.distcp")) for rank in range(2)]
     tensors = {key: value.astype("float32").numpy() for file in files for key, value in file.items()}
-    for key, value, _ in run.pieces():
+    for key, value, _ in run.shards():
         whole = np.concatenate([f[key].astype("float32").numpy().flatten() for f in files if key in f])
         assert np.array_equal(value.flatten(), whole), key
     assert run.schedule.last_epoch == cases.HALF

@@ -201,7 +201,7 @@ def two_stages():
     hcg = start_fleet(pp=2, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE)
     found = {}
     network, step = cases.build(hcg, "staged", "adamwdl", local_norm=True, scale_sense=2.0**8)
-    model, optimizer = step._ranks.network, step._optimizer
+    model, optimizer = step._groups.network, step._optimizer
     inputs = cases.tensors(cases.batch(0))
     loss_fn = network._loss_fn[0]
     before = model.eval_batch(list(inputs), compute_loss=True).item()
@@ -269,7 +269,7 @@ def frozen_in_one(network, step, name, inputs):
     param.stop_gradient = paddle.distributed.get_rank() == 1
     found["step"] = refused(lambda: step(*inputs), f"'{name}' trained in process 0 and not in process 1")
     found["construction"] = refused(
-        lambda: ldopt.PipelineWithLossScale(step._ranks.network, step._optimizer, micro_batch_num=cases.MICRO_BATCHES),
+        lambda: ldopt.PipelineWithLossScale(step._groups.network, step._optimizer, micro_batch_num=cases.MICRO_BATCHES),
         f"'{name}' trained in process 0 and not in process 1",
     )
     found["unchanged"] = cases.same(before, cases.snapshot(network, step)) and cases.is_clear(network)
@@ -432,7 +432,7 @@ def tensor_parallel():
     return output.global_norm.item(), moved
 
 
-def test_a_tensor_that_is_cut_counts_in_the_norm_with_all_its_pieces():
+def test_a_tensor_that_is_cut_counts_in_the_norm_with_all_its_shards():
     norm = math.sqrt(3 * 1 + 3 * 4 + 1)
     for rank, (found, moved) in enumerate(launch(tensor_parallel, ranks=2, timeout=120)):
         np.testing.assert_allclose(found, norm, rtol=1e-6)

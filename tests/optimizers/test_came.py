@@ -11,7 +11,7 @@ from reference import make_params, take_steps
 from reference_came import came
 
 from paddle_ldopt import get_scheduler
-from paddle_ldopt.optimizers._pieces import Piece, answer_locally
+from paddle_ldopt.optimizers._shards import Shard, answer_locally
 from paddle_ldopt.optimizers.came import Came, came_update
 from paddle_ldopt.optimizers.states import STEP
 
@@ -140,7 +140,7 @@ def test_a_rule_asks_for_sums_only():
         "beta2": None,
         "beta3": 0.99,
         "weight_decay": 0.0,
-        "piece": Piece(shape),
+        "shard": Shard(shape),
     }
     rule, requests = came_update(ones, ones, state, paddle.full([], 0.1), **options), []
     request = next(rule)
@@ -165,7 +165,7 @@ def test_a_rule_asks_for_sums_only():
 )
 def test_relative_step_is_transformers_rule(warmup, t, rate):
     how = {"eps": (1e-30, 1e-3, 1e-16), "clip_threshold": 1.0, "decay_rate": 0.0, "beta1": 0.0, "beta2": None}
-    how.update(beta3=0.99, weight_decay=0.0, relative_step=True, warmup_init=warmup, piece=Piece([1]))
+    how.update(beta3=0.99, weight_decay=0.0, relative_step=True, warmup_init=warmup, shard=Shard([1]))
     param, grad, t = (paddle.to_tensor(x, dtype="float64") for x in ([1.0], [5.0], t))
     state = {STEP: t, "exp_avg_sq": paddle.zeros([1], "float64")}
     new, _ = answer_locally(came_update(param, grad, state, paddle.ones([], "float64"), **how))

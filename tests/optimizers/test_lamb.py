@@ -14,7 +14,7 @@ from reference_lamb import lamb
 from toy_layers import apart
 
 from paddle_ldopt import decayed_parameter_names
-from paddle_ldopt.optimizers._pieces import Piece, answer_locally
+from paddle_ldopt.optimizers._shards import Shard, answer_locally
 from paddle_ldopt.optimizers.lamb import Lamb, lamb_update
 from paddle_ldopt.optimizers.states import STEP
 
@@ -68,29 +68,29 @@ def test_the_rule_is_pure():
     param, grad, zeros = paddle.rand([3, 2]), paddle.rand([3, 2]), paddle.zeros([3, 2])
     state = {"moment1": zeros, "moment2": zeros, STEP: paddle.ones([])}
     before = [t.numpy().copy() for t in (param, grad, zeros)]
-    how = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.1, "piece": Piece(param.shape)}
+    how = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.1, "shard": Shard(param.shape)}
     new, new_state = answer_locally(lamb_update(param, grad, state, paddle.to_tensor(0.1), **how))
     for tensor, value in zip((param, grad, zeros), before):
         np.testing.assert_array_equal(tensor.numpy(), value)
     assert set(new_state) == {"moment1", "moment2"} and not np.array_equal(new.numpy(), before[0])
 
 
-def test_the_rule_in_pieces_with_their_sums_added_up():
+def test_the_rule_in_shards_with_their_sums_added_up():
     arrays, (grads,) = random_run(1, {"w": [4, 3, 2, 2]})
     how = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "weight_decay": 0.1, "grad_centralization": True}
 
     def rule(rows):
         param, grad = (paddle.to_tensor(a["w"][rows]) for a in (arrays, grads))
         state = {"moment1": 0 * param, "moment2": 0 * param, STEP: paddle.ones([], "float64")}
-        return lamb_update(param, grad, state, paddle.full([], 0.1, "float64"), piece=Piece(param.shape), **how)
+        return lamb_update(param, grad, state, paddle.full([], 0.1, "float64"), shard=Shard(param.shape), **how)
 
     whole, _ = answer_locally(rule(slice(None)))
-    pieces = [rule(slice(0, 1)), rule(slice(1, 4))]
-    norms = [piece.send(next(piece)) for piece in pieces]  # each piece has whole channels: its own sums are the answer
+    shards = [rule(slice(0, 1)), rule(slice(1, 4))]
+    norms = [shard.send(next(shard)) for shard in shards]  # each shard has whole channels: its own sums are the answer
     sums, results = [a + b for a, b in zip(*norms)], []
-    for piece in pieces:
+    for shard in shards:
         with pytest.raises(StopIteration) as done:
-            piece.send(sums)
+            shard.send(sums)
         results.append(done.value.value[0].numpy())
     np.testing.assert_allclose(np.concatenate(results), whole.numpy(), rtol=1e-13)
 

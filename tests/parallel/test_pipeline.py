@@ -73,7 +73,7 @@ def test_processes_that_do_not_answer(monkeypatch):
     def lost(*args, **how):
         raise RuntimeError("TIMEOUT " * 1000)
 
-    step._ranks.processes = 2
+    step._groups.processes = 2
     monkeypatch.setattr(paddle.distributed, "all_reduce", lost)
     before = cases.snapshot(network, step)
     for inputs, needle in (

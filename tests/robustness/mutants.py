@@ -42,14 +42,14 @@ MORE = {
     "layers/stacks.py": ["layers/test_map.py", "layers/test_zoo.py"],
     "optimizers/_base/arithmetic.py": ["robustness/test_bad_numbers.py"],
     "optimizers/_base/sharded_state.py": ["saving/test_sharded_state.py"],
-    "optimizers/_pieces/piece.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
+    "optimizers/_shards/shard.py": ["optimizers/test_adafactor.py", "optimizers/test_came.py"],
     "optimizers/adamwdl.py": ["optimizers/test_fused.py", "saving/test_saving.py"],
     "optimizers/apply.py": ["layers/test_decay.py"],
 }
 # tests that start processes, and the files of which more runs there than here: they are run if all others have passed
 APART = {
     "test_distributed_optimizers.py": [
-        "optimizers/_pieces/piece.py",
+        "optimizers/_shards/shard.py",
         "optimizers/adamwdl.py",
         "optimizers/_base/rule_optimizer.py",
         "optimizers/_base/updates.py",

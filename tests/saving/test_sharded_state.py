@@ -77,7 +77,7 @@ def test_masters_are_among_it(name):
 
 
 @every_variant
-def test_pieces_of_a_flattened_parameter(name):
+def test_shards_of_a_flattened_parameter(name):
     model, opt = trained(name)
     weights = model.sharded_state_dict()
     elements = [key for key, kind in opt.state_kinds(model.vector).items() if kind == "element"]

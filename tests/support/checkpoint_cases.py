@@ -112,13 +112,13 @@ class Run:
 
     def refusal(self, folder, **kwargs):
         """Return what `load` raises, and the keys of what it has changed by then."""
-        before = {**self.values(), **{key: value for key, value, _ in self.pieces()}, "epoch": self.epoch()}
+        before = {**self.values(), **{key: value for key, value, _ in self.shards()}, "epoch": self.epoch()}
         try:
             self.load(folder, **kwargs)
             message = "accepted"
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
-        after = {**self.values(), **{key: value for key, value, _ in self.pieces()}, "epoch": self.epoch()}
+        after = {**self.values(), **{key: value for key, value, _ in self.shards()}, "epoch": self.epoch()}
         return message, [key for key in before if not np.array_equal(before[key], after[key])]
 
     def epoch(self):
@@ -130,10 +130,10 @@ class Run:
         masters = state.pop("master_weights", {})
         return tuple(sum(v.size * v.element_size() for v in s.values() if hasattr(v, "size")) for s in (state, masters))
 
-    def pieces(self):
+    def shards(self):
         """Return [(key, value, range of the flattened whole or None)] of all state that is here."""
         weights = self.plain.sharded_state_dict()
-        state = unwrap(self.optimizer).sharded_state_dict(weights, checkpoints._pieces(self.optimizer))
+        state = unwrap(self.optimizer).sharded_state_dict(weights, checkpoints._shards(self.optimizer))
         found = []
         for key, weight in state.items():
             span = weight.flattened_range and (weight.flattened_range.start, weight.flattened_range.stop)
@@ -178,7 +178,7 @@ def work(root, layout, cases, sources=()):
             in bfloat16 are others than those of one process.
 
     Returns:
-        dict: case -> {"saved": pieces of state, "values": of the parameters then, "held" and "sent": bytes that the
+        dict: case -> {"saved": shards of state, "values": of the parameters then, "held" and "sent": bytes that the
         process has and gives away in a step, source: (values, rate) at the end}.
     """
     from distributed_setup import start_fleet
@@ -191,7 +191,7 @@ def work(root, layout, cases, sources=()):
         with counted() as sent:
             run.train(HALF - 1, HALF)
         run.save(place(root, layout, case))
-        out[case] = {"saved": run.pieces(), "values": run.values(), "held": run.held(), "sent": sent}
+        out[case] = {"saved": run.shards(), "values": run.values(), "held": run.held(), "sent": sent}
         for source in sources if run.plain.parameters()[0].dtype == paddle.float32 else ():
             again = Run(hcg=hcg, **arguments).load(place(root, source, case))
             out[case][source] = again.train(HALF, STEPS).values(), again.schedule.last_lr
@@ -306,7 +306,7 @@ def work_loads(root, old):
     """Load, in two processes of sharding v2, a checkpoint of them and one of an older version: damaged and other.
 
     Returns:
-        dict: case -> (what was said, what was changed); "saved", "changed": pieces; "old": values.
+        dict: case -> (what was said, what was changed); "saved", "changed": shards; "old": values.
     """
     from distributed_setup import start_fleet
 
@@ -319,7 +319,7 @@ def work_loads(root, old):
             for name, damage in DAMAGE.items():
                 damage(pathlib.Path(shutil.copytree(source, root / f"{version}, {name}")))
     paddle.distributed.barrier()
-    out = {"saved": run.pieces()}
+    out = {"saved": run.shards()}
     for name in DAMAGE:
         out[f"now, {name}"] = Run("came", hcg).refusal(root / f"now, {name}")
         out[f"old, {name}"] = Run(hcg=hcg, **low).refusal(root / f"old, {name}")
@@ -335,6 +335,6 @@ def work_loads(root, old):
     except ValueError as error:
         out["apart"] = f"ValueError: {error}", os.listdir(root / f"of {rank}").count(checkpoints.RECORD) * ["record"]
     out["argument"] = Run("came", hcg).refusal(root / "now", rename=5 if rank else None)
-    out["changed"] = Run("came", hcg, beta3=0.98).load(root / "now", changed=["beta3"]).pieces()
+    out["changed"] = Run("came", hcg, beta3=0.98).load(root / "now", changed=["beta3"]).shards()
     out["old"] = Run(hcg=hcg, **low).load(old).values()
     return out

@@ -199,15 +199,15 @@ def trained(hcg, case, steps=STEPS, keep=None, frozen=None):
 
 @contextlib.contextmanager
 def sums_that_stay():
-    """Let each process have its own sums for those of all: what an optimizer does that knows of no pieces."""
-    from paddle_ldopt.optimizers._pieces import piece
+    """Let each process have its own sums for those of all: what an optimizer does that knows of no shards."""
+    from paddle_ldopt.optimizers._shards import shard
 
-    real = piece.dist
-    piece.dist = types.SimpleNamespace(**{**vars(real), "all_reduce": lambda *args, **how: None})
+    real = shard.dist
+    shard.dist = types.SimpleNamespace(**{**vars(real), "all_reduce": lambda *args, **how: None})
     try:
         yield
     finally:
-        piece.dist = real
+        shard.dist = real
 
 
 # ---- tensor parallel, whose layers have no CPU kernel: gradients are given
@@ -456,7 +456,7 @@ def slices(hcg):
     }
     return {
         "state shapes": shapes,
-        "cut": [names[own] for own, piece in inner._finder.find(inner._parameter_list).items() if piece.groups],
+        "cut": [names[own] for own, shard in inner._finder.find(inner._parameter_list).items() if shard.groups],
     }
 
 

@@ -18,7 +18,7 @@ from state_bytes import ROWS, bytes_of
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.optimizers._base.declared import rule_shape
-from paddle_ldopt.optimizers._pieces import Piece
+from paddle_ldopt.optimizers._shards import Shard
 from paddle_ldopt.tools.cli import main
 from paddle_ldopt.tools.memory import ITEMSIZE, Layout, OptimizerSpec, Transformer, Weight, calculation, estimate
 
@@ -125,7 +125,7 @@ def test_sums_are_what_the_rules_ask_for(name, shape):
     state = {key: paddle.ones(rule_shape(kind, shape)) for key, kind in optimizer.state_kinds(param).items()}
     state["beta1_pow_acc"] = paddle.ones([])
     options = optimizer.step_options(param)
-    rule = optimizer.rule(param.detach(), param.grad, state, paddle.ones([]), piece=Piece(list(shape)), **options)
+    rule = optimizer.rule(param.detach(), param.grad, state, paddle.ones([]), shard=Shard(list(shape)), **options)
     asked = []
     try:
         request = next(rule)

@@ -14,7 +14,7 @@ from typing import Any, Optional
 import paddle
 
 from ... import _paddle
-from .._pieces import Piece, answer_locally
+from .._shards import Shard, answer_locally
 from ..states import ELEMENT, SCALAR, STEP
 from .declared import compute_dtype, rule_shape
 from .step import Task
@@ -44,14 +44,14 @@ class Batches:
         units: list[tuple[Optional[Batch], list[Task]]] = []
         for alike in found.values():
             param = alike[0].param
-            most = _most_bytes(optimizer, param) // (math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4))
-            if most == 0 or not _can_be_stacked(alike[0]):
+            limit = _most_bytes(optimizer, param) // (math.prod(param.shape) * (8 if _paddle.is_float64(param) else 4))
+            if limit == 0 or not _can_be_stacked(alike[0]):
                 units += [(None, [task]) for task in alike]
                 continue
-            for begin in range(0, len(alike), most):
-                some = alike[begin : begin + most]
-                batch = self._batch(optimizer, [task.param for task in some])
-                units += [(None, [task]) for task in some] if batch is None else [(batch, some)]
+            for begin in range(0, len(alike), limit):
+                together = alike[begin : begin + limit]
+                batch = self._batch(optimizer, [task.param for task in together])
+                units += [(None, [task]) for task in together] if batch is None else [(batch, together)]
         return units
 
     def _batch(self, optimizer: Any, params: list[Any]) -> Optional["Batch"]:
@@ -76,7 +76,7 @@ class Batch:
     def __init__(self, optimizer: Any, params: list[Any]) -> None:
         first = params[0]
         self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
-        self._piece, self._kinds = Piece(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
+        self._shard, self._kinds = Shard(list(first.shape)), {**optimizer.state_kinds(first), STEP: SCALAR}
         self._owners = [_paddle.masters(optimizer).get(param.name, param).name for param in params]
         self._stacks: dict[str, Any] = {}  # state or masters -> [k, ...]; of a single parameter the tensor itself
         self._addresses: list[list[int]] = []
@@ -101,7 +101,7 @@ class Batch:
 
     def _shape(self, kind: str) -> list[int]:
         """Return the shape of a stack as the rule sees it: [k, *shape for one parameter]."""
-        shape = self._piece.shape
+        shape = self._shard.shape
         if len(self.params) == 1:
             return rule_shape(kind, shape)
         return [len(self.params), *([1] * len(shape) if kind == SCALAR else rule_shape(kind, shape))]
@@ -151,7 +151,7 @@ class Batch:
         state = {name: _cast(self._stacks[name], self.dtype) for name in self._kinds}
         counted = self._optimizer._counted(state)
         state.update(counted)
-        rule = self._optimizer.rule(params, grad, state, lr, piece=self._piece, **options)
+        rule = self._optimizer.rule(params, grad, state, lr, shard=self._shard, **options)
         new_params, new_state = answer_locally(rule)
         for name, value in {**new_state, **counted}.items():
             stack = self._stacks[name]

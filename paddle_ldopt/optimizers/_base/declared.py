@@ -19,7 +19,7 @@ from ..._paddle import (
 from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from .._fused.plan import FusedRule
 from .._fused.step import FusedStep, check_fused
-from .._pieces import MissingGradients, refuse_sharded_groups
+from .._shards import MissingGradients, refuse_sharded_groups
 from ..groups import checked_parameters
 from ..states import COLUMN, ELEMENT, ROW, SCALAR, State
 
@@ -143,7 +143,7 @@ class DeclaredMixin(_Base):
     # ---- states
 
     def whole_shape(self, param: Any) -> list[int]:
-        """Return the shape of the whole parameter, of which `param` may be a piece."""
+        """Return the shape of the whole parameter, of which `param` may be a shard."""
         return list(param.shape)
 
     def _states_of(self, param: Any) -> dict[str, State]:

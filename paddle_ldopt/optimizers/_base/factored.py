@@ -4,10 +4,10 @@ Paper: Adafactor, Shazeer & Stern, https://arxiv.org/abs/1804.04235 (section 3, 
 are the matrix, the others a batch of matrices. Vectors and scalars are not factored.
 
 The functions are pure. Rules yield sums over the whole tensor (see `rule_optimizer`) and divide them by sizes from the
-shape of the whole parameter, `Piece.shape`:
+shape of the whole parameter, `Shard.shape`:
 
-    sums = yield row_col_sums(grad * grad + eps, piece)
-    averages = factored_averages("exp_avg_sq", sums, state, piece, beta2, 1 - beta2)
+    sums = yield row_col_sums(grad * grad + eps, shard)
+    averages = factored_averages("exp_avg_sq", sums, state, shard, beta2, 1 - beta2)
 """
 
 import math
@@ -33,31 +33,31 @@ def factored_kinds(name: str) -> dict[str, str]:
     return {f"{name}_row": ROW, f"{name}_col": COLUMN}
 
 
-def row_col_sums(matrix: Any, piece: Any) -> list[Any]:
+def row_col_sums(matrix: Any, shard: Any) -> list[Any]:
     """Return [sums over the columns, sums over the rows] of [..., R, C], for a rule to yield."""
-    return [piece.row_sums(matrix), piece.col_sums(matrix)]
+    return [shard.row_sums(matrix), shard.col_sums(matrix)]
 
 
-def factored_averages(name: str, sums: Any, state: Values, piece: Any, keep: Any, share: Any) -> Values:
+def factored_averages(name: str, sums: Any, state: Values, shard: Any, keep: Any, share: Any) -> Values:
     """Return the new states of the average `name`: row means [..., R, 1], column means [..., 1, C].
 
     `sums` are the whole tensor's `row_col_sums` of the new values, with the weight `share`; the old state has `keep`.
     """
     new_state = {}
-    for part, total, size in zip(factored_kinds(name), sums, (piece.shape[-1], piece.shape[-2])):
+    for part, total, size in zip(factored_kinds(name), sums, (shard.shape[-1], shard.shape[-2])):
         new_state[part] = average(state[part], total / size, keep, share)
     return new_state
 
 
-def inverse_sqrt_factored(averages: Values, piece: Any) -> Any:
+def inverse_sqrt_factored(averages: Values, shard: Any) -> Any:
     r"""Return :math:`1 / \sqrt{V}` of [..., R, C] for :math:`V_{ij} = row_i \, col_j / \overline{row}` (Algorithm 4).
 
-    `averages` are the means of the whole matrix's rows and columns, above 0; the result is the part in `piece`.
+    `averages` are the means of the whole matrix's rows and columns, above 0; the result is the part in `shard`.
     """
     row, col = averages.values()
     # not rsqrt(row / mean): without a gradient in the row it may be denormal, which Paddle's rsqrt takes for 0
     row = times(row.rsqrt(), row.mean(axis=-2, keepdim=True).sqrt())
-    return piece.spread_product(row, col.rsqrt())
+    return shard.spread_product(row, col.rsqrt())
 
 
 def rms(square_sum: Any, shape: Any) -> Any:
@@ -77,7 +77,7 @@ def factored_update(
     param: Any,
     grad: Any,
     state: Values,
-    piece: Any,
+    shard: Any,
     keep: Any,
     share: Any,
     *,
@@ -90,20 +90,20 @@ def factored_update(
     V is the average of :math:`g^2 + \epsilon`, factored for a matrix (Algorithm 4), whole for a vector (Algorithm 5).
     RMS(p) is None without `scale_parameter`: its sum shares a round with those of the rows and the columns.
     """
-    shape, square = piece.shape, plus_(grad * grad, eps)
-    asked = row_col_sums(square, piece) if is_factored(shape) else []
+    shape, square = shard.shape, plus_(grad * grad, eps)
+    sums_asked = row_col_sums(square, shard) if is_factored(shape) else []
     if scale_parameter:
-        asked.append(piece.square_sum(param))
-    sums = (yield asked) if asked else []
+        sums_asked.append(shard.square_sum(param))
+    sums = (yield sums_asked) if sums_asked else []
     param_rms = rms(sums[-1], shape) if scale_parameter else None
 
     if is_factored(shape):
-        new_state = factored_averages("exp_avg_sq", sums, state, piece, keep, share)
-        u = times_(inverse_sqrt_factored(new_state, piece), grad)
+        new_state = factored_averages("exp_avg_sq", sums, state, shard, keep, share)
+        u = times_(inverse_sqrt_factored(new_state, shard), grad)
     else:
         new_state = {"exp_avg_sq": average(state["exp_avg_sq"], square, keep, share)}
         u = times_(new_state["exp_avg_sq"].rsqrt(), grad)
-    (u_square,) = yield [piece.square_sum(u)]
+    (u_square,) = yield [shard.square_sum(u)]
     return over_(u, (rms(u_square, shape) / clip_threshold).clip(min=1.0)), param_rms, new_state
 
 

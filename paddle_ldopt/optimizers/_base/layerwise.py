@@ -26,7 +26,7 @@ from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
 from ...layers.param_lr_fun import HookRatios
 from ...layers.ratios import Ratios, decay_of, moves
 from ...schedules.ahead import follows_metric, length_of
-from .._pieces import unknown_parameter
+from .._shards import unknown_parameter
 from .layerwise_arguments import ratios_of_hook, ratios_of_layers, refuse_names_before_sharding
 
 _Base: Any = object

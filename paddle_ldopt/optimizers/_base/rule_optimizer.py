@@ -2,12 +2,12 @@
 
 A rule takes tensors in float32 (float64 for float64 parameters) and reads like its paper:
 
-    def rule(param, grad, state, lr, *, piece, beta1, weight_decay):
+    def rule(param, grad, state, lr, *, shard, beta1, weight_decay):
         moment = beta1 * state["moment1"] + (1 - beta1) * grad
         (square,) = yield [(moment * moment).sum()]       # sums over the whole tensor, across all processes
         return param - lr * moment / square.sqrt(), {"moment1": moment}
 
-It writes nothing. Each `yield [partial sums]` returns the sums over the whole tensor (see `_pieces`); a rule without
+It writes nothing. Each `yield [partial sums]` returns the sums over the whole tensor (see `_shards`); a rule without
 sums has no `yield`.
 """
 
@@ -20,7 +20,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
 from ..._checks import checked_number
-from .._pieces import Piece, PieceFinder
+from .._shards import Shard, ShardFinder
 from ..options import BATCHED
 from ..states import STEP
 from .batches import Batches
@@ -28,7 +28,7 @@ from .declared import compute_dtype
 from .repeated import RepeatedStep
 from .rule_state import RuleState
 from .step import LayerwiseOptimizer, Task
-from .updates import Update, Values, update, update_pieces
+from .updates import Update, Values, update, update_shards
 
 
 class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
@@ -58,7 +58,7 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         rate = self._read_rate(learning_rate)
         self.batch_bytes = BATCHED["batch_bytes"].checked(batch_bytes, "batch_bytes")
         parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, multi_precision, fused)
-        self._finder, self._batches = PieceFinder(_paddle.flatten_groups(parameters or [])), Batches()
+        self._finder, self._batches = ShardFinder(_paddle.flatten_groups(parameters or [])), Batches()
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
         # no `weight_decay`: Paddle would add an L2 penalty to the gradient
@@ -145,7 +145,7 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         self.check_shape(param)
         task = Task(param, grad, self.step_options(param), self._rate(param, grad))
         if self._tasks is None:
-            self._update_whole([task._replace(piece=Piece(self.whole_shape(param)))])
+            self._update_whole([task._replace(shard=Shard(self.whole_shape(param)))])
         else:
             self._tasks.append(task)
 
@@ -163,27 +163,27 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         return self._rates[key]
 
     def _update(self, tasks: list[Task]) -> None:
-        """Update whole parameters first, then parameters of which other processes have pieces."""
-        pieces = self._finder.find(_paddle.parameter_list(self))
-        tasks = [task._replace(piece=pieces[task.param.name]) for task in tasks if task.param.name in pieces]
-        if self.fused and any(task.piece.groups or task.piece.slice_size is not None for task in tasks):
-            where = "parameters in pieces (tensor parallel, sharding version 2)"
+        """Update whole parameters first, then parameters of which other processes have shards."""
+        shards = self._finder.find(_paddle.parameter_list(self))
+        tasks = [task._replace(shard=shards[task.param.name]) for task in tasks if task.param.name in shards]
+        if self.fused and any(task.shard.groups or task.shard.slice_size is not None for task in tasks):
+            where = "parameters in shards (tensor parallel, sharding version 2)"
             raise ValueError(f"`fused=True` does not support {where}: use None or False. Received: fused=True")
-        self._update_whole([task for task in tasks if not task.piece.groups])
-        update_pieces(self, {task.param.name: task for task in tasks if task.piece.groups}, pieces)
+        self._update_whole([task for task in tasks if not task.shard.groups])
+        update_shards(self, {task.param.name: task for task in tasks if task.shard.groups}, shards)
 
     def _update_whole(self, tasks: list[Task]) -> None:
         """Update whole parameters in the C library, in batches, or one by one."""
-        whole = [task for task in tasks if task.piece.slice_size is None]
-        slices = [task for task in tasks if task.piece.slice_size is not None]
+        whole = [task for task in tasks if task.shard.slice_size is None]
+        slices = [task for task in tasks if task.shard.slice_size is not None]
         if whole and (self.fused or not paddle.in_dynamic_mode() or whole[0].param.place.is_cpu_place()):
             whole = self._fused_step.update(self, whole)
         units = self._batches.split(self, whole)
-        for batch, some in units:
+        for batch, members in units:
             if batch is None:
-                update(self, some[0])
+                update(self, members[0])
             else:
-                batch.update([task.grad for task in some], batch.rates(some), some[0].options)
+                batch.update([task.grad for task in members], batch.rates(members), members[0].options)
         for task in slices:
             update(self, task)
         if len(whole) == len(tasks) and self._tasks is None and paddle.in_dynamic_mode():

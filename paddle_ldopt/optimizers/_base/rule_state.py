@@ -17,10 +17,10 @@ _Base: Any = object
 class RuleState(_Base):
     """The state of `RuleOptimizer`, listed before `LayerwiseOptimizer`."""
 
-    _finder: Any  # a `PieceFinder`
+    _finder: Any  # a `ShardFinder`
 
     def whole_shape(self, param: Any) -> list[int]:
-        """Return the shape of the whole parameter, of which `param` may be a piece."""
+        """Return the shape of the whole parameter, of which `param` may be a shard."""
         return list(self._finder.shape(param))
 
     def state_layout(self, param: Any) -> dict[str, Any]:

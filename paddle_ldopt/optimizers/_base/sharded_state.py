@@ -22,18 +22,18 @@ class ShardedStateMixin(_Base):
 
     counts_steps = True  # whether the state `STEP` is a number of steps
 
-    def sharded_state_dict(self, model_sharded_state_dict: dict[str, Any], pieces: Any = None) -> dict[str, Any]:
+    def sharded_state_dict(self, model_sharded_state_dict: dict[str, Any], shards: Any = None) -> dict[str, Any]:
         """Return key -> ShardedWeight of all state and masters; missing state is created, to be loaded into.
 
         `paddle_ldopt.parallel.save_checkpoint` and `load_checkpoint` call it, under every layout.
 
         Args:
             model_sharded_state_dict: the result of ``model.sharded_state_dict()``.
-            pieces: ``param.name`` -> the range (begin, end) of the flattened parameter in this process, if a wrapper
+            shards: ``param.name`` -> the range (begin, end) of the flattened parameter in this process, if a wrapper
                 has cut the parameters. Parameters without an entry have no element here.
 
         Raises:
-            ValueError: a parameter that is missing in the model's dict, or a piece whose offset is unknown.
+            ValueError: a parameter that is missing in the model's dict, or a shard whose offset is unknown.
         """
         keys: dict[str, str] = {}
         for key in sorted(model_sharded_state_dict):  # of tied parameters the first name, as Paddle's AdamW
@@ -46,13 +46,13 @@ class ShardedStateMixin(_Base):
         create_state(self, [p for p in params if self.layerwise_ratio(p) != 0.0])
         found = {}
         for param in params:
-            if pieces is not None and param.name not in pieces:
+            if shards is not None and param.name not in shards:
                 continue  # only padding
-            piece = pieces and pieces[param.name]
+            shard = shards and shards[param.name]
             weight = model_sharded_state_dict[keys[param.name]]
             for name, (value, kind) in self._state_of(param).items():
                 key = f"{keys[param.name]}.{name}_0"
-                found[key] = _placed(key, value, kind, weight, piece)
+                found[key] = _placed(key, value, kind, weight, shard)
         return found
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -85,14 +85,14 @@ class ShardedStateMixin(_Base):
         return 0.0
 
 
-def _placed(key: str, value: Any, kind: str, weight: Any, piece: Optional[tuple[int, int]]) -> Any:
+def _placed(key: str, value: Any, kind: str, weight: Any, shard: Optional[tuple[int, int]]) -> Any:
     """Return the ShardedWeight of a state of the parameter that `weight` describes."""
     ShardedWeight = type(weight)
     places = [tuple(place) for place in (weight.local_shape, weight.global_shape, weight.global_offset)]
     if kind == SCALAR or not places[0]:
         return ShardedWeight(key, value, tuple(value.shape), tuple(value.shape), (0,) * len(value.shape))
-    if kind == ELEMENT and piece is not None:
-        begin, end = piece
+    if kind == ELEMENT and shard is not None:
+        begin, end = shard
         if value.shape[0] > end - begin:
             value = _paddle.slice_of(value, 0, end - begin)  # without the padding; shares memory, to be loaded into
         _check_size(value, key, end - begin)
@@ -107,7 +107,7 @@ def _placed(key: str, value: Any, kind: str, weight: Any, piece: Optional[tuple[
 def _check_size(value: Any, key: str, size: int) -> None:
     if value.size != size:
         raise ValueError(
-            f"The state '{key}' belongs to a piece of the parameter whose offset is unknown here: save with "
+            f"The state '{key}' belongs to a shard of the parameter whose offset is unknown here: save with "
             "`paddle_ldopt.parallel.save_checkpoint`, which asks the wrapper. "
             f"Received: {value.size} elements, not {size}"
         )

@@ -22,7 +22,7 @@ class Task(NamedTuple):
     grad: Any  # its gradient
     options: dict[str, Any]  # "weight_decay" is 0 for a parameter excluded from it
     lr: Any  # includes the layer's ratio; for a rule a Tensor of shape [] in the type that it computes in
-    piece: Any = None  # the `Piece` of the parameter in this process, set right before the update
+    shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
 class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):

@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional
 import paddle
 
 from ... import _paddle
-from .._pieces import Piece, answer_locally, answer_together
+from .._shards import Shard, answer_locally, answer_together
 from ..states import ELEMENT, SCALAR, STEP
 from .declared import compute_dtype, rule_shape
 from .step import Task
@@ -21,22 +21,22 @@ def update(optimizer: Any, task: Task) -> None:
     write(*answer_locally(rule))
 
 
-def update_pieces(optimizer: Any, tasks: dict[str, Task], pieces: dict[str, Piece]) -> None:
-    """Update parameters in pieces, together with the other processes that have pieces of them."""
+def update_shards(optimizer: Any, tasks: dict[str, Task], shards: dict[str, Shard]) -> None:
+    """Update parameters in shards, together with the other processes that have shards of them."""
     rules, writes = [], []
-    for name, piece in pieces.items():
+    for name, shard in shards.items():
         param = optimizer._finder.params[name]
-        if not piece.groups or param.stop_gradient or name in optimizer._missing.names:
+        if not shard.groups or param.stop_gradient or name in optimizer._missing.names:
             continue
         if optimizer.layerwise_ratio(param) == 0.0:
             continue
         if name in tasks:
             rule, write = _start(optimizer, tasks[name])
-        elif piece.span == (0, 0):  # the other processes wait for its sums
-            rule, write = _start_empty(optimizer, param, piece), None
+        elif shard.span == (0, 0):  # the other processes wait for its sums
+            rule, write = _start_empty(optimizer, param, shard), None
         else:
             continue
-        rules.append((piece, rule))
+        rules.append((shard, rule))
         writes.append(write)
     for write, result in zip(writes, answer_together(rules)):
         if write is not None:
@@ -45,7 +45,7 @@ def update_pieces(optimizer: Any, tasks: dict[str, Task], pieces: dict[str, Piec
 
 def _start(optimizer: Any, task: Task) -> tuple[Update, Callable[..., None]]:
     """Return the rule of a task, not run yet, and a function that writes its result."""
-    param, piece = task.param, task.piece or Piece(optimizer.whole_shape(task.param))
+    param, shard = task.param, task.shard or Shard(optimizer.whole_shape(task.param))
     target = _paddle.masters(optimizer)[param.name] if optimizer.has_master(param) else param
     dtype, kinds = compute_dtype(param), {**optimizer.state_kinds(param), STEP: SCALAR}
     stored_as = _paddle.state_getter(optimizer)
@@ -55,46 +55,46 @@ def _start(optimizer: Any, task: Task) -> tuple[Update, Callable[..., None]]:
         if kind == SCALAR or not target.shape:  # stored as [1]
             state[name] = state[name].reshape([])
         elif kind == ELEMENT:
-            state[name] = piece.view(state[name])
+            state[name] = shard.view(state[name])
         else:
-            state[name] = state[name].reshape(rule_shape(kind, piece.shape))
+            state[name] = state[name].reshape(rule_shape(kind, shard.shape))
     counted = optimizer._counted(state)
     state.update(counted)
     grad = task.grad.astype(dtype)
     if list(grad.shape) != list(target.shape):  # ClipGradByGlobalNorm makes [1] of []
         grad = grad.reshape(target.shape)
     rule = optimizer.rule(
-        piece.view(target.astype(dtype)), piece.view(grad), state, task.lr, piece=piece, **task.options
+        shard.view(target.astype(dtype)), shard.view(grad), state, task.lr, shard=shard, **task.options
     )
 
     def write(new_param: Any, new_state: dict[str, Any]) -> None:
         overflow = None if paddle.in_dynamic_mode() else _paddle.found_inf(optimizer)
         for name, value in {**new_state, **counted}.items():
-            _write(value, stored[name], overflow, piece if kinds[name] == ELEMENT else None)
-        _write(new_param, target, overflow, piece)
+            _write(value, stored[name], overflow, shard if kinds[name] == ELEMENT else None)
+        _write(new_param, target, overflow, shard)
         if target is not param:
-            _write(new_param, param, overflow, piece)
+            _write(new_param, param, overflow, shard)
 
     return rule, write
 
 
-def _start_empty(optimizer: Any, param: Any, piece: Piece) -> Update:
+def _start_empty(optimizer: Any, param: Any, shard: Shard) -> Update:
     """Return the rule of a parameter of which this process has no element: its sums are zeros."""
     dtype, empty = compute_dtype(param), paddle.zeros([0], compute_dtype(param))
     state = {
-        name: empty if kind == ELEMENT else paddle.zeros(rule_shape(kind, piece.shape), dtype)
+        name: empty if kind == ELEMENT else paddle.zeros(rule_shape(kind, shard.shape), dtype)
         for name, kind in optimizer.state_kinds(param).items()
     }
     state[STEP] = paddle.ones([], dtype)
-    return optimizer.rule(empty, empty, state, paddle.zeros([], dtype), piece=piece, **optimizer.step_options(param))
+    return optimizer.rule(empty, empty, state, paddle.zeros([], dtype), shard=shard, **optimizer.step_options(param))
 
 
-def _write(value: Any, target: Any, overflow: Any = None, piece: Optional[Piece] = None) -> None:
+def _write(value: Any, target: Any, overflow: Any = None, shard: Optional[Shard] = None) -> None:
     if overflow is not None:  # static AMP runs the update regardless; a CPU has no `where` of float16
         value = paddle.where(overflow, target.astype(value.dtype), value.reshape(target.shape))
     value = value.astype(target.dtype)
-    if piece is not None and piece.slice_size is not None:
-        _paddle.assign_out(value.flatten(), piece.stored(target))
+    if shard is not None and shard.slice_size is not None:
+        _paddle.assign_out(value.flatten(), shard.stored(target))
         return
     if list(value.shape) != list(target.shape):  # [1] holds a state of shape []
         value = value.reshape(target.shape)

@@ -37,7 +37,7 @@ class MemoryUse:
     state: int  #: state of the optimizer
     sent_gradients: int  #: to sum gradients over replicas, and over the devices that share the state
     sent_parameters: int  #: to give every device the new parameters
-    sent_sums: int  #: for the update's sums over parameters in pieces
+    sent_sums: int  #: for the update's sums over parameters in shards
     sent_activations: Optional[int]  #: by the busiest pipeline stage to its neighbours; None: tokens are not known
 
     @property
@@ -151,7 +151,7 @@ def _stage_use(weights: list[Weight], optimizer: OptimizerSpec, layout: Layout) 
     an_element = 4 * optimizer.multi_precision + grad * (layout.stage > 1) + item * (layout.stage > 2)
     sizes = {weight.name: _state_size(optimizer, weight) for weight in weights}
     shares = []
-    for owned in ranks:  # a device with a piece of a parameter keeps the state of all its rows and columns
+    for owned in ranks:  # a device with a shard of a parameter keeps the state of all its rows and columns
         state = sum(sizes[held.weight.name][0] * held.elements + sizes[held.weight.name][1] for held in owned)
         shares.append((sum(held.elements for held in owned), state))
     count, state = max(shares, key=lambda share: share[0] * an_element + share[1])
@@ -181,7 +181,7 @@ def _all_reduced(count: float, ranks: int) -> float:
 
 
 def _sums_sent(weights: list[Weight], ranks: list[list[_Held]], optimizer: OptimizerSpec, layout: Layout) -> float:
-    """Return the mean bytes of the packed all-reduces between the holders of parameters that are in pieces."""
+    """Return the mean bytes of the packed all-reduces between the holders of parameters that are in shards."""
     holders = collections.Counter(held.weight.name for owned in ranks for held in owned if held.real > 0)
     sent = 0.0
     for weight in weights:

@@ -14,7 +14,7 @@ _SERVED = "`fleet.distributed_model` (pipeline, data, tensor parallel, sharding 
 _AXES = ("data", "sharding", "pipe", "model")
 
 
-class Ranks:
+class ProcessGroups:
     """The groups of processes to sum over in a step; unsupported modes and settings raise."""
 
     def __init__(self, network: Any, optimizer: Any) -> None:
@@ -28,10 +28,12 @@ class Ranks:
         if self.hcg is not None and not self.hybrid:
             problem = "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`."
             raise ValueError(f"{problem} Received: optimizer of type {type(optimizer).__name__}")
-        self.shards = _paddle.sharded_optimizer(optimizer) if self.group("sharding") else None
-        self.sliced = isinstance(self.shards, _paddle.sharding_v2())  # version 2 cuts parameters into slices
+        self.sharding_optimizer = _paddle.sharded_optimizer(optimizer) if self.group("sharding") else None
+        self.sliced = isinstance(
+            self.sharding_optimizer, _paddle.sharding_v2()
+        )  # version 2 cuts parameters into slices
         for setting in ("tensor_fusion", "comm_overlap"):
-            if getattr(self.shards, setting, False):
+            if getattr(self.sharding_optimizer, setting, False):
                 problem = "Each parameter must keep its own gradient until the overflow check"
                 todo = f"set {setting}=False in the strategy's sharding_configs."
                 raise refusal(ValueError, f"{problem}: {todo}", **{setting: True})
@@ -104,7 +106,7 @@ class Ranks:
             for name in comm["weight_attr"]
             if dist.get_rank() != min(comm["ranks"])
         ]
-        slices = _paddle.slices(self.shards) if self.sliced else {}
+        slices = _paddle.slices(self.sharding_optimizer) if self.sliced else {}
         return {id(tensor) for copy in copies for tensor in (copy, slices.get(copy.name, copy))}
 
 

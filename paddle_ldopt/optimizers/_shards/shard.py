@@ -1,8 +1,8 @@
-"""A piece of a parameter: how an update rule sums over it, and spreads sums of the whole parameter over it.
+"""A shard of a parameter: how an update rule sums over it, and spreads sums of the whole parameter over it.
 
-A rule sees the tensors of one piece. It sums over the piece, yields the sums and receives the sums over all pieces:
+A rule sees the tensors of one shard. It sums over the shard, yields the sums and receives the sums over all shards:
 `answer_together` adds them up across processes, `answer_locally` serves whole tensors. Sums over rows, columns or the
-channels of a convolution have the size of the whole tensor in every piece, with zeros where the piece has no element.
+channels of a convolution have the size of the whole tensor in every shard, with zeros where the shard has no element.
 
 Sums keep the summed dimensions with size 1: sums of rows are [..., R, 1], sums of columns [..., 1, C]. For a stack of
 whole parameters, [k, ..., R, C], they are sums of each parameter.
@@ -22,7 +22,7 @@ Rule = Union[Generator[list[Any], list[Any], Any], Any]  # a running rule, or th
 
 
 @dataclasses.dataclass(eq=False)
-class Piece:
+class Shard:
     """A part of a tensor: all of it, a tensor-parallel part, or a range of the flattened elements of either."""
 
     shape: list[int]  # of the whole tensor
@@ -91,15 +91,15 @@ class Piece:
         return self._in_whole(sums, range(dims))
 
     def spread_rows(self, values: Any) -> Any:
-        """Return the value of each element's row, broadcastable to the piece."""
+        """Return the value of each element's row, broadcastable to the shard."""
         return self._spread_leading(values, len(self.shape) - 1)
 
     def spread_channels(self, values: Any) -> Any:
-        """Return the value of each element's index in the first dimension, broadcastable to the piece."""
+        """Return the value of each element's index in the first dimension, broadcastable to the shard."""
         return self._spread_leading(values, 1)
 
     def spread_cols(self, values: Any) -> Any:
-        """Return the value of each element's column, broadcastable to the piece."""
+        """Return the value of each element's column, broadcastable to the shard."""
         values = self._of_whole(values, self._but_rows())
         if self.span is None:
             return values
@@ -193,7 +193,7 @@ def answer_locally(rule: Rule) -> Any:
         return done.value
 
 
-def answer_together(rules: list[tuple[Piece, Rule]]) -> list[Any]:
+def answer_together(rules: list[tuple[Shard, Rule]]) -> list[Any]:
     """Run rules together, the same in all processes, with one `all_reduce` for each group and round of sums."""
     results: list[Any] = [rule for _, rule in rules]
     answers: dict[int, Any] = {index: None for index, rule in enumerate(results) if isinstance(rule, Generator)}

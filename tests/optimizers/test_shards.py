@@ -1,4 +1,4 @@
-"""Update rules over pieces of a parameter give what they give over all of it: every rule, every kind of cut."""
+"""Update rules over shards of a parameter give what they give over all of it: every rule, every kind of cut."""
 
 import contextlib
 import copy
@@ -11,8 +11,8 @@ import pytest
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, Lamb
 from paddle_ldopt.optimizers._base.declared import rule_shape
-from paddle_ldopt.optimizers._pieces import Piece, PieceFinder, answer_locally, answer_together
-from paddle_ldopt.optimizers._pieces import piece as geometry
+from paddle_ldopt.optimizers._shards import Shard, ShardFinder, answer_locally, answer_together
+from paddle_ldopt.optimizers._shards import shard as geometry
 from paddle_ldopt.optimizers.states import ELEMENT, STEP
 
 SHAPES = {"scalar": [], "vector": [12], "matrix": [6, 8], "cube": [2, 4, 6], "conv": [4, 2, 3, 3]}
@@ -55,32 +55,32 @@ def tensors_of(shape, kinds, seed=0):
     return param, grad, {**state, STEP: np.float64(3.0)}
 
 
-def cut(array, piece):
+def cut(array, shard):
     part = array
-    if piece.split is not None:
-        axis, index, parts = piece.split
+    if shard.split is not None:
+        axis, index, parts = shard.split
         part = np.split(array, parts, axis)[index]
-    return part if piece.span is None else part.flatten()[slice(*piece.span)]
+    return part if shard.span is None else part.flatten()[slice(*shard.span)]
 
 
-def start(opt, param, values, piece):
+def start(opt, param, values, shard):
     value, grad, state = values
     kinds = opt.state_kinds(param)
-    tensors = [paddle.to_tensor(cut(x, piece)) for x in (value, grad)]
-    state = {n: paddle.to_tensor(cut(x, piece) if kinds.get(n) == ELEMENT else x) for n, x in state.items()}
-    return opt.rule(*tensors, state, paddle.full([], 0.1, "float64"), piece=piece, **opt.step_options(param))
+    tensors = [paddle.to_tensor(cut(x, shard)) for x in (value, grad)]
+    state = {n: paddle.to_tensor(cut(x, shard) if kinds.get(n) == ELEMENT else x) for n, x in state.items()}
+    return opt.rule(*tensors, state, paddle.full([], 0.1, "float64"), shard=shard, **opt.step_options(param))
 
 
-def pieces_of(shape, cut_name, axis, parts):
-    """Return the pieces of a tensor of this shape, split along an axis or not, then cut into flat slices or not."""
+def shards_of(shape, cut_name, axis, parts):
+    """Return the shards of a tensor of this shape, split along an axis or not, then cut into flat slices or not."""
     splits = [None] if axis is None else [(axis, index, parts) for index in range(parts)]
     n = math.prod(shape) // (1 if axis is None else parts)
     spans = [None] if cut_name is None else CUTS[cut_name](n)
-    return [Piece(shape, split, span, groups=(SimpleNamespace(id=0),)) for split in splits for span in spans]
+    return [Shard(shape, split, span, groups=(SimpleNamespace(id=0),)) for split in splits for span in spans]
 
 
 def run_side_by_side(rules):
-    """Run the rules of all pieces in this process: round by round, what all yield is added up."""
+    """Run the rules of all shards in this process: round by round, what all yield is added up."""
     results, answers = [None] * len(rules), [None] * len(rules)
     while answers is not None:
         requests = []
@@ -106,36 +106,36 @@ def cases():
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("shape_name, cut_name, axis", list(cases()))
-def test_pieces_give_the_whole(rule, shape_name, cut_name, axis):
+def test_shards_give_the_whole(rule, shape_name, cut_name, axis):
     shape = SHAPES[shape_name]
     opt, param = optimizer(rule, shape)
     values = tensors_of(shape, opt.state_kinds(param))
-    want, want_state = answer_locally(start(opt, param, values, Piece(shape)))
-    pieces = pieces_of(shape, cut_name, axis, 2)
-    got = run_side_by_side([start(opt, param, values, piece) for piece in pieces])
-    for piece, (new, state) in zip(pieces, got):
-        np.testing.assert_allclose(new.numpy(), cut(want.numpy(), piece), rtol=1e-11, atol=1e-11)
+    want, want_state = answer_locally(start(opt, param, values, Shard(shape)))
+    shards = shards_of(shape, cut_name, axis, 2)
+    got = run_side_by_side([start(opt, param, values, shard) for shard in shards])
+    for shard, (new, state) in zip(shards, got):
+        np.testing.assert_allclose(new.numpy(), cut(want.numpy(), shard), rtol=1e-11, atol=1e-11)
         assert state.keys() == want_state.keys()
         for name, value in state.items():
             whole = want_state[name].numpy()
-            expected = cut(whole, piece) if opt.state_kinds(param)[name] == ELEMENT else whole
+            expected = cut(whole, shard) if opt.state_kinds(param)[name] == ELEMENT else whole
             if 0 not in value.shape:
                 np.testing.assert_allclose(value.numpy(), expected, rtol=1e-11, atol=1e-11, err_msg=name)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "adam"])
-def test_a_rule_that_is_answered_locally_in_a_piece_is_wrong(rule):
+def test_a_rule_that_is_answered_locally_in_a_shard_is_wrong(rule):
     opt, param = optimizer(rule, SHAPES["conv"])
     values = tensors_of(SHAPES["conv"], opt.state_kinds(param))
-    want, _ = answer_locally(start(opt, param, values, Piece(SHAPES["conv"])))
-    piece = pieces_of(SHAPES["conv"], "inside a row", None, 1)[0]
-    new, _ = answer_locally(start(opt, param, values, piece))
-    off = np.abs(new.numpy() - cut(want.numpy(), piece)).max()
-    assert off > 1e-4 * np.abs(want.numpy() - values[0]).max(), "or the test of the pieces could not fail"
+    want, _ = answer_locally(start(opt, param, values, Shard(SHAPES["conv"])))
+    shard = shards_of(SHAPES["conv"], "inside a row", None, 1)[0]
+    new, _ = answer_locally(start(opt, param, values, shard))
+    off = np.abs(new.numpy() - cut(want.numpy(), shard)).max()
+    assert off > 1e-4 * np.abs(want.numpy() - values[0]).max(), "or the test of the shards could not fail"
 
 
 def test_one_packed_sum_a_round_and_group(monkeypatch):
-    """Rules of different length and pieces of different groups: who asks no more is left out."""
+    """Rules of different length and shards of different groups: who asks no more is left out."""
     sums = []
 
     def all_reduce(tensor, group):
@@ -153,8 +153,8 @@ def test_one_packed_sum_a_round_and_group(monkeypatch):
             total += [float(part.sum()) for part in answer]
         return total
 
-    pieces = [Piece([4], groups=(near,)), Piece([4], groups=(near, far)), Piece([4], groups=(near,))]
-    rules = zip(pieces, [rule(1, "float32"), rule(2, "float32"), rule(3, "float64")])
+    shards = [Shard([4], groups=(near,)), Shard([4], groups=(near, far)), Shard([4], groups=(near,))]
+    rules = zip(shards, [rule(1, "float32"), rule(2, "float32"), rule(3, "float64")])
     assert answer_together(list(rules)) == [[2.0, 2.0], [6.0, 6.0, 12.0, 6.0], [2.0, 2.0, 4.0, 2.0, 6.0, 2.0]]
     single, double = paddle.float32, paddle.float64
     assert sums == [
@@ -166,7 +166,7 @@ def test_one_packed_sum_a_round_and_group(monkeypatch):
 
 def test_what_the_optimizer_was_not_built_with_is_refused():
     linear = paddle.nn.Linear(3, 4)
-    finder = PieceFinder([linear.weight])
+    finder = ShardFinder([linear.weight])
     finder.check(linear.weight)
     with pytest.raises(ValueError, match=r"tensor_fusion=False.*Received: 'linear_\d+.b_0' of shape \[4\]"):
         finder.check(linear.bias)
@@ -199,7 +199,7 @@ def test_a_hook_is_asked_about_the_parameter_not_its_slice(optim):
         opt.layerwise_ratio(SimpleNamespace(name="other", shape=[7]))
 
 
-def test_a_deep_copy_keeps_groups_layers_and_pieces():
+def test_a_deep_copy_keeps_groups_layers_and_shards():
     linear = paddle.nn.Linear(3, 4)
     groups = [{"params": [linear.weight], "beta1": 0.5}, {"params": [linear.bias], "weight_decay": 0.25}]
     opt = Lamb(0.1, parameters=groups, set_param_lr_fun=lambda param: 0.5 ** len(param.shape))
@@ -226,9 +226,9 @@ def test_paddles_own_placement_of_rows_and_columns_is_refused(optim):
     opt = optim(parameters=[weight]) if optim is Adafactor else optim(1e-2, parameters=[weight])
     wrapper = SplitParam(opt)
     assert wrapper.sharded_state_dict() == opt.state_dict()
-    piece = paddle.create_parameter([6], "float32")
-    piece.name = weight.name
-    opt._parameter_list = [piece]
+    shard = paddle.create_parameter([6], "float32")
+    shard.name = weight.name
+    opt._parameter_list = [shard]
     if optim is Lamb:  # all of its state is like the parameter
         assert wrapper.sharded_state_dict() == opt.state_dict()
         return

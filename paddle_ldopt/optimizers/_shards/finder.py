@@ -1,4 +1,4 @@
-"""Finds the piece of each parameter that a process has, after `fleet` has wrapped the optimizer."""
+"""Finds the shard of each parameter that a process has, after `fleet` has wrapped the optimizer."""
 
 import copy
 import dataclasses
@@ -9,25 +9,25 @@ from typing import Any, Optional
 import paddle.distributed as dist
 
 from ..._paddle import is_allocated, is_sharded, topology
-from .piece import Piece
+from .shard import Shard
 
 _INSTEAD = "instead of group sharding of level 'p_g_os' use 'os_g', or sharding of stage 1"
 
 
-class PieceFinder:
-    """The parameters of an optimizer before any wrapper, and the pieces that this process has."""
+class ShardFinder:
+    """The parameters of an optimizer before any wrapper, and the shards that this process has."""
 
     def __init__(self, params: list[Any]) -> None:
         self.params = {param.name: param for param in params}
         self._shapes = {name: list(param.shape) for name, param in self.params.items()}
-        self._found: dict[str, Piece] = {}
+        self._found: dict[str, Shard] = {}
         self._found_for: tuple[Any, Any] = (None, None)  # the parameter list and the topology of `_found`
 
-    def __deepcopy__(self, memo: Any) -> "PieceFinder":
-        return PieceFinder(copy.deepcopy(list(self.params.values()), memo))  # the copies have other names
+    def __deepcopy__(self, memo: Any) -> "ShardFinder":
+        return ShardFinder(copy.deepcopy(list(self.params.values()), memo))  # the copies have other names
 
     def shape(self, param: Any) -> list[int]:
-        """Return the shape of the whole parameter, of which `param` may be a piece."""
+        """Return the shape of the whole parameter, of which `param` may be a shard."""
         shape = self._shapes.get(param.name)
         if shape is None:
             return list(param.shape)
@@ -47,8 +47,8 @@ class PieceFinder:
                 f"{_INSTEAD}. Received: shape={shape}, built with {built_with}"
             )
 
-    def find(self, parameter_list: Any) -> dict[str, Piece]:
-        """Return name -> `Piece` of the parameters of a step; the optimizer's list may hold slices.
+    def find(self, parameter_list: Any) -> dict[str, Shard]:
+        """Return name -> `Shard` of the parameters of a step; the optimizer's list may hold slices.
 
         Every process of a group must call this in the same step: the first call gathers the slices of all.
         """
@@ -57,7 +57,7 @@ class PieceFinder:
                 found = {name: self._sliced(name, spans) for name, spans in self._gather(parameter_list).items()}
             else:
                 found = {name: self._unsliced(param) for name, param in self.params.items()}
-            self._found = {name: piece for name, piece in found.items() if piece is not None}
+            self._found = {name: shard for name, shard in found.items() if shard is not None}
             self._found_for = parameter_list, topology()
         return self._found
 
@@ -65,18 +65,18 @@ class PieceFinder:
         """Return whether the last step had the same list, and this process has each of its parameters whole."""
         if self._found_for[0] is not parameter_list or self._found_for[1] is not topology():
             return False
-        return all(not piece.groups and piece.slice_size is None for piece in self._found.values())
+        return all(not shard.groups and shard.slice_size is None for shard in self._found.values())
 
     def is_sliced(self, parameter_list: Any) -> bool:
         """Return whether sharding with `split_param` has replaced the parameters by slices."""
         name = getattr(parameter_list[0], "name", None) if parameter_list else None  # a group has none
         return name in self.params and parameter_list[0] is not self.params[name]
 
-    def _unsliced(self, param: Any, slice_size: Optional[int] = None) -> Piece:
-        """Return the piece of a parameter that is whole, or split only by tensor parallelism."""
+    def _unsliced(self, param: Any, slice_size: Optional[int] = None) -> Shard:
+        """Return the shard of a parameter that is whole, or split only by tensor parallelism."""
         split = self._split(param)
         groups = () if split is None else (topology().get_model_parallel_group(),)
-        return Piece(self.shape(param), split, groups=groups, slice_size=slice_size)
+        return Shard(self.shape(param), split, groups=groups, slice_size=slice_size)
 
     def _split(self, param: Any) -> Optional[tuple[int, int, int]]:
         """Return (axis, index, parts) of a tensor-parallel parameter, None for others."""
@@ -106,14 +106,14 @@ class PieceFinder:
                 slices[name] = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]
         return slices
 
-    def _sliced(self, name: str, spans: list[tuple[int, int]]) -> Optional[Piece]:
-        """Return this process's `Piece` of a sliced parameter, None if another process has all of it."""
+    def _sliced(self, name: str, spans: list[tuple[int, int]]) -> Optional[Shard]:
+        """Return this process's `Shard` of a sliced parameter, None if another process has all of it."""
         begin, end = spans[topology().get_sharding_parallel_rank()]
-        piece = self._unsliced(self.params[name], slice_size=end - begin)
+        shard = self._unsliced(self.params[name], slice_size=end - begin)
         if (0, math.prod(self._shapes[name])) in spans:
-            return None if begin == end else piece
+            return None if begin == end else shard
         span = (begin, end) if begin < end else (0, 0)
-        return dataclasses.replace(piece, span=span, groups=(topology().get_sharding_parallel_group(), *piece.groups))
+        return dataclasses.replace(shard, span=span, groups=(topology().get_sharding_parallel_group(), *shard.groups))
 
 
 def unknown_parameter(param: Any) -> ValueError:
