@@ -1,4 +1,4 @@
-"""Declarations of private names of Paddle: the owner, and the feature that needs the name."""
+"""Five ways to declare a private name of Paddle; the package's docstring explains them."""
 
 import functools
 import importlib

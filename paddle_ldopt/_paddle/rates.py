@@ -56,22 +56,23 @@ def rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, floa
 def asks_for_rates(cls: Any) -> bool:
     """Return whether the step of an optimizer class calls `_create_param_lr` for the rate of each parameter.
 
-    Paddle's Muon and others silently ignore it, so the names in the code reachable from `step` are searched.
+    Paddle's Muon and others silently ignore it, and no attribute says so. A trial step would change the optimizer, and
+    not every class has its source at hand. So this searches the names in the code that `step` can reach.
     """
-    ahead, seen = _definition("step", cls.__mro__), set()
-    while ahead:
-        name, function, bases = ahead.pop()
+    pending, seen = _definition("step", cls.__mro__), set()
+    while pending:
+        name, function, bases = pending.pop()
         names = _names_in(function.__code__)
         if names & {"_create_param_lr", "rate_factor"}:  # `rate_factor` is our name for `_create_param_lr`
             return True
         seen.add(function)
-        found = []
+        called = []
         for other in names - {"_append_optimize_multi_tensor_op"}:  # Adam's and Momentum's other path also asks
-            found += _definition(other, bases if other == name else cls.__mro__)  # itself: by `super()`
+            called += _definition(other, bases if other == name else cls.__mro__)  # itself: by `super()`
             helper = function.__globals__.get(other)
             if isinstance(helper, types.FunctionType) and helper.__module__ == function.__module__:
-                found.append((other, helper, ()))
-        ahead += [item for item in found if item[1] not in seen]
+                called.append((other, helper, ()))
+        pending += [item for item in called if item[1] not in seen]
     return False
 
 

@@ -6,8 +6,9 @@ import paddle
 import paddle.distributed as dist
 
 from .. import _paddle
+from .._processes import gathered
 from .process_groups import ProcessGroups
-from .step_checks import check_optimizer
+from .step_checks import check_optimizer, check_same_trained
 
 
 class Gradients:
@@ -21,27 +22,12 @@ class Gradients:
 
     def check_trained(self) -> None:
         """Raise in all processes if a parameter is trained in one process and frozen or missing in another."""
-        mine = {id(param) for param in self.parameters()}
+        own = {id(param) for param in self.parameters()}
         named = _paddle.unwrap_model(self._groups.network).named_parameters()
-        trained = {name: id(param) in mine for name, param in named}
-        if not self._groups.agree(trained != self._trained):
-            return
-        everyone = [trained]
-        if self._groups.processes > 1:
-            everyone = []
-            dist.all_gather_object(everyone, trained)
-        first: dict[str, tuple[int, bool]] = {}  # only tied weights are in several stages, under one name
-        for rank, one in enumerate(everyone):
-            for name, is_trained in one.items():
-                other, expected = first.setdefault(name, (rank, is_trained))
-                if is_trained != expected:
-                    pair = (rank, other) if is_trained else (other, rank)
-                    raise ValueError(
-                        f"All processes must train the same parameters: freeze '{name}' in all or in none, and give "
-                        "every optimizer the same list. "
-                        f"Received: '{name}' trained in process {pair[0]} and not in process {pair[1]}"
-                    )
-        self._trained = trained
+        trained = {name: id(param) in own for name, param in named}
+        if self._groups.agree(trained != self._trained):
+            check_same_trained(gathered(trained))
+            self._trained = trained
 
     def _listed(self) -> list[Any]:
         optimizer = self._groups.optimizer
@@ -131,7 +117,7 @@ def _fill_missing(params: list[Any], groups: list[Any]) -> list[Any]:
     anywhere = paddle.to_tensor(present, dtype="int32")
     for group in groups:
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=group)
-    filled = [param for param, there in zip(params, anywhere.tolist()) if there]
+    filled = [param for param, is_present in zip(params, anywhere.tolist()) if is_present]
     for param in filled:
         if _gradient_of(param) is None:
             if hasattr(param, "main_grad"):

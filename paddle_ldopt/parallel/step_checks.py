@@ -114,6 +114,19 @@ def check_schedule(schedule: Any, expected_epoch: Optional[int]) -> None:
         raise refusal(ValueError, problem, last_epoch=schedule.last_epoch, expected=expected_epoch)
 
 
+def check_same_trained(trained: list[dict[str, bool]]) -> None:
+    """Raise if a name, in the dicts of all processes, is trained in one process and not in another."""
+    first: dict[str, tuple[int, bool]] = {}  # only tied weights are in several stages, under one name
+    for rank, mine in enumerate(trained):
+        for name, is_trained in mine.items():
+            other, expected = first.setdefault(name, (rank, is_trained))
+            if is_trained != expected:
+                trains, lacks = (rank, other) if is_trained else (other, rank)
+                advice = f"freeze '{name}' in all or in none, and give every optimizer the same list."
+                received = f"'{name}' trained in process {trains} and not in process {lacks}"
+                raise ValueError(f"All processes must train the same parameters: {advice} Received: {received}")
+
+
 def checked_shapes(inputs: tuple[Any, ...], micro_batch_num: int) -> list[list[int]]:
     """Return the shapes of all input Tensors; raise unless each can be split into the micro-batches."""
     shapes = [list(tensor.shape) for tensor in _tensors(inputs)]
