@@ -155,8 +155,8 @@ class PipelineWithLossScale:
         self._gives_local_norm = local_norm
         self._optimizer = optimizer
         self._groups = ProcessGroups(network, optimizer)
-        self._gradients = Gradients(self._groups)
         self._micro_batches = MicroBatches(self._groups, int(micro_batch_num), calculate_per_token_loss)
+        self._gradients = Gradients(self._groups)
         self._epoch: Optional[int] = None  # the schedule's `last_epoch` after the last step
 
     def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
