@@ -62,11 +62,10 @@ def run_all(root, names):
         run.save(cases.place(root, ONE, case))
         whole[case] = run.train(cases.HALF, cases.STEPS).values()
     found = {}
-    for layout, sources in SOURCES.items():
-        ranks = int(layout.split()[1])
-        found[layout] = launch(
-            cases.work, ranks=ranks, timeout=240, root=root, layout=layout, cases=chosen, sources=sources
-        )
+    for ranks in (4, 2):
+        layouts = {layout: sources for layout, sources in SOURCES.items() if layout.split()[1] == str(ranks)}
+        results = launch(cases.work, ranks=ranks, timeout=600, root=root, layouts=layouts, cases=chosen)
+        found.update({layout: [result[layout] for result in results] for layout in layouts})
     return root, whole, found
 
 

@@ -66,7 +66,7 @@ def slow(degrees):
     ],
     ids=str,
 )
-def test_several_processes_are_one(ranks, kinds, degrees, steps=20):
+def test_several_processes_are_one(ranks, kinds, degrees, steps=10):
     results = launch(several, ranks=ranks, timeout=300, kinds=kinds, steps=steps, **degrees)
     for kind, names in kinds.items():
         for name in names:

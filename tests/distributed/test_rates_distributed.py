@@ -7,41 +7,35 @@ import pytest
 from distributed_launch import launch
 from rate_cases import CASES, DECAYS, STEPS, alone
 from rate_cases import worker as train
+from representatives import selected
 from toy_layers import apart
 
 LAYOUTS = ["dp", "sharding v1", "sharding v2", "pp", "mp"]
 TOLERANCE = 1e-5  # of the way
 
 reference = functools.cache(alone)
-every_case = pytest.mark.parametrize("case", CASES, ids=", ".join)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    return launch(train, 2, timeout=400, layouts=LAYOUTS, folder=str(tmp_path_factory.mktemp("rates")))
+def two(request, tmp_path_factory):
+    runs = selected(request, "layout", "case")
+    return launch(train, 2, timeout=400, runs=runs, folder=str(tmp_path_factory.mktemp("rates")))
 
 
 @pytest.mark.promise("layer-wise rates of every kind are the same in several processes as in one")
-@every_case
+@pytest.mark.representatives
+@pytest.mark.parametrize("case", CASES, ids=", ".join)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_parameters_and_ratios_are_those_of_one_process(two, layout, case):
+def test_parameters_and_ratios_are_those_of_one_process_and_a_resume_is_exact(two, layout, case):
     start, end, ratios = reference(case)
     names = set()
     for result in two:
-        got, seen = result[layout, case]
+        got, seen, resumed = result[layout, case]
         assert apart(got, start, end) < TOLERANCE
         assert seen == [{name: step[name] for name in got} for step in ratios]
+        assert case[0] == "momentum" or all(np.array_equal(resumed[name], value) for name, value in got.items())
         names |= set(got)
     assert names == set(end)
-
-
-@pytest.mark.promise("layer-wise rates of every kind are the same in several processes as in one")
-@pytest.mark.parametrize("case", [case for case in CASES if case[0] != "momentum"], ids=", ".join)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_resume_is_exact(two, layout, case):
-    for result in two:
-        got, want = result[layout, case, "resumed"], result[layout, case][0]
-        assert all(np.array_equal(value, want[name]) for name, value in got.items())
 
 
 def test_the_ratios_by_hand():

@@ -167,25 +167,27 @@ def place(root, layout, case):
     return os.path.join(root, layout.replace(" ", "-"), case)
 
 
-def work(root, layout, cases, sources=()):
-    """Train half of the way and save; then go on from what others saved.
+def work(root, layouts, cases):
+    """Train half of the way in each layout and save; then go on from what others saved.
 
     Args:
         root (str): folder of all checkpoints.
-        layout (str): of `LAYOUTS`.
+        layouts (dict): of `LAYOUTS` -> those whose checkpoints are to be gone on from, in float32: gradients that are
+            added up in bfloat16 are others than those of one process.
         cases (dict): name -> arguments of `Run`.
-        sources (list[str]): layouts whose checkpoints are to be gone on from, in float32: gradients that are added up
-            in bfloat16 are others than those of one process.
 
     Returns:
-        dict: case -> {"saved": shards of state, "values": of the parameters then, "held" and "sent": bytes that the
-        process has and gives away in a step, source: (values, rate) at the end}.
+        dict: layout -> case -> {"saved": shards of state, "values": of the parameters then, "held" and "sent": bytes
+        that the process has and gives away in a step, source: (values, rate) at the end}.
     """
+    paddle.Tensor.cuda = lambda self, *args, **kwargs: self  # Paddle's load_state_dict knows no CPU
+    return {layout: work_in(root, layout, cases, sources) for layout, sources in layouts.items()}
+
+
+def work_in(root, layout, cases, sources):
     from distributed_setup import start_fleet
 
-    paddle.Tensor.cuda = lambda self, *args, **kwargs: self  # Paddle's load_state_dict knows no CPU
-    hcg = start_fleet(**LAYOUTS[layout])
-    out = {}
+    hcg, out = start_fleet(**LAYOUTS[layout]), {}
     for case, arguments in cases.items():
         run = Run(hcg=hcg, **arguments).train(0, HALF - 1)
         with counted() as sent:

@@ -373,26 +373,27 @@ def joined(parts):
     }
 
 
-def worker(layouts, cases, unsummed=(), frozen=()):
-    """Train every case under every layout, one after the other in the same processes."""
+def worker(runs):
+    """Train each (layout, case, variant) in these processes; return what each gave.
+
+    The variants: "frozen", with a frozen block; "unsummed", with sums that stay in the process; "slices", which gives
+    what sharding version 2 cuts.
+    """
     from distributed_setup import start_fleet
 
-    out = {}
-    for layout in layouts:
-        hcg = start_fleet(**LAYOUTS[layout])
-        parallel = hcg.get_model_parallel_world_size() > 1
-        for case in cases:
-            if parallel:
-                out[layout, case] = given(hcg, case)[1]
-            elif case in OPTIMIZERS:
-                out[layout, case] = trained(hcg, case)
-        for case in frozen:
-            train = (lambda *args, **how: given(*args, **how)[1]) if parallel else trained
-            out[layout, f"{case}, frozen"] = train(hcg, case, frozen=FROZEN)
-        if layout == "sharding v2":
-            out.update(slices(hcg))
-            with sums_that_stay():
-                out.update({(layout, f"{case}, unsummed"): trained(hcg, case) for case in unsummed})
+    out, started = {}, None
+    for layout, case, variant in sorted(runs):
+        if layout != started:
+            hcg, started = start_fleet(**LAYOUTS[layout]), layout
+        frozen = FROZEN if variant == "frozen" else None
+        if variant == "slices":
+            result = slices(hcg, case)
+        elif hcg.get_model_parallel_world_size() > 1:
+            result = given(hcg, case, frozen=frozen)[1]
+        else:
+            with sums_that_stay() if variant == "unsummed" else contextlib.nullcontext():
+                result = trained(hcg, case, frozen=frozen)
+        out[layout, case, variant] = result
     return out
 
 
@@ -430,23 +431,22 @@ def sometimes(case, freeze_one=False):
     return start, values(network)
 
 
-def sometimes_sharded(cases):
-    """Return what becomes of it under each kind of sharding, and of processes that freeze different parameters."""
+def sometimes_sharded(runs):
+    """Return what becomes of it for each (layout, case), and of processes that freeze different parameters."""
     from distributed_setup import start_fleet
 
-    out = {}
+    start_fleet(**LAYOUTS["sharding v1"])
+    out = {"frozen on one": sometimes("lamb", freeze_one=True)}
     for layout in ("sharding v1", "sharding v2"):
         start_fleet(**LAYOUTS[layout])
-        out.update({(layout, case): sometimes(case)[1] for case in cases})
-    start_fleet(**LAYOUTS["sharding v1"])
-    out["frozen on one"] = sometimes("lamb", freeze_one=True)
+        out.update({run: sometimes(run[1])[1] for run in runs if run[0] == layout})
     return out
 
 
-def slices(hcg):
-    """Return what sharding version 2 cuts, and the shapes of CAME's state."""
+def slices(hcg, case):
+    """Return what sharding version 2 cuts, and the shapes of the state."""
     optimizers = []
-    trained(hcg, "came", steps=1, keep=optimizers.append)
+    trained(hcg, case, steps=1, keep=optimizers.append)
     inner = unwrap(optimizers[0])
     names = {own: inner.structured_names[own] for own in inner._finder.params}
     shapes = {

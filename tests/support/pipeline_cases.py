@@ -244,7 +244,7 @@ def is_clear(network):
     return all(param.grad is None or not param.grad.numpy().any() for param in network.parameters())
 
 
-def accumulated(hcg, name, steps, empty=()):
+def accumulated(hcg, steps, empty=()):
     """Train with `GradientAccumulator` on micro-batches; in one process (None) directly, with one backward for all.
 
     There are no micro-batches for each (step, part of the data) of `empty`.
@@ -253,7 +253,7 @@ def accumulated(hcg, name, steps, empty=()):
 
     with paddle.utils.unique_name.guard():
         network = initialise(Whole(token_loss))
-        inner = optimizer = optimizer_of(name, network)
+        inner = optimizer = optimizer_of("sgd", network)
         if hcg is not None:
             optimizer = fleet.distributed_optimizer(inner)
             wrapped = fleet.distributed_model(network)  # data parallelism has hooks in the parameters

@@ -175,24 +175,23 @@ def alone(case):
     return start, run.values(), run.ratios
 
 
-def worker(layouts, folder):
-    """Train every case under every layout, then again from a checkpoint; return parameters and ratios."""
+def worker(runs, folder):
+    """Train each (layout, case), then again from a checkpoint; return parameters, ratios, and resumed parameters."""
     from distributed_setup import start_fleet
     from paddle.distributed.fleet.meta_parallel import tensor_parallel
 
     tensor_parallel.broadcast_input_data = lambda hcg, *inputs, **options: (inputs, options)  # all have the same
     paddle.Tensor.cuda = lambda self, *args, **kwargs: self  # Paddle's load_state_dict knows no CPU
-    out = {}
-    for layout in layouts:
-        hcg = start_fleet(**LAYOUTS[layout])
-        for case in CASES:
-            run = Run(case, hcg).train(0, HALF)
-            if ours := case[0] != "momentum":
-                place = f"{folder}/{layout}-{'-'.join(case)}"
-                save_checkpoint(place, run.network, run.optimizer)
-            out[layout, case] = run.train(HALF, STEPS).values(), run.ratios
-            if ours:
-                again = Run(case, hcg)
-                load_checkpoint(place, again.network, again.optimizer)
-                out[layout, case, "resumed"] = again.train(HALF, STEPS).values()
+    out, started = {}, None
+    for layout, case in sorted(runs):
+        if layout != started:
+            hcg, started = start_fleet(**LAYOUTS[layout]), layout
+        run, resumed = Run(case, hcg).train(0, HALF), None
+        if case[0] != "momentum":  # Paddle's own
+            place = f"{folder}/{layout}-{'-'.join(case)}"
+            save_checkpoint(place, run.network, run.optimizer)
+            again = Run(case, hcg)
+            load_checkpoint(place, again.network, again.optimizer)
+            resumed = again.train(HALF, STEPS).values()
+        out[layout, case] = run.train(HALF, STEPS).values(), run.ratios, resumed
     return out
