@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Optional, Union
 import paddle
 from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
+from .._checks import checked_bool, checked_number, checked_steps
 from .._messages import refusal
 from .._paddle import rate_source, unwrap
 from ..schedules import MetricSchedule
@@ -13,7 +14,7 @@ from .gradients import Gradients
 from .micro_batches import MicroBatches
 from .process_groups import ProcessGroups
 from .scalers import LossScaler, as_scaler
-from .step_checks import check_schedule, check_settings
+from .step_checks import check_effect, check_schedule
 
 __all__ = ["PipelineWithLossScale", "StepOutput", "StepOutputWithLocalNorm"]
 
@@ -37,12 +38,10 @@ class StepOutput(NamedTuple):
 
 
 class StepOutputWithLocalNorm(NamedTuple):
-    """`StepOutput` with the norms of this process's gradients.
+    """`StepOutput`, then the norms of this process's gradients, in the optimizer's order.
 
     Args:
-        loss, overflow, loss_scale, learning_rate, global_norm: as in `StepOutput`.
-        local_norm: norm of the gradient of each parameter of this process, in the optimizer's order, unscaled and
-            before any reduction over data; float32 of shape [n].
+        local_norm: norm of each parameter's gradient, unscaled and before any reduction over data; float32, shape [n].
         size: elements of each gradient; int64 of shape [n].
     """
 
@@ -140,22 +139,20 @@ class PipelineWithLossScale:
         use_skip_data_by_global_norm: bool = False,
         global_norm_spike_threshold: float = 1.0,
     ) -> None:
-        check_settings(
-            use_clip_grad,
-            max_grad_norm,
-            micro_batch_num,
-            local_norm,
-            calculate_per_token_loss,
-            use_skip_data_by_global_norm,
-            global_norm_spike_threshold,
-        )
         self.scaler: LossScaler = as_scaler(scale_sense)
-        self._clips, self._max_norm = use_clip_grad, float(max_grad_norm)
-        self._skips, self._spike = use_skip_data_by_global_norm, float(global_norm_spike_threshold)
-        self._gives_local_norm = local_norm
+        self._clips = checked_bool(use_clip_grad, "use_clip_grad")
+        self._max_norm = checked_number(max_grad_norm, "max_grad_norm", ends="(]")
+        self._gives_local_norm = checked_bool(local_norm, "local_norm")
+        per_token = checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
+        self._skips = checked_bool(use_skip_data_by_global_norm, "use_skip_data_by_global_norm")
+        self._spike = checked_number(global_norm_spike_threshold, "global_norm_spike_threshold", ends="(]")
+        check_effect("max_grad_norm", self._max_norm, 1.0, "use_clip_grad", self._clips)
+        check_effect("use_skip_data_by_global_norm", self._skips, False, "use_clip_grad", self._clips)
+        check_effect("global_norm_spike_threshold", self._spike, 1.0, "use_skip_data_by_global_norm", self._skips)
+        count = checked_steps(micro_batch_num, "micro_batch_num", least=1)
         self._optimizer = optimizer
         self._groups = ProcessGroups(network, optimizer)
-        self._micro_batches = MicroBatches(self._groups, int(micro_batch_num), calculate_per_token_loss)
+        self._micro_batches = MicroBatches(self._groups, count, per_token)
         self._gradients = Gradients(self._groups)
         self._epoch: Optional[int] = None  # the schedule's `last_epoch` after the last step
 

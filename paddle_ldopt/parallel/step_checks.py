@@ -7,38 +7,17 @@ import paddle
 import paddle.distributed as dist
 
 from .. import _paddle
-from .._checks import checked_bool, checked_number, checked_steps
 from .._messages import refusal, wrong_type
 
 _MODES = "`fleet.distributed_model` (pipeline, data, tensor parallel, sharding stage 1) or `paddle.DataParallel`"
 _AXES = ("data", "sharding", "pipe", "model")
 
 
-def check_settings(
-    use_clip_grad: Any,
-    max_grad_norm: Any,
-    micro_batch_num: Any,
-    local_norm: Any,
-    calculate_per_token_loss: Any,
-    use_skip_data_by_global_norm: Any,
-    global_norm_spike_threshold: Any,
-) -> None:
-    """Raise if an argument has a wrong type, is out of range or has no effect."""
-    checked_bool(use_clip_grad, "use_clip_grad")
-    limit = checked_number(max_grad_norm, "max_grad_norm", ends="(]")
-    checked_steps(micro_batch_num, "micro_batch_num", least=1)
-    checked_bool(local_norm, "local_norm")
-    checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
-    skips = checked_bool(use_skip_data_by_global_norm, "use_skip_data_by_global_norm")
-    spike = checked_number(global_norm_spike_threshold, "global_norm_spike_threshold", ends="(]")
-    for name, value, default, needed, is_on in (
-        ("max_grad_norm", limit, 1.0, "use_clip_grad", use_clip_grad),
-        ("use_skip_data_by_global_norm", skips, False, "use_clip_grad", use_clip_grad),
-        ("global_norm_spike_threshold", spike, 1.0, "use_skip_data_by_global_norm", skips),
-    ):
-        if value != default and not is_on:
-            problem = f"`{name}` has no effect without `{needed}`: leave it out, or set {needed}=True."
-            raise refusal(ValueError, problem, **{name: value, needed: False})
+def check_effect(name: str, value: Any, default: Any, needed: str, is_on: bool) -> None:
+    """Raise ValueError for an argument without effect unless another one is set."""
+    if value != default and not is_on:
+        problem = f"`{name}` has no effect without `{needed}`: leave it out, or set {needed}=True."
+        raise refusal(ValueError, problem, **{name: value, needed: False})
 
 
 def check_parallel_mode(network: Any, optimizer: Any) -> None:
@@ -97,11 +76,11 @@ def check_pipeline(network: Any, pipeline_layer: Any, micro_batch_num: int) -> N
     """Raise if the engine has another number of micro-batches, or the PipelineLayer not exactly one loss function."""
     if _paddle.is_pipeline_engine(network) and network.accumulate_steps != micro_batch_num:
         problem = "`micro_batch_num` must be the strategy's pipeline_configs['accumulate_steps']."
-        steps = {"micro_batch_num": micro_batch_num, "accumulate_steps": network.accumulate_steps}
-        raise refusal(ValueError, problem, **steps)
-    losses = [print] if pipeline_layer is None else _paddle.loss_functions(pipeline_layer)
-    if len(losses) != 1 or not callable(losses[0]):
-        raise refusal(ValueError, "The PipelineLayer must have one loss function.", loss_fn=losses)
+        raise refusal(ValueError, problem, micro_batch_num=micro_batch_num, accumulate_steps=network.accumulate_steps)
+    if pipeline_layer is not None:
+        losses = _paddle.loss_functions(pipeline_layer)
+        if len(losses) != 1 or not callable(losses[0]):
+            raise refusal(ValueError, "The PipelineLayer must have one loss function.", loss_fn=losses)
 
 
 # ---- in each step
