@@ -256,17 +256,6 @@ def work_in_parts(root, names, source):
     return out
 
 
-def work_raw(folder):
-    """Use Paddle's own functions alone, on two processes of data parallel."""
-    from distributed_setup import start_fleet
-
-    paddle.Tensor.cuda = lambda self, *args, **kwargs: self
-    hcg = start_fleet(dp=2)
-    run = Run("came", hcg).train(0, HALF)
-    model = run.plain.sharded_state_dict()
-    paddle.distributed.save_state_dict({**model, **unwrap(run.optimizer).sharded_state_dict(model)}, folder)
-
-
 def work_refused(folder):
     """Return what is said to what cannot be saved, in each process."""
     from distributed_setup import start_fleet

@@ -143,8 +143,12 @@ def _kill(processes):
 def _rank(folder):
     """Be one rank."""
     import paddle
+    from paddle.base import core
 
     paddle.distributed.parallel._global_parallel_env = None  # of the fork server, where the variables were others
+    if int(os.environ["PADDLE_TRAINER_ID"]):
+        connect = core.create_or_get_global_tcp_store
+        core.create_or_get_global_tcp_store = lambda: (_wait_for_store(), connect())[1]
     module, name, config = pickle.loads(pathlib.Path(folder, "task").read_bytes())
     result = getattr(importlib.import_module(module), name)(**config)
     part = pathlib.Path(folder, f"part{os.environ['PADDLE_TRAINER_ID']}")
@@ -152,3 +156,14 @@ def _rank(folder):
     part.rename(part.with_name(part.name.replace("part", "result")))
     while not pathlib.Path(folder, "over").exists():
         time.sleep(0.02)
+
+
+def _wait_for_store():
+    """Wait until process 0 listens: Paddle, if it comes too early, tries again after 3 seconds only."""
+    port, end = int(os.environ["PADDLE_MASTER"].rpartition(":")[2]), time.monotonic() + 60
+    tables = [path for path in map(pathlib.Path, ("/proc/net/tcp", "/proc/net/tcp6")) if path.exists()]
+    while tables and time.monotonic() < end:
+        rows = [row.split() for table in tables for row in table.read_text().splitlines()]
+        if any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows):  # its state is LISTEN
+            return
+        time.sleep(0.01)
