@@ -8,6 +8,7 @@ import paddle
 import pipeline_cases
 import pytest
 from distributed_launch import launch
+from distributed_setup import start_fleet
 from golden_cases import cases, each, load, loader
 
 from paddle_ldopt import AdamWDL
@@ -587,8 +588,6 @@ UNDER = [{"dp": 2}, {"sharding": 2}, {"sharding": 2, "sharding_configs": {"split
 
 def under_fleet():
     """A worker: train under every layout; a parameter that is frozen in one process only."""
-    from distributed_setup import start_fleet
-
     out = {}
     for degrees in UNDER:
         hcg = start_fleet(**degrees)

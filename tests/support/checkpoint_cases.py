@@ -7,8 +7,11 @@ import shutil
 
 import numpy as np
 import paddle
+from distributed_setup import start_fleet
 from paddle import nn
 from paddle.distributed import fleet
+from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
+from toy_layers import data_part
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._paddle import unwrap
@@ -67,8 +70,6 @@ class Run:
         self.hcg, self.staged = hcg, hcg is not None and hcg.get_pipe_parallel_world_size() > 1
         with paddle.utils.unique_name.guard():
             if self.staged:
-                from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
-
                 self.plain = PipelineLayer(layers(LayerDesc, dtype), loss_fn=square_loss, topology=hcg.topology())
             else:
                 self.plain = nn.Sequential(*layers(lambda cls, *args: cls(*args), dtype))
@@ -90,8 +91,7 @@ class Run:
                 self.network.train_batch([paddle.to_tensor(x), paddle.to_tensor(y)], self.optimizer, self.schedule)
                 continue
             if self.hcg is not None:
-                parts = self.hcg.get_data_parallel_world_size() * self.hcg.get_sharding_parallel_world_size()
-                part = self.hcg.get_data_parallel_rank() + self.hcg.get_sharding_parallel_rank()
+                part, parts = data_part(self.hcg)
                 x, y = (value[part * ROWS // parts : (part + 1) * ROWS // parts] for value in (x, y))
             square_loss(self.network(paddle.to_tensor(x)), paddle.to_tensor(y)).backward()
             self.optimizer.step()
@@ -180,13 +180,10 @@ def work(root, layouts, cases):
         dict: layout -> case -> {"saved": shards of state, "values": of the parameters then, "held" and "sent": bytes
         that the process has and gives away in a step, source: (values, rate) at the end}.
     """
-    paddle.Tensor.cuda = lambda self, *args, **kwargs: self  # Paddle's load_state_dict knows no CPU
     return {layout: work_in(root, layout, cases, sources) for layout, sources in layouts.items()}
 
 
 def work_in(root, layout, cases, sources):
-    from distributed_setup import start_fleet
-
     hcg, out = start_fleet(**LAYOUTS[layout]), {}
     for case, arguments in cases.items():
         run = Run(hcg=hcg, **arguments).train(0, HALF - 1)
@@ -219,10 +216,8 @@ class Cut(nn.Layer):
         return draw.standard_normal([6, 8]).astype("float32")
 
     def sharded_state_dict(self, structured_name_prefix=""):
-        from paddle.distributed import build_sharded_state_dict
-
         rules = {"wide": 1, "tall": 0} if self.wide.is_distributed else None
-        return build_sharded_state_dict(self.state_dict(), rules, structured_name_prefix)
+        return paddle.distributed.build_sharded_state_dict(self.state_dict(), rules, structured_name_prefix)
 
 
 def train_cut(network, optimizer, first, last, hcg=None):
@@ -241,9 +236,6 @@ def work_in_parts(root, names, source):
     Returns:
         dict: optimizer -> {parameter: its part at the end}.
     """
-    from distributed_setup import start_fleet
-
-    paddle.Tensor.cuda = lambda self, *args, **kwargs: self
     hcg, out = start_fleet(mp=2), {}
     for name in names:
         network = Cut(hcg)
@@ -258,8 +250,6 @@ def work_in_parts(root, names, source):
 
 def work_refused(folder):
     """Return what is said to what cannot be saved, in each process."""
-    from distributed_setup import start_fleet
-
     run, messages = Run("adamwdl", start_fleet(sharding=2)), []
     run.optimizer._inner_opt.tensor_fusion = True  # set, not done: that needs a GPU
     try:
@@ -299,9 +289,6 @@ def work_loads(root, old):
     Returns:
         dict: case -> (what was said, what was changed); "saved", "changed": shards; "old": values.
     """
-    from distributed_setup import start_fleet
-
-    paddle.Tensor.cuda = lambda self, *args, **kwargs: self
     hcg, rank, root = start_fleet(**LAYOUTS["sharding 2 v2"]), paddle.distributed.get_rank(), pathlib.Path(root)
     run, low = Run("came", hcg).train(0, HALF), {"name": "came", "dtype": "bfloat16"}
     run.save(root / "now")

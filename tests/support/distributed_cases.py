@@ -12,8 +12,9 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 import paddle.nn.functional as F
-from distributed_setup import mend_paddle
+from distributed_setup import mend_paddle, start_fleet
 from paddle import nn
+from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
 from toy_layers import Block, Embed, data_part, initial, tied_head
 
@@ -161,8 +162,6 @@ def alone(case):
 
 def trained(hcg, case, steps=STEPS, keep=None):
     """Train the network under `fleet`, give the optimizer to `keep`; return the parameters by name."""
-    from paddle.distributed import fleet
-
     part, parts = data_part(hcg)
     staged = hcg.get_pipe_parallel_world_size() > 1
     with paddle.utils.unique_name.guard():
@@ -249,8 +248,6 @@ def given(hcg, case, mesh=None, wrap=lambda optimizer: optimizer):
     optimizer = wrap(build(list(params.values()), names))
     start = _whole(params)
     if hcg is not None:
-        from paddle.distributed import fleet
-
         optimizer = fleet.distributed_optimizer(optimizer)
     for _ in range(STEPS):
         grads = {name: placed(name, part(name, draw.standard_normal(shape))) for name, (shape, _) in PARTS.items()}
@@ -363,8 +360,6 @@ def worker(runs):
 
     The variants: "unsummed", with sums that stay in the process; "slices", which gives what sharding version 2 cuts.
     """
-    from distributed_setup import start_fleet
-
     out, started = {}, None
     for layout, case, variant in sorted(runs):
         if layout != started:
@@ -393,8 +388,6 @@ class Sometimes(nn.Layer):
 
 def sometimes(case, freeze_one=False):
     """Train it, under `fleet` if that was started; return the parameters by name before and after."""
-    from paddle.distributed import fleet
-
     with paddle.utils.unique_name.guard():
         network = initialise(Sometimes())
         cls, options = OPTIMIZERS[case]
@@ -416,8 +409,6 @@ def sometimes(case, freeze_one=False):
 
 def sometimes_sharded(runs):
     """Return what becomes of it for each (layout, case), and of processes that freeze different parameters."""
-    from distributed_setup import start_fleet
-
     start_fleet(**LAYOUTS["sharding v1"])
     out = {"frozen on one": sometimes("lamb", freeze_one=True)}
     for layout in ("sharding v1", "sharding v2"):
@@ -445,9 +436,6 @@ def slices(hcg, case):
 
 def refusals():
     """Return the messages of what is refused."""
-    from distributed_setup import start_fleet
-    from paddle.distributed import fleet
-
     out = {}
 
     def refused(key, build, kinds=(ValueError,)):

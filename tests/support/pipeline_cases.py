@@ -5,6 +5,7 @@ import paddle
 import paddle.nn.functional as F
 import toy_layers
 from paddle import nn
+from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
 from toy_layers import Block, Embed, data_part, initial, tied_head
 
@@ -146,8 +147,6 @@ def apart(got, direct):
 
 def build(hcg, kind, name, ragged=False, **arguments):
     """Return (network, step) of a part of the processes; `kind` is "staged" or "whole"."""
-    from paddle.distributed import fleet
-
     loss = token_loss if ragged else mean_loss
     with paddle.utils.unique_name.guard():
         network = Staged(loss, topology=hcg.topology()) if kind == "staged" else Whole(loss)
@@ -249,8 +248,6 @@ def accumulated(hcg, steps, empty=()):
 
     There are no micro-batches for each (step, part of the data) of `empty`.
     """
-    from paddle.distributed import fleet
-
     with paddle.utils.unique_name.guard():
         network = initialise(Whole(token_loss))
         inner = optimizer = optimizer_of("sgd", network)

@@ -10,9 +10,10 @@ import paddle.distributed as dist
 import pytest
 from combinations import HIDDEN, VOCABULARY, Head, Split, axis_of, gathered, loss_of, model_group
 from distributed_cases import LAYOUTS, batch
-from distributed_setup import mend_paddle
+from distributed_setup import mend_paddle, start_fleet
 from optimizer_cases import OPTIMIZERS
 from paddle import nn
+from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
 from toy_layers import Block, Embed, data_part, initial
 
@@ -131,8 +132,6 @@ class Run:
             self.plain, self.schedule = optimizer_of(name, decay, layers, self.network)
             self.optimizer, self.model = self.plain, self.network
             if hcg is not None:
-                from paddle.distributed import fleet
-
                 self.optimizer = fleet.distributed_optimizer(self.plain)
                 self.model = fleet.distributed_model(self.network)
                 mend_paddle(hcg, self.network, self.optimizer)
@@ -177,11 +176,6 @@ def alone(case):
 
 def worker(runs, folder):
     """Train each (layout, case), then again from a checkpoint; return parameters, ratios, and resumed parameters."""
-    from distributed_setup import start_fleet
-    from paddle.distributed.fleet.meta_parallel import tensor_parallel
-
-    tensor_parallel.broadcast_input_data = lambda hcg, *inputs, **options: (inputs, options)  # all have the same
-    paddle.Tensor.cuda = lambda self, *args, **kwargs: self  # Paddle's load_state_dict knows no CPU
     out, started = {}, None
     for layout, case in sorted(runs):
         if layout != started:
