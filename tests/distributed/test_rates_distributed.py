@@ -26,7 +26,7 @@ def two(request, tmp_path_factory):
 @pytest.mark.representatives
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_parameters_and_ratios_are_those_of_one_process_and_a_resume_is_exact(two, layout, case):
+def test_several_processes_train_and_resume_as_one(two, layout, case):
     start, end, ratios = reference(case)
     names = set()
     for result in two:
