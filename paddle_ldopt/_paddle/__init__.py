@@ -7,7 +7,7 @@ from here. For example, in optimizers.py:
 
     masters(optimizer)  # optimizer._master_weights
 
-- `attribute`: a function that reads it from an instance; `setting`: the same, None for classes without it.
+- `attribute`: a function that reads it from an instance.
 - `part`: the object itself, looked up on import; `lazy`: a function that looks it up in its first call.
 - `declare`: names that are used directly, such as methods that a subclass overrides.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import paddle
 
-from .declared import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare, setting
+from .declared import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare
 from .optimizers import stand_in
 
 rate_source = attribute(OPTIMIZER, "_learning_rate", EVERY)  # a float or the LRScheduler
@@ -20,12 +20,12 @@ declare(OPTIMIZER, "Reading the rate of each parameter", "_append_optimize_multi
 declare("paddle.optimizer.lr.LRScheduler", "Schedules that follow a metric", "_var_name")
 
 _DECAY = "The weight decay in layer tables"
-decayed_names = setting(ADAMW, "_apply_decay_param_fun", _DECAY)
-_not_decayed = setting("paddle.optimizer.Lamb", "_exclude_from_weight_decay_fn", _DECAY)
-_adamw_decay = setting(ADAMW, "_weight_decay", _DECAY)
-_lamb_decay = setting("paddle.optimizer.Lamb", "_lamb_weight_decay", _DECAY)
-_momentum_decay = setting("paddle.optimizer.Momentum", "_regularization_coeff", _DECAY)
-weight_decay_coefficient = setting("paddle.regularizer.L2Decay", "_coeff", _DECAY)
+decayed_names = attribute(ADAMW, "_apply_decay_param_fun", _DECAY, optional=True)
+_not_decayed = attribute("paddle.optimizer.Lamb", "_exclude_from_weight_decay_fn", _DECAY, optional=True)
+_adamw_decay = attribute(ADAMW, "_weight_decay", _DECAY, optional=True)
+_lamb_decay = attribute("paddle.optimizer.Lamb", "_lamb_weight_decay", _DECAY, optional=True)
+_momentum_decay = attribute("paddle.optimizer.Momentum", "_regularization_coeff", _DECAY, optional=True)
+weight_decay_coefficient = attribute("paddle.regularizer.L2Decay", "_coeff", _DECAY, optional=True)
 
 
 def set_rate_source(optimizer: Any, source: Any) -> None:

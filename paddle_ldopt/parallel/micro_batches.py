@@ -11,7 +11,7 @@ from .. import _paddle
 from .._messages import refusal
 from .process_groups import ProcessGroups, sum_over
 from .scalers import LossScaler
-from .step_checks import check_loss, check_pipeline, check_token_loss, check_tokens, checked_shapes
+from .step_checks import check_loss, check_pipeline, check_tokens, checked_shapes
 
 
 class MicroBatches:
@@ -102,12 +102,11 @@ class MicroBatches:
 
     def _as_loss(self, result: Any) -> Any:
         """Return the loss in float32; the engine sends only float32 and float16, in which sums overflow."""
+        check_loss(result, self._per_token)
         if self._per_token:
-            check_token_loss(result)
             result, tokens = result
             tokens = tokens.detach() if isinstance(tokens, paddle.Tensor) else paddle.to_tensor(tokens)
             self._tokens.append(tokens.astype("float32").reshape([1]))
-        check_loss(result)
         return result.astype("float32").reshape([1])
 
     # ---- in Paddle's engine. The other stages wait for messages of this one, so after an error it completes its

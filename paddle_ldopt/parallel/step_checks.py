@@ -124,17 +124,14 @@ def _tensors(value: Any) -> list[Any]:
     return [] if value is None else [value]
 
 
-def check_loss(loss: Any) -> None:
-    """Raise TypeError unless a loss is a Tensor of one element."""
-    if not isinstance(loss, paddle.Tensor) or loss.size != 1:
-        raise TypeError(f"A loss must be a Tensor of one element. Received: {_described(loss)}")
-
-
-def check_token_loss(result: Any) -> None:
-    """Raise TypeError unless the result of a loss function is a pair."""
-    if not isinstance(result, (tuple, list)) or len(result) != 2:
+def check_loss(result: Any, per_token: bool) -> None:
+    """Raise TypeError unless a loss is a Tensor of one element, or with `per_token` a pair of it and the tokens."""
+    if per_token and not (isinstance(result, (tuple, list)) and len(result) == 2):
         problem = "With `calculate_per_token_loss` a loss is a pair: the sum over tokens, and their number."
         raise TypeError(f"{problem} Received: {type(result).__name__}")
+    loss = result[0] if per_token else result
+    if not isinstance(loss, paddle.Tensor) or loss.size != 1:
+        raise TypeError(f"A loss must be a Tensor of one element. Received: {_described(loss)}")
 
 
 def check_tokens(total: float) -> None:
