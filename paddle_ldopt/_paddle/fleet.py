@@ -8,6 +8,7 @@ from typing import Any
 
 import paddle
 
+from .._messages import refusal
 from .declared import FLEET, SAVING, attribute, lazy
 from .optimizers import param_groups, parameter_list
 from .rates import decayed_names
@@ -76,6 +77,14 @@ def sharding_setting(*names: str) -> Any:
         return None
     configs = paddle.distributed.fleet.fleet._user_defined_strategy.hybrid_configs["sharding_configs"]
     return next((name for name in names if getattr(configs, name)), None)
+
+
+def check_own_gradients(until: str) -> None:
+    """Raise ValueError if the sharding of `fleet` fuses or reduces gradients earlier."""
+    setting = sharding_setting("tensor_fusion", "comm_overlap")
+    if setting:
+        todo = f"set {setting}=False in the strategy's sharding_configs."
+        raise refusal(ValueError, f"Each parameter must keep its own gradient until {until}: {todo}", **{setting: True})
 
 
 def weight_decay_fun_is_replaced(optimizer: Any) -> bool:
@@ -154,9 +163,7 @@ def forget_checkpoint(folder: str) -> None:
 
 def leave_out_frozen(optimizer: Any) -> None:
     """Remove frozen parameters from an optimizer under sharding version 2, which cannot split them."""
-    if sharding_setting("split_param") and not isinstance(
-        param_groups(optimizer)[0], dict
-    ):  # sharding itself refuses parameter groups
+    # sharding itself refuses parameter groups
+    if sharding_setting("split_param") and not isinstance(param_groups(optimizer)[0], dict):
         trained = [param for param in parameter_list(optimizer) if not param.stop_gradient]
-        # Paddle replaces the parameters by slices in the same way
-        optimizer._parameter_list = optimizer._param_groups = trained
+        optimizer._parameter_list = optimizer._param_groups = trained  # as Paddle replaces parameters by slices

@@ -8,12 +8,11 @@ import paddle
 
 from .._checks import checked_choice
 from .._messages import refusal
-from .._paddle import sharding_setting
+from .._paddle import check_own_gradients, sharding_setting
 from .._processes import gathered
 from .checks import (
     check_gradient,
     check_group,
-    check_sharding,
     check_state,
     check_trains,
     check_weight,
@@ -251,7 +250,7 @@ class GradientAccumulator:
     def _check_call(self, names: Optional[list[str]], gradients: list[Any], weight: Any) -> None:
         """Raise unless these gradients can be added now."""
         check_weight(weight, self.reduction)
-        check_sharding()
+        check_own_gradients("`apply`")
         if self._synchronized:
             advice = "call `reset` or `apply` before the next micro-batch."
             raise refusal(ValueError, f"The sums are already synchronized: {advice}", step=self._step)

@@ -7,7 +7,7 @@ import paddle.distributed as dist
 
 from .._checks import checked_bool, checked_number, checked_state, checked_steps
 from .._messages import refusal, shown, wrong_type
-from .._paddle import dtype_name, parameters_of, sharding_setting
+from .._paddle import dtype_name, parameters_of
 from .gradients import trainable
 
 _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "synchronized", "gradients"}
@@ -25,14 +25,6 @@ def check_weight(weight: Any, reduction: str) -> None:
         raise refusal(ValueError, '`weight` must be given with reduction="token".', weight=None)
     if reduction == "token":
         checked_number(weight, "weight")
-
-
-def check_sharding() -> None:
-    """Raise if sharding fuses or reduces gradients before `apply`."""
-    fused = sharding_setting("tensor_fusion", "comm_overlap")
-    if fused:
-        advice = f"Each parameter must keep its gradient until `apply`: set {fused}=False in sharding_configs."
-        raise refusal(ValueError, advice, **{fused: True})
 
 
 def check_gradient(gradient: Any, total: Any, place: Any) -> None:

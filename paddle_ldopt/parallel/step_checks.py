@@ -47,11 +47,7 @@ def check_parallel_mode(network: Any, optimizer: Any) -> None:
         if not isinstance(optimizer, _paddle.hybrid_optimizer()):
             problem = "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`."
             raise ValueError(f"{problem} Received: optimizer of type {type(optimizer).__name__}")
-        for setting in ("tensor_fusion", "comm_overlap"):
-            if degrees["sharding"] > 1 and getattr(_paddle.sharded_optimizer(optimizer), setting, False):
-                problem = "Each parameter must keep its own gradient until the overflow check"
-                todo = f"set {setting}=False in the strategy's sharding_configs."
-                raise refusal(ValueError, f"{problem}: {todo}", **{setting: True})
+        _paddle.check_own_gradients("the overflow check")
 
 
 def check_optimizer(network: Any, optimizer: Any, parameters: list[Any]) -> None:
