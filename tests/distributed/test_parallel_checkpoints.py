@@ -1,4 +1,7 @@
-"""Checkpoints move between layouts: docs/scaling.md has the table, each row of which is a test here."""
+"""Checkpoints move between layouts: docs/scaling.md has the table, each row of which is a test here.
+
+test_rates_distributed.py has tensor parallelism.
+"""
 
 import json
 import os
@@ -159,34 +162,7 @@ def test_bytes_are_those_of_the_formulas(runs, layout, name):
         assert (mean["all_reduce"] - gradients) * share == answer.sent_sums
 
 
-# ---- tensor parallel, Paddle's own functions, other names
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    """Return (folder, optimizer -> network without interruption, what each rank of tensor parallel returned)."""
-    root, whole = str(tmp_path_factory.mktemp("parts")), {}
-    for name in NAMES:
-        network = whole[name] = cases.Cut()
-        optimizer = ldopt.create(name, network, learning_rate=1e-2)
-        cases.train_cut(network, optimizer, 0, cases.HALF)
-        save_checkpoint(cases.place(root, ONE, name), network, optimizer)
-        cases.train_cut(network, optimizer, cases.HALF, cases.STEPS)
-    return root, whole, launch(cases.work_in_parts, ranks=2, timeout=120, root=root, names=NAMES, source=ONE)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_from_and_to_tensor_parallel(parts, name):
-    root, whole, ranks = parts
-    network = cases.Cut()
-    optimizer = ldopt.create(name, network, learning_rate=1e-2)
-    load_checkpoint(cases.place(root, "mp 2", name), network, optimizer)
-    cases.train_cut(network, optimizer, cases.HALF, cases.STEPS)
-    for key, axis in (("wide", 1), ("tall", 0)):
-        expected = getattr(whole[name], key).numpy()
-        bound = 1e-5 * np.abs(expected - cases.Cut.drawn(key, 0)).max()
-        assert np.abs(getattr(network, key).numpy() - expected).max() < bound
-        assert np.abs(np.concatenate([rank[name][key] for rank in ranks], axis) - expected).max() < bound
+# ---- Paddle's own functions, other names
 
 
 def test_paddles_own_functions_do_it_too(tmp_path):

@@ -5,10 +5,12 @@ import functools
 import numpy as np
 import pytest
 from distributed_launch import launch
-from rate_cases import CASES, DECAYS, STEPS, alone
+from rate_cases import CASES, DECAYS, HALF, ONE, STEPS, Run, alone, place
 from rate_cases import worker as train
 from representatives import selected
 from toy_layers import apart
+
+from paddle_ldopt.parallel import save_checkpoint
 
 LAYOUTS = ["dp", "sharding v1", "sharding v2", "pp", "mp"]
 TOLERANCE = 1e-5  # of the way
@@ -18,24 +20,34 @@ reference = functools.cache(alone)
 
 @pytest.fixture(scope="module")
 def two(request, tmp_path_factory):
-    runs = selected(request, "layout", "case")
-    return launch(train, 2, timeout=400, runs=runs, folder=str(tmp_path_factory.mktemp("rates")))
+    """Return the folder of all checkpoints, and what two processes trained."""
+    folder, runs = str(tmp_path_factory.mktemp("rates")), selected(request, "layout", "case")
+    for case in {case for _, case in runs if case[0] != "momentum"}:
+        run = Run(case).train(0, HALF)
+        save_checkpoint(place(folder, ONE, case), run.network, run.optimizer)
+    return folder, launch(train, 2, timeout=400, runs=runs, folder=folder)
 
 
 @pytest.mark.promise("layer-wise rates of every kind are the same in several processes as in one")
+@pytest.mark.promise("checkpoints move between layouts")
 @pytest.mark.representatives
 @pytest.mark.parametrize("case", CASES, ids=", ".join)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_several_processes_train_and_resume_as_one(two, layout, case):
+    folder, results = two
     start, end, ratios = reference(case)
     names = set()
-    for result in two:
+    for result in results:
         got, seen, resumed = result[layout, case]
         assert apart(got, start, end) < TOLERANCE
         assert seen == [{name: step[name] for name in got} for step in ratios]
-        assert case[0] == "momentum" or all(np.array_equal(resumed[name], value) for name, value in got.items())
         names |= set(got)
+        if case[0] != "momentum":
+            assert all(np.array_equal(resumed[layout][name], value) for name, value in got.items())
+            assert apart(resumed[ONE], start, end) < TOLERANCE
     assert names == set(end)
+    if case[0] != "momentum":
+        assert apart(Run(case).resumed(place(folder, layout, case)), start, end) < TOLERANCE
 
 
 def test_the_ratios_by_hand():

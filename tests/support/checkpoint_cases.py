@@ -197,57 +197,6 @@ def work_in(root, layout, cases, sources):
     return out
 
 
-class Cut(nn.Layer):
-    """Two matrices that tensor parallel has cut, one by columns and one by rows; it computes nothing."""
-
-    def __init__(self, hcg=None):
-        super().__init__()
-        parts, rank = (1, 0) if hcg is None else (2, hcg.get_model_parallel_rank())
-        for name, axis in (("wide", 1), ("tall", 0)):
-            whole = self.drawn(name, 0)
-            value = np.split(whole, parts, axis)[rank]
-            param = self.create_parameter(value.shape, default_initializer=nn.initializer.Assign(value))
-            param.is_distributed, param.split_axis = parts > 1, axis
-            setattr(self, name, param)
-
-    @staticmethod
-    def drawn(name, step):
-        draw = np.random.default_rng([len(name), ord(name[0]), step])
-        return draw.standard_normal([6, 8]).astype("float32")
-
-    def sharded_state_dict(self, structured_name_prefix=""):
-        rules = {"wide": 1, "tall": 0} if self.wide.is_distributed else None
-        return paddle.distributed.build_sharded_state_dict(self.state_dict(), rules, structured_name_prefix)
-
-
-def train_cut(network, optimizer, first, last, hcg=None):
-    """Train with gradients that are given: Paddle's tensor-parallel layers do not run on a CPU."""
-    parts, rank = (1, 0) if hcg is None else (2, hcg.get_model_parallel_rank())
-    for step in range(first, last):
-        for name, axis in (("wide", 1), ("tall", 0)):
-            getattr(network, name).grad = paddle.to_tensor(np.split(network.drawn(name, step + 1), parts, axis)[rank])
-        optimizer.step()
-        optimizer.clear_grad()
-
-
-def work_in_parts(root, names, source):
-    """Train half of the way with tensor parallel and save; go on from what one process saved.
-
-    Returns:
-        dict: optimizer -> {parameter: its part at the end}.
-    """
-    hcg, out = start_fleet(mp=2), {}
-    for name in names:
-        network = Cut(hcg)
-        optimizer = ldopt.create(name, network, learning_rate=1e-2)
-        train_cut(network, optimizer, 0, HALF, hcg)
-        checkpoints.save_checkpoint(place(root, "mp 2", name), network, optimizer)
-        checkpoints.load_checkpoint(place(root, source, name), network, optimizer)
-        train_cut(network, optimizer, HALF, STEPS, hcg)
-        out[name] = {"wide": network.wide.numpy(), "tall": network.tall.numpy()}
-    return out
-
-
 def work_refused(folder):
     """Return what is said to what cannot be saved, in each process."""
     run, messages = Run("adamwdl", start_fleet(sharding=2)), []

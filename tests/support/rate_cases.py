@@ -22,7 +22,7 @@ from paddle_ldopt import LayerDecay
 from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
 from paddle_ldopt.trainer.stages import map_layers
 
-STEPS, HALF = 8, 4
+STEPS, HALF, ONE = 8, 4, "one process"
 PLACES = ["embed", "vision.layers.0", "vision.layers.1", "text.layers.0", "text.layers.1", "head"]
 DESCRIPTIONS = [(Embed, VOCABULARY, HIDDEN), (Split,), (Block, HIDDEN), (Block, HIDDEN), (Split,), (Head,)]
 DECAYS = {  # name -> decay, granularity
@@ -152,6 +152,11 @@ class Run:
             self.schedule.step()
         return self
 
+    def resumed(self, folder):
+        """Return the parameters at the end of a training that goes on from a checkpoint."""
+        load_checkpoint(folder, self.network, self.optimizer)
+        return self.train(HALF, STEPS).values()
+
     def values(self):
         """Return the whole parameters of this process by name."""
         found = {plain_name(own): param.numpy().copy() for own, param in self.network.named_parameters()}
@@ -174,18 +179,23 @@ def alone(case):
     return start, run.values(), run.ratios
 
 
+def place(folder, layout, case):
+    return f"{folder}/{layout}-{'-'.join(case)}"
+
+
 def worker(runs, folder):
-    """Train each (layout, case), then again from a checkpoint; return parameters, ratios, and resumed parameters."""
+    """Train each (layout, case), then again from a checkpoint of half of the way, and from one of one process.
+
+    Returns:
+        dict: (layout, case) -> parameters, ratios of each step, layout of the checkpoint -> parameters.
+    """
     out, started = {}, None
     for layout, case in sorted(runs):
         if layout != started:
             hcg, started = start_fleet(**LAYOUTS[layout]), layout
-        run, resumed = Run(case, hcg).train(0, HALF), None
+        run, resumed = Run(case, hcg).train(0, HALF), {}
         if case[0] != "momentum":  # Paddle's own
-            place = f"{folder}/{layout}-{'-'.join(case)}"
-            save_checkpoint(place, run.network, run.optimizer)
-            again = Run(case, hcg)
-            load_checkpoint(place, again.network, again.optimizer)
-            resumed = again.train(HALF, STEPS).values()
+            save_checkpoint(place(folder, layout, case), run.network, run.optimizer)
+            resumed = {source: Run(case, hcg).resumed(place(folder, source, case)) for source in (layout, ONE)}
         out[layout, case] = run.train(HALF, STEPS).values(), run.ratios, resumed
     return out
