@@ -10,8 +10,6 @@ from rate_cases import worker as train
 from representatives import selected
 from toy_layers import apart
 
-from paddle_ldopt.parallel import save_checkpoint
-
 LAYOUTS = ["dp", "sharding v1", "sharding v2", "pp", "mp"]
 TOLERANCE = 1e-5  # of the way
 
@@ -23,8 +21,7 @@ def two(request, tmp_path_factory):
     """Return the folder of all checkpoints, and what two processes trained."""
     folder, runs = str(tmp_path_factory.mktemp("rates")), selected(request, "layout", "case")
     for case in {case for _, case in runs if case[0] != "momentum"}:
-        run = Run(case).train(0, HALF)
-        save_checkpoint(place(folder, ONE, case), run.network, run.optimizer)
+        Run(case).train(0, HALF).save(place(folder, ONE, case))
     return folder, launch(train, 2, timeout=400, runs=runs, folder=folder)
 
 

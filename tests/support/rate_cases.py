@@ -152,9 +152,12 @@ class Run:
             self.schedule.step()
         return self
 
+    def save(self, folder):
+        save_checkpoint(folder, self.network, self.optimizer, rename=plain_name)
+
     def resumed(self, folder):
         """Return the parameters at the end of a training that goes on from a checkpoint."""
-        load_checkpoint(folder, self.network, self.optimizer)
+        load_checkpoint(folder, self.network, self.optimizer, rename=plain_name)
         return self.train(HALF, STEPS).values()
 
     def values(self):
@@ -195,7 +198,7 @@ def worker(runs, folder):
             hcg, started = start_fleet(**LAYOUTS[layout]), layout
         run, resumed = Run(case, hcg).train(0, HALF), {}
         if case[0] != "momentum":  # Paddle's own
-            save_checkpoint(place(folder, layout, case), run.network, run.optimizer)
+            run.save(place(folder, layout, case))
             resumed = {source: Run(case, hcg).resumed(place(folder, source, case)) for source in (layout, ONE)}
         out[layout, case] = run.train(HALF, STEPS).values(), run.ratios, resumed
     return out
