@@ -211,7 +211,10 @@ def test_the_badges_say_what_is_required_and_tested():
     said = {
         "licence": [re.search(r"^license = (.+)", setup, re.M)[1]],
         "requires": [pythons[0], pythons[-1], lowest, f"3.{int(above) - 1}"],
-        "tested": ["CPU", *re.search(r"The whole suite .*: Python (3\.\d+)\.\d+, Paddle ([\d.]+),", reliability).groups()],
+        "tested": [
+            "CPU",
+            *re.search(r"The whole suite .*: Python (3\.\d+)\.\d+, Paddle ([\d.]+),", reliability).groups(),
+        ],
     }
     for name, texts in said.items():
         badge = (ROOT / "docs" / "images" / f"badge_{name}.svg").read_text(encoding="utf-8")
