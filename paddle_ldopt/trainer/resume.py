@@ -13,7 +13,7 @@ from .data_errors import raising_errors
 
 
 class ResumeMixin(TrainerMixin):
-    """Make a Trainer resume exactly, and only from complete checkpoints. It needs none of our arguments and no decay.
+    """Make a Trainer resume exactly, and only from complete checkpoints. No arguments of ours and no decay are needed.
 
     - **Exact**: in one process, a resumed run ends with the same weights, bit for bit, as an uninterrupted one. The
       mixin restores the order of batches in the second and later epochs, and dropout after a checkpoint at an epoch's
@@ -31,7 +31,7 @@ class ResumeMixin(TrainerMixin):
     - **Rotation**: ``save_total_limit`` goes by steps, not by file times, and works in one process too.
     - **Moved runs**: the best model is found beside the checkpoint that the run resumes from.
     - **Errors**: an unwritable folder ends `train` before the first step. `train` and `evaluate` raise the errors of
-      data sets and collators, after which the Trainer would wait forever.
+      data sets and collators, for which the Trainer would wait forever.
 
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
