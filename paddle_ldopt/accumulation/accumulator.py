@@ -52,7 +52,7 @@ class GradientAccumulator:
     and resumed within a cycle.
 
     Differs from transformers: adds models, weights, "mean" and "token", data parallelism and a saved state; `step` is
-    an int; sums are at least float32; ignored gradients are warned of.
+    an int; sums are at least float32; ignored gradients give a warning.
 
     Examples:
         >>> import paddle
