@@ -25,7 +25,7 @@ from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import docstring_texts
 from common.parts import load_parts
-from common.pretrained import load_model, load_tokenizer
+from common.pretrained import load_encoder
 from common.text_sources import error
 from common.token_trainer import TokenTrainer
 from paddlenlp.data import DataCollatorWithPadding
@@ -148,7 +148,7 @@ def begin_with_shares(model, counts):
 def build(args, options, parts):
     """Return a Trainer, the test rows as a data set, and the share of the most frequent token in these."""
     set_seed(args.seed)
-    tokenizer, model = load_tokenizer(options.model), load_model(options.model, task="MaskedLM")
+    tokenizer, model = load_encoder(options, "MaskedLM")
     data, counts, special = {}, {}, set(tokenizer.all_special_ids)
     for part in ("train", "validation", "test"):
         rows = [dict(tokenizer(t, max_length=options.max_length, truncation=True)) for t in getattr(parts, part)]

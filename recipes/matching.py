@@ -24,7 +24,7 @@ from common.arguments import check_least, option, parse
 from common.fine_tuning import conclude, defaults_of, entry_point
 from common.library_data import docstring_pairs
 from common.plain_loop import LoopArguments, PlainLoop
-from common.pretrained import load_model, load_tokenizer, name_classes
+from common.pretrained import load_encoder
 from common.run_folder import check_data, note_arguments, note_for_predictions
 from common.text_data import Splits, TextDataset, say_cut
 from common.text_options import TextOptions
@@ -148,8 +148,7 @@ def run(argv):
     if paddle.distributed.ParallelEnv().world_size > 1:
         paddle.distributed.init_parallel_env()
     paddle.seed(args.seed)
-    model, tokenizer = load_model(options.model, len(splits.labels)), load_tokenizer(options.model)
-    name_classes(model, splits.labels)
+    tokenizer, model = load_encoder(options, classes=splits.labels)
     loop = Loop(model, splits, tokenizer, options, optimization, args)
     print(say_cut(loop.data["train"]), flush=True)
     report = RunReport(args.output_dir, f"{options.model} on {options.data}", LayerMap.from_model(model))
@@ -164,7 +163,7 @@ def run(argv):
     if loop.rank == 0:
         model.save_pretrained(args.output_dir)
         tokenizer.save_pretrained(args.output_dir)
-        note_for_predictions(args.output_dir, args.recipe, options, pair=True)
+        note_for_predictions(args.output_dir, args.recipe, options, pair=True, columns=splits.columns)
     settings = {**dataclasses.asdict(options), **dataclasses.asdict(args)}
     logits, labels = loop.predictions("test")
     judge = classification.judge(splits.labels, [text for text, _ in splits.test])

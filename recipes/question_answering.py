@@ -23,7 +23,7 @@ from common.arguments import RecipeArguments, check_least, option, parse
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import signature_questions
 from common.parts import load_parts
-from common.pretrained import load_model, load_tokenizer
+from common.pretrained import load_encoder
 from common.text_scores import ScoringTuner, answer_scores
 from common.text_sources import error
 from paddlenlp.data import DataCollatorWithPadding
@@ -152,7 +152,7 @@ class Answerer(ScoringTuner):
 def build(args, options, parts):
     """Return a Trainer with a new model for the rows, and the test rows as a data set."""
     set_seed(args.seed)
-    tokenizer, model = load_tokenizer(options.model), load_model(options.model, task="QuestionAnswering")
+    tokenizer, model = load_encoder(options, "QuestionAnswering")
     data = {part: Windows(getattr(parts, part), tokenizer, options) for part in ("train", "validation", "test")}
     sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     collator = DataCollatorWithPadding(tokenizer)

@@ -22,7 +22,7 @@ from common.fine_tuner import FineTuner
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import tagged_docstrings
 from common.parts import load_parts
-from common.pretrained import load_model, load_tokenizer, name_classes
+from common.pretrained import load_encoder
 from common.text_sources import error, label_names
 from paddlenlp.data import DataCollatorForTokenClassification
 from paddlenlp.trainer import set_seed
@@ -133,8 +133,7 @@ def build(args, options, parts):
     tags = sorted({tag for part in (parts.train, parts.validation, parts.test) for _, row in part for tag in row})
     if len(tags) < 2:
         raise error(f"A tagger needs at least two tags; the rows have {tags}.", data=options.data)
-    tokenizer, model = load_tokenizer(options.model), load_model(options.model, len(tags), task="TokenClassification")
-    name_classes(model, tags)
+    tokenizer, model = load_encoder(options, "TokenClassification", tags)
 
     def compute_metrics(prediction):
         found, right = np.argmax(prediction.predictions, axis=-1), prediction.label_ids

@@ -83,7 +83,8 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     verbose: bool = dataclasses.field(default=False, metadata={"help": "print the Trainer's log and the schedule"})
 
     def __post_init__(self):
-        check_least(self, early_stopping_patience=1)
+        sizes = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+        check_least(self, early_stopping_patience=1, num_train_epochs=0, logging_steps=1, **dict.fromkeys(sizes, 1))
         refuse(self._impossible())
         if self.greater_is_better is None:
             self.greater_is_better = self.metric_for_best_model not in LOWER_IS_BETTER

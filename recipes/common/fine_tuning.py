@@ -146,7 +146,8 @@ def _why_it_stopped(args, state):
     if state.global_step < state.max_steps:
         better = f"no better validation {args.metric_for_best_model} in {args.early_stopping_patience} evaluations"
         return f"early, at step {state.global_step} of {state.max_steps}: {better}"
-    return f"all {state.max_steps} steps done" + ("" if args.max_steps > 0 else f" ({args.num_train_epochs:g} epochs)")
+    epochs = f"{args.num_train_epochs:g} epoch{'' if args.num_train_epochs == 1 else 's'}"
+    return f"all {state.max_steps} steps done" + ("" if args.max_steps > 0 else f" ({epochs})")
 
 
 def defaults_of(settings, argv, *objects):

@@ -10,6 +10,7 @@ from pathlib import Path
 from .text_sources import error, hub_rows, split_files
 
 SHARES = {"test": 0.2, "validation": 0.1}
+FEW = 20  # rows; scores of fewer mean little
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def deal(parts, key, description):
     parts = {"train": parts} if isinstance(parts, list) else parts
     dealt = {**parts, **assign(parts["train"], missing(parts), key)}
     check_rows(dealt, description)
-    return Parts(**dealt, description=f"{description}: {sizes(dealt)} rows.")
+    return Parts(**dealt, description=f"{description}: {sizes(dealt)} rows.{warn_of_few(dealt)}")
 
 
 def missing(parts):
@@ -80,6 +81,13 @@ def draw(text, seed=""):
 def sizes(parts):
     """Return the number of rows in each split as text."""
     return ", ".join(f"{len(parts[split])} {split}" for split in ("train", "validation", "test"))
+
+
+def warn_of_few(parts):
+    """Return a line that warns if the validation or test rows are too few to judge a model by, or "" if not."""
+    few = [f"{len(parts[split])} {split}" for split in ("validation", "test") if len(parts[split]) < FEW]
+    said = f"scores of fewer than {FEW} rows mean little; give more rows, or files of their own for these splits"
+    return f"\nwarning: only {' and '.join(few)} rows: {said}." if few else ""
 
 
 def check_rows(parts, source):

@@ -18,7 +18,7 @@ from paddlenlp.data import DataCollatorForTokenClassification, DataCollatorWithP
 from scipy.special import log_softmax, softmax
 
 from .language_data import VOCABULARY, by_bytes, by_tokenizer
-from .pretrained import load_tokenizer
+from .pretrained import check_length, load_tokenizer
 from .run_folder import PREDICTION
 from .text_sources import error
 
@@ -85,6 +85,7 @@ class _Model:
     def __init__(self, folder, options):
         self.options, self.tokenizer = options, load_tokenizer(folder)
         self.model = getattr(transformers, f"AutoModelFor{self.task}").from_pretrained(folder)
+        check_length(self.model, options.max_length)
         self.model.eval()
         self.collate = self.collator(self.tokenizer)
         self.module = importlib.import_module(self.recipe) if self.recipe else None

@@ -91,6 +91,22 @@ def load_tokenizer(name="minilm"):
     return tokenizer
 
 
+def load_encoder(options, task="SequenceClassification", classes=()):
+    """Return the tokenizer and `load_model` of `options.model`, with named classes; check `options.max_length`."""
+    tokenizer, model = load_tokenizer(options.model), load_model(options.model, max(len(classes), 2), task=task)
+    check_length(model, options.max_length)
+    if classes:
+        name_classes(model, classes)
+    return tokenizer, model
+
+
+def check_length(model, max_length):
+    """Raise ValueError if inputs of `max_length` tokens have more positions than a model."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and max_length > positions:
+        raise ValueError(f"`max_length` must be {positions} or less for this model. Received: max_length={max_length}")
+
+
 def name_classes(model, names):
     """Give a model the names of its classes, in the order of their numbers; `save_pretrained` keeps them."""
     model.config.id2label = dict(enumerate(names))

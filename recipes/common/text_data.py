@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .parts import Parts, assign, check_examples, check_rows, draw, missing, sizes
+from .parts import Parts, assign, check_examples, check_rows, draw, missing, sizes, warn_of_few
 from .text_sources import Rows, check_labels, error, file_rows, hub_text_rows
 
 try:
@@ -39,7 +39,7 @@ class Splits(Parts):
     """Three lists of (text or pair of texts, label id), the label names in id order, the columns."""
 
     labels: list
-    columns: dict = field(default_factory=dict)  # "text", "text pair", "label" -> name
+    columns: dict = field(default_factory=dict)  # "text_column", "text_pair_column", "label_column" -> name
 
 
 class TextDataset(Dataset):
@@ -130,7 +130,7 @@ def load_splits(
         is_hub = hub in ("paddlenlp", "datasets") and name
         found = hub_text_rows(hub, name, wanted) if is_hub else file_rows(Path(source), wanted, has_header, encoding)
         labels = [label for rows in found.parts.values() for _, label in rows]
-        check_labels(labels, found.columns["label"], source)
+        check_labels(labels, found.columns["label_column"], source)
         found.parts, note = _complete(found.parts, source)
     return _number(found, note, source, examples_per_class, seed)
 
@@ -232,6 +232,7 @@ def _describe(parts, labels, note, found):
     repeated = f" Training texts that are in the test rows as well: {common}." if common else ""
     said = f"{note}: {sizes(parts)} rows; training rows by label: {each}.{repeated}"
     if found.columns:
-        said += f" Columns: {', '.join(f'{role} = {name!r}' for role, name in found.columns.items())}."
+        roles = {option.removesuffix("_column").replace("_", " "): name for option, name in found.columns.items()}
+        said += f" Columns: {', '.join(f'{role} = {name!r}' for role, name in roles.items())}."
     dropped = ", ".join(f"{count} {reason}" for reason, count in found.dropped.items() if count)
-    return f"{said} Rows dropped: {dropped or 'none'}."
+    return f"{said} Rows dropped: {dropped or 'none'}.{warn_of_few(parts)}"

@@ -168,7 +168,7 @@ def test_pairs_are_found_by_the_usual_names(tmp_path, names):
     for options in ({}, {"pairs": True}):
         splits = load_splits(path, **options)
         assert {type(text) for text, _ in everything(splits)} == {tuple}
-        assert splits.columns == {"text": names[0], "text pair": names[1], "label": "label"}
+        assert splits.columns == dict(zip(("text_column", "text_pair_column", "label_column"), (*names, "label")))
     assert {type(text) for text, _ in everything(load_splits(path, text_column=names[0]))} == {str}
     single = write(tmp_path / "single.tsv", ROWS, ("text", "label"))
     with pytest.raises(ValueError, match=r"`text_pair_column`. Valid: \['text', 'label'\].*text_pair_column=None"):
@@ -215,10 +215,31 @@ def test_the_description_says_what_is_used(tmp_path):
     )
     splits = load_splits(path, examples_per_class=5)
     assert "Columns: text = 'text', label = 'label'." in splits.description
-    assert splits.columns == {"text": "text", "label": "label"}
+    assert splits.columns == {"text_column": "text", "label_column": "label"}
     dropped = 60 - len(everything(splits))
     assert f"Rows dropped: {dropped} beyond `examples_per_class`." in splits.description
-    assert load_splits(path).description.endswith("Rows dropped: none.")
+    assert "Rows dropped: none.\nwarning: only " in load_splits(path).description
+
+
+def test_a_usual_name_that_no_row_has_as_its_label_is_a_header(tmp_path):
+    splits = load_splits(write(tmp_path / "a.tsv", ROWS, ("utterance", "Intent")))
+    assert splits.columns == {"text_column": "utterance", "label_column": "Intent"} and len(everything(splits)) == 60
+    rows = [("class", "class"), *((text, "class" if label == "good" else "module") for text, label in ROWS)]
+    assert len(everything(load_splits(write(tmp_path / "b.tsv", rows)))) == 61, "here it is a label"
+
+
+def test_splits_that_are_too_small_to_judge_by_are_warned_of(tmp_path):
+    write(tmp_path / "train.tsv", ROWS, ("text", "label"))
+    write(tmp_path / "dev.tsv", ROWS[:19], ("text", "label"))
+    write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
+    (warning,) = load_splits(tmp_path).description.splitlines()[1:]
+    assert warning.startswith("warning: only 19 validation rows: scores of fewer than 20 rows mean little")
+    write(tmp_path / "test.tsv", ROWS[:2], ("text", "label"))
+    assert "\nwarning: only 19 validation and 2 test rows: " in load_splits(tmp_path).description
+    write(tmp_path / "dev.tsv", ROWS[:20], ("text", "label"))
+    assert "\nwarning: only 2 test rows: " in load_splits(tmp_path).description
+    write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
+    assert "warning" not in load_splits(tmp_path).description
 
 
 def test_whole_numbers_with_a_point_are_classes(tmp_path):
@@ -349,7 +370,7 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
         {"a.tsv": "body\tstars\n" + GOOD},
         "a.tsv",
         {},
-        "first row's label 'stars'.*Pass `--has_header T",
+        "first row's label 'stars'.*pass `--text_column` and `--label_column`.*has_header F",
     ),
     "not UTF-8": (
         {"a.tsv": GOOD.encode() + b"caf\xe9\tx\n"},
@@ -515,7 +536,10 @@ def test_a_chinese_file_needs_its_encoding_alone(tmp_path):
     with pytest.raises(ValueError, match=r"Line 1 is not UTF-8 .*`--encoding .*`gb18030`.*评论\.csv"):
         load_splits(tmp_path / "评论.csv")
     splits = load_splits(tmp_path / "评论.csv", encoding="gb18030")
-    assert splits.columns == {"text": "评论", "label": "标签"} and sorted(splits.labels) == ["好评", "差评"]
+    assert splits.columns == {"text_column": "评论", "label_column": "标签"} and sorted(splits.labels) == [
+        "好评",
+        "差评",
+    ]
     assert len(everything(splits)) == 40
 
 

@@ -198,10 +198,11 @@ def test_what_cannot_be_labelled_is_said_in_one_line(run):
     folder = str(run(**QUICK).folder)
     for argv, says in (
         (["nowhere", "a text"], "no model of a finished run"),
-        ([folder, "--pair", "a", "b", "c"], "even number of texts"),
         ([folder, "--pair", "a", "b"], "trained on single inputs: leave `--pair` out"),
-        ([folder], "either inputs or `--input`"),
+        ([folder], "either inputs or `--input FILE`"),
         ([folder, "a", "--output", "a.txt"], "must end in .csv or .jsonl"),
+        ([folder, "a", "--max_length", "3"], "`max_length` must be 4 or more"),
+        ([folder, "a", "--max_length", "513"], "`max_length` must be 512 or less for this model"),
         ([folder, "--input", "nowhere.csv"], "input file does not exist"),
     ):
         with pytest.raises(SystemExit, match=f"^error: .*{says}.*Received: "):
@@ -311,6 +312,9 @@ ERRORS = {
     "examples": ({"examples_per_class": 0}, "examples_per_class=0"),
     "more examples than rows": ({"examples_per_class": 1000}, "examples_per_class=1000"),
     "length": ({"max_length": 3}, "`max_length` must be 4 or more"),
+    "positions": ({"max_length": 513}, "`max_length` must be 512 or less for this model. Received: max_length=513"),
+    "epochs": ({"num_train_epochs": -1}, "`num_train_epochs` must be 0 or more"),
+    "batch": ({"per_device_train_batch_size": 0, "logging_steps": 0}, "2 arguments are wrong"),
     "patience": ({"early_stopping_patience": 0}, "`early_stopping_patience` must be 1 or more"),
     "patience for nothing": ({"load_best_model_at_end": False, "early_stopping_patience": 3}, "Early stopping needs"),
     "metric": ({"metric_for_best_model": "f1"}, "accuracy or macro_f1 or matthews or loss"),

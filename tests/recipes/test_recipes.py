@@ -236,7 +236,7 @@ def test_a_loop_trains_on_pairs_of_ones_own_and_leaves_a_model_to_start_from(sta
     (tmp_path / "bare.tsv").write_text(f"one\tother\tsame\n{rows}")
     columns = ["--text_column", "0", "--text_pair_column", "1", "--label_column", "2"]
     argv = ["--data", "bare.tsv", *columns, *two_steps("matching", tmp_path / "bare")]
-    with pytest.raises(SystemExit, match="Pass `--has_header True`"):
+    with pytest.raises(SystemExit, match="pass `--text_column` and"):
         start("matching", *argv)
     assert "text = 'one', text pair = 'other'" in start("matching", *argv, "--has_header", "True")
     (tmp_path / "single.tsv").write_text(f"sentence1\tother\tlabel\n{rows}")
