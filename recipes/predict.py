@@ -23,17 +23,12 @@ from pathlib import Path
 
 import common.fast_cpu  # noqa: F401 - before Paddle
 from common.arguments import check_least
+from common.errors import error
 from common.fine_tuning import entry_point
 from common.predictors import Predictor
-from common.text_sources import SUFFIXES, column_of, decode, error, read_table
+from common.text_sources import SUFFIXES, column_of, decode, read_table
 
 COLUMNS = ("text_column", "text_pair_column")
-
-
-def label(folder, *texts, max_length=None):
-    """Return the most likely label of a text, or of both texts of a pair, and its probability."""
-    (found,) = Predictor(folder, max_length)([texts])
-    return found["label"], found["probability"]
 
 
 def command(folder, pair=False):

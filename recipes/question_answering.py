@@ -20,12 +20,13 @@ import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common.arguments import RecipeArguments, check_least, option, parse
+from common.errors import error
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import signature_questions
 from common.parts import load_parts
 from common.pretrained import load_encoder
-from common.text_scores import ScoringTuner, answer_scores
-from common.text_sources import error
+from common.text_scores import answer_scores
+from common.trainers import ScoringTuner
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
 
@@ -153,7 +154,7 @@ def build(args, options, parts):
     """Return a Trainer with a new model for the rows, and the test rows as a data set."""
     set_seed(args.seed)
     tokenizer, model = load_encoder(options, "QuestionAnswering")
-    data = {part: Windows(getattr(parts, part), tokenizer, options) for part in ("train", "validation", "test")}
+    data = parts.each(lambda rows: Windows(rows, tokenizer, options))
     sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     collator = DataCollatorWithPadding(tokenizer)
     trainer = Answerer(model=model, args=args, data_collator=collator, tokenizer=tokenizer, **sets)

@@ -15,18 +15,18 @@ from typing import Optional
 import common.fast_cpu  # noqa: F401 - before Paddle
 import paddle
 from common.arguments import RecipeArguments, check_least, option, parse
+from common.errors import error
 from common.fine_tuning import Score, entry_point, fine_tune
+from common.language_data import IGNORED, load_pairs
 from common.library_data import written_dates
-from common.parts import load_parts
 from common.pretrained import load_model, load_tokenizer
-from common.text_scores import ScoringTuner, best_lead, rouge, words
-from common.text_sources import error, read_jsonl
+from common.text_scores import best_lead, rouge, words
+from common.trainers import ScoringTuner
 from paddlenlp.data import DataCollatorForSeq2Seq
 from paddlenlp.trainer import PdArgumentParser, set_seed
 
 from paddle_ldopt import LdoptConfig
 
-IGNORED = -100  # label or prediction of padding
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "num_cycles", "lr_end", "power")
 SCHEDULE += ("warmup_steps", "warmup_ratio")
 
@@ -65,18 +65,6 @@ class Options:
             if getattr(self, name) is None:
                 setattr(self, name, length)
         check_least(self, max_length=4, max_target_length=3)
-
-
-def pairs(records, options, source):
-    """Return [(source, target), ...] of dicts."""
-    rows = []
-    for number, record in enumerate(records, 1):
-        row = tuple(record.get(field) for field in (options.source_field, options.target_field))
-        if not all(isinstance(text, str) and text.strip() for text in row):
-            fields = {"source_field": options.source_field, "target_field": options.target_field}
-            raise error(f"Row {number} lacks a text: it has {list(record)}.", source=source, **fields)
-        rows.append(row)
-    return rows
 
 
 class Pairs(list):
@@ -143,7 +131,7 @@ def build(args, options, parts):
         kept = {name: value for name, value in given.items() if name not in no_schedule}
         optimizers = LdoptConfig.from_dict({**kept, **ours}).build(model)
 
-    data = {part: Pairs(getattr(parts, part), tokenizer, options) for part in ("train", "validation", "test")}
+    data = parts.each(lambda rows: Pairs(rows, tokenizer, options))
     collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
     for what, name, most in (("Sources", "input_ids", "max_length"), ("Targets", "labels", "max_target_length")):
         full = sum(len(row[name]) >= getattr(options, most) for row in data["train"])
@@ -160,14 +148,7 @@ def run(argv):
     options, args, argv = parse(argv, Options, Arguments)
     if options.relative_step:
         check_rate_is_left_out(argv)
-    parts = load_parts(
-        options.data,
-        own={"dates": written_dates},
-        suffixes=(".jsonl",),
-        read=lambda path: pairs(read_jsonl(path), options, path),
-        rows_of=lambda data, split: pairs(data, options, split),
-        key=lambda row: row[0],
-    )
+    parts = load_pairs(options, own={"dates": written_dates})
     print(parts.description, flush=True)
     first = best_lead(parts.train)
     lead = [" ".join(words(source)[:first]) for source, _ in parts.test]

@@ -21,13 +21,13 @@ import predict
 from common import classification
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.comparison import compare
-from common.fine_tuner import FineTuner
+from common.errors import error
 from common.fine_tuning import entry_point, fine_tune
 from common.pretrained import load_encoder
 from common.progress import silence
 from common.text_data import TextDataset, say_cut
 from common.text_options import TextOptions
-from common.text_sources import error
+from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
 

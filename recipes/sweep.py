@@ -25,10 +25,11 @@ import common.fast_cpu  # noqa: F401 - before Paddle
 import paddle
 from common.arguments import LOWER_IS_BETTER, check_least, option, parse_line
 from common.comparison import DIVERGED, quiet, tabulate
+from common.errors import error
 from common.fine_tuning import entry_point
 from common.heat_map import heat_map
 from common.run_folder import ARGUMENTS, take, write_json
-from common.text_sources import error, read_jsonl
+from common.text_sources import read_jsonl
 from rich.console import Console
 
 from paddle_ldopt.trainer import last_checkpoint

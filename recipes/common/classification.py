@@ -12,6 +12,7 @@ from scipy.special import softmax
 from sklearn import metrics
 
 from .fine_tuning import Score
+from .trainers import logits_of
 
 METRICS = ("accuracy", "macro_f1", "matthews", "loss")
 MOST = 12  # most classes for a confusion matrix in the report; with more, it lists the most frequent confusions
@@ -43,8 +44,7 @@ def judge(names, inputs=None):
     """Return a function (logits, labels) -> `details`, and their `tables`."""
 
     def found(logits, labels):
-        logits = logits[0] if isinstance(logits, (tuple, list)) else logits
-        more = details(logits, labels, names, inputs)
+        more = details(logits_of(logits), labels, names, inputs)
         return more, tables(more)
 
     return found

@@ -14,8 +14,9 @@ import paddle
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from .errors import error
 from .parts import check_examples, deal
-from .text_sources import STEMS, error, hub_rows, label_names
+from .text_sources import STEMS, hub_rows, label_names
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 MEAN, DEVIATION = (0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758)  # mean and deviation of CLIP's training pixels

@@ -7,8 +7,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .text_sources import error, hub_rows, split_files
+from .errors import error
+from .text_sources import hub_rows, split_files
 
+SPLITS = ("train", "validation", "test")
 SHARES = {"test": 0.2, "validation": 0.1}
 FEW = 20  # rows; scores of fewer mean little
 
@@ -21,6 +23,10 @@ class Parts:
     validation: list
     test: list
     description: str
+
+    def each(self, function):
+        """Return split -> the result of `function` for its rows."""
+        return {split: function(getattr(self, split)) for split in SPLITS}
 
 
 def load_parts(source, *, own, suffixes, read, rows_of, key):
@@ -80,7 +86,7 @@ def draw(text, seed=""):
 
 def sizes(parts):
     """Return the number of rows in each split as text."""
-    return ", ".join(f"{len(parts[split])} {split}" for split in ("train", "validation", "test"))
+    return ", ".join(f"{len(parts[split])} {split}" for split in SPLITS)
 
 
 def warn_of_few(parts):

@@ -21,13 +21,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .errors import error
 from .parts import Parts, assign, check_examples, check_rows, draw, missing, sizes, warn_of_few
-from .text_sources import Rows, check_labels, error, file_rows, hub_text_rows
-
-try:
-    from paddle.io import Dataset
-except ModuleNotFoundError:  # reading data needs no Paddle
-    Dataset = object
+from .text_sources import Rows, check_labels, file_rows, hub_text_rows
 
 NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
 NO_DOCSTRINGS = "This Python carries no docstrings in its library; name a file instead."
@@ -42,31 +38,23 @@ class Splits(Parts):
     columns: dict = field(default_factory=dict)  # "text_column", "text_pair_column", "label_column" -> name
 
 
-class TextDataset(Dataset):
-    """Tokenized rows of `Splits`, for PaddleNLP's Trainer; `lazy` tokenizes at each access, not all rows at once."""
+class TextDataset(list):
+    """Tokenized rows of `Splits`, for PaddleNLP's Trainer."""
 
-    def __init__(self, rows, tokenizer, max_length=128, lazy=False):
+    def __init__(self, rows, tokenizer, max_length):
         self.rows, self.tokenizer, self.max_length = rows, tokenizer, max_length
-        self.encoded = None if lazy else [self._encode(*row) for row in rows]
+        super().__init__(
+            {**self._tokens(text, max_length=max_length, truncation=True), "labels": label} for text, label in rows
+        )
 
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return self._encode(*self.rows[index]) if self.encoded is None else self.encoded[index]
-
-    def _encode(self, text, label):
-        texts = (text,) if isinstance(text, str) else text
-        return {**self.tokenizer(*texts, max_length=self.max_length, truncation=True), "labels": label}
+    def _tokens(self, text, **options):
+        return self.tokenizer(*((text,) if isinstance(text, str) else text), **options)
 
     def lengths(self):
         """Return the number of tokens of each row before it is cut."""
-        full = [len(self[i]["input_ids"]) for i in range(len(self))]
-        for i, length in enumerate(full):
-            if length >= self.max_length:
-                text = self.rows[i][0]
-                full[i] = len(self.tokenizer(*((text,) if isinstance(text, str) else text))["input_ids"])
-        return full
+        kept = [len(row["input_ids"]) for row in self]
+        pairs = zip(kept, self.rows)
+        return [n if n < self.max_length else len(self._tokens(text)["input_ids"]) for n, (text, _) in pairs]
 
 
 def say_cut(dataset, most=0.05):
@@ -81,7 +69,7 @@ def say_cut(dataset, most=0.05):
     if share > most:
         enough = lengths[int((1 - most) * (len(lengths) - 1))]
         said = f"warning: {said}; --max_length {enough} would cut at most {most:.0%}"
-    tokens = [token for i in range(min(len(dataset), 1000)) for token in dataset[i]["input_ids"]]
+    tokens = [token for row in dataset[:1000] for token in row["input_ids"]]
     unknown = tokens.count(dataset.tokenizer.unk_token_id) / len(tokens)
     if unknown > most:
         advice = "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese"

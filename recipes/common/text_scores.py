@@ -1,4 +1,4 @@
-"""Scores of answers and written texts, and the Trainer of data sets that compute their own scores.
+"""Scores of answers and written texts.
 
 answer_scores(["the cat"], [["cat", "a cat"]])  # SQuAD's: {"exact_match": 1.0, "f1": 1.0}
 rouge(["the cat sat"], ["the cat sleeps"])      # {"rouge_1": 0.67, "rouge_l": 0.67}
@@ -8,18 +8,7 @@ import re
 import string
 from collections import Counter
 
-from .fine_tuner import FineTuner
-
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-class ScoringTuner(FineTuner):
-    """A Trainer for data sets that score predictions themselves (`score`)."""
-
-    def evaluate(self, eval_dataset=None, *args, **kwargs):
-        """Evaluate with the data set's own score."""
-        self.compute_metrics = (eval_dataset or self.eval_dataset).score
-        return super().evaluate(eval_dataset, *args, **kwargs)
 
 
 def answer_scores(found, right):

@@ -9,7 +9,8 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from .errors import error
 
 SUFFIXES = (".tsv", ".csv", ".jsonl")
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
@@ -34,12 +35,6 @@ class Rows:
         default_factory=dict
     )  # training columns: "text_column", "text_pair_column", "label_column" -> name
     dropped: Counter = field(default_factory=Counter)  # reason -> rows
-
-
-def error(problem, **received):
-    """Return a ValueError with the problem and the values received."""
-    values = (f"{name}={str(value) if isinstance(value, Path) else value!r}" for name, value in received.items())
-    return ValueError(f"{problem} Received: {', '.join(values)}.")
 
 
 def split_files(path, suffixes, accepted=""):

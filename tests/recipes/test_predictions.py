@@ -88,7 +88,19 @@ def labels(tiny, tmp_path_factory):
     model.config.id2label, model.config.label2id = {0: "bad", 1: "good"}, {"bad": 0, "good": 1}
     model.save_pretrained(str(folder))
     predictors.load_tokenizer(tiny).save_pretrained(str(folder))
+    return note(folder)
+
+
+def note(folder, **more):
+    """Note what predictions need in the folder of a model, as a run does; return the folder."""
+    noted = {"recipe": "sequence_classification", "max_length": 64, "pair": False, **more}
+    (folder / "prediction.json").write_text(json.dumps(noted))
     return folder
+
+
+@pytest.fixture(scope="module")
+def labels_of_pairs(labels, tmp_path_factory):
+    return note(shutil.copytree(labels, tmp_path_factory.mktemp("pairs") / "run"), pair=True)
 
 
 TEXTS = [f"Return the {word}" for word in ("path", "value", "name", "delta", "café")]
@@ -137,11 +149,9 @@ def test_a_csv_begins_with_the_mark_that_excel_needs_and_is_read_back(labels, tm
     ids=["its own name", "a usual name", "one column", "its own place"],
 )
 def test_a_file_is_read_as_the_file_of_the_training(labels, tmp_path, capsys, trained_on, content):
-    shutil.copytree(labels, tmp_path / "run")
-    noted = {"recipe": "sequence_classification", "columns": {"text_column": trained_on, "label_column": "intent"}}
-    (tmp_path / "run/prediction.json").write_text(json.dumps(noted))
+    run = note(shutil.copytree(labels, tmp_path / "run"), columns={"text_column": trained_on, "label_column": "intent"})
     (tmp_path / "a.csv").write_text(content, encoding="utf-8")
-    predicted(capsys, tmp_path / "run", "--input", tmp_path / "a.csv", "--output", tmp_path / "out.jsonl")
+    predicted(capsys, run, "--input", tmp_path / "a.csv", "--output", tmp_path / "out.jsonl")
     assert [row["text"] for row in rows_of(tmp_path / "out.jsonl")] == TEXTS
 
 
@@ -163,27 +173,29 @@ def test_a_file_without_texts_is_refused(labels, tmp_path, name, content, says):
 def test_padding_does_not_change_a_label(labels):
     together = predictors.Predictor(labels)([(text * n,) for n, text in enumerate(TEXTS, 1)])
     for n, (text, row) in enumerate(zip(TEXTS, together), 1):
-        assert predict.label(labels, text * n) == (row["label"], pytest.approx(row["probability"], abs=1e-5))
+        (alone,) = predictors.Predictor(labels)([(text * n,)])
+        assert (alone["label"], alone["probability"]) == (row["label"], pytest.approx(row["probability"], abs=1e-5))
 
 
-def test_standard_input_and_pairs(labels, capsys, monkeypatch):
+def test_standard_input_and_pairs(labels, labels_of_pairs, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS) + "\n"))
     assert len(predicted(capsys, labels, "--input", "-").splitlines()) == 5
     monkeypatch.setattr("sys.stdin", io.StringIO("a text\tits partner\nanother\tone\n"))
-    assert len(predicted(capsys, labels, "--input", "-", "--pair").splitlines()) == 2
+    assert len(predicted(capsys, labels_of_pairs, "--input", "-", "--pair").splitlines()) == 2
     monkeypatch.setattr("sys.stdin", io.StringIO("a text\n"))
     with pytest.raises(SystemExit, match="Line 1 must be two texts with a tab between them.*'standard input'"):
-        predict.main([str(labels), "--input", "-", "--pair"])
+        predict.main([str(labels_of_pairs), "--input", "-", "--pair"])
     with pytest.raises(SystemExit, match="`--pair` needs an even number of texts"):
-        predict.main([str(labels), "--pair", *TEXTS])
+        predict.main([str(labels_of_pairs), "--pair", *TEXTS])
 
 
-def test_two_texts_are_two_inputs(labels, capsys):
-    one, two = (predict.label(labels, text) for text in TEXTS[:2])
-    assert predicted(capsys, labels, *TEXTS[:2]) == f"{one[0]} ({one[1]:.3f})\n{two[0]} ({two[1]:.3f})\n"
-    pair = predict.label(labels, *TEXTS[:2])
-    assert predicted(capsys, labels, "--pair", *TEXTS[:2]) == f"{pair[0]} ({pair[1]:.3f})\n"
-    assert not math.isclose(pair[1], one[1], abs_tol=1e-7)
+def test_two_texts_are_two_inputs(labels, labels_of_pairs, capsys):
+    applied = predictors.Predictor(labels)
+    rows = [*applied([(text,) for text in TEXTS[:2]]), *applied([TEXTS[:2]])]
+    one, two, pair = (f"{row['label']} ({row['probability']:.3f})\n" for row in rows)
+    assert predicted(capsys, labels, *TEXTS[:2]) == one + two
+    assert predicted(capsys, labels_of_pairs, "--pair", *TEXTS[:2]) == pair
+    assert not math.isclose(rows[2]["probability"], rows[0]["probability"], abs_tol=1e-7)
 
 
 def test_a_folder_of_no_output_is_refused(start, tmp_path):  # noqa: F811

@@ -19,6 +19,7 @@ import pytest
 import sequence_classification as recipe
 from common import text_data
 from common.comparison import compare
+from common.predictors import Predictor
 from common.run_folder import with_arguments_of_run
 from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser
 from processes import search_path
@@ -135,7 +136,7 @@ def test_any_file_trains(run, tmp_path, name):
     data = [done.trainer.train_dataset, done.trainer.eval_dataset, done.test]
     assert sum(map(len, data)) == len(ROWS)
     assert sorted(done.trainer.model.config.id2label.values()) == (["0", "1"] if "json" in name else ["bad", "good"])
-    segments = {max(example["token_type_ids"]) for part in data for example in part.encoded}
+    segments = {max(example["token_type_ids"]) for part in data for example in part}
     assert segments == ({1} if name == "pairs.tsv" else {0})
     assert re.search(r"test accuracy [01]\.\d{3} \(majority class: 0\.\d{3}\)", done.out)
     assert str(done.folder / "report.html") in done.out and (done.folder / "report.html").exists()
@@ -170,7 +171,7 @@ def test_a_model_that_returns_its_logits_in_a_tuple_trains(run):
     with pytest.warns(UserWarning, match="RANDOMLY"):
         done = run(model="XLMRobertaForSequenceClassification", **QUICK)
     assert 0 <= json.loads((done.folder / "results.json").read_text())["test accuracy"] <= 1
-    assert predict.label(str(done.folder), "a great day")[0] in ("good", "bad")
+    assert Predictor(done.folder)([("a great day",)])[0]["label"] in ("good", "bad")
 
 
 @pytest.mark.parametrize("name", ["named.csv", "pairs.tsv"])
@@ -189,9 +190,10 @@ def test_the_command_at_the_end_labels_a_text(run, tmp_path, capsys, name):
     logits = paddle.to_tensor(done.trainer.predict(done.test).predictions)
     for row in (0, len(done.test) - 1):
         words = done.test.rows[row][0]
-        found = predict.label(folder, *([words] if isinstance(words, str) else words))
-        assert found[0] == done.trainer.model.config.id2label[int(logits[row].argmax())]
-        assert found[1] == pytest.approx(float(paddle.nn.functional.softmax(logits[row]).max()), abs=1e-5)
+        (found,) = Predictor(folder)([(words,) if isinstance(words, str) else words])
+        assert found["label"] == done.trainer.model.config.id2label[int(logits[row].argmax())]
+        expected = float(paddle.nn.functional.softmax(logits[row]).max())
+        assert found["probability"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_what_cannot_be_labelled_is_said_in_one_line(run):
@@ -240,7 +242,7 @@ def test_max_length(run, tmp_path, options):
         lines(("text", "other", "label"), *((f"{x} {x}", x, y) for x, y in ROWS), sep="\t")
     )
     done = run(data="long.tsv", max_length=6, **(options or {"text_column": 0, "label_column": 2}), **QUICK)
-    assert {len(example["input_ids"]) for example in done.trainer.train_dataset.encoded} == {6}
+    assert {len(example["input_ids"]) for example in done.trainer.train_dataset} == {6}
 
 
 @pytest.mark.representatives(count=2)

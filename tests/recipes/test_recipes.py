@@ -20,7 +20,7 @@ import pytest
 import question_answering
 import seq2seq
 import token_classification
-from common import arguments, image_data, parts, pretrained, text_data, text_scores, text_sources
+from common import arguments, image_data, language_data, parts, pretrained, text_data, text_scores, text_sources
 from paddlenlp.trainer import PdArgumentParser
 
 from paddle_ldopt import LdoptConfig
@@ -417,9 +417,9 @@ def test_jsonl_rows(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"a": "x", "b": "y"}\n\n{"a": "z", "b": ""}\n')
     records = text_sources.read_jsonl(tmp_path / "a.jsonl")
     options = seq2seq.Options(source_field="a", target_field="b")
-    assert seq2seq.pairs(records[:1], options, "a.jsonl") == [("x", "y")]
+    assert language_data.pairs(records[:1], options, "a.jsonl") == [("x", "y")]
     with pytest.raises(ValueError, match=r"Row 2 lacks a text: .*target_field='b'"):
-        seq2seq.pairs(records, options, "a.jsonl")
+        language_data.pairs(records, options, "a.jsonl")
 
 
 def test_hub_rows():
