@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import pathlib
 import re
 import signal
 import sys
@@ -283,20 +282,6 @@ def test_every_option_of_ours_has_a_help_text(name):
 )
 def test_the_verdict_of_a_comparison(uniform, layerwise, says):
     assert re.search(says, comparison.verdict(uniform, layerwise, "uniform", "decay"))
-
-
-def test_a_comparison_leaves_a_report(tmp_path, capsys):
-    scores = iter([(0.5, 0.5), (0.5, 0.6), (0.6, 0.8), (0.6, 0.91)])
-    args = recipe.Arguments(output_dir=str(tmp_path), layerwise_lr_decay=0.9)
-    comparison.compare(args, [1e-3], 2, train=lambda now: next(scores), description="the data")
-    page = (tmp_path / "report.html").read_text()
-    printed = capsys.readouterr().out
-    (said,) = re.findall(r"^Verdict: .*$", printed, re.M)
-    assert f"<p>{said}</p>" in page and "<p>the data</p>" in page and page.count("<img") == 1
-    assert "decay 0.9: 0.855 ± 0.078 at learning rate 0.001, the best by validation" in page
-    assert "logging folder" not in page, "a comparison writes none"
-    assert "<td>0.001</td><td>0.550 ± 0.071</td><td>0.855 ± 0.078</td>" in page
-    assert f"report: {pathlib.Path(args.output_dir, 'report.html')}" in printed
 
 
 def test_the_interval_is_students():

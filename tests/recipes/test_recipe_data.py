@@ -331,44 +331,44 @@ def tsv(rows):
 
 
 GOOD = tsv(ROWS)
-MISTAKES = {  # name: (files, what is loaded, options, what the message says)
+
+
+def of_file(name, content, says, **options):
+    return {name: content}, name, options, says
+
+
+MISTAKES = {  # name: (files, source, options, what the message says)
     "missing file": ({}, "a.tsv", {}, "The source does not exist. Accepted: .*docstrings"),
     "unknown kind": ({}, "sql:table", {}, "The source does not exist. Accepted: .*datasets:NAME"),
     "hub without a name": ({}, "datasets:", {}, "The source does not exist. Accepted"),
-    "wrong ending": ({"a.xlsx": "x"}, "a.xlsx", {}, r"must end in \.tsv, \.csv, \.jsonl"),
-    "empty": ({"a.tsv": ""}, "a.tsv", {}, "The file has no rows"),
-    "only a header": ({"a.csv": "text,label\n"}, "a.csv", {}, "The file has no rows"),
-    "no objects": ({"a.jsonl": "\n"}, "a.jsonl", {}, "The file has no rows"),
-    "one label": ({"a.tsv": tsv((t, "x") for t, _ in ROWS)}, "a.tsv", {}, r"two labels or more.*\['x'\]"),
-    "missing column": ({"a.tsv": GOOD + "no tab\n"}, "a.tsv", {}, "Line 61 must have 2 columns, not 1"),
-    "column too many": ({"a.tsv": GOOD + "a tab\tin it\tgood\n"}, "a.tsv", {}, "Line 61 must have 2 columns, not 3"),
-    "empty text": ({"a.tsv": GOOD + " \tgood\n"}, "a.tsv", {}, "Line 61 has no text"),
-    "empty label": ({"a.tsv": GOOD + "text\t \n"}, "a.tsv", {}, "Line 61 has no string or number"),
-    "missing key": (
-        {"a.jsonl": '{"text": "a", "label": 1}\n\n{"text": "b"}'},
-        "a.jsonl",
-        {},
-        "Line 3 has no string or number",
-    ),
-    "list as label": ({"a.jsonl": '{"text": "a", "label": [1]}'}, "a.jsonl", {}, "Line 1 has no string or number"),
-    "continuous labels": (
-        {"a.tsv": tsv((text, i % 30 / 7) for i, (text, _) in enumerate(ROWS))},
+    "wrong ending": of_file("a.xlsx", "x", r"must end in \.tsv, \.csv, \.jsonl"),
+    "empty": of_file("a.tsv", "", "The file has no rows"),
+    "only a header": of_file("a.csv", "text,label\n", "The file has no rows"),
+    "no objects": of_file("a.jsonl", "\n", "The file has no rows"),
+    "one label": of_file("a.tsv", tsv((t, "x") for t, _ in ROWS), r"two labels or more.*\['x'\]"),
+    "missing column": of_file("a.tsv", GOOD + "no tab\n", "Line 61 must have 2 columns, not 1"),
+    "column too many": of_file("a.tsv", GOOD + "a tab\tin it\tgood\n", "Line 61 must have 2 columns, not 3"),
+    "empty text": of_file("a.tsv", GOOD + " \tgood\n", "Line 61 has no text"),
+    "empty label": of_file("a.tsv", GOOD + "text\t \n", "Line 61 has no string or number"),
+    "missing key": of_file("a.jsonl", '{"text": "a", "label": 1}\n\n{"text": "b"}', "Line 3 has no string or number"),
+    "list as label": of_file("a.jsonl", '{"text": "a", "label": [1]}', "Line 1 has no string or number"),
+    "continuous labels": of_file(
         "a.tsv",
-        {"has_header": False},
+        tsv((text, i % 30 / 7) for i, (text, _) in enumerate(ROWS)),
         r"continuous numbers \(0.0, 0.14.*bin them.*label_column='1'",
+        has_header=False,
     ),
-    "unique labels": (
-        {"a.tsv": tsv((text, f"id{i}") for i, (text, _) in enumerate(ROWS))},
+    "unique labels": of_file(
         "a.tsv",
-        {"has_header": False},
+        tsv((text, f"id{i}") for i, (text, _) in enumerate(ROWS)),
         "60 of 60 rows have a unique label.*identifier",
+        has_header=False,
     ),
-    "one name twice": ({"a.csv": "text,label,text\na,b,c\n"}, "a.csv", {}, r"the same name: \['text'\]"),
-    "one key twice": ({"a.jsonl": '{"text": "a", "text": "b"}'}, "a.jsonl", {}, r"the same name: \['text'\]"),
-    "many wrong rows": (
-        {"a.tsv": GOOD + " \tgood\nno tab\n" + "\tbad\n" * 7},
+    "one name twice": of_file("a.csv", "text,label,text\na,b,c\n", r"the same name: \['text'\]"),
+    "one key twice": of_file("a.jsonl", '{"text": "a", "text": "b"}', r"the same name: \['text'\]"),
+    "many wrong rows": of_file(
         "a.tsv",
-        {},
+        GOOD + " \tgood\nno tab\n" + "\tbad\n" * 7,
         "Line 61 has no text.*; Line 62 must have 2 .*; Line 63 has no text in column '0'; 9 of 69 rows are wrong",
     ),
     "pair in train alone": (
@@ -380,44 +380,30 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
         {},
         "need the columns of the training rows",
     ),
-    "text is a list": ({"a.jsonl": '{"text": ["a"], "label": 1}'}, "a.jsonl", {}, "Line 1 has no text"),
-    "broken json": ({"a.jsonl": '{"text": "a", "label": 1}\n{"text"'}, "a.jsonl", {}, "after line 1 cannot be read"),
-    "json list": ({"a.jsonl": "[1, 2]"}, "a.jsonl", {}, "at the top cannot be read: not a JSON object"),
-    "open quote": ({"a.csv": 'a,x\n"b,y\nc,x\n'}, "a.csv", {}, "after line 1 cannot be read"),
-    "unknown name": (
-        {"a.csv": "text,label\na,b\n"},
-        "a.csv",
-        {"label_column": "x"},
-        r"\['text', 'label'\].*label_column='x'",
-    ),
-    "position too high": ({"a.tsv": GOOD}, "a.tsv", {"label_column": 2}, r"Valid: \['0', '1'\].*label_column=2"),
-    "no usual name": (
-        {"a.csv": "a,b,c\n1,2,3\n"},
-        "a.csv",
-        {"has_header": True},
-        r"`text_column`. Valid: \['a', 'b', 'c'\]",
-    ),
-    "same column": ({"a.tsv": GOOD}, "a.tsv", {"text_column": 1}, "different columns"),
-    "doubtful header": (
-        {"a.tsv": "body\tstars\n" + GOOD},
+    "text is a list": of_file("a.jsonl", '{"text": ["a"], "label": 1}', "Line 1 has no text"),
+    "broken json": of_file("a.jsonl", '{"text": "a", "label": 1}\n{"text"', "after line 1 cannot be read"),
+    "json list": of_file("a.jsonl", "[1, 2]", "at the top cannot be read: not a JSON object"),
+    "open quote": of_file("a.csv", 'a,x\n"b,y\nc,x\n', "after line 1 cannot be read"),
+    "unknown name": of_file("a.csv", "text,label\na,b\n", r"\['text', 'label'\].*label_column='x'", label_column="x"),
+    "position too high": of_file("a.tsv", GOOD, r"Valid: \['0', '1'\].*label_column=2", label_column=2),
+    "no usual name": of_file("a.csv", "a,b,c\n1,2,3\n", r"`text_column`. Valid: \['a', 'b', 'c'\]", has_header=True),
+    "same column": of_file("a.tsv", GOOD, "different columns", text_column=1),
+    "doubtful header": of_file(
         "a.tsv",
-        {},
+        "body\tstars\n" + GOOD,
         "first row's label 'stars'.*pass `--text_column` and `--label_column`.*has_header F",
     ),
-    "not UTF-8": (
-        {"a.tsv": GOOD.encode() + b"caf\xe9\tx\n"},
-        "a.tsv",
-        {},
-        "Line 61 is not UTF-8.*`--encoding cp1252` or `gb18030`",
+    "not UTF-8": of_file(
+        "a.tsv", GOOD.encode() + b"caf\xe9\tx\n", "Line 61 is not UTF-8.*`--encoding cp1252` or `gb18030`"
     ),
-    "UTF-16": ({"a.csv": GOOD.encode("utf-16")}, "a.csv", {}, "Line 1 is not UTF-8.*pass `--encoding utf-16`"),
-    "one column": ({"a.csv": "a\nb\n"}, "a.csv", {}, r"Valid: \['0'\] \(numbers: the file has no column names\)"),
+    "UTF-16": of_file("a.csv", GOOD.encode("utf-16"), "Line 1 is not UTF-8.*pass `--encoding utf-16`"),
+    "one column": of_file("a.csv", "a\nb\n", r"Valid: \['0'\] \(numbers: the file has no column names\)"),
     "no train file": ({"test.tsv": GOOD}, ".", {}, "The folder must have one train file"),
     "two train files": ({"train.tsv": GOOD, "train.csv": "a,b\n"}, ".", {}, r"\['train.csv', 'train.tsv'\]"),
     "new label": ({"train.tsv": GOOD, "test.tsv": "a\tok\nb\tok\n"}, ".", {}, r"test rows have labels .*\['ok'\]"),
-    "too few to split": ({"a.tsv": "a\tx\nb\ty\n" * 2}, "a.tsv", {"has_header": False}, "No rows are left for"),
-    "too many a class": ({"a.tsv": GOOD}, "a.tsv", {"examples_per_class": 31}, "examples_per_class=31"),
-    "none a class": ({"a.tsv": GOOD}, "a.tsv", {"examples_per_class": 0}, "examples_per_class=0"),
+    "too few to split": of_file("a.tsv", "a\tx\nb\ty\n" * 2, "No rows are left for", has_header=False),
+    "too many a class": of_file("a.tsv", GOOD, "examples_per_class=31", examples_per_class=31),
+    "none a class": of_file("a.tsv", GOOD, "examples_per_class=0", examples_per_class=0),
 }
 
 

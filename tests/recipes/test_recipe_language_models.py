@@ -35,11 +35,7 @@ def arguments(recipe, folder, *more):
 def test_a_row_has_the_next_token_at_each_of_the_text():
     inputs, labels = encode_pairs([("ab", "cd"), ("ab", "cdefg"), ("abcdefgh", "i")], 5)
     assert [bytes(row.tolist()) for row in inputs.astype("uint8")] == [b"abcd\0", b"abcde", b"abcde"]
-    assert labels.tolist() == [
-        [IGNORED, *b"cd\n", IGNORED],
-        [IGNORED, *b"cdef"],
-        [IGNORED] * 5,
-    ]
+    assert labels.tolist() == [[IGNORED, *b"cd\n", IGNORED], [IGNORED, *b"cdef"], [IGNORED] * 5]
 
 
 def test_rows_of_a_tokenizer():

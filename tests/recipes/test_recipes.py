@@ -57,7 +57,7 @@ OWN = {  # reading the library's own files takes seconds: rows of the same form
         [
             (f"What is the default of {w}?", f"f({w}={i}) - {s}", (str(i),), len(w) + 3)
             for i, (s, w) in enumerate(zip(SENTENCES, WORDS * 14))
-        ],
+        ]
     ),
     "written_dates": lambda: dealt([(s, s.split()[2]) for s in SENTENCES], key=lambda row: row[0]),
     "docstring_pairs": lambda: dealt([(s, f"which is {s}", i % 2) for i, s in enumerate(SENTENCES)]),
@@ -175,8 +175,13 @@ def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
         assert len(mine) >= 4 and {key: settings[key] for key in mine} == {key: config[key] for key in mine}
 
 
-@pytest.mark.representatives(count=2)
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - OWN_TESTS))
+@pytest.mark.parametrize(
+    "name",
+    [  # a loop of its own, and the Trainer
+        name if name in ("matching", "token_classification") else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(set(RECIPES) - OWN_TESTS)
+    ],
+)
 def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monkeypatch, name):
     few = ["--save_steps", "100"] + ([] if name == "matching" else ["--no_load_best_model_at_end"])
     start(name, *two_steps(name, tmp_path / "whole"), *few)
@@ -248,14 +253,8 @@ def test_a_loop_trains_on_pairs_of_ones_own_and_leaves_a_model_to_start_from(sta
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (
-            ["--optim", "adamw"],
-            "`save_optimizer`, which is for .*adamwdl.*Received: optim='adamw'",
-        ),
-        (
-            ["--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_ratio", "0"],
-            "needs no metric. Received: lr_sch",
-        ),
+        (["--optim", "adamw"], "`save_optimizer`, which is for .*adamwdl.*Received: optim='adamw'"),
+        (["--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_ratio", "0"], "needs no metric. Received: lr_sch"),
     ],
 )
 def test_what_a_loop_cannot_do_is_refused_before_it_begins(start, tmp_path, argv, says):
@@ -408,7 +407,8 @@ def test_a_rate_beside_relative_step_is_refused(start, tmp_path, given):
 
 
 def test_a_report_names_no_rate_that_the_optimizer_does_not_take(start, tmp_path):
-    start("seq2seq", "--relative_step", *two_steps("seq2seq", tmp_path / "out"))
+    once = ["--evaluation_strategy", "no", "--save_strategy", "no", "--no_load_best_model_at_end"]
+    start("seq2seq", "--relative_step", *two_steps("seq2seq", tmp_path / "out"), *once)
     page = (tmp_path / "out/report.html").read_text()
     assert "learning rate the optimizer&#x27;s own" in page and "learning rate 0." not in page
 
