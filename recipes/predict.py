@@ -84,15 +84,15 @@ def _lines(lines, width, source):
             yield texts
 
 
-def write(found, path, out):
+def write(predictions, path, out):
     """Write each prediction at once: to a .csv or .jsonl file, or as a line on standard output."""
     writer = None
-    for row in found:
+    for row in predictions:
         if path is None:
-            said = row.get("label", row.get("answer", row.get("output")))
-            said = " ".join(f"{w}/{t}" for w, t in zip(row["words"], row["tags"])) if "tags" in row else said
+            text = row.get("label", row.get("answer", row.get("output")))
+            text = " ".join(f"{w}/{t}" for w, t in zip(row["words"], row["tags"])) if "tags" in row else text
             probability = row["probability"] if "probability" in row else min(row["probabilities"], default=1.0)
-            print(f"{said} ({probability:.3f})", file=out, flush=True)
+            print(f"{text} ({probability:.3f})", file=out, flush=True)
         elif path.suffix.lower() == ".jsonl":
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
         else:

@@ -94,7 +94,7 @@ class Windows(list):
 
     def __init__(self, rows, tokenizer, options):
         super().__init__()
-        self.rows, self.most, self.places = rows, options.max_answer_length, []
+        self.rows, self.max_answer_length, self.places = rows, options.max_answer_length, []
         for index, (question, context, answers, begin) in enumerate(rows):
             asked, spans = tokenizer(question)["input_ids"], _spans(context, tokenizer)
             first = len(asked)  # [CLS] question [SEP], then the window
@@ -120,7 +120,7 @@ class Windows(list):
             inside = slice(first, first + len(spans))
             sums = np.add.outer(begin[inside], end[inside])
             length = np.subtract.outer(np.arange(len(spans)), np.arange(len(spans))).T  # the length minus one
-            sums[(length < 0) | (length >= self.most)] = -np.inf
+            sums[(length < 0) | (length >= self.max_answer_length)] = -np.inf
             a, b = np.unravel_index(np.argmax(sums), sums.shape)
             best[index] = max(best[index], (float(sums[a, b]), self.rows[index][1][spans[a][0] : spans[b][1]]))
         return list(best.values())

@@ -86,7 +86,7 @@ class Pairs(list):
 class Writer(ScoringTuner):
     """The Trainer; it evaluates texts that the model writes by greedy search."""
 
-    most = 8  # tokens of an output
+    max_new_tokens = 8  # tokens of an output
 
     def compute_loss(self, model, inputs, return_outputs=False):
         """Return the cross entropy of the targets."""
@@ -99,7 +99,8 @@ class Writer(ScoringTuner):
         with paddle.no_grad():
             loss = self.compute_loss(model, inputs)
             read = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            written = self.model.generate(**read, max_new_tokens=self.most, decode_strategy="greedy_search")[0]
+            greedily = {"max_new_tokens": self.max_new_tokens, "decode_strategy": "greedy_search"}
+            written = self.model.generate(**read, **greedily)[0]
         return loss, written, inputs["labels"]
 
 
@@ -125,21 +126,22 @@ def build(args, options, parts):
     if options.relative_step:
         if str(args.optim) != "adafactor":
             raise error("`relative_step` is an option of Adafactor.", optim=str(args.optim))
-        given = LdoptConfig.from_arguments(args).to_dict()
-        ours = {"learning_rate": None, "optim_kwargs": {**given["optim_kwargs"], "relative_step": True}}
+        settings = LdoptConfig.from_arguments(args).to_dict()
+        ours = {"learning_rate": None, "optim_kwargs": {**settings["optim_kwargs"], "relative_step": True}}
         no_schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
-        kept = {name: value for name, value in given.items() if name not in no_schedule}
+        kept = {name: value for name, value in settings.items() if name not in no_schedule}
         optimizers = LdoptConfig.from_dict({**kept, **ours}).build(model)
 
     data = parts.each(lambda rows: Pairs(rows, tokenizer, options))
     collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
-    for what, name, most in (("Sources", "input_ids", "max_length"), ("Targets", "labels", "max_target_length")):
-        full = sum(len(row[name]) >= getattr(options, most) for row in data["train"])
-        cut = f"{what} are cut off after {getattr(options, most)} tokens"
-        print(f"{cut}; {full} of {len(parts.train)} training rows have as many or more.", flush=True)
+    limits = {"input_ids": ("Sources", options.max_length), "labels": ("Targets", options.max_target_length)}
+    for name, (texts, limit) in limits.items():
+        full = sum(len(row[name]) >= limit for row in data["train"])
+        rows = f"{full} of {len(parts.train)} training rows have as many or more"
+        print(f"{texts} are cut off after {limit} tokens; {rows}.", flush=True)
     sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     trainer = Writer(model, args=args, data_collator=collator, tokenizer=tokenizer, optimizers=optimizers, **sets)
-    trainer.most = options.max_target_length
+    trainer.max_new_tokens = options.max_target_length
     return trainer, data["test"]
 
 

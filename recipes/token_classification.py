@@ -108,12 +108,12 @@ class TaggedWords(list):
             self.append({**row, "labels": [IGNORED] * before + labels[:room] + [IGNORED] * after})
 
 
-def tag_scores(found, right):
+def tag_scores(predicted, expected):
     """Return the accuracy of lists of tags, and for tags B-, I-, O also the F1 of the entities."""
-    flat = [(a, b) for one, other in zip(found, right) for a, b in zip(one, other)]
+    flat = [(a, b) for one, other in zip(predicted, expected) for a, b in zip(one, other)]
     scores = {"accuracy": sum(a == b for a, b in flat) / max(len(flat), 1)}
     if all(re.fullmatch("O|[BIES]-.+", tag) for tag in {b for _, b in flat}):
-        scores["f1"] = float(f1_score(right, found, zero_division=0))
+        scores["f1"] = float(f1_score(expected, predicted, zero_division=0))
     return scores
 
 

@@ -54,19 +54,6 @@ class FileSchedule(ScheduleCallback):
             super().on_train_begin(*args, **kwargs)
 
 
-def add_callbacks(trainer, report):
-    """Add the callbacks of all recipes to a Trainer: report, rates of the layers, schedule, early stopping."""
-    args = trainer.args
-    trainer.add_callback(report)
-    trainer.add_callback(LayerLRCallback())
-    known_beforehand = trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC
-    if known_beforehand:
-        schedule = ScheduleCallback if args.verbose else FileSchedule
-        trainer.add_callback(schedule(f"{args.output_dir}/schedule.png"))  # also schedule.csv
-    if args.load_best_model_at_end:
-        trainer.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
-
-
 def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None):
     """Train, evaluate on the test split, write results and report; print the score and the baseline.
 
@@ -90,10 +77,14 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     rate = f"{args.learning_rate:g}" if trainer.optimizer is None else "the optimizer's own"
     rates = f"decay {args.layerwise_lr_decay:g}, learning rate {rate}"
     report = RunReport(args.output_dir, f"{options.model} on {options.data}, {rates}", trainer.layer_map)
-    add_callbacks(trainer, report)
     check_data(args, parts)
-    stop = StopWithCheckpoint()
-    for callback in (noted_arguments, stop):
+    callbacks, stop = [report, LayerLRCallback()], StopWithCheckpoint()
+    if trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC:  # known beforehand
+        schedule = ScheduleCallback if args.verbose else FileSchedule
+        callbacks.append(schedule(f"{args.output_dir}/schedule.png"))  # also schedule.csv
+    if args.load_best_model_at_end:
+        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
+    for callback in (*callbacks, noted_arguments, stop):
         trainer.add_callback(callback)
     progress = None if args.verbose else replace_progress(trainer)
     began = time.perf_counter()

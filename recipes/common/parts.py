@@ -103,9 +103,9 @@ def check_rows(parts, source):
             raise error(f"No rows are left for {split}: give more rows, or a {split} file.", source=source)
 
 
-def check_examples(counts, most, rows):
-    """Raise ValueError if `most` is not from 1 to the rows of the rarest class."""
+def check_examples(counts, per_class, rows):
+    """Raise ValueError if `per_class` is not from 1 to the rows of the rarest class."""
     fewest = min(counts, key=counts.get)
-    if type(most) is not int or not 1 <= most <= counts[fewest]:
+    if type(per_class) is not int or not 1 <= per_class <= counts[fewest]:
         problem = f"`examples_per_class` must be from 1 to {counts[fewest]}, the training {rows} of {fewest!r}."
-        raise error(problem, examples_per_class=most)
+        raise error(problem, examples_per_class=per_class)

@@ -57,24 +57,24 @@ class TextDataset(list):
         return [n if n < self.max_length else len(self._tokens(text)["input_ids"]) for n, (text, _) in pairs]
 
 
-def say_cut(dataset, most=0.05):
-    """Return what `max_length` cuts of a `TextDataset`, with advice if it is more than `most` of the rows.
+def say_cut(dataset, limit=0.05):
+    """Return what `max_length` cuts of a `TextDataset`, with advice if it is more than `limit` of the rows.
 
-    A second line warns of a tokenizer that does not know more than `most` of the tokens, such as MiniLM's of Chinese.
+    A second line warns of a tokenizer that does not know more than `limit` of the tokens, such as MiniLM's of Chinese.
     """
     lengths = sorted(dataset.lengths())
     cut = sum(length > dataset.max_length for length in lengths)
-    share, kept = cut / len(lengths), dataset.max_length
-    said = f"{cut} of {len(lengths)} training texts ({share:.1%}) are cut to max_length={kept}"
-    if share > most:
-        enough = lengths[int((1 - most) * (len(lengths) - 1))]
-        said = f"warning: {said}; --max_length {enough} would cut at most {most:.0%}"
+    share, length = cut / len(lengths), dataset.max_length
+    line = f"{cut} of {len(lengths)} training texts ({share:.1%}) are cut to max_length={length}"
+    if share > limit:
+        enough = lengths[int((1 - limit) * (len(lengths) - 1))]
+        line = f"warning: {line}; --max_length {enough} would cut at most {limit:.0%}"
     tokens = [token for row in dataset[:1000] for token in row["input_ids"]]
     unknown = tokens.count(dataset.tokenizer.unk_token_id) / len(tokens)
-    if unknown > most:
+    if unknown > limit:
         advice = "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese"
-        said += f".\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}"
-    return f"{said}."
+        line += f".\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}"
+    return f"{line}."
 
 
 def load_splits(
