@@ -20,10 +20,11 @@ from common.fine_tuning import Score, entry_point, fine_tune
 from common.language_data import IGNORED, load_pairs
 from common.library_data import written_dates
 from common.pretrained import load_model, load_tokenizer
+from common.run_folder import names_in
 from common.text_scores import best_lead, rouge, words
 from common.trainers import ScoringTuner
 from paddlenlp.data import DataCollatorForSeq2Seq
-from paddlenlp.trainer import PdArgumentParser, set_seed
+from paddlenlp.trainer import set_seed
 
 from paddle_ldopt import LdoptConfig
 
@@ -104,16 +105,6 @@ class Writer(ScoringTuner):
         return loss, written, inputs["labels"]
 
 
-def check_rate_is_left_out(argv):
-    """Raise ValueError if a command line sets a learning rate or a schedule, which would have no effect."""
-    parser = PdArgumentParser((Options, Arguments))
-    parser.set_defaults(**dict.fromkeys(SCHEDULE))
-    line = vars(parser.parse_known_args(argv)[0])
-    given = {name: line[name] for name in SCHEDULE if line[name] is not None}
-    if given:
-        raise error("With `relative_step` Adafactor sets its own learning rate: leave these arguments out.", **given)
-
-
 def build(args, options, parts):
     """Return a Trainer with a model for the rows, and the test rows as a data set."""
     set_seed(args.seed)
@@ -148,8 +139,10 @@ def build(args, options, parts):
 def run(argv):
     """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
-    if options.relative_step:
-        check_rate_is_left_out(argv)
+    without_effect = {name: getattr(args, name) for name in SCHEDULE if name in names_in(argv)}
+    if options.relative_step and without_effect:
+        problem = "With `relative_step` Adafactor sets its own learning rate: leave these arguments out."
+        raise error(problem, **without_effect)
     parts = load_pairs(options, own={"dates": written_dates})
     print(parts.description, flush=True)
     first = best_lead(parts.train)

@@ -54,11 +54,7 @@ def judge(names, inputs=None):
 def details(logits, right, names, inputs=None):
     """Return precision, recall and F1 of each class, the confusion matrix, the most confident mistakes.
 
-    Args:
-        logits (array): [rows, classes].
-        right (array): the class number of each row.
-        names (list[str]): names of the classes.
-        inputs (list, optional): the text or pair of each row; without it, mistakes are not listed.
+    `right` are the class numbers of the rows. Mistakes are listed if `inputs` are given, the text or pair of each row.
     """
     probabilities, right = softmax(np.asarray(logits, "float64"), axis=-1), np.asarray(right)
     predicted, numbers = probabilities.argmax(-1), np.arange(len(names))

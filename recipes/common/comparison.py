@@ -43,12 +43,8 @@ def compare(args, learning_rates, seeds, train, description=""):
     The validation score chooses the best rate of each arm; its test scores are compared. Each finished run is added to
     ``compare.json``; a run that diverged has no score. ``report.html`` has the table, a plot and the verdict.
 
-    Args:
-        args (TrainingArguments): with `layerwise_lr_decay`, the decay of the second arm.
-        learning_rates (list[float]): the rates.
-        seeds (int): number of seeds, from `args.seed` on.
-        train (callable): args -> (validation score, test score) of a new model.
-        description (str): the data.
+    The second arm has the decay of `args`; the `seeds` seeds begin with that of `args`. `train(args)` returns the
+    validation score and the test score of a new model. `description` is of the data.
     """
     arms, runs = {"uniform": 1.0, f"decay {args.layerwise_lr_decay:g}": args.layerwise_lr_decay}, []
     todo = [(rate, arm, args.seed + seed) for rate in learning_rates for arm in arms for seed in range(seeds)]
@@ -125,13 +121,8 @@ def _draw(axes, runs, learning_rates, arms):
 def tabulate(runs, arms, title):
     """Print the test scores by learning rate and arm, and each arm at its best rate.
 
-    Args:
-        runs (list[dict]): results, one of each run.
-        arms (dict): name -> the values in `runs` that an arm's runs have in common.
-        title (str): of the table.
-
-    Returns:
-        tuple: the header, the rows, and arm -> (sentence, test scores) at its best rate.
+    `arms` is name -> the values that an arm's runs have in common. Return the header and the rows of the table, and
+    arm -> (sentence, test scores) at its best rate.
     """
     rates = dict.fromkeys(run["learning_rate"] for run in runs)
     header, rows, best = ("learning rate", *arms), [], {}

@@ -19,7 +19,7 @@ from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback
 
 from .arguments import LOWER_IS_BETTER
 from .progress import replace_progress
-from .run_folder import NoteArguments, check_data, note_for_predictions, write_json
+from .run_folder import NoteArguments, check_data, names_in, note_for_predictions, write_json
 from .stopping import StopWithCheckpoint
 
 
@@ -143,11 +143,10 @@ def _why_it_stopped(args, state):
 
 def defaults_of(settings, argv, *objects):
     """Return setting -> default for settings on the command line, and the value of the others, which may be derived."""
-    given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
     fields = {field.name: field for one in objects for field in dataclasses.fields(one)}
     made = {name: field.default_factory for name, field in fields.items() if field.default_factory is not MISSING}
     defaults = {name: made[name]() if name in made else field.default for name, field in fields.items()}
-    return {name: defaults.get(name) if name in given else value for name, value in settings.items()}
+    return {name: defaults.get(name) if name in names_in(argv) else value for name, value in settings.items()}
 
 
 def conclude(folder, score, reached, more, report, *, settings, description, tables=None, defaults=None):

@@ -27,9 +27,7 @@ from .trainers import logits_of
 class Predictor:
     """A function from a list of tuples, one for each input, to a list of dicts with outputs and probabilities.
 
-    Args:
-        folder (str): of the run; ValueError if it has no model, or one without an output of its own.
-        max_length (int, optional): tokens to which a text is cut; as in the training if None.
+    `folder` is a run or a checkpoint in it. Texts are cut to `max_length` tokens, by default as in the training.
     """
 
     def __init__(self, folder, max_length=None):

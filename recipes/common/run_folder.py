@@ -62,6 +62,11 @@ def take(argv, name):
     return getattr(given, name), rest
 
 
+def names_in(argv):
+    """Return the names of the arguments in a command line."""
+    return {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
+
+
 def with_arguments_of_run(argv):
     """Return the command line of a resume: the run's last arguments, overridden by `argv`; others are unchanged."""
     given, rest = take(argv, "resume_from_checkpoint")
