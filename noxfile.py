@@ -21,6 +21,7 @@ CORE = ["optimizers", "saving", "kernels/test_kernels.py", "layers/test_map.py",
 CORE += ["layers/test_stacks.py", "schedules/test_schedules.py", "schedules/test_warmup.py", "test_accumulation.py"]
 # none of them needs PaddleNLP
 TOOLS = ["pytest>=8", "pytest-timeout", "pytest-xdist", "pytest-random-order", "hypothesis"]
+TOOLS += ["protobuf<7"]  # with 7, fleet refuses its own setting `hybrid_configs`, and VisualDL crashes
 
 nox.options.error_on_missing_interpreters = False
 nox.options.sessions = ["interpreters", "core"]
