@@ -92,8 +92,8 @@ def sizes(parts):
 def warn_of_few(parts):
     """Return a line that warns if the validation or test rows are too few to judge a model by, or "" if not."""
     few = [f"{len(parts[split])} {split}" for split in ("validation", "test") if len(parts[split]) < FEW]
-    said = f"scores of fewer than {FEW} rows mean little; give more rows, or files of their own for these splits"
-    return f"\nwarning: only {' and '.join(few)} rows: {said}." if few else ""
+    advice = f"scores of fewer than {FEW} mean little; give more rows, or files of their own for these splits"
+    return f"\nwarning: few rows to judge by ({', '.join(few)}): {advice}." if few else ""
 
 
 def check_rows(parts, source):

@@ -250,7 +250,7 @@ def test_the_description_says_what_is_used(tmp_path):
     assert splits.columns == {"text_column": "text", "label_column": "label"}
     dropped = 60 - len(everything(splits))
     assert f"Rows dropped: {dropped} beyond `examples_per_class`." in splits.description
-    assert "Rows dropped: none.\nwarning: only " in load_splits(path).description
+    assert "Rows dropped: none.\nwarning: few rows " in load_splits(path).description
 
 
 def test_a_usual_name_that_no_row_has_as_its_label_is_a_header(tmp_path):
@@ -265,11 +265,11 @@ def test_splits_that_are_too_small_to_judge_by_are_warned_of(tmp_path):
     write(tmp_path / "dev.tsv", ROWS[:19], ("text", "label"))
     write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
     (warning,) = load_splits(tmp_path).description.splitlines()[1:]
-    assert warning.startswith("warning: only 19 validation rows: scores of fewer than 20 rows mean little")
+    assert warning.startswith("warning: few rows to judge by (19 validation): scores of fewer than 20 mean little")
     write(tmp_path / "test.tsv", ROWS[:2], ("text", "label"))
-    assert "\nwarning: only 19 validation and 2 test rows: " in load_splits(tmp_path).description
+    assert "\nwarning: few rows to judge by (19 validation, 2 test): " in load_splits(tmp_path).description
     write(tmp_path / "dev.tsv", ROWS[:20], ("text", "label"))
-    assert "\nwarning: only 2 test rows: " in load_splits(tmp_path).description
+    assert "\nwarning: few rows to judge by (2 test): " in load_splits(tmp_path).description
     write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
     assert "warning" not in load_splits(tmp_path).description
 

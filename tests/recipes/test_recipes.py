@@ -446,7 +446,7 @@ def test_a_split_that_is_missing_is_dealt_out_of_the_training_rows(tmp_path):
     assert sum(sizes) == 1000 and abs(sizes[1] - 100) < 40 and abs(sizes[2] - 200) < 50
     two = parts.deal({"train": rows, "test": ["other"]}, str, "rows")
     assert two.test == ["other"] and len(two.train) + len(two.validation) == 1000
-    assert "\nwarning: only 1 test rows: " in two.description and "warning" not in all_three.description
+    assert "\nwarning: few rows to judge by (1 test): " in two.description and "warning" not in all_three.description
     assert parts.deal(rows[::-1], str, "rows").test == all_three.test[::-1], "whatever their order"
     with pytest.raises(ValueError, match="No rows are left for"):
         parts.deal(["one row"], str, "rows")
