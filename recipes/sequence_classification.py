@@ -85,7 +85,8 @@ def run(argv):
     """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     if options.compare and (args.layerwise_lr_decay == 1 or args.resume_from_checkpoint):
-        raise ValueError("`compare` needs a `layerwise_lr_decay` below 1, and cannot resume.")
+        received = {name: getattr(args, name) for name in ("layerwise_lr_decay", "resume_from_checkpoint")}
+        raise error("`compare` needs a `layerwise_lr_decay` below 1, and cannot resume.", **received)
     if options.compare and args.early_stopping_patience != Arguments.early_stopping_patience:
         raise error(
             "`compare` does not stop early: leave this out.", early_stopping_patience=args.early_stopping_patience
