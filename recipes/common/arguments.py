@@ -214,7 +214,7 @@ def _may_be_none(classes):
     return {f.name for f in fields if f.default is None or type(None) in get_args(hints[f.name])}
 
 
-def _unknown(name, known, **received):
+def _unknown(name, known, /, **received):
     nearest = "".join(f"; the nearest is {near!r}" for near in difflib.get_close_matches(name, known, 1, 0.4))
     return error(f"{name!r} is not a known argument{nearest}.", **received)
 

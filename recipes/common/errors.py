@@ -7,7 +7,7 @@ refuse(error(f"`{name}` must be 1 or more.", **{name: value}) for name, value in
 from pathlib import Path
 
 
-def error(problem, **received):
+def error(problem, /, **received):
     """Return a ValueError with the problem and the values received."""
     values = (f"{name}={str(value) if isinstance(value, Path) else value!r}" for name, value in received.items())
     return ValueError(f"{problem} Received: {', '.join(values)}.")

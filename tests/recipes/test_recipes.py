@@ -279,6 +279,9 @@ def test_all_that_is_wrong_with_a_config_is_told_at_once(start, tmp_path):
     (tmp_path / "c.yaml").write_text("learningrate: 1e-3\nmax_lenght: 7\n")
     with pytest.raises(SystemExit, match="nearest is 'learning_rate'.*nearest is 'max_length'"):
         start("seq2seq", "--config", str(tmp_path / "c.yaml"))
+    (tmp_path / "c.yaml").write_text("name: 1\nproblem: 2\n")
+    with pytest.raises(SystemExit, match="'name' is not a known .*Received: name=1.*Received: problem=2"):
+        start("seq2seq", "--config", str(tmp_path / "c.yaml"))
     (tmp_path / "c.yaml").write_text("- 1\n")
     with pytest.raises(SystemExit, match="`name: value` lines"):
         start("seq2seq", "--config", str(tmp_path / "c.yaml"))
