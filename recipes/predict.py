@@ -118,7 +118,8 @@ def say(argv):
     parser.add_argument(
         "--output", metavar="FILE", help="write a .jsonl file, or a .csv file (UTF-8 with a byte order mark)"
     )
-    parser.add_argument("--text_column", help="column of the text in a file: name, or number from 0")
+    column = "column of the text in a file: name, or number from 0; by default as in the training"
+    parser.add_argument("--text_column", help=column)
     parser.add_argument("--text_pair_column", help="column of the second text")
     parser.add_argument("--has_header", type=json.loads, help="true or false: whether a file begins with column names")
     parser.add_argument("--encoding", default="utf-8", help="encoding of a file (utf-8)")

@@ -103,7 +103,7 @@ def run(argv):
         trainer, test = build(args, options, splits)
         print(say_cut(trainer.train_dataset), flush=True)
         judge = classification.judge(splits.labels, [text for text, _ in test.rows])
-        score, pair = classification.majority_score(splits.test), not isinstance(splits.test[0][0], str)
+        score, pair = classification.majority_score(splits.test), "text_pair_column" in splits.columns
         fine_tune(trainer, test, score, options, argv, splits, judge, {"pair": pair, "columns": splits.columns})
         if trainer.is_world_process_zero():
             print(f"label texts: {predict.command(args.output_dir, pair)}")
