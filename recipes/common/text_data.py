@@ -91,17 +91,10 @@ def load_splits(
 ):
     """Return the `Splits` of a data set; missing ones are taken from its training rows, by a hash of the text.
 
-    Args:
-        source (str|Path): see the top of this file. The delimiter of .csv and .tsv files is detected. In a .tsv a quote
-            is a character like any other unless all cells are quoted as pandas writes them.
-        text_column (str|int): a name, or a position from 0; None looks for a usual name, then takes the first of two.
-        text_pair_column (str|int): the second text; None looks for a usual pair of names if `text_column` is None.
-        pairs (bool): texts must be pairs.
-        label_column (str|int): of the labels; None looks for a usual name, then takes the second of two columns.
-        has_header (bool): whether .tsv and .csv files begin with column names; None looks for them in the first row.
-        encoding (str): encoding of the files.
-        examples_per_class (int): training rows to keep of each class (few-sample protocol); None keeps all.
-        seed (int): draws these rows.
+    A column is a name or a position from 0; None looks for usual names, then takes text and label from two columns.
+    The delimiter of .csv and .tsv files is detected, and by default (`has_header=None`) also whether they begin with
+    column names. In a .tsv a quote is a character like any other unless all cells are quoted as pandas writes them.
+    `pairs` demands pairs of texts. `seed` draws `examples_per_class` training rows of each class; None keeps all.
 
     Raises:
         ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are not classes.
