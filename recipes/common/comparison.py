@@ -90,7 +90,7 @@ def verdict(uniform, layerwise, uniform_name, layerwise_name):
     mean, said = gains.mean(), f"{layerwise_name} scores {abs(gains.mean()):.3f}"
     said += f" {'more' if mean >= 0 else 'less'} than {uniform_name}"
     if not gains.any():
-        return f"Verdict: both score the same with each of {len(gains)} seeds."
+        return "Verdict: both score the same, seed by seed."
     if len(gains) < 2:
         return f"Verdict: {said}. With one seed, this may be chance."
     half = interval(gains)

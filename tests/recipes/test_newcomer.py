@@ -277,7 +277,7 @@ def test_every_option_of_ours_has_a_help_text(name):
         ),
         ([0.5], [0.6], "With one seed, this may be chance"),
         ([0.5, float("nan")], [0.6, 0.7], "none, because an arm diverged"),
-        ([1.0, 1.0], [1.0, 1.0], "^Verdict: both score the same with each of 2 seeds.$"),
+        ([1.0, 1.0], [1.0, 1.0], "^Verdict: both score the same, seed by seed.$"),
     ],
 )
 def test_the_verdict_of_a_comparison(uniform, layerwise, says):
