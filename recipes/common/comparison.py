@@ -114,6 +114,8 @@ def _draw(axes, runs, learning_rates, arms):
         places = [rate * 1.03**beside for rate in learning_rates]
         axes[0].errorbar(places, [np.mean(one) for one in found], halves, marker="o", capsize=3, label=arm)
     axes[0].set(xscale="log", xlabel="learning rate", ylabel="test score")
+    axes[0].set_xticks(learning_rates, [f"{rate:g}" for rate in learning_rates])
+    axes[0].minorticks_off()
     axes[0].grid(alpha=0.3)
     axes[0].legend()
 

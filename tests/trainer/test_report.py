@@ -271,8 +271,9 @@ def test_the_rates_of_all_layers_are_drawn(tmp_path, figures):
 def test_steps_on_an_axis_are_whole(tmp_path, figures, monkeypatch):
     made, optimizer = begun(tmp_path)
     log(made, optimizer, 0.5, 0.25)
+    log(made, optimizer, 0.5, key="eval_accuracy", first=2)
     made.write({}, {})
-    drawn = [figures[0][0], figures[1][0]]
+    drawn = [*figures[0], *figures[1]]
     monkeypatch.setattr(plots, "_write", lambda axes, *_: drawn.append(axes))
     plots.plot_schedule(tmp_path / "a.png", 1, {"head": [0.1, 0.2]})
     assert [float(tick).is_integer() for axis in drawn for tick in axis.get_xticks()].count(False) == 0
