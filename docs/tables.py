@@ -64,9 +64,11 @@ def options_table():
         for option, declared in options.items():
             if name == "all" or option not in COMMON:
                 ways = ["argument"] * declared.argument + ["group"] * declared.group
-                default = f"`{declared.default}`"
-                rows.append([name, f"`{option}`", default, declared.span, ", ".join(ways), declared.doc])
-    return _text_table(["optimizer", "option", "default", "range", "given as", "meaning"], rows)
+                own = f"`{option}`" if declared.setting else ""
+                setting, default = f"`{declared.setting or option}`", f"`{declared.default}`"
+                rows.append([name, setting, own, default, declared.span, ", ".join(ways), declared.doc])
+    header = ["optimizer", "option", "in the class", "default", "range", "given as", "meaning"]
+    return _text_table(header, rows)
 
 
 def schedules_table():

@@ -51,7 +51,7 @@ def build_optimizer(
         groups: parameters or parameter groups to train instead of all parameters. With groups, `create`'s default
             exclusion from weight decay is off.
         max_grad_norm: the global norm for gradient clipping; 0 is off.
-        **arguments: arguments of the class. The weight decay is always called `weight_decay`.
+        **arguments: arguments of the class. Options have the names of `OptimizerInfo.settings` or those of the class.
     """
     info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
     arguments = _arguments_of(info, model, groups, max_grad_norm, arguments)
@@ -84,9 +84,20 @@ def _arguments_of(
         arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
     weight_decay = arguments.pop("weight_decay", None)
     if weight_decay or (weight_decay is not None and "weight_decay" in info.options):
-        arguments[info.weight_decay] = weight_decay
+        arguments["weight_decay"] = weight_decay
     rate_given = any(given.get(name) is not None for name in ("learning_rate", "lr"))
-    return {**info.external_rate, **arguments} if rate_given else arguments
+    return _named_as_in_class(info, {**info.external_rate, **arguments} if rate_given else arguments)
+
+
+def _named_as_in_class(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with each option under the class's name; raise ValueError for an option given twice."""
+    settings = {option.setting: name for name, option in info.options.items() if option.setting in arguments}
+    for setting, name in settings.items():
+        if name in arguments:
+            twice = {setting: arguments[setting], name: arguments[name]}
+            raise refusal(ValueError, f"`{name}` is another name for `{setting}`: give one of them.", **twice)
+        info.options[name].checked(arguments[setting], setting)  # an error has the name that was given
+    return {settings.get(name, name): value for name, value in arguments.items()}
 
 
 def _layers_of(
@@ -130,7 +141,9 @@ def create(
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
         rules: the `rules` of `LayerMap.from_model`, which is called if there is a decay.
         granularity: the `granularity` of `LayerMap.from_model`.
-        **arguments: further arguments of the class. `apply_decay_param_fun` overrides the exclusion from weight decay.
+        **arguments: further arguments of the class. Options have one name for all optimizers: `learning_rate`,
+            `weight_decay`, `beta1`, `beta2`, `epsilon`...; the class's own names (`lr`, `beta_1`, `eps`) work too.
+            `apply_decay_param_fun` overrides the exclusion from weight decay.
 
     Raises:
         TypeError: an argument that the class does not have.

@@ -28,11 +28,11 @@ def option_problems(
     max_grad_norm: float = 0.0,
 ) -> Iterator[str]:
     """Yield the problems of `optim_kwargs`; `learning_rate` is None for an optimizer that sets its own rate."""
-    known = OPTIMIZERS[optim].arguments
-    for key in [key for key in options if key not in known]:
+    known, setting = OPTIMIZERS[optim].settings, OPTIMIZERS[optim].setting
+    for key in [key for key in options if setting(key) not in known]:
         yield f"`optim_kwargs`: {unknown(f'option of {shown(optim)}', key, options[key], known)}"
-    valid = {name: value for name, value in options.items() if name in known}
-    found = list(refused({name: (known[name].checked, value) for name, value in valid.items()}))
+    valid = {name: value for name, value in options.items() if setting(name) in known}
+    found = list(refused({name: (known[setting(name)].checked, value) for name, value in valid.items()}))
     if not found:
         rate = {} if learning_rate is None else {"learning_rate": get_scheduler("constant", learning_rate)}
         with paddle.utils.unique_name.guard():
@@ -139,7 +139,7 @@ def _optimizer_problems(config: Any, unreadable: bool) -> Iterator[str]:
 
 def _sets_its_rate(config: Any) -> bool:
     """Return whether the optimizer sets its own rate. A given rate overrides a default of `relative_step`."""
-    declared = OPTIMIZERS[config.optim].arguments.get("relative_step")
+    declared = OPTIMIZERS[config.optim].settings.get("relative_step")
     usual = declared is not None and declared.default and config.learning_rate is None
     return config.optim_kwargs.get("relative_step", usual) is True
 

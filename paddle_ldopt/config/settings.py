@@ -41,7 +41,8 @@ class LdoptConfig(DecaySettings):
 
     Args:
         optim: one of `list_optimizers`, or "adamw" for Paddle's own.
-        optim_kwargs: further options of the optimizer, such as ``{"beta2": 0.98}``.
+        optim_kwargs: further options of the optimizer, such as ``{"beta2": 0.98, "epsilon": 1e-6}``. A class's own name
+            (`beta_2`, `eps`) works too and is kept as that of `create`.
         learning_rate: at least 0, the rate of a layer whose ratio is 1. None for Adafactor and Came with
             ``{"relative_step": True}``, which sets the rate.
         weight_decay: at least 0. Biases and the parameters of norms are excluded; "adamweightdecay" takes
@@ -87,6 +88,8 @@ class LdoptConfig(DecaySettings):
         tell_all(config_problems(self, _defaults(type(self))))
         for field in _defaults(type(self)):  # plain numbers for JSON; copies, so that later changes have no effect
             object.__setattr__(self, field, _copied(getattr(self, field)))
+        setting = OPTIMIZERS[self.optim].setting
+        object.__setattr__(self, "optim_kwargs", {setting(name): value for name, value in self.optim_kwargs.items()})
         for field, value in settings_of(self.layerwise_decay).items():
             object.__setattr__(self, field, value)
         object.__setattr__(self, "layerwise_granularity", str(self.layerwise_granularity))
@@ -165,7 +168,7 @@ class LdoptConfig(DecaySettings):
         if optim in OPTIMIZERS:
             info = OPTIMIZERS[optim]
             mapped = {name: getattr(args, field) for name, field in info.trainer.items()}
-            options.update({name: value for name, value in mapped.items() if value != info.options[name].default})
+            options.update({name: value for name, value in mapped.items() if value != info.settings[name].default})
         if args.fp16_opt_level == "O2":
             options["multi_precision"] = True
         own = settings_of(args.layerwise_decay) if isinstance(args, DecaySettings) else {}
@@ -195,7 +198,7 @@ class LdoptConfig(DecaySettings):
             raise refusal(ValueError, advice, optim_kwargs=self.optim_kwargs)
         info, out = OPTIMIZERS[self.optim], self.to_dict()
         options, kwargs = out.pop("optim_kwargs"), out.pop("lr_scheduler_kwargs")
-        out.update({field: options.pop(name, info.options[name].default) for name, field in info.trainer.items()})
+        out.update({field: options.pop(name, info.settings[name].default) for name, field in info.trainer.items()})
         if options.pop("multi_precision", False):
             out["fp16_opt_level"] = "O2"
         if "mode" in kwargs:

@@ -156,11 +156,11 @@ def _option_problems(args: Any, optim: str, options: dict[str, Any]) -> Iterator
     if optim not in REGISTRY:
         yield f"`optim_kwargs` are for {', '.join(map(repr, REGISTRY))}. Received: optim={shown(optim)}, {received}"
         return
-    own = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}
-    for name in options.keys() & own.keys():
-        yield f"`{own[name]}` sets the {name} of {shown(optim)}: leave it out here. Received: {received}"
+    own, setting = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}, REGISTRY[optim].setting
+    for name in [name for name in options if setting(name) in own]:
+        yield f"`{own[setting(name)]}` sets the {name} of {shown(optim)}: leave it out here. Received: {received}"
     if options.get("relative_step"):
         advice = "goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`"
         yield f"An optimizer that sets its own rate {advice}. Received: {received}"
     else:
-        yield from option_problems(optim, {name: value for name, value in options.items() if name not in own})
+        yield from option_problems(optim, {name: value for name, value in options.items() if setting(name) not in own})
