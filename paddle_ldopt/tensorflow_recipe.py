@@ -18,8 +18,8 @@ from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.groups import checked_parameters
 from .schedules import WarmUp
-from .schedules.curves import Polynomial
 from .schedules.options import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
+from .schedules.polynomial import Polynomial
 
 
 def create_optimizer(

@@ -6,8 +6,6 @@ from .._messages import refusal
 from ._base import Schedule, attach, peak_of
 from .options import Flag, LastStep, Positive, checks_arguments
 
-__all__ = ["CurveSchedule"]
-
 
 class CurveSchedule(Schedule):
     r"""The product of a peak and a curve, step -> factor.
@@ -26,7 +24,7 @@ class CurveSchedule(Schedule):
 
     Examples:
         >>> from paddle_ldopt.schedules import CurveSchedule
-        >>> from paddle_ldopt.schedules.curves import Linear
+        >>> from paddle_ldopt.schedules.linear import Linear
         >>> schedule = CurveSchedule(0.1, Linear(warmup=1, decay=2))
         >>> [(schedule(), schedule.step())[0] for _ in range(4)]
         [0.0, 0.1, 0.05, 0.0]
