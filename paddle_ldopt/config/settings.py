@@ -16,7 +16,7 @@ from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules import ON_METRIC
 from ..schedules.registry import SCHEDULES
-from .decay import DecaySettings, settings_of, with_decay_settings
+from .decay import DecaySettings, decay_setting, settings_of
 from .files import json_object, read_json, read_yaml
 from .problems import build_schedule, config_problems
 
@@ -32,7 +32,6 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-@with_decay_settings(dict)
 class LdoptConfig(DecaySettings):
     """All settings of an optimizer, its layer-wise rates and its schedule, in one object and one file.
 
@@ -77,6 +76,18 @@ class LdoptConfig(DecaySettings):
     learning_rate: Optional[float] = 5e-5
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+    layerwise_lr_decay: float = decay_setting("layerwise_decay")
+    layerwise_convention: str = decay_setting("convention")
+    layerwise_min_ratio: float = decay_setting("min_ratio")
+    layerwise_head_ratio: float = decay_setting("head_ratio")
+    layerwise_freeze_below: float = decay_setting("freeze_below")
+    layerwise_bound: float = decay_setting("bound")
+    layerwise_scale: float = decay_setting("scale")
+    layerwise_end: Optional[float] = decay_setting("end")
+    layerwise_steps: Optional[int] = decay_setting("steps")
+    layerwise_preserve_mean: bool = decay_setting("preserve_mean")
+    layerwise_towers: Optional[dict] = decay_setting("towers")  # type: ignore[type-arg]
+    layerwise_multipliers: Optional[dict] = decay_setting("multipliers")  # type: ignore[type-arg]
     layerwise_rules: Optional[dict] = None  # type: ignore[type-arg]
     layerwise_granularity: str = "block"
     lr_scheduler_type: str = "linear"
