@@ -17,6 +17,7 @@ from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.groups import checked_parameters
+from .optimizers.options import given_arguments
 from .schedules import WarmUp
 from .schedules.options import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
 from .schedules.polynomial import Polynomial
@@ -99,15 +100,7 @@ def create_optimizer(
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """
-    options = _checked_options(
-        adam_beta1=adam_beta1,
-        adam_beta2=adam_beta2,
-        adam_epsilon=adam_epsilon,
-        adam_clipnorm=adam_clipnorm,
-        adam_global_clipnorm=adam_global_clipnorm,
-        weight_decay_rate=weight_decay_rate,
-        include_in_weight_decay=include_in_weight_decay,
-    )
+    options = _checked_options(given_arguments(locals(), _OPTIONS))
     if parameters is not None:  # read twice, here for their names
         parameters = checked_parameters(parameters, {*AdamWeightDecay.OPTIONS, "weight_decay_rate"})
     elif model is None and paddle.in_dynamic_mode():
@@ -148,8 +141,8 @@ _OPTIONS = {  # argument -> option of AdamWeightDecay
 }
 
 
-def _checked_options(**given: Any) -> dict[str, Any]:
-    """Return the checked options of `AdamWeightDecay` for the arguments of `create_optimizer`."""
+def _checked_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the checked options of `AdamWeightDecay` out of the arguments of `create_optimizer`."""
     declared = AdamWeightDecay.OPTIONS
     options = {option: declared[option].checked(given[argument], argument) for argument, option in _OPTIONS.items()}
     norms = {name: given[name] for name in ("adam_clipnorm", "adam_global_clipnorm")}
