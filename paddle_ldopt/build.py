@@ -1,15 +1,17 @@
 """The one way from settings to an optimizer: `create`, `LdoptConfig`, the Trainer and `create_optimizer` call it."""
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Optional, Union
 
 import paddle
+from paddle.optimizer import Optimizer
 
 from ._messages import nearest, refusal
 from ._paddle import checked_model, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.granularity import Granularity
+from .layers.user_rules import Rules
 from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay, optimizer_class
 from .optimizers.groups import parameters_to_train
 from .optimizers.options import flag
@@ -27,16 +29,16 @@ OPTIMIZERS: Mapping[str, OptimizerInfo] = collections.ChainMap(_PADDLES, REGISTR
 
 def build_optimizer(
     chosen: Union[str, OptimizerInfo],
-    model: Any,
+    model: Optional[paddle.nn.Layer],
     *,
     layerwise_decay: Union[float, LayerDecay] = OFF,
     layers: Optional[LayerMap] = None,
-    rules: Any = None,
+    rules: Optional[Rules] = None,
     granularity: Granularity = "block",
-    groups: Any = None,
+    groups: Optional[Iterable[Any]] = None,
     max_grad_norm: float = 0.0,
     **arguments: Any,
-) -> Any:
+) -> Optimizer:
     """Return an optimizer that trains a model, each layer at its rate.
 
     Args:
@@ -68,7 +70,11 @@ def build_optimizer(
 
 
 def _arguments_of(
-    info: OptimizerInfo, model: Any, groups: Any, max_grad_norm: float, given: dict[str, Any]
+    info: OptimizerInfo,
+    model: Optional[paddle.nn.Layer],
+    groups: Optional[Iterable[Any]],
+    max_grad_norm: float,
+    given: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the arguments of the class except for the layer-wise ones."""
     arguments = dict(given)
@@ -101,9 +107,9 @@ def _named_as_in_class(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[s
 
 
 def _layers_of(
-    model: Any,
+    model: Optional[paddle.nn.Layer],
     layers: Optional[LayerMap],
-    rules: Any,
+    rules: Optional[Rules],
     granularity: Granularity,
     decay: LayerDecay,
     arguments: dict[str, Any],
@@ -124,12 +130,12 @@ def _has_hook(arguments: dict[str, Any]) -> bool:
 
 def create(
     name: str,
-    model: Any,
+    model: paddle.nn.Layer,
     layerwise_decay: Union[float, LayerDecay] = 1.0,
-    rules: Any = None,
+    rules: Optional[Rules] = None,
     granularity: Granularity = "block",
     **arguments: Any,
-) -> Any:
+) -> Optimizer:
     """Build an optimizer for all parameters of a model, with one learning rate per layer.
 
     Biases and the parameters of norms are excluded from weight decay. Frozen parameters are not updated; they can be
@@ -151,6 +157,7 @@ def create(
 
     Examples:
         >>> import paddle
+    from paddle.optimizer import Optimizer
         >>> import paddle_ldopt as ldopt
         >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
         >>> opt = ldopt.create("adamwdl", encoder, layerwise_decay=0.5, learning_rate=1e-3)

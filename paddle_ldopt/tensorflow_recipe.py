@@ -38,10 +38,10 @@ def create_optimizer(
     include_in_weight_decay: Optional[list[str]] = None,
     *,
     parameters: Any = None,
-    model: Any = None,
+    model: Optional[paddle.nn.Layer] = None,
     layerwise_decay: Union[float, LayerDecay] = 1.0,
     n_layers: int = 12,
-    set_param_lr_fun: Optional[Callable[..., Any]] = layerwise_lr_decay,
+    set_param_lr_fun: Optional[Callable[..., float]] = layerwise_lr_decay,
     name_dict: Optional[Mapping[str, str]] = None,
     layers: Optional[LayerMap] = None,
     multi_precision: bool = False,
@@ -156,7 +156,10 @@ def _checked_options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _excluded(
-    options: dict[str, Any], model: Any, parameters: Optional[list[Any]], names: Optional[Mapping[str, str]]
+    options: dict[str, Any],
+    model: Optional[paddle.nn.Layer],
+    parameters: Optional[list[Any]],
+    names: Optional[Mapping[str, str]],
 ) -> dict[str, Any]:
     """Return the option that excludes parameters from weight decay; {} without weight decay."""
     if options["weight_decay"] == 0.0:
@@ -192,7 +195,7 @@ def _rate(peak: float, curve: Polynomial, step: int) -> float:
     return peak * curve(step)
 
 
-def _decayed(model: Any, include: list[re.Pattern[str]], names: Optional[Mapping[str, str]]) -> set[str]:
+def _decayed(model: paddle.nn.Layer, include: list[re.Pattern[str]], names: Optional[Mapping[str, str]]) -> set[str]:
     """Return the names of the parameters with weight decay, the included ones among them."""
     decayed = decayed_parameter_names(model)
     searched = names or name_dict_of(model)

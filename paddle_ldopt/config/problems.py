@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 import paddle
+from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_number, checked_steps, refused
 from .._messages import problem, refusal, shown, unknown
@@ -63,7 +64,7 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
         yield from _moving_decay_problems(config)
 
 
-def build_schedule(settings: Any, steps: Optional[int]) -> Any:
+def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
     """Return the schedule of a `LdoptConfig`, or of an object with the same attributes, over this many steps."""
     kind, warmup = settings.lr_scheduler_type, settings.warmup_steps
     if settings.warmup_ratio and not warmup:

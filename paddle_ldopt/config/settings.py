@@ -7,6 +7,10 @@ import json
 import types
 from typing import Any, Optional
 
+import paddle
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
+
 from .._checks import plain_number
 from .._files import Path, checked_path
 from .._messages import refusal, tell_all, unknown, wrong_type
@@ -105,7 +109,9 @@ class LdoptConfig(DecaySettings):
             object.__setattr__(self, field, value)
         object.__setattr__(self, "layerwise_granularity", str(self.layerwise_granularity))
 
-    def build(self, model: Any, num_training_steps: Optional[int] = None) -> tuple[Any, Any]:
+    def build(
+        self, model: paddle.nn.Layer, num_training_steps: Optional[int] = None
+    ) -> tuple[Optimizer, Optional[LRScheduler]]:
         """Return an optimizer for a model's parameters and its schedule, for a training loop without a Trainer.
 
         The optimizer takes its rate from the schedule. With a relative step the schedule is an `AdafactorSchedule`, or

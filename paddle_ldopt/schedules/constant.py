@@ -1,8 +1,8 @@
 """A constant rate, with or without a warm-up."""
 
 import dataclasses
-from typing import Any
 
+from ._base import OptimizerOrRate
 from .curve_schedule import CurveSchedule, scheduled
 from .curves import Curve
 from .options import LastStep, Steps
@@ -18,7 +18,7 @@ class Constant(Curve):
 
 
 @schedule("constant")
-def get_constant_schedule(optimizer: Any, last_epoch: LastStep = -1) -> CurveSchedule:
+def get_constant_schedule(optimizer: OptimizerOrRate, last_epoch: LastStep = -1) -> CurveSchedule:
     r"""Keep the learning rate constant.
 
     Examples:
@@ -35,7 +35,7 @@ def get_constant_schedule(optimizer: Any, last_epoch: LastStep = -1) -> CurveSch
 
 @schedule("constant_with_warmup")
 def get_constant_schedule_with_warmup(
-    optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1
+    optimizer: OptimizerOrRate, num_warmup_steps: Steps, last_epoch: LastStep = -1
 ) -> CurveSchedule:
     r"""Raise the learning rate linearly from 0, then keep it constant.
 

@@ -1,10 +1,10 @@
 """Warm-up, constant rate, decay, and low constant rates at the end."""
 
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
 
 from .._messages import refusal
-from ._base import peak_of
+from ._base import OptimizerOrRate, peak_of
 from .curve_schedule import CurveSchedule, scheduled
 from .curves import Curve, cosine, waves
 from .options import LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
@@ -45,7 +45,7 @@ class CoolDown(Curve):
 
 @schedule("cool_down")
 def get_constant_schedule_with_cool_down(
-    optimizer: Any,
+    optimizer: OptimizerOrRate,
     num_warmup_steps: Steps,
     num_training_steps: Optional[StepsFrom1] = None,
     keep_steps: Steps = 0,

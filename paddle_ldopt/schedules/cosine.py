@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Optional
 
 from .._messages import refusal
-from ._base import peak_of
+from ._base import OptimizerOrRate, peak_of
 from .curve_schedule import CurveSchedule, scheduled
 from .curves import Decay, cosine, waves
 from .options import Fraction, LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
@@ -63,7 +63,7 @@ class CosineRestarts(Decay):
 
 @schedule("cosine")
 def get_cosine_schedule_with_warmup(
-    optimizer: Any,
+    optimizer: OptimizerOrRate,
     num_warmup_steps: Steps,
     num_training_steps: StepsFrom1,
     num_cycles: Positive = 0.5,
@@ -88,7 +88,7 @@ def get_cosine_schedule_with_warmup(
 
 @schedule("cosine_with_restarts")
 def get_cosine_with_hard_restarts_schedule_with_warmup(
-    optimizer: Any,
+    optimizer: OptimizerOrRate,
     num_warmup_steps: Steps,
     num_training_steps: StepsFrom1,
     num_cycles: Positive = 1,
@@ -114,7 +114,7 @@ def get_cosine_with_hard_restarts_schedule_with_warmup(
 
 @schedule("cosine_with_min_lr")
 def get_cosine_with_min_lr_schedule_with_warmup(
-    optimizer: Any,
+    optimizer: OptimizerOrRate,
     num_warmup_steps: Steps,
     num_training_steps: StepsFrom1,
     num_cycles: Positive = 0.5,
@@ -144,7 +144,7 @@ def get_cosine_with_min_lr_schedule_with_warmup(
 
 @schedule("cosine_warmup_with_min_lr")
 def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
-    optimizer: Any,
+    optimizer: OptimizerOrRate,
     num_warmup_steps: Steps,
     num_training_steps: StepsFrom1,
     num_cycles: Positive = 0.5,
@@ -176,7 +176,7 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
     return scheduled(optimizer, curve, last_epoch)
 
 
-def _floor(optimizer: Any, min_lr: Optional[float], min_lr_rate: Optional[float]) -> float:
+def _floor(optimizer: OptimizerOrRate, min_lr: Optional[float], min_lr_rate: Optional[float]) -> float:
     """Return the minimum rate as a fraction of the peak."""
     if min_lr is not None and min_lr_rate is None:
         return checked_fraction("min_lr", min_lr, peak_of(optimizer))

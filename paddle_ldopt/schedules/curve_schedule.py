@@ -1,9 +1,9 @@
 """`CurveSchedule`: a Paddle `LRScheduler` whose rate depends on the step alone."""
 
-from typing import Any, Callable
+from typing import Callable
 
 from .._messages import refusal
-from ._base import Schedule, attach, peak_of
+from ._base import OptimizerOrRate, Schedule, attach, peak_of
 from .options import Flag, LastStep, Positive, checks_arguments
 
 
@@ -50,6 +50,6 @@ class CurveSchedule(Schedule):
 RuleSchedule = CurveSchedule  # its name in 0.1
 
 
-def scheduled(optimizer: Any, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
+def scheduled(optimizer: OptimizerOrRate, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
     """Return the schedule of a curve, with the peak of `optimizer`; attach it if this is an optimizer."""
     return attach(CurveSchedule(peak_of(optimizer), curve, last_epoch), optimizer)

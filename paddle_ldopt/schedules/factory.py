@@ -18,6 +18,7 @@ from . import (  # noqa: F401 - each adds its kinds to the table
     polynomial,
     stable_decay,
 )
+from ._base import OptimizerOrRate
 from .options import REQUIRED
 from .registry import SCHEDULES, kind_of
 
@@ -57,7 +58,7 @@ class SchedulerType(str, enum.Enum, metaclass=_Members):
 
 def get_scheduler(
     name: Union[str, SchedulerType],
-    optimizer: Any,
+    optimizer: OptimizerOrRate,
     num_warmup_steps: Optional[int] = None,
     num_training_steps: Optional[int] = None,
     scheduler_specific_kwargs: Optional[dict[str, Any]] = None,

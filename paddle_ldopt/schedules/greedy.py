@@ -5,8 +5,8 @@ from typing import Any, Optional
 
 from .._checks import checked_state
 from .._messages import refusal
-from ._base import attach, peak_of
-from .metric import MetricSchedule
+from ._base import OptimizerOrRate, attach, peak_of
+from .metric import Metric, MetricSchedule
 from .options import Factor, Flag, Mode, NonNegative, Positive, Steps, StepsFrom1, ThresholdMode, checks_arguments
 from .registry import schedule
 
@@ -86,7 +86,7 @@ class GreedyLR(MetricSchedule):
         self.resets_in = self.reset_start
         self.window: collections.deque[float] = collections.deque(maxlen=self.window_size)
 
-    def step(self, metrics: Any, epoch: Optional[int] = None) -> None:
+    def step(self, metrics: Metric, epoch: Optional[int] = None) -> None:
         """Take a step, number `epoch` if given, with its metric: a number or a Tensor of one element."""
         metric = self._count(metrics, epoch)
         if self.smooth:
@@ -142,7 +142,7 @@ class GreedyLR(MetricSchedule):
 
 
 @schedule("greedy", on_metric=GreedyLR)
-def get_greedy_schedule(optimizer: Any, **kwargs: Any) -> GreedyLR:
+def get_greedy_schedule(optimizer: OptimizerOrRate, **kwargs: Any) -> GreedyLR:
     r"""Build a `GreedyLR` with these arguments.
 
     Examples:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Optional
 
+from ._base import OptimizerOrRate
 from .curve_schedule import CurveSchedule, scheduled
 from .curves import Curve
 from .options import LastStep, Positive, Steps
@@ -22,7 +23,7 @@ class InverseSqrt(Curve):
 
 @schedule("inverse_sqrt")
 def get_inverse_sqrt_schedule(
-    optimizer: Any, num_warmup_steps: Steps, timescale: Optional[Positive] = None, last_epoch: LastStep = -1
+    optimizer: OptimizerOrRate, num_warmup_steps: Steps, timescale: Optional[Positive] = None, last_epoch: LastStep = -1
 ) -> CurveSchedule:
     r"""Linear warm-up, then a decay with the square root of the steps: for runs of unknown length.
 

@@ -1,8 +1,8 @@
 """A linear decay."""
 
 import dataclasses
-from typing import Any
 
+from ._base import OptimizerOrRate
 from .curve_schedule import CurveSchedule, scheduled
 from .curves import Decay
 from .options import LastStep, Steps, StepsFrom1, steps_left
@@ -19,7 +19,7 @@ class Linear(Decay):
 
 @schedule("linear")
 def get_linear_schedule_with_warmup(
-    optimizer: Any, num_warmup_steps: Steps, num_training_steps: StepsFrom1, last_epoch: LastStep = -1
+    optimizer: OptimizerOrRate, num_warmup_steps: Steps, num_training_steps: StepsFrom1, last_epoch: LastStep = -1
 ) -> CurveSchedule:
     r"""Linear warm-up, then a linear decay to 0: the usual schedule of fine-tuning.
 

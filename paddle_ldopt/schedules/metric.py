@@ -3,8 +3,9 @@
 import functools
 import inspect
 import math
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
+import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import as_float
@@ -12,6 +13,8 @@ from .._messages import refusal
 from .._paddle import start_without_step
 from ._base import Schedule
 from .options import Factor, Flag, Mode, NonNegative, Positive, Steps, ThresholdMode, checks_arguments
+
+Metric = Union[float, paddle.Tensor]  # a Tensor has one element
 
 
 class MetricSchedule(Schedule):
@@ -63,7 +66,7 @@ class MetricSchedule(Schedule):
         self.best = math.inf if self.mode == "min" else -math.inf
         self.num_bad_epochs = self.cooldown_counter = 0
 
-    def _count(self, metrics: Any, epoch: Optional[int]) -> float:
+    def _count(self, metrics: Metric, epoch: Optional[int]) -> float:
         """Count a step; return its metric as a float."""
         metric = metrics
         if type(metric) is not float:  # a float takes the fast path

@@ -3,8 +3,8 @@
 from typing import Any, Optional
 
 from .._messages import refusal
-from ._base import attach, peak_of
-from .metric import MetricSchedule
+from ._base import OptimizerOrRate, attach, peak_of
+from .metric import Metric, MetricSchedule
 from .registry import schedule
 
 
@@ -47,7 +47,7 @@ class ReduceLROnPlateau(MetricSchedule):
             advice = "`min_lr` must be below the learning rate, or the rate could not be reduced."
             raise refusal(ValueError, advice, min_lr=self.min_lr, learning_rate=self.base_lr)
 
-    def step(self, metrics: Any, epoch: Optional[int] = None) -> None:
+    def step(self, metrics: Metric, epoch: Optional[int] = None) -> None:
         """Take a step, number `epoch` if given, with its metric: a number or a Tensor of one element."""
         self._judge(self._count(metrics, epoch))
         if self.cooldown_counter > 0:
@@ -58,7 +58,7 @@ class ReduceLROnPlateau(MetricSchedule):
 
 
 @schedule("reduce_lr_on_plateau", on_metric=ReduceLROnPlateau, member="REDUCE_ON_PLATEAU")
-def get_reduce_on_plateau_schedule(optimizer: Any, **kwargs: Any) -> ReduceLROnPlateau:
+def get_reduce_on_plateau_schedule(optimizer: OptimizerOrRate, **kwargs: Any) -> ReduceLROnPlateau:
     r"""Build a `ReduceLROnPlateau` with these arguments.
 
     Examples:

@@ -1,10 +1,9 @@
 """A polynomial decay."""
 
 import dataclasses
-from typing import Any
 
 from .._messages import refusal
-from ._base import peak_of
+from ._base import OptimizerOrRate, peak_of
 from .curve_schedule import CurveSchedule, scheduled
 from .curves import Decay
 from .options import LastStep, NonNegative, Positive, Steps, StepsFrom1, steps_left
@@ -29,7 +28,7 @@ class Polynomial(Decay):
 
 @schedule("polynomial")
 def get_polynomial_decay_schedule_with_warmup(
-    optimizer: Any,
+    optimizer: OptimizerOrRate,
     num_warmup_steps: Steps,
     num_training_steps: StepsFrom1,
     lr_end: NonNegative = 1e-7,

@@ -3,9 +3,10 @@
 import dataclasses
 import math
 import warnings
-from typing import Annotated, Any, Callable, Optional
+from typing import Annotated, Callable, Optional
 
 from .._messages import refusal
+from ._base import OptimizerOrRate
 from .curve_schedule import CurveSchedule, scheduled
 from .curves import Curve, cosine, waves
 from .options import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, steps_left
@@ -59,7 +60,7 @@ class StableDecay(Curve):
 
 @schedule("warmup_stable_decay")
 def get_wsd_schedule(
-    optimizer: Any,
+    optimizer: OptimizerOrRate,
     num_warmup_steps: Steps,
     num_decay_steps: Steps,
     num_training_steps: Optional[StepsFrom1] = None,

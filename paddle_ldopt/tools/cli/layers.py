@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from typing import Any
+from typing import Callable
 
 from ..._checks import checked_number
 from ...config import json_object
@@ -14,7 +14,7 @@ from .decay import add_decay_flags, decay_of
 from .models import MODEL, load_model
 
 
-def add_flags(add: Any) -> None:
+def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Add the flags of the command."""
     add("--model", required=True, help=MODEL)
     add("--lr", type=float, help="learning rate of the head")
