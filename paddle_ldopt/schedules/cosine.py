@@ -7,13 +7,13 @@ from typing import Optional
 from .._messages import refusal
 from ._base import OptimizerOrRate, peak_of
 from .curve_schedule import CurveSchedule, scheduled
-from .curves import Decay, cosine, waves
+from .curves import DecayingCurve, cosine, waves
 from .options import Fraction, LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
 from .registry import schedule
 
 
 @dataclasses.dataclass(frozen=True)
-class Cosine(Decay):
+class Cosine(DecayingCurve):
     """f + (1 - f) (1 + cos(2 pi cycles k / decay)) / 2, with f the floor; the wave goes on after `decay` steps."""
 
     cycles: float = 0.5
@@ -46,7 +46,7 @@ class CosineOneAhead(Cosine):
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineRestarts(Decay):
+class CosineRestarts(DecayingCurve):
     """(1 + cos(pi (cycles k / decay mod 1))) / 2, then 0."""
 
     cycles: float = 1.0

@@ -52,7 +52,7 @@ class Curve:
 
 
 @dataclasses.dataclass(frozen=True)
-class Decay(Curve):
+class DecayingCurve(Curve):
     """Base of the curves that decay for `decay` steps after the warm-up."""
 
     decay: int = 1

@@ -4,13 +4,13 @@ import dataclasses
 
 from ._base import OptimizerOrRate
 from .curve_schedule import CurveSchedule, scheduled
-from .curves import Decay
+from .curves import DecayingCurve
 from .options import LastStep, Steps, StepsFrom1, steps_left
 from .registry import schedule
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear(Decay):
+class Linear(DecayingCurve):
     """1 - k / decay, then 0."""
 
     def _after(self, k: int) -> float:

@@ -1,4 +1,4 @@
-"""Schedules that follow a metric: `step` takes the metric, and the state is more than the step."""
+"""The base of the schedules that follow a metric: `step` takes the metric, and the state is more than the step."""
 
 import functools
 import inspect

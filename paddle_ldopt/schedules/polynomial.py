@@ -5,13 +5,13 @@ import dataclasses
 from .._messages import refusal
 from ._base import OptimizerOrRate, peak_of
 from .curve_schedule import CurveSchedule, scheduled
-from .curves import Decay
+from .curves import DecayingCurve
 from .options import LastStep, NonNegative, Positive, Steps, StepsFrom1, steps_left
 from .registry import schedule
 
 
 @dataclasses.dataclass(frozen=True)
-class Polynomial(Decay):
+class Polynomial(DecayingCurve):
     """e + (1 - e) (1 - k / decay)^power, then e."""
 
     power: float = 1.0
