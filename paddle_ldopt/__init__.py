@@ -66,65 +66,32 @@ from .version import __version__
 if _TYPE_CHECKING:
     from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
 
+# fmt: off
 __all__ = [
-    "__version__",
     # the usual way in
-    "create",
-    "list_optimizers",
-    "LdoptConfig",
-    "get_scheduler",
+    "create", "list_optimizers", "LdoptConfig", "get_scheduler",
     # the layers of a model and their rates
-    "Layer",
-    "LayerDecay",
-    "LayerMap",
-    "decayed_parameter_names",
+    "Layer", "LayerDecay", "LayerMap", "decayed_parameter_names",
     # the optimizers, and the table of their declarations
-    "Adafactor",
-    "AdafactorSchedule",
-    "AdamWDL",
-    "AdamWeightDecay",
-    "Came",
-    "Lamb",
-    "OptimizerInfo",
-    "optimizer_class",
+    "Adafactor", "AdafactorSchedule", "AdamWDL", "AdamWeightDecay", "Came", "Lamb", "OptimizerInfo", "optimizer_class",
     # layer-wise rates for Paddle's own optimizers, and PaddleNLP's hook
-    "apply_layerwise_decay",
-    "layerwise_lr_decay",
-    "reset_layerwise_decay",
+    "apply_layerwise_decay", "reset_layerwise_decay", "layerwise_lr_decay",
     # schedules by class, and by the functions of transformers
-    "CurveSchedule",
-    "GreedyLR",
-    "MetricSchedule",
-    "ReduceLROnPlateau",
-    "SchedulerType",
-    "WarmUp",
-    "get_constant_schedule",
-    "get_constant_schedule_with_cool_down",
-    "get_constant_schedule_with_warmup",
-    "get_cosine_schedule_with_warmup",
-    "get_cosine_with_hard_restarts_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
-    "get_greedy_schedule",
-    "get_inverse_sqrt_schedule",
-    "get_linear_schedule_with_warmup",
-    "get_polynomial_decay_schedule_with_warmup",
-    "get_reduce_on_plateau_schedule",
-    "get_wsd_schedule",
+    "CurveSchedule", "GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "SchedulerType", "WarmUp",
+    "get_constant_schedule", "get_constant_schedule_with_cool_down", "get_constant_schedule_with_warmup",
+    "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",
+    "get_cosine_with_min_lr_schedule_with_warmup", "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+    "get_greedy_schedule", "get_inverse_sqrt_schedule", "get_linear_schedule_with_warmup",
+    "get_polynomial_decay_schedule_with_warmup", "get_reduce_on_plateau_schedule", "get_wsd_schedule",
     # TensorFlow's BERT fine-tuning: the port of transformers' function
     "create_optimizer",
     # saving, and states of PyTorch's optimizers
-    "LoadReport",
-    "convert_torch_optimizer",
-    "load_optimizer",
-    "save_optimizer",
+    "save_optimizer", "load_optimizer", "LoadReport", "convert_torch_optimizer",
     # micro-batches and loss scales
-    "AdaptiveLossScaler",
-    "DynamicLossScaler",
-    "FixedLossScaler",
-    "GradientAccumulator",
-    "PipelineWithLossScale",
+    "GradientAccumulator", "AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "PipelineWithLossScale",
+    "__version__",
 ]
+# fmt: on
 
 
 def __getattr__(name: str) -> _Any:

@@ -29,28 +29,17 @@ from .polynomial import get_polynomial_decay_schedule_with_warmup
 from .stable_decay import get_wsd_schedule
 from .warmup import WarmUp
 
+# fmt: off
 __all__ = [
     # any kind by name
-    "SchedulerType",
-    "get_scheduler",
+    "SchedulerType", "get_scheduler",
     # one function for each kind
-    "get_constant_schedule",
-    "get_constant_schedule_with_cool_down",
-    "get_constant_schedule_with_warmup",
-    "get_cosine_schedule_with_warmup",
-    "get_cosine_with_hard_restarts_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup",
-    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
-    "get_greedy_schedule",
-    "get_inverse_sqrt_schedule",
-    "get_linear_schedule_with_warmup",
-    "get_polynomial_decay_schedule_with_warmup",
-    "get_reduce_on_plateau_schedule",
-    "get_wsd_schedule",
+    "get_constant_schedule", "get_constant_schedule_with_cool_down", "get_constant_schedule_with_warmup",
+    "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",
+    "get_cosine_with_min_lr_schedule_with_warmup", "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+    "get_greedy_schedule", "get_inverse_sqrt_schedule", "get_linear_schedule_with_warmup",
+    "get_polynomial_decay_schedule_with_warmup", "get_reduce_on_plateau_schedule", "get_wsd_schedule",
     # classes
-    "CurveSchedule",
-    "GreedyLR",
-    "MetricSchedule",
-    "ReduceLROnPlateau",
-    "WarmUp",
+    "CurveSchedule", "GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "WarmUp",
 ]
+# fmt: on
