@@ -157,7 +157,6 @@ def create(
 
     Examples:
         >>> import paddle
-    from paddle.optimizer import Optimizer
         >>> import paddle_ldopt as ldopt
         >>> encoder = paddle.nn.TransformerEncoder(paddle.nn.TransformerEncoderLayer(8, 2, 16), 3)
         >>> opt = ldopt.create("adamwdl", encoder, layerwise_decay=0.5, learning_rate=1e-3)
