@@ -15,7 +15,8 @@ from ..plots import plot_table
 from .before_blocks import ParameterInfo
 from .decay import LayerDecay, as_decay
 from .granularity import Granularity, checked_granularity
-from .places import Layer, place
+from .layer import Layer
+from .places import place
 from .rates import planned_rates, rates_of_optimizer
 from .ratios import LayerRatios, ratios_of
 from .table import LayerTable

@@ -4,11 +4,11 @@ import re
 from typing import Any, Callable, Optional, Union
 
 from .._messages import first_few, refusal, shown
+from .layer import HEAD
 from .stacks import is_index
 
 Place = Union[int, str]  # a layer id, "embeddings" or "head"
 Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]
-HEAD = -1  # stands for the head's layer id until the depth is known
 
 
 def apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, int], set[str]]:
