@@ -12,10 +12,9 @@ from .stacks import STACK_NAMES, NumberedLists, is_index
 def check_found(names: list[str], lists: NumberedLists, deepest: int) -> None:
     """Raise if no blocks were found, or half of them are in lists of unknown kind."""
     if not deepest:
-        pattern = _pattern_of(max(lists.others, key=lists.others.__getitem__, default="cells"))
         raise ValueError(
             "Found no stack of blocks (a numbered list called layers, layer, h, block, blocks, resblocks or stages): "
-            f"give `rules`, such as {{r'{pattern}': r'\\1'}}. Received: names=[{first_few(names, 8)}]"
+            f"{_advice(lists.others or {'cells': 0})}. Received: names=[{first_few(names, 8)}]"
         )
     unknown = {
         tower: length
@@ -26,16 +25,18 @@ def check_found(names: list[str], lists: NumberedLists, deepest: int) -> None:
     if missed >= known > 0:
         raise ValueError(
             f"{missed} numbered blocks are in lists of unknown kind ({', '.join(sorted(unknown))}) and only {known} in "
-            f"known ones ({', '.join(stack.tower for stack in lists.stacks)}): give `rules`, such as "
-            f"{{r'{_pattern_of(min(unknown))}': r'\\1'}}. Received: names=[{first_few(names, 8)}]"
+            f"known ones ({', '.join(stack.tower for stack in lists.stacks)}): {_advice(unknown)}. "
+            f"Received: names=[{first_few(names, 8)}]"
         )
 
 
-def _pattern_of(tower: str) -> str:
-    """Return the regular expression of the items of a list, with their number as its group."""
-    if "<i>" in tower:
-        return tower.replace(".", r"\.").replace("<i>", r"(\d+)", 1).replace("<i>", r"\d+") + r"\."
-    return tower.replace(".", r"\.") + r"\.(\d+)\."
+def _advice(lists: dict[str, int]) -> str:
+    """Return the advice to number the items of the longest list that is in no other; `lists` maps name -> length."""
+    outer = [tower for tower in lists if not any(tower.startswith(f"{other}.") for other in lists)]
+    longest = max(outer, key=lists.__getitem__)
+    pattern = (longest if "<i>" in longest else f"{longest}.<i>").replace(".", r"\.")
+    pattern = pattern.replace("<i>", r"(\d+)", 1).replace("<i>", r"\d+")
+    return f"give `rules`, such as {{r'{pattern}\\.': r'\\1'}}"
 
 
 def guesses_of_lists(lists: NumberedLists, by_rules: dict[str, int], layers: dict[str, Layer]) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Any, Optional, Protocol
 
 from .._paddle import unwrap
 from .decay import LayerDecay, mean_of
-from .ratio_checks import check_effects, check_multipliers, check_patterns, check_towers
+from .patterns import matches_of
+from .ratio_checks import check_names
 
 
 class Ratios(Protocol):
@@ -41,24 +42,15 @@ class LayerRatios:
     def __init__(self, layers: Any, decay: LayerDecay) -> None:
         self.layers, self.decay = layers, decay
         self.is_constant = not decay.moves
-        self._tower_of = _tower_by_name(layers.names, decay.towers or ())
-        check_towers(layers, decay, self._tower_of)
-        factors = decay.multipliers or {}
-        self._matches = {pattern: [*filter(re.compile(pattern).search, layers.names)] for pattern in factors}
-        check_patterns(layers.names, self._matches)
+        self.tower_of = _tower_by_name(layers.names, decay.towers or ())
+        self.matches = matches_of(decay.multipliers or (), layers.names)
+        check_names(self)
         self.multipliers: dict[str, float] = {}  # structured name -> product of its multipliers, if a pattern matches
-        for pattern, matched in self._matches.items():
-            self.multipliers.update((name, self.multipliers.get(name, 1.0) * factors[pattern]) for name in matched)
+        for pattern, factor in (decay.multipliers or {}).items():
+            for name in self.matches[pattern]:
+                self.multipliers[name] = self.multipliers.get(name, 1.0) * factor
         self._now: dict[str, float] = self._ratios(0.0)
         self._latest: tuple[Any, LayerRatios] = (0.0, self)
-
-    def check_effects(self) -> None:
-        """Raise if an option of the decay changes no ratio; warn if a multiplier is for frozen parameters only."""
-        check_effects(self.layers, self.decay, self._tower_of)
-        matches = {
-            pattern: self._matches[pattern] for pattern, factor in (self.decay.multipliers or {}).items() if factor
-        }
-        check_multipliers(self.layers, matches, self._without_multipliers(0.0))  # 0 may match frozen ones
 
     def __call__(self, param: Any) -> float:
         """Return the ratio of a parameter."""
@@ -95,14 +87,14 @@ class LayerRatios:
 
     def _ratios(self, progress: Any) -> dict[str, float]:
         """Return structured name -> ratio."""
-        without = self._without_multipliers(progress)
+        without = self.without_multipliers(progress)
         return {name: ratio * self.multipliers.get(name, 1.0) for name, ratio in without.items()}
 
-    def _without_multipliers(self, progress: Any) -> dict[str, Any]:
+    def without_multipliers(self, progress: Any) -> dict[str, Any]:
         """Return structured name -> ratio before multipliers."""
         decays: dict[Optional[str], LayerDecay] = {None: self.decay}
         decays.update(self.decay.towers or {})
-        places = {name: (self.layers.layer_of(name), self._tower_of[name]) for name in self.layers.names}
+        places = {name: (self.layers.layer_of(name), self.tower_of[name]) for name in self.layers.names}
         unscaled = dict.fromkeys(places.values(), 1.0)
         for at, tower in unscaled:
             unscaled[at, tower] = decays[tower].unscaled_ratio(at.index, at.depth, progress)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from layer_models import PARTS, Parts, block, blocks, ids, indexes, names_of
 
 from paddle_ldopt import LayerMap
-from paddle_ldopt.layers.map import _all_paths
+from paddle_ldopt.layers.network import all_paths
 
 HINTED = ["embed", "text_embedder", "embs", "wte", "shared", "shared_encoder", "stem", "cls_tokens", "pos_encoder"]
 HINTED += ["encode_positions", "rel_pos_bias", "relative_attention_bias", "masked_spec_embed", "heads", "head_encoder"]
@@ -150,7 +150,7 @@ def test_nested_sharing_is_walked_in_bounded_time():
     part = paddle.nn.Linear(4, 4)
     for _ in range(13):
         part = Parts(a=part, b=part)
-    assert len(list(_all_paths(part))) < 6_000, "not 2^14 - 1"
+    assert len(list(all_paths(part))) < 6_000, "not 2^14 - 1"
     assert indexes(LayerMap.from_model(Parts(layers=blocks(3), head=part)), "head") == [4]
 
 

@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import paddle
 
 from ... import _paddle
+from ...layers.rates import RatedOptimizer
 from .declared import DeclaredMixin
 from .layerwise import LayerwiseMixin
 from .sharded_state import ShardedStateMixin
@@ -25,7 +26,7 @@ class Task(NamedTuple):
     shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
-class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
+class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin, RatedOptimizer):
     """The base of all optimizers of this package, listed before Paddle's class.
 
     Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`
@@ -82,6 +83,10 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
                 with paddle.no_grad():
                     self._update(tasks)
         return done
+
+    def decays_weights(self, param: Any) -> bool:
+        """Return whether the next step applies weight decay to a parameter."""
+        return bool(self.step_options(param).get("weight_decay", 0.0) != 0)
 
     # ---- for subclasses to override
 
