@@ -21,10 +21,10 @@ CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
 }
 
 
-def _option(default: Any, doc: str, *limits: Any, **how: Any) -> Any:
+def _option(default: Any, doc: str, *limits: Any, **fields: Any) -> Any:
     """Return a field of `LayerDecay` with its declaration, which settings, command line and docs read."""
-    how["optional"] = default is None
-    return dataclasses.field(default=default, metadata={"option": Option(default, doc, *limits, **how)})
+    fields["optional"] = default is None
+    return dataclasses.field(default=default, metadata={"option": Option(default, doc, *limits, **fields)})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,8 +88,8 @@ def idle_options(values: Mapping[str, Any], names: Mapping[str, str], options: M
     else:
         yield from idle(f"unless `{names['convention']}` is 'linear'", "bound")
         if decay == 1.0 and end is None:
-            every = f"every layer has a ratio of 1 (the head `{names['head_ratio']}`)"
-            why = f"while `{names['layerwise_decay']}` is 1: {every}"
+            uniform = f"every layer has a ratio of 1 (the head `{names['head_ratio']}`)"
+            why = f"while `{names['layerwise_decay']}` is 1: {uniform}"
             yield from idle(why, "convention", "min_ratio", "freeze_below", *(["preserve_mean"] if flat else []))
         elif end == decay:
             yield from idle("if the decay starts at this value", "end")

@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Union
 
 from .._checks import checked_steps
 from .._files import Path
-from .._messages import first_few, refusal
+from .._messages import first_few, nearest, refusal
 from .._paddle import name_dict_of, unwrap_model
 from ..plots import plot_table
 from .before_blocks import ParameterInfo
@@ -129,14 +129,17 @@ class LayerMap:
     def name_of(self, name: str) -> str:
         """Return the structured name for a ``param.name`` or structured name; raise as `layer_of`."""
         if not isinstance(name, str):
-            raise refusal(TypeError, "`name` must be a string.", name=name)
+            raise refusal(TypeError, "`name` must be a string, such as `param.name`.", name=name)
         known = name if name in self.name_dict else _COPY.sub("", name)  # Paddle renames parameters when it copies them
         structured = self.name_dict.get(known, name)
         if structured not in self._layers:
-            how = "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
+            advice = (
+                "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
+            )
             if not self.name_dict:
-                how = "a map made by `from_names` has no `name_dict`: use `from_model` to give it to an optimizer"
-            raise refusal(ValueError, f"The parameter is not in the LayerMap: {how}.", name=name)
+                advice = "a map made by `from_names` has no `name_dict`: use `from_model` to give it to an optimizer"
+            problem = f"The parameter is not in the LayerMap{nearest(name, self._layers)}: {advice}."
+            raise refusal(ValueError, problem, name=name)
         return structured
 
     def ratio_fn(self, layerwise_decay: Decay) -> LayerRatios:

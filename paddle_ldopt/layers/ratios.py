@@ -81,8 +81,8 @@ class LayerRatios:
         """Return (tower, layer id) -> the largest ratio of the layer."""
         greatest: dict[tuple[str, int], float] = {}
         for name, ratio in self._now.items():
-            at = self.layers.layer_of(name)
-            greatest[at.tower, at.index] = max(ratio, greatest.get((at.tower, at.index), 0.0))
+            layer = self.layers.layer_of(name)
+            greatest[layer.tower, layer.index] = max(ratio, greatest.get((layer.tower, layer.index), 0.0))
         return greatest
 
     def _ratios(self, progress: Any) -> dict[str, float]:
@@ -96,9 +96,9 @@ class LayerRatios:
         decays.update(self.decay.towers or {})
         places = {name: (self.layers.layer_of(name), self.tower_of[name]) for name in self.layers.names}
         unscaled = dict.fromkeys(places.values(), 1.0)
-        for at, tower in unscaled:
-            unscaled[at, tower] = decays[tower].unscaled_ratio(at.index, at.depth, progress)
-        blocks = [ratio for (at, _), ratio in unscaled.items() if at.is_block]
+        for layer, tower in unscaled:
+            unscaled[layer, tower] = decays[tower].unscaled_ratio(layer.index, layer.depth, progress)
+        blocks = [ratio for (layer, _), ratio in unscaled.items() if layer.is_block]
         mean = mean_of(blocks) if self.decay.preserve_mean else 1.0
         return {name: unscaled[place] * decays[place[1]].scale / mean for name, place in places.items()}
 
@@ -126,9 +126,9 @@ def _tower_by_name(names: Iterable[str], towers: Iterable[str]) -> dict[str, Opt
     Of several towers in a name the outermost counts, then the longest.
     """
     patterns = {tower: re.compile(rf"(^|\.){re.escape(tower)}\.") for tower in towers}
-    found: dict[str, Optional[str]] = {}
+    tower_of: dict[str, Optional[str]] = {}
     for name in names:
         matches = {tower: pattern.search(name) for tower, pattern in patterns.items()}
-        at = [(match.start(), -len(tower), tower) for tower, match in matches.items() if match]
-        found[name] = min(at)[2] if at else None
-    return found
+        ranked = [(match.start(), -len(tower), tower) for tower, match in matches.items() if match]
+        tower_of[name] = min(ranked)[2] if ranked else None
+    return tower_of

@@ -240,10 +240,10 @@ def _kinds(rows: list[_Row]) -> int:
 
 def _ranks(indexes: Iterable[int], whole: bool, from_one: bool = False) -> dict[int, int]:
     """Return index in a list -> number from 0; missing indexes count unless `whole`, or if indexes are keys."""
-    found = sorted(set(indexes))
-    if found and not whole and found[-1] < _MOST_BLOCKS:
-        found = list(range(1 if from_one and found[0] else 0, found[-1] + 1))
-    return {index: number for number, index in enumerate(found)}
+    ordered = sorted(set(indexes))
+    if ordered and not whole and ordered[-1] < _MOST_BLOCKS:
+        ordered = list(range(1 if from_one and ordered[0] else 0, ordered[-1] + 1))
+    return {index: number for number, index in enumerate(ordered)}
 
 
 def _number(digits: str) -> int:
@@ -278,10 +278,10 @@ def _tokens(name: str, with_stacks: set[str]) -> tuple[list[str], bool]:
     k, fused = 0, False
     while k < len(parts):
         here, after = parts[k], parts[k + 1] if k + 1 < len(parts) else ""
-        match, both = _FUSED.match(here), _BOTH.match(here)
+        match, stage_and_block = _FUSED.match(here), _BOTH.match(here)
         letter = _LETTER.match(after[len(here) :]) if match and after.startswith(here) else None
-        if both:
-            out += both.groups()
+        if stage_and_block:
+            out += stage_and_block.groups()
         elif match and letter:
             out += [*match.groups(), letter[2] or str(ord(letter[1]) - ord("a"))]
             k += 1

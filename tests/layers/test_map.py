@@ -137,6 +137,8 @@ def test_names_and_models_of_another_type(names):
 def test_an_unknown_parameter():
     with pytest.raises(ValueError, match="after the model is complete .*Received: name='lora_A'"):
         LayerMap.from_model(Tied()).layer_of("lora_A")
+    with pytest.raises(ValueError, match="nearest is 'norm.weight'.*Received: name='norm.weigth'"):
+        LayerMap.from_model(Tied()).layer_of("norm.weigth")
     with pytest.raises(ValueError, match=r"Map: a map made by .* to an optimizer\. Received: name='lora_A'"):
         LayerMap.from_names(names_of()).layer_of("lora_A")
 

@@ -186,6 +186,14 @@ def test_a_norm_that_precedes_stages_goes_by_its_width(width, index):
     assert layers.towers == {"stages": 4} and layers.layer_of("norm.weight").index == index
 
 
+def test_an_error_suggests_the_longest_list_of_the_model():
+    nested = [f"scales.{i}.cells.{j}.{part}" for i in range(3) for j in range(5) for part in PARTS]
+    for names, pattern in ((names_of("cells"), r"cells\.(\d+)\."), (nested, r"scales\.(\d+)\.")):
+        with pytest.raises(ValueError, match=re.escape(f"such as {{r'{pattern}': r'\\1'}}.")):
+            LayerMap.from_names(names)
+        assert LayerMap.from_names(names, {pattern: r"\1"}).n_layers == 3
+
+
 def test_stacks_with_other_items_between_them_are_a_guess():
     names = [f"base.{i}.layers.{j}.{part}" for i in (1, 3) for j in range(3) for part in PARTS]
     with pytest.warns(UserWarning, match="'base' is a list of 3 items, and 2 of them count as towers side by side"):
