@@ -8,14 +8,14 @@ from typing import Any, Callable, Optional, Union
 
 from .._checks import checked_steps
 from .._files import Path
-from .._messages import first_few, nearest, refusal
+from .._messages import first_few, refusal
 from .._paddle import name_dict_of, unwrap_model
 from ..plots import plot_table
 from .before_blocks import ParameterInfo
 from .decay import LayerDecay, as_decay
 from .granularity import Granularity, checked_granularity
 from .layer import Layer
-from .map_checks import check_network, check_table_arguments, checked_names
+from .map_checks import check_network, check_table_arguments, checked_names, unknown_name
 from .network import parameter_infos
 from .places import place
 from .rates import planned_rates, rates_of_optimizer
@@ -133,13 +133,7 @@ class LayerMap:
         known = name if name in self.name_dict else _COPY.sub("", name)  # Paddle renames parameters when it copies them
         structured = self.name_dict.get(known, name)
         if structured not in self._layers:
-            advice = (
-                "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
-            )
-            if not self.name_dict:
-                advice = "a map made by `from_names` has no `name_dict`: use `from_model` to give it to an optimizer"
-            problem = f"The parameter is not in the LayerMap{nearest(name, self._layers)}: {advice}."
-            raise refusal(ValueError, problem, name=name)
+            raise unknown_name(name, self._layers, bool(self.name_dict))
         return structured
 
     def ratio_fn(self, layerwise_decay: Decay) -> LayerRatios:

@@ -7,7 +7,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_number
-from .._messages import refusal, shown
+from .._messages import nearest, refusal, shown
 from .._paddle import checked_model, parameters_of, pipeline_of, unwrap
 
 
@@ -31,6 +31,14 @@ def check_network(model: Any) -> None:
         raise refusal(ValueError, f"The model is one stage of a pipeline: {how}", model=type(model).__name__)
     if not model.parameters():
         raise refusal(ValueError, "The model has no parameters to map.", model=type(model).__name__)
+
+
+def unknown_name(name: str, known: Iterable[str], has_model: bool) -> ValueError:
+    """Return the error for a name that is not in a `LayerMap`, which `has_model` or was made from names."""
+    advice = "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
+    if not has_model:
+        advice = "a map made by `from_names` has no `name_dict`: use `from_model` to give it to an optimizer"
+    return refusal(ValueError, f"The parameter is not in the LayerMap{nearest(name, known)}: {advice}.", name=name)
 
 
 def check_table_arguments(

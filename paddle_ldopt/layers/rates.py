@@ -17,10 +17,7 @@ from .ratios import LayerRatios, ratios_of
 
 
 class RatedOptimizer:
-    """The base of optimizers that may change or compute their rates, which Paddle's optimizers take from the schedule.
-
-    These methods are all that layer tables and logs of rates ask of an optimizer.
-    """
+    """All that layer tables and logs of rates ask of an optimizer; the defaults are true of Paddle's optimizers."""
 
     @property
     def sets_own_rate(self) -> bool:
@@ -42,9 +39,9 @@ class RatedOptimizer:
         """
         return None
 
-    def decays_weights(self, param: Any) -> bool:
-        """Return whether the next step applies weight decay to a parameter."""
-        raise NotImplementedError
+    def decays_weights(self, param: Any) -> Optional[bool]:
+        """Return whether the next step applies weight decay to a parameter; None: by the options of Paddle."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,22 +71,25 @@ def applied_rates(optimizer: Any, learning_rate: Optional[float] = None) -> dict
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
 
 
+def rated(optimizer: Any) -> RatedOptimizer:
+    """Return the optimizer inside wrappers, or the defaults of `RatedOptimizer` for one of Paddle's."""
+    inner = unwrap(optimizer)
+    return inner if isinstance(inner, RatedOptimizer) else RatedOptimizer()
+
+
 def used_rates(optimizer: Any) -> Optional[dict[str, float]]:
     """Return `RatedOptimizer.used_rates` of any optimizer."""
-    inner = unwrap(optimizer)
-    return inner.used_rates() if isinstance(inner, RatedOptimizer) else None
+    return rated(optimizer).used_rates()
 
 
 def sets_own_rate(optimizer: Any) -> bool:
     """Return `RatedOptimizer.sets_own_rate` of any optimizer."""
-    inner = unwrap(optimizer)
-    return isinstance(inner, RatedOptimizer) and inner.sets_own_rate
+    return rated(optimizer).sets_own_rate
 
 
 def rate_divisor(optimizer: Any, ahead: int = 0) -> float:
     """Return `RatedOptimizer.rate_divisor` of any optimizer."""
-    inner = unwrap(optimizer)
-    return inner.rate_divisor(ahead) if isinstance(inner, RatedOptimizer) else 1.0
+    return rated(optimizer).rate_divisor(ahead)
 
 
 def next_rate(optimizer: Any) -> float:
@@ -100,17 +100,18 @@ def next_rate(optimizer: Any) -> float:
 def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[str, Rate]:
     """Return tensor name -> `Rate`, read from an optimizer; `num_steps` as in `peak_learning_rate`."""
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
-    own = optimizer if isinstance(optimizer, RatedOptimizer) else None
-    now, groups, rates = next_rate(optimizer), groups_by_name(optimizer), {}
-    peak = peak_learning_rate(rate_source(optimizer), num_steps, lambda ahead: rate_divisor(optimizer, ahead))
+    own, now, groups, rates = rated(optimizer), next_rate(optimizer), groups_by_name(optimizer), {}
+    peak = peak_learning_rate(rate_source(optimizer), num_steps, own.rate_divisor)
     parts, ratios = rate_parts(optimizer, params), ratios_of(optimizer)
     for param in params:
         factor, fixed = parts[param.name]
         of_schedule = factor * now + fixed
         ratio = of_schedule / now if fixed and now else factor
         at_peak = None if peak is None and factor else factor * (peak or 0.0) + fixed
-        rate, at_peak = (own and own.shown_rate(param, factor)) or (of_schedule, at_peak)
-        decayed = own.decays_weights(param) if own else decays_weights(optimizer, param, groups.get(param.name, {}))
+        rate, at_peak = own.shown_rate(param, factor) or (of_schedule, at_peak)
+        decayed = own.decays_weights(param)
+        if decayed is None:
+            decayed = decays_weights(optimizer, param, groups.get(param.name, {}))
         frozen = bool(param.stop_gradient) or (factor == 0 and fixed == 0)
         multiplier, end = 1.0, None
         if isinstance(ratios, LayerRatios):
