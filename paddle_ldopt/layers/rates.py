@@ -13,35 +13,7 @@ from .._checks import as_float, plain_number
 from .._messages import refusal
 from .._paddle import decays_weights, groups_by_name, parameters_of, rate_parts, rate_source, stand_in, unwrap
 from ..schedules.ahead import peak_learning_rate
-from .ratios import LayerRatios, ratios_of
-
-
-class RatedOptimizer:
-    """All that layer tables and logs of rates ask of an optimizer; the defaults are true of Paddle's optimizers."""
-
-    @property
-    def sets_own_rate(self) -> bool:
-        """Whether the optimizer computes its rate itself, so that a scheduler has no effect."""
-        return False
-
-    def used_rates(self) -> Optional[dict[str, float]]:
-        """Return tensor name -> rate of the last update if the optimizer computes and keeps it, None otherwise."""
-        return None
-
-    def rate_divisor(self, ahead: int = 0) -> float:
-        """Return the divisor of the optimizer's rate in its next step, or `ahead` steps later."""
-        return 1.0
-
-    def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return (rate of the next step, peak rate ahead) of a parameter, each None if it is unknown beforehand.
-
-        None: the rate is `learning_rate` times `factor`, which includes the parameter's layer and group.
-        """
-        return None
-
-    def decays_weights(self, param: Any) -> Optional[bool]:
-        """Return whether the next step applies weight decay to a parameter; None: by the options of Paddle."""
-        return None
+from .ratios import LayerRatios, rated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +43,6 @@ def applied_rates(optimizer: Any, learning_rate: Optional[float] = None) -> dict
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
 
 
-def rated(optimizer: Any) -> RatedOptimizer:
-    """Return the optimizer inside wrappers, or the defaults of `RatedOptimizer` for one of Paddle's."""
-    inner = unwrap(optimizer)
-    return inner if isinstance(inner, RatedOptimizer) else RatedOptimizer()
-
-
 def used_rates(optimizer: Any) -> Optional[dict[str, float]]:
     """Return `RatedOptimizer.used_rates` of any optimizer."""
     return rated(optimizer).used_rates()
@@ -102,7 +68,7 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
     params, optimizer = parameters_of(optimizer), stand_in(unwrap(optimizer))
     own, now, groups, rates = rated(optimizer), next_rate(optimizer), groups_by_name(optimizer), {}
     peak = peak_learning_rate(rate_source(optimizer), num_steps, own.rate_divisor)
-    parts, ratios = rate_parts(optimizer, params), ratios_of(optimizer)
+    parts, ratios = rate_parts(optimizer, params), own.ratio_of
     for param in params:
         factor, fixed = parts[param.name]
         of_schedule = factor * now + fixed
@@ -117,7 +83,7 @@ def rates_of_optimizer(optimizer: Any, num_steps: Optional[int] = None) -> dict[
         if isinstance(ratios, LayerRatios):
             multiplier = ratios.multiplier_of(param)
             if ratios.decay.moves:  # the peak is unknown: rate and ratio both move
-                of_layer = optimizer.layerwise_ratio(param)
+                of_layer = own.layerwise_ratio(param)
                 end, at_peak = ratio / of_layer * ratios.at(1.0)(param) if of_layer else 0.0, None
         rates[param.name] = Rate(ratio, rate, at_peak, decayed, frozen, multiplier, end)
     return rates

@@ -33,6 +33,40 @@ class Ratios(Protocol):
         """Return the ratio of a parameter, a float or a static graph's value."""
 
 
+class RatedOptimizer:
+    """All that this room reads from an optimizer; the defaults are true of Paddle's optimizers."""
+
+    ratio_of: Optional[Ratios] = None  # None: every ratio is 1
+
+    def layerwise_ratio(self, param: Any) -> Any:
+        """Return the current ratio of a parameter's rate to the optimizer's, without groups and ParamAttr."""
+        return 1.0
+
+    @property
+    def sets_own_rate(self) -> bool:
+        """Whether the optimizer computes its rate itself, so that a scheduler has no effect."""
+        return False
+
+    def used_rates(self) -> Optional[dict[str, float]]:
+        """Return tensor name -> rate of the last update if the optimizer computes and keeps it, None otherwise."""
+        return None
+
+    def rate_divisor(self, ahead: int = 0) -> float:
+        """Return the divisor of the optimizer's rate in its next step, or `ahead` steps later."""
+        return 1.0
+
+    def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+        """Return (rate of the next step, peak rate ahead) of a parameter, each None if it is unknown beforehand.
+
+        None: the rate is `learning_rate` times `factor`, which includes the parameter's layer and group.
+        """
+        return None
+
+    def decays_weights(self, param: Any) -> Optional[bool]:
+        """Return whether the next step applies weight decay to a parameter; None: by the options of Paddle."""
+        return None
+
+
 class LayerRatios:
     """A function parameter -> ratio of its learning rate, made of a `LayerMap` and a decay.
 
@@ -103,10 +137,15 @@ class LayerRatios:
         return {name: unscaled[place] * decays[place[1]].scale / mean for name, place in places.items()}
 
 
+def rated(optimizer: Any) -> RatedOptimizer:
+    """Return the optimizer inside wrappers, or the defaults of `RatedOptimizer` for one of Paddle's."""
+    inner = unwrap(optimizer)
+    return inner if isinstance(inner, RatedOptimizer) else RatedOptimizer()
+
+
 def ratios_of(optimizer: Any) -> Optional[Ratios]:
     """Return the ratios of an optimizer, even inside `fleet`'s wrapper; None if all layers have the same rate."""
-    ratios: Optional[Ratios] = getattr(unwrap(optimizer), "ratio_of", None)  # Paddle's optimizers lack the attribute
-    return ratios
+    return rated(optimizer).ratio_of
 
 
 def decay_of(optimizer: Any) -> Optional[LayerDecay]:

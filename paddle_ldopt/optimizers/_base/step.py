@@ -7,7 +7,6 @@ from typing import Any, Callable, NamedTuple, Optional
 import paddle
 
 from ... import _paddle
-from ...layers.rates import RatedOptimizer
 from .declared import DeclaredMixin
 from .layerwise import LayerwiseMixin
 from .sharded_state import ShardedStateMixin
@@ -26,7 +25,7 @@ class Task(NamedTuple):
     shard: Any = None  # the `Shard` of the parameter in this process, set right before the update
 
 
-class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin, RatedOptimizer):
+class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
     """The base of all optimizers of this package, listed before Paddle's class.
 
     Paddle calls `_append_optimize_op` of the subclass for each parameter. It appends a `Task` to `_tasks`. If `_tasks`
