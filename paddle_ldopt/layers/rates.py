@@ -44,17 +44,17 @@ def applied_rates(optimizer: Any, learning_rate: Optional[float] = None) -> dict
 
 
 def used_rates(optimizer: Any) -> Optional[dict[str, float]]:
-    """Return `RatedOptimizer.used_rates` of any optimizer."""
+    """Return tensor name -> rate of the last update if the optimizer computes its own (`Adafactor`), None otherwise."""
     return rated(optimizer).used_rates()
 
 
 def sets_own_rate(optimizer: Any) -> bool:
-    """Return `RatedOptimizer.sets_own_rate` of any optimizer."""
+    """Return whether an optimizer computes its own rate, so that a scheduler has no effect."""
     return rated(optimizer).sets_own_rate
 
 
 def rate_divisor(optimizer: Any, ahead: int = 0) -> float:
-    """Return `RatedOptimizer.rate_divisor` of any optimizer."""
+    """Return the divisor of an optimizer's rate in its next step, or `ahead` steps later."""
     return rated(optimizer).rate_divisor(ahead)
 
 
