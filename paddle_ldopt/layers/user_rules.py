@@ -44,11 +44,7 @@ def _by_patterns(names: list[str], rules: dict[str, Place]) -> tuple[dict[str, i
     matches = matches_of(rules, names)
     check_matches(matches, names, "rules")
     for pattern, matched in matches.items():
-        left = [name for name in matched if name not in placed]
-        if not left:
-            idle = "A pattern of `rules` has no effect: earlier patterns place all parameters that it matches."
-            raise refusal(ValueError, idle, pattern=pattern)
-        for name in left:
+        for name in [name for name in matched if name not in placed]:
             number = _expanded(rules[pattern], re.search(pattern, name))
             if isinstance(number, str) and is_index(number):
                 numbered.add(name)

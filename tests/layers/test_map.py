@@ -107,7 +107,6 @@ def test_a_models_own_parameter_that_a_sublayer_shares_is_mapped_as_the_lower():
     [
         ({"nowhere": 1}, ValueError, r"`rules` matches no parameter; the names are \[embed.w, .*pattern='nowhere'"),
         ({"h": 1, "nowhere": 1}, ValueError, "matches no parameter.*Received: pattern='nowhere'"),
-        ({"h": 1, "h.0": 2}, ValueError, "earlier patterns place all parameters that it matches.*pattern='h.0'"),
         (lambda name: None, ValueError, "`rules` place no parameter. Received: rules=<function .*names=.embed.w"),
         ({"(": 1}, ValueError, r"regular expressions .*Received: pattern='\('"),
         ({"h": -1}, ValueError, "Received: -1 for 'h.0.attn.w'"),
