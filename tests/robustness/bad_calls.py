@@ -370,7 +370,7 @@ CALLS = {
     ),
     "LayerMap.layer_of": Row(method(layer_map, "layer_of", name="head.weight")),
     "LayerMap.ratio_fn": Row(method(layer_map, "ratio_fn", layerwise_decay=0.5)),
-    "LayerMap.table": Row(method(layer_map, "table", layerwise_decay=0.5, learning_rate=0.1, num_steps=5), words=WORDS),
+    "LayerMap.table": Row(method(layer_map, "table", layerwise_decay=0.5, learning_rate=0.1), words=WORDS),
     "LayerMap.plot": Row(
         method(layer_map, "plot", path=path(".svg"), layerwise_decay=0.5), words=WORDS, also=(OSError,)
     ),
