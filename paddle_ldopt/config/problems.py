@@ -1,7 +1,6 @@
 """The problems of settings: first each value by its declaration, then conditions between values by a trial."""
 
 import functools
-import re
 import warnings
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
@@ -12,6 +11,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import checked_number, checked_steps, refused
 from .._messages import problem, refusal, shown, unknown
 from ..build import OPTIMIZERS, build_optimizer
+from ..layers.user_rules import checked_rules
 from ..schedules import ON_METRIC, get_scheduler
 from ..schedules.factory import kwargs_problems
 from ..schedules.registry import SCHEDULES
@@ -99,18 +99,6 @@ def _checked_names(value: Any, field: str) -> None:
         raise refusal(TypeError, f"`{field}` must be a dict.", **{field: value})
 
 
-def _checked_rules(value: Any, field: str) -> None:
-    _checked_names(value, field)
-    for pattern in value:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            wrong = f"The keys of `{field}` must be regular expressions ({error})."
-            raise refusal(ValueError, wrong, pattern=pattern) from error
-    if any(isinstance(layer, bool) or not isinstance(layer, (int, str)) for layer in value.values()):
-        raise refusal(TypeError, f"`{field}` must map names to layer ids or strings.", **{field: value})
-
-
 _CHECKS: dict[str, _Check] = {
     "learning_rate": functools.partial(checked_number, kind="a number or None"),
     "weight_decay": checked_number,
@@ -119,7 +107,7 @@ _CHECKS: dict[str, _Check] = {
     "warmup_steps": checked_steps,
     "optim_kwargs": _checked_names,
     "lr_scheduler_kwargs": _checked_names,
-    "layerwise_rules": _checked_rules,
+    "layerwise_rules": checked_rules,
 }
 
 

@@ -219,6 +219,10 @@ class Adafactor(FactoredOptimizer):
         known = isinstance(used.get(owner), paddle.Tensor) and steps[owner].item() > 0
         return float(used[owner].item()) if known else None
 
+    def used_rates(self) -> Optional[dict[str, float]]:
+        """Return `used_lr` with `relative_step`, None without it."""
+        return self.used_lr() if self.sets_own_rate else None
+
     def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return the rate of the parameter's last update with `relative_step`; later rates are not known beforehand."""
         return (self._used_lr(param), None) if self.sets_own_rate else None
