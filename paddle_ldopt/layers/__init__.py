@@ -1,7 +1,7 @@
 """Which layer a parameter belongs to, and the ratio of its learning rate."""
 
 from .decay import CONVENTIONS, LayerDecay, as_decay
-from .hooks import adapt_hook
+from .hook_calls import adapt_hook
 from .map import Layer, LayerMap
 from .paddlenlp_hook import layerwise_lr_decay
 from .ratios import LayerRatios

@@ -22,7 +22,7 @@ from ..._paddle import (
     sharding_setting,
     weight_decay_fun_is_replaced,
 )
-from ...layers.hooks import HookRatios
+from ...layers.hook_calls import HookRatios
 from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
 from ...layers.ratio_checks import check_trained
 from ...layers.ratios import LayerRatios, RatedOptimizer, decay_of, moves

@@ -4,7 +4,7 @@ from typing import Any, Optional
 
 from ..._messages import refusal
 from ...layers.decay_checks import check_decay
-from ...layers.hooks import HookRatios, adapt_hook
+from ...layers.hook_calls import HookRatios, adapt_hook
 from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ...layers.ratios import LayerRatios
 
