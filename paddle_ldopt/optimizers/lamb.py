@@ -12,7 +12,7 @@ import paddle
 
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
-from ._base.arithmetic import adam_moments, one_minus_power, over_, plus_, root_, times_
+from ._base.arithmetic import Temporary, adam_moments, one_minus_power
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step import Task
 from ._base.step_functions import decay_or_function, rate_or_function
@@ -53,17 +53,18 @@ def lamb_update(
     if grad_centralization and is_convolution(shard.shape):
         (sums,) = yield [shard.channel_sums(grad)]
         grad = grad - shard.spread_channels(sums / math.prod(shard.shape[1:]))  # arXiv 2004.01461, eq. 1
-    moments = adam_moments(state, grad, beta1, beta2)
-    m_hat = moments["moment1"] / one_minus_power(beta1, t)
-    v_hat = moments["moment2"] / one_minus_power(beta2, t)
-    r = over_(m_hat, plus_(root_(v_hat), eps))
-    u = plus_(r, weight_decay * param)
-    x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
+    m, v = adam_moments(state, grad, beta1, beta2)
+    m_hat = Temporary(m / one_minus_power(beta1, t))
+    v_hat = Temporary(v / one_minus_power(beta2, t))
+    r = m_hat / (v_hat.sqrt() + eps)
+    u = r + weight_decay * param
+    x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u.tensor)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     one = paddle.ones_like(x_norm)
     adapted = paddle.logical_and(x_norm > 0, u_norm > 0)
     ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-    return plus_(times_(u, -lr * ratio), param), moments
+    new_param = u * (-lr * ratio) + param
+    return new_param.tensor, {"moment1": m, "moment2": v}
 
 
 @register(
