@@ -187,11 +187,11 @@ class Adafactor(FactoredOptimizer):
 
     _rate_argument = "lr"
 
-    def _first_rate(self, rate: Any, parameters: Any) -> Any:
+    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
         rates = [group.get("lr") if isinstance(group, dict) else None for group in parameters or [None]]
         if rate is None and None not in rates:  # every group has a rate of its own
             return 1.0
-        return super()._first_rate(rate, parameters)
+        return super()._initial_rate(rate, parameters)
 
     rule = staticmethod(adafactor_update)
 

@@ -239,9 +239,9 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
         self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
 
-    def check_in_step(self, params: list[Any]) -> None:
+    def _check_in_step(self, params: list[Any]) -> None:
         """Warn of patterns without effect in a static graph, whose parameters are known only now."""
-        super().check_in_step(params)
+        super()._check_in_step(params)
         if parameter_list(self) is None:
             self._warn_of_idle_patterns(params)
 

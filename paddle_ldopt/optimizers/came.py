@@ -149,7 +149,7 @@ class Came(FactoredOptimizer):
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate, a float),
             "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A
             group's "beta2" overrides the optimizer's `decay_rate`, and ``"beta2": None`` its `beta2`. MindFormers'
-            ``{"order_params": [...]}`` is checked and has no effect.
+            ``{"order_params": [...]}`` is checked and has no effect: no update depends on another one.
         beta2: a constant decay rate of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code has 0.999, and a
             `beta3` of 0.9999.
         **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
@@ -239,7 +239,7 @@ class Came(FactoredOptimizer):
         **layerwise: Any,
     ) -> None:
         layerwise.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
-        parameters, _ = without_order(one_of_two("parameters", parameters, "params", params))
+        parameters = without_order(one_of_two("parameters", parameters, "params", params))
         super().__init__(learning_rate, parameters, **layerwise)
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
 from ._base.arithmetic import Temporary, adam_moments, one_minus_power
 from ._base.rule_optimizer import RuleOptimizer
-from ._base.step import Task
 from ._base.step_functions import decay_or_function, rate_or_function
 from ._base.step_schedules import StepSchedulesMixin
 from ._base.updates import Update
@@ -101,8 +100,8 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their absolute rate, of any
             kind of `learning_rate`; the caller steps and saves a scheduler), "weight_decay", "beta1", "beta2", "eps"
             and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5, its
-            mean over all axes except the first). An additional dict ``{"order_params": [...]}`` lists the parameters of
-            all groups in the order of their updates.
+            mean over all axes except the first). MindSpore's ``{"order_params": [...]}`` is checked and has no
+            effect: no update depends on another one.
         apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: with groups to
             all; without groups to all except names with "beta" or "gamma" (structured names if `name_dict` or
             `layers` has them, else tensor names). Paddle has other names for the weights of norms: exclude norms and
@@ -181,13 +180,13 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         **layerwise: Any,
     ) -> None:
         layerwise.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
-        parameters, self._order = without_order(one_of_two("parameters", parameters, "params", params))
+        parameters = without_order(one_of_two("parameters", parameters, "params", params))
         super().__init__(learning_rate, parameters, **layerwise)
 
-    def _first_rate(self, rate: Any, parameters: Any) -> Any:
+    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         self._grouped = bool(groups)
-        first = super()._first_rate(rate, parameters)
+        first = super()._initial_rate(rate, parameters)
         for group in groups:
             if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
                 idle = "'grad_centralization' has no effect on a group without a convolution's weight"
@@ -214,7 +213,3 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
             return super().has_weight_decay(param)
         names = (param.name, self.structured_name(param))
         return not any(part in known for known in names for part in ("beta", "gamma"))
-
-    def _update(self, tasks: list[Task]) -> None:
-        place = {param.name: i for i, param in enumerate(self._order or [])}
-        super()._update(sorted(tasks, key=lambda task: place.get(task.param.name, 0)))

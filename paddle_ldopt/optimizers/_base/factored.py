@@ -138,7 +138,7 @@ class FactoredOptimizer(RuleOptimizer):
     def _read_rate(self, learning_rate: Any) -> Any:
         return None if learning_rate is None else checked_rate(learning_rate, self._rate_argument)
 
-    def _first_rate(self, rate: Any, parameters: Any) -> Any:
+    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
         argument = self._rate_argument
         if self.sets_own_rate:
             self._refuse_rate(argument, rate)
