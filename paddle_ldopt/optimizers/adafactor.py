@@ -138,6 +138,7 @@ class Adafactor(FactoredOptimizer):
             check=numbers("()", "[)"),
             kind="(0, inf) and [0, inf)",
             group=True,
+            setting="epsilon",
         ),
         "clip_threshold": Option(1.0, "the largest RMS of the update", ends="()", group=True),
         "decay_rate": Option(-0.8, "exponent of the second moment's decay rate", -math.inf, 0.0, "(]", group=True),
