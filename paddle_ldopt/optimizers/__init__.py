@@ -18,9 +18,9 @@ A complete optimizer::
             return param - lr * moment, {"moment": moment}
 
 From then on `create`, the Trainer's ``--optim``, `LdoptConfig`, the command line, the memory calculator and the tables
-of the docs know it. `RuleOptimizer` documents the arguments of a rule and how a rule asks for sums over a whole
-parameter; `_base` shows the path of a step. A new optimizer of this package is one file beside these, an import here
-and its name in `__all__`.
+of the docs know it. `RuleOptimizer` documents all that a subclass may declare; `_base` shows the path of a step. A new
+optimizer of this package is one file beside these, an import here and its name in `__all__`. `AdamWDL` is no
+`RuleOptimizer`: outside of the C library it runs Paddle's own AdamW kernel, so that it is bit for bit Paddle's AdamW.
 """
 
 # isort: off

@@ -12,7 +12,7 @@ import paddle
 
 from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
-from ._base.arithmetic import average, plus_, power, times, times_
+from ._base.arithmetic import Temporary, average, decayed, power
 from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, is_factored, scaled_rate
 from ._base.updates import Update
 from ._fused.plan import FusedRule
@@ -58,11 +58,11 @@ def adafactor_update(
         scale_parameter=scale_parameter,
     )
     alpha = scaled_rate(lr, t, param_rms, eps[1], relative_step=relative_step, warmup_init=warmup_init)
-    step = times_(u, alpha)
+    step = (Temporary(u) * alpha).tensor
     if beta1 is not None:  # an average of steps, rates included
-        step = new_state["exp_avg"] = average(state["exp_avg"], step, beta1, 1.0 - beta1)
+        step = new_state["exp_avg"] = average(state["exp_avg"], step, beta1)
     if weight_decay != 0.0:  # not in the paper
-        param = plus_(times(param, -weight_decay * alpha), param)
+        param = decayed(param, weight_decay * alpha)
     return param - step, {**new_state, _USED_LR: alpha}
 
 
@@ -188,11 +188,11 @@ class Adafactor(FactoredOptimizer):
 
     _rate_argument = "lr"
 
-    def _first_rate(self, rate: Any, parameters: Any) -> Any:
+    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
         rates = [group.get("lr") if isinstance(group, dict) else None for group in parameters or [None]]
         if rate is None and None not in rates:  # every group has a rate of its own
             return 1.0
-        return super()._first_rate(rate, parameters)
+        return super()._initial_rate(rate, parameters)
 
     rule = staticmethod(adafactor_update)
 

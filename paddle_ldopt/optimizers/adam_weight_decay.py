@@ -12,7 +12,7 @@ import paddle
 from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import adam_moments, one_minus_power, over_, plus_, root, times
+from ._base.arithmetic import Temporary, adam_moments, decayed, one_minus_power, root, times
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_count import SharedStepCount
 from ._base.updates import Update
@@ -55,14 +55,15 @@ def adam_weight_decay_update(
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:
-        param = plus_(times(param, -lr * weight_decay), param)  # first, and not with the bias-corrected rate
-    new_state = adam_moments(state, grad, beta_1, beta_2)
-    m, v = new_state.values()
+        param = decayed(param, lr * weight_decay)  # first, and not with the bias-corrected rate
+    m, v = adam_moments(state, grad, beta_1, beta_2)
+    new_state = {"moment1": m, "moment2": v}
     if amsgrad:
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
     # Adam before section 2.1: the rate has both corrections, and epsilon is added to the root of an uncorrected v
     step_size = lr * one_minus_power(beta_2, t).sqrt() / one_minus_power(beta_1, t)
-    return plus_(over_(times(m, -step_size), plus_(root(v), epsilon)), param), new_state
+    new_param = Temporary(times(m, -step_size)) / (Temporary(root(v)) + epsilon) + param
+    return new_param.tensor, new_state
 
 
 @register(
@@ -238,9 +239,9 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
         remedy = "" if self.structured_names else " Give `name_dict` or `layers` to search structured names."
         self.patterns.warn_of_idle(map(self.structured_name, params), remedy)
 
-    def check_in_step(self, params: list[Any]) -> None:
+    def _check_in_step(self, params: list[Any]) -> None:
         """Warn of patterns without effect in a static graph, whose parameters are known only now."""
-        super().check_in_step(params)
+        super()._check_in_step(params)
         if parameter_list(self) is None:
             self._warn_of_idle_patterns(params)
 

@@ -184,7 +184,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
     def _collects(self) -> bool:
         return self.fused is not False and super()._collects()
 
-    fused_bumps_version = False  # like Paddle's kernel
+    _fused_bumps_version = False  # like Paddle's kernel
 
     def fused_rule(self, options: dict[str, Any]) -> Union[FusedRule, str]:
         """Return the rule for the C library, or the reason why it cannot do it."""
@@ -199,7 +199,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
             self.check_type(param)
         super()._create_accumulators(block, parameters)
 
-    def check_shape(self, param: Any) -> None:
+    def _check_shape(self, param: Any) -> None:
         """Raise if the shape of a parameter has changed since its state was made."""
         moment = state_getter(self)("moment1", param)
         if list(moment.shape) != list(param.shape):

@@ -55,7 +55,9 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
         )
     ratio_of = ratio_fn(layers, layerwise_decay)
     check_trained(ratio_of, parameters_of(inner))
-    inner.__class__ = _layerwise_class(plain)  # in place, because wrappers and schedules hold this object
+    # In place, because wrappers and schedules already hold this object. A subclass, rather than methods set on the
+    # object, because these could not call the methods that they replace by `super()`.
+    inner.__class__ = _layerwise_class(plain)
     inner.ratio_of, inner._rates_asked = ratio_of, set()
     return optimizer
 
@@ -120,7 +122,7 @@ class _Applied(LayerwiseMixin):
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
         params = [p for p, _ in (params_grads["params"] if isinstance(params_grads, dict) else params_grads)]
-        self.check_in_step(params)
+        self._check_in_step(params)
         if self._step_ratios is not None:
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
         with self._with_ratios(params):  # `minimize` and the sharding wrappers do not call `step`
@@ -128,7 +130,7 @@ class _Applied(LayerwiseMixin):
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
         param = (param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad)[0]
-        return None if self.is_frozen(param) else super()._append_optimize_op(block, param_and_grad)
+        return None if self._is_frozen(param) else super()._append_optimize_op(block, param_and_grad)
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         if self._rates_asked is not None:

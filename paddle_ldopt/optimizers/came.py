@@ -11,7 +11,7 @@ import paddle
 
 from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
-from ._base.arithmetic import average, plus_, power, square_, times, times_
+from ._base.arithmetic import Temporary, average, power, times
 from ._base.factored import (
     FactoredOptimizer,
     factored_averages,
@@ -70,7 +70,6 @@ def came_update(
         state,
         shard,
         beta2,
-        1 - beta2,
         eps=eps[0],
         clip_threshold=clip_threshold,
         scale_parameter=scale_parameter,
@@ -78,18 +77,19 @@ def came_update(
 
     step = u
     if beta1:
-        step = m = average(state["exp_avg"], u, beta1, 1 - beta1)
+        step = m = average(state["exp_avg"], u, beta1)
         new_state["exp_avg"] = _fit_for_float16(m) if compression else m
         if is_factored(shard.shape):
-            instability = plus_(square_(u - m), eps[2])  # the less, the more confidence
-            sums = yield row_col_sums(instability, shard)
-            s = factored_averages("exp_avg_res", sums, state, shard, beta3, 1 - beta3)
-            step = times_(inverse_sqrt_factored(s, shard), m)
+            instability = Temporary(u - m).square() + eps[2]  # the less, the more confidence
+            sums = yield row_col_sums(instability.tensor, shard)
+            s = factored_averages("exp_avg_res", sums, state, shard, beta3)
+            step = (Temporary(inverse_sqrt_factored(s, shard)) * m).tensor
             new_state.update(s)
     if weight_decay:
-        step = plus_(weight_decay * param, step)
+        step = (Temporary(weight_decay * param) + step).tensor
     lr = scaled_rate(lr, t, param_rms, eps[1], relative_step=relative_step, warmup_init=warmup_init)
-    return plus_(times(step, -lr), param), new_state
+    new_param = Temporary(times(step, -lr)) + param
+    return new_param.tensor, new_state
 
 
 def _fit_for_float16(m: Any) -> Any:
@@ -149,7 +149,7 @@ class Came(FactoredOptimizer):
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate, a float),
             "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A
             group's "beta2" overrides the optimizer's `decay_rate`, and ``"beta2": None`` its `beta2`. MindFormers'
-            ``{"order_params": [...]}`` is checked and has no effect.
+            ``{"order_params": [...]}`` is checked and has no effect: no update depends on another one.
         beta2: a constant decay rate of V, in [0, 1), instead of :math:`\beta_{2,t}`. The authors' code has 0.999, and a
             `beta3` of 0.9999.
         **layerwise: the layer-wise arguments. `AdamWDL` documents all arguments that the optimizers share.
@@ -244,7 +244,7 @@ class Came(FactoredOptimizer):
         **layerwise: Any,
     ) -> None:
         layerwise.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
-        parameters, _ = without_order(one_of_two("parameters", parameters, "params", params))
+        parameters = without_order(one_of_two("parameters", parameters, "params", params))
         super().__init__(learning_rate, parameters, **layerwise)
 
     def check_together(self, options: dict[str, Any], group: dict[str, Any]) -> None:

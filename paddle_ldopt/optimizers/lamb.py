@@ -12,9 +12,8 @@ import paddle
 
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
-from ._base.arithmetic import adam_moments, one_minus_power, over_, plus_, root_, times_
+from ._base.arithmetic import Temporary, adam_moments, one_minus_power
 from ._base.rule_optimizer import RuleOptimizer
-from ._base.step import Task
 from ._base.step_functions import decay_or_function, rate_or_function
 from ._base.step_schedules import StepSchedulesMixin
 from ._base.updates import Update
@@ -53,17 +52,18 @@ def lamb_update(
     if grad_centralization and is_convolution(shard.shape):
         (sums,) = yield [shard.channel_sums(grad)]
         grad = grad - shard.spread_channels(sums / math.prod(shard.shape[1:]))  # arXiv 2004.01461, eq. 1
-    moments = adam_moments(state, grad, beta1, beta2)
-    m_hat = moments["moment1"] / one_minus_power(beta1, t)
-    v_hat = moments["moment2"] / one_minus_power(beta2, t)
-    r = over_(m_hat, plus_(root_(v_hat), eps))
-    u = plus_(r, weight_decay * param)
-    x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
+    m, v = adam_moments(state, grad, beta1, beta2)
+    m_hat = Temporary(m / one_minus_power(beta1, t))
+    v_hat = Temporary(v / one_minus_power(beta2, t))
+    r = m_hat / (v_hat.sqrt() + eps)
+    u = r + weight_decay * param
+    x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u.tensor)]
     x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
     one = paddle.ones_like(x_norm)
     adapted = paddle.logical_and(x_norm > 0, u_norm > 0)
     ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-    return plus_(times_(u, -lr * ratio), param), moments
+    new_param = u * (-lr * ratio) + param
+    return new_param.tensor, {"moment1": m, "moment2": v}
 
 
 @register(
@@ -101,8 +101,8 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their absolute rate, of any
             kind of `learning_rate`; the caller steps and saves a scheduler), "weight_decay", "beta1", "beta2", "eps"
             and "grad_centralization" (bool: subtract from the gradient of a convolution's weight, of rank 4 or 5, its
-            mean over all axes except the first). An additional dict ``{"order_params": [...]}`` lists the parameters of
-            all groups in the order of their updates.
+            mean over all axes except the first). MindSpore's ``{"order_params": [...]}`` is checked and has no
+            effect: no update depends on another one.
         apply_decay_param_fun: ``param.name`` -> whether weight decay applies to the parameter. None: with groups to
             all; without groups to all except names with "beta" or "gamma" (structured names if `name_dict` or
             `layers` has them, else tensor names). Paddle has other names for the weights of norms: exclude norms and
@@ -181,13 +181,13 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         **layerwise: Any,
     ) -> None:
         layerwise.update(given_arguments(locals(), [*self.OPTIONS, *SHARED]))
-        parameters, self._order = without_order(one_of_two("parameters", parameters, "params", params))
+        parameters = without_order(one_of_two("parameters", parameters, "params", params))
         super().__init__(learning_rate, parameters, **layerwise)
 
-    def _first_rate(self, rate: Any, parameters: Any) -> Any:
+    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         self._grouped = bool(groups)
-        first = super()._first_rate(rate, parameters)
+        first = super()._initial_rate(rate, parameters)
         for group in groups:
             if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
                 idle = "'grad_centralization' has no effect on a group without a convolution's weight"
@@ -214,7 +214,3 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
             return super().has_weight_decay(param)
         names = (param.name, self.structured_name(param))
         return not any(part in known for known in names for part in ("beta", "gamma"))
-
-    def _update(self, tasks: list[Task]) -> None:
-        place = {param.name: i for i, param in enumerate(self._order or [])}
-        super()._update(sorted(tasks, key=lambda task: place.get(task.param.name, 0)))

@@ -275,10 +275,11 @@ def test_lora_plus_multiplies_the_ratio(name):
 
 
 @pytest.mark.parametrize("fused", [None, False])
-def test_a_step_takes_lora_plus_and_the_decay_together(fused):
+@pytest.mark.parametrize("name", ["adamwdl", "adafactor", "adamweightdecay"])  # the first step of others has a norm
+def test_a_step_takes_lora_plus_and_the_decay_together(name, fused):
     paddle.seed(0)
     model = ernie_lora(scale=4.0)
-    opt = ldopt.create("adamwdl", model, layerwise_decay=0.5, learning_rate=2**-10, weight_decay=0.0, fused=fused)
+    opt = ldopt.create(name, model, layerwise_decay=0.5, learning_rate=2**-10, weight_decay=0.0, fused=fused)
     before = {n: p.numpy().copy() for n, p in model.named_parameters() if not p.stop_gradient}
     sum((p * 1.0).sum() for p in model.parameters() if not p.stop_gradient).backward()
     opt.step()

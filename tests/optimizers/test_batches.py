@@ -166,6 +166,8 @@ def test_what_batch_bytes_may_be():
         make("came", params, batch_bytes=-1)
     with pytest.raises(TypeError, match="`batch_bytes` must be an integer. Received: batch_bytes=2.5"):
         make("came", params, batch_bytes=2.5)
+    with pytest.raises(ValueError, match="no effect with `fused=True`.* Received: fused=True, batch_bytes=10"):
+        make("came", params, batch_bytes=10, fused=True)
 
 
 # ---- a step like the last one

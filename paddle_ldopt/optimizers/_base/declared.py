@@ -59,7 +59,7 @@ class DeclaredMixin(_Base):
         """Return whether the rule itself clips a gradient, after `grad_clip`."""
         return False
 
-    fused_bumps_version = True  # whether a fused update counts in `Tensor.inplace_version`, as by Paddle's operations
+    _fused_bumps_version = True  # whether a fused update counts in `Tensor.inplace_version`, as by Paddle's operations
 
     # ---- arguments
 
@@ -120,7 +120,7 @@ class DeclaredMixin(_Base):
 
     def options_of(self, param: Any) -> dict[str, Any]:
         """Return the options of a parameter's group that override the optimizer's, and the other defaults."""
-        group, defaults = self.group_of(param), self._defaults
+        group, defaults = self._group_of(param), self._defaults
         return {name: group.get(name, default) for name, default in defaults.items()} if group else dict(defaults)
 
     def step_options(self, param: Any = None) -> dict[str, Any]:
@@ -142,12 +142,12 @@ class DeclaredMixin(_Base):
 
     # ---- states
 
-    def whole_shape(self, param: Any) -> list[int]:
+    def _whole_shape(self, param: Any) -> list[int]:
         """Return the shape of the whole parameter, of which `param` may be a shard."""
         return list(param.shape)
 
     def _states_of(self, param: Any) -> dict[str, State]:
-        return self.states({**self._fixed, **self.options_of(param)}, self.whole_shape(param))
+        return self.states({**self._fixed, **self.options_of(param)}, self._whole_shape(param))
 
     def state_kinds(self, param: Any) -> dict[str, str]:
         """Return state name -> kind of a parameter, without its step counter."""
@@ -155,7 +155,7 @@ class DeclaredMixin(_Base):
 
     def state_shapes(self, param: Any) -> dict[str, list[int]]:
         """Return state name -> shape of a parameter; rows and columns are the whole tensor's."""
-        whole = self.whole_shape(param)
+        whole = self._whole_shape(param)
         shapes = {ELEMENT: list(param.shape), ROW: whole[:-1], COLUMN: whole[:-2] + whole[-1:], SCALAR: []}
         return {name: shapes[kind] for name, kind in self.state_kinds(param).items()}
 

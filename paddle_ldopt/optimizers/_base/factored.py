@@ -7,7 +7,7 @@ The functions are pure. Rules yield sums over the whole tensor (see `rule_optimi
 shape of the whole parameter, `Shard.shape`:
 
     sums = yield row_col_sums(grad * grad + eps, shard)
-    averages = factored_averages("exp_avg_sq", sums, state, shard, beta2, 1 - beta2)
+    averages = factored_averages("exp_avg_sq", sums, state, shard, beta2)
 """
 
 import math
@@ -18,7 +18,7 @@ import paddle
 
 from ..._messages import refusal
 from ..states import COLUMN, ROW
-from .arithmetic import average, over_, plus_, times, times_
+from .arithmetic import Temporary, average, times
 from .rule_optimizer import RuleOptimizer, checked_rate
 from .updates import Values
 
@@ -38,14 +38,14 @@ def row_col_sums(matrix: Any, shard: Any) -> list[Any]:
     return [shard.row_sums(matrix), shard.col_sums(matrix)]
 
 
-def factored_averages(name: str, sums: Any, state: Values, shard: Any, keep: Any, share: Any) -> Values:
-    """Return the new states of the average `name`: row means [..., R, 1], column means [..., 1, C].
+def factored_averages(name: str, sums: Any, state: Values, shard: Any, beta: Any, share: Any = None) -> Values:
+    """Return the new states of the `average` of this name: row means [..., R, 1], column means [..., 1, C].
 
-    `sums` are the whole tensor's `row_col_sums` of the new values, with the weight `share`; the old state has `keep`.
+    `sums` are the whole tensor's `row_col_sums` of the new values.
     """
     new_state = {}
     for part, total, size in zip(factored_kinds(name), sums, (shard.shape[-1], shard.shape[-2])):
-        new_state[part] = average(state[part], total / size, keep, share)
+        new_state[part] = average(state[part], total / size, beta, share)
     return new_state
 
 
@@ -78,8 +78,8 @@ def factored_update(
     grad: Any,
     state: Values,
     shard: Any,
-    keep: Any,
-    share: Any,
+    beta2: Any,
+    share: Any = None,
     *,
     eps: float,
     clip_threshold: float,
@@ -90,7 +90,7 @@ def factored_update(
     V is the average of :math:`g^2 + \epsilon`, factored for a matrix (Algorithm 4), whole for a vector (Algorithm 5).
     RMS(p) is None without `scale_parameter`: its sum shares a round with those of the rows and the columns.
     """
-    shape, square = shard.shape, plus_(grad * grad, eps)
+    shape, square = shard.shape, (Temporary(grad * grad) + eps).tensor
     sums_asked = row_col_sums(square, shard) if is_factored(shape) else []
     if scale_parameter:
         sums_asked.append(shard.square_sum(param))
@@ -98,13 +98,14 @@ def factored_update(
     param_rms = rms(sums[-1], shape) if scale_parameter else None
 
     if is_factored(shape):
-        new_state = factored_averages("exp_avg_sq", sums, state, shard, keep, share)
-        u = times_(inverse_sqrt_factored(new_state, shard), grad)
+        new_state = factored_averages("exp_avg_sq", sums, state, shard, beta2, share)
+        u = Temporary(inverse_sqrt_factored(new_state, shard)) * grad
     else:
-        new_state = {"exp_avg_sq": average(state["exp_avg_sq"], square, keep, share)}
-        u = times_(new_state["exp_avg_sq"].rsqrt(), grad)
-    (u_square,) = yield [shard.square_sum(u)]
-    return over_(u, (rms(u_square, shape) / clip_threshold).clip(min=1.0)), param_rms, new_state
+        new_state = {"exp_avg_sq": average(state["exp_avg_sq"], square, beta2, share)}
+        u = Temporary(new_state["exp_avg_sq"].rsqrt()) * grad
+    (u_square,) = yield [shard.square_sum(u.tensor)]
+    clipped = u / (rms(u_square, shape) / clip_threshold).clip(min=1.0)
+    return clipped.tensor, param_rms, new_state
 
 
 def scaled_rate(
@@ -137,7 +138,7 @@ class FactoredOptimizer(RuleOptimizer):
     def _read_rate(self, learning_rate: Any) -> Any:
         return None if learning_rate is None else checked_rate(learning_rate, self._rate_argument)
 
-    def _first_rate(self, rate: Any, parameters: Any) -> Any:
+    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
         argument = self._rate_argument
         if self.sets_own_rate:
             self._refuse_rate(argument, rate)

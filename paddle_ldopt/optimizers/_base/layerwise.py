@@ -44,7 +44,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
     _built_with: Optional[list[Any]] = None  # the parameters before any wrapper; None without `ratio_of`
     _by_name: dict[str, Any] = {}  # of `_built_with`
     _step_ratios: Optional[dict[str, Any]] = None  # the ratios of the running step, by parameter name
-    _kept_ratios: Any = None  # of `ratios_now`: function, parameters, which of them were frozen, ratios
+    _kept_ratios: Any = None  # of `_ratios_now`: function, parameters, which of them were frozen, ratios
     structured_names: Mapping[str, str] = {}  # param.name -> structured name, if given
     _groups: dict[str, dict[str, Any]] = {}  # param.name -> its group; filled on demand
     training_steps: Optional[int] = None  # for a moving decay, if neither it nor the schedule has them
@@ -95,7 +95,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
                 return known[param.name]
         return self.ratio_now()(self._original(param))
 
-    def ratios_now(self, params: list[Any], frozen: list[bool]) -> list[float]:
+    def _ratios_now(self, params: list[Any], frozen: list[bool]) -> list[float]:
         """Return the current ratios of parameters, computed and checked; 0 for frozen ones."""
         if self.ratio_of is None:
             return [1.0] * len(params)
@@ -107,7 +107,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
             self._kept_ratios = ratio_of, params, frozen, ratios
         return ratios
 
-    def is_frozen(self, param: Any) -> bool:
+    def _is_frozen(self, param: Any) -> bool:
         """Return whether the ratio of a parameter is the number 0; a static graph's ratio may be a variable."""
         ratio = self.layerwise_ratio(param)
         return isinstance(ratio, float) and ratio == 0.0
@@ -136,7 +136,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
             raise refusal(ValueError, f"{needs}: LayerDecay(..., steps=).", schedule=type(schedule).__name__)
         return max(steps, 1)
 
-    def group_of(self, param: Any) -> dict[str, Any]:
+    def _group_of(self, param: Any) -> dict[str, Any]:
         """Return the parameter group of `param`, {} without one."""
         if param.name not in self._groups:  # in a new group, or in a deep copy, whose parameters have other names
             self._groups = groups_by_name(self)
@@ -174,7 +174,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
         finally:
             self._step_ratios = None
 
-    def check_in_step(self, params: list[Any]) -> None:
+    def _check_in_step(self, params: list[Any]) -> None:
         """Raise for a static graph's parameters without a ratio, or if sharding v1 has disabled weight decay.
 
         Sharding v1 may replace `apply_decay_param_fun` by a function of buffers, which the optimizer does not update.

@@ -1,15 +1,4 @@
-"""The base of the optimizers whose update is a pure function.
-
-A rule takes tensors in float32 (float64 for float64 parameters) and reads like its paper:
-
-    def rule(param, grad, state, lr, *, shard, beta1, weight_decay):
-        moment = beta1 * state["moment1"] + (1 - beta1) * grad
-        (square,) = yield [(moment * moment).sum()]       # sums over the whole tensor, across all processes
-        return param - lr * moment / square.sqrt(), {"moment1": moment}
-
-It writes nothing. Each `yield [partial sums]` returns the sums over the whole tensor (see `_shards`); a rule without
-sums has no `yield`.
-"""
+"""The base of the optimizers whose update is a pure function."""
 
 import math
 from typing import Any, Callable, ClassVar, Optional
@@ -20,6 +9,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from ... import _paddle
 from ..._checks import checked_number
+from ..._messages import refusal
 from .._shards import Shard, ShardFinder
 from ..options import BATCHED
 from ..states import STEP
@@ -32,14 +22,32 @@ from .updates import Update, Values, update, update_shards
 
 
 class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
-    """Base of the optimizers whose update is a pure function: a subclass declares its options and states and a `rule`.
+    """Base of the optimizers whose update is a pure function.
+
+    A subclass declares
+
+    - `OPTIONS`: name -> `Option`, and `states(options, shape)`: name -> `State`;
+    - `rule(param, grad, state, lr, *, shard, **options)`, which returns (new parameter, new state) and writes nothing.
+      Its tensors are float32 (float64 for float64 parameters). It yields lists of sums over its part of the tensor and
+      receives the sums over the whole tensor, across all processes (see `_shards`)::
+
+        def rule(param, grad, state, lr, *, shard, beta1):
+            moment = beta1 * state["moment1"] + (1 - beta1) * grad
+            (square,) = yield [shard.square_sum(moment)]
+            return param - lr * moment / square.sqrt(), {"moment1": moment}
+
+    - `sums(options, shape)`: the kinds of these sums, if the rule yields any.
+
+    It may override `fused_rule` and `fused_flags` (the rule in the C library), `check_together` (options that exclude
+    each other), `rule_clips`, and, if it sets its rate, `sets_own_rate`, `shown_rate`, `_read_rate`, `_initial_rate`.
 
     It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and
 
     Args:
         batch_bytes: size limit of a batch: parameters of one shape, type and set of options that Paddle's operations
             update together. A step needs up to twelve times as much temporary memory. Larger parameters are updated one
-            by one; with 0 all are. None: 64 MB on an accelerator; 2 MB on a CPU, where larger batches are slower.
+            by one; with 0 all are. None: 64 MB on an accelerator; 2 MB on a CPU, where larger batches are slower. An
+            error with ``fused=True``, which has no batches.
     """
 
     def __init__(
@@ -58,11 +66,14 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         rate = self._read_rate(learning_rate)
         self.batch_bytes = BATCHED["batch_bytes"].checked(batch_bytes, "batch_bytes")
         parameters = self._read_arguments(parameters, arguments, apply_decay_param_fun, multi_precision, fused)
+        if fused and batch_bytes is not None:
+            wrong = "`batch_bytes` has no effect with `fused=True`, which updates all parameters in the C library."
+            raise refusal(ValueError, f"{wrong} Give one of them.", fused=True, batch_bytes=batch_bytes)
         self._finder, self._batches = ShardFinder(_paddle.flatten_groups(parameters or [])), Batches()
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
         # no `weight_decay`: Paddle would add an L2 penalty to the gradient
-        super().__init__(self._first_rate(rate, parameters), parameters, grad_clip=grad_clip, name=name)
+        super().__init__(self._initial_rate(rate, parameters), parameters, grad_clip=grad_clip, name=name)
         self.type = type(self).__name__.lower()
 
     # ---- for subclasses to define or override
@@ -72,13 +83,13 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
 
     def own_rate(self, param: Any) -> Optional[float]:
         """Return the rate of the parameter's group that overrides the optimizer's, or None."""
-        return self.group_of(param).get("lr")
+        return self._group_of(param).get("lr")
 
     def _read_rate(self, learning_rate: Any) -> Any:
         """Return the constructor's rate after checking it."""
         return checked_rate(learning_rate, "learning_rate")
 
-    def _first_rate(self, rate: Any, parameters: Any) -> Any:
+    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
         """Return the initial rate as Paddle takes it, a float or a scheduler; called when the options are known."""
         return rate
 
@@ -128,16 +139,16 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
         """Collect the update of one parameter; in a static graph, add its operations."""
         param, grad = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
-        if self.is_frozen(param) or math.prod(param.shape) == 0:
+        if self._is_frozen(param) or math.prod(param.shape) == 0:
             return
-        self.check_shape(param)
+        self._check_shape(param)
         task = Task(param, grad, self.step_options(param), self._rate(param, grad))
         if self._tasks is None:
-            self._update_whole([task._replace(shard=Shard(self.whole_shape(param)))])
+            self._update_whole([task._replace(shard=Shard(self._whole_shape(param)))])
         else:
             self._tasks.append(task)
 
-    def check_shape(self, param: Any) -> None:
+    def _check_shape(self, param: Any) -> None:
         """Raise if the optimizer was not built with this parameter, or its shape has changed."""
         if paddle.in_dynamic_mode() and self._finder.params:
             self._finder.check(param)

@@ -19,7 +19,7 @@ class RuleState(_Base):
 
     _finder: Any  # a `ShardFinder`
 
-    def whole_shape(self, param: Any) -> list[int]:
+    def _whole_shape(self, param: Any) -> list[int]:
         """Return the shape of the whole parameter, of which `param` may be a shard."""
         return list(self._finder.shape(param))
 
@@ -34,7 +34,7 @@ class RuleState(_Base):
             self.check_type(param)
             if param.name in _paddle.with_state(self):
                 continue
-            self.check_shape(param)
+            self._check_shape(param)
             other = [name for name, kind in self.state_kinds(param).items() if kind != ELEMENT]
             if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
                 raise ValueError(

@@ -53,7 +53,7 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
             for param, grad in pairs:
                 _check_gradient(self, param, grad)
             params = [param for param, _ in pairs]
-            self.check_in_step(params)
+            self._check_in_step(params)
             collect = functools.partial(super()._apply_optimize, loss, startup_program, params_grads, *args, **kwargs)
             done = self._collect_and_update(collect, params)
             if not params_grads and self._missing.are_elsewhere() and not _paddle.found_inf(self):
@@ -105,7 +105,7 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
         """Do the collected tasks."""
         raise NotImplementedError
 
-    def count_planned(self, plan: Any) -> None:
+    def _count_planned(self, plan: Any) -> None:
         """Count a fused step by its plan, in optimizers with one count for all parameters."""
 
     def _step_elsewhere(self) -> None:

@@ -88,7 +88,7 @@ class SharedStepCount(StepCount):
         known = isinstance(self._this, float)
         return {STEP: paddle.full([], self._this, dtype) if known else self._this.astype(dtype)}
 
-    def count_planned(self, plan: Any) -> None:
+    def _count_planned(self, plan: Any) -> None:
         """Read the number of the running step from the structs of a plan that covers all state: faster than Paddle."""
         if self._this is None and self._elsewhere is None and len(plan.structs) == len(self._state_of_all(STEP)):
             self._this = max(kernels.largest_step(plan.structs), float(largest(self._loaded(STEP)))) + 1.0

@@ -27,7 +27,7 @@ class StepSchedulesMixin(StepCount):
     def _read_rate(self, learning_rate: Any) -> Any:
         return rate_or_function(learning_rate, "learning_rate")
 
-    def _first_rate(self, rate: Any, parameters: Any) -> Any:
+    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         self.rate_function = rate if isinstance(rate, StepFunction) else None
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]

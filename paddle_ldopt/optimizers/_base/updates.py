@@ -45,7 +45,7 @@ def update_shards(optimizer: Any, tasks: dict[str, Task], shards: dict[str, Shar
 
 def _start(optimizer: Any, task: Task) -> tuple[Update, Callable[..., None]]:
     """Return the rule of a task, not run yet, and a function that writes its result."""
-    param, shard = task.param, task.shard or Shard(optimizer.whole_shape(task.param))
+    param, shard = task.param, task.shard or Shard(optimizer._whole_shape(task.param))
     target = _paddle.masters(optimizer)[param.name] if optimizer.has_master(param) else param
     dtype, kinds = compute_dtype(param), {**optimizer.state_kinds(param), STEP: SCALAR}
     stored_as = _paddle.state_getter(optimizer)

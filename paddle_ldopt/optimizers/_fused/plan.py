@@ -119,7 +119,7 @@ class Plan:
     def _fill(self, struct: Any, param: Any, updated: bool) -> Optional[str]:
         """Fill in the struct of a parameter, or return why it cannot be; raise if `updated` and the shape is wrong."""
         try:
-            self.optimizer.check_shape(param)
+            self.optimizer._check_shape(param)
         except ValueError as error:
             if updated:
                 raise

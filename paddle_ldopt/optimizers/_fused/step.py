@@ -56,7 +56,7 @@ class FusedStep:
         seen = StepInputs.of(every) if _may_be_taken(optimizer) else None
         if seen is None:
             return False
-        ratios = np.array(optimizer.ratios_now(every, seen.frozen))[seen.live]
+        ratios = np.array(optimizer._ratios_now(every, seen.frozen))[seen.live]
         plan = self._plan_for(optimizer, seen, every)
         types = None if plan is None else plan.grad_types(seen)
         if plan is None or types is None:
@@ -65,7 +65,7 @@ class FusedStep:
         if not moving.any():
             return True
         options = optimizer.step_options()
-        optimizer.count_planned(plan)
+        optimizer._count_planned(plan)
         plan.refresh(options)
         structs, params = plan.structs.take(plan.rows), seen.params  # indexing takes ten times as long
         _paddle.create_rate(optimizer)()
@@ -108,7 +108,7 @@ class FusedStep:
         params = [task.param for task in tasks]
         if self._plan is None or not self._plan.holds(params):
             self._plan = Plan(optimizer, params)
-        optimizer.count_planned(self._plan)
+        optimizer._count_planned(self._plan)
         chosen, rest = [], []
         for task in tasks:
             grad, why = _readable(task.grad, task.param)
@@ -173,7 +173,7 @@ def _structs_of(plan: Plan, tasks: list[Any]) -> NDArray[Any]:
 def _call(optimizer: Any, structs: NDArray[Any], params: list[Any]) -> None:
     """Update all parameters in the C library."""
     kernels.step(structs)
-    if optimizer.fused_bumps_version:
+    if optimizer._fused_bumps_version:
         collections.deque(map(_paddle.bump_version, params), maxlen=0)
 
 

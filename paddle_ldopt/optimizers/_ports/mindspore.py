@@ -1,6 +1,6 @@
-"""MindSpore's "order_params": the order in which parameters are updated."""
+"""MindSpore's "order_params", a dict beside the parameter groups."""
 
-from typing import Any, Optional
+from typing import Any
 
 import paddle
 
@@ -11,10 +11,13 @@ from ..groups import is_listed
 __all__ = ["without_order"]
 
 
-def without_order(parameters: Any) -> tuple[Any, Optional[list[Any]]]:
-    """Return the parameters or groups without the dict of "order_params", and the order in it (None without one)."""
+def without_order(parameters: Any) -> Any:
+    """Return the parameters or groups without the dict of "order_params", which is checked.
+
+    It has no effect: an update does not depend on the updates of other parameters.
+    """
     if not is_listed(parameters):
-        return parameters, None
+        return parameters
     groups: list[Any] = []
     orders: list[Any] = []
     for group in parameters:
@@ -22,13 +25,13 @@ def without_order(parameters: Any) -> tuple[Any, Optional[list[Any]]]:
         if isinstance(group, dict) and is_listed(group.get("params")) and not isinstance(group["params"], set):
             group = {**group, "params": list(group["params"])}  # an iterator is read once
         (orders if ordered else groups).append(group)
-    return groups, _read_order(orders, groups)
+    if orders:
+        _check_order(orders, groups)
+    return groups
 
 
-def _read_order(orders: list[Any], groups: list[Any]) -> Optional[list[Any]]:
-    """Return the parameters in the given order; raise unless the order lists every parameter once."""
-    if not orders:
-        return None
+def _check_order(orders: list[Any], groups: list[Any]) -> None:
+    """Raise unless the order lists every parameter once."""
     if len(orders) > 1 or len(orders[0]) > 1:
         keys = [key for order in orders for key in order]
         raise ValueError(f"'order_params' must be the only key of one dict. Received: keys {shown(keys)}")
@@ -46,4 +49,3 @@ def _read_order(orders: list[Any], groups: list[Any]) -> Optional[list[Any]]:
         if found:
             wrong = "'order_params' must list the parameters of all groups, each once."
             raise ValueError(f"{wrong} Received: an order that {fault}: {', '.join(sorted(found))}")
-    return order

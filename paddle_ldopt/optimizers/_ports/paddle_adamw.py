@@ -35,7 +35,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
 
     def _update_by_paddle(self, block: Any, param: Any, grad: Any) -> Any:
         """Update a parameter by Paddle's code, which reads the options of a group and the decay function itself."""
-        if self.is_frozen(param):
+        if self._is_frozen(param):
             return None
         if paddle.in_dynamic_mode():
             low_precision = param.dtype in _LOW_PRECISION
@@ -43,7 +43,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
                 return self._low_precision_step(param, grad)
             if not low_precision and grad.dtype != param.dtype:
                 grad = grad.astype(param.dtype)  # the only type that Paddle's kernel takes
-        group = self.group_of(param)
+        group = self._group_of(param)
         given = {**group, "params": (param, grad)} if group else (param, grad)
         decay = 0.0
         if self.ratio_of is not None and param.dtype == paddle.float64:
