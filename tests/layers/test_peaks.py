@@ -8,8 +8,15 @@ import pytest
 from layer_models import Tied, names_of
 
 from paddle_ldopt import AdamWDL, LayerMap
-from paddle_ldopt.schedules import CurveSchedule, curves, get_linear_schedule_with_warmup
+from paddle_ldopt.schedules import CurveSchedule, get_linear_schedule_with_warmup
 from paddle_ldopt.schedules.ahead import peak_learning_rate, schedule_rates
+from paddle_ldopt.schedules.constant import Constant
+from paddle_ldopt.schedules.cool_down import CoolDown
+from paddle_ldopt.schedules.cosine import Cosine, CosineOneAhead, CosineRestarts
+from paddle_ldopt.schedules.inverse_sqrt import InverseSqrt
+from paddle_ldopt.schedules.linear import Linear
+from paddle_ldopt.schedules.polynomial import Polynomial
+from paddle_ldopt.schedules.stable_decay import StableDecay
 
 
 def test_peak_learning_rate():
@@ -104,24 +111,24 @@ def test_a_schedule_that_cannot_be_read_ahead_has_no_known_peak(planned):
 
 
 CURVES = [
-    curves.Constant(7),
-    curves.Linear(30, 40),
-    curves.InverseSqrt(20, 30),
-    curves.Polynomial(10, 30, 2.0, 0.3),
-    curves.Cosine(10, 50, 0.5, 0.1),
-    curves.Cosine(10, 50, 3.3),
-    curves.Cosine(0, 7, 40.0),
-    curves.Cosine(5, 0, 0.5),
-    curves.CosineOneAhead(10, 50, 1.7, 0.1),
-    curves.CosineOneAhead(10, 50, 0.5, 0.1, 0.2),
-    curves.CosineOneAhead(1, 50, 0.5, 0.1, 0.2),
-    curves.CosineRestarts(10, 50, 3.3),
-    curves.CosineRestarts(0, 53, 7),
-    curves.StableDecay(10, 20, 30, "linear", "cosine", 0.1, 0.5),
-    curves.StableDecay(10, 20, 30, "1-sqrt", "cosine", 0.1, 1.4),
-    curves.StableDecay(10, 0, 30, "cosine", "1-sqrt", 0.0, 0.5),
-    curves.CoolDown(10, 20, 30, 10, 0.1, 0.2, 0.8, 0.5),
-    curves.CoolDown(10, 0, 30, 10, 0.1, 0.2, 0.0, 1.9),
+    Constant(7),
+    Linear(30, 40),
+    InverseSqrt(20, 30),
+    Polynomial(10, 30, 2.0, 0.3),
+    Cosine(10, 50, 0.5, 0.1),
+    Cosine(10, 50, 3.3),
+    Cosine(0, 7, 40.0),
+    Cosine(5, 0, 0.5),
+    CosineOneAhead(10, 50, 1.7, 0.1),
+    CosineOneAhead(10, 50, 0.5, 0.1, 0.2),
+    CosineOneAhead(1, 50, 0.5, 0.1, 0.2),
+    CosineRestarts(10, 50, 3.3),
+    CosineRestarts(0, 53, 7),
+    StableDecay(10, 20, 30, "linear", "cosine", 0.1, 0.5),
+    StableDecay(10, 20, 30, "1-sqrt", "cosine", 0.1, 1.4),
+    StableDecay(10, 0, 30, "cosine", "1-sqrt", 0.0, 0.5),
+    CoolDown(10, 20, 30, 10, 0.1, 0.2, 0.8, 0.5),
+    CoolDown(10, 0, 30, 10, 0.1, 0.2, 0.0, 1.9),
 ]
 
 
