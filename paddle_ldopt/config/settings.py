@@ -8,7 +8,7 @@ import types
 from typing import Any, Optional
 
 from .._checks import plain_number
-from .._files import Path, checked_path
+from .._files import Path, checked_path, read_json
 from .._messages import refusal, tell_all, unknown, wrong_type
 from .._paddle import parameters_of
 from ..build import OPTIMIZERS, build_optimizer
@@ -17,7 +17,7 @@ from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules import ON_METRIC
 from ..schedules.registry import SCHEDULES
 from .decay import DecaySettings, settings_of, with_decay_settings
-from .files import json_object, read_json, read_yaml
+from .files import json_object, read_yaml
 from .problems import build_schedule, config_problems
 
 # Kinds of schedules that every Trainer has -> their options among its arguments. Without `lr_scheduler_kwargs` the

@@ -18,9 +18,9 @@ from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..layers.ratios import LayerRatios, moves
 from ..version import __version__
 from .json_state import to_json
+from .layerwise_record import ABSENT, differences
 
 Record = dict[str, Any]
-ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # value of a missing setting
 # names for `changed` beside the optimizer's own options
 _NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learning_rate", "schedule")
 
@@ -137,21 +137,6 @@ def merged(records: Sequence[Record]) -> Record:
         for name, entry in record["parameters"].items():
             parameters[name] = {**entry, "options": _index(options, record["options"][entry["options"]])}
     return {**records[0], "options": options, "parameters": parameters}
-
-
-def differences(there: Record, here: Record) -> Record:
-    """Return the differences as {setting: {where: (value there, value here)}}.
-
-    Both arguments are {setting: {where: value}}, in the file and at present; settings missing in `here` are skipped.
-    """
-    found: Record = {}
-    for setting, now in here.items():
-        was = there.get(setting, {})
-        for where in {**was, **now}:
-            pair = was.get(where, ABSENT), now.get(where, ABSENT)
-            if pair[0] != pair[1]:
-                found.setdefault(setting, {})[where] = pair
-    return found
 
 
 def check_same(there: Record, here: Record, changed: Collection[str] = ()) -> None:

@@ -19,9 +19,9 @@ from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
 from ..schedules.registry import SCHEDULES
 from . import lr_scheduler
-from .base import check_mixed_in_first, name_of
 from .erniekit import with_erniekit
 from .required_mixin import MixinRequired
+from .shared import check_mixed_in_first, name_of
 
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
 

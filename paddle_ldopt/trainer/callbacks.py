@@ -12,7 +12,7 @@ from ..layers.ratios import LayerRatios, moves, ratios_of
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import follows_metric, schedule_rates
-from .base import Callback
+from .shared import Callback
 from .stages import map_layers
 from .unfreezing import all_open
 

@@ -14,7 +14,7 @@ from ..layers.rates import sets_own_rate
 from ..layers.ratios import decay_of
 from ..optimizers.registry import REGISTRY
 from ..schedules import ON_METRIC
-from .base import name_of
+from .shared import name_of
 
 
 class OwnRate(LRScheduler):

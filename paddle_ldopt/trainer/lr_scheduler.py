@@ -17,7 +17,7 @@ from ..config import (
 )
 from ..schedules import ON_METRIC, MetricSchedule
 from ..schedules.registry import SCHEDULES
-from .base import name_of
+from .shared import name_of
 
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # option of a schedule -> its source
 
@@ -114,3 +114,15 @@ def step_on_metric(schedule: Any, args: Any, metrics: dict[str, float]) -> bool:
     if key in metrics:
         schedule.step(float(metrics[key]))
     return key in metrics
+
+
+def check_metric_found(args: Any, other_metrics: Any) -> None:
+    """Raise ValueError if an evaluation had `other_metrics` without the metric that the schedule follows."""
+    if other_metrics:
+        raise refusal(
+            ValueError,
+            "The evaluation lacks the metric that the schedule follows: set `metric_for_best_model` to one of "
+            f"{', '.join(sorted(other_metrics))}.",
+            metric_for_best_model=args.metric_for_best_model,
+            lr_scheduler_type=name_of(args.lr_scheduler_type),
+        )

@@ -11,7 +11,7 @@ from ..layers.map import LayerMap, layers_of
 from ..layers.ratios import Ratios, ratios_of
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
-from .base import Callback
+from .shared import Callback
 
 
 class GradualUnfreezeCallback(Callback):

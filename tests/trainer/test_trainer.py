@@ -29,6 +29,7 @@ from paddle_ldopt.trainer import (
     ResumeMixin,
     ScheduleCallback,
 )
+from paddle_ldopt.trainer.shared import logger_of
 
 EMBEDDINGS, FIRST, LAST, HEAD = 0, 1, 2, 3  # the layers of the tiny model
 
@@ -420,9 +421,9 @@ def test_a_pipeline_of_one_stage_is_a_model_like_any(tmp_path):
 
 
 def test_the_logger_is_that_of_the_trainers_package(tmp_path):
-    logger = common.trainer(tmp_path)._logger
+    logger = logger_of(common.trainer(tmp_path))
     assert hasattr(logger, "warning_once") or type(logger).__module__.startswith(("paddlenlp", "paddleformers"))
-    assert LdoptTrainerMixin()._logger.name.startswith("paddle_ldopt")
+    assert logger_of(LdoptTrainerMixin()).name.startswith("paddle_ldopt")
 
 
 # --- optimizers that are passed ---
