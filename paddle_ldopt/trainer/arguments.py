@@ -11,6 +11,7 @@ from ..config import (
     DecaySettings,
     decay_problems,
     json_object,
+    name_of,
     option_problems,
     settings_of,
     with_decay_settings,
@@ -21,7 +22,7 @@ from ..schedules.registry import SCHEDULES
 from . import lr_scheduler
 from .erniekit import with_erniekit
 from .required_mixin import MixinRequired
-from .shared import check_mixed_in_first, name_of
+from .shared import check_mixed_in_first
 
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
 

@@ -7,14 +7,13 @@ from paddle.optimizer.lr import LRScheduler
 from .._messages import refusal, shown
 from .._paddle import check_wrapper_state, parameters_of, rate_source, unwrap
 from ..build import OFF
-from ..config import json_object
+from ..config import json_object, name_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..layers.rates import sets_own_rate
 from ..layers.ratios import decay_of
 from ..optimizers.registry import REGISTRY
 from ..schedules import ON_METRIC
-from .shared import name_of
 
 
 class OwnRate(LRScheduler):

@@ -8,7 +8,7 @@ from paddle import distributed
 from .._messages import refusal
 from .._paddle import leave_out_frozen, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
-from ..config import DecaySettings, json_object
+from ..config import DecaySettings, json_object, name_of
 from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap, layers_of
@@ -19,7 +19,7 @@ from ..optimizers.registry import REGISTRY
 from . import erniekit, lr_scheduler
 from .arguments import LdoptArgumentsMixin
 from .given_optimizer import OwnRate, check_given_optimizer, check_given_settings, check_schedule, check_unified
-from .shared import agree, check_mixed_in_first, inform, listening, name_of
+from .shared import agree, check_mixed_in_first, inform, listening
 from .stages import gathered, map_layers
 from .unfreezing import all_open
 

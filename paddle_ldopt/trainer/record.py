@@ -7,13 +7,12 @@ from .._files import errors_name, read_json
 from .._messages import refusal
 from .._paddle import name_dict_of, parameters_of, unwrap
 from ..build import OFF, OPTIMIZERS
-from ..config import LdoptConfig, decay_from, settings_of
+from ..config import LdoptConfig, decay_from, name_of, settings_of
 from ..layers.map import Layer, LayerMap, layers_of
 from ..layers.ratios import LayerRatios, decay_of, ratios_of
 from ..optimizers.registry import REGISTRY
 from ..saving.layerwise_record import ALLOW, Settings, changes, check_changes
 from .folders import FORMAT, RECORD
-from .shared import name_of
 from .unfreezing import GradualUnfreezeCallback
 
 Record = dict[str, Any]

@@ -7,9 +7,10 @@ from typing import Any, Optional
 from paddle import distributed
 
 from .._messages import refusal
+from ..config import name_of
 from . import epoch_rng, folders
 from .data_errors import raising_errors
-from .shared import agree, check_mixed_in_first, listening, name_of, warn
+from .shared import agree, check_mixed_in_first, listening, warn
 
 _Trainer: Any = object  # for type checkers: the Trainer that follows in the bases
 

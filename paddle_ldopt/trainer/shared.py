@@ -1,4 +1,4 @@
-"""Shared by mixins and callbacks: events, agreement of all processes, the logger, plain names."""
+"""Shared by mixins and callbacks: events, agreement of all processes, the logger."""
 
 import contextlib
 import importlib
@@ -7,11 +7,6 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from .._processes import together
-
-
-def name_of(choice: Any) -> str:
-    """Return the name of an optimizer, schedule or strategy given as a string or as a member of the Trainer's enum."""
-    return str(getattr(choice, "value", choice))
 
 
 def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
