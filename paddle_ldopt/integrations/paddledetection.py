@@ -47,11 +47,11 @@ def register() -> None:
 
         def _regularized(self, name: str) -> bool:
             """Return whether the file's L2 decay applies; PaddleDetection's own AdamWDL and AdamW ignore it."""
-            given = bool(self.regularizer) and self.regularizer != "None"
-            if given and name != "AdamWDL" and self.regularizer["type"] != "L2":
+            has_regularizer = bool(self.regularizer) and self.regularizer != "None"
+            if has_regularizer and name != "AdamWDL" and self.regularizer["type"] != "L2":
                 advice = "The optimizers of paddle_ldopt have no L1 decay: use L2."
                 raise refusal(ValueError, advice, regularizer=self.regularizer)
-            return given and name != "AdamWDL"
+            return has_regularizer and name != "AdamWDL"
 
         def _clip(self) -> Any:
             if self.clip_grad_by_norm is not None:

@@ -20,7 +20,7 @@ class Pending(paddle.optimizer.SGD):
     """Placeholder for an optimizer until PaddleSpeech's trainer has set up the model."""
 
     def __init__(self, learning_rate: Any, parameters: Any, grad_clip: Any = None) -> None:
-        self.given = {"learning_rate": learning_rate, "groups": list(parameters), "grad_clip": grad_clip}
+        self.arguments = {"learning_rate": learning_rate, "groups": list(parameters), "grad_clip": grad_clip}
         super().__init__(learning_rate, parameters=list(parameters), grad_clip=grad_clip)
 
     def step(self) -> None:
@@ -65,4 +65,4 @@ def _built(trainer: Any, kind: str, pending: Pending) -> Any:
     weight_decay = settings.pop("weight_decay", None)
     settings.pop("grad_clip", None)  # the factory has already built the clipping from it
     name = names[trainer.config[f"{kind}optim"].lower()]
-    return from_settings(name, trainer.model, settings, weight_decay=weight_decay or 0.0, **pending.given)
+    return from_settings(name, trainer.model, settings, weight_decay=weight_decay or 0.0, **pending.arguments)

@@ -24,11 +24,11 @@ _SENTENCES = {
 }
 
 
-def differences(there: Settings, here: Settings) -> dict[str, dict[Any, tuple[Any, Any]]]:
-    """Return the differences as {kind: {name: (value there, value here)}}; kinds missing in `here` are skipped."""
+def differences(saved: Settings, present: Settings) -> dict[str, dict[Any, tuple[Any, Any]]]:
+    """Return {kind: {name: (saved value, present value)}} where they differ; skip kinds missing in `present`."""
     found: dict[str, dict[Any, tuple[Any, Any]]] = {}
-    for kind, now in here.items():
-        was = there.get(kind, {})
+    for kind, now in present.items():
+        was = saved.get(kind, {})
         for name in {**was, **now}:
             pair = was.get(name, ABSENT), now.get(name, ABSENT)
             if pair[0] != pair[1]:

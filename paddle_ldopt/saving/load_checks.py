@@ -53,19 +53,19 @@ def content_errors(path: str) -> Iterator[None]:
         raise refusal(ValueError, problem, path=path) from error
 
 
-def check_record(record: Any, here: Any, structured: bool, changed: set[str]) -> None:
-    """Raise ValueError if a file's record does not fit the optimizer, described by `here`.
+def check_record(record: Any, present: Any, structured: bool, changed: set[str]) -> None:
+    """Raise ValueError if a file's record does not fit the optimizer, described by `present`.
 
     `structured` says whether the optimizer's parameters have the model's names.
     """
     if (record["naming"] == "structured") != structured:
         has = "the model's names: give `model`" if not structured else "Paddle's names: leave out `model` and `layers`"
         raise refusal(ValueError, f"Parameters are matched by name, and the file has {has}.", naming=record["naming"])
-    check_same(record, here, changed)
+    check_same(record, present, changed)
     step, with_state = record["step"], record["with_state"]
     if step is not None and (type(step) is not int or step < 0):
         raise refusal(ValueError, "The file's step must be at least 0.", step=step)
-    if set(with_state) - set(here["parameters"]) or len(set(with_state)) < len(with_state):
+    if set(with_state) - set(present["parameters"]) or len(set(with_state)) < len(with_state):
         raise refusal(ValueError, "The file's record lacks the parameters with state.", with_state=with_state[:8])
 
 

@@ -139,19 +139,19 @@ def merged(records: Sequence[Record]) -> Record:
     return {**records[0], "options": options, "parameters": parameters}
 
 
-def check_same(there: Record, here: Record, changed: Collection[str] = ()) -> None:
+def check_same(saved: Record, present: Record, changed: Collection[str] = ()) -> None:
     """Raise ValueError if a file's record differs from the present one, except in the options in `changed`."""
-    if there["optimizer"] != here["optimizer"]:
-        problem = f"The saved state is of {there['optimizer']}: resume with the same class."
-        raise ValueError(f"{problem} Received: optimizer of type {here['optimizer']}")
-    _check_parameters(there["parameters"], here["parameters"])
-    constant = there["layerwise"]["constant"] and here["layerwise"]["constant"]
-    ours = _settings(here, constant)
+    if saved["optimizer"] != present["optimizer"]:
+        problem = f"The saved state is of {saved['optimizer']}: resume with the same class."
+        raise ValueError(f"{problem} Received: optimizer of type {present['optimizer']}")
+    _check_parameters(saved["parameters"], present["parameters"])
+    constant = saved["layerwise"]["constant"] and present["layerwise"]["constant"]
+    ours = _settings(present, constant)
     known = {*_NOT_OPTIONS, *ours}
     unknown = sorted(set(changed) - known)
     if unknown:
         raise refusal(ValueError, f"`changed` may name {', '.join(sorted(known))}.", changed=unknown)
-    found = differences(_settings(there, constant), ours)
+    found = differences(_settings(saved, constant), ours)
     first = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
     if first:
         said = [_said(value, where, was, now) for (value, where), (was, now) in first.values()]
@@ -159,13 +159,13 @@ def check_same(there: Record, here: Record, changed: Collection[str] = ()) -> No
         raise ValueError(f"{problem} Received: {', '.join(said)}")
 
 
-def _check_parameters(there: Record, here: Record) -> None:
-    missing, unexpected = sorted(set(here) - set(there)), sorted(set(there) - set(here))
+def _check_parameters(saved: Record, present: Record) -> None:
+    missing, unexpected = sorted(set(present) - set(saved)), sorted(set(saved) - set(present))
     if missing or unexpected:
         problem = f"The saved state is of another model: it lacks {quoted(missing)}, and also has {quoted(unexpected)}."
-        raise ValueError(f"{problem} Received: {len(here)} parameters, not {len(there)}")
-    for name, now in here.items():
-        was = there[name]
+        raise ValueError(f"{problem} Received: {len(present)} parameters, not {len(saved)}")
+    for name, now in present.items():
+        was = saved[name]
         if (was["shape"], was["dtype"]) != (now["shape"], now["dtype"]):
             problem = f"The saved '{name}' has another type or shape: build the same model."
             raise ValueError(f"{problem} Received: {now['dtype']} {now['shape']}, not {was['dtype']} {was['shape']}")

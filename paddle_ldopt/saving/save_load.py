@@ -91,7 +91,7 @@ def save_optimizer(
         "schedule_state": None if schedule is None else to_json(schedule.state_dict(), "The schedule's state"),
         "scaler_state": None if scaler is None else to_json(scaler.state_dict(), "The scaler's state"),
     }
-    arrays = {f"{names[tensor]}.{name}": value for tensor, held in states.items() for name, value in held.items()}
+    arrays = {f"{names[tensor]}.{name}": value for tensor, state in states.items() for name, value in state.items()}
     write_record(path, arrays, record)
 
 
@@ -182,17 +182,17 @@ def _from_record(path: str, optimizer: Any, model: Any, scaler: Any, changed: se
     record, arrays = read_record(path)
     names, structured = structured_names(optimizer, model)
     with content_errors(path):
-        here = describe(optimizer, names)
-        check_record(record, here, structured, changed)
-        there, ours = record["schedule"], here["schedule"]
+        present = describe(optimizer, names)
+        check_record(record, present, structured, changed)
+        saved, own = record["schedule"], present["schedule"]
         schedule = None
-        if there is not None and ours is not None and there["class"] == ours["class"]:
+        if saved is not None and own is not None and saved["class"] == own["class"]:
             schedule = from_json(record["schedule_state"])
             if schedule is None:
                 raise refusal(ValueError, "The file lacks its schedule's state.", schedule_state=schedule)
         states = _by_parameter(record["with_state"], arrays)
-        own = {tensor: states[name] for tensor, name in names.items() if name in states}
-        return _Saved(names, own, record["step"], schedule, from_json(record["scaler_state"]))
+        loaded = {tensor: states[name] for tensor, name in names.items() if name in states}
+        return _Saved(names, loaded, record["step"], schedule, from_json(record["scaler_state"]))
 
 
 def _by_parameter(with_state: list[str], arrays: Arrays) -> States:
@@ -211,7 +211,7 @@ def _fit_counts(optimizer: Any, states: States) -> None:
     for param in parameters_of(optimizer):
         state, wanted = states.get(param.name), GLOBAL_STEP in optimizer.state_layout(param)
         if state and wanted and GLOBAL_STEP not in state:
-            counts = [held[STEP][1] for held in states.values() if STEP in held]
+            counts = [own[STEP][1] for own in states.values() if STEP in own]
             count = max((float(values.max()) for values in counts if values.size), default=0.0)
             state[GLOBAL_STEP] = "float32", np.full([1], count, "float32")
         elif state and not wanted:

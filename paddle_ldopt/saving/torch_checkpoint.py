@@ -122,11 +122,11 @@ def _renamed(found: dict[str, TorchState], rename: Any, strict: bool) -> dict[st
         problem = "`rename` must name parameters of the checkpoint: correct it, or give strict=False."
         raise ValueError(f"{problem} Received: {quoted(unknown)}, not in the checkpoint")
     out: dict[str, tuple[str, TorchState]] = {}
-    for there, state in found.items():
-        name = rename(there) if callable(rename) else (rename or {}).get(there, there)
+    for torch_name, state in found.items():
+        name = rename(torch_name) if callable(rename) else (rename or {}).get(torch_name, torch_name)
         if name in out:
             problem = f"`rename` must give each parameter its own name; {shown(name)} is taken."
-            raise refusal(ValueError, problem, parameter=there)
+            raise refusal(ValueError, problem, parameter=torch_name)
         if name is not None:
-            out[name] = there, state
+            out[name] = torch_name, state
     return out

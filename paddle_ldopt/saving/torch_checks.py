@@ -68,16 +68,16 @@ def checked_updates(state: TorchState, step: Optional[int], name: str) -> int:
     return int(number)
 
 
-def checked_values(left: TorchState, name: str, shape: tuple[int, ...], there: str) -> Any:
-    """Remove and return a state of the parameter `there`; raise ValueError if it is missing or has another shape."""
+def checked_values(left: TorchState, name: str, shape: tuple[int, ...], torch_name: str) -> Any:
+    """Remove and return a parameter's state; raise ValueError if it is missing or has another shape."""
     values = left.pop(name, None)
     if values is None:
-        problem = f"'{there}' lacks {shown(name)}: the checkpoint is of another optimizer, or of other options."
+        problem = f"'{torch_name}' lacks {shown(name)}: the checkpoint is of another optimizer, or of other options."
         raise ValueError(f"{problem} Received: {', '.join(sorted(left)) or 'nothing else'}")
     if values.dtype.kind not in "iuf":
-        raise refusal(ValueError, "A state must be made of numbers.", parameter=there, state=name, value=values)
+        raise refusal(ValueError, "A state must be made of numbers.", parameter=torch_name, state=name, value=values)
     values = values.reshape(shape) if (values.shape, shape) == ((), (1,)) else values  # a single number
     if values.shape != shape:
-        problem = f"The state of '{there}' has another shape here: give `transpose`, `rename` or `names`."
+        problem = f"The state of '{torch_name}' has another shape here: give `transpose`, `rename` or `names`."
         raise ValueError(f"{problem} Received: {name} {list(values.shape)}, not {list(shape)}")
     return values

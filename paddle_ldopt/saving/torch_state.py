@@ -107,17 +107,17 @@ def convert_torch_optimizer(
     matched, missing, unexpected, steps = [], [], [], set()
     for param in parameters_of(inner):
         name = ours[param.name]
-        there, torch_state = found.pop(name, ("", {}))
+        torch_name, torch_state = found.pop(name, ("", {}))
         if not torch_state:
             missing += [name] * (not param.stop_gradient and inner.layerwise_ratio(param) != 0.0)
             continue
-        updates = checked_updates(torch_state, step, there)
+        updates = checked_updates(torch_state, step, torch_name)
         steps.add(updates)
-        turned = name in transposed
-        states[param.name], unused = _state(inner, state_names, param, torch_state, updates, turned, there)
-        matched.append((there, name))
-        unexpected += [f"{there}.{state}" for state in unused]
-    unexpected += [there for there, torch_state in found.values() if torch_state]
+        left = _as_ours(torch_state, name in transposed)
+        states[param.name] = _state(inner, state_names, param, left, updates, torch_name)
+        matched.append((torch_name, name))
+        unexpected += [f"{torch_name}.{state}" for state in sorted(left)]
+    unexpected += [torch_name for torch_name, torch_state in found.values() if torch_state]
     check_matched(matched, missing, unexpected, strict)
     for state in states.values():
         if GLOBAL_STEP in state:
@@ -129,13 +129,16 @@ def convert_torch_optimizer(
     return LoadReport(label, max(steps), tuple(matched), tuple(missing), tuple(unexpected), done)
 
 
-def _state(
-    optimizer: Any, names: dict[str, str], param: Any, torch_state: TorchState, step: int, transposed: bool, there: str
-) -> tuple[Any, list[str]]:
-    """Return our state of a parameter, and the names of unused states in `torch_state`."""
-    left = dict(_without_kept_axis(key, value) for key, value in torch_state.items() if key not in _UNUSED)
+def _as_ours(torch_state: TorchState, transposed: bool) -> TorchState:
+    """Return the states with the axes of ours, under the names of transformers' Adafactor."""
+    states = dict(_without_kept_axis(key, value) for key, value in torch_state.items() if key not in _UNUSED)
     if transposed:
-        left = {key[:-4] + _SWAPPED.get(key[-4:], key[-4:]): value.T for key, value in left.items()}
+        return {key[:-4] + _SWAPPED.get(key[-4:], key[-4:]): value.T for key, value in states.items()}
+    return states
+
+
+def _state(optimizer: Any, names: dict[str, str], param: Any, left: TorchState, step: int, torch_name: str) -> Any:
+    """Return our state of a parameter, and remove its parts from `left`."""
     kinds, state = optimizer.state_kinds(param), {}
     for name, (dtype, shape) in layout_of(optimizer, param).items():
         if name == MASTER:
@@ -143,12 +146,12 @@ def _state(
         if kinds.get(name, "scalar") == "scalar":
             state[name] = dtype, np.full(shape, _scalar(optimizer, param, name, step), dtype)
             continue
-        values = checked_values(left, names.get(name, name), shape, there)
+        values = checked_values(left, names.get(name, name), shape, torch_name)
         if dtype == "float16":  # as Came's `compression` stores it
             limits = np.finfo(dtype)
             values = np.clip(values, limits.min, limits.max)
         state[name] = dtype, values.astype(dtype)
-    return state, sorted(left)
+    return state
 
 
 def _without_kept_axis(key: str, value: Any) -> tuple[str, Any]:

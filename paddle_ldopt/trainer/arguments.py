@@ -21,7 +21,6 @@ from ..optimizers.registry import REGISTRY
 from ..schedules.registry import SCHEDULES
 from . import lr_scheduler
 from .erniekit import with_erniekit
-from .required_mixin import MixinRequired
 from .shared import check_mixed_in_first
 
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
@@ -45,7 +44,7 @@ def _flag(default: Any, text: str) -> Any:
 
 @dataclasses.dataclass
 @with_decay_settings(str)
-class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
+class LdoptArgumentsMixin(DecaySettings, _Arguments):
     """Add the layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
 
     Args:
@@ -88,6 +87,8 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
     layerwise_granularity: str = _flag("block", "Size of a layer: block, stage, or a number of groups of blocks.")
     lr_scheduler_kwargs: Optional[str] = _flag(None, "Further options of the schedule, as JSON: '{\"num_cycles\": 3}'.")
 
+    ldopt_served = False  # whether a Trainer with our mixin has received the arguments
+
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         check_mixed_in_first(cls, LdoptArgumentsMixin, "__post_init__")
@@ -124,8 +125,26 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         """The `LayerDecay` of all arguments, ERNIEKit's own included."""
         return with_erniekit(super().layerwise_decay, self)
 
-    def check_trainer(self) -> None:
-        """Raise if our arguments are used and no Trainer with our mixin has received them."""
+    @property
+    def should_load_sharding_stage1_model(self) -> Any:
+        """The Trainer's own property, which every Trainer reads in its constructor: refuse one without our mixin."""
+        if not self.ldopt_served:
+            self._check_unused()
+        return super().should_load_sharding_stage1_model
+
+    def print_config(self, *args: Any, **kwargs: Any) -> None:
+        """Print as the Trainer's own does, which reads every property."""
+        before, self.ldopt_served = self.ldopt_served, True
+        try:
+            super().print_config(*args, **kwargs)
+        finally:
+            self.ldopt_served = before
+
+    def __getstate__(self) -> dict[str, Any]:  # a copy is for another Trainer
+        return {key: value for key, value in vars(self).items() if key != "ldopt_served"}
+
+    def _check_unused(self) -> None:
+        """Raise if our arguments are used, which a Trainer without our mixin would silently ignore."""
         args: Any = self
         settings, off = settings_of(super().layerwise_decay), settings_of(OFF)
         chosen = {name: value for name, value in settings.items() if value != off[name]}
@@ -133,9 +152,15 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
             chosen["optim"] = name_of(args.optim)
         if lr_scheduler.is_ours(args):
             chosen["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
-        if chosen and not self.ldopt_served:
+        if chosen:
             problem = "The Trainer lacks LdoptTrainerMixin and would ignore these arguments"
             raise refusal(RuntimeError, f"{problem}: class MyTrainer(LdoptTrainerMixin, Trainer).", **chosen)
+
+
+def mark_received(args: Any) -> None:
+    """Mark our arguments as received by a Trainer with our mixin; leave other objects alone."""
+    if isinstance(args, LdoptArgumentsMixin):
+        args.ldopt_served = True
 
 
 def _problems(args: Any) -> Iterator[str]:

@@ -17,8 +17,8 @@ from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
 from . import erniekit, lr_scheduler
-from .arguments import LdoptArgumentsMixin
-from .given_optimizer import OwnRate, check_given_optimizer, check_given_settings, check_schedule, check_unified
+from .arguments import mark_received
+from .optimizer_checks import OwnRate, check_optimizer, check_schedule, check_settings, check_unified
 from .shared import agree, check_mixed_in_first, inform, listening
 from .stages import gathered, map_layers
 from .unfreezing import all_open
@@ -54,7 +54,7 @@ class LayerwiseRatesMixin(_Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         for argument in (*args, *kwargs.values()):
-            _serve(argument)
+            mark_received(argument)
         super().__init__(*args, **kwargs)
 
     @functools.cached_property
@@ -75,11 +75,11 @@ class LayerwiseRatesMixin(_Trainer):
 
     def _prepare(self) -> None:
         """Called in all processes before a training begins."""
-        _serve(self.args)  # the user may have replaced them
+        mark_received(self.args)  # the user may have replaced them
         self._check_optimizer()
         if self._schedule_is_ours:
-            given = None if self.lr_scheduler is self._own_scheduler else self.lr_scheduler
-            check_schedule(self.optimizer, given, self.args, self.eval_dataset)
+            passed = None if self.lr_scheduler is self._own_scheduler else self.lr_scheduler
+            check_schedule(self.optimizer, passed, self.args, self.eval_dataset)
         if self._decay.multipliers:
             erniekit.check_router(self.args, self.layer_map)
         for callback in self.callback_handler.callbacks:
@@ -198,10 +198,10 @@ class LayerwiseRatesMixin(_Trainer):
         """Raise if the Trainer's optimizer, if any, contradicts the arguments."""
         if self.optimizer is None:
             return
-        check_given_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._decay)
+        check_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._decay)
         if unwrap(self.optimizer) is not self._own_optimizer:
             layers = self.layer_map if getattr(self.args, "layerwise_rules", None) else None
-            check_given_settings(self.optimizer, self.args, layers)
+            check_settings(self.optimizer, self.args, layers)
 
     def _freeze(self, layers: LayerMap) -> None:
         """Set `stop_gradient` of the parameters whose ratio is 0."""
@@ -211,15 +211,6 @@ class LayerwiseRatesMixin(_Trainer):
             return
         for param in frozen:
             param.stop_gradient = True
-        of = sorted({layers.layer_of(param.name) for param in frozen}, key=lambda layer: (layer.tower, layer.index))
-        inform(
-            self,
-            f"layerwise_freeze_below={self._decay.freeze_below} freezes {len(frozen)} of {len(params)} parameters: "
-            f"{', '.join(layer.label for layer in of) or 'no layer has a smaller ratio'}",
-        )
-
-
-def _serve(args: Any) -> None:
-    """Mark our arguments as received by a Trainer with our mixin."""
-    if isinstance(args, LdoptArgumentsMixin):
-        args.ldopt_served = True
+        found = sorted({layers.layer_of(param.name) for param in frozen}, key=lambda layer: (layer.tower, layer.index))
+        counts = f"layerwise_freeze_below={self._decay.freeze_below} freezes {len(frozen)} of {len(params)} parameters"
+        inform(self, f"{counts}: {', '.join(layer.label for layer in found) or 'no layer has a smaller ratio'}")

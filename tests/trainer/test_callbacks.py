@@ -20,9 +20,9 @@ from paddle_ldopt.trainer import (
     LayerLRCallback,
     RunReport,
     ScheduleCallback,
-    given_optimizer,
     layerwise,
-    mixin,
+    optimizer_checks,
+    record,
 )
 
 LAYERS = ["embeddings", "block 0", "block 1", "head"]
@@ -256,7 +256,7 @@ def test_layers_can_be_given_to_an_optimizer_without(tmp_path):
 
 
 def test_an_optimizer_without_layers(tmp_path):
-    with pytest.raises(ValueError, match="needs an optimizer with layers.*Received: optimizer=AdamW"):
+    with pytest.raises(ValueError, match="needs an optimizer with layers.*Received: optimizer='AdamW'"):
         train(tmp_path, GradualUnfreezeCallback(2), layerwise_lr_decay=1.0, optim="adamw")
 
 
@@ -372,8 +372,8 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
         for event in ("on_train_begin", "on_step_begin", "on_optimizer_begin", "on_step_end"):
             getattr(callback, event)(None, state, None, model=model, **given)
     logs.extra_logs(), report.write({}, {})
-    mixin._hook_ratios(optimizer, model), rates.sets_own_rate(optimizer)
-    given_optimizer.check_given_optimizer(optimizer, schedule, "", layerwise.OFF)
+    record._hook_ratios(optimizer, model), rates.sets_own_rate(optimizer)
+    optimizer_checks.check_optimizer(optimizer, schedule, "", layerwise.OFF)
     [optimizer.layerwise_ratio(param) for param in model.parameters()]
     assert not written
     assert {key: dict(value) for key, value in optimizer._accumulators.items()} == accumulators
