@@ -140,8 +140,7 @@ def test_custom_cfg_multiplies_the_rates_of_the_layers(built):
 def test_every_optimizer_is_a_name_of_the_configuration_file(built, name, tmp_path):
     builder = built(type=name, weight_decay=0.01)
     assert isinstance(builder.optimizer, getattr(ldopt, name))
-    for parameter, param in builder.model.named_parameters():
-        assert builder.optimizer.layerwise_ratio(param) == pytest.approx(ratio(parameter), rel=1e-12)
+    frameworks.assert_ratios(builder.optimizer, builder.model, ratio)
     train(builder, tmp_path / "run", iters=2)
 
 
@@ -154,7 +153,6 @@ def test_a_resumed_training_goes_on_exactly(built, tmp_path):
     paddle.save(first.optimizer.state_dict(), str(tmp_path / "iter_3" / "model.pdopt"))
     train(straight, tmp_path / "straight", iters=2)
     train(resumed, tmp_path / "resumed", iters=5, resume=str(tmp_path / "iter_3"))
-    for (name, want), got in zip(straight.model.named_parameters(), resumed.model.parameters()):
-        np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+    frameworks.assert_same_weights(straight.model, resumed.model)
     with pytest.raises(ValueError, match="layerwise_decay was 0.5 in the checkpoint and is 0.25 now"):
         train(other, tmp_path / "other", resume=str(tmp_path / "iter_3"))
