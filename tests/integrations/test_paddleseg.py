@@ -77,7 +77,7 @@ def built(tmp_path, monkeypatch):
     return build
 
 
-def train(builder, folder, iters=5, resume=None):
+def train(builder, folder, iters=5, resume=None, **more):
     from paddleseg.core import train
 
     for sampler in (np.random, paddle):
@@ -93,6 +93,7 @@ def train(builder, folder, iters=5, resume=None):
         save_interval=100,
         log_iters=100,  # its log reads losses as vectors, which Paddle 3 no longer has
         resume_model=resume,
+        **more,
     )
 
 
@@ -103,6 +104,14 @@ def test_the_training_loop_gives_each_layer_its_rate(built, tmp_path):
     train(builder, tmp_path / "run")
     assert len(watched.rates) == 5
     watched.assert_follows(ratio, weight_decay=0.1)
+
+
+def test_an_average_of_the_weights_changes_no_rate(built, tmp_path):
+    plain, averaged = built(), built()
+    train(plain, tmp_path / "plain")
+    train(averaged, tmp_path / "averaged", use_ema=True)
+    frameworks.assert_same_weights(plain.model, averaged.model)
+    frameworks.assert_ratios(averaged.optimizer, averaged.model, ratio)
 
 
 @pytest.mark.parametrize("shape", ["linear", "multipliers", "towers"])
