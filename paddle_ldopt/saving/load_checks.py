@@ -53,7 +53,7 @@ def content_errors(path: str) -> Iterator[None]:
         raise refusal(ValueError, problem, path=path) from error
 
 
-def check_record(record: Any, present: Any, structured: bool, changed: set[str]) -> None:
+def check_contents(record: Any, present: Any, structured: bool, changed: set[str]) -> None:
     """Raise ValueError if a file's record does not fit the optimizer, described by `present`.
 
     `structured` says whether the optimizer's parameters have the model's names.

@@ -14,9 +14,9 @@ from ..optimizers.states import GLOBAL_STEP, STEP
 from .json_state import from_json, set_parts, to_json
 from .load_checks import (
     PDOPT,
+    check_contents,
     check_pdopt_arguments,
     check_pdopt_schedule,
-    check_record,
     check_scaler,
     checked_parts,
     checked_target,
@@ -183,7 +183,7 @@ def _from_record(path: str, optimizer: Any, model: Any, scaler: Any, changed: se
     names, structured = structured_names(optimizer, model)
     with content_errors(path):
         present = describe(optimizer, names)
-        check_record(record, present, structured, changed)
+        check_contents(record, present, structured, changed)
         saved, own = record["schedule"], present["schedule"]
         schedule = None
         if saved is not None and own is not None and saved["class"] == own["class"]:
