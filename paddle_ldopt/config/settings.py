@@ -20,6 +20,14 @@ from .decay import DecaySettings, settings_of, with_decay_settings
 from .files import json_object, read_yaml
 from .problems import build_schedule, config_problems
 
+_VISION = '`layerwise_towers`, such as {"vision_model": {"layerwise_decay": 0.9, "convention": "ernie_vl"}}'
+_OF_ERNIEKIT = {  # argument of ERNIEKit's Trainer -> the equivalent settings
+    "layerwise_lr_decay_bound": "`layerwise_bound` and layerwise_convention='linear'",
+    "moe_gate_lr_ratio": "`layerwise_multipliers`",
+    "visual_ld": _VISION,
+    "vit_lr_ratio": _VISION,
+}
+
 # Kinds of schedules that every Trainer has -> their options among its arguments. Without `lr_scheduler_kwargs` the
 # Trainer builds them itself, so adding our mixin changes nothing.
 BUILT_IN: dict[str, tuple[str, ...]] = {
@@ -28,13 +36,6 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
     "constant": (),
     "constant_with_warmup": (),
     "polynomial": ("lr_end", "power"),
-}
-_VISION = '`layerwise_towers`, such as {"vision_model": {"layerwise_decay": 0.9, "convention": "ernie_vl"}}'
-_OF_ERNIEKIT = {  # argument of ERNIEKit's Trainer -> the equivalent settings
-    "layerwise_lr_decay_bound": "`layerwise_bound` and layerwise_convention='linear'",
-    "moe_gate_lr_ratio": "`layerwise_multipliers`",
-    "visual_ld": _VISION,
-    "vit_lr_ratio": _VISION,
 }
 
 

@@ -629,9 +629,3 @@ def test_an_optimizer_that_a_trainer_makes_past_the_mixin_is_refused(tmp_path):
     for asked in ({"layerwise_lr_decay": 0.5}, {"optim": "came"}):
         with pytest.raises(ValueError, match="The Trainer already has an optimizer, so .* would be ignored"):
             train(tmp_path, cls=both, **asked)
-
-
-def test_the_mixins_stand_on_no_package(tmp_path):
-    assert all(
-        not cls.__module__.startswith("paddlenlp") for cls in (*LdoptTrainerMixin.__mro__, *LdoptArgumentsMixin.__mro__)
-    )
