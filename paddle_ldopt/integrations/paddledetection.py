@@ -19,13 +19,9 @@ _OWN_HOOK = "layerwise_lr_decay"  # the only hook that PaddleDetection's files n
 def register() -> None:
     """Add our optimizers to PaddleDetection's configuration files; ours replaces its `AdamWDL`.
 
-    The settings of PaddleDetection's own optimizers keep their meaning: `clip_grad_by_norm`, `clip_grad_by_value`,
-    `regularizer` (L2) and `param_groups`. So do the settings of its `AdamWDL`: `betas`, `layer_decay`, `num_layers`,
-    `filter_bias_and_bn`, `skip_decay_names`. Options of the optimizer and of `LayerDecay`, `rules` and `granularity` of
-    `LayerMap.from_model`, and `allow_layerwise_change` are settings too.
-
-    Raises:
-        ImportError: PaddleDetection's package `ppdet` cannot be imported.
+    Its settings: `clip_grad_by_norm`, `clip_grad_by_value`, `regularizer` (L2), `param_groups`, and of its `AdamWDL`
+    `betas`, `layer_decay`, `num_layers`, `filter_bias_and_bn`, `skip_decay_names`. Raises ImportError without its
+    package `ppdet`.
     """
     module = framework("ppdet.optimizer.optimizer", "PaddleDetection")
     base: Any = module.OptimizerBuilder

@@ -32,13 +32,9 @@ class Pending(paddle.optimizer.SGD):
 def register() -> None:
     """Add our optimizers to the configuration files of PaddleSpeech's s2t experiments.
 
-    `optim`, `optim_conf.weight_decay`, schedules and clipping keep their meaning; experiments with two optimizers
-    (wav2vec2, HuBERT, WavLM) take ours for either. `optim_conf` also takes the options of optimizer and `LayerDecay`,
-    `rules` and `granularity` of `LayerMap.from_model` and `allow_layerwise_change`. Text to speech (t2s) passes no such
-    settings on: use `apply_layerwise_decay` there.
-
-    Raises:
-        ImportError: PaddleSpeech cannot be imported.
+    Our settings are in `optim_conf`; experiments with two optimizers (wav2vec2, HuBERT, WavLM) take ours for either.
+    Text to speech (t2s) passes no such settings on: use `apply_layerwise_decay` there. Raises ImportError without
+    PaddleSpeech.
     """
     module = framework("paddlespeech.s2t.training.optimizer", "PaddleSpeech")
     trainer = framework("paddlespeech.s2t.training.trainer", "PaddleSpeech").Trainer
