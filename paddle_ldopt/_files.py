@@ -13,8 +13,18 @@ from typing import Any, Union
 
 from ._messages import refusal, shown
 
-__all__ = ["Path", "checked_path", "damages", "digest", "errors_name", "opened", "read_json", "strict_json"]
-__all__ += ["unique_keys", "write_file"]
+__all__ = [
+    "Path",
+    "checked_path",
+    "damages",
+    "digest",
+    "file_errors",
+    "opened",
+    "read_json",
+    "strict_json",
+    "unique_keys",
+]
+__all__ += ["write_file"]
 
 Path = Union[str, os.PathLike[str]]
 
@@ -113,7 +123,7 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 @contextlib.contextmanager
-def errors_name(path: Path, content: str) -> Iterator[None]:
+def file_errors(path: Path, content: str) -> Iterator[None]:
     """Turn every error in reading the `content` of a file, such as "the record", into a ValueError with its path."""
     try:
         yield
@@ -125,7 +135,7 @@ def errors_name(path: Path, content: str) -> Iterator[None]:
 
 def read_json(path: Path, content: str = "This JSON") -> Any:
     """Return the content of a JSON file; raise ValueError for unreadable content or a duplicate key."""
-    with open(checked_path(path), encoding="utf-8") as file, errors_name(path, content):
+    with open(checked_path(path), encoding="utf-8") as file, file_errors(path, content):
         return json.load(file, object_pairs_hook=unique_keys)
 
 

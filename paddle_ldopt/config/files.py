@@ -5,7 +5,7 @@ import json
 import re
 from typing import Any
 
-from .._files import Path, checked_path, errors_name, unique_keys
+from .._files import Path, checked_path, file_errors, unique_keys
 from .._messages import shown
 
 _EXAMPLES = {  # last word of a setting's name -> a value
@@ -49,7 +49,7 @@ def read_yaml(path: Path) -> Any:
     exponent = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+.0123456789"))
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    with open(checked_path(path), encoding="utf-8") as file, errors_name(path, "This YAML"):
+    with open(checked_path(path), encoding="utf-8") as file, file_errors(path, "This YAML"):
         try:
             return yaml.load(file, Loader)
         except yaml.YAMLError as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._files import errors_name, read_json
+from .._files import file_errors, read_json
 from . import folders
 
 
@@ -22,7 +22,7 @@ def read(folder: str) -> Any:
     if not os.path.exists(path):
         return None
     states = read_json(path, content)
-    with errors_name(path, content):
+    with file_errors(path, content):
         restore(states, of_numpy=np.random.RandomState(), of_python=random.Random())  # only a trial
     return states
 

@@ -12,7 +12,7 @@ import tempfile
 import warnings
 from typing import Any, Optional
 
-from .._files import Path, checked_path, damages, digest, errors_name, read_json, write_file
+from .._files import Path, checked_path, damages, digest, file_errors, read_json, write_file
 from .._messages import refusal
 
 RECORD = "ldopt_layerwise.json"
@@ -84,9 +84,8 @@ def _damage(folder: str) -> Optional[str]:
     if not os.path.exists(path):
         return None
     try:
-        listed = read_json(path, FILES)
-        with errors_name(path, FILES):
-            problems = damages(folder, listed["files"].items())
+        with file_errors(path, FILES):
+            problems = damages(folder, read_json(path)["files"].items())
     except ValueError:
         return f"{FILES} cannot be read"
     except OSError as error:

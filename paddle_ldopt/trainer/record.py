@@ -3,7 +3,7 @@
 import os
 from typing import Any, Optional
 
-from .._files import errors_name, read_json
+from .._files import file_errors, read_json
 from .._messages import refusal
 from .._paddle import name_dict_of, parameters_of, unwrap
 from ..build import OFF, OPTIMIZERS
@@ -92,7 +92,7 @@ def _read_record(folder: str) -> Optional[Record]:
         return None
     content = "The layer-wise settings"
     record = read_json(path, content)
-    with errors_name(path, content):
+    with file_errors(path, content):
         known = record["format"] == FORMAT
         if known:
             comparable(record)
