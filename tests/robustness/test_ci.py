@@ -1,6 +1,7 @@
 """What `.ci/run` starts, with a `make` that only writes down what it was asked for."""
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -32,3 +33,9 @@ def test_what_runs_and_how_it_ends(tmp_path, fails, minutes, calls, code):
     )
     assert ended.returncode == code and (tmp_path / "calls").read_text().split() == calls
     assert ("test-all is left out: 0 of 34 minutes" in ended.stdout) == (minutes == 34)
+
+
+def test_the_core_tests_of_every_version_exist():
+    lines = [line for line in (ROOT / "noxfile.py").read_text(encoding="utf-8").splitlines() if line.startswith("CORE")]
+    names = re.findall(r'"([^"]+)"', " ".join(lines))
+    assert len(names) > 5 and all((ROOT / "tests" / name).exists() for name in names)
