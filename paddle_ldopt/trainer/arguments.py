@@ -47,6 +47,10 @@ def _flag(default: Any, text: str) -> Any:
 class LdoptArgumentsMixin(DecaySettings, _Arguments):
     """Add the layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
 
+    It overrides `__post_init__`, which checks all arguments and lets our names past the Trainer's enums,
+    `should_load_sharding_stage1_model`, which every Trainer reads when it is constructed, to refuse one without our
+    mixin, and `print_config`, which also reads that property.
+
     Args:
         layerwise_lr_decay: 1 is off, 0.8 to 0.95 is usual. Every other option of `LayerDecay` is an argument too, such
             as `layerwise_min_ratio`. `layerwise_head_ratio` also works without a decay.
