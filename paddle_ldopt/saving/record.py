@@ -154,9 +154,9 @@ def check_same(saved: Record, present: Record, changed: Collection[str] = ()) ->
     found = differences(_settings(saved, constant), ours)
     first = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
     if first:
-        said = [_said(value, where, was, now) for (value, where), (was, now) in first.values()]
+        changes = [_change(value, where, was, now) for (value, where), (was, now) in first.values()]
         problem = f"The saved optimizer has other options. If this is intended, give changed={sorted(first)}."
-        raise ValueError(f"{problem} Received: {', '.join(said)}")
+        raise ValueError(f"{problem} Received: {', '.join(changes)}")
 
 
 def _check_parameters(saved: Record, present: Record) -> None:
@@ -187,7 +187,7 @@ def _settings(record: Record, constant: bool) -> Record:
     return out
 
 
-def _said(value: str, where: str, was: Any, now: Any) -> str:
+def _change(value: str, where: str, was: Any, now: Any) -> str:
     """Describe how a value differs; for two dicts, such as schedules, only the differing entries."""
     if isinstance(was, dict) and isinstance(now, dict):
         pairs = (was, now), (now, was)
