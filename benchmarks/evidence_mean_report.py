@@ -16,7 +16,14 @@ from evidence_report import (
 )
 
 RATES = ("a third of the tuned rate", "the tuned rate", "three times the tuned rate")
-WORDS = (("better", 1), ("worse", -1), ("no difference beyond the spread", 0))
+HEAD = [
+    "task",
+    "learning rate",
+    "better than uniform",
+    "no difference beyond the spread",
+    "worse",
+    "highest, in points",
+]
 
 
 def blocks(results, planned, seeds):
@@ -62,14 +69,14 @@ def in_short(results, planned, seeds):
 
     Tasks with less than half of their seeds are left to the tables.
     """
-    parts, signs = [], []
+    rows, signs = [], []
     judged = [task for task in results.tasks if finished(results, task) * 2 >= seeds]
     for task in judged:
         found = gaps(results, task)
         signs += [sign(interval) for of_rate in found for interval in of_rate.values()]
-        lines = [f"- at {name}, {verdict(of_rate)}" for name, of_rate in zip(RATES, found)]
-        parts += [f"{task}, {finished(results, task)} of {seeds} seeds:", "\n".join(lines)]
+        rows += [[task, name, *verdict(of_rate)] for name, of_rate in zip(RATES, found)]
     above, below, neither = (signs.count(side) for side in (1, -1, 0))
+    parts = [text_table(HEAD, rows)] if rows else []
     parts.append(
         f"Of {len(signs)} differences from uniform training at the same rate, the 95 % interval is above 0 in {above}, "
         f"below 0 in {below}, and includes 0 in {neither}. "
@@ -77,28 +84,31 @@ def in_short(results, planned, seeds):
     )
     lacking = unfinished(results, planned, seeds)
     if lacking:
-        parts.append(f"**The study is not finished**: {'; '.join(lacking)}. The results may change.")
+        parts.append(f"**The study is not finished** ({'; '.join(lacking)}). The results may change.")
     return "\n\n".join([*parts, default(results, judged, bool(lacking))] if judged else parts)
 
 
 def verdict(found):
-    """Return which of {decay: interval} are better, worse, or neither, and the highest."""
-    groups = [(word, [arm for arm in found if sign(found[arm]) == side]) for word, side in WORDS]
-    listed = "; ".join(
-        f"{word}: {'all' if len(arms) == len(found) else ', '.join(arms)}" for word, arms in groups if arms
-    )
+    """Return which of {decay: interval} are better, the same within the spread, and worse, and the highest."""
+    groups = [[arm for arm in found if sign(found[arm]) == side] for side in (1, 0, -1)]
     best = max(found, key=lambda arm: found[arm][0])
     middle, half = found[best]
-    return f"{listed}. Highest: {best} {middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]."
+    listed = ("all" if len(arms) == len(found) else ", ".join(arms) for arms in groups)
+    return [*listed, f"{best}: {middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]"]
+
+
+def text_table(head, rows):
+    """Return a Markdown table of words."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def unfinished(results, planned, seeds):
     """Return what the study lacks: tasks with too few seeds, tasks that are in no table."""
     missing = [
-        f"{name} is not in the tables (two finished seeds are needed)" for name in planned if name not in results.tasks
+        f"{name}: not in the tables, which need two finished seeds" for name in planned if name not in results.tasks
     ]
     counts = {name: finished(results, name) for name in results.tasks}
-    return [f"{name} has {count} of {seeds} seeds" for name, count in counts.items() if count < seeds] + missing
+    return [f"{name}: {count} of {seeds} seeds" for name, count in counts.items() if count < seeds] + missing
 
 
 def default(results, judged, unfinished):
@@ -112,11 +122,13 @@ def default(results, judged, unfinished):
     if not fit:
         return "No decay passes the rule: the default is uniform training."
     best = max(fit, key=fit.get)
-    passing = ", ".join(f"{arm} ({points:+.1f} points in the mean of the tasks)" for arm, points in fit.items())
+    passing = ", ".join(f"{arm} ({points:+.1f})" for arm, points in fit.items())
     end = (
-        f"It would be {best}; the recipes keep theirs until all tasks are finished." if unfinished else f"It is {best}."
+        f"{best} would become the default; the recipes keep their defaults until all tasks are finished."
+        if unfinished
+        else f"The default is {best}."
     )
-    return f"Decays that pass the rule for the default: {passing}. {end}"
+    return f"These decays pass the rule, with their mean gain over the tasks in points: {passing}. {end}"
 
 
 def tuned(curves):
@@ -156,8 +168,8 @@ def setup(results, planned, seeds):
         lines.append(
             f"- **{name}**: {finished(results, name)} of {seeds} seeds. {about['rows']} Majority class "
             f"{100 * about['majority']:.1f} %. {len(runs)} runs, {infinite} of them with a non-finite loss, "
-            f"{minutes:.0f} minutes of one core. Protocol: {protocol}. Of its three rates the validation rows choose "
-            f"{number(best)} for uniform training, {agree}."
+            f"{minutes:.0f} minutes of one core. Protocol: {protocol}. For uniform training, the validation rows "
+            f"choose {number(best)} among its three rates, {agree}."
         )
     if results.unfinished:
         lines.append(f"- {results.unfinished} runs of unfinished seeds are in the results, not in the tables.")

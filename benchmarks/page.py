@@ -9,13 +9,15 @@ BEGIN, END = "<!-- measured: begin (written by `make bench`) -->", "<!-- measure
 
 def text(results):
     """Return the Markdown of all results; a section that is of another run than the rest says so."""
-    parts = [_about(results["about"])]
+    parts, shown = [_about(results["about"])], []
     for name, writer in _WRITERS.items():
         if results.get(name):
             earlier = results.get("earlier", {}).get(name)
             parts.append(writer({**results, "about": earlier or results["about"]}))
             if earlier:
-                parts.append("Measured in an earlier run. " + _about(earlier))
+                again = f"Measured in the earlier run of {earlier['date']}, too."
+                parts.append(again if earlier in shown else "Measured in an earlier run. " + _about(earlier))
+                shown.append(earlier)
     return "\n\n".join(parts)
 
 
@@ -104,9 +106,9 @@ def _launches(results):
     ]
     head = ["optimizer", "operations", "small vocabulary, ms", "this / AdamW", "whole, ms", "this / AdamW", "ran on"]
     return (
-        "## Launches\n\nBERT-base's 199 parameters at a hidden size of 8, and the operations of Paddle that a step "
-        "launches. Median processor time of a step, 1 thread, over a vocabulary of 30 words, where arithmetic costs "
-        "nothing, and over the whole one of 30,522.\n\n" + table(head, cells)
+        "## Launches\n\nBERT-base's 199 parameters at a hidden size of 8: Paddle operations that a step launches, and "
+        "the median CPU time of a step on 1 thread. The small vocabulary has 30 words, so that arithmetic is "
+        "negligible; the whole vocabulary has 30,522.\n\n" + table(head, cells)
     )
 
 

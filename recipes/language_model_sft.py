@@ -58,7 +58,7 @@ class Options:
     data: str = option("docstrings", "docstrings, a .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
     source_field: str = option("source", "JSON name of the prompt")
     target_field: str = option("target", "JSON name of the target text")
-    max_length: int = option(64, "tokens to which prompt and answer together are cut")
+    max_length: int = option(64, "longest prompt and answer together, in tokens; longer texts are cut")
 
     def __post_init__(self):
         check_least(self, lora_rank=0, max_length=8)

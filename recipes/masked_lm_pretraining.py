@@ -63,7 +63,7 @@ class Options:
     text_field: str = option("text", "column of the text in a hub's data set")
     micro_batch_size: int = option(16, "rows per micro-batch")
     masked_share: float = option(0.15, "fraction of the tokens to predict, in (0, 1)")
-    max_length: int = option(16, "tokens to which a text is cut")
+    max_length: int = option(16, "longest text in tokens; longer texts are cut")
 
     def __post_init__(self):
         check_least(self, micro_batch_size=1, max_length=8)

@@ -46,21 +46,21 @@ def arguments():
     for name, default, text in (
         ("learning_rate", 2e-3, "learning rate of the head at the peak of a cosine"),
         ("layerwise_decay", 0.9, "ratio of the rates of neighbouring layers"),
-        ("max_grad_norm", 1.0, "norm of all gradients above which they are clipped"),
-        ("loss_scale", 2.0**12, "the first one; it doubles after 50 steps without an overflow"),
-        ("steps", 200, "updates, with those that overflow"),
+        ("max_grad_norm", 1.0, "clip gradients to this global norm"),
+        ("loss_scale", 2.0**12, "initial loss scale; it doubles after 50 steps without an overflow"),
+        ("steps", 200, "steps, including steps that overflow"),
         ("stages", 2, "pipeline stages; further processes are data parallel"),
         ("micro_batch_num", 4, "micro-batches of a step"),
         ("micro_batch_size", 8, "rows of a micro-batch"),
-        ("length", 64, "bytes to which a row is cut"),
-        ("seed", 0, "of the weights and the order of the rows"),
+        ("length", 64, "longest row in bytes; longer rows are cut"),
+        ("seed", 0, "seed of the weights and the order of the rows"),
         ("save_steps", 100, "steps between two checkpoints"),
     ):
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} ({default:g})")
     parser.add_argument("--inject_overflow", type=steps, default=(), help="steps with an inf gradient, such as 5,9")
-    parser.add_argument("--float16", action="store_true", help="autocast; on GPU only")
+    parser.add_argument("--float16", action="store_true", help="train in float16 with autocast; on a GPU only")
     parser.add_argument("--output_dir", help="folder of checkpoints; none are kept without it")
-    parser.add_argument("--resume", action="store_true", help="from the last complete checkpoint in --output_dir")
+    parser.add_argument("--resume", action="store_true", help="resume the last complete checkpoint in --output_dir")
     args = parser.parse_args()
     if args.stages < 2 or (args.float16 and not paddle.is_compiled_with_cuda()):
         parser.error(f"--stages must be at least 2, --float16 needs a GPU. Received: {args.stages}, {args.float16}")

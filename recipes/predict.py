@@ -112,7 +112,7 @@ def say(argv):
     parser.add_argument("--has_header", type=json.loads, help="true or false: whether a file begins with column names")
     parser.add_argument("--encoding", default="utf-8", help="encoding of a file (utf-8)")
     parser.add_argument("--batch_size", type=int, default=32, help="inputs per batch (32)")
-    parser.add_argument("--max_length", type=int, help="tokens to which a text is cut; by default as in the training")
+    parser.add_argument("--max_length", type=int, help="longest text in tokens; by default as in the training")
     args = parser.parse_intermixed_args(argv)
     if bool(args.inputs) == bool(args.input):
         raise error("Give either inputs or `--input`.", inputs=args.inputs, input=args.input)

@@ -56,8 +56,8 @@ class Options:
     source_field: str = option("source", "name of the source text")
     target_field: str = option("target", "name of the target text")
     relative_step: bool = option(False, "Adafactor sets its own rate; excludes learning_rate, warm-up and schedule")
-    max_length: Optional[int] = option(None, "tokens to which a source is cut; 512, or 32 for dates")
-    max_target_length: Optional[int] = option(None, "tokens to which a target is cut; 64, or 8 for dates")
+    max_length: Optional[int] = option(None, "longest source in tokens; by default 512, or 32 for dates")
+    max_target_length: Optional[int] = option(None, "longest target in tokens; by default 64, or 8 for dates")
 
     def __post_init__(self):
         lengths = (32, 8) if self.data == "dates" else (512, 64)

@@ -44,8 +44,8 @@ class Arguments(RecipeArguments):
 class Options(TextOptions):
     """Model, data, encoding and comparison."""
 
-    examples_per_class: Optional[int] = option(None, "training rows of each class; all, or 50 for docstrings")
-    compare: bool = option(False, "train uniform and layer-wise; leaves a report, no model")
+    examples_per_class: Optional[int] = option(None, "training rows per class; by default all, or 50 for docstrings")
+    compare: bool = option(False, "compare uniform and layer-wise rates; writes a report, keeps no model")
     compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates of both arms")
     compare_seeds: int = option(3, "number of seeds, from --seed on")
 

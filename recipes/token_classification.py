@@ -51,7 +51,7 @@ class Options:
     data: str = option("docstrings", "docstrings, a .conll, .txt, .tsv or .bio file or folder, paddlenlp:NAME...")
     word_column: int = option(0, "number of the column with the word in a file, from 0; below 0 from the end")
     tag_column: int = option(-1, "number of the column with the tag")
-    max_length: int = option(64, "tokens to which a sentence is cut; the rest is not evaluated")
+    max_length: int = option(64, "longest sentence in tokens; the rest of a longer one is not evaluated")
 
     def __post_init__(self):
         check_least(self, max_length=4)

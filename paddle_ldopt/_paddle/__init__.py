@@ -1,8 +1,19 @@
-"""All private names of Paddle and PaddleNLP that this package uses, with one module for each area.
+"""The private names of Paddle and PaddleNLP that this package uses, and nothing else of it touches them.
 
-Each name is declared with its owner and the feature that needs it. If a Paddle has moved a name, `import paddle_ldopt`
-still works, and using the feature raises `MovedError` with both. tests/test_paddle.py checks every name; all exist in
-Paddle 3.1, 3.2 and 3.3. Methods that a subclass overrides, and their `super()` calls, are in the subclass.
+To use one, declare it in the module of its area, with its owner and the feature that needs it, and import the result
+from here. For example, in optimizers.py:
+
+    masters = attribute("paddle.optimizer.Optimizer", "_master_weights", "Every optimizer")
+
+    masters(optimizer)  # optimizer._master_weights
+
+- `attribute`: a function that reads it from an instance.
+- `part`: the object itself, looked up on import; `lazy`: a function that looks it up in its first call.
+- `declare`: names that are used directly, such as methods that a subclass overrides.
+
+tests/test_paddle.py checks that every declared name exists; all do in Paddle 3.1, 3.2 and 3.3. If a newer Paddle has
+moved one, `import paddle_ldopt` still works, and using the feature raises `MovedError`, which names both. Methods that
+a subclass overrides, and their `super()` calls, are in the subclass.
 """
 
 # ruff: noqa: F403  every name is for the rooms of the package

@@ -1,4 +1,4 @@
-"""Declarations of private names of Paddle: the owner, and the feature that needs the name."""
+"""Four ways to declare a private name of Paddle; the package's docstring explains them."""
 
 import functools
 import importlib
@@ -23,13 +23,13 @@ class MovedError(RuntimeError):
         )
 
 
-def attribute(owner: str, name: str, feature: str) -> Callable[[Any], Any]:
-    """Return a getter of an attribute of instances of `owner`."""
+def attribute(owner: str, name: str, feature: str, optional: bool = False) -> Callable[[Any], Any]:
+    """Return a getter of an attribute of instances of `owner`; `optional` gives None for other classes without it."""
     PRIVATE.append((owner, name, feature))
 
     def get(instance: Any) -> Any:
         try:
-            return getattr(instance, name)
+            return getattr(instance, name, None) if optional else getattr(instance, name)
         except AttributeError:
             raise MovedError(owner, name, feature) from None
 
@@ -39,12 +39,6 @@ def attribute(owner: str, name: str, feature: str) -> Callable[[Any], Any]:
 def declare(owner: str, feature: str, *names: str) -> None:
     """Declare names that are used directly elsewhere, such as methods that a subclass overrides."""
     PRIVATE.extend((owner, name, feature) for name in names)
-
-
-def setting(owner: str, name: str, feature: str) -> Callable[[Any], Any]:
-    """Return a getter of an attribute of `owner`; it gives None for classes without the attribute."""
-    PRIVATE.append((owner, name, feature))
-    return lambda instance: getattr(instance, name, None)
 
 
 def part(owner: str, name: str, feature: str) -> Callable[..., Any]:

@@ -1,11 +1,14 @@
 """Several processes: topology, engines and sharding of `fleet`."""
 
+import contextlib
 import importlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import paddle
 
+from .._messages import refusal
 from .declared import FLEET, SAVING, attribute, lazy
 from .optimizers import param_groups, parameter_list
 from .rates import decayed_names
@@ -17,13 +20,13 @@ _ENGINE, _HYBRID = f"{_META}.PipelineParallel", f"{_DYGRAPH}.HybridParallelOptim
 _ANY_ENGINE = f"{_META}.meta_parallel_base.MetaParallelBase"
 pipeline_engine = lazy(_ENGINE, _STEP)
 pipeline_layer = lazy(f"{_META}.PipelineLayer", _STEP)
-sharding_engine = lazy(f"{_META}.ShardingParallel", _STEP)
-tensor_engine = lazy(f"{_META}.TensorParallel", _STEP)
+_sharding_engine = lazy(f"{_META}.ShardingParallel", _STEP)
+_tensor_engine = lazy(f"{_META}.TensorParallel", _STEP)
 hybrid_optimizer = lazy(_HYBRID, _STEP)
 all_reduce_gradients = lazy(f"{_UTILS}.hybrid_parallel_util.fused_allreduce_gradients_with_group", _STEP)
 hybrid_parameters = lazy(f"{_UTILS}.hybrid_parallel_util.obtain_optimizer_parameters_list", _STEP)
 
-hybrid_group = attribute(_ANY_ENGINE, "_hcg", _STEP)
+_topology = attribute(_ANY_ENGINE, "_hcg", _STEP)
 engine_layers = attribute(_ANY_ENGINE, "_layers", _STEP)
 loss_functions = attribute(f"{_META}.PipelineLayer", "_loss_fn", _STEP)
 has_dynamic_shape = attribute(_ENGINE, "_dynamic_shape", _STEP)
@@ -31,7 +34,7 @@ delays_scale = attribute(_ENGINE, "_delay_scale_loss", _STEP)  # losses are not 
 prepare_training = attribute(_ENGINE, "_prepare_training", _STEP)
 sharded_optimizer = attribute(_HYBRID, "_inner_opt", _STEP)
 reduced_step = attribute(_HYBRID, "_step", _STEP)  # the step with reduced gradients
-_backward_step = attribute(_ENGINE, "_backward_step", _STEP)
+backward_step = attribute(_ENGINE, "_backward_step", _STEP)
 _found_overflow = attribute("paddle.amp.AmpScaler", "_cache_found_inf", _STEP)
 _number_of_stages = attribute(f"{_META}.PipelineLayer", "_num_stages", "Layer-wise rates in a pipeline")
 
@@ -56,6 +59,12 @@ def topology() -> Any:
     return getattr(paddle.distributed.fleet.fleet, "_hcg", None)
 
 
+def topology_of(network: Any) -> Any:
+    """Return the hybrid communicate group of a network from `fleet`, None for another network."""
+    engines = _sharding_engine(), _tensor_engine()
+    return _topology(network) if is_pipeline_engine(network) or isinstance(network, engines) else None
+
+
 def is_sharded() -> bool:
     """Return whether `fleet` was started with sharding."""
     hcg = topology()
@@ -68,6 +77,14 @@ def sharding_setting(*names: str) -> Any:
         return None
     configs = paddle.distributed.fleet.fleet._user_defined_strategy.hybrid_configs["sharding_configs"]
     return next((name for name in names if getattr(configs, name)), None)
+
+
+def check_own_gradients(until: str) -> None:
+    """Raise ValueError if the sharding of `fleet` fuses or reduces gradients earlier."""
+    setting = sharding_setting("tensor_fusion", "comm_overlap")
+    if setting:
+        todo = f"set {setting}=False in the strategy's sharding_configs."
+        raise refusal(ValueError, f"Each parameter must keep its own gradient until {until}: {todo}", **{setting: True})
 
 
 def weight_decay_fun_is_replaced(optimizer: Any) -> bool:
@@ -107,26 +124,24 @@ def pipeline_of(model: Any) -> Any:
     return next((part for part in parts if _number_of_stages(part) > 1), None)
 
 
-def engine_with(engine: Any, loss: Any, forward: Any, guarded: Any) -> Any:
-    """Return a pipeline engine that shares everything with `engine` except loss, forward and backward of its stage.
-
-    `guarded` wraps the backward step of a micro-batch. The engine's hooks cannot replace results, so the parts are
-    replaced in subclasses whose instances share its attributes. The user's engine is not patched.
-    """
-    layers = _sharing(engine_layers(engine), _loss_fn=[loss], forward=forward)
-    return _sharing(engine, _layers=layers, _backward_step=guarded(_backward_step(engine)))
+@contextlib.contextmanager
+def stage_functions(engine: Any, loss: Any, forward: Any, backward: Any) -> Iterator[None]:
+    """Replace loss, forward and backward step of a pipeline engine's stage; its hooks cannot change results."""
+    layers = engine_layers(engine)
+    with _set(layers, "_loss_fn", [loss]), _set(layers, "forward", forward), _set(engine, "_backward_step", backward):
+        yield
 
 
-def _sharing(layer: Any, **own: Any) -> Any:
-    """Return an instance of a subclass that shares all attributes of `layer` except `own`."""
-
-    def fixed(value: Any) -> property:
-        return property(lambda self: value)
-
-    cls = type(type(layer).__name__, (type(layer),), {name: fixed(value) for name, value in own.items()})
-    other: Any = object.__new__(cls)
-    object.__setattr__(other, "__dict__", vars(layer))
-    return other
+@contextlib.contextmanager
+def _set(instance: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of an instance, then restore it, or the method of its class."""
+    before = {name: vars(instance)[name]} if name in vars(instance) else {}
+    vars(instance)[name] = value
+    try:
+        yield
+    finally:
+        del vars(instance)[name]
+        vars(instance).update(before)
 
 
 def report_overflow(scaler: Any, overflow: bool) -> None:
@@ -148,9 +163,7 @@ def forget_checkpoint(folder: str) -> None:
 
 def leave_out_frozen(optimizer: Any) -> None:
     """Remove frozen parameters from an optimizer under sharding version 2, which cannot split them."""
-    if sharding_setting("split_param") and not isinstance(
-        param_groups(optimizer)[0], dict
-    ):  # sharding itself refuses parameter groups
+    # sharding itself refuses parameter groups
+    if sharding_setting("split_param") and not isinstance(param_groups(optimizer)[0], dict):
         trained = [param for param in parameter_list(optimizer) if not param.stop_gradient]
-        # Paddle replaces the parameters by slices in the same way
-        optimizer._parameter_list = optimizer._param_groups = trained
+        optimizer._parameter_list = optimizer._param_groups = trained  # as Paddle replaces parameters by slices

@@ -63,9 +63,9 @@ def create_state(optimizer: Any, params: list[Any]) -> None:
 
 
 @contextlib.contextmanager
-def waiting_state_as(optimizer: Any, held: dict[str, Any]) -> Iterator[None]:
-    """Replace the loaded state of parameters before their first step by `held`."""
-    before, optimizer._accumulators_holder = optimizer._accumulators_holder, held
+def waiting_state_as(optimizer: Any, state: dict[str, Any]) -> Iterator[None]:
+    """Replace the loaded state of parameters before their first step by `state`."""
+    before, optimizer._accumulators_holder = optimizer._accumulators_holder, state
     try:
         yield
     finally:
@@ -114,6 +114,6 @@ def is_called_by(name: str) -> bool:
     """Return whether the caller of this function was itself called by a function of this name.
 
     DygraphShardingOptimizerV2.sharded_state_dict reads `state_dict` like any caller, but misplaces rows and columns.
-    Only its name distinguishes it.
+    It passes no argument, and the optimizer does not know its wrapper, so only the caller's name distinguishes it.
     """
     return sys._getframe(2).f_code.co_name == name

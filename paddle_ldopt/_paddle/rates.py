@@ -7,7 +7,7 @@ from typing import Any
 
 import paddle
 
-from .declared import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare, setting
+from .declared import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare
 from .optimizers import stand_in
 
 rate_source = attribute(OPTIMIZER, "_learning_rate", EVERY)  # a float or the LRScheduler
@@ -20,12 +20,12 @@ declare(OPTIMIZER, "Reading the rate of each parameter", "_append_optimize_multi
 declare("paddle.optimizer.lr.LRScheduler", "Schedules that follow a metric", "_var_name")
 
 _DECAY = "The weight decay in layer tables"
-decayed_names = setting(ADAMW, "_apply_decay_param_fun", _DECAY)
-_not_decayed = setting("paddle.optimizer.Lamb", "_exclude_from_weight_decay_fn", _DECAY)
-_adamw_decay = setting(ADAMW, "_weight_decay", _DECAY)
-_lamb_decay = setting("paddle.optimizer.Lamb", "_lamb_weight_decay", _DECAY)
-_momentum_decay = setting("paddle.optimizer.Momentum", "_regularization_coeff", _DECAY)
-weight_decay_coefficient = setting("paddle.regularizer.L2Decay", "_coeff", _DECAY)
+decayed_names = attribute(ADAMW, "_apply_decay_param_fun", _DECAY, optional=True)
+_not_decayed = attribute("paddle.optimizer.Lamb", "_exclude_from_weight_decay_fn", _DECAY, optional=True)
+_adamw_decay = attribute(ADAMW, "_weight_decay", _DECAY, optional=True)
+_lamb_decay = attribute("paddle.optimizer.Lamb", "_lamb_weight_decay", _DECAY, optional=True)
+_momentum_decay = attribute("paddle.optimizer.Momentum", "_regularization_coeff", _DECAY, optional=True)
+weight_decay_coefficient = attribute("paddle.regularizer.L2Decay", "_coeff", _DECAY, optional=True)
 
 
 def set_rate_source(optimizer: Any, source: Any) -> None:
@@ -56,22 +56,23 @@ def rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, floa
 def asks_for_rates(cls: Any) -> bool:
     """Return whether the step of an optimizer class calls `_create_param_lr` for the rate of each parameter.
 
-    Paddle's Muon and others silently ignore it, so the names in the code reachable from `step` are searched.
+    Paddle's Muon and others silently ignore it, and no attribute says so. A trial step would change the optimizer, and
+    not every class has its source at hand. So this searches the names in the code that `step` can reach.
     """
-    ahead, seen = _definition("step", cls.__mro__), set()
-    while ahead:
-        name, function, bases = ahead.pop()
+    pending, seen = _definition("step", cls.__mro__), set()
+    while pending:
+        name, function, bases = pending.pop()
         names = _names_in(function.__code__)
         if names & {"_create_param_lr", "rate_factor"}:  # `rate_factor` is our name for `_create_param_lr`
             return True
         seen.add(function)
-        found = []
+        called = []
         for other in names - {"_append_optimize_multi_tensor_op"}:  # Adam's and Momentum's other path also asks
-            found += _definition(other, bases if other == name else cls.__mro__)  # itself: by `super()`
+            called += _definition(other, bases if other == name else cls.__mro__)  # itself: by `super()`
             helper = function.__globals__.get(other)
             if isinstance(helper, types.FunctionType) and helper.__module__ == function.__module__:
-                found.append((other, helper, ()))
-        ahead += [item for item in found if item[1] not in seen]
+                called.append((other, helper, ()))
+        pending += [item for item in called if item[1] not in seen]
     return False
 
 

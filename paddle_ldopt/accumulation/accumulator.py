@@ -6,15 +6,23 @@ from typing import Any, Optional
 
 import paddle
 
-from .._checks import checked_choice, checked_number
+from .._checks import checked_choice
 from .._messages import refusal
-from .._paddle import sharding_setting
+from .._paddle import check_own_gradients, sharding_setting
 from .._processes import gathered
-from .processes import ProcessPart, agreed_slots, check_group, slot_of, summed
-from .reading import check_gradient, clear, described, read, sum_dtype
-from .state import check_state, own_tensor
-from .target import check_trains, checked_target, optimizers_parameters, target_of
-from .writing import divided, write
+from .checks import (
+    check_gradient,
+    check_group,
+    check_state,
+    check_trains,
+    check_weight,
+    checked_parameters_of,
+    checked_target,
+    described,
+    target_among,
+)
+from .gradients import clear, divided, gradients_of, sum_dtype, write
+from .processes import ProcessPart, check_parts, common_slots, slot_of, summed
 
 
 class GradientAccumulator:
@@ -44,7 +52,7 @@ class GradientAccumulator:
     and resumed within a cycle.
 
     Differs from transformers: adds models, weights, "mean" and "token", data parallelism and a saved state; `step` is
-    an int; sums are at least float32; ignored gradients are warned of.
+    an int; sums are at least float32; ignored gradients give a warning.
 
     Examples:
         >>> import paddle
@@ -98,26 +106,31 @@ class GradientAccumulator:
         With "token", `weight` is the number of tokens in the loss, at least 0. With 0, the gradients are ignored,
         because a mean over no token is NaN.
         """
-        weight = self._checked_weight(weight)
-        self._check_call()
-        names, parameters, gradients = read(gradients)
-        sums, received, late = self._slots(names, gradients)
+        names, parameters, gradients = gradients_of(gradients)
+        self._check_call(names, gradients, weight)
+        weight = 1.0 if weight is None else float(weight)
+        sums = self._sums_of(names, len(gradients))
+        if not self._step:
+            self._received = [False] * len(sums)
+        ignored = []
+        if names is None and self._fits(names):
+            ignored = [i for i, total in enumerate(sums) if total is None and gradients[i] is not None]
         for place, gradient in enumerate(gradients):
-            if gradient is None or place in late:
+            if gradient is None or place in ignored:
                 continue
             if sums[place] is None:
                 sums[place] = paddle.zeros(gradient.shape, sum_dtype(gradient))
             if weight:
                 value = gradient.detach().astype(sum_dtype(gradient))
                 sums[place].add_(value * weight if self.reduction == "token" else value)
-                received[place] = True
+                self._received[place] = True
         clear(parameters or [])
-        self._names, self._parameters, self._sums, self._received = names, parameters, sums, received
+        self._names, self._parameters, self._sums = names, parameters, sums
         self._step += 1
         self._count += 1
         self._weight += weight
-        if late:
-            problem = f"Gradients at {late} of the list are ignored, because they were None in the first call."
+        if ignored:
+            problem = f"Gradients at {ignored} of the list are ignored, because they were None in the first call."
             advice = "Call the accumulator with the model, or with zeros instead of None, to include them."
             warnings.warn(f"{problem} {advice}", stacklevel=2)
 
@@ -131,45 +144,16 @@ class GradientAccumulator:
         self._weight = 0.0
         self._synchronized = False
 
-    def _check_call(self) -> None:
-        """Raise unless gradients can be added now."""
-        fused = sharding_setting("tensor_fusion", "comm_overlap")
-        if fused:
-            advice = f"Each parameter must keep its gradient until `apply`: set {fused}=False in sharding_configs."
-            raise refusal(ValueError, advice, **{fused: True})
-        if self._synchronized:
-            advice = "call `reset` or `apply` before the next micro-batch."
-            raise refusal(ValueError, f"The sums are already synchronized: {advice}", step=self._step)
+    def _fits(self, names: Optional[list[str]]) -> bool:
+        """Return whether gradients of these names go into the present slots."""
+        return bool(self._sums) and names == self._names
 
-    def _slots(self, names: Optional[list[str]], gradients: list[Any]) -> tuple[list[Any], list[bool], list[int]]:
-        """Return copies of sums and flags for a call to update, and the indices whose gradients are ignored."""
-        length, late = len(gradients), []
-        if self._sums and names == self._names:
-            if length != len(self._sums):
-                raise ValueError(f"Expected {len(self._sums)} gradients, but got {length}")
-            sums, received = list(self._sums), list(self._received)
-            if names is None:
-                late = [i for i, total in enumerate(sums) if total is None and gradients[i] is not None]
-        elif self._step:
-            given = f"{described(names, length)} after {described(self._names, len(self._sums))}"
-            raise ValueError(f"All calls between two resets must be for the same parameters. Received: {given}")
-        else:
-            known = dict(zip(self._names or [], self._sums))
-            sums = [known.get(name) for name in names] if names else [None] * length
-            received = [False] * length
-        for place, (gradient, total) in enumerate(zip(gradients, sums)):
-            check_gradient(gradient, total, names[place] if names else place)
-        return sums, received, late
-
-    def _checked_weight(self, weight: Optional[float]) -> float:
-        if self.reduction == "token":
-            if weight is None:
-                raise refusal(ValueError, '`weight` must be given with reduction="token".', weight=None)
-            return checked_number(weight, "weight")
-        if weight is not None:
-            effect = '`weight` has no effect without reduction="token".'
-            raise refusal(ValueError, effect, weight=weight, reduction=self.reduction)
-        return 1.0
+    def _sums_of(self, names: Optional[list[str]], length: int) -> list[Any]:
+        """Return a list with the sum of each gradient; None without a gradient so far."""
+        if self._fits(names):
+            return list(self._sums)
+        sum_by_name = dict(zip(self._names or [], self._sums))
+        return [sum_by_name.get(name) for name in names] if names else [None] * length
 
     def _divisor(self) -> float:
         """Return the divisor of the sums."""
@@ -189,10 +173,10 @@ class GradientAccumulator:
         `target` is the model, or the list of parameters in the order of `gradients`; by default the model of the last
         call.
         """
-        if not self._step and not self._synchronized:
-            raise refusal(ValueError, "There are no gradients to write: call the accumulator first.", step=self._step)
-        parameters, divisor = self._target(target), self._divisor()
-        pairs = zip(self._sums, self._received)
+        self._write(self._checked_target(target))
+
+    def _write(self, parameters: list[Any]) -> None:
+        divisor, pairs = self._divisor(), zip(self._sums, self._received)
         write(parameters, (divided(total, divisor) if received else None for total, received in pairs))
 
     def apply(self, optimizer: Any, target: Any = None) -> None:
@@ -200,23 +184,14 @@ class GradientAccumulator:
 
         `target` is as in `write_gradients`; for lists of gradients, by default the optimizer's trainable parameters.
         """
-        held = optimizers_parameters(optimizer)
-        if target is None and self._parameters is None:
-            target = target_of(held, self._names, self._own_names)
-        if self._step or self._synchronized:
-            target = self._target(target)
-            check_trains(held, target)
-        self.write_gradients(target)
+        trained = checked_parameters_of(optimizer)
+        self._write(self._checked_target(target, trained))
         optimizer.step()
         if sharding_setting("split_param"):
-            clear(held)
+            clear(trained)
         else:
             optimizer.clear_grad(set_to_zero=False)
         self.reset()
-
-    def _target(self, target: Any) -> list[Any]:
-        """Return the checked parameters to write to, by default the last model's."""
-        return checked_target(self._parameters if target is None else target, self._names, self._sums)
 
     def synchronize(self, group: Any = None) -> None:
         """Sum over all processes, once a cycle: each process then has the `gradients` of the global batch.
@@ -225,17 +200,18 @@ class GradientAccumulator:
         tokens. Every process of the group, by default all, must call it. If processes differ in parameters, shapes,
         types or `reduction`, all raise.
         """
+        check_group(group, self._sums)
         if self._synchronized:
             why = "a second call would add the sums of all processes again."
             raise refusal(ValueError, f"`synchronize` must be called once between two resets: {why}", step=self._step)
-        check_group(group, self._sums)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
         slots = [slot_of(total) for total in self._sums]
         part = ProcessPart(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight)
         parts = gathered(part, group)
-        slots, self._names = agreed_slots(parts)
+        check_parts(parts)
+        self._names = next(part.names for part in parts if part.was_called)
         self._own_names = next((part.own_names for part in parts if part.own_names), None)
-        self._sums = summed(self._sums, slots, group)
+        self._sums = summed(self._sums, common_slots(parts), group)
         self._received = [any(flags) for flags in zip(*(part.received for part in parts if part.slots))]
         self._count = sum(part.count for part in parts)
         self._weight = math.fsum(part.weight for part in parts)
@@ -262,9 +238,41 @@ class GradientAccumulator:
         """Load a state, to continue bit for bit; an inconsistent state raises and changes nothing."""
         check_state(state_dict, self.reduction)
         saved = state_dict["gradients"]
-        self._sums = [own_tensor(saved.get(str(place))) for place in range(state_dict["slots"])]
+        self._sums = [_own_tensor(saved.get(str(place))) for place in range(state_dict["slots"])]
         self._names = None if state_dict["names"] is None else list(state_dict["names"])
         self._parameters = self._own_names = None
         self._received = [bool(flag) for flag in state_dict["received"]]
         self._step, self._count = int(state_dict["step"]), int(state_dict["count"])
         self._weight, self._synchronized = float(state_dict["weight"]), bool(state_dict["synchronized"])
+
+    # ---- checks, before anything changes
+
+    def _check_call(self, names: Optional[list[str]], gradients: list[Any], weight: Any) -> None:
+        """Raise unless these gradients can be added now."""
+        check_weight(weight, self.reduction)
+        check_own_gradients("`apply`")
+        if self._synchronized:
+            advice = "call `reset` or `apply` before the next micro-batch."
+            raise refusal(ValueError, f"The sums are already synchronized: {advice}", step=self._step)
+        if self._fits(names) and len(gradients) != len(self._sums):
+            raise ValueError(f"Expected {len(self._sums)} gradients, but got {len(gradients)}")
+        if self._step and not self._fits(names):
+            received = f"{described(names, len(gradients))} after {described(self._names, len(self._sums))}"
+            raise ValueError(f"All calls between two resets must be for the same parameters. Received: {received}")
+        for place, total in enumerate(self._sums_of(names, len(gradients))):
+            check_gradient(gradients[place], total, names[place] if names else place)
+
+    def _checked_target(self, target: Any, trained: Optional[list[Any]] = None) -> list[Any]:
+        """Return the parameters to write to: `target`, the last model's, or those that an optimizer trains."""
+        if not self._step and not self._synchronized:
+            raise refusal(ValueError, "There are no gradients to write: call the accumulator first.", step=self._step)
+        if target is None and self._parameters is None and trained is not None:
+            target = target_among(trained, self._names, self._own_names)
+        target = checked_target(self._parameters if target is None else target, self._names, self._sums)
+        check_trains(trained, target)
+        return target
+
+
+def _own_tensor(value: Any) -> Any:
+    """Return a copy of a Tensor or array as a Tensor, None for None: sums change in place."""
+    return value.clone() if isinstance(value, paddle.Tensor) else value if value is None else paddle.to_tensor(value)

@@ -24,20 +24,10 @@ class ProcessPart:
     count: int
     weight: float
 
-
-def check_group(group: Any, sums: list[Any]) -> None:
-    """Raise if the sums of the processes of a group cannot be added."""
-    if group is not None and not hasattr(group, "is_member"):
-        raise refusal(TypeError, "`group` must be a paddle.distributed Group.", group=group)
-    if group is not None and not group.is_member():
-        raise refusal(ValueError, "`group` must hold this process.", group=group)
-    if dist.get_world_size(group) > 1 and not dist.is_initialized():
-        advice = "Processes must be connected: call `paddle.distributed.init_parallel_env` first."
-        raise ValueError(f"{advice} Received: {dist.get_world_size()} processes, not initialized")
-    if dist.get_world_size(group) > 1 and any(total is not None and total.is_dist() for total in sums):
-        problem = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
-        received = f"{len(sums)} gradients, DistTensors among them"
-        raise ValueError(f"{problem}: call `apply` without `synchronize`. Received: {received}")
+    @property
+    def was_called(self) -> bool:
+        """Whether the process has ever called its accumulator, which decides its slots."""
+        return bool(self.slots or self.count)
 
 
 def slot_of(total: Any) -> Slot:
@@ -45,34 +35,34 @@ def slot_of(total: Any) -> Slot:
     return None if total is None else (list(total.shape), dtype_name(total.dtype))
 
 
-def agreed_slots(parts: list[ProcessPart]) -> tuple[list[Slot], Optional[list[str]]]:
-    """Return the slots of all processes, None if no process has a gradient, and their names; raise if they differ."""
+def check_parts(parts: list[ProcessPart]) -> None:
+    """Raise if no process has a gradient, or if the slots, names or reductions of processes differ."""
     if not any(part.count for part in parts):
         raise refusal(ValueError, "Call the accumulator first: no process called it since the last reset.", count=0)
-    called = [rank for rank, part in enumerate(parts) if part.slots or part.count]
-    first = parts[called[0]]
+    first_rank, first = next((rank, part) for rank, part in enumerate(parts) if part.was_called)
     for rank, part in enumerate(parts):
-        if rank in called and part.names != first.names:
+        if part.was_called and part.names != first.names:
             advice = "All processes must accumulate the same parameters: freeze a parameter in all of them or in none."
-            difference = _difference(part.names, rank, first.names, called[0])
+            difference = _difference(part.names, rank, first.names, first_rank)
             raise ValueError(f"{advice} Received: {difference} of the group")
         needs = [("the same reduction", repr(part.reduction), repr(first.reduction))]
-        needs += [("as many gradients", str(len(part.slots)), str(len(first.slots)))] if rank in called else []
+        needs += [("as many gradients", str(len(part.slots)), str(len(first.slots)))] if part.was_called else []
         for need, value, other in needs:
             if value != other:
-                received = f"{value} of process {rank} of the group, {other} of process {called[0]}"
+                received = f"{value} of process {rank} of the group, {other} of process {first_rank}"
                 raise ValueError(f"All processes must have {need}. Received: {received}")
-    slots: list[Slot] = []
-    for place, column in enumerate(zip(*(parts[rank].slots for rank in called))):
-        present = [slot for slot in column if slot is not None]
-        incomplete = first.names is None and 0 < len(present) < len(
-            column
-        )  # in a list, all processes have a gradient or none
-        if incomplete or any(slot != present[0] for slot in present):
+    for place, column in enumerate(zip(*(part.slots for part in parts if part.was_called))):
+        filled = [slot for slot in column if slot is not None]
+        incomplete = first.names is None and 0 < len(filled) < len(column)  # in a list: in all processes or in none
+        if incomplete or any(slot != filled[0] for slot in filled):
             needed = "All processes must have gradients of the same shape and type."
             raise ValueError(f"{needed} Received: {list(column)} at {place}")
-        slots.append(present[0] if present else None)
-    return slots, first.names
+
+
+def common_slots(parts: list[ProcessPart]) -> list[Slot]:
+    """Return the slots of all processes together, None if no process has a gradient."""
+    columns = zip(*(part.slots for part in parts if part.was_called))
+    return [next((slot for slot in column if slot is not None), None) for column in columns]
 
 
 def summed(sums: list[Any], slots: list[Slot], group: Any) -> list[Any]:

@@ -163,7 +163,7 @@ class LdoptConfig(DecaySettings):
     def from_arguments(cls, args: Any) -> "LdoptConfig":
         """Return the settings of a Trainer's arguments, with or without `LdoptArgumentsMixin`.
 
-        `decay_steps` is no setting: pass it to `build` as the number of training steps.
+        `decay_steps` is not a setting: pass it to `build` as the number of training steps.
 
         Raises ValueError for the Trainer's own optimizers other than "adamw".
         """

@@ -55,8 +55,9 @@ class LayerDecay:
         steps: number of steps until d reaches `end`, from 1. None: all steps of the training, if the schedule or the
             Trainer knows their number.
         preserve_mean: divide all ratios by their mean over the blocks of all towers, so that a rate tuned for uniform
-            training fits any decay. The mean ignores `scale`, multipliers and blocks that `freeze_below` freezes.
-        towers (dict): name of a part of the model with blocks of its own ("vision_model", "backbone", or several parts
+            training fits any decay. The mean does not count `scale`, multipliers and blocks that `freeze_below`
+            freezes.
+        towers (dict): name of a part of the model with its own blocks ("vision_model", "backbone", or several parts
             of a dotted name) -> its decay: a number, a `LayerDecay`, or a dict of options.
         multipliers (dict): regular expression (`re.search` in the structured name) -> factor of the ratio, at least 0;
             0 freezes. The factors of all matching patterns are multiplied.
@@ -138,7 +139,7 @@ class LayerDecay:
         return self.unscaled_ratio(layer_id, n_layers, progress) * self.scale / mean
 
     def unscaled_ratio(self, layer_id: int, n_layers: int, progress: Any = 0.0) -> Any:
-        """Return the ratio of a layer before scale, multipliers and mean; a static graph's value if `progress` is."""
+        """Return the ratio of a layer before scale, multipliers and mean; `progress` may be a static graph's value."""
         if layer_id > n_layers:
             return self.head_ratio
         decay = self.bound if self.convention == "linear" else self.layerwise_decay

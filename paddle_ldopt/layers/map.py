@@ -67,9 +67,9 @@ class LayerMap:
             names: all names in the model's order, including frozen parameters.
             rules: override the built-in rules. A dict maps a regular expression (`re.search`) to a layer id,
                 "embeddings", "head", or a template such as ``r"\1"`` that expands to a block number from 0. Gaps in the
-                numbers are closed (VGG: ``features.0``, ``features.3``). Ids above the blocks found form a deeper tower
-                beside them. A callable takes a name and returns a layer id, "embeddings", "head", or None for the
-                built-in rules.
+                numbers are closed (VGG: ``features.0``, ``features.3``). Ids above the number of blocks found form a
+                deeper tower of their own. A callable takes a name and returns a layer id, "embeddings", "head", or None
+                for the built-in rules.
             granularity: one layer per "block"; per "stage" in towers whose blocks are in stages (ConvNeXt, Swin,
                 ResNet); or a number k of groups of about equal depth in each deeper tower. `rules` count blocks.
 
@@ -88,8 +88,8 @@ class LayerMap:
     def from_model(cls, model: Any, rules: Optional[Rules] = None, granularity: Granularity = "block") -> "LayerMap":
         """Map the parameters of a model, also inside a wrapper such as `paddle.DataParallel`.
 
-        Shared parameters count once, in the lowest of their layers. One stage of a pipeline is a ValueError:
-        `trainer.stages.map_layers` numbers the blocks of all stages. Other arguments, errors and warnings as in
+        Shared parameters count once, in the lowest of their layers. A single pipeline stage raises ValueError; use
+        `trainer.stages.map_layers`, which numbers the blocks of all stages. Other arguments, errors and warnings as in
         `from_names`.
         """
         if pipeline_of(checked_model(model)) is not None:

@@ -64,7 +64,7 @@ def rate_divisor(optimizer: Any, ahead: int = 0) -> float:
 
 
 def next_rate(optimizer: Any) -> float:
-    """Return the rate of the optimizer's next step at a ratio of 1."""
+    """Return the rate of the optimizer's next step for a layer whose ratio is 1."""
     return float(unwrap(optimizer).get_lr()) / rate_divisor(optimizer)
 
 

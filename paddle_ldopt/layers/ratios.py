@@ -33,7 +33,7 @@ class Ratios(Protocol):
 
 
 class LayerRatios:
-    """A function parameter -> ratio of its learning rate, made of a `LayerMap` and a decay.
+    """A function parameter -> ratio of its learning rate, built from a `LayerMap` and a decay.
 
     Raise ValueError if a tower of the decay has no blocks in the map, or a pattern of its multipliers matches nothing.
     """
@@ -76,7 +76,7 @@ class LayerRatios:
         return self.multipliers.get(self.layers.name_of(param.name), 1.0)
 
     def at(self, progress: Any) -> "LayerRatios":
-        """Return the ratios after the fraction `progress` of the training: static graph's values if `progress` is."""
+        """Return the ratios after the fraction `progress` of the training, which may be a static graph's value."""
         if not self.decay.moves:
             return self
         if not isinstance(progress, float) or self._latest[0] != progress:

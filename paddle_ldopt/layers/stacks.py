@@ -84,7 +84,7 @@ class Stack:
         return sorted(self._starts.values()) if self.staged else []
 
     def join(self, tower: str, rows: list[_Row], shapes: Mapping[str, Any]) -> bool:
-        """Number an equally long list beside this one: XLM's parts of a block, ConvNeXt's downsampling of a stage."""
+        """Number a second list like this one of the same length, such as ConvNeXt's downsamplings, one per stage."""
         parent, _, name = tower.rpartition(".")
         beside = parent == self.tower.rpartition(".")[0] and {row.index for row in rows} == set(self._starts)
         kinds_and_shapes = {(row.rest, None if self.staged else shapes.get(row.name)) for row in rows}

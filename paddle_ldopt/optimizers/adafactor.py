@@ -93,7 +93,7 @@ class Adafactor(FactoredOptimizer):
     :math:`g^2 + \epsilon_1` itself is kept.
 
     The usual settings for fine-tuning are ``lr=1e-3, scale_parameter=False, relative_step=False`` with a warm-up, or
-    ``warmup_init=True`` alone, with an `AdafactorSchedule` if a scheduler is required. Upstream advises against
+    ``warmup_init=True`` alone, with an `AdafactorSchedule` if a scheduler is required. transformers advises against
     additional gradient clipping.
 
     Args:
@@ -107,7 +107,7 @@ class Adafactor(FactoredOptimizer):
         beta1: decay rate of the momentum, in [0, 1). None: no momentum and no memory for it.
         weight_decay: decoupled weight decay :math:`\lambda`, at least 0, scaled by the rate :math:`\alpha`.
         scale_parameter: multiply the rate by the parameter's RMS.
-        relative_step: set the rate from the step, without `lr`.
+        relative_step: compute the rate from the step; `lr` must be None.
         warmup_init: with `relative_step`: :math:`10^{-6} t` instead of :math:`10^{-2}`.
         **common: the arguments that all optimizers share; see `AdamWDL`. Ratios of layers multiply a relative rate too.
 

@@ -60,7 +60,7 @@ class AdafactorSchedule(LRScheduler):
         return [next((used[p.name] for p in group if p.name in used), self.base_lr) for group in groups]
 
     def step(self, epoch: Optional[int] = None) -> None:
-        """Record the rates of the optimizer's last step. `last_lr` and a call return the first group's, a float."""
+        """Record the rates of the optimizer's last step; `last_lr` and ``schedule()`` are the first group's rate."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self.last_lrs = self.get_lr()
         self.last_lr = self.last_lrs[0]

@@ -109,7 +109,7 @@ def _fit_for_float16(m: Any) -> Any:
     torch_names={},
 )
 class Came(FactoredOptimizer):
-    r"""CAME: Adafactor's memory, and momentum with larger steps where updates are stable; for large models.
+    r"""Adafactor's low memory, with momentum and longer steps where updates are stable: the choice for large models.
 
     With :math:`\beta_{2,t} = 1 - t^{-decay\_rate}` and EMA the exponential moving average, for a parameter of rank 2 or
     more, whose averages of squares are kept as means of rows and columns (of the last two dimensions):
@@ -144,7 +144,7 @@ class Came(FactoredOptimizer):
             multiplier, as in `Adafactor`. `get_lr` then returns the rate of the next step.
         warmup_init: with `relative_step`, :math:`10^{-6} t` instead of :math:`10^{-2}`.
         compression: store m, but no average of squares, as float16. The error of m is at most
-            :math:`(2^{-11} \max |m| + 2^{-25}) / (1 - \beta_1)`: 0.5% of its largest value with the default.
+            :math:`(2^{-11} \max |m| + 2^{-24}) / (1 - \beta_1)`: 0.5 % of its largest value with the default.
         loss_scale: an int of at least 1; gradients are divided by it (after `grad_clip`).
         parameters (list[Tensor]|list[dict], optional): also `params`. Groups may have "lr" (their own rate, a float),
             "weight_decay", "eps", "clip_threshold", "decay_rate", "beta1", "beta2", "beta3" and "scale_parameter". A
@@ -159,9 +159,9 @@ class Came(FactoredOptimizer):
             `warmup_init` without `relative_step`; both `beta2` and `decay_rate`; an incomplete "order_params".
 
     Differs from MindFormers: `relative_step`, `warmup_init`, `compression`, `loss_scale`, the groups' own rate and
-    weight decay, and `beta1=0` work; updates are counted per parameter; refused are 1 for `beta1` (no parameter would
-    move) and `beta3` (S would be 0), and 0 for `clip_threshold`. Differs from the paper: V's decay rate, unless `beta2`
-    is given.
+    weight decay, and `beta1=0` work; updates are counted per parameter; a `beta1` of 1 (no parameter would move), a
+    `beta3` of 1 (S would be 0) and a `clip_threshold` of 0 are refused. Differs from the paper: V's decay rate, unless
+    `beta2` is given.
 
     Examples:
         >>> import paddle

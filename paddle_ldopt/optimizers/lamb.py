@@ -87,7 +87,8 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
 
     Schedules: a `learning_rate` that is a 1-D Tensor, an iterable or a callable advances with the optimizer's steps.
     The caller steps a Paddle `LRScheduler` as usual. The count of steps is part of the state, so a resume is exact. A
-    step does not count if an overflow skips it or no parameter has a gradient. `get_lr` is that of the next step.
+    step does not count if an overflow skips it or no parameter has a gradient. `get_lr` returns the rate of the next
+    step.
 
     Args:
         learning_rate (float|int|Tensor|Iterable|LRScheduler|callable): at least 0. A number or a 0-D Tensor is
@@ -115,9 +116,9 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
 
     Differs from the paper: the norm of the weights is not bounded, as in all implementations. Differs from
     `mindspore.nn.Lamb`: t counts the updates of the parameter instead of the optimizer, and gradients of all
-    convolutions alone are centralized (in MindSpore, gradients of weights with a multiple of 16 input channels).
-    Differs from `paddle.optimizer.Lamb`: parameters without weight decay are adapted too (in Paddle only with
-    `always_adapt`).
+    convolutions, and no others, are centralized (in MindSpore, gradients of weights with a multiple of 16 input
+    channels). Differs from `paddle.optimizer.Lamb`: parameters without weight decay are adapted too (in Paddle only
+    with `always_adapt`).
 
     Examples:
         >>> import paddle

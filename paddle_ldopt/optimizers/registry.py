@@ -20,7 +20,7 @@ _Class = TypeVar("_Class", bound=type)
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerInfo:
-    """One row of the table."""
+    """A registered optimizer: its class, its options and its states."""
 
     cls: type[Any]
     summary: str  # when to choose it, and bytes of state a parameter
@@ -71,7 +71,7 @@ REGISTRY: dict[str, OptimizerInfo] = {}
 
 
 def register(summary: str, **fields: Any) -> Callable[[_Class], _Class]:
-    """Return a decorator that adds a class to the table under its name in lower case.
+    """Return a decorator that registers a class under its name in lower case.
 
     `fields` are fields of `OptimizerInfo`.
     """

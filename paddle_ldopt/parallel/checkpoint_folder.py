@@ -21,7 +21,7 @@ FORMAT = 1
 COMPLETE = "already holds a checkpoint"
 
 
-def held(folder: str) -> Optional[str]:
+def content(folder: str) -> Optional[str]:
     """Describe the content of a folder, None if it is empty or missing. A complete checkpoint has a record."""
     if not os.path.isdir(folder):
         return "is a file" if os.path.lexists(folder) else None
@@ -66,9 +66,9 @@ def readable(path: str) -> Iterator[None]:
 def check_files(folder: str, record: Any) -> None:
     """Raise ValueError if a file was changed; a record of version 0.1 has no checksums."""
     with readable(os.path.join(folder, RECORD)):
-        wrong = damages(folder, own_files(record.get("files", {}).items()))
-    if wrong:
-        raise _damaged(folder, wrong[0])
+        found = damages(folder, own_files(record.get("files", {}).items()))
+    if found:
+        raise _damaged(folder, found[0])
 
 
 def read_metadata(folder: str, record: Any) -> dict[str, str]:
@@ -78,8 +78,8 @@ def read_metadata(folder: str, record: Any) -> dict[str, str]:
         raise _damaged(folder, f"it must have one '.metadata' file, not {names}")
     metadata = read_pickle(folder, names[0])
     with readable(os.path.join(folder, names[0])):
-        found = metadata.state_dict_metadata.items()
-        saved = {key: f"{shards[0].dtype} {list(map(int, shards[0].global_shape))}" for key, shards in found}
+        tensors = metadata.state_dict_metadata.items()
+        saved = {key: f"{shards[0].dtype} {list(map(int, shards[0].global_shape))}" for key, shards in tensors}
         if "files" not in record:  # written by version 0.1
             _check_sizes(folder, metadata)
     return saved
@@ -93,9 +93,9 @@ def _check_sizes(folder: str, metadata: Any) -> None:
         files.setdefault(name, {})[index.tensor_key] = end - begin
     for name in own_files(files):
         tensors = read_pickle(folder, name)
-        wrong = [key for key, size in files[name].items() if key not in tensors or tensors[key].size != size]
-        if wrong:
-            raise _damaged(folder, f"'{name}' is not the saved file: it lacks {quoted(wrong)}")
+        lacking = [key for key, size in files[name].items() if key not in tensors or tensors[key].size != size]
+        if lacking:
+            raise _damaged(folder, f"'{name}' is not the saved file: it lacks {quoted(lacking)}")
 
 
 def read_pickle(folder: str, name: str) -> Any:

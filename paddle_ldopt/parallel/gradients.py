@@ -6,7 +6,9 @@ import paddle
 import paddle.distributed as dist
 
 from .. import _paddle
+from .._processes import gathered
 from .process_groups import ProcessGroups
+from .step_checks import check_optimizer, check_same_trained
 
 
 class Gradients:
@@ -15,36 +17,17 @@ class Gradients:
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
         self._trained: Optional[dict[str, bool]] = None  # structured name -> is trained, the same in all processes
-        known = {id(param) for param in groups.network.parameters()}
-        strange = [param.name for param in self._listed() if id(param) not in known]
-        if strange:
-            problem = "`optimizer` must train parameters of the network."
-            raise ValueError(f"{problem} Received: {len(strange)} others, such as {strange[:3]}")
+        check_optimizer(groups.network, groups.optimizer, self._listed())
         self.check_trained()
 
     def check_trained(self) -> None:
         """Raise in all processes if a parameter is trained in one process and frozen or missing in another."""
-        mine = {id(param) for param in self.parameters()}
+        own = {id(param) for param in self.parameters()}
         named = _paddle.unwrap_model(self._groups.network).named_parameters()
-        trained = {name: id(param) in mine for name, param in named}
-        if not self._groups.agree(trained != self._trained):
-            return
-        everyone = [trained]
-        if self._groups.processes > 1:
-            everyone = []
-            dist.all_gather_object(everyone, trained)
-        first: dict[str, tuple[int, bool]] = {}  # only tied weights are in several stages, under one name
-        for rank, one in enumerate(everyone):
-            for name, is_trained in one.items():
-                other, expected = first.setdefault(name, (rank, is_trained))
-                if is_trained != expected:
-                    pair = (rank, other) if is_trained else (other, rank)
-                    raise ValueError(
-                        f"All processes must train the same parameters: freeze '{name}' in all or in none, and give "
-                        "every optimizer the same list. "
-                        f"Received: '{name}' trained in process {pair[0]} and not in process {pair[1]}"
-                    )
-        self._trained = trained
+        trained = {name: id(param) in own for name, param in named}
+        if self._groups.agree(trained != self._trained):
+            check_same_trained(gathered(trained))
+            self._trained = trained
 
     def _listed(self) -> list[Any]:
         optimizer = self._groups.optimizer
@@ -66,20 +49,20 @@ class Gradients:
     def local_norms(self) -> tuple[Any, Any]:
         """Return the norm of each parameter's gradient and the number of its elements, as two Tensors."""
         params = self.parameters()
-        squares = [_square(_gradient_of(param)) for param in params]
+        squares = [_square_sum(_gradient_of(param)) for param in params]
         return paddle.concat(squares).sqrt(), paddle.to_tensor([param.size for param in params], dtype="int64")
 
     def reduce(self) -> None:
         """Average over the processes with different data."""
         groups, params, group = self._groups, self.parameters(), self._groups.data_group
-        if not groups.sliced:  # slices have buffers, so none is missing
+        if not groups.has_slices:  # slices have buffers, so none is missing
             params = _fill_missing(params, groups.data_groups)
         if groups.sharding_optimizer is not None:
-            groups.sharding_optimizer.reduce_gradients(params, groups.hcg)
-            if groups.sliced:  # otherwise, groups lack the slices of the first step
+            groups.sharding_optimizer.reduce_gradients(params, groups.topology)
+            if groups.has_slices:  # otherwise, groups lack the slices of the first step
                 _paddle.collect_buffers(groups.sharding_optimizer)()
                 _paddle.assign_slice_gradients(groups.sharding_optimizer)()
-            params = groups.sharding_optimizer.filter_parameters(params, groups.hcg)
+            params = groups.sharding_optimizer.filter_parameters(params, groups.topology)
         if group is not None:  # Paddle's engine for one process has no reducer
             _paddle.all_reduce_gradients()(params, group, scale=1.0 / group.nranks)
 
@@ -87,7 +70,7 @@ class Gradients:
         """Return the parameters in the norm with reduced gradients in this process."""
         params = self.parameters()
         if self._groups.sharding_optimizer is not None:
-            params = self._groups.sharding_optimizer.filter_parameters(params, self._groups.hcg)
+            params = self._groups.sharding_optimizer.filter_parameters(params, self._groups.topology)
         return [param for param in params if getattr(param, "need_clip", True) and _gradient_of(param) is not None]
 
     def global_norm(self) -> float:
@@ -97,7 +80,7 @@ class Gradients:
         whole: list[Any] = []
         for param in self._counted():
             if id(param) not in repeated:
-                (split if param.is_distributed else whole).append(_square(_gradient_of(param)))
+                (split if param.is_distributed else whole).append(_square_sum(_gradient_of(param)))
         sums = [paddle.add_n(squares) if squares else paddle.zeros([1]) for squares in (split, whole)]
         return self._groups.sum_of_squares(*sums).sqrt().item()
 
@@ -120,12 +103,12 @@ def _gradient_of(param: Any) -> Any:
     return param.grad if main is None else main
 
 
-def _square(gradient: Any) -> Any:
+def _square_sum(gradient: Any) -> Any:
     """Return the sum of the squares, float32 of shape [1], 0 for None."""
     if gradient is None:
         return paddle.zeros([1])
     dtype = "float64" if gradient.dtype == paddle.float64 else "float32"
-    return gradient.astype(dtype).square().sum().astype("float32").reshape([1])
+    return _paddle.square_sum(gradient.astype(dtype)).astype("float32").reshape([1])
 
 
 def _fill_missing(params: list[Any], groups: list[Any]) -> list[Any]:
@@ -134,7 +117,7 @@ def _fill_missing(params: list[Any], groups: list[Any]) -> list[Any]:
     anywhere = paddle.to_tensor(present, dtype="int32")
     for group in groups:
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=group)
-    filled = [param for param, there in zip(params, anywhere.tolist()) if there]
+    filled = [param for param, is_present in zip(params, anywhere.tolist()) if is_present]
     for param in filled:
         if _gradient_of(param) is None:
             if hasattr(param, "main_grad"):

@@ -9,131 +9,84 @@ import paddle.distributed as dist
 
 from .. import _paddle
 from .._messages import refusal
-from .process_groups import ProcessGroups
+from .process_groups import ProcessGroups, sum_over
 from .scalers import LossScaler
+from .step_checks import check_loss, check_pipeline, check_tokens, checked_shapes
 
 
 class MicroBatches:
-    r"""Set the gradients :math:`\text{scale} \cdot \text{share} \cdot \sum_i \nabla l_i` of micro-batch losses l.
+    r"""Set the gradients of a step: sums over micro-batches of the gradients of scaled losses.
 
     With `per_token` a loss is a pair: the sum over tokens, and their number.
     """
 
     def __init__(self, groups: ProcessGroups, count: int, per_token: bool) -> None:
-        self._groups, self._count, self._per_token = groups, count, per_token
         network = groups.network
-        self._shapes: Any = None  # the inputs' shapes in the first step
-        self._next_shapes: Any = None  # the shapes of the inputs split last
-        self._outputs: Any = None  # its outputs for a micro-batch, each Tensor as a function that returns zeros
-        self._error: Optional[Exception] = None  # the first error of this stage in this step
-        self._tokens: list[Any] = []  # tokens of each micro-batch of a step, in the stage of the loss
-        staged = isinstance(network, _paddle.pipeline_engine())
-        is_engine = _paddle.is_pipeline_engine(network)
-        if is_engine and network.accumulate_steps != count:
-            problem = "`micro_batch_num` must be the strategy's pipeline_configs['accumulate_steps']."
-            raise refusal(ValueError, problem, micro_batch_num=count, accumulate_steps=network.accumulate_steps)
-        layers = _paddle.engine_layers(network) if is_engine else network
+        layers = _paddle.engine_layers(network) if _paddle.is_pipeline_engine(network) else network
         self._pipeline_layer: Any = layers if isinstance(layers, _paddle.pipeline_layer()) else None
-        if self._pipeline_layer is not None:
-            losses = _paddle.loss_functions(layers)
-            if len(losses) != 1 or not callable(losses[0]):
-                raise refusal(ValueError, "The PipelineLayer must have one loss function.", loss_fn=losses)
+        check_pipeline(network, self._pipeline_layer, count)
+        self._groups, self._count, self._per_token = groups, count, per_token
+        self._has_stages = isinstance(network, _paddle.pipeline_engine())
         # losses are divided by the number of micro-batches before backward, unless the strategy delays this
-        self.share = 1.0 if staged and _paddle.delays_scale(network) else 1.0 / count
-        self._engine: Any = self._own_engine() if staged else None
+        self._share = 1.0 if self._has_stages and _paddle.delays_scale(network) else 1.0 / count
+        self._loss_function: Any = None  # the PipelineLayer's
+        self._shapes: Any = None  # of the inputs in the last step
+        self._next_shapes: Any = None  # of the inputs checked last
+        self._outputs: Any = None  # of this stage for a micro-batch, each Tensor as a function that returns zeros
+        self._error: Optional[Exception] = None  # the first error of this stage in this step
+        self._loss: Any = None  # mean over the micro-batches of the last step, shape [1], the same on all stages
+        self._tokens: list[Any] = []  # tokens of each micro-batch of the last step, in the stage of the loss
 
-    def split(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the inputs of a step with each Tensor as a list of its micro-batches."""
+    def check(self, inputs: tuple[Any, ...]) -> None:
+        """Raise unless a step can run on these inputs."""
         if self._pipeline_layer is not None and len(inputs) < 2:
             raise refusal(TypeError, "A PipelineLayer's step takes inputs and labels.", inputs=len(inputs))
-        shapes = [list(tensor.shape) for tensor in _tensors(inputs)]
-        for shape in shapes:
-            if not shape or shape[0] == 0 or shape[0] % self._count:
-                problem = "The first dimension of an input must be a multiple of `micro_batch_num`."
-                raise refusal(ValueError, problem, shape=shape, micro_batch_num=self._count)
-        fixed = self._engine is not None and not _paddle.has_dynamic_shape(self._groups.network)
+        shapes = self._next_shapes = checked_shapes(inputs, self._count)
+        fixed = self._has_stages and not _paddle.has_dynamic_shape(self._groups.network)
         if fixed and self._shapes not in (None, shapes):
             problem = "Stages learn their shapes in the first step: give inputs of the same shapes,"
             todo = "or set enable_dynamic_shape in the strategy's pp_configs."
             raise refusal(ValueError, f"{problem} {todo}", shapes=shapes, first_step=self._shapes)
-        self._next_shapes = shapes
-        return tuple(_split(value, self._count) for value in inputs)
 
-    def run(self, parts: tuple[Any, ...], scaler: LossScaler) -> Any:
-        """Run a step over the micro-batches of `split`; return its mean loss, shape [1], the same on all stages."""
+    def forward_backward(self, inputs: tuple[Any, ...], scaler: LossScaler) -> None:
+        """Run forward and backward over the micro-batches of checked inputs."""
         self._tokens = []
-        loss = self._run_loop(parts, scaler) if self._engine is None else self._run_engine(parts, scaler)
-        return loss.detach().astype("float32").reshape([1])
+        if self._pipeline_layer is not None:
+            self._loss_function = _paddle.loss_functions(self._pipeline_layer)[0]
+        run = self._run_engine if self._has_stages else self._run_loop
+        micro_batches = tuple(_split(value, self._count) for value in inputs)
+        self._loss = run(micro_batches, scaler).detach().astype("float32").reshape([1])
 
-    def tokens(self) -> Any:
-        """Return the number of tokens in the last step, shape [1], the same on all stages."""
+    def mean(self) -> tuple[Any, float]:
+        """Return the mean loss, shape [], and the factor that turns the gradients into a mean, still scaled.
+
+        Both are means over micro-batches and processes, or over tokens.
+        """
+        groups = self._groups
+        if not self._per_token:
+            loss = sum_over(groups.data_groups, self._loss) / groups.data_ranks
+            return loss.reshape([]), 1.0 / (self._count * self._share)
         tokens = paddle.add_n(self._tokens) if self._tokens else paddle.zeros([1])
-        stages = self._groups.group("pipe")
+        stages = groups.group("pipe")
         if stages is not None:
             dist.broadcast(tokens, src=stages.ranks[-1], group=stages)
-        return tokens
+        loss_and_tokens = sum_over(groups.data_groups, paddle.concat([self._loss * self._count, tokens]))
+        total = loss_and_tokens[1].item()
+        check_tokens(total)
+        return loss_and_tokens[0] / total, groups.data_ranks / (total * self._share)
 
-    # ---- forward and backward
+    # ---- in one stage, or without a pipeline
 
-    def _own_engine(self) -> Any:
-        """Return the engine with our loss. After an error in this stage it completes its schedule.
-
-        The other stages wait for messages from this stage, so it sends zeros and raises at the end of the schedule.
-        """
-        return _paddle.engine_with(
-            self._groups.network,
-            loss=self._until_error(self._loss, lambda *_: paddle.zeros([1])),
-            forward=self._until_error(self._noted_forward, self._stand_in),
-            guarded=lambda backward: self._until_error(backward, _zero_gradients),
-        )
-
-    def _run_engine(self, parts: tuple[Any, ...], scaler: LossScaler) -> Any:
-        self._error, self._shapes = None, self._next_shapes
-        data = [parts[0] if len(parts) == 2 else parts[:-1], parts[-1]]
-        data = _paddle.prepare_training(self._engine)(data, self._groups.optimizer, None)
-        try:
-            loss = self._engine.forward_backward_pipeline(data, scaler)
-        except Exception as error:  # the engine finally checks for the calls that an error skipped
-            self._error = self._error or error
-        failed, self._error = self._error, None
-        if failed is not None:
-            raise failed
-        return loss
-
-    def _until_error(self, function: Callable[..., Any], stand_in: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls `stand_in` after the first error of this stage in a step."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._error is None:
-                try:
-                    return function(*args, **kwargs)
-                except Exception as error:
-                    self._error = error
-            return stand_in(*args)
-
-        return call
-
-    def _noted_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs of this stage, and record their shapes."""
-        output = self._pipeline_layer.forward(*args, **kwargs)
-        self._outputs = _mapped(output, lambda x: partial(_zeros, x.shape, x.dtype, x.stop_gradient))
-        return output
-
-    def _stand_in(self, _: Any) -> Any:
-        if self._error and self._outputs is None and not self._groups.network.is_pipeline_last_stage():
-            raise self._error  # the shapes for the next stage are unknown: it times out
-        return _mapped(self._outputs, lambda zeros: zeros())
-
-    def _run_loop(self, parts: tuple[Any, ...], scaler: LossScaler) -> Any:
+    def _run_loop(self, micro_batches: tuple[Any, ...], scaler: LossScaler) -> Any:
         network = self._groups.network
         network.train()
         total = paddle.zeros([1])
         # the reduction follows the overflow check, once
         with network.no_sync() if isinstance(network, paddle.DataParallel) else contextlib.nullcontext():
             for i in range(self._count):
-                loss = self._forward(*(_pick(part, i) for part in parts))
+                loss = self._forward(*(_pick(value, i) for value in micro_batches))
                 with paddle.amp.auto_cast(enable=False):
-                    loss = loss * self.share
+                    loss = loss * self._share
                     scaler.scale(loss).backward()
                     total += loss.detach()
         return total
@@ -142,31 +95,63 @@ class MicroBatches:
         network = self._groups.network
         if self._pipeline_layer is None:
             return self._as_loss(network(*inputs))
-        return self._loss(network(inputs[0] if len(inputs) == 2 else inputs[:-1]), inputs[-1])
+        return self._loss_of(network(inputs[0] if len(inputs) == 2 else inputs[:-1]), inputs[-1])
 
-    def _loss(self, output: Any, labels: Any) -> Any:
-        return self._as_loss(_paddle.loss_functions(self._pipeline_layer)[0](output, labels))
+    def _loss_of(self, output: Any, labels: Any) -> Any:
+        return self._as_loss(self._loss_function(output, labels))
 
     def _as_loss(self, result: Any) -> Any:
         """Return the loss in float32; the engine sends only float32 and float16, in which sums overflow."""
+        check_loss(result, self._per_token)
         if self._per_token:
-            if not isinstance(result, (tuple, list)) or len(result) != 2:
-                problem = "With `calculate_per_token_loss` a loss is a pair: the sum over tokens, and their number."
-                raise TypeError(f"{problem} Received: {type(result).__name__}")
             result, tokens = result
             tokens = tokens.detach() if isinstance(tokens, paddle.Tensor) else paddle.to_tensor(tokens)
             self._tokens.append(tokens.astype("float32").reshape([1]))
-        if not isinstance(result, paddle.Tensor) or result.size != 1:
-            raise TypeError(f"A loss must be a Tensor of one element. Received: {_described(result)}")
         return result.astype("float32").reshape([1])
 
+    # ---- in Paddle's engine. The other stages wait for messages of this one, so after an error it completes its
+    # schedule with zeros, and raises at the end
 
-def _tensors(value: Any) -> list[Any]:
-    if isinstance(value, (tuple, list)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    if value is not None and not isinstance(value, paddle.Tensor):
-        raise TypeError(f"An input must be a Tensor, a tuple of them or None. Received: {_described(value)}")
-    return [] if value is None else [value]
+    def _run_engine(self, micro_batches: tuple[Any, ...], scaler: LossScaler) -> Any:
+        engine, layers = self._groups.network, self._pipeline_layer
+        self._error, self._shapes = None, self._next_shapes
+        data = [micro_batches[0] if len(micro_batches) == 2 else micro_batches[:-1], micro_batches[-1]]
+        data = _paddle.prepare_training(engine)(data, self._groups.optimizer, None)
+        loss = self._until_error(self._loss_of, lambda *_: paddle.zeros([1]))
+        forward = self._until_error(partial(self._noted, layers.forward), self._zero_outputs)
+        backward = self._until_error(_paddle.backward_step(engine), _zero_gradients)
+        try:
+            with _paddle.stage_functions(engine, loss, forward, backward):
+                result = engine.forward_backward_pipeline(data, scaler)
+        except Exception as error:  # the engine finally checks for the calls that an error skipped
+            self._error = self._error or error
+        if self._error is not None:
+            raise self._error
+        return result
+
+    def _until_error(self, function: Callable[..., Any], zeros: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls `zeros` instead after the first error of this stage in a step."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._error is None:
+                try:
+                    return function(*args, **kwargs)
+                except Exception as error:
+                    self._error = error
+            return zeros(*args)
+
+        return call
+
+    def _noted(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the outputs of this stage, and record their shapes."""
+        output = forward(*args, **kwargs)
+        self._outputs = _mapped(output, lambda x: partial(_zeros, x.shape, x.dtype, x.stop_gradient))
+        return output
+
+    def _zero_outputs(self, _: Any) -> Any:
+        if self._error and self._outputs is None and not self._groups.network.is_pipeline_last_stage():
+            raise self._error  # the shapes for the next stage are unknown: it times out
+        return _mapped(self._outputs, lambda zeros: zeros())
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -201,8 +186,3 @@ def _pick(value: Any, i: int) -> Any:
     if isinstance(value, tuple):
         return tuple(_pick(item, i) for item in value)
     return None if value is None else value[i]
-
-
-def _described(value: Any) -> str:
-    shape = f" of shape {list(value.shape)}" if isinstance(value, paddle.Tensor) else ""
-    return type(value).__name__ + shape

@@ -8,12 +8,13 @@ from paddle.optimizer.lr import LRScheduler, ReduceOnPlateau
 
 from .._checks import checked_bool, checked_number, checked_steps
 from .._messages import refusal
-from .._paddle import grad_clip, param_groups, rate_source, unwrap
+from .._paddle import rate_source, unwrap
 from ..schedules import MetricSchedule
 from .gradients import Gradients
 from .micro_batches import MicroBatches
-from .process_groups import ProcessGroups, sum_over
+from .process_groups import ProcessGroups
 from .scalers import LossScaler, as_scaler
+from .step_checks import check_effect, check_schedule
 
 __all__ = ["PipelineWithLossScale", "StepOutput", "StepOutputWithLocalNorm"]
 
@@ -37,12 +38,10 @@ class StepOutput(NamedTuple):
 
 
 class StepOutputWithLocalNorm(NamedTuple):
-    """`StepOutput` with the norms of this process's gradients.
+    """`StepOutput`, then the norms of this process's gradients, in the optimizer's order.
 
     Args:
-        loss, overflow, loss_scale, learning_rate, global_norm: as in `StepOutput`.
-        local_norm: norm of the gradient of each parameter of this process, in the optimizer's order, unscaled and
-            before any reduction over data; float32 of shape [n].
+        local_norm: norm of each parameter's gradient, unscaled and before any reduction over data; float32, shape [n].
         size: elements of each gradient; int64 of shape [n].
     """
 
@@ -144,45 +143,49 @@ class PipelineWithLossScale:
         self._clips = checked_bool(use_clip_grad, "use_clip_grad")
         self._max_norm = checked_number(max_grad_norm, "max_grad_norm", ends="(]")
         self._gives_local_norm = checked_bool(local_norm, "local_norm")
-        self._per_token = checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
+        per_token = checked_bool(calculate_per_token_loss, "calculate_per_token_loss")
         self._skips = checked_bool(use_skip_data_by_global_norm, "use_skip_data_by_global_norm")
         self._spike = checked_number(global_norm_spike_threshold, "global_norm_spike_threshold", ends="(]")
-        _check_effect("max_grad_norm", self._max_norm, 1.0, "use_clip_grad", self._clips)
-        _check_effect("use_skip_data_by_global_norm", self._skips, False, "use_clip_grad", self._clips)
-        _check_effect("global_norm_spike_threshold", self._spike, 1.0, "use_skip_data_by_global_norm", self._skips)
-        self._count = checked_steps(micro_batch_num, "micro_batch_num", least=1)
-        self._groups = ProcessGroups(network, optimizer)
-        _check_own_clip(optimizer)
-        self._micro_batches = MicroBatches(self._groups, self._count, self._per_token)
-        self._gradients = Gradients(self._groups)
+        check_effect("max_grad_norm", self._max_norm, 1.0, "use_clip_grad", self._clips)
+        check_effect("use_skip_data_by_global_norm", self._skips, False, "use_clip_grad", self._clips)
+        check_effect("global_norm_spike_threshold", self._spike, 1.0, "use_skip_data_by_global_norm", self._skips)
+        count = checked_steps(micro_batch_num, "micro_batch_num", least=1)
         self._optimizer = optimizer
+        self._groups = ProcessGroups(network, optimizer)
+        self._micro_batches = MicroBatches(self._groups, count, per_token)
+        self._gradients = Gradients(self._groups)
         self._epoch: Optional[int] = None  # the schedule's `last_epoch` after the last step
 
     def __call__(self, *inputs: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
         """Take a training step on this process's part of the batch; pass None for inputs that a stage does not need."""
-        schedule, parts = self._groups.together(lambda: (self._checked_schedule(), self._micro_batches.split(inputs)))
+        schedule = self._schedule()
+        self._groups.together(lambda: self._check(inputs, schedule))
         self._gradients.check_trained()
         try:
-            output = self._train(parts, schedule)
+            output = self._train(inputs, schedule)
         except BaseException:  # otherwise the next step would add to these gradients
             self._optimizer.clear_grad()
             raise
         self._epoch = getattr(schedule, "last_epoch", None)
         return output
 
-    def _train(self, parts: tuple[Any, ...], schedule: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
+    def _check(self, inputs: tuple[Any, ...], schedule: Any) -> None:
+        check_schedule(schedule, self._epoch)
+        self._micro_batches.check(inputs)
+
+    def _train(self, inputs: tuple[Any, ...], schedule: Any) -> Union[StepOutput, StepOutputWithLocalNorm]:
+        groups, gradients = self._groups, self._gradients
         scale, rate = self.scaler.get_loss_scale(), self._optimizer.get_lr()
-        loss = self._groups.together(lambda: self._micro_batches.run(parts, self.scaler))
+        groups.together(lambda: self._micro_batches.forward_backward(inputs, self.scaler))
         with paddle.no_grad():
-            loss, weight = self._mean(loss, self._micro_batches.tokens() if self._per_token else None)
-            gradients = self._gradients
-            finite = gradients.unscale(weight / (scale * self._micro_batches.share))
-            local = gradients.local_norms() if self._gives_local_norm else ()
+            loss, factor = self._micro_batches.mean()
+            is_finite = gradients.unscale(factor / scale)
+            local_norms = gradients.local_norms() if self._gives_local_norm else ()
             norm = math.inf
-            if not self._groups.agree(not finite):
+            if not groups.agree(not is_finite):
                 gradients.reduce()
                 norm = gradients.global_norm()
-            overflow = bool(self._groups.agree(not math.isfinite(norm)))  # the reduction can also overflow
+            overflow = bool(groups.agree(not math.isfinite(norm)))  # the reduction can also overflow
             if not overflow and not (self._skips and norm >= self._spike):
                 if self._clips:
                     gradients.clip(norm, self._max_norm)
@@ -192,29 +195,14 @@ class PipelineWithLossScale:
         self._optimizer.clear_grad()
         self.scaler.update(overflow)
         scale, rate, norm = paddle.to_tensor([scale, rate, math.inf if overflow else norm], "float32").unbind()
-        scalars = loss, paddle.to_tensor(overflow), scale, rate, norm if self._clips else None
-        return StepOutputWithLocalNorm(*scalars, *local) if local else StepOutput(*scalars)
+        output = StepOutput(loss, paddle.to_tensor(overflow), scale, rate, norm if self._clips else None)
+        return StepOutputWithLocalNorm(*output, *local_norms) if local_norms else output
 
-    def _mean(self, loss: Any, tokens: Any) -> tuple[Any, float]:
-        """Return the loss of all processes, and the factor of the sum of this process's gradients."""
-        groups = self._groups
-        if tokens is None:
-            return (sum_over(groups.data_groups, loss) / groups.data_ranks).reshape([]), 1.0 / self._count
-        both = sum_over(groups.data_groups, paddle.concat([loss * self._count, tokens]))
-        total = both[1].item()
-        if not total > 0:
-            raise ValueError(f"A step must have at least one token. Received: {total:g} tokens in all micro-batches")
-        return both[0] / total, groups.data_ranks / total
-
-    def _checked_schedule(self) -> Any:
-        """Return the schedule to advance, or None."""
+    def _schedule(self) -> Any:
+        """Return the schedule that the step advances, or None."""
         schedule = rate_source(unwrap(self._optimizer))
-        if not isinstance(schedule, LRScheduler) or isinstance(schedule, (MetricSchedule, ReduceOnPlateau)):
-            return None
-        if self._epoch not in (None, schedule.last_epoch):
-            problem = "This step advances the schedule: do not call its `step`; load its state before this one's."
-            raise refusal(ValueError, problem, last_epoch=schedule.last_epoch, expected=self._epoch)
-        return schedule
+        takes_metric = isinstance(schedule, (MetricSchedule, ReduceOnPlateau))
+        return schedule if isinstance(schedule, LRScheduler) and not takes_metric else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scaler's state, for a resume together with the states of network and optimizer."""
@@ -229,19 +217,3 @@ class PipelineWithLossScale:
         self._epoch = None
 
     load_state_dict = set_state_dict
-
-
-def _check_effect(name: str, value: Any, default: Any, needed: str, is_on: bool) -> None:
-    """Raise ValueError for an argument without effect unless another one is set."""
-    if value != default and not is_on:
-        problem = f"`{name}` has no effect without `{needed}`: leave it out, or set {needed}=True."
-        raise refusal(ValueError, problem, **{name: value, needed: False})
-
-
-def _check_own_clip(optimizer: Any) -> None:
-    inner = unwrap(optimizer)
-    groups = [group for group in param_groups(inner) or [] if isinstance(group, dict)]
-    clips = [clip for clip in (grad_clip(inner), *(group.get("grad_clip") for group in groups)) if clip is not None]
-    if clips:
-        problem = "The step clips over all processes: leave out the optimizer's `grad_clip`, set `max_grad_norm` here."
-        raise ValueError(f"{problem} Received: grad_clip={type(clips[0]).__name__}")

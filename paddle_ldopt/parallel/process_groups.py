@@ -7,42 +7,27 @@ import paddle
 import paddle.distributed as dist
 
 from .. import _paddle
-from .._messages import refusal, wrong_type
 from .._processes import Outcome, together
-
-_SERVED = "`fleet.distributed_model` (pipeline, data, tensor parallel, sharding stage 1) or `paddle.DataParallel`"
-_AXES = ("data", "sharding", "pipe", "model")
+from .step_checks import check_parallel_mode
 
 
 class ProcessGroups:
-    """The groups of processes to sum over in a step; unsupported modes and settings raise."""
+    """The groups of processes to sum over in a step."""
 
     def __init__(self, network: Any, optimizer: Any) -> None:
-        _paddle.checked_model(network, "network")
-        if not isinstance(_paddle.unwrap(optimizer), paddle.optimizer.Optimizer):
-            raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
+        check_parallel_mode(network, optimizer)
         self.processes = dist.get_world_size()
         self.network, self.optimizer = network, optimizer
-        self.hcg = _communicate_group(network, self.processes)
+        self.topology = _paddle.topology_of(network)
         self.hybrid = isinstance(optimizer, _paddle.hybrid_optimizer())
-        if self.hcg is not None and not self.hybrid:
-            problem = "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`."
-            raise ValueError(f"{problem} Received: optimizer of type {type(optimizer).__name__}")
         self.sharding_optimizer = _paddle.sharded_optimizer(optimizer) if self.group("sharding") else None
-        self.sliced = isinstance(
-            self.sharding_optimizer, _paddle.sharding_v2()
-        )  # version 2 cuts parameters into slices
-        for setting in ("tensor_fusion", "comm_overlap"):
-            if getattr(self.sharding_optimizer, setting, False):
-                problem = "Each parameter must keep its own gradient until the overflow check"
-                todo = f"set {setting}=False in the strategy's sharding_configs."
-                raise refusal(ValueError, f"{problem}: {todo}", **{setting: True})
+        self.has_slices = isinstance(self.sharding_optimizer, _paddle.sharding_v2())  # version 2 cuts parameters
 
     def group(self, axis: str) -> Any:
         """Return the group of an axis of the hybrid topology, None for a group of one process."""
-        if self.hcg is None:
+        if self.topology is None:
             return None
-        group = getattr(self.hcg, f"get_{axis}_parallel_group")()
+        group = getattr(self.topology, f"get_{axis}_parallel_group")()
         return group if group.nranks > 1 else None
 
     @property
@@ -106,7 +91,7 @@ class ProcessGroups:
             for name in comm["weight_attr"]
             if dist.get_rank() != min(comm["ranks"])
         ]
-        slices = _paddle.slices(self.sharding_optimizer) if self.sliced else {}
+        slices = _paddle.slices(self.sharding_optimizer) if self.has_slices else {}
         return {id(tensor) for copy in copies for tensor in (copy, slices.get(copy.name, copy))}
 
 
@@ -116,29 +101,3 @@ def sum_over(groups: list[Any], value: Any) -> Any:
         if group is not None:
             dist.all_reduce(value, group=group)
     return value
-
-
-def _communicate_group(network: Any, processes: int) -> Any:
-    """Return the hybrid communicate group of a network or None; raise for an unsupported parallel mode."""
-    received = f"Received: network of type {type(network).__name__} in {processes} process(es)"
-    on = _paddle.overlaps(network)
-    if on:
-        problem = "Gradients must be reduced after the overflow check: disable this in the strategy's pp_configs."
-        raise refusal(ValueError, problem, **dict.fromkeys(on, True))
-    layers = _paddle.unwrap_model(network)
-    chunks = layers.get_num_virtual_stages() if isinstance(layers, _paddle.pipeline_layer()) else 1
-    staged = _paddle.pipeline_engine()
-    if chunks > 1 or isinstance(network, staged) and type(network) is not staged:
-        problem = "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev."
-        raise ValueError(f"{problem} {received}")
-    others = _paddle.sharding_engine(), _paddle.tensor_engine()
-    if _paddle.is_pipeline_engine(network) or isinstance(network, others):
-        hcg = _paddle.hybrid_group(network)
-        degrees = {} if hcg is None else {axis: getattr(hcg, f"get_{axis}_parallel_world_size")() for axis in _AXES}
-        if hcg is not None and math.prod(degrees.values()) != processes:
-            problem = "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination."
-            raise refusal(ValueError, problem, **degrees, processes=processes)
-        return hcg
-    if processes > 1 and not isinstance(network, paddle.DataParallel):
-        raise ValueError(f"With several processes `network` must be wrapped by {_SERVED}. {received}")
-    return None

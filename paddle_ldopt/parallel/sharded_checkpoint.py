@@ -16,13 +16,13 @@ from paddle.optimizer.lr import LRScheduler
 
 from .. import _paddle
 from .._files import digest, write_file
-from .._messages import quoted, refusal, shown
+from .._messages import refusal, shown
 from .._paddle import rate_source, unwrap, wrappers
 from .._processes import together
 from ..saving.record import describe, merged
 from ..saving.state import checked_names, one_of_ours
 from . import checkpoint_folder as files
-from .checkpoint_checks import check_record, check_tensors, checked_arguments, saved_schedule
+from .checkpoint_checks import check_all_loaded, check_record, check_tensors, checked_arguments, saved_schedule
 from .checkpoint_folder import RECORD, SCHEDULE
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
@@ -60,9 +60,9 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
         path, weights, names = checked_arguments(folder, network, rename)
         state = _sharded(weights, optimizer, _shards(optimizer), names)
         record = _described(weights, optimizer, names)
-        found = files.held(path)
-        if found:
-            raise refusal(ValueError, f"`folder` {found}: give another folder, or delete it.", folder=path)
+        content = files.content(path)
+        if content:
+            raise refusal(ValueError, f"`folder` {content}: give another folder, or delete it.", folder=path)
         return state, record
 
     state, records = together(prepare)
@@ -77,15 +77,15 @@ def save_checkpoint(folder: Any, network: Any, optimizer: Any, rename: Optional[
     together(lambda: os.makedirs(folder, exist_ok=True))
     together(write)
     names, listings = together(lambda: (sorted(os.listdir(folder)),) * 2)
-    if any(listed != listings[0] for listed in listings):
+    if any(listing != listings[0] for listing in listings):
         problem = "All processes must save to the same folder, on a shared disk: delete the written files."
         raise ValueError(f"{problem} Received: files {shown(listings)} of the processes")
     _, digests = together(lambda: (None, {name: digest(os.path.join(folder, name)) for name in files.own_files(names)}))
 
     def finish() -> None:
         if rank == 0:
-            written = {name: summed for found in digests for name, summed in found.items()}
-            record = {"format": files.FORMAT, "processes": dist.get_world_size(), **merged(records), "files": written}
+            sums = {name: size_and_sum for part in digests for name, size_and_sum in part.items()}
+            record = {"format": files.FORMAT, "processes": dist.get_world_size(), **merged(records), "files": sums}
             write_file(os.path.join(folder, RECORD), [json.dumps(record).encode()])
 
     together(finish)
@@ -118,34 +118,25 @@ def load_checkpoint(
 
     def prepare() -> tuple[Any, Any]:
         path, weights, names = checked_arguments(folder, network, rename)
-        allowed = set(checked_names(changed, "changed"))
-        found = files.held(path) or "is missing or empty"
-        if found != files.COMPLETE:
-            problem = f"`folder` {found}: give a complete checkpoint of `save_checkpoint`."
+        may_differ = set(checked_names(changed, "changed"))
+        content = files.content(path) or "is missing or empty"
+        if content != files.COMPLETE:
+            problem = f"`folder` {content}: give a complete checkpoint of `save_checkpoint`."
             raise refusal(ValueError, problem, folder=path)
         record, shards = files.read_record(path), _shards(optimizer)
-        here = _described(weights, optimizer, names)
-        check_record(path, record, here, allowed)
+        present = _described(weights, optimizer, names)
+        check_record(path, record, present, may_differ)
         files.check_files(path, record)
         saved = files.read_metadata(path, record)
-        schedule = saved_schedule(path, record, rate_source(unwrap(optimizer)), allowed)
+        schedule = saved_schedule(path, record, rate_source(unwrap(optimizer)), may_differ)
         state = _sharded(weights, optimizer, shards, names)
         check_tensors(saved, state)
-        frozen = {name for name, param in here["parameters"].items() if param["ratio"] == 0.0}
-        idle = {key for key in saved if "layerwise_decay" in allowed and key.rpartition(".")[0] in frozen}
-        return (state, schedule, saved), ({*state, *idle}, digest(os.path.join(path, RECORD)))
+        frozen = {name for name, param in present["parameters"].items() if param["ratio"] == 0.0}
+        unused = {key for key in saved if "layerwise_decay" in may_differ and key.rpartition(".")[0] in frozen}
+        return (state, schedule, saved), ({*state, *unused}, digest(os.path.join(path, RECORD)))
 
-    (state, schedule, saved), found = together(prepare)
-    if any(record != found[0][1] for _, record in found):
-        sums = f"{RECORD} with [bytes, CRC-32] {shown([record for _, record in found])} in the processes"
-        raise ValueError(f"All processes must load the same checkpoint: give the same `folder`. Received: {sums}")
-    left = sorted(set(saved).difference(*(taken for taken, _ in found)))
-    if left:
-        raise ValueError(
-            "The checkpoint has tensors of another network, of masters (`multi_precision`) or of parameters that are "
-            "frozen here: build the same network and optimizer, and freeze parameters after loading. "
-            f"Received: nothing for {quoted(left)}"
-        )
+    (state, schedule, saved), shared = together(prepare)
+    check_all_loaded(saved, *zip(*shared))
     _paddle.forget_checkpoint(os.fspath(folder))
     dist.load_state_dict(state, os.fspath(folder))
     if schedule is not None:
@@ -155,10 +146,10 @@ def load_checkpoint(
 def _described(weights: Any, optimizer: Any, names: dict[str, str]) -> dict[str, Any]:
     """Return the record of the network's parameters in this process, with whole shapes."""
     inner = one_of_ours(optimizer)
-    own = {param.name for param in _paddle.parameters_of(optimizer) if not param.stop_gradient}
+    trained = {param.name for param in _paddle.parameters_of(optimizer) if not param.stop_gradient}
     first: dict[str, str] = {}  # tied parameters: the first name, as for their state
     for key in sorted(weights):
-        if weights[key].local_tensor.name in own:
+        if weights[key].local_tensor.name in trained:
             first.setdefault(weights[key].local_tensor.name, key)
     renamed = {name: names[key] for name, key in first.items()}
     record = describe(inner, renamed, [weights[key].local_tensor for key in first.values()])

@@ -46,7 +46,7 @@ def save_optimizer(
     """Save an optimizer's state in a safetensors file, which can be read without running code.
 
     The file has the state, float32 masters, the states of the `LRScheduler` and the loss scaler, and the options, which
-    `load_optimizer` compares. The file is written completely and to the disk, or not at all. Parameters are named as in
+    `load_optimizer` compares. The file is written completely, or not at all. Parameters are named as in
     `model`, or as in the `layers` or `name_dict` of the optimizer. Without these the file has Paddle's names
     (``linear_0.w_0``), which depend on the objects built before in the process.
 

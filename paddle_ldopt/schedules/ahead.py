@@ -45,9 +45,9 @@ def peak_learning_rate(
 ) -> Optional[float]:
     """Return the greatest rate that a schedule reaches from its present step on, or the rate itself if it is a number.
 
-    A `Curve` knows its turns at any length. For any other schedule, or if the divisor changes, a copy is stepped: for
-    `num_steps`, by default 10,000 steps or more if `warmup_steps` or `total_steps` of the schedule need more, and no
-    further than the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead gives None and a
+    The peak of a `Curve` is known at any length. Of any other schedule, or if the divisor changes, a copy takes
+    `num_steps` steps: by default 10,000, or more if `warmup_steps` or `total_steps` of the schedule are larger. The
+    copy stops before the first step that raises (`OneCycleLR`). A schedule that cannot be read ahead gives None and a
     warning.
 
     `divisor` maps steps ahead to the divisor of the rate there, see `rate_divisor`.

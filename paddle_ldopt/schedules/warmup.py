@@ -37,7 +37,7 @@ class WarmUp(LRScheduler):
         ValueError: the rate of a step is negative or not finite.
 
     Differs from transformers: `step()` advances it, as all of Paddle's schedulers; the rate is float64; `power` must be
-    above 0. ``schedule(k)`` is the rate of step k, as there, and ``schedule()`` the present rate.
+    above 0. ``schedule(k)`` returns the rate of step k, as in transformers, and ``schedule()`` the present rate.
 
     Examples:
         >>> import paddle

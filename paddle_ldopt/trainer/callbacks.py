@@ -20,8 +20,9 @@ from .unfreezing import all_open
 class LayerLRCallback(Callback):
     """Log the learning rate applied to each layer beside the loss: one number per layer of each tower.
 
-    The names are "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3"). Each rate is the
-    largest of the layer in the last step, read back from the optimizer with schedule, groups, hooks and freezing.
+    The names are "lr/embeddings", "lr/block_3", "lr/head" (with several towers "lr/encoder/block_3"). The callback logs
+    the largest rate of each layer in the last step, read back from the optimizer. Schedule, groups, hooks and freezing
+    are included.
 
     Args:
         layers: by default the layers of the optimizer's decay, or of the model.
@@ -80,8 +81,8 @@ class LayerLRCallback(Callback):
 class ScheduleCallback(Callback):
     """Print the schedule of every layer before the first step, and write it as a picture and CSV.
 
-    Layers that `GradualUnfreezeCallback` opens later are at 0 until then; add that callback first. A resume shows the
-    whole schedule again, or the rest if it cannot be rewound. Only the main process prints and writes.
+    A layer that `GradualUnfreezeCallback` unfreezes later has the rate 0 until then; add that callback first. A resume
+    shows the whole schedule again, or the rest if it cannot be rewound. Only the main process prints and writes.
 
     Args:
         path: the picture (.png, .svg, .pdf). The CSV beside it has a column per layer and a row per step, or per k-th

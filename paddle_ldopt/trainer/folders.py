@@ -179,7 +179,7 @@ def within(folder: str, path: str) -> Optional[str]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file completely or not at all: a killed process leaves the old one.
+    """Write a file completely or not at all: a killed process leaves the old file.
 
     A link stays a link. A device or a pipe is written to, never replaced.
     """

@@ -24,7 +24,7 @@ class GradualUnfreezeCallback(Callback):
     clipping. A resume with the same callback is exact. Each tower of a model opens from its own top.
 
     Args:
-        every_k_steps: k in optimizer steps, at least 1; ULMFiT takes the steps of an epoch.
+        every_k_steps: k in optimizer steps, at least 1; ULMFiT uses the number of steps in an epoch.
         layers: the layers for an optimizer that has none; its ratios stay 1.
 
     Raises:

@@ -17,8 +17,8 @@ class TextOptions:
     text_pair_column: Optional[str] = option(None, "second text of a pair: name of the column, or number from 0")
     label_column: Optional[str] = option(None, "name of the column, or number from 0")
     has_header: Optional[bool] = option(None, "whether .tsv and .csv files begin with names; detected by default")
-    encoding: str = option("utf-8", "of the files, such as cp1252, gb18030, utf-16")
-    max_length: int = option(64, "tokens to which an input is cut")
+    encoding: str = option("utf-8", "encoding of the files, such as cp1252, gb18030, utf-16")
+    max_length: int = option(64, "longest input in tokens; longer inputs are cut")
 
     def __post_init__(self):
         check_least(self, max_length=4)

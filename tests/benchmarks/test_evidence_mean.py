@@ -91,18 +91,21 @@ def test_the_verdict_and_the_default(tmp_path):
         return 0.6 + (points.get(run.arm, 0.0) + 0.001 * run.seed * (run.arm in points)) * (run.learning_rate == 3e-4)
 
     results = results_of(tmp_path, 3, accuracy)
-    assert "at the tuned rate" not in report.in_short(results, [NAME], 10), "less than half of the seeds"
+    assert "| the tuned rate" not in report.in_short(results, [NAME], 10), "less than half of the seeds"
     text = report.in_short(results, [NAME, "other"], 5)
-    third, tuned, triple = (line for line in text.splitlines() if line.startswith("- "))
-    assert "at a third of the tuned rate, no difference beyond the spread: all." in third
-    assert "better: 0.9 by blocks, 0.8 by blocks; worse: 0.65 by parameters;" in tuned
-    assert tuned.endswith("Highest: 0.8 by blocks +5.1 [+4.9, +5.3].")
+    _, _, third, tuned, triple = (line for line in text.splitlines() if line.startswith("| "))
+    assert third.startswith(f"| {NAME} | a third of the tuned rate |  | all |  |")
+    assert (
+        tuned.startswith(f"| {NAME} | the tuned rate | 0.9 by blocks, 0.8 by blocks | ")
+        and "| 0.65 by parameters |" in tuned
+    )
+    assert tuned.endswith("| 0.8 by blocks: +5.1 [+4.9, +5.3] |")
     assert "Of 18 differences from uniform training at the same rate" in text
     assert "the 95 % interval is above 0 in 2, below 0 in 1, and includes 0 in 15." in text
-    assert f"not finished**: {NAME} has 3 of 5 seeds; other is not in the tables" in text
+    assert f"not finished** ({NAME}: 3 of 5 seeds; other: not in the tables" in text
     assert text.endswith(
-        "(+2.1 points in the mean of the tasks), 0.8 by blocks (+5.1 points in the mean of the tasks)."
-        " It would be 0.8 by blocks; the recipes keep theirs until all tasks are finished."
+        "0.9 by blocks (+2.1), 0.8 by blocks (+5.1)."
+        " 0.8 by blocks would become the default; the recipes keep their defaults until all tasks are finished."
     )
     assert "**not the rate that the study was planned with**" in report.setup(results, [NAME], 10)
 

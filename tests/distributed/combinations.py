@@ -33,13 +33,15 @@ import paddle.distributed as dist
 import paddle.nn.functional as F
 from distributed_cases import V2, Mix
 from distributed_launch import LaunchError, launch
-from distributed_setup import mend_paddle
+from distributed_setup import mend_paddle, start_fleet
 from paddle import nn
 from paddle.autograd import PyLayer
+from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
 from toy_layers import Block, Embed, apart, data_part, initial, tied_head
 
 import paddle_ldopt as ldopt
+from paddle_ldopt.optimizers.groups import parameters_to_train
 
 VOCABULARY, HIDDEN, INNER, LENGTH, ROWS = 25, 18, 12, 5, 16
 STEPS, LR, CLIP = 8, 4e-2, 0.5
@@ -308,8 +310,6 @@ def batch(step, features, part=0, parts=1):
 
 def optimizer_of(case, network, features, clips=True):
     """Return (optimizer with a rate of its own for each layer, its schedule or None)."""
-    from paddle_ldopt.optimizers.groups import parameters_to_train
-
     names = {param.name: plain_name(own) for own, param in network.named_parameters()}
     cls, options = OPTIMIZERS[case]
     schedule = paddle.optimizer.lr.LambdaDecay(LR, lambda step: 0.8**step) if "schedule" in features else None
@@ -379,11 +379,6 @@ def gathered(value, group):
 
 def worker(keys, references, folder):
     """Train each combination, write its outcome into a file as soon as it is known."""
-    from distributed_setup import start_fleet
-    from paddle.distributed import fleet
-    from paddle.distributed.fleet.meta_parallel import tensor_parallel
-
-    tensor_parallel.broadcast_input_data = lambda hcg, *inputs, **options: (inputs, options)  # all have the same
     log = pathlib.Path(folder, f"outcomes{dist.get_rank()}")
     layout = None
     for index, key in keys:

@@ -16,7 +16,7 @@ SEED = 22
     seen="[scaling.md](scaling.md)",
 )
 @pytest.mark.parametrize(
-    ("ranks", "count"), [(2, 20), *(pytest.param(*more, marks=pytest.mark.slow) for more in [(2, 45), (4, 25)])]
+    ("ranks", "count"), [(2, 10), *(pytest.param(*more, marks=pytest.mark.slow) for more in [(2, 45), (4, 25)])]
 )
 def test_some(ranks, count, tmp_path):
     keys = sample(count, SEED, ranks)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import paddle
 import pytest
 from distributed_launch import LaunchError, launch
 from processes import search_path
@@ -33,12 +34,25 @@ def leave():
     os._exit(0)
 
 
+def meet_late():
+    """Use the store of process 0 when that may be done."""
+    paddle.distributed.init_parallel_env()
+    store = paddle.base.core.create_or_get_global_tcp_store()
+    time.sleep(rank())
+    store.set(f"done by {rank()}", "yes")
+    return store.get(f"done by {rank()}").decode()
+
+
 def changed():
     return getattr(sys, "changed_at_the_start", False)
 
 
 def test_each_rank_returns_its_result():
     assert launch(squares, ranks=3, timeout=30, base=5) == [(0, 25), (1, 25), (2, 25)]
+
+
+def test_a_rank_that_is_done_waits_for_the_others():
+    assert launch(meet_late, timeout=30) == ["yes", "yes"]
 
 
 @pytest.mark.parametrize(

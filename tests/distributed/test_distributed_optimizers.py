@@ -1,15 +1,15 @@
 """Every optimizer under `fleet` trains as in one process: to 1e-5 of the way that the parameters go in 20 steps.
 
 A launch trains many optimizers under many layouts, one after the other, because starting the processes is what takes
-time. Upstream's own faults, gone around in distributed_cases.py: a weight tied over stages counts twice in the norm of
-`ClipGradByGlobalNorm`, and the first step of data parallelism beside sharding version 2 leaves out the former.
+time. test_combinations.py has frozen parameters and four processes. Upstream's own faults, gone around in
+distributed_cases.py: a weight tied over stages counts twice in the norm of `ClipGradByGlobalNorm`; the first step of
+data parallelism beside sharding version 2 leaves out the former.
 """
 
 import functools
 
 import pytest
 from distributed_cases import (
-    FROZEN,
     LAYOUTS,
     OPTIMIZERS,
     alone,
@@ -23,81 +23,44 @@ from distributed_cases import (
     worker,
 )
 from distributed_launch import launch
+from representatives import selected
 from toy_layers import apart
 
 TOLERANCE = 1e-5  # of the way
 FEW = ["adamwdl", "lamb", "adafactor, relative", "came", "adamweightdecay"]
-UNSUMMED = ["lamb", "adafactor", "came", "adamweightdecay"]
-PAIRS = ["dp", "sharding v1", "sharding v2", "pp", "mp"]  # layouts of two processes
-
-
-def slow(cases, besides):
-    """Mark the cases that are not in `besides` as slow."""
-    return [case if case in besides else pytest.param(case, marks=pytest.mark.slow) for case in cases]
-
-
-@functools.cache
-def reference(case, of_parts):
-    return given(None, case) if of_parts else alone(case)
+reference = functools.cache(alone)
+reference_of_parts = functools.cache(functools.partial(given, None))
 
 
 def check(results, layout, case):
     """Compare all processes' parameters with those of one process."""
-    mp = LAYOUTS[layout].get("mp", 1)
-    start, end = reference(case, mp > 1)
-    got = [result[layout, case] for result in results]
-    for values in [joined(got[i : i + mp]) for i in range(0, len(got), mp)] if mp > 1 else got:
+    got = [result[layout, case, "usual"] for result in results]
+    start, end = (reference_of_parts if layout == "mp" else reference)(case)
+    for values in [joined(got)] if layout == "mp" else got:
         assert apart(values, start, end) < TOLERANCE
     assert set().union(*got) == set(end)
 
 
 @pytest.fixture(scope="module")
-def two():
-    cases = [*FEW, "lamb, centralized"]
-    return launch(worker, 2, timeout=500, layouts=PAIRS, cases=cases, unsummed=["came"], frozen=["came"])
-
-
-@pytest.fixture(scope="module")
-def two_more():
-    cases = [case for case in OPTIMIZERS if case not in FEW]
-    return launch(worker, 2, timeout=500, layouts=PAIRS, cases=cases, unsummed=UNSUMMED, frozen=FEW)
-
-
-@pytest.fixture
-def trained(request, case):
-    """Return what two processes trained: the few optimizers of `make test`, or the others."""
-    return request.getfixturevalue("two" if case in FEW else "two_more")
-
-
-@pytest.fixture
-def trained_few(request, case):
-    return request.getfixturevalue("two" if case == "came" else "two_more")
+def two(request):
+    return launch(worker, 2, timeout=900, runs=selected(request, "layout", "case", "variant"))
 
 
 @pytest.mark.promise("each optimizer trains under each layout as in one process", seen="1e-5 of the way in 20 steps")
-@pytest.mark.parametrize("case", slow(OPTIMIZERS, besides=FEW))
-@pytest.mark.parametrize("layout", PAIRS)
-def test_two_processes(trained, layout, case):
-    check(trained, layout, case)
-
-
-@pytest.mark.parametrize("case", slow(FEW, besides=["came"]))
-@pytest.mark.parametrize("layout", PAIRS)
-def test_what_is_frozen_stays(trained_few, layout, case):
-    start, end = given(None, case, frozen=FROZEN) if layout == "mp" else alone(case, frozen=FROZEN)
-    moving = {name for name in start if not name.startswith(FROZEN)}
-    assert moving < set(start)
-    every = [result[layout, f"{case}, frozen"] for result in trained_few]
-    for got in [joined(every)] if layout == "mp" else every:
-        assert apart({name: value for name, value in got.items() if name in moving}, start, end) < TOLERANCE
-        assert all((value == start[name]).all() for name, value in got.items() if name not in moving)
+@pytest.mark.representatives
+@pytest.mark.parametrize("variant", ["usual"])
+@pytest.mark.parametrize("case", OPTIMIZERS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_processes(two, layout, case, variant):
+    check(two, layout, case)
 
 
 @pytest.fixture(scope="module")
-def unused():
-    return launch(sometimes_sharded, 2, timeout=200, cases=[*FEW, "lamb, scheduled"])
+def unused(request):
+    return launch(sometimes_sharded, 2, timeout=200, runs=selected(request, "layout", "case"))
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("case", [*FEW, "lamb, scheduled"])
 @pytest.mark.parametrize("layout", ["sharding v1", "sharding v2"])
 def test_parameters_without_a_gradient_stay(unused, layout, case):
@@ -118,14 +81,20 @@ def test_processes_that_freeze_different_parameters_are_refused(unused):
 
 @pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2])
 def auto(request):
-    return launch(auto_parallel, request.param, timeout=300, cases=[*OPTIMIZERS, "lamb, centralized"])
+    return launch(auto_parallel, request.param, timeout=300, cases=[case for (case,) in selected(request, "case")])
 
 
-@pytest.mark.parametrize("case", [*OPTIMIZERS, "lamb, centralized", "adamwdl, wrapped"])
+@pytest.mark.representatives(count=6)
+@pytest.mark.parametrize("case", [*OPTIMIZERS, "lamb, centralized"])
 def test_dist_tensors(auto, case):
     """A DistTensor has a global shape and a local buffer; the fused step once wrote past that."""
     for result in auto:
-        assert apart(result[case], *reference(case.removesuffix(", wrapped"), True)) < TOLERANCE
+        assert apart(result[case], *reference_of_parts(case)) < TOLERANCE
+
+
+def test_a_wrapped_optimizer_of_dist_tensors(auto):
+    for result in auto:
+        assert apart(result["adamwdl, wrapped"], *reference_of_parts("adamwdl")) < TOLERANCE
 
 
 def test_refusals_of_dist_tensors(auto):
@@ -145,21 +114,24 @@ def test_dist_tensors_in_a_static_graph():
     assert len(result) == 3 and max(result.values()) < TOLERANCE
 
 
-def test_gradients_centralized_over_tensor_parallel_parts(two):
-    check(two, "mp", "lamb, centralized")
+@pytest.mark.parametrize("layout, case, variant", [("mp", "lamb, centralized", "usual")])
+def test_gradients_centralized_over_tensor_parallel_parts(two, layout, case, variant):
+    check(two, layout, case)
 
 
-@pytest.mark.parametrize("case", slow(UNSUMMED, besides=["came"]))
-def test_sums_that_stay_in_the_process_are_found_out(trained_few, case):
+@pytest.mark.representatives(count=1)
+@pytest.mark.parametrize("case", ["lamb", "adafactor", "came", "adamweightdecay"])
+@pytest.mark.parametrize("layout, variant", [("sharding v2", "unsummed")])
+def test_sums_that_stay_in_the_process_are_found_out(two, layout, case, variant):
     """The network would not do if slices of parameters that are updated by themselves passed."""
-    start, end = reference(case, False)
-    for result in trained_few:
-        assert apart(result["sharding v2", f"{case}, unsummed"], start, end) > 1e-3
-
-
-def test_slices_of_version_2_have_whole_rows_and_columns(two):
     for result in two:
-        shapes, cut = result["state shapes"], result["cut"]
+        assert apart(result[layout, case, variant], *reference(case)) > 1e-3
+
+
+@pytest.mark.parametrize("layout, case, variant", [("sharding v2", "came", "slices")])
+def test_slices_of_version_2_have_whole_rows_and_columns(two, layout, case, variant):
+    for result in two:
+        shapes, cut = result[layout, case, variant]["state shapes"], result[layout, case, variant]["cut"]
         assert cut == ["inner.1.linear.weight"], "the network is built for it"
         rows_cols = {name: shape for name, shape in shapes.items() if name[1].endswith(("_row", "_col"))}
         assert rows_cols and all(shape in ([18], [25], [4, 1, 3]) for shape in rows_cols.values())
@@ -175,22 +147,3 @@ def test_refusals():
         for setting in ("comm_overlap", "tensor_fusion"):  # where Paddle's own AdamW decays nothing
             for case in ("lamb", "adamwdl"):
                 assert f"set {setting}=False" in messages[f"{setting}, {case}"]
-
-
-@pytest.mark.promise("each optimizer trains under each layout as in one process")
-def test_four_processes():
-    layouts, cases = ["sharding x pp", "mp x sharding v2"], ["came", "lamb"]
-    results = launch(worker, 4, timeout=500, layouts=layouts, cases=cases)
-    for layout in layouts:
-        for case in cases:
-            check(results, layout, case)
-
-
-@pytest.mark.promise("each optimizer trains under each layout as in one process")
-@pytest.mark.slow
-def test_four_processes_all():
-    layouts = [layout for layout, degrees in LAYOUTS.items() if "x" in layout or degrees.get("sharding") == 4]
-    results = launch(worker, 4, timeout=900, layouts=layouts, cases=[*OPTIMIZERS, "lamb, centralized"])
-    for layout in layouts:
-        for case in OPTIMIZERS:
-            check(results, layout, case)

@@ -40,7 +40,7 @@ def entries():
     for page in sorted(REFERENCE.glob("*.rst")):
         module = None
         for line in page.read_text(encoding="utf-8").splitlines():
-            found = re.match(r"\.\. (currentmodule|auto(?!module)\w+):: (\S+)$", line)
+            found = re.match(r"\.\. (currentmodule|data|auto(?!module)\w+):: (\S+)$", line)
             if found and found[1] == "currentmodule":
                 module = found[2]
             elif found:

@@ -250,7 +250,7 @@ CHECKS = {
         ratio=lambda name: 0.8 if "encoder" in name else 1.0
     ),
     "A hook that changes the parameter 1": hook,
-    "A hook of the parameter alone 1": one_argument_hook,
+    "A hook that takes only the parameter 1": one_argument_hook,
     "DataParallel and scaler.minimize 1": minimized,
     "PaddleDetection 1": adamw("vit", decay=0.75, lr=1e-4, weight_decay=of_those(no_tokens, 0.02)),
     "timm layer_decay 1": timm,

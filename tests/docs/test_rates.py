@@ -218,7 +218,7 @@ CASES = {
     "ERNIEKit, vision-language": (ernie_vl, ernie_vl_ratio),
     "PaddleMIX, CLIP and EVA-CLIP": (eva_clip, eva_clip_ratio),
     "PaddleMIX, EVA-02": (lambda: vit(3, rel_pos_bias=Parts(table=[4, 2])), eva02_ratio),
-    "PaddleNLP, CLIP by tower": (clip, clip_ratio),
+    "PaddleNLP, CLIP with a decay per tower": (clip, clip_ratio),
     "mmpretrain, ConvNeXt-T": (lambda: convnext(3, 3, 9, 3), convnext_ratio((3, 3, 9, 3))),
     "mmpretrain, ConvNeXt-B": (lambda: convnext(3, 3, 27, 3), convnext_ratio((3, 3, 27, 3))),
     "mmpretrain, Swin": (swin, swin_ratio),

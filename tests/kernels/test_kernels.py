@@ -96,7 +96,7 @@ def test_omp_num_threads_changes_no_bit():
         "print(getattr(kernels.library(), 'omp_get_max_threads', lambda: 1)(), digest.hexdigest())"
     )
     seen = set()
-    for threads in ("1", "2", "3", "4"):
+    for threads in ("1", "3"):
         run = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "OMP_NUM_THREADS": threads},
@@ -111,9 +111,7 @@ def test_omp_num_threads_changes_no_bit():
     assert len(seen) == 1
 
 
-@pytest.mark.representatives(count=1)
-@pytest.mark.parametrize("size", ["16K", "32K"])
-def test_a_small_omp_stacksize_is_enough(size):
+def test_a_small_omp_stacksize_is_enough():
     code = (
         f"import sys; sys.path[:0] = {PATHS!r}\n"
         "import kernels; from kernel_cases import Optimizer, VARIANTS, problem\n"
@@ -122,7 +120,7 @@ def test_a_small_omp_stacksize_is_enough(size):
         "    for kind in ('float32', 'bfloat16'):\n"
         "        Optimizer(kernels, rule, arrays, param_type=kind, grad_type=kind, **options).step(grads[0], 2)"
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_STACKSIZE": size}
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_STACKSIZE": "16K"}
     subprocess.run([sys.executable, "-c", code], env=environment, timeout=120, check=True)
 
 

@@ -318,14 +318,14 @@ class Jumps(common.TrainerCallback):
             os.utime(path, (then, then))
 
 
-@pytest.mark.promise("a clock that jumps changes nothing", seen="equal")
+@pytest.mark.promise("jumps of the system clock do not change a run", seen="equal")
 def test_a_clock_that_jumps_changes_nothing(tmp_path, whole, monkeypatch):
     trainer = run(tmp_path, callbacks=[Jumps(monkeypatch)], save_total_limit=2)
     assert common.same(common.weights(trainer.model), whole[1])
     assert steps(tmp_path) == [6, 8]
 
 
-@pytest.mark.promise("a clock that jumps changes nothing")
+@pytest.mark.promise("jumps of the system clock do not change a run")
 def test_the_newest_checkpoint_stays_though_its_files_are_the_oldest(copied):
     for step in (2, 4, 6):
         os.utime(copied / f"checkpoint-{step}", (2e9 - step, 2e9 - step))

@@ -7,8 +7,11 @@ import shutil
 
 import numpy as np
 import paddle
+from distributed_setup import start_fleet
 from paddle import nn
 from paddle.distributed import fleet
+from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
+from toy_layers import data_part
 
 import paddle_ldopt as ldopt
 from paddle_ldopt._paddle import unwrap
@@ -67,8 +70,6 @@ class Run:
         self.hcg, self.staged = hcg, hcg is not None and hcg.get_pipe_parallel_world_size() > 1
         with paddle.utils.unique_name.guard():
             if self.staged:
-                from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
-
                 self.plain = PipelineLayer(layers(LayerDesc, dtype), loss_fn=square_loss, topology=hcg.topology())
             else:
                 self.plain = nn.Sequential(*layers(lambda cls, *args: cls(*args), dtype))
@@ -90,8 +91,7 @@ class Run:
                 self.network.train_batch([paddle.to_tensor(x), paddle.to_tensor(y)], self.optimizer, self.schedule)
                 continue
             if self.hcg is not None:
-                parts = self.hcg.get_data_parallel_world_size() * self.hcg.get_sharding_parallel_world_size()
-                part = self.hcg.get_data_parallel_rank() + self.hcg.get_sharding_parallel_rank()
+                part, parts = data_part(self.hcg)
                 x, y = (value[part * ROWS // parts : (part + 1) * ROWS // parts] for value in (x, y))
             square_loss(self.network(paddle.to_tensor(x)), paddle.to_tensor(y)).backward()
             self.optimizer.step()
@@ -167,25 +167,24 @@ def place(root, layout, case):
     return os.path.join(root, layout.replace(" ", "-"), case)
 
 
-def work(root, layout, cases, sources=()):
-    """Train half of the way and save; then go on from what others saved.
+def work(root, layouts, cases):
+    """Train half of the way in each layout and save; then go on from what others saved.
 
     Args:
         root (str): folder of all checkpoints.
-        layout (str): of `LAYOUTS`.
+        layouts (dict): of `LAYOUTS` -> those whose checkpoints are to be gone on from, in float32: gradients that are
+            added up in bfloat16 are others than those of one process.
         cases (dict): name -> arguments of `Run`.
-        sources (list[str]): layouts whose checkpoints are to be gone on from, in float32: gradients that are added up
-            in bfloat16 are others than those of one process.
 
     Returns:
-        dict: case -> {"saved": shards of state, "values": of the parameters then, "held" and "sent": bytes that the
-        process has and gives away in a step, source: (values, rate) at the end}.
+        dict: layout -> case -> {"saved": shards of state, "values": of the parameters then, "held" and "sent": bytes
+        that the process has and gives away in a step, source: (values, rate) at the end}.
     """
-    from distributed_setup import start_fleet
+    return {layout: work_in(root, layout, cases, sources) for layout, sources in layouts.items()}
 
-    paddle.Tensor.cuda = lambda self, *args, **kwargs: self  # Paddle's load_state_dict knows no CPU
-    hcg = start_fleet(**LAYOUTS[layout])
-    out = {}
+
+def work_in(root, layout, cases, sources):
+    hcg, out = start_fleet(**LAYOUTS[layout]), {}
     for case, arguments in cases.items():
         run = Run(hcg=hcg, **arguments).train(0, HALF - 1)
         with counted() as sent:
@@ -198,77 +197,8 @@ def work(root, layout, cases, sources=()):
     return out
 
 
-class Cut(nn.Layer):
-    """Two matrices that tensor parallel has cut, one by columns and one by rows; it computes nothing."""
-
-    def __init__(self, hcg=None):
-        super().__init__()
-        parts, rank = (1, 0) if hcg is None else (2, hcg.get_model_parallel_rank())
-        for name, axis in (("wide", 1), ("tall", 0)):
-            whole = self.drawn(name, 0)
-            value = np.split(whole, parts, axis)[rank]
-            param = self.create_parameter(value.shape, default_initializer=nn.initializer.Assign(value))
-            param.is_distributed, param.split_axis = parts > 1, axis
-            setattr(self, name, param)
-
-    @staticmethod
-    def drawn(name, step):
-        draw = np.random.default_rng([len(name), ord(name[0]), step])
-        return draw.standard_normal([6, 8]).astype("float32")
-
-    def sharded_state_dict(self, structured_name_prefix=""):
-        from paddle.distributed import build_sharded_state_dict
-
-        rules = {"wide": 1, "tall": 0} if self.wide.is_distributed else None
-        return build_sharded_state_dict(self.state_dict(), rules, structured_name_prefix)
-
-
-def train_cut(network, optimizer, first, last, hcg=None):
-    """Train with gradients that are given: Paddle's tensor-parallel layers do not run on a CPU."""
-    parts, rank = (1, 0) if hcg is None else (2, hcg.get_model_parallel_rank())
-    for step in range(first, last):
-        for name, axis in (("wide", 1), ("tall", 0)):
-            getattr(network, name).grad = paddle.to_tensor(np.split(network.drawn(name, step + 1), parts, axis)[rank])
-        optimizer.step()
-        optimizer.clear_grad()
-
-
-def work_in_parts(root, names, source):
-    """Train half of the way with tensor parallel and save; go on from what one process saved.
-
-    Returns:
-        dict: optimizer -> {parameter: its part at the end}.
-    """
-    from distributed_setup import start_fleet
-
-    paddle.Tensor.cuda = lambda self, *args, **kwargs: self
-    hcg, out = start_fleet(mp=2), {}
-    for name in names:
-        network = Cut(hcg)
-        optimizer = ldopt.create(name, network, learning_rate=1e-2)
-        train_cut(network, optimizer, 0, HALF, hcg)
-        checkpoints.save_checkpoint(place(root, "mp 2", name), network, optimizer)
-        checkpoints.load_checkpoint(place(root, source, name), network, optimizer)
-        train_cut(network, optimizer, HALF, STEPS, hcg)
-        out[name] = {"wide": network.wide.numpy(), "tall": network.tall.numpy()}
-    return out
-
-
-def work_raw(folder):
-    """Use Paddle's own functions alone, on two processes of data parallel."""
-    from distributed_setup import start_fleet
-
-    paddle.Tensor.cuda = lambda self, *args, **kwargs: self
-    hcg = start_fleet(dp=2)
-    run = Run("came", hcg).train(0, HALF)
-    model = run.plain.sharded_state_dict()
-    paddle.distributed.save_state_dict({**model, **unwrap(run.optimizer).sharded_state_dict(model)}, folder)
-
-
 def work_refused(folder):
     """Return what is said to what cannot be saved, in each process."""
-    from distributed_setup import start_fleet
-
     run, messages = Run("adamwdl", start_fleet(sharding=2)), []
     run.optimizer._inner_opt.tensor_fusion = True  # set, not done: that needs a GPU
     try:
@@ -308,9 +238,6 @@ def work_loads(root, old):
     Returns:
         dict: case -> (what was said, what was changed); "saved", "changed": shards; "old": values.
     """
-    from distributed_setup import start_fleet
-
-    paddle.Tensor.cuda = lambda self, *args, **kwargs: self
     hcg, rank, root = start_fleet(**LAYOUTS["sharding 2 v2"]), paddle.distributed.get_rank(), pathlib.Path(root)
     run, low = Run("came", hcg).train(0, HALF), {"name": "came", "dtype": "bfloat16"}
     run.save(root / "now")

@@ -12,19 +12,18 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 import paddle.nn.functional as F
-from distributed_setup import mend_paddle
+from distributed_setup import mend_paddle, start_fleet
 from paddle import nn
+from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
 from toy_layers import Block, Embed, data_part, initial, tied_head
 
 from paddle_ldopt import Adafactor, AdamWDL, AdamWeightDecay, Came, GradientAccumulator, Lamb
 from paddle_ldopt._paddle import unwrap
-from paddle_ldopt.optimizers.groups import parameters_to_train
 from paddle_ldopt.parallel import save_checkpoint
 
 VOCABULARY, HIDDEN, LENGTH, ROWS = 25, 18, 5, 8
 STEPS, LR, CLIP = 20, 4e-2, 0.1
-FROZEN = "inner.1."  # a block of which a slice of version 2 has a part
 
 
 class Mix(nn.Layer):
@@ -144,22 +143,13 @@ def optimizer_of(case, params, names):
 # ---- in one process
 
 
-def freeze(network, prefix):
-    """Freeze the parameters whose names in `Plain` begin so."""
-    for name, param in network.named_parameters():
-        if plain_name(name).startswith(prefix):
-            param.stop_gradient = True
-
-
-def alone(case, steps=STEPS, frozen=None):
+def alone(case):
     """Train in one process; return the parameters by name before and after."""
     with paddle.utils.unique_name.guard("alone_"):
         network = initialise(Plain())
-        if frozen:
-            freeze(network, frozen)
         optimizer = optimizer_of(case, network.parameters(), names_of(network))
     start = values(network)
-    for step in range(steps):
+    for step in range(STEPS):
         tokens, labels = batch(step)
         F.cross_entropy(network(tokens), labels).backward()
         optimizer.step()
@@ -170,18 +160,13 @@ def alone(case, steps=STEPS, frozen=None):
 # ---- in several
 
 
-def trained(hcg, case, steps=STEPS, keep=None, frozen=None):
+def trained(hcg, case, steps=STEPS, keep=None):
     """Train the network under `fleet`, give the optimizer to `keep`; return the parameters by name."""
-    from paddle.distributed import fleet
-
     part, parts = data_part(hcg)
     staged = hcg.get_pipe_parallel_world_size() > 1
     with paddle.utils.unique_name.guard():
         network = initialise(Staged(topology=hcg.topology()) if staged else Plain())
-        if frozen:
-            freeze(network, frozen)
-        parameters = parameters_to_train(network)  # sharding of version 2 takes no frozen ones
-        optimizer = fleet.distributed_optimizer(optimizer_of(case, parameters, names_of(network)))
+        optimizer = fleet.distributed_optimizer(optimizer_of(case, network.parameters(), names_of(network)))
         model = fleet.distributed_model(network)
     mend_paddle(hcg, network, optimizer)
     for step in range(steps):
@@ -232,7 +217,7 @@ def centralized(params, names):
     return Lamb(LR, parameters=groups, grad_clip=nn.ClipGradByGlobalNorm(CLIP))
 
 
-def given(hcg, case, steps=STEPS, frozen=None, mesh=None, wrap=lambda optimizer: optimizer):
+def given(hcg, case, mesh=None, wrap=lambda optimizer: optimizer):
     """Train `PARTS` with random gradients, whole or this process's parts; return them and their start by name.
 
     With a `mesh` they are DistTensors on it, sharded along the axis that is split; `wrap` is given the optimizer.
@@ -258,16 +243,13 @@ def given(hcg, case, steps=STEPS, frozen=None, mesh=None, wrap=lambda optimizer:
         params[name] = placed(name, params[name])
         if mp > 1 and axis is not None:
             params[name].is_distributed, params[name].split_axis = True, axis
-        params[name].stop_gradient = bool(frozen) and name.startswith(frozen)
     names = {param.name: name for name, param in params.items()}
     build = centralized if case == "lamb, centralized" else lambda *given: optimizer_of(case, *given)
     optimizer = wrap(build(list(params.values()), names))
     start = _whole(params)
     if hcg is not None:
-        from paddle.distributed import fleet
-
         optimizer = fleet.distributed_optimizer(optimizer)
-    for _ in range(steps):
+    for _ in range(STEPS):
         grads = {name: placed(name, part(name, draw.standard_normal(shape))) for name, (shape, _) in PARTS.items()}
         sum((params[name] * grads[name]).sum() for name in PARTS).backward()
         optimizer.step()
@@ -373,26 +355,23 @@ def joined(parts):
     }
 
 
-def worker(layouts, cases, unsummed=(), frozen=()):
-    """Train every case under every layout, one after the other in the same processes."""
-    from distributed_setup import start_fleet
+def worker(runs):
+    """Train each (layout, case, variant) in these processes; return what each gave.
 
-    out = {}
-    for layout in layouts:
-        hcg = start_fleet(**LAYOUTS[layout])
-        parallel = hcg.get_model_parallel_world_size() > 1
-        for case in cases:
-            if parallel:
-                out[layout, case] = given(hcg, case)[1]
-            elif case in OPTIMIZERS:
-                out[layout, case] = trained(hcg, case)
-        for case in frozen:
-            train = (lambda *args, **how: given(*args, **how)[1]) if parallel else trained
-            out[layout, f"{case}, frozen"] = train(hcg, case, frozen=FROZEN)
-        if layout == "sharding v2":
-            out.update(slices(hcg))
-            with sums_that_stay():
-                out.update({(layout, f"{case}, unsummed"): trained(hcg, case) for case in unsummed})
+    The variants: "unsummed", with sums that stay in the process; "slices", which gives what sharding version 2 cuts.
+    """
+    out, started = {}, None
+    for layout, case, variant in sorted(runs):
+        if layout != started:
+            hcg, started = start_fleet(**LAYOUTS[layout]), layout
+        if variant == "slices":
+            result = slices(hcg, case)
+        elif hcg.get_model_parallel_world_size() > 1:
+            result = given(hcg, case)[1]
+        else:
+            with sums_that_stay() if variant == "unsummed" else contextlib.nullcontext():
+                result = trained(hcg, case)
+        out[layout, case, variant] = result
     return out
 
 
@@ -409,8 +388,6 @@ class Sometimes(nn.Layer):
 
 def sometimes(case, freeze_one=False):
     """Train it, under `fleet` if that was started; return the parameters by name before and after."""
-    from paddle.distributed import fleet
-
     with paddle.utils.unique_name.guard():
         network = initialise(Sometimes())
         cls, options = OPTIMIZERS[case]
@@ -430,23 +407,20 @@ def sometimes(case, freeze_one=False):
     return start, values(network)
 
 
-def sometimes_sharded(cases):
-    """Return what becomes of it under each kind of sharding, and of processes that freeze different parameters."""
-    from distributed_setup import start_fleet
-
-    out = {}
+def sometimes_sharded(runs):
+    """Return what becomes of it for each (layout, case), and of processes that freeze different parameters."""
+    start_fleet(**LAYOUTS["sharding v1"])
+    out = {"frozen on one": sometimes("lamb", freeze_one=True)}
     for layout in ("sharding v1", "sharding v2"):
         start_fleet(**LAYOUTS[layout])
-        out.update({(layout, case): sometimes(case)[1] for case in cases})
-    start_fleet(**LAYOUTS["sharding v1"])
-    out["frozen on one"] = sometimes("lamb", freeze_one=True)
+        out.update({run: sometimes(run[1])[1] for run in runs if run[0] == layout})
     return out
 
 
-def slices(hcg):
-    """Return what sharding version 2 cuts, and the shapes of CAME's state."""
+def slices(hcg, case):
+    """Return what sharding version 2 cuts, and the shapes of the state."""
     optimizers = []
-    trained(hcg, "came", steps=1, keep=optimizers.append)
+    trained(hcg, case, steps=1, keep=optimizers.append)
     inner = unwrap(optimizers[0])
     names = {own: inner.structured_names[own] for own in inner._finder.params}
     shapes = {
@@ -462,9 +436,6 @@ def slices(hcg):
 
 def refusals():
     """Return the messages of what is refused."""
-    from distributed_setup import start_fleet
-    from paddle.distributed import fleet
-
     out = {}
 
     def refused(key, build, kinds=(ValueError,)):
@@ -499,19 +470,10 @@ def refusals():
 
 
 V2 = {"sharding_configs": {"split_param": True}}
-MICRO = {"accumulate_steps": 2}
-LAYOUTS = {
+LAYOUTS = {  # combinations.py has those of four processes
     "dp": {"dp": 2},
     "sharding v1": {"sharding": 2},
     "sharding v2": {"sharding": 2, **V2},
-    "pp": {"pp": 2, **MICRO, "micro_batch_size": ROWS // 2},
+    "pp": {"pp": 2, "accumulate_steps": 2, "micro_batch_size": ROWS // 2},
     "mp": {"mp": 2},
-    "mp x sharding": {"mp": 2, "sharding": 2},
-    "mp x sharding v2": {"mp": 2, "sharding": 2, **V2},
-    "sharding v2, 4": {"sharding": 4, **V2},
-    "dp x pp": {"dp": 2, "pp": 2, **MICRO, "micro_batch_size": ROWS // 4},
-    "sharding x pp": {"sharding": 2, "pp": 2, **MICRO, "micro_batch_size": ROWS // 4},
-    "sharding v2 x pp": {"sharding": 2, "pp": 2, **MICRO, **V2, "micro_batch_size": ROWS // 4},
-    "dp x sharding": {"dp": 2, "sharding": 2},
-    "dp x sharding v2": {"dp": 2, "sharding": 2, **V2},
 }

@@ -11,14 +11,16 @@
     def test_it():
         first, second = launch(worker, ranks=2, timeout=120, steps=20)
 
-The processes are forks (see `processes`). All are killed when one has failed or the time is up;
-`LaunchError` then shows what each wrote.
+The processes are forks (see `processes`). All are killed when one has failed or the time is up; `LaunchError` then
+shows what each wrote. A process that is done waits for the others, because process 0 holds the store they meet in.
 """
 
+import contextlib
 import importlib
 import os
 import pathlib
 import pickle
+import random
 import signal
 import socket
 import tempfile
@@ -26,7 +28,9 @@ import time
 
 from processes import start
 
-__all__ = ["LaunchError", "launch"]
+__all__ = ["LaunchError", "free_ports", "launch"]
+
+_PORTS = range(15000, 32000)  # no system gives these to a client, as it may with ports above
 
 
 class LaunchError(AssertionError):
@@ -69,7 +73,7 @@ def launch(function, ranks=2, timeout=120, grace=10, **config):
         try:
             for variables, log in zip(_environments(ranks), logs):
                 processes.append(start(_rank, folder, log=log, env=variables))
-            why = _wait(processes, timeout, grace)
+            why = _wait(processes, pathlib.Path(folder), timeout, grace)
         finally:
             killed = _kill(processes)
         codes = [process.exitcode for process in processes]
@@ -83,7 +87,7 @@ def launch(function, ranks=2, timeout=120, grace=10, **config):
 
 def _environments(ranks):
     """Return the environment of each rank: all that `paddle.distributed.launch` sets and gloo reads."""
-    endpoints = [f"127.0.0.1:{port}" for port in _free_ports(ranks + 1)]
+    endpoints = [f"127.0.0.1:{port}" for port in free_ports(ranks + 1)]
     common = {
         "PADDLE_DISTRI_BACKEND": "gloo",
         "PADDLE_MASTER": endpoints.pop(),
@@ -96,21 +100,27 @@ def _environments(ranks):
     ]
 
 
-def _free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [opened.getsockname()[1] for opened in sockets]
-    finally:
-        for opened in sockets:
-            opened.close()
+def free_ports(count):
+    """Return some ports that nobody listens to, drawn so that two launches at the same time get others."""
+    ports = []
+    for port in random.SystemRandom().sample(_PORTS, 200):
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise OSError("200 ports are in use")
 
 
-def _wait(processes, timeout, grace):
+def _wait(processes, folder, timeout, grace):
     """Wait until all processes have ended; return None, or what went wrong."""
     end, why = time.monotonic() + timeout, None
     while any(process.exitcode is None for process in processes):
+        if all(
+            (folder / f"result{rank}").exists() or process.exitcode is not None
+            for rank, process in enumerate(processes)
+        ):
+            (folder / "over").touch()
         failed = [rank for rank, process in enumerate(processes) if process.exitcode]
         if failed and why is None:
             why, end = f"Rank {failed[0]} failed.", min(end, time.monotonic() + grace)
@@ -133,10 +143,27 @@ def _kill(processes):
 def _rank(folder):
     """Be one rank."""
     import paddle
+    from paddle.base import core
 
     paddle.distributed.parallel._global_parallel_env = None  # of the fork server, where the variables were others
+    if int(os.environ["PADDLE_TRAINER_ID"]):
+        connect = core.create_or_get_global_tcp_store
+        core.create_or_get_global_tcp_store = lambda: (_wait_for_store(), connect())[1]
     module, name, config = pickle.loads(pathlib.Path(folder, "task").read_bytes())
     result = getattr(importlib.import_module(module), name)(**config)
     part = pathlib.Path(folder, f"part{os.environ['PADDLE_TRAINER_ID']}")
     part.write_bytes(pickle.dumps(result))
     part.rename(part.with_name(part.name.replace("part", "result")))
+    while not pathlib.Path(folder, "over").exists():
+        time.sleep(0.02)
+
+
+def _wait_for_store():
+    """Wait until process 0 listens: Paddle, if it comes too early, tries again after 3 seconds only."""
+    port, end = int(os.environ["PADDLE_MASTER"].rpartition(":")[2]), time.monotonic() + 60
+    tables = [path for path in map(pathlib.Path, ("/proc/net/tcp", "/proc/net/tcp6")) if path.exists()]
+    while tables and time.monotonic() < end:
+        rows = [row.split() for table in tables for row in table.read_text().splitlines()]
+        if any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows):  # its state is LISTEN
+            return
+        time.sleep(0.01)

@@ -8,13 +8,13 @@ A pipeline needs two things more from its caller, with the `hcg` that is returne
 `PipelineLayer`, and the inputs of the same shape in all micro-batches.
 """
 
-import socket
-
 import paddle
 import paddle.distributed as dist
+from distributed_launch import free_ports
 from paddle.base import core
 from paddle.distributed import collective, fleet
 from paddle.distributed.fleet.base import topology
+from paddle.distributed.fleet.meta_parallel import tensor_parallel
 
 __all__ = ["complete_cpu", "mend_paddle", "start_fleet"]
 
@@ -68,6 +68,8 @@ def complete_cpu():
     _complete_gloo()
     _complete_sharding()
     dist.ParallelEnv._device_id = 0  # a pipeline asks for it, and on CPU there is none
+    paddle.Tensor.cuda = lambda self, *args, **kwargs: self  # called by `load_state_dict`
+    tensor_parallel.broadcast_input_data = lambda hcg, *inputs, **options: (inputs, options)  # all have the same
 
 
 # ---- gloo
@@ -118,19 +120,13 @@ def _group_with_its_own_store(backend, store, rank, world_size, group_name, pg_o
         return _new_group(backend, store, rank, world_size, group_name, pg_options, group_id, *args, **kwargs)
     key = f"test_store/{group_id}"
     if rank == 0:  # one that waits for nobody, and is told when it is open: who finds it shut sleeps for 3 seconds
-        port = _free_port()
+        (port,) = free_ports(1)
         own = core.TCPStore("127.0.0.1", port, True, 1, _SECONDS)
         store.set(key, str(port))
     else:
         own = core.TCPStore("127.0.0.1", int(store.get(key).decode()), False, 1, _SECONDS)
     _stores.append(own)
     return core.ProcessGroupGloo.create(own, rank, world_size, group_id)
-
-
-def _free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def _send_in_pairs():

@@ -5,6 +5,7 @@ import paddle
 import paddle.nn.functional as F
 import toy_layers
 from paddle import nn
+from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
 from toy_layers import Block, Embed, data_part, initial, tied_head
 
@@ -146,8 +147,6 @@ def apart(got, direct):
 
 def build(hcg, kind, name, ragged=False, **arguments):
     """Return (network, step) of a part of the processes; `kind` is "staged" or "whole"."""
-    from paddle.distributed import fleet
-
     loss = token_loss if ragged else mean_loss
     with paddle.utils.unique_name.guard():
         network = Staged(loss, topology=hcg.topology()) if kind == "staged" else Whole(loss)
@@ -244,16 +243,14 @@ def is_clear(network):
     return all(param.grad is None or not param.grad.numpy().any() for param in network.parameters())
 
 
-def accumulated(hcg, name, steps, empty=()):
+def accumulated(hcg, steps, empty=()):
     """Train with `GradientAccumulator` on micro-batches; in one process (None) directly, with one backward for all.
 
     There are no micro-batches for each (step, part of the data) of `empty`.
     """
-    from paddle.distributed import fleet
-
     with paddle.utils.unique_name.guard():
         network = initialise(Whole(token_loss))
-        inner = optimizer = optimizer_of(name, network)
+        inner = optimizer = optimizer_of("sgd", network)
         if hcg is not None:
             optimizer = fleet.distributed_optimizer(inner)
             wrapped = fleet.distributed_model(network)  # data parallelism has hooks in the parameters

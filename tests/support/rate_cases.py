@@ -10,9 +10,10 @@ import paddle.distributed as dist
 import pytest
 from combinations import HIDDEN, VOCABULARY, Head, Split, axis_of, gathered, loss_of, model_group
 from distributed_cases import LAYOUTS, batch
-from distributed_setup import mend_paddle
+from distributed_setup import mend_paddle, start_fleet
 from optimizer_cases import OPTIMIZERS
 from paddle import nn
+from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer
 from toy_layers import Block, Embed, data_part, initial
 
@@ -21,7 +22,7 @@ from paddle_ldopt import LayerDecay
 from paddle_ldopt.parallel import load_checkpoint, save_checkpoint
 from paddle_ldopt.trainer.stages import map_layers
 
-STEPS, HALF = 8, 4
+STEPS, HALF, ONE = 8, 4, "one process"
 PLACES = ["embed", "vision.layers.0", "vision.layers.1", "text.layers.0", "text.layers.1", "head"]
 DESCRIPTIONS = [(Embed, VOCABULARY, HIDDEN), (Split,), (Block, HIDDEN), (Block, HIDDEN), (Split,), (Head,)]
 DECAYS = {  # name -> decay, granularity
@@ -131,8 +132,6 @@ class Run:
             self.plain, self.schedule = optimizer_of(name, decay, layers, self.network)
             self.optimizer, self.model = self.plain, self.network
             if hcg is not None:
-                from paddle.distributed import fleet
-
                 self.optimizer = fleet.distributed_optimizer(self.plain)
                 self.model = fleet.distributed_model(self.network)
                 mend_paddle(hcg, self.network, self.optimizer)
@@ -152,6 +151,14 @@ class Run:
                 self.optimizer.clear_grad()
             self.schedule.step()
         return self
+
+    def save(self, folder):
+        save_checkpoint(folder, self.network, self.optimizer, rename=plain_name)
+
+    def resumed(self, folder):
+        """Return the parameters at the end of a training that goes on from a checkpoint."""
+        load_checkpoint(folder, self.network, self.optimizer, rename=plain_name)
+        return self.train(HALF, STEPS).values()
 
     def values(self):
         """Return the whole parameters of this process by name."""
@@ -175,24 +182,23 @@ def alone(case):
     return start, run.values(), run.ratios
 
 
-def worker(layouts, folder):
-    """Train every case under every layout, then again from a checkpoint; return parameters and ratios."""
-    from distributed_setup import start_fleet
-    from paddle.distributed.fleet.meta_parallel import tensor_parallel
+def place(folder, layout, case):
+    return f"{folder}/{layout}-{'-'.join(case)}"
 
-    tensor_parallel.broadcast_input_data = lambda hcg, *inputs, **options: (inputs, options)  # all have the same
-    paddle.Tensor.cuda = lambda self, *args, **kwargs: self  # Paddle's load_state_dict knows no CPU
-    out = {}
-    for layout in layouts:
-        hcg = start_fleet(**LAYOUTS[layout])
-        for case in CASES:
-            run = Run(case, hcg).train(0, HALF)
-            if ours := case[0] != "momentum":
-                place = f"{folder}/{layout}-{'-'.join(case)}"
-                save_checkpoint(place, run.network, run.optimizer)
-            out[layout, case] = run.train(HALF, STEPS).values(), run.ratios
-            if ours:
-                again = Run(case, hcg)
-                load_checkpoint(place, again.network, again.optimizer)
-                out[layout, case, "resumed"] = again.train(HALF, STEPS).values()
+
+def worker(runs, folder):
+    """Train each (layout, case), then again from a checkpoint of half of the way, and from one of one process.
+
+    Returns:
+        dict: (layout, case) -> parameters, ratios of each step, layout of the checkpoint -> parameters.
+    """
+    out, started = {}, None
+    for layout, case in sorted(runs):
+        if layout != started:
+            hcg, started = start_fleet(**LAYOUTS[layout]), layout
+        run, resumed = Run(case, hcg).train(0, HALF), {}
+        if case[0] != "momentum":  # Paddle's own
+            run.save(place(folder, layout, case))
+            resumed = {source: Run(case, hcg).resumed(place(folder, source, case)) for source in (layout, ONE)}
+        out[layout, case] = run.train(HALF, STEPS).values(), run.ratios, resumed
     return out

@@ -1,6 +1,7 @@
 """What `make test` runs of a test with many cases: ``@pytest.mark.representatives`` or ``representatives(count=2)``.
 
 By default each value of each argument is in one case at least. The other cases are `slow`: `make test-all` runs them.
+A fixture that does the work of many cases at once takes those that run from `selected`.
 """
 
 import collections
@@ -8,7 +9,7 @@ import random
 
 import pytest
 
-__all__ = ["chosen", "mark_the_rest_slow"]
+__all__ = ["chosen", "mark_the_rest_slow", "selected"]
 
 
 def chosen(cases, count, draw):
@@ -41,3 +42,15 @@ def mark_the_rest_slow(items):
         for i, item in enumerate(cases):
             if i not in kept:
                 item.add_marker(pytest.mark.slow)
+
+
+def selected(request, *arguments):
+    """Return a tuple of the values of these arguments for each test that will run and uses a fixture of its module.
+
+    Args:
+        request (FixtureRequest): of the fixture.
+        *arguments (str): names of arguments; tests without one of them are left out.
+    """
+    users = [item for item in request.session.items if request.fixturename in getattr(item, "fixturenames", ())]
+    params = [item.callspec.params for item in users if item.path == request.path and hasattr(item, "callspec")]
+    return list(dict.fromkeys(tuple(p[name] for name in arguments) for p in params if {*arguments} <= p.keys()))

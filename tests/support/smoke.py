@@ -18,6 +18,19 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import kernels
 
 
+def two_steps():
+    """Yield the name of each optimizer and the sum of the weights after two steps."""
+    for name in ldopt.list_optimizers():
+        layer = paddle.nn.Linear(4, 3)
+        layer.weight.set_value(np.linspace(-1, 1, 12, dtype="float32").reshape(4, 3))
+        optimizer = ldopt.create(name, layer, learning_rate=0.1)
+        for _ in range(2):
+            (layer(paddle.ones([2, 4])) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        yield name, float(layer.weight.sum())
+
+
 def main(wanted):
     """Raise SystemExit with what is wrong, if anything."""
     if (kernels.library() is not None) != (wanted == "library"):
@@ -26,15 +39,8 @@ def main(wanted):
         raise SystemExit("this is the package in the sources, not the installed one")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        for name in ldopt.list_optimizers():
-            layer = paddle.nn.Linear(4, 3)
-            layer.weight.set_value(np.linspace(-1, 1, 12, dtype="float32").reshape(4, 3))
-            optimizer = ldopt.create(name, layer, learning_rate=0.1)
-            for _ in range(2):
-                (layer(paddle.ones([2, 4])) ** 2).mean().backward()
-                optimizer.step()
-                optimizer.clear_grad()
-            print(name, float(layer.weight.sum()))
+        for name, total in two_steps():
+            print(name, total)
     texts = [str(warning.message) for warning in said]
     once = len(texts) == 1 and "the C library was not built: install a C compiler" in texts[0]
     if texts if wanted == "library" else not once:

@@ -121,7 +121,7 @@ class Layout:
         dp: data-parallel replicas, at least 1 like all numbers here.
         sharding: devices that share the optimizer's state.
         stage: 1: the state is shared; 2: the gradients too; 3: the parameters too.
-        split_param: with stage 1: parameters are cut (fleet's sharding v2) instead of dealt out whole (v1).
+        split_param: with stage 1: parameters are split (fleet's sharding v2) instead of assigned whole (v1).
         mp: tensor-parallel devices.
         pp: pipeline stages.
 

@@ -1,0 +1,162 @@
+"""Checks of a `GradientAccumulator`, before anything changes: of gradients, targets, groups of processes and states."""
+
+from typing import Any, Optional
+
+import paddle
+import paddle.distributed as dist
+
+from .._checks import checked_bool, checked_number, checked_state, checked_steps
+from .._messages import refusal, shown, wrong_type
+from .._paddle import dtype_name, parameters_of
+from .gradients import trainable
+
+_KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "synchronized", "gradients"}
+
+
+# ---- gradients
+
+
+def check_weight(weight: Any, reduction: str) -> None:
+    """Raise unless the weight of a micro-batch is given with "token", and only then."""
+    if reduction != "token" and weight is not None:
+        effect = '`weight` has no effect without reduction="token".'
+        raise refusal(ValueError, effect, weight=weight, reduction=reduction)
+    if reduction == "token" and weight is None:
+        raise refusal(ValueError, '`weight` must be given with reduction="token".', weight=None)
+    if reduction == "token":
+        checked_number(weight, "weight")
+
+
+def check_gradient(gradient: Any, total: Any, place: Any) -> None:
+    """Raise if a gradient cannot be added to its sum."""
+    if gradient is None:
+        return
+    if not isinstance(gradient, paddle.Tensor):
+        raise TypeError(f"A gradient must be a Tensor or None. Received: {type(gradient).__name__} at {place}")
+    if gradient.is_selected_rows():
+        advice = "build the embedding with sparse=False"
+        raise TypeError(f"Gradients must be dense: {advice}. Received: a sparse gradient at {place}")
+    if not gradient.is_floating_point():
+        raise TypeError(f"A gradient must be of a floating-point type. Received: dtype={gradient.dtype} at {place}")
+    if total is not None and gradient.shape != total.shape:
+        needed = f"A gradient must have the shape of its sum, {list(total.shape)}."
+        raise ValueError(f"{needed} Received: shape={list(gradient.shape)} at {place}")
+
+
+def described(names: Optional[list[str]], length: int) -> str:
+    """Describe the slots for a message."""
+    if names is None:
+        return f"a list of {length} gradients" if length else "nothing"
+    return f"{length} parameters ({', '.join(names[:3])}{', ...' if length > 3 else ''})"
+
+
+# ---- the target of the reduced gradients
+
+
+def checked_target(target: Any, names: Optional[list[str]], sums: list[Any]) -> list[Any]:
+    """Return the parameters of a list or a model; raise unless they fit the sums."""
+    if target is None:
+        since = "the accumulator was called with lists, or never with the model since it was built or loaded"
+        raise refusal(ValueError, f"`target` must be given: {since}.", target=None)
+    if isinstance(target, paddle.nn.Layer):
+        model_names, target = trainable(target)
+        if names is not None and model_names != names:
+            message = "`target` must be the model that produced the gradients."
+            received = f"{described(model_names, len(target))}, for gradients of {described(names, len(sums))}"
+            raise ValueError(f"{message} Received: {received}")
+    listed = hasattr(target, "__iter__") and not isinstance(target, paddle.Tensor)
+    parameters = list(target) if listed else []
+    if not listed or not all(isinstance(param, paddle.Tensor) for param in parameters):
+        raise wrong_type(target, "target", "a list of parameters or a paddle.nn.Layer")
+    if len(parameters) != len(sums):
+        raise ValueError(f"`target` must hold {len(sums)} parameters. Received: {len(parameters)}")
+    for place, (param, total) in enumerate(zip(parameters, sums)):
+        if total is not None and param.shape != total.shape:
+            received = f"shape={list(param.shape)} for a gradient of shape {list(total.shape)}, at {place}"
+            message = "`target` must hold the parameters of these gradients."
+            raise ValueError(f"{message} Received: {received}")
+    return parameters
+
+
+def checked_parameters_of(optimizer: Any) -> list[Any]:
+    """Return the parameters of an optimizer; raise TypeError for anything else."""
+    if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "clear_grad"):
+        raise wrong_type(optimizer, "optimizer", "a Paddle optimizer")
+    return parameters_of(optimizer)
+
+
+def target_among(trained: list[Any], names: Optional[list[str]], own_names: Optional[list[str]]) -> Optional[list[Any]]:
+    """Return the target among an optimizer's parameters: the trainable ones for a list, or None if unknown.
+
+    `own_names` are Paddle's names of the target, from another process that has seen the model.
+    """
+    if names is None:
+        return [param for param in trained if not param.stop_gradient]
+    by_name = {param.name: param for param in trained}
+    return [by_name[name] for name in own_names] if own_names and by_name.keys() >= set(own_names) else None
+
+
+def check_trains(trained: Optional[list[Any]], target: list[Any]) -> None:
+    """Raise ValueError if an optimizer has parameters, but no parameter of the target."""
+    names = [param.name for param in target]
+    if trained and {param.name for param in trained}.isdisjoint(names):
+        needed = "`optimizer` must train the model that produced the gradients, or its step has no effect"
+        received = f"optimizer with none of {len(names)} parameters, such as '{names[0]}'"
+        raise ValueError(f"{needed}. Received: {received}")
+
+
+# ---- several processes
+
+
+def check_group(group: Any, sums: list[Any]) -> None:
+    """Raise if the sums of the processes of a group cannot be added."""
+    if group is not None and not hasattr(group, "is_member"):
+        raise refusal(TypeError, "`group` must be a paddle.distributed Group.", group=group)
+    if group is not None and not group.is_member():
+        raise refusal(ValueError, "`group` must hold this process.", group=group)
+    if dist.get_world_size(group) == 1:
+        return
+    if not dist.is_initialized():
+        advice = "Processes must be connected: call `paddle.distributed.init_parallel_env` first."
+        raise ValueError(f"{advice} Received: {dist.get_world_size()} processes, not initialized")
+    if any(total is not None and total.is_dist() for total in sums):
+        problem = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
+        received = f"{len(sums)} gradients, DistTensors among them"
+        raise ValueError(f"{problem}: call `apply` without `synchronize`. Received: {received}")
+
+
+# ---- a state
+
+
+def check_state(state: Any, reduction: str) -> None:
+    """Raise unless the entries of a state have the right types, are consistent, and of the same reduction."""
+    missing = sorted(_KEYS - set(checked_state(state)))
+    if missing:
+        needed = f"The state must come from a GradientAccumulator; it lacks {missing}."
+        raise refusal(ValueError, needed, keys=list(state))
+    if state["reduction"] != reduction:
+        needed = f"The state must be of an accumulator with the same `reduction`, {shown(reduction)}."
+        raise refusal(ValueError, needed, reduction=state["reduction"])
+    slots, step = checked_steps(state["slots"], "slots"), checked_steps(state["step"], "step")
+    count = checked_steps(state["count"], "count", least=step)
+    checked_number(state["weight"], "weight")
+    synchronized = checked_bool(state["synchronized"], "synchronized")
+    names, received, sums = state["names"], state["received"], state["gradients"]
+    if count > step and not synchronized:
+        raise refusal(ValueError, "`count` must equal `step` before `synchronize`.", count=count, step=step)
+    for key, listed in (("received", received), ("names", received if names is None else names)):
+        if not isinstance(listed, (list, tuple)) or len(listed) != slots:
+            size = len(listed) if isinstance(listed, (list, tuple)) else type(listed).__name__
+            raise ValueError(f"`{key}` must be a list with an entry for each slot. Received: {key} of {size}, {slots=}")
+    if any(received) and not count:
+        raise refusal(ValueError, "`count` must be at least 1 where gradients were received.", count=0)
+    places = {str(place): flag for place, flag in enumerate(received)}
+    if not isinstance(sums, dict) or not {place for place, flag in places.items() if flag} <= set(sums) <= set(places):
+        keys = sorted(map(str, sums))[:8] if isinstance(sums, dict) else type(sums).__name__
+        needed = "`gradients` must be a dict with the sum of each slot that received a gradient, under its number."
+        raise ValueError(f"{needed} Received: gradients of {keys}, {slots=}")
+    for place, total in sums.items():
+        dtype = getattr(total, "dtype", None)
+        if dtype_name(dtype) not in ("float32", "float64"):
+            received = f"{type(total).__name__} of {dtype=!s} at {place}"
+            raise ValueError(f"`gradients` must be Tensors or arrays of float32 or float64. Received: {received}")

@@ -1,0 +1,63 @@
+"""Gradients of a micro-batch, from a list or a model, and reduced gradients for parameters."""
+
+from collections.abc import Iterable
+from typing import Any, Optional
+
+import paddle
+
+from .._messages import wrong_type
+from .._paddle import sharding_setting, unwrap_model
+
+
+def gradients_of(source: Any) -> tuple[Optional[list[str]], Optional[list[Any]], list[Any]]:
+    """Return the names, parameters and gradients of a model, or None, None and the gradients of a list."""
+    if isinstance(source, (list, tuple)):
+        return None, None, list(source)
+    if not isinstance(source, paddle.nn.Layer):
+        raise wrong_type(source, "gradients", "a list of Tensors and None, or a paddle.nn.Layer")
+    names, parameters = trainable(source)
+    gradients = [param.grad for param in parameters]
+    if all(gradient is None for gradient in gradients):
+        received = f"{len(parameters)} trainable parameters, none with a gradient"
+        raise ValueError(f"The model must have gradients: call `backward` first. Received: {received}")
+    return names, parameters, gradients
+
+
+def trainable(model: Any) -> tuple[list[str], list[Any]]:
+    """Return the structured names of a model's trainable parameters, and the parameters."""
+    inner = unwrap_model(model) if isinstance(model, paddle.DataParallel) else model
+    named = [(name, param) for name, param in inner.named_parameters() if not param.stop_gradient]
+    return [name for name, _ in named], [param for _, param in named]
+
+
+def sum_dtype(gradient: Any) -> Any:
+    """Return the type for the sum of such gradients."""
+    return paddle.float64 if gradient.dtype == paddle.float64 else paddle.float32
+
+
+def divided(total: Any, divisor: float) -> Any:
+    """Return the quotient; dividing by a Python number would multiply by its rounded reciprocal."""
+    return total / paddle.full([], divisor, total.dtype)
+
+
+def write(parameters: list[Any], gradients: Iterable[Any]) -> None:
+    """Set the gradients of parameters, in their types; None clears the gradient."""
+    clear(parameters)
+    for param, gradient in zip(parameters, gradients):
+        if gradient is None:
+            continue
+        if param.grad is None:
+            param.grad = gradient.astype(param.dtype)
+        else:
+            paddle.assign(gradient.astype(param.dtype), param.grad)  # part of a buffer that sharding reduces
+
+
+def clear(parameters: Iterable[Any]) -> None:
+    """Clear gradients, or zero them where sharding reduces a buffer of gradients."""
+    in_buffers = sharding_setting("split_param")
+    for param in parameters:
+        if not in_buffers:
+            param.clear_gradient(False)  # as a keyword, Paddle ignores the argument and leaves zeros
+        elif param.grad is not None:
+            with paddle.no_grad():
+                param.grad.zero_()
