@@ -1,4 +1,7 @@
-"""Declares the optional C library; all else is in setup.cfg. Without a compiler the package is installed without it."""
+"""Declares the optional C library; the metadata is in setup.cfg, the settings of tools in pyproject.toml.
+
+Without a compiler the package is installed without the library.
+"""
 
 import glob
 import pathlib

@@ -1,4 +1,4 @@
-"""Write the tables of options.md and scaling.md and the functions of schedules.rst: ``python docs/tables.py``.
+"""Write the tables of options.md and scaling.md: ``python docs/tables.py``.
 
 With ``--check`` only compare them.
 """
@@ -19,7 +19,7 @@ from paddle_ldopt.schedules.options import REQUIRED
 from paddle_ldopt.schedules.registry import SCHEDULES
 from paddle_ldopt.tools.memory import Layout, OptimizerSpec, Transformer, estimate, gib
 
-PAGES = [pathlib.Path(__file__).parent / name for name in ("options.md", "scaling.md", "reference/schedules.rst")]
+PAGES = [pathlib.Path(__file__).parent / name for name in ("options.md", "scaling.md")]
 SIZES = {"7 B": 7e9, "70 B": 70e9, "400 B": 400e9, "1 T": 1e12}
 TOKENS = 2**20  # that each pipeline works through in a step
 OPTIMIZERS = [
@@ -64,9 +64,11 @@ def options_table():
         for option, declared in options.items():
             if name == "all" or option not in COMMON:
                 ways = ["argument"] * declared.argument + ["group"] * declared.group
-                default = f"`{declared.default}`"
-                rows.append([name, f"`{option}`", default, declared.span, ", ".join(ways), declared.doc])
-    return _text_table(["optimizer", "option", "default", "range", "given as", "meaning"], rows)
+                own = f"`{option}`" if declared.setting else ""
+                setting, default = f"`{declared.setting or option}`", f"`{declared.default}`"
+                rows.append([name, setting, own, default, declared.span, ", ".join(ways), declared.doc])
+    header = ["optimizer", "option", "in the class", "default", "range", "given as", "meaning"]
+    return _text_table(header, rows)
 
 
 def schedules_table():
@@ -78,11 +80,6 @@ def schedules_table():
             if option != "last_epoch":  # the same for all
                 rows.append([f"`{kind.name}`", f"`{option}`", default, declared.span])
     return _text_table(["kind", "argument", "default", "range"], rows)
-
-
-def schedule_functions():
-    """Return the entries of the functions of all kinds of schedule."""
-    return "\n".join(sorted(f".. autofunction:: {kind.function.__name__}" for kind in SCHEDULES.values()))
 
 
 def decay_table():
@@ -172,7 +169,7 @@ def combinations_table():
 def tables():
     """Return name -> table, as between the marks of the page."""
     answer = {"options": options_table(), "states": states_table()}
-    answer.update({"decay": decay_table(), "schedules": schedules_table(), "schedule functions": schedule_functions()})
+    answer.update(decay=decay_table(), schedules=schedules_table())
     answer.update(models=models_table(), combinations=combinations_table())
     for size, params in SIZES.items():
         answer[f"memory {size}"] = memory_table(params)
@@ -183,17 +180,8 @@ def tables():
 def filled(page):
     """Return the text of a page with the tables that its marks name."""
     found = tables()
-    for begin, end in (
-        ("<!-- table: (.+?) -->\n", "<!-- end -->"),
-        (r"\.\. table: (.+?)\n\n", r"\n\.\. end"),
-    ):  # md, rst
-        page = re.sub(
-            f"({begin}).*?({end})",
-            lambda match: f"{match.group(1)}{found[match.group(2)]}\n{match.group(3)}",
-            page,
-            flags=re.S,
-        )
-    return page
+    between = r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)"
+    return re.sub(between, lambda match: f"{match[1]}{found[match[2]]}\n{match[3]}", page, flags=re.S)
 
 
 def main():

@@ -1,4 +1,8 @@
-"""Layer-wise learning-rate decay for fine-tuning with PaddlePaddle."""
+"""Layer-wise learning-rate decay for fine-tuning with PaddlePaddle.
+
+`create` builds an optimizer, `LdoptConfig` an optimizer and its schedule from settings in a file; both take options by
+the same names. The classes have the arguments of the optimizers they replace.
+"""
 
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
@@ -12,8 +16,6 @@ except ImportError as error:
         f"your CUDA version. Received: {error}"
     ) from error
 
-from . import optimizers as _optimizers
-from . import schedules as _schedules
 from .accumulation import GradientAccumulator
 from .build import create
 from .config import LdoptConfig
@@ -21,40 +23,75 @@ from .layers.decay import LayerDecay
 from .layers.map import Layer, LayerMap
 from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
-from .optimizers import *  # noqa: F403
+from .optimizers import (
+    Adafactor,
+    AdafactorSchedule,
+    AdamWDL,
+    AdamWeightDecay,
+    Came,
+    Lamb,
+    OptimizerInfo,
+    apply_layerwise_decay,
+    list_optimizers,
+    optimizer_class,
+    reset_layerwise_decay,
+)
 from .saving import LoadReport, convert_torch_optimizer, load_optimizer, save_optimizer
-from .schedules import *  # noqa: F403
-from .schedules import RuleSchedule as RuleSchedule
+from .schedules import (
+    CurveSchedule,
+    GreedyLR,
+    MetricSchedule,
+    ReduceLROnPlateau,
+    RuleSchedule,  # noqa: F401 - the name of CurveSchedule in 0.1
+    SchedulerType,
+    WarmUp,
+    get_constant_schedule,
+    get_constant_schedule_with_cool_down,
+    get_constant_schedule_with_warmup,
+    get_cosine_schedule_with_warmup,
+    get_cosine_with_hard_restarts_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
+    get_greedy_schedule,
+    get_inverse_sqrt_schedule,
+    get_linear_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
+    get_reduce_on_plateau_schedule,
+    get_scheduler,
+    get_wsd_schedule,
+)
 from .tensorflow_recipe import create_optimizer
 from .version import __version__
 
 if _TYPE_CHECKING:
     from .parallel import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, PipelineWithLossScale
 
+# fmt: off
 __all__ = [
-    "AdaptiveLossScaler",
-    "DynamicLossScaler",
-    "FixedLossScaler",
-    "GradientAccumulator",
-    "Layer",
-    "LayerDecay",
-    "LayerMap",
-    "LdoptConfig",
-    "LoadReport",
-    "PipelineWithLossScale",
-    "__version__",
-    "convert_torch_optimizer",
-    "create",
+    # the usual way in
+    "create", "list_optimizers", "LdoptConfig", "get_scheduler",
+    # the layers of a model and their rates
+    "Layer", "LayerDecay", "LayerMap", "decayed_parameter_names",
+    # the optimizers, and the table of their declarations
+    "Adafactor", "AdafactorSchedule", "AdamWDL", "AdamWeightDecay", "Came", "Lamb", "OptimizerInfo", "optimizer_class",
+    # layer-wise rates for Paddle's own optimizers, and PaddleNLP's hook
+    "apply_layerwise_decay", "reset_layerwise_decay", "layerwise_lr_decay",
+    # schedules by class, and by the functions of transformers
+    "CurveSchedule", "GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "SchedulerType", "WarmUp",
+    "get_constant_schedule", "get_constant_schedule_with_cool_down", "get_constant_schedule_with_warmup",
+    "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",
+    "get_cosine_with_min_lr_schedule_with_warmup", "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+    "get_greedy_schedule", "get_inverse_sqrt_schedule", "get_linear_schedule_with_warmup",
+    "get_polynomial_decay_schedule_with_warmup", "get_reduce_on_plateau_schedule", "get_wsd_schedule",
+    # TensorFlow's BERT fine-tuning: the port of transformers' function
     "create_optimizer",
-    "decayed_parameter_names",
-    "layerwise_lr_decay",
-    "load_optimizer",
-    "save_optimizer",
+    # saving, and states of PyTorch's optimizers
+    "save_optimizer", "load_optimizer", "LoadReport", "convert_torch_optimizer",
+    # micro-batches and loss scales
+    "GradientAccumulator", "AdaptiveLossScaler", "DynamicLossScaler", "FixedLossScaler", "PipelineWithLossScale",
+    "__version__",
 ]
-__all__ += _optimizers.__all__
-for _name in ("Option", "RuleOptimizer", "State", "register"):
-    __all__.remove(_name)  # importable here too, but only `optimizers` offers them
-__all__ += _schedules.__all__
+# fmt: on
 
 
 def __getattr__(name: str) -> _Any:

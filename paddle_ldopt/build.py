@@ -1,15 +1,17 @@
 """The one way from settings to an optimizer: `create`, `LdoptConfig`, the Trainer and `create_optimizer` call it."""
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Optional, Union
 
 import paddle
+from paddle.optimizer import Optimizer
 
 from ._messages import nearest, refusal
 from ._paddle import checked_model, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.granularity import Granularity
+from .layers.user_rules import Rules
 from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay, optimizer_class
 from .optimizers.groups import parameters_to_train
 from .optimizers.options import flag
@@ -27,16 +29,16 @@ OPTIMIZERS: Mapping[str, OptimizerInfo] = collections.ChainMap(_PADDLES, REGISTR
 
 def build_optimizer(
     chosen: Union[str, OptimizerInfo],
-    model: Any,
+    model: Optional[paddle.nn.Layer],
     *,
     layerwise_decay: Union[float, LayerDecay] = OFF,
     layers: Optional[LayerMap] = None,
-    rules: Any = None,
+    rules: Optional[Rules] = None,
     granularity: Granularity = "block",
-    groups: Any = None,
+    groups: Optional[Iterable[Any]] = None,
     max_grad_norm: float = 0.0,
     **arguments: Any,
-) -> Any:
+) -> Optimizer:
     """Return an optimizer that trains a model, each layer at its rate.
 
     Args:
@@ -51,7 +53,7 @@ def build_optimizer(
         groups: parameters or parameter groups to train instead of all parameters. With groups, `create`'s default
             exclusion from weight decay is off.
         max_grad_norm: the global norm for gradient clipping; 0 is off.
-        **arguments: arguments of the class. The weight decay is always called `weight_decay`.
+        **arguments: arguments of the class. Options have the names of `OptimizerInfo.settings` or those of the class.
     """
     info = OPTIMIZERS[chosen] if isinstance(chosen, str) else chosen
     arguments = _arguments_of(info, model, groups, max_grad_norm, arguments)
@@ -68,7 +70,11 @@ def build_optimizer(
 
 
 def _arguments_of(
-    info: OptimizerInfo, model: Any, groups: Any, max_grad_norm: float, given: dict[str, Any]
+    info: OptimizerInfo,
+    model: Optional[paddle.nn.Layer],
+    groups: Optional[Iterable[Any]],
+    max_grad_norm: float,
+    given: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the arguments of the class except for the layer-wise ones."""
     arguments = dict(given)
@@ -84,15 +90,26 @@ def _arguments_of(
         arguments["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(max_grad_norm)
     weight_decay = arguments.pop("weight_decay", None)
     if weight_decay or (weight_decay is not None and "weight_decay" in info.options):
-        arguments[info.weight_decay] = weight_decay
+        arguments["weight_decay"] = weight_decay
     rate_given = any(given.get(name) is not None for name in ("learning_rate", "lr"))
-    return {**info.external_rate, **arguments} if rate_given else arguments
+    return _named_as_in_class(info, {**info.external_rate, **arguments} if rate_given else arguments)
+
+
+def _named_as_in_class(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with each option under the class's name; raise ValueError for an option given twice."""
+    settings = {option.setting: name for name, option in info.options.items() if option.setting in arguments}
+    for setting, name in settings.items():
+        if name in arguments:
+            twice = {setting: arguments[setting], name: arguments[name]}
+            raise refusal(ValueError, f"`{name}` is another name for `{setting}`: give one of them.", **twice)
+        info.options[name].checked(arguments[setting], setting)  # an error has the name that was given
+    return {settings.get(name, name): value for name, value in arguments.items()}
 
 
 def _layers_of(
-    model: Any,
+    model: Optional[paddle.nn.Layer],
     layers: Optional[LayerMap],
-    rules: Any,
+    rules: Optional[Rules],
     granularity: Granularity,
     decay: LayerDecay,
     arguments: dict[str, Any],
@@ -113,12 +130,12 @@ def _has_hook(arguments: dict[str, Any]) -> bool:
 
 def create(
     name: str,
-    model: Any,
+    model: paddle.nn.Layer,
     layerwise_decay: Union[float, LayerDecay] = 1.0,
-    rules: Any = None,
+    rules: Optional[Rules] = None,
     granularity: Granularity = "block",
     **arguments: Any,
-) -> Any:
+) -> Optimizer:
     """Build an optimizer for all parameters of a model, with one learning rate per layer.
 
     Biases and the parameters of norms are excluded from weight decay. Frozen parameters are not updated; they can be
@@ -130,7 +147,9 @@ def create(
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
         rules: the `rules` of `LayerMap.from_model`, which is called if there is a decay.
         granularity: the `granularity` of `LayerMap.from_model`.
-        **arguments: further arguments of the class. `apply_decay_param_fun` overrides the exclusion from weight decay.
+        **arguments: further arguments of the class. Options have one name for all optimizers: `learning_rate`,
+            `weight_decay`, `beta1`, `beta2`, `epsilon`...; the class's own names (`lr`, `beta_1`, `eps`) work too.
+            `apply_decay_param_fun` overrides the exclusion from weight decay.
 
     Raises:
         TypeError: an argument that the class does not have.

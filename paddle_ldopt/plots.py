@@ -46,6 +46,7 @@ def plot_schedule(path: Path, first: int, series: Series) -> str:
         shade, points = str(0.8 * (1 - (i + 1) / len(series))), _points(len(rates))
         axes.plot([first + j for j in points], [rates[j] for j in points], color=shade, lw=1.2, label=named)
     name_lines(axes)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     return _write(axes, path, "step", "learning rate")
 
 

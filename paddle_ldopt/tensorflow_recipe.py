@@ -17,9 +17,10 @@ from .layers.paddlenlp_hook import layerwise_lr_decay
 from .layers.weight_decay import decayed_parameter_names
 from .optimizers import AdamWeightDecay
 from .optimizers.groups import checked_parameters
+from .optimizers.options import given_arguments
 from .schedules import WarmUp
-from .schedules.curves import Polynomial
 from .schedules.options import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
+from .schedules.polynomial import Polynomial
 
 
 def create_optimizer(
@@ -37,10 +38,10 @@ def create_optimizer(
     include_in_weight_decay: Optional[list[str]] = None,
     *,
     parameters: Any = None,
-    model: Any = None,
+    model: Optional[paddle.nn.Layer] = None,
     layerwise_decay: Union[float, LayerDecay] = 1.0,
     n_layers: int = 12,
-    set_param_lr_fun: Optional[Callable[..., Any]] = layerwise_lr_decay,
+    set_param_lr_fun: Optional[Callable[..., float]] = layerwise_lr_decay,
     name_dict: Optional[Mapping[str, str]] = None,
     layers: Optional[LayerMap] = None,
     multi_precision: bool = False,
@@ -99,15 +100,7 @@ def create_optimizer(
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """
-    options = _checked_options(
-        adam_beta1=adam_beta1,
-        adam_beta2=adam_beta2,
-        adam_epsilon=adam_epsilon,
-        adam_clipnorm=adam_clipnorm,
-        adam_global_clipnorm=adam_global_clipnorm,
-        weight_decay_rate=weight_decay_rate,
-        include_in_weight_decay=include_in_weight_decay,
-    )
+    options = _checked_options(given_arguments(locals(), _OPTIONS))
     if parameters is not None:  # read twice, here for their names
         parameters = checked_parameters(parameters, {*AdamWeightDecay.OPTIONS, "weight_decay_rate"})
     elif model is None and paddle.in_dynamic_mode():
@@ -148,8 +141,8 @@ _OPTIONS = {  # argument -> option of AdamWeightDecay
 }
 
 
-def _checked_options(**given: Any) -> dict[str, Any]:
-    """Return the checked options of `AdamWeightDecay` for the arguments of `create_optimizer`."""
+def _checked_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the checked options of `AdamWeightDecay` out of the arguments of `create_optimizer`."""
     declared = AdamWeightDecay.OPTIONS
     options = {option: declared[option].checked(given[argument], argument) for argument, option in _OPTIONS.items()}
     norms = {name: given[name] for name in ("adam_clipnorm", "adam_global_clipnorm")}
@@ -163,7 +156,10 @@ def _checked_options(**given: Any) -> dict[str, Any]:
 
 
 def _excluded(
-    options: dict[str, Any], model: Any, parameters: Optional[list[Any]], names: Optional[Mapping[str, str]]
+    options: dict[str, Any],
+    model: Optional[paddle.nn.Layer],
+    parameters: Optional[list[Any]],
+    names: Optional[Mapping[str, str]],
 ) -> dict[str, Any]:
     """Return the option that excludes parameters from weight decay; {} without weight decay."""
     if options["weight_decay"] == 0.0:
@@ -199,7 +195,7 @@ def _rate(peak: float, curve: Polynomial, step: int) -> float:
     return peak * curve(step)
 
 
-def _decayed(model: Any, include: list[re.Pattern[str]], names: Optional[Mapping[str, str]]) -> set[str]:
+def _decayed(model: paddle.nn.Layer, include: list[re.Pattern[str]], names: Optional[Mapping[str, str]]) -> set[str]:
     """Return the names of the parameters with weight decay, the included ones among them."""
     decayed = decayed_parameter_names(model)
     searched = names or name_dict_of(model)

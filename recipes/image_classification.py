@@ -19,11 +19,11 @@ import numpy as np
 import paddle
 from common import classification
 from common.arguments import RecipeArguments, option, parse
-from common.fine_tuner import FineTuner
+from common.errors import error
 from common.fine_tuning import entry_point, fine_tune
 from common.image_data import collate, digits, encode, few, load_images
 from common.pretrained import name_classes
-from common.text_sources import error
+from common.trainers import FineTuner
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import CLIPVisionConfig
 from paddlenlp.transformers.clip.modeling import CLIPPretrainedModel, CLIPVisionTransformer
@@ -111,13 +111,13 @@ def load_classifier(name, classes, seed):
 
 def build(args, options, parts):
     """Return a Trainer with a model for the rows, and the test rows as a data set."""
-    names = sorted({name for part in (parts.train, parts.validation, parts.test) for _, name in part})
+    names = sorted({name for rows in parts.each(list).values() for _, name in rows})
     if len(names) < 2:
         raise error(f"A classifier needs at least two classes; the images have {names}.", data=options.data)
     model = load_classifier(options.model, len(names), args.seed)
     name_classes(model, names)
     size = model.config.image_size
-    data = {part: encode(getattr(parts, part), names, size) for part in ("train", "validation", "test")}
+    data = parts.each(lambda rows: encode(rows, names, size))
     trainer = FineTuner(
         model=model,
         args=args,

@@ -17,16 +17,14 @@ import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common.arguments import RecipeArguments, check_least, option, parse
+from common.errors import error
 from common.fine_tuning import Score, entry_point, fine_tune
-from common.language_data import IGNORED, VOCABULARY, by_bytes, by_tokenizer, encode_pairs, unigram
+from common.language_data import IGNORED, VOCABULARY, by_bytes, by_tokenizer, encode_pairs, load_pairs, unigram
 from common.library_data import function_names
-from common.parts import load_parts
 from common.pretrained import load_model, load_tokenizer
-from common.text_sources import error, read_jsonl
-from common.token_trainer import TokenTrainer
+from common.trainers import TokenTrainer, logits_of
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.trainer import set_seed
-from seq2seq import pairs
 
 # config of the default class; without dropout, like LLaMA
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
@@ -69,8 +67,7 @@ class Writer(TokenTrainer):
 
     def guesses(self, model, inputs):
         """Return (logits, right tokens, their rows) of the answers."""
-        outputs = model(inputs["input_ids"])
-        logits = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
+        logits = logits_of(model(inputs["input_ids"]))
         where = paddle.nonzero(inputs["labels"] != IGNORED)
         return logits.gather_nd(where), inputs["labels"].gather_nd(where), where[:, 0]
 
@@ -85,8 +82,7 @@ def collate(rows):
 def named_functions():
     """Return the `Parts` of (name of a function, its description)."""
     parts = function_names()
-    turned = {split: [(f"{b}: ", a) for a, b in getattr(parts, split)] for split in ("train", "validation", "test")}
-    return dataclasses.replace(parts, **turned)
+    return dataclasses.replace(parts, **parts.each(lambda rows: [(f"{b}: ", a) for a, b in rows]))
 
 
 def build(args, options, parts):
@@ -123,14 +119,7 @@ def build(args, options, parts):
 def run(argv):
     """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
-    parts = load_parts(
-        options.data,
-        own={"docstrings": named_functions},
-        suffixes=(".jsonl",),
-        read=lambda path: pairs(read_jsonl(path), options, path),
-        rows_of=lambda data, split: pairs(data, options, split),
-        key=lambda row: row[0],
-    )
+    parts = load_pairs(options, own={"docstrings": named_functions})
     print(parts.description, flush=True)
     trainer, test, baseline = build(args, options, parts)
     score = Score("perplexity", "unigram", baseline)

@@ -22,12 +22,12 @@ import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common.arguments import RecipeArguments, check_least, option, parse
+from common.errors import error
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import docstring_texts
 from common.parts import load_parts
-from common.pretrained import load_model, load_tokenizer
-from common.text_sources import error
-from common.token_trainer import TokenTrainer
+from common.pretrained import load_encoder
+from common.trainers import TokenTrainer, logits_of
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
 
@@ -50,8 +50,8 @@ class Arguments(RecipeArguments):
     def __post_init__(self):
         super().__post_init__()
         if self.gradient_accumulation_steps != 1:
-            received = f"Received: gradient_accumulation_steps={self.gradient_accumulation_steps}"
-            raise ValueError(f"`gradient_accumulation_steps` must be 1: set `micro_batch_size`. {received}")
+            problem = "`gradient_accumulation_steps` must be 1: set `micro_batch_size`."
+            raise error(problem, gradient_accumulation_steps=self.gradient_accumulation_steps)
 
 
 @dataclasses.dataclass
@@ -97,8 +97,7 @@ class Guesser(TokenTrainer):
         places = paddle.to_tensor(np.flatnonzero(hidden))
         batch = {**inputs, "input_ids": paddle.to_tensor(shown)}
         # the head computes a logit for each word of the vocabulary: only for masked tokens if it can
-        logits = model(**batch, masked_positions=places) if self.takes_places else model(**batch)
-        logits = logits[0] if isinstance(logits, (tuple, list)) else logits
+        logits = logits_of(model(**batch, masked_positions=places) if self.takes_places else model(**batch))
         logits = logits.reshape([-1, logits.shape[-1]])
         return logits if self.takes_places else logits[places], paddle.to_tensor(ids[hidden]), places // ids.shape[1]
 
@@ -148,17 +147,20 @@ def begin_with_shares(model, counts):
 def build(args, options, parts):
     """Return a Trainer, the test rows as a data set, and the share of the most frequent token in these."""
     set_seed(args.seed)
-    tokenizer, model = load_tokenizer(options.model), load_model(options.model, task="MaskedLM")
-    data, counts, special = {}, {}, set(tokenizer.all_special_ids)
-    for part in ("train", "validation", "test"):
-        rows = [dict(tokenizer(t, max_length=options.max_length, truncation=True)) for t in getattr(parts, part)]
-        data[part] = [row for row in rows if not special.issuperset(row["input_ids"])]
-        counts[part] = Counter(token for row in data[part] for token in row["input_ids"])
-        for token in special:
-            del counts[part][token]
-    usual = counts["train"].most_common(1)[0][0]
+    tokenizer, model = load_encoder(options, "MaskedLM")
+    special = set(tokenizer.all_special_ids)
+
+    def encode(texts):
+        rows = [dict(tokenizer(text, max_length=options.max_length, truncation=True)) for text in texts]
+        return [row for row in rows if not special.issuperset(row["input_ids"])]
+
+    data = parts.each(encode)
+    trained, tested = (
+        Counter(token for row in data[split] for token in row["input_ids"] if token not in special)
+        for split in ("train", "test")
+    )
     if options.model == "minilm" or options.model.endswith("ForMaskedLM"):
-        begin_with_shares(model, counts["train"])
+        begin_with_shares(model, trained)
     trainer = Guesser(
         model=model,
         args=args,
@@ -168,7 +170,7 @@ def build(args, options, parts):
         tokenizer=tokenizer,
     )
     trainer.prepare(options)
-    return trainer, data["test"], counts["test"][usual] / sum(counts["test"].values())
+    return trainer, data["test"], tested[trained.most_common(1)[0][0]] / sum(tested.values())
 
 
 def run(argv):

@@ -21,21 +21,20 @@ import numpy as np
 import paddle
 from common import classification
 from common.arguments import check_least, option, parse
+from common.errors import error
 from common.fine_tuning import conclude, defaults_of, entry_point
 from common.library_data import docstring_pairs
 from common.plain_loop import LoopArguments, PlainLoop
-from common.pretrained import load_model, load_tokenizer, name_classes
+from common.pretrained import load_encoder
 from common.run_folder import check_data, note_arguments, note_for_predictions
 from common.text_data import Splits, TextDataset, say_cut
 from common.text_options import TextOptions
-from common.text_sources import error
+from common.trainers import logits_of
 from paddlenlp.data import DataCollatorWithPadding
 
 from paddle_ldopt import LayerMap, LdoptConfig, list_optimizers
 from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import RunReport
-
-PARTS = ("train", "validation", "test")
 
 
 @dataclasses.dataclass
@@ -78,7 +77,7 @@ class Loop(PlainLoop):
     """The training loop: a step and its scores."""
 
     def __init__(self, model, splits, tokenizer, options, optimization, args):
-        self.data = {part: TextDataset(getattr(splits, part), tokenizer, options.max_length) for part in PARTS}
+        self.data = splits.each(lambda rows: TextDataset(rows, tokenizer, options.max_length))
         super().__init__(model, len(self.data["train"]), args)
         self.collate = DataCollatorWithPadding(tokenizer)
         # from the bare model, because DataParallel adds "_layers." to the names
@@ -92,8 +91,7 @@ class Loop(PlainLoop):
         batch = self.collate(rows)
         labels = batch.pop("labels")
         with paddle.amp.auto_cast(enable=self.half):
-            logits = self.parallel(**batch)
-        return (logits[0] if isinstance(logits, (tuple, list)) else logits), labels
+            return logits_of(self.parallel(**batch)), labels
 
     def train_step(self):
         """Take the next step; return the loss."""
@@ -136,8 +134,8 @@ class Loop(PlainLoop):
 def own_splits():
     """Return the `Splits` of pairs from docstrings."""
     parts = docstring_pairs()
-    rows = [[((a, b), label) for a, b, label in getattr(parts, part)] for part in PARTS]
-    return Splits(*rows, labels=["another's", "goes on"], description=parts.description)
+    rows = parts.each(lambda rows: [((a, b), label) for a, b, label in rows])
+    return Splits(**rows, labels=["another's", "goes on"], description=parts.description)
 
 
 def run(argv):
@@ -148,8 +146,7 @@ def run(argv):
     if paddle.distributed.ParallelEnv().world_size > 1:
         paddle.distributed.init_parallel_env()
     paddle.seed(args.seed)
-    model, tokenizer = load_model(options.model, len(splits.labels)), load_tokenizer(options.model)
-    name_classes(model, splits.labels)
+    tokenizer, model = load_encoder(options, classes=splits.labels)
     loop = Loop(model, splits, tokenizer, options, optimization, args)
     print(say_cut(loop.data["train"]), flush=True)
     report = RunReport(args.output_dir, f"{options.model} on {options.data}", LayerMap.from_model(model))
@@ -164,7 +161,7 @@ def run(argv):
     if loop.rank == 0:
         model.save_pretrained(args.output_dir)
         tokenizer.save_pretrained(args.output_dir)
-        note_for_predictions(args.output_dir, args.recipe, options, pair=True)
+        note_for_predictions(args.output_dir, args.recipe, options, pair=True, columns=splits.columns)
     settings = {**dataclasses.asdict(options), **dataclasses.asdict(args)}
     logits, labels = loop.predictions("test")
     judge = classification.judge(splits.labels, [text for text, _ in splits.test])

@@ -23,6 +23,7 @@ import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 import paddle.distributed as dist
+from common.errors import error
 from common.language_data import IGNORED, VOCABULARY, encode_pairs, unigram
 from common.text_data import load_splits
 from paddle.distributed import fleet
@@ -81,7 +82,7 @@ def launched(args):
 def start(args):
     """Start fleet with `stages` processes in each pipeline, and as many pipelines as the processes allow."""
     if dist.get_world_size() % args.stages:
-        raise ValueError(f"`stages` must divide the {dist.get_world_size()} processes. Received: stages={args.stages}")
+        raise error(f"`stages` must divide the {dist.get_world_size()} processes.", stages=args.stages)
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {"pp_degree": args.stages, "dp_degree": dist.get_world_size() // args.stages}
     strategy.pipeline_configs = {"accumulate_steps": args.micro_batch_num, "micro_batch_size": args.micro_batch_size}
@@ -132,10 +133,8 @@ def last_step(args):
     steps = [int(path.rpartition("-")[2]) for path in paths]
     steps = [step for step in steps if all(os.path.exists(part_of(args.output_dir, step, rank)) for rank in ranks)]
     if bool(steps) != args.resume:
-        raise ValueError(
-            "`output_dir` must have a checkpoint of the same number of processes with --resume, and none without. "
-            f"Received: output_dir={args.output_dir!r}, resume={args.resume}, steps={steps}, processes={len(ranks)}"
-        )
+        problem = "`output_dir` must have a checkpoint of the same number of processes with --resume, and none without."
+        raise error(problem, output_dir=args.output_dir, resume=args.resume, steps=steps, processes=len(ranks))
     return max(steps, default=0)
 
 
@@ -151,7 +150,7 @@ def main():
     rows = args.micro_batch_num * args.micro_batch_size
     tested = encode(splits.test[: len(splits.test) // rows * rows], splits.labels, args.length)
     if not len(tested[0]):
-        raise ValueError(f"The test split has fewer rows than a batch of {rows}. Received: data={args.data!r}")
+        raise error(f"The test split has fewer rows than a batch of {rows}.", data=args.data)
 
     network, layers = llama(args.length)
     schedule = ldopt.get_cosine_schedule_with_warmup(args.learning_rate, max(args.steps // 10, 1), args.steps)

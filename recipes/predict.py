@@ -22,17 +22,13 @@ import sys
 from pathlib import Path
 
 import common.fast_cpu  # noqa: F401 - before Paddle
+from common.arguments import check_least
+from common.errors import error
 from common.fine_tuning import entry_point
 from common.predictors import Predictor
-from common.text_sources import SUFFIXES, column_of, decode, error, read_table
+from common.text_sources import SUFFIXES, column_of, decode, read_table
 
 COLUMNS = ("text_column", "text_pair_column")
-
-
-def label(folder, *texts, max_length=None):
-    """Return the most likely label of a text, or of both texts of a pair, and its probability."""
-    (found,) = Predictor(folder, max_length)([texts])
-    return found["label"], found["probability"]
 
 
 def command(folder, pair=False):
@@ -41,8 +37,12 @@ def command(folder, pair=False):
     return shlex.join([sys.executable, os.path.relpath(__file__), folder, *texts])
 
 
-def read_inputs(args):
-    """Return an iterator of tuples: the text or the pair of each input."""
+def read_inputs(args, trained_on):
+    """Return an iterator of tuples: the text or the pair of each input.
+
+    In a file with several columns, the texts are in the columns of the command line, or else in columns with the names
+    that the training read, or else in columns with usual names.
+    """
     width = 2 if args.pair else 1
     if args.inputs:
         if len(args.inputs) % width:
@@ -56,14 +56,23 @@ def read_inputs(args):
     if path.suffix.lower() not in SUFFIXES:
         return _lines(decode(path, args.encoding).splitlines(), width, path)
     wanted = {name: getattr(args, name) for name in COLUMNS[:width]}
-    names, table = read_table(path, wanted, args.has_header, args.encoding)
-    if len(names) == 1 and width == 1:
-        wanted["text_column"] = 0
-    columns = [column_of(names, name, column, path) for name, column in wanted.items()]
-    wrong = [place for place, cells in table if len(cells) != len(names)]
+    likely = [trained_on[name] for name in wanted if not trained_on.get(name, "0").isdigit()]
+    names, table = read_table(path, wanted, args.has_header, args.encoding, likely)
+    columns = []
+    for i, (name, column) in enumerate(wanted.items()):
+        column = trained_on[name] if column is None and trained_on.get(name) in names else column
+        columns.append(column_of(names, name, column, path, (str(i),) if len(names) == width else ()))
+    wrong = [
+        place for place, cells in table if len(cells) != len(names) or not all(_has_text(cells[i]) for i in columns)
+    ]
     if wrong:
-        raise error(f"{len(wrong)} rows do not have the columns {names}, the first at {wrong[0]}.", input=path)
+        problem = f"{len(wrong)} rows lack a text or one of the columns {names}, the first at {wrong[0].lower()}."
+        raise error(problem, input=path)
     return (tuple(str(cells[i]) for i in columns) for _, cells in table)
+
+
+def _has_text(cell):
+    return cell is not None and str(cell).strip() != ""
 
 
 def _lines(lines, width, source):
@@ -75,16 +84,16 @@ def _lines(lines, width, source):
             yield texts
 
 
-def write(found, path, out):
+def write(predictions, path, out):
     """Write each prediction at once: to a .csv or .jsonl file, or as a line on standard output."""
     writer = None
-    for row in found:
+    for row in predictions:
         if path is None:
-            said = row.get("label", row.get("answer", row.get("output")))
-            said = " ".join(f"{w}/{t}" for w, t in zip(row["words"], row["tags"])) if "tags" in row else said
+            text = row.get("label", row.get("answer", row.get("output")))
+            text = " ".join(f"{w}/{t}" for w, t in zip(row["words"], row["tags"])) if "tags" in row else text
             probability = row["probability"] if "probability" in row else min(row["probabilities"], default=1.0)
-            print(f"{said} ({probability:.3f})", file=out, flush=True)
-        elif path.suffix == ".jsonl":
+            print(f"{text} ({probability:.3f})", file=out, flush=True)
+        elif path.suffix.lower() == ".jsonl":
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
         else:
             each = row.pop("probabilities", {})
@@ -106,8 +115,11 @@ def say(argv):
     parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images")
     parser.add_argument("--pair", action="store_true", help="an input is two texts: a pair, or a question and its text")
     parser.add_argument("--input", metavar="FILE", help="read inputs from a file; - is standard input")
-    parser.add_argument("--output", metavar="FILE", help="write a .csv or .jsonl file")
-    parser.add_argument("--text_column", help="column of the text in a file: name, or number from 0")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write a .jsonl file, or a .csv file (UTF-8 with a byte order mark)"
+    )
+    column = "column of the text in a file: name, or number from 0; by default as in the training"
+    parser.add_argument("--text_column", help=column)
     parser.add_argument("--text_pair_column", help="column of the second text")
     parser.add_argument("--has_header", type=json.loads, help="true or false: whether a file begins with column names")
     parser.add_argument("--encoding", default="utf-8", help="encoding of a file (utf-8)")
@@ -115,17 +127,22 @@ def say(argv):
     parser.add_argument("--max_length", type=int, help="longest text in tokens; by default as in the training")
     args = parser.parse_intermixed_args(argv)
     if bool(args.inputs) == bool(args.input):
-        raise error("Give either inputs or `--input`.", inputs=args.inputs, input=args.input)
+        raise error(
+            "Give either inputs or `--input FILE`; `--input -` reads standard input.",
+            inputs=args.inputs,
+            input=args.input,
+        )
     path = Path(args.output) if args.output else None
-    if path is not None and path.suffix not in (".csv", ".jsonl"):
+    if path is not None and path.suffix.lower() not in (".csv", ".jsonl"):
         raise error("`--output` must end in .csv or .jsonl.", output=path)
-    if args.batch_size < 1:
-        raise error("`--batch_size` must be at least 1.", batch_size=args.batch_size)
-    predictor, inputs = Predictor(args.folder, args.max_length), iter(read_inputs(args))
+    check_least(args, batch_size=1, **({} if args.max_length is None else {"max_length": 4}))
+    predictor = Predictor(args.folder, args.max_length)
     predictor.check(args.pair)
+    inputs = iter(read_inputs(args, predictor.noted.get("columns", {})))
     batches = iter(lambda: list(itertools.islice(inputs, args.batch_size)), [])
     found = itertools.chain.from_iterable(map(predictor, batches))
-    with open(path, "w", encoding="utf-8", newline="") if path else contextlib.nullcontext(sys.stdout) as out:
+    encoding = "utf-8" if path and path.suffix.lower() == ".jsonl" else "utf-8-sig"  # by its mark Excel knows UTF-8
+    with open(path, "w", encoding=encoding, newline="") if path else contextlib.nullcontext(sys.stdout) as out:
         write(found, path, out)
 
 

@@ -20,12 +20,13 @@ import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common.arguments import RecipeArguments, check_least, option, parse
+from common.errors import error
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import signature_questions
 from common.parts import load_parts
-from common.pretrained import load_model, load_tokenizer
-from common.text_scores import ScoringTuner, answer_scores
-from common.text_sources import error
+from common.pretrained import load_encoder
+from common.text_scores import answer_scores
+from common.trainers import ScoringTuner
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
 
@@ -93,7 +94,7 @@ class Windows(list):
 
     def __init__(self, rows, tokenizer, options):
         super().__init__()
-        self.rows, self.most, self.places = rows, options.max_answer_length, []
+        self.rows, self.max_answer_length, self.places = rows, options.max_answer_length, []
         for index, (question, context, answers, begin) in enumerate(rows):
             asked, spans = tokenizer(question)["input_ids"], _spans(context, tokenizer)
             first = len(asked)  # [CLS] question [SEP], then the window
@@ -119,7 +120,7 @@ class Windows(list):
             inside = slice(first, first + len(spans))
             sums = np.add.outer(begin[inside], end[inside])
             length = np.subtract.outer(np.arange(len(spans)), np.arange(len(spans))).T  # the length minus one
-            sums[(length < 0) | (length >= self.most)] = -np.inf
+            sums[(length < 0) | (length >= self.max_answer_length)] = -np.inf
             a, b = np.unravel_index(np.argmax(sums), sums.shape)
             best[index] = max(best[index], (float(sums[a, b]), self.rows[index][1][spans[a][0] : spans[b][1]]))
         return list(best.values())
@@ -152,8 +153,8 @@ class Answerer(ScoringTuner):
 def build(args, options, parts):
     """Return a Trainer with a new model for the rows, and the test rows as a data set."""
     set_seed(args.seed)
-    tokenizer, model = load_tokenizer(options.model), load_model(options.model, task="QuestionAnswering")
-    data = {part: Windows(getattr(parts, part), tokenizer, options) for part in ("train", "validation", "test")}
+    tokenizer, model = load_encoder(options, "QuestionAnswering")
+    data = parts.each(lambda rows: Windows(rows, tokenizer, options))
     sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     collator = DataCollatorWithPadding(tokenizer)
     trainer = Answerer(model=model, args=args, data_collator=collator, tokenizer=tokenizer, **sets)

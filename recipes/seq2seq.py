@@ -15,18 +15,19 @@ from typing import Optional
 import common.fast_cpu  # noqa: F401 - before Paddle
 import paddle
 from common.arguments import RecipeArguments, check_least, option, parse
+from common.errors import error
 from common.fine_tuning import Score, entry_point, fine_tune
+from common.language_data import IGNORED, load_pairs
 from common.library_data import written_dates
-from common.parts import load_parts
 from common.pretrained import load_model, load_tokenizer
-from common.text_scores import ScoringTuner, best_lead, rouge, words
-from common.text_sources import error, read_jsonl
+from common.run_folder import names_in
+from common.text_scores import best_lead, rouge, words
+from common.trainers import ScoringTuner
 from paddlenlp.data import DataCollatorForSeq2Seq
-from paddlenlp.trainer import PdArgumentParser, set_seed
+from paddlenlp.trainer import set_seed
 
 from paddle_ldopt import LdoptConfig
 
-IGNORED = -100  # label or prediction of padding
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "num_cycles", "lr_end", "power")
 SCHEDULE += ("warmup_steps", "warmup_ratio")
 
@@ -67,18 +68,6 @@ class Options:
         check_least(self, max_length=4, max_target_length=3)
 
 
-def pairs(records, options, source):
-    """Return [(source, target), ...] of dicts."""
-    rows = []
-    for number, record in enumerate(records, 1):
-        row = tuple(record.get(field) for field in (options.source_field, options.target_field))
-        if not all(isinstance(text, str) and text.strip() for text in row):
-            fields = {"source_field": options.source_field, "target_field": options.target_field}
-            raise error(f"Row {number} lacks a text: it has {list(record)}.", source=source, **fields)
-        rows.append(row)
-    return rows
-
-
 class Pairs(list):
     """Tokenized sources and targets, with the score of a model's outputs."""
 
@@ -98,7 +87,7 @@ class Pairs(list):
 class Writer(ScoringTuner):
     """The Trainer; it evaluates texts that the model writes by greedy search."""
 
-    most = 8  # tokens of an output
+    max_new_tokens = 8  # tokens of an output
 
     def compute_loss(self, model, inputs, return_outputs=False):
         """Return the cross entropy of the targets."""
@@ -111,18 +100,9 @@ class Writer(ScoringTuner):
         with paddle.no_grad():
             loss = self.compute_loss(model, inputs)
             read = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            written = self.model.generate(**read, max_new_tokens=self.most, decode_strategy="greedy_search")[0]
+            greedily = {"max_new_tokens": self.max_new_tokens, "decode_strategy": "greedy_search"}
+            written = self.model.generate(**read, **greedily)[0]
         return loss, written, inputs["labels"]
-
-
-def check_rate_is_left_out(argv):
-    """Raise ValueError if a command line sets a learning rate or a schedule, which would have no effect."""
-    parser = PdArgumentParser((Options, Arguments))
-    parser.set_defaults(**dict.fromkeys(SCHEDULE))
-    line = vars(parser.parse_known_args(argv)[0])
-    given = {name: line[name] for name in SCHEDULE if line[name] is not None}
-    if given:
-        raise error("With `relative_step` Adafactor sets its own learning rate: leave these arguments out.", **given)
 
 
 def build(args, options, parts):
@@ -137,37 +117,33 @@ def build(args, options, parts):
     if options.relative_step:
         if str(args.optim) != "adafactor":
             raise error("`relative_step` is an option of Adafactor.", optim=str(args.optim))
-        given = LdoptConfig.from_arguments(args).to_dict()
-        ours = {"learning_rate": None, "optim_kwargs": {**given["optim_kwargs"], "relative_step": True}}
+        settings = LdoptConfig.from_arguments(args).to_dict()
+        ours = {"learning_rate": None, "optim_kwargs": {**settings["optim_kwargs"], "relative_step": True}}
         no_schedule = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
-        kept = {name: value for name, value in given.items() if name not in no_schedule}
+        kept = {name: value for name, value in settings.items() if name not in no_schedule}
         optimizers = LdoptConfig.from_dict({**kept, **ours}).build(model)
 
-    data = {part: Pairs(getattr(parts, part), tokenizer, options) for part in ("train", "validation", "test")}
+    data = parts.each(lambda rows: Pairs(rows, tokenizer, options))
     collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
-    for what, name, most in (("Sources", "input_ids", "max_length"), ("Targets", "labels", "max_target_length")):
-        full = sum(len(row[name]) >= getattr(options, most) for row in data["train"])
-        cut = f"{what} are cut off after {getattr(options, most)} tokens"
-        print(f"{cut}; {full} of {len(parts.train)} training rows have as many or more.", flush=True)
+    limits = {"input_ids": ("Sources", options.max_length), "labels": ("Targets", options.max_target_length)}
+    for name, (texts, limit) in limits.items():
+        full = sum(len(row[name]) >= limit for row in data["train"])
+        rows = f"{full} of {len(parts.train)} training rows have as many or more"
+        print(f"{texts} are cut off after {limit} tokens; {rows}.", flush=True)
     sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
     trainer = Writer(model, args=args, data_collator=collator, tokenizer=tokenizer, optimizers=optimizers, **sets)
-    trainer.most = options.max_target_length
+    trainer.max_new_tokens = options.max_target_length
     return trainer, data["test"]
 
 
 def run(argv):
     """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
-    if options.relative_step:
-        check_rate_is_left_out(argv)
-    parts = load_parts(
-        options.data,
-        own={"dates": written_dates},
-        suffixes=(".jsonl",),
-        read=lambda path: pairs(read_jsonl(path), options, path),
-        rows_of=lambda data, split: pairs(data, options, split),
-        key=lambda row: row[0],
-    )
+    without_effect = {name: getattr(args, name) for name in SCHEDULE if name in names_in(argv)}
+    if options.relative_step and without_effect:
+        problem = "With `relative_step` Adafactor sets its own learning rate: leave these arguments out."
+        raise error(problem, **without_effect)
+    parts = load_pairs(options, own={"dates": written_dates})
     print(parts.description, flush=True)
     first = best_lead(parts.train)
     lead = [" ".join(words(source)[:first]) for source, _ in parts.test]

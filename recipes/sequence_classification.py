@@ -21,13 +21,13 @@ import predict
 from common import classification
 from common.arguments import RecipeArguments, check_least, option, parse
 from common.comparison import compare
-from common.fine_tuner import FineTuner
+from common.errors import error
 from common.fine_tuning import entry_point, fine_tune
-from common.pretrained import load_model, load_tokenizer, name_classes
+from common.pretrained import load_encoder
 from common.progress import silence
 from common.text_data import TextDataset, say_cut
 from common.text_options import TextOptions
-from common.text_sources import error
+from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.trainer import set_seed
 
@@ -57,8 +57,7 @@ class Options(TextOptions):
 def build(args, options, splits):
     """Return a Trainer with a new model for `splits`."""
     set_seed(args.seed)
-    tokenizer, model = load_tokenizer(options.model), load_model(options.model, len(splits.labels))
-    name_classes(model, splits.labels)
+    tokenizer, model = load_encoder(options, classes=splits.labels)
     by_length = {part: sorted(getattr(splits, part), key=lambda row: len(row[0])) for part in ("validation", "test")}
     data = {part: TextDataset(rows, tokenizer, options.max_length) for part, rows in by_length.items()}  # less padding
     trainer = FineTuner(
@@ -86,7 +85,8 @@ def run(argv):
     """Run a command line."""
     options, args, argv = parse(argv, Options, Arguments)
     if options.compare and (args.layerwise_lr_decay == 1 or args.resume_from_checkpoint):
-        raise ValueError("`compare` needs a `layerwise_lr_decay` below 1, and cannot resume.")
+        received = {name: getattr(args, name) for name in ("layerwise_lr_decay", "resume_from_checkpoint")}
+        raise error("`compare` needs a `layerwise_lr_decay` below 1, and cannot resume.", **received)
     if options.compare and args.early_stopping_patience != Arguments.early_stopping_patience:
         raise error(
             "`compare` does not stop early: leave this out.", early_stopping_patience=args.early_stopping_patience
@@ -103,8 +103,8 @@ def run(argv):
         trainer, test = build(args, options, splits)
         print(say_cut(trainer.train_dataset), flush=True)
         judge = classification.judge(splits.labels, [text for text, _ in test.rows])
-        score, pair = classification.majority_score(splits.test), not isinstance(splits.test[0][0], str)
-        fine_tune(trainer, test, score, options, argv, splits, judge, {"pair": pair})
+        score, pair = classification.majority_score(splits.test), "text_pair_column" in splits.columns
+        fine_tune(trainer, test, score, options, argv, splits, judge, {"pair": pair, "columns": splits.columns})
         if trainer.is_world_process_zero():
             print(f"label texts: {predict.command(args.output_dir, pair)}")
 

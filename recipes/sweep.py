@@ -25,10 +25,11 @@ import common.fast_cpu  # noqa: F401 - before Paddle
 import paddle
 from common.arguments import LOWER_IS_BETTER, check_least, option, parse_line
 from common.comparison import DIVERGED, quiet, tabulate
+from common.errors import error
 from common.fine_tuning import entry_point
 from common.heat_map import heat_map
-from common.run_folder import ARGUMENTS, take, write_json
-from common.text_sources import error, read_jsonl
+from common.run_folder import ARGUMENTS, names_in, take, write_json
+from common.text_sources import read_jsonl
 from rich.console import Console
 
 from paddle_ldopt.trainer import last_checkpoint
@@ -57,8 +58,7 @@ class Options:
         known.remove("sweep")
         if self.recipe not in known:
             raise error(f"`recipe` must be one of {', '.join(known)}.", recipe=self.recipe)
-        given = {word.partition("=")[0] for word in shlex.split(self.arguments)}
-        ours = [name for name in OURS if f"--{name}" in given]
+        ours = [name for name in OURS if name in names_in(shlex.split(self.arguments))]
         if ours:
             instead = "give `learning_rates`, `decays`, `seeds`, `first_seed` or the sweep's own `output_dir`"
             raise error(f"The sweep sets {' and '.join(ours)} of each run: {instead}.", arguments=self.arguments)

@@ -18,12 +18,13 @@ from collections import Counter, defaultdict
 import common.fast_cpu  # noqa: F401 - before Paddle
 import numpy as np
 from common.arguments import RecipeArguments, check_least, option, parse
-from common.fine_tuner import FineTuner
+from common.errors import error
 from common.fine_tuning import Score, entry_point, fine_tune
 from common.library_data import tagged_docstrings
 from common.parts import load_parts
-from common.pretrained import load_model, load_tokenizer, name_classes
-from common.text_sources import error, label_names
+from common.pretrained import load_encoder
+from common.text_sources import label_names
+from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForTokenClassification
 from paddlenlp.trainer import set_seed
 from seqeval.metrics import f1_score
@@ -107,12 +108,12 @@ class TaggedWords(list):
             self.append({**row, "labels": [IGNORED] * before + labels[:room] + [IGNORED] * after})
 
 
-def tag_scores(found, right):
+def tag_scores(predicted, expected):
     """Return the accuracy of lists of tags, and for tags B-, I-, O also the F1 of the entities."""
-    flat = [(a, b) for one, other in zip(found, right) for a, b in zip(one, other)]
+    flat = [(a, b) for one, other in zip(predicted, expected) for a, b in zip(one, other)]
     scores = {"accuracy": sum(a == b for a, b in flat) / max(len(flat), 1)}
     if all(re.fullmatch("O|[BIES]-.+", tag) for tag in {b for _, b in flat}):
-        scores["f1"] = float(f1_score(right, found, zero_division=0))
+        scores["f1"] = float(f1_score(expected, predicted, zero_division=0))
     return scores
 
 
@@ -130,11 +131,10 @@ def most_frequent_tags(train, test):
 def build(args, options, parts):
     """Return a Trainer with a new model for the rows, and the test rows as a data set."""
     set_seed(args.seed)
-    tags = sorted({tag for part in (parts.train, parts.validation, parts.test) for _, row in part for tag in row})
+    tags = sorted({tag for rows in parts.each(list).values() for _, row in rows for tag in row})
     if len(tags) < 2:
         raise error(f"A tagger needs at least two tags; the rows have {tags}.", data=options.data)
-    tokenizer, model = load_tokenizer(options.model), load_model(options.model, len(tags), task="TokenClassification")
-    name_classes(model, tags)
+    tokenizer, model = load_encoder(options, "TokenClassification", tags)
 
     def compute_metrics(prediction):
         found, right = np.argmax(prediction.predictions, axis=-1), prediction.label_ids
@@ -142,9 +142,7 @@ def build(args, options, parts):
         named = [[[tags[i] for i in row[keep]] for row, keep in zip(ids, kept)] for ids in (found, right)]
         return tag_scores(*named)
 
-    data = {}
-    for part in ("train", "validation", "test"):
-        data[part] = TaggedWords(getattr(parts, part), tokenizer, tags, options.max_length)
+    data = parts.each(lambda rows: TaggedWords(rows, tokenizer, tags, options.max_length))
     trainer = FineTuner(
         model=model,
         args=args,

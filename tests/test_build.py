@@ -62,10 +62,10 @@ def test_what_was_frozen_when_an_optimizer_was_created_may_be_unfrozen(name, dec
 
 @pytest.mark.parametrize("name", list(REGISTRY))
 def test_create_decays_neither_biases_nor_norms(name):
-    model, info = Net(), REGISTRY[name]
+    model = Net()
     for block in model.blocks:
         block.norm1.weight.set_value(paddle.full([4], 2.0))
-    opt = ldopt.create(name, model, **RATES.get(name, {}), **{info.weight_decay: 0.5})
+    opt = ldopt.create(name, model, **RATES.get(name, {}), weight_decay=0.5)
     for p in model.parameters():
         p.grad = paddle.zeros_like(p)
     before = {n: p.numpy().copy() for n, p in model.named_parameters()}
@@ -185,8 +185,42 @@ def test_an_optimizer_of_ten_lines_is_known_everywhere(momentum, tmp_path, capsy
     capsys.readouterr()
     assert main(["memory", "--params", "1e9", "--optimizer", "momentum", "momentum,mass=0", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["plans"]) == 2
-    assert "| `momentum` | `mass` | `0.9` | [0, 1) | argument | decay of the momentum |" in tables.options_table()
+    assert "| `momentum` | `mass` |  | `0.9` | [0, 1) | argument | decay of the momentum |" in tables.options_table()
     assert "| momentum | `moment`, `beta1_pow_acc` | 4 R C + 4 | 4 n + 4 |" in tables.states_table()
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_every_option_has_one_name_for_all_optimizers(name):
+    assert not {"beta_1", "beta_2", "eps", "lr", "weight_decay_rate"} & REGISTRY[name].settings.keys()
+    model = Net()
+    for own, option in REGISTRY[name].options.items():
+        if option.setting:
+            opts = [
+                ldopt.create(name, model, **{**RATES.get(name, {}), key: option.default})
+                for key in (own, option.setting)
+            ]
+            assert opts[0].step_options() == opts[1].step_options()
+
+
+@pytest.mark.parametrize(
+    "name, own, setting, value", [("adamweightdecay", "beta_1", "beta1", 0.5), ("lamb", "eps", "epsilon", 1e-3)]
+)
+def test_an_option_may_be_given_by_either_name_of_it(name, own, setting, value):
+    model, rate = Net(), {"learning_rate": 0.1}
+    for given in (own, setting):
+        assert ldopt.create(name, model, **rate, **{given: value}).step_options()[own] == value
+        config = ldopt.LdoptConfig(name, {given: value})
+        assert config.optim_kwargs == {setting: value} and config.build(model, 9)[0].step_options()[own] == value
+        with pytest.raises(ValueError, match=f"`{given}` must be in .*Received: {given}=-1"):
+            ldopt.create(name, model, **rate, **{given: -1})
+        with pytest.raises(ValueError, match=f"`optim_kwargs`: `{given}` must be in .*Received: {given}=-1"):
+            ldopt.LdoptConfig(name, {given: -1})
+    both = {own: value, setting: value}
+    twice = f"`{own}` is another name for `{setting}`: give one of them. Received: {setting}={value}, {own}={value}"
+    with pytest.raises(ValueError, match=twice):
+        ldopt.create(name, model, **rate, **both)
+    with pytest.raises(ValueError, match=twice):
+        ldopt.LdoptConfig(name, both)
 
 
 @pytest.mark.parametrize("name", list(REGISTRY))

@@ -16,7 +16,9 @@ import paddle_ldopt as ldopt
 from paddle_ldopt import LdoptConfig
 from paddle_ldopt.build import OPTIMIZERS
 from paddle_ldopt.config import read_yaml
-from paddle_ldopt.trainer import RunReport
+from paddle_ldopt.config.decay import SETTINGS
+from paddle_ldopt.layers.decay import OPTIONS as OPTIONS_OF_A_DECAY
+from paddle_ldopt.trainer import LdoptArgumentsMixin, RunReport
 
 OPTIONS = {  # one option that is no default of each optimizer, and one that a Trainer has a field for
     "adamw": {"beta2": 0.98},
@@ -83,6 +85,16 @@ def arguments(config, folder, **more):
     if config.lr_scheduler_type in ldopt.schedules.ON_METRIC:
         more = {"evaluation_strategy": "steps", **more}
     return common.arguments(folder, **{**config.to_arguments(), **more})
+
+
+@pytest.mark.parametrize("cls", [LdoptConfig, LdoptArgumentsMixin])
+def test_every_option_of_a_decay_is_a_setting(cls):
+    fields = {
+        field.name: (field.default, field.metadata["help"]) for field in dataclasses.fields(cls) if field.metadata
+    }
+    for option, name in SETTINGS.items():
+        declared = OPTIONS_OF_A_DECAY[option]
+        assert fields[name][0] == declared.default and fields[name][1].lower().startswith(declared.doc.lower())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any
 
 from .._checks import refused
 from .._messages import refusal
@@ -11,16 +11,13 @@ from ..layers.decay_checks import idle_options
 from ..layers.granularity import checked_granularity
 from .files import json_object
 
-Class = TypeVar("Class", bound=type)
-
 # field of `LayerDecay` -> our setting
 SETTINGS = {field: f"layerwise_{'lr_decay' if field == 'layerwise_decay' else field}" for field in OPTIONS}
 _DICTS = {field.name for field in dataclasses.fields(LayerDecay) if "dict" in str(field.type)}
-_Fields: Any = object  # for type checkers: any fields
 
 
-class DecaySettings(_Fields):
-    """Base of a dataclass of settings with a field for each option of `LayerDecay`, see `with_decay_settings`."""
+class DecaySettings:
+    """Base of a dataclass with a `decay_setting` for each option of `LayerDecay`."""
 
     @property
     def layerwise_decay(self) -> LayerDecay:
@@ -33,26 +30,11 @@ class DecaySettings(_Fields):
         return self.layerwise_decay
 
 
-def with_decay_settings(dict_type: Any) -> Callable[[Class], Class]:
-    """Return a decorator that adds a field for each option to a class, before `dataclass` is applied to it.
-
-    The fields are placed before `layerwise_rules`. Dict options have the type `dict_type`: dict, or str for JSON.
-    """
-
-    def add(cls: Class) -> Class:
-        types: dict[str, Any] = {}
-        for name, annotation in cls.__annotations__.items():
-            if name == "layerwise_rules":
-                for field in dataclasses.fields(LayerDecay):
-                    types[SETTINGS[field.name]] = Optional[dict_type] if field.name in _DICTS else field.type
-            types[name] = annotation
-        cls.__annotations__ = types
-        for name, option in OPTIONS.items():
-            help_text = f"{option.doc[0].upper()}{option.doc[1:]}: {option.span}."
-            setattr(cls, SETTINGS[name], dataclasses.field(default=option.default, metadata={"help": help_text}))
-        return cls
-
-    return add
+def decay_setting(option: str) -> Any:
+    """Return the field of a dataclass for an option of `LayerDecay`, with its default and a help text."""
+    declared = OPTIONS[option]
+    help_text = f"{declared.doc[0].upper()}{declared.doc[1:]}: {declared.span}."
+    return dataclasses.field(default=declared.default, metadata={"help": help_text})
 
 
 def decay_from(settings: Mapping[str, Any]) -> LayerDecay:

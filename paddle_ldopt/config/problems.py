@@ -1,16 +1,17 @@
 """The problems of settings: first each value by its declaration, then conditions between values by a trial."""
 
 import functools
-import re
 import warnings
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 import paddle
+from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_number, checked_steps, refused
 from .._messages import problem, refusal, shown, unknown
 from ..build import OPTIMIZERS, build_optimizer
+from ..layers.user_rules import checked_rules
 from ..schedules import ON_METRIC, get_scheduler
 from ..schedules.factory import kwargs_problems
 from ..schedules.registry import SCHEDULES
@@ -28,11 +29,11 @@ def option_problems(
     max_grad_norm: float = 0.0,
 ) -> Iterator[str]:
     """Yield the problems of `optim_kwargs`; `learning_rate` is None for an optimizer that sets its own rate."""
-    known = OPTIMIZERS[optim].arguments
-    for key in [key for key in options if key not in known]:
+    known, setting = OPTIMIZERS[optim].settings, OPTIMIZERS[optim].setting
+    for key in [key for key in options if setting(key) not in known]:
         yield f"`optim_kwargs`: {unknown(f'option of {shown(optim)}', key, options[key], known)}"
-    valid = {name: value for name, value in options.items() if name in known}
-    found = list(refused({name: (known[name].checked, value) for name, value in valid.items()}))
+    valid = {name: value for name, value in options.items() if setting(name) in known}
+    found = list(refused({name: (known[setting(name)].checked, value) for name, value in valid.items()}))
     if not found:
         rate = {} if learning_rate is None else {"learning_rate": get_scheduler("constant", learning_rate)}
         with paddle.utils.unique_name.guard():
@@ -63,7 +64,7 @@ def config_problems(config: Any, defaults: dict[str, Any]) -> Iterator[str]:
         yield from _moving_decay_problems(config)
 
 
-def build_schedule(settings: Any, steps: Optional[int]) -> Any:
+def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
     """Return the schedule of a `LdoptConfig`, or of an object with the same attributes, over this many steps."""
     kind, warmup = settings.lr_scheduler_type, settings.warmup_steps
     if settings.warmup_ratio and not warmup:
@@ -98,18 +99,6 @@ def _checked_names(value: Any, field: str) -> None:
         raise refusal(TypeError, f"`{field}` must be a dict.", **{field: value})
 
 
-def _checked_rules(value: Any, field: str) -> None:
-    _checked_names(value, field)
-    for pattern in value:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            wrong = f"The keys of `{field}` must be regular expressions ({error})."
-            raise refusal(ValueError, wrong, pattern=pattern) from error
-    if any(isinstance(layer, bool) or not isinstance(layer, (int, str)) for layer in value.values()):
-        raise refusal(TypeError, f"`{field}` must map names to layer ids or strings.", **{field: value})
-
-
 _CHECKS: dict[str, _Check] = {
     "learning_rate": functools.partial(checked_number, kind="a number or None"),
     "weight_decay": checked_number,
@@ -118,7 +107,7 @@ _CHECKS: dict[str, _Check] = {
     "warmup_steps": checked_steps,
     "optim_kwargs": _checked_names,
     "lr_scheduler_kwargs": _checked_names,
-    "layerwise_rules": _checked_rules,
+    "layerwise_rules": checked_rules,
 }
 
 
@@ -139,7 +128,7 @@ def _optimizer_problems(config: Any, unreadable: bool) -> Iterator[str]:
 
 def _sets_its_rate(config: Any) -> bool:
     """Return whether the optimizer sets its own rate. A given rate overrides a default of `relative_step`."""
-    declared = OPTIMIZERS[config.optim].arguments.get("relative_step")
+    declared = OPTIMIZERS[config.optim].settings.get("relative_step")
     usual = declared is not None and declared.default and config.learning_rate is None
     return config.optim_kwargs.get("relative_step", usual) is True
 

@@ -7,6 +7,10 @@ import json
 import types
 from typing import Any, Optional
 
+import paddle
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
+
 from .._checks import plain_number
 from .._files import Path, checked_path, read_json
 from .._messages import problem, refusal, tell_all, unknown, wrong_type
@@ -16,7 +20,7 @@ from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules import ON_METRIC
 from ..schedules.registry import SCHEDULES
-from .decay import DecaySettings, settings_of, with_decay_settings
+from .decay import DecaySettings, decay_setting, settings_of
 from .files import json_object, read_yaml
 from .problems import build_schedule, config_problems
 
@@ -40,7 +44,6 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-@with_decay_settings(dict)
 class LdoptConfig(DecaySettings):
     """All settings of an optimizer, its layer-wise rates and its schedule, in one object and one file.
 
@@ -49,7 +52,8 @@ class LdoptConfig(DecaySettings):
 
     Args:
         optim: one of `list_optimizers`, or "adamw" for Paddle's own.
-        optim_kwargs: further options of the optimizer, such as ``{"beta2": 0.98}``.
+        optim_kwargs: further options of the optimizer, such as ``{"beta2": 0.98, "epsilon": 1e-6}``. A class's own name
+            (`beta_2`, `eps`) works too and is kept as that of `create`.
         learning_rate: at least 0, the rate of a layer whose ratio is 1. None for Adafactor and Came with
             ``{"relative_step": True}``, which sets the rate.
         weight_decay: at least 0. Biases and the parameters of norms are excluded; "adamweightdecay" takes
@@ -84,6 +88,18 @@ class LdoptConfig(DecaySettings):
     learning_rate: Optional[float] = 5e-5
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
+    layerwise_lr_decay: float = decay_setting("layerwise_decay")
+    layerwise_convention: str = decay_setting("convention")
+    layerwise_min_ratio: float = decay_setting("min_ratio")
+    layerwise_head_ratio: float = decay_setting("head_ratio")
+    layerwise_freeze_below: float = decay_setting("freeze_below")
+    layerwise_bound: float = decay_setting("bound")
+    layerwise_scale: float = decay_setting("scale")
+    layerwise_end: Optional[float] = decay_setting("end")
+    layerwise_steps: Optional[int] = decay_setting("steps")
+    layerwise_preserve_mean: bool = decay_setting("preserve_mean")
+    layerwise_towers: Optional[dict] = decay_setting("towers")  # type: ignore[type-arg]
+    layerwise_multipliers: Optional[dict] = decay_setting("multipliers")  # type: ignore[type-arg]
     layerwise_rules: Optional[dict] = None  # type: ignore[type-arg]
     layerwise_granularity: str = "block"
     lr_scheduler_type: str = "linear"
@@ -95,11 +111,15 @@ class LdoptConfig(DecaySettings):
         tell_all(config_problems(self, _defaults(type(self))))
         for field in _defaults(type(self)):  # plain numbers for JSON; copies, so that later changes have no effect
             object.__setattr__(self, field, _copied(getattr(self, field)))
+        setting = OPTIMIZERS[self.optim].setting
+        object.__setattr__(self, "optim_kwargs", {setting(name): value for name, value in self.optim_kwargs.items()})
         for field, value in settings_of(self.layerwise_decay).items():
             object.__setattr__(self, field, value)
         object.__setattr__(self, "layerwise_granularity", str(self.layerwise_granularity))
 
-    def build(self, model: Any, num_training_steps: Optional[int] = None) -> tuple[Any, Any]:
+    def build(
+        self, model: paddle.nn.Layer, num_training_steps: Optional[int] = None
+    ) -> tuple[Optimizer, Optional[LRScheduler]]:
         """Return an optimizer for a model's parameters and its schedule, for a training loop without a Trainer.
 
         The optimizer takes its rate from the schedule. With a relative step the schedule is an `AdafactorSchedule`, or
@@ -172,7 +192,7 @@ class LdoptConfig(DecaySettings):
         if optim in OPTIMIZERS:
             info = OPTIMIZERS[optim]
             mapped = {name: getattr(args, field) for name, field in info.trainer.items()}
-            options.update({name: value for name, value in mapped.items() if value != info.options[name].default})
+            options.update({name: value for name, value in mapped.items() if value != info.settings[name].default})
         if args.fp16_opt_level == "O2":
             options["multi_precision"] = True
         own = settings_of(args.layerwise_decay) if isinstance(args, DecaySettings) else {}
@@ -198,7 +218,7 @@ class LdoptConfig(DecaySettings):
             raise refusal(ValueError, advice, optim_kwargs=self.optim_kwargs)
         info, out = OPTIMIZERS[self.optim], self.to_dict()
         options, kwargs = out.pop("optim_kwargs"), out.pop("lr_scheduler_kwargs")
-        out.update({field: options.pop(name, info.options[name].default) for name, field in info.trainer.items()})
+        out.update({field: options.pop(name, info.settings[name].default) for name, field in info.trainer.items()})
         if options.pop("multi_precision", False):
             out["fp16_opt_level"] = "O2"
         if "mode" in kwargs:

@@ -72,9 +72,9 @@ def from_settings(
     allowed = checked_bool(left.pop(ALLOW, False), ALLOW)
     decay = LayerDecay(**{key: left.pop(key) for key in DECAY_OPTIONS if key in left})
     mapping = {key: left.pop(key) for key in _OF_THE_MAP if key in left}
-    known = [*info.arguments, *DECAY_OPTIONS, *_OF_THE_MAP, ALLOW]
+    known = [*info.settings, *DECAY_OPTIONS, *_OF_THE_MAP, ALLOW]
     for key, value in left.items():
-        if key not in known:
+        if info.setting(key) not in known:
             raise ValueError(unknown(f"setting of {name}", key, value, known, limit=40))
     arguments = {**left, "learning_rate": numbers_read(learning_rate), "grad_clip": grad_clip}
     if weight_decay is not None:

@@ -30,9 +30,9 @@ class PartBeforeBlocks:
 
     def ends(self, infos: dict[str, ParameterInfo]) -> tuple[int, int]:
         """Return input and output size of its linear and convolutional layers; (0, 0) without any."""
-        found = [infos[name] for name in self.names if len(infos[name].shape) > 1]
-        found = [info for info in found if info.kind in ("Linear", "Conv")]
-        sizes = [info.shape[:2] if info.kind == "Linear" else info.shape[1::-1] for info in found]
+        weights = [infos[name] for name in self.names if len(infos[name].shape) > 1]
+        weights = [info for info in weights if info.kind in ("Linear", "Conv")]
+        sizes = [info.shape[:2] if info.kind == "Linear" else info.shape[1::-1] for info in weights]
         return (sizes[0][0], sizes[-1][1]) if sizes else (0, 0)
 
 

@@ -3,29 +3,28 @@
 import dataclasses
 from typing import Any, Callable, Optional, Union
 
-from .._checks import Option, checked_bool, checked_choice, checked_int, checked_number
-from .._messages import refusal
-from .decay_checks import check_decay, checked_multipliers, checked_towers, idle_options
+from .._checks import Option, checked_bool, checked_choice, checked_int
+from .decay_checks import check_decay, check_ratio_arguments, checked_multipliers, checked_towers, idle_options
 
-# With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (decay, layer id, n) -> ratio, for all ids but the head's.
+# With layer ids 0 = embeddings, 1..n = blocks, n + 1 = head: (d, layer id, n) -> ratio, for all ids but the head's.
 CONVENTIONS: dict[str, Callable[[float, int, int], float]] = {
     # top block d, embeddings d^(n+1); the numbers of BEiT's LayerDecayValueAssigner too
-    "paddlenlp": lambda decay, i, n: decay ** (n + 1 - i),
+    "paddlenlp": lambda d, i, n: d ** (n + 1 - i),
     # one power lower throughout, as in google-research/electra, which calls this off by one itself
-    "electra": lambda decay, i, n: decay ** (n + 2 - i),
+    "electra": lambda d, i, n: d ** (n + 2 - i),
     # top block 1, embeddings undecayed, as in zihangdai/xlnet
-    "xlnet": lambda decay, i, n: decay ** (n - i if i else 0),
+    "xlnet": lambda d, i, n: d ** (n - i if i else 0),
     # top block 1, embeddings with the first block, as ERNIEKit's `vit_lr_ratio`
-    "ernie_vl": lambda decay, i, n: decay ** (n - max(i, 1)),
+    "ernie_vl": lambda d, i, n: d ** (n - max(i, 1)),
     # a straight line, as in ERNIEKit: embeddings and first block at the bound, the head 3 steps above the top block
     "linear": lambda bound, i, n: bound + max(i - 1, 0) / (n + 2) * (1 - bound),
 }
 
 
-def _option(default: Any, doc: str, *limits: Any, **how: Any) -> Any:
+def _option(default: Any, doc: str, *limits: Any, **fields: Any) -> Any:
     """Return a field of `LayerDecay` with its declaration, which settings, command line and docs read."""
-    how["optional"] = default is None
-    return dataclasses.field(default=default, metadata={"option": Option(default, doc, *limits, **how)})
+    fields["optional"] = default is None
+    return dataclasses.field(default=default, metadata={"option": Option(default, doc, *limits, **fields)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,26 +125,19 @@ class LayerDecay:
         `progress` is the fraction of the training steps taken, in [0, 1]. Towers and multipliers are left out: they
         depend on the parameter (`LayerMap.ratio_fn`).
         """
-        checked_number(progress, "progress", 0.0, 1.0)
-        if checked_int(layer_id, "layer_id") > checked_int(n_layers, "n_layers", 1) + 1:
-            beyond = "`layer_id` must be at most `n_layers` + 1, the head."
-            raise refusal(ValueError, beyond, layer_id=layer_id, n_layers=n_layers)
-        mean = 1.0
-        if self.preserve_mean:
-            if self.towers:
-                problem = "The mean over the blocks of several towers needs a layer map: use `LayerMap.ratio_fn`."
-                raise refusal(ValueError, problem, towers=self.towers)
-            mean = mean_of(self.unscaled_ratio(i, n_layers, progress) for i in range(1, n_layers + 1))
+        check_ratio_arguments(self, layer_id, n_layers, progress)
+        blocks = (self.unscaled_ratio(i, n_layers, progress) for i in range(1, n_layers + 1))
+        mean = mean_of(blocks) if self.preserve_mean else 1.0
         return self.unscaled_ratio(layer_id, n_layers, progress) * self.scale / mean
 
     def unscaled_ratio(self, layer_id: int, n_layers: int, progress: Any = 0.0) -> Any:
         """Return the ratio of a layer before scale, multipliers and mean; `progress` may be a static graph's value."""
         if layer_id > n_layers:
             return self.head_ratio
-        decay = self.bound if self.convention == "linear" else self.layerwise_decay
+        d = self.bound if self.convention == "linear" else self.layerwise_decay
         if self.end is not None:
-            decay = (1.0 - progress) * decay + progress * self.end
-        ratio: Any = CONVENTIONS[self.convention](decay, layer_id, n_layers)
+            d = (1.0 - progress) * d + progress * self.end
+        ratio: Any = CONVENTIONS[self.convention](d, layer_id, n_layers)
         if self.min_ratio:
             ratio = ratio.clip(self.min_ratio) if hasattr(ratio, "clip") else max(ratio, self.min_ratio)
         return 0.0 if self.freeze_below and ratio < self.freeze_below else ratio

@@ -1,11 +1,11 @@
 """Checks of the options of a `LayerDecay`: values of the wrong kind, and options without effect beside the others."""
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
-from .._checks import Option, checked_number
+from .._checks import Option, checked_int, checked_number
 from .._messages import refusal, unknown
+from .patterns import checked_patterns
 
 _OF_THE_WHOLE_MODEL = ("towers", "multipliers", "preserve_mean", "steps")  # not options of a tower
 
@@ -37,21 +37,23 @@ def checked_towers(value: Any, name: str, build: Callable[[Any], Any], options: 
 
 def checked_multipliers(value: Any, name: str) -> dict[str, float]:
     """Return regular expression -> factor, each from 0 and other than 1."""
-    if not isinstance(value, dict) or not value:
-        raise refusal(
-            TypeError, f"`{name}` must be a dict from regular expressions to factors, not empty.", **{name: value}
-        )
     factors = {}
-    for pattern, factor in value.items():
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            wrong = f"The keys of `{name}` must be regular expressions ({error})."
-            raise refusal(ValueError, wrong, pattern=pattern) from error
+    for pattern, factor in checked_patterns(value, name, "factors").items():
         factors[pattern] = checked_number(factor, f"{name}[{pattern!r}]")
         if factors[pattern] == 1.0:
             raise refusal(ValueError, f"A factor of 1 in `{name}` has no effect: leave it out.", **{name: value})
     return factors
+
+
+def check_ratio_arguments(decay: Any, layer_id: int, n_layers: int, progress: float) -> None:
+    """Raise if an argument of `LayerDecay.ratio` is out of range, or the mean over several towers is needed."""
+    checked_number(progress, "progress", 0.0, 1.0)
+    if checked_int(layer_id, "layer_id") > checked_int(n_layers, "n_layers", 1) + 1:
+        beyond = "`layer_id` must be at most `n_layers` + 1, the head."
+        raise refusal(ValueError, beyond, layer_id=layer_id, n_layers=n_layers)
+    if decay.preserve_mean and decay.towers:
+        problem = "The mean over the blocks of several towers needs a layer map: use `LayerMap.ratio_fn`."
+        raise refusal(ValueError, problem, towers=decay.towers)
 
 
 def idle_options(values: Mapping[str, Any], names: Mapping[str, str], options: Mapping[str, Option]) -> Iterator[str]:
@@ -86,8 +88,8 @@ def idle_options(values: Mapping[str, Any], names: Mapping[str, str], options: M
     else:
         yield from idle(f"unless `{names['convention']}` is 'linear'", "bound")
         if decay == 1.0 and end is None:
-            every = f"every layer has a ratio of 1 (the head `{names['head_ratio']}`)"
-            why = f"while `{names['layerwise_decay']}` is 1: {every}"
+            uniform = f"every layer has a ratio of 1 (the head `{names['head_ratio']}`)"
+            why = f"while `{names['layerwise_decay']}` is 1: {uniform}"
             yield from idle(why, "convention", "min_ratio", "freeze_below", *(["preserve_mean"] if flat else []))
         elif end == decay:
             yield from idle("if the decay starts at this value", "end")

@@ -6,6 +6,7 @@ from typing import Any, Union
 
 from .._checks import checked_int
 from .._messages import refusal
+from .layer import Layer
 
 Granularity = Union[str, int]
 
@@ -22,36 +23,37 @@ def checked_granularity(value: Any, name: str = "granularity") -> Granularity:
 
 
 def grouped(
-    layers: dict[str, Any], depths: dict[str, int], stages: dict[str, list[int]], granularity: Granularity
-) -> tuple[dict[str, Any], dict[str, int]]:
+    layers: dict[str, Layer], depths: dict[str, int], stages: dict[str, list[int]], granularity: Granularity
+) -> tuple[dict[str, Layer], dict[str, int]]:
     """Return name -> Layer and tower -> depth with several blocks per layer; raise if no tower changes.
 
     `stages` has the number of the first block of each stage, for towers with stages.
     """
     if granularity == "block":
         return layers, depths
-    every = {**{layer.tower: layer.depth for layer in layers.values()}, **depths}
+    old = {**{layer.tower: layer.depth for layer in layers.values()}, **depths}
     if isinstance(granularity, int):
         count = granularity
-        firsts = {t: [-(-i * depth // count) for i in range(count)] for t, depth in every.items() if depth > count}
+        firsts = {t: [-(-i * depth // count) for i in range(count)] for t, depth in old.items() if depth > count}
     else:
         firsts = stages
     if not firsts:
-        known = ", ".join(f"{tower or 'the model'}: {depth} blocks" for tower, depth in every.items())
+        known = ", ".join(f"{tower or 'the model'}: {depth} blocks" for tower, depth in old.items())
         why = "the model has no tower of stages" if granularity == "stage" else f"no tower has more blocks ({known})"
         raise refusal(ValueError, f"`granularity` has no effect: {why}.", granularity=granularity)
-    new = {tower: len(firsts[tower]) if tower in firsts else depth for tower, depth in every.items()}
+    new = {tower: len(firsts[tower]) if tower in firsts else depth for tower, depth in old.items()}
     if "" in new and "" not in firsts:  # parameters of several towers count by the deepest
         new[""] = max([depth for tower, depth in new.items() if tower] or [new[""]])
     kind = "stage" if granularity == "stage" else "group"
 
-    def moved(layer: Any) -> Any:
-        index = layer.index
+    def moved(layer: Layer) -> Layer:
+        index, depth = layer.index, new[layer.tower]
+        if layer.tower in firsts:
+            layer = dataclasses.replace(layer, kind=kind)
         if index > layer.depth:
-            index = new[layer.tower] + 1
+            index = depth + 1
         elif index and layer.tower in firsts:
             index = bisect.bisect_right(firsts[layer.tower], index - 1)
-        is_grouped = layer.tower in firsts
-        return dataclasses.replace(layer, index=index, depth=new[layer.tower], kind=kind if is_grouped else layer.kind)
+        return dataclasses.replace(layer, index=index, depth=depth)
 
     return {name: moved(layer) for name, layer in layers.items()}, {tower: new[tower] for tower in depths}

@@ -3,29 +3,31 @@
 import dataclasses
 import re
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Callable, Optional, Union
 
 from .._checks import checked_steps
 from .._files import Path
-from .._messages import first_few, refusal, shown
-from .._paddle import checked_model, name_dict_of, own_parameters, pipeline_of, sublayers, unwrap_model
+from .._messages import first_few, refusal
+from .._paddle import name_dict_of, unwrap_model
 from ..plots import plot_table
 from .before_blocks import ParameterInfo
 from .decay import LayerDecay, as_decay
 from .granularity import Granularity, checked_granularity
-from .places import Layer, place
+from .layer import Layer
+from .map_checks import check_network, check_table_arguments, checked_names, unknown_name
+from .network import parameter_infos
+from .places import place
 from .rates import planned_rates, rates_of_optimizer
+from .ratio_checks import check_effects
 from .ratios import LayerRatios, ratios_of
 from .table import LayerTable
-from .user_rules import Rules
+from .user_rules import Rules, check_rules
 
 __all__ = ["Layer", "LayerMap"]
 
 Decay = Union[float, LayerDecay]
 _COPY = re.compile(r"(_deepcopy_\d+)+$")
-_MOST_PATHS = 1_000  # paths to one sublayer: nested sharing doubles them at each level
 
 
 class LayerMap:
@@ -80,7 +82,9 @@ class LayerMap:
         Warns:
             UserWarning: layers that are guesses.
         """
-        layers, towers, guesses = place(_checked_names(names), rules, {}, checked_granularity(granularity))
+        names, granularity = checked_names(names), checked_granularity(granularity)
+        check_rules(rules)
+        layers, towers, guesses = place(names, rules, {}, granularity)
         _warn_of(guesses, layers)
         return cls(layers, towers)
 
@@ -92,37 +96,23 @@ class LayerMap:
         `trainer.stages.map_layers`, which numbers the blocks of all stages. Other arguments, errors and warnings as in
         `from_names`.
         """
-        if pipeline_of(checked_model(model)) is not None:
-            why = (
-                "The model is one stage of a pipeline: `paddle_ldopt.trainer.stages.map_layers(model)` maps all stages."
-            )
-            raise refusal(ValueError, why, model=type(model).__name__)
-        model, granularity = unwrap_model(checked_model(model)), checked_granularity(granularity)
-        parameters = dict(model.named_parameters())
+        check_network(model)
+        check_rules(rules)
+        model, granularity = unwrap_model(model), checked_granularity(granularity)
         own_names = name_dict_of(model)
-        infos: dict[str, ParameterInfo] = {}  # by structured name; a shared parameter under all its names
-        for path, sublayer in _all_paths(model):
-            for key, param in own_parameters(sublayer).items():
-                if param is not None and param.name in own_names:
-                    infos[f"{path}{key}"] = ParameterInfo(param.name, _kind_of(sublayer), tuple(param.shape))
-        found = {info.tensor for info in infos.values()}
-        others = {name: tensor for tensor, name in own_names.items() if tensor not in found}
-        named_by_itself = {name: ParameterInfo(tensor, "", ()) for name, tensor in others.items()}  # ReFT
-        infos.update(named_by_itself)
-        layers, depths, guesses = place(_checked_names(infos), rules, infos, granularity, whole=not named_by_itself)
-        lowest: dict[str, Layer] = {}
-        for name, info in infos.items():
-            both = [lowest.get(info.tensor, layers[name]), layers[name]]
-            lowest[info.tensor] = min(both, key=lambda layer: layer.index - layer.depth)
-        mapped = {name: lowest[tensor] for tensor, name in own_names.items()}
-        if not rules and all(layer.index for layer in mapped.values()):  # no name or position shows the embeddings
-            for name, there in mapped.items():
-                if name in infos and infos[name].kind == "Embedding" and there.index > there.depth:
-                    mapped[name] = dataclasses.replace(there, index=0)
-        _warn_of(guesses, mapped)
-        used = {layer.tower for layer in mapped.values()}  # a stack under a second name is not another tower
+        infos = parameter_infos(model, own_names)  # a shared parameter under all its names
+        in_sublayers = {info.tensor for info in infos.values()}
+        outside = {name: tensor for tensor, name in own_names.items() if tensor not in in_sublayers}  # ReFT
+        infos.update((name, ParameterInfo(tensor, "", ())) for name, tensor in outside.items())
+        by_name, depths, guesses = place(list(infos), rules, infos, granularity, whole=not outside)
+        lowest = _lowest_layers(by_name, infos)
+        layers = {name: lowest[tensor] for tensor, name in own_names.items()}
+        if not rules and all(layer.index for layer in layers.values()):  # no name or position shows the embeddings
+            layers.update(_embeddings_in_head(layers, infos))
+        _warn_of(guesses, layers)
+        used = {layer.tower for layer in layers.values()}  # a stack under a second name is not another tower
         towers = {tower: depth for tower, depth in depths.items() if tower in used}
-        return cls(mapped, towers, own_names, parameters)
+        return cls(layers, towers, own_names, dict(model.named_parameters()))
 
     @property
     def names(self) -> list[str]:
@@ -139,14 +129,11 @@ class LayerMap:
     def name_of(self, name: str) -> str:
         """Return the structured name for a ``param.name`` or structured name; raise as `layer_of`."""
         if not isinstance(name, str):
-            raise refusal(TypeError, "`name` must be a string.", name=name)
+            raise refusal(TypeError, "`name` must be a string, such as `param.name`.", name=name)
         known = name if name in self.name_dict else _COPY.sub("", name)  # Paddle renames parameters when it copies them
         structured = self.name_dict.get(known, name)
         if structured not in self._layers:
-            how = "build the map after the model is complete (LoRA, resized embeddings), from the model that is trained"
-            if not self.name_dict:
-                how = "a map made by `from_names` has no `name_dict`: use `from_model` to give it to an optimizer"
-            raise refusal(ValueError, f"The parameter is not in the LayerMap: {how}.", name=name)
+            raise unknown_name(name, self._layers, bool(self.name_dict))
         return structured
 
     def ratio_fn(self, layerwise_decay: Decay) -> LayerRatios:
@@ -159,7 +146,7 @@ class LayerMap:
             UserWarning: a multiplier whose parameters are all frozen.
         """
         ratios = LayerRatios(self, as_decay(layerwise_decay))
-        ratios.check_effects()
+        check_effects(ratios)
         return ratios
 
     def is_trainable(self, name: str) -> bool:
@@ -192,26 +179,19 @@ class LayerMap:
                 `optimizer`; an optimizer of another model.
         """
         num_steps = None if num_steps is None else checked_steps(num_steps, "num_steps")
-        if (layerwise_decay is None) == (optimizer is None):
-            raise ValueError(
-                "`table` and `plot` take either `layerwise_decay` or `optimizer`. "
-                f"Received: layerwise_decay={shown(layerwise_decay)}, optimizer={type(optimizer).__name__}"
-            )
-        names = self.name_dict or {name: name for name in self._layers}
-        tensors = {tensor: (self.layer_of(name), name, self._parameters.get(name)) for tensor, name in names.items()}
+        check_table_arguments(self, layerwise_decay, learning_rate, optimizer, apply_decay_param_fun, num_steps)
+        tensors = self._tensors()
         if layerwise_decay is None:
-            for argument, value in (("learning_rate", learning_rate), ("apply_decay_param_fun", apply_decay_param_fun)):
-                if value is not None:
-                    left_out = f"`{argument}` is read from `optimizer`: leave it out."
-                    raise refusal(ValueError, left_out, **{argument: value})
-            rates = rates_of_optimizer(optimizer, num_steps)
-            for tensor in rates:
-                self.layer_of(tensor)
-        else:
-            rates = planned_rates(
-                tensors, self.ratio_fn(layerwise_decay), learning_rate, apply_decay_param_fun, num_steps
-            )
-        return LayerTable.build(tensors, rates)
+            return LayerTable.build(tensors, rates_of_optimizer(optimizer, num_steps))
+        ratios = self.ratio_fn(layerwise_decay)
+        return LayerTable.build(
+            tensors, planned_rates(tensors, ratios, learning_rate, apply_decay_param_fun, num_steps)
+        )
+
+    def _tensors(self) -> dict[str, tuple[Layer, str, Any]]:
+        """Return tensor name -> (Layer, structured name, Parameter or None)."""
+        names = self.name_dict or {name: name for name in self._layers}
+        return {tensor: (self.layer_of(name), name, self._parameters.get(name)) for tensor, name in names.items()}
 
     def plot(
         self, path: Path, layerwise_decay: Optional[Decay] = None, learning_rate: Any = None, optimizer: Any = None
@@ -233,38 +213,22 @@ def layers_of(optimizer: Any) -> Optional[LayerMap]:
     return None if ratios is None else ratios.layers
 
 
-def _checked_names(names: Iterable[str]) -> list[str]:
-    if isinstance(names, str) or not hasattr(names, "__iter__") or getattr(names, "ndim", 1) != 1:
-        raise refusal(TypeError, "`names` must be an iterable of strings.", names=names)
-    names = list(names)
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"`names` must be an iterable of strings. Received: {shown(name)}")
-    if not names:
-        raise ValueError("There are no parameters to map. Received: names=[]")
-    return names
+def _lowest_layers(layers: dict[str, Layer], infos: dict[str, ParameterInfo]) -> dict[str, Layer]:
+    """Return tensor name -> layer; a shared parameter is in the lowest layer of its names."""
+    of_tensor: dict[str, list[Layer]] = {}
+    for name, info in infos.items():
+        of_tensor.setdefault(info.tensor, []).append(layers[name])
+    return {tensor: min(places, key=lambda layer: layer.index - layer.depth) for tensor, places in of_tensor.items()}
 
 
-def _kind_of(sublayer: Any) -> str:
-    """Return the kind of a sublayer: "Linear", "Conv", "Norm", "Embedding", or "" for any other."""
-    classes = [cls.__name__ for cls in type(sublayer).__mro__]
-    if "Linear" in classes:  # not ColumnParallelLinear, whose shape is a part of the whole
-        return "Linear"
-    classes = [name for name in classes if "Transpose" not in name]
-    return next((kind for kind in ("Embedding", "Conv", "Norm") if any(kind in name for name in classes)), "")
-
-
-def _all_paths(
-    model: Any, path: str = "", above: tuple[Any, ...] = (), times: Optional[Counter[int]] = None
-) -> Iterator[tuple[str, Any]]:
-    """Yield (path, sublayer) in the model's order; a shared sublayer under each of its paths, 1,000 at most."""
-    times = Counter() if times is None else times
-    times[id(model)] += 1
-    yield path, model
-    above = (*above, model)
-    for key, inner in sublayers(model).items():
-        if inner is not None and times[id(inner)] < _MOST_PATHS and all(inner is not parent for parent in above):
-            yield from _all_paths(inner, f"{path}{key}.", above, times)
+def _embeddings_in_head(layers: dict[str, Layer], infos: dict[str, ParameterInfo]) -> dict[str, Layer]:
+    """Return name -> embeddings of the parameters of embedding sublayers that `layers` has in the head."""
+    heads = {name: layer for name, layer in layers.items() if layer.index > layer.depth}
+    return {
+        name: dataclasses.replace(layer, index=0)
+        for name, layer in heads.items()
+        if name in infos and infos[name].kind == "Embedding"
+    }
 
 
 def _warn_of(guesses: list[str], names: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""PaddleNLP's documented hook for the ratio of a parameter, `layerwise_lr_decay`."""
+"""The default hook, PaddleNLP's `layerwise_lr_decay`; `hooks.py` calls it and hooks of the caller's own."""
 
 import re
 import warnings
@@ -39,7 +39,16 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
 
     Source: ``paddlenlp.ops.optimizer.layerwise_lr_decay``. Other architectures: ``LayerMap`` and ``layers=``.
     """
-    decay_rate, n_layers = check_decay(decay_rate, "decay_rate"), checked_int(n_layers, "n_layers")
+    d, n, name = _checked_arguments(decay_rate, name_dict, n_layers, param)
+    block = _ENCODER_BLOCK.search(name)
+    if block:
+        return d ** (n - int(block[1]))
+    return d ** (n + 1) if "embedding" in name else 1.0
+
+
+def _checked_arguments(decay_rate: float, name_dict: Names, n_layers: int, param: Any) -> tuple[float, int, str]:
+    """Return decay, number of blocks, and the structured name of the parameter."""
+    d, n = check_decay(decay_rate, "decay_rate"), checked_int(n_layers, "n_layers")
     if name_dict is not None and not isinstance(name_dict, Mapping):
         raise wrong_type(name_dict, "name_dict", "a dict")
     if not isinstance(getattr(param, "name", None), str):
@@ -50,12 +59,10 @@ def layerwise_lr_decay(decay_rate: float, name_dict: Names, n_layers: int, param
         build = "Build it after the model is complete: {p.name: n for n, p in model.named_parameters()}."
         raise refusal(ValueError, f"{must}, and lacks '{param.name}'. {build}", name_dict=name_dict)
     block = _ENCODER_BLOCK.search(name)
-    if block and int(block.group(1)) >= n_layers:
+    if block and int(block[1]) >= n:
         must = "`n_layers` must be at least the number of encoder blocks"
-        raise refusal(ValueError, f"{must}, or '{name}' would get a rate above the head's.", n_layers=n_layers)
-    if block:
-        return decay_rate ** (n_layers - int(block.group(1)))
-    return decay_rate ** (n_layers + 1) if "embedding" in name else 1.0
+        raise refusal(ValueError, f"{must}, or '{name}' would get a rate above the head's.", n_layers=n)
+    return d, n, name
 
 
 def check_documented_hook(names: list[str]) -> None:

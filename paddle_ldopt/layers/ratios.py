@@ -7,7 +7,8 @@ from typing import Any, Optional, Protocol
 
 from .._paddle import unwrap
 from .decay import LayerDecay, mean_of
-from .ratio_checks import check_effects, check_multipliers, check_patterns, check_towers
+from .patterns import matches_of
+from .ratio_checks import check_names
 
 
 class Ratios(Protocol):
@@ -32,6 +33,40 @@ class Ratios(Protocol):
         """Return the ratio of a parameter, a float or a static graph's value."""
 
 
+class RatedOptimizer:
+    """All that this room reads from an optimizer; the defaults are true of Paddle's optimizers."""
+
+    ratio_of: Optional[Ratios] = None  # None: every ratio is 1
+
+    def layerwise_ratio(self, param: Any) -> Any:
+        """Return the current ratio of a parameter's rate to the optimizer's, without groups and ParamAttr."""
+        return 1.0
+
+    @property
+    def sets_own_rate(self) -> bool:
+        """Whether the optimizer computes its rate itself, so that a scheduler has no effect."""
+        return False
+
+    def used_rates(self) -> Optional[dict[str, float]]:
+        """Return tensor name -> rate of the last update if the optimizer computes and keeps it, None otherwise."""
+        return None
+
+    def rate_divisor(self, ahead: int = 0) -> float:
+        """Return the divisor of the optimizer's rate in its next step, or `ahead` steps later."""
+        return 1.0
+
+    def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
+        """Return (rate of the next step, peak rate ahead) of a parameter, each None if it is unknown beforehand.
+
+        None: the rate is `learning_rate` times `factor`, which includes the parameter's layer and group.
+        """
+        return None
+
+    def decays_weights(self, param: Any) -> Optional[bool]:
+        """Return whether the next step applies weight decay to a parameter; None: by the options of Paddle."""
+        return None
+
+
 class LayerRatios:
     """A function parameter -> ratio of its learning rate, built from a `LayerMap` and a decay.
 
@@ -41,24 +76,15 @@ class LayerRatios:
     def __init__(self, layers: Any, decay: LayerDecay) -> None:
         self.layers, self.decay = layers, decay
         self.is_constant = not decay.moves
-        self._tower_of = _tower_by_name(layers.names, decay.towers or ())
-        check_towers(layers, decay, self._tower_of)
-        factors = decay.multipliers or {}
-        self._matches = {pattern: [*filter(re.compile(pattern).search, layers.names)] for pattern in factors}
-        check_patterns(layers.names, self._matches)
+        self.tower_of = _tower_by_name(layers.names, decay.towers or ())
+        self.matches = matches_of(decay.multipliers or (), layers.names)
+        check_names(self)
         self.multipliers: dict[str, float] = {}  # structured name -> product of its multipliers, if a pattern matches
-        for pattern, matched in self._matches.items():
-            self.multipliers.update((name, self.multipliers.get(name, 1.0) * factors[pattern]) for name in matched)
+        for pattern, factor in (decay.multipliers or {}).items():
+            for name in self.matches[pattern]:
+                self.multipliers[name] = self.multipliers.get(name, 1.0) * factor
         self._now: dict[str, float] = self._ratios(0.0)
         self._latest: tuple[Any, LayerRatios] = (0.0, self)
-
-    def check_effects(self) -> None:
-        """Raise if an option of the decay changes no ratio; warn if a multiplier is for frozen parameters only."""
-        check_effects(self.layers, self.decay, self._tower_of)
-        matches = {
-            pattern: self._matches[pattern] for pattern, factor in (self.decay.multipliers or {}).items() if factor
-        }
-        check_multipliers(self.layers, matches, self._without_multipliers(0.0))  # 0 may match frozen ones
 
     def __call__(self, param: Any) -> float:
         """Return the ratio of a parameter."""
@@ -89,32 +115,37 @@ class LayerRatios:
         """Return (tower, layer id) -> the largest ratio of the layer."""
         greatest: dict[tuple[str, int], float] = {}
         for name, ratio in self._now.items():
-            at = self.layers.layer_of(name)
-            greatest[at.tower, at.index] = max(ratio, greatest.get((at.tower, at.index), 0.0))
+            layer = self.layers.layer_of(name)
+            greatest[layer.tower, layer.index] = max(ratio, greatest.get((layer.tower, layer.index), 0.0))
         return greatest
 
     def _ratios(self, progress: Any) -> dict[str, float]:
         """Return structured name -> ratio."""
-        without = self._without_multipliers(progress)
+        without = self.without_multipliers(progress)
         return {name: ratio * self.multipliers.get(name, 1.0) for name, ratio in without.items()}
 
-    def _without_multipliers(self, progress: Any) -> dict[str, Any]:
+    def without_multipliers(self, progress: Any) -> dict[str, Any]:
         """Return structured name -> ratio before multipliers."""
         decays: dict[Optional[str], LayerDecay] = {None: self.decay}
         decays.update(self.decay.towers or {})
-        places = {name: (self.layers.layer_of(name), self._tower_of[name]) for name in self.layers.names}
+        places = {name: (self.layers.layer_of(name), self.tower_of[name]) for name in self.layers.names}
         unscaled = dict.fromkeys(places.values(), 1.0)
-        for at, tower in unscaled:
-            unscaled[at, tower] = decays[tower].unscaled_ratio(at.index, at.depth, progress)
-        blocks = [ratio for (at, _), ratio in unscaled.items() if at.is_block]
+        for layer, tower in unscaled:
+            unscaled[layer, tower] = decays[tower].unscaled_ratio(layer.index, layer.depth, progress)
+        blocks = [ratio for (layer, _), ratio in unscaled.items() if layer.is_block]
         mean = mean_of(blocks) if self.decay.preserve_mean else 1.0
         return {name: unscaled[place] * decays[place[1]].scale / mean for name, place in places.items()}
 
 
+def rated(optimizer: Any) -> RatedOptimizer:
+    """Return the optimizer inside wrappers, or the defaults of `RatedOptimizer` for one of Paddle's."""
+    inner = unwrap(optimizer)
+    return inner if isinstance(inner, RatedOptimizer) else RatedOptimizer()
+
+
 def ratios_of(optimizer: Any) -> Optional[Ratios]:
     """Return the ratios of an optimizer, even inside `fleet`'s wrapper; None if all layers have the same rate."""
-    ratios: Optional[Ratios] = getattr(unwrap(optimizer), "ratio_of", None)  # Paddle's optimizers lack the attribute
-    return ratios
+    return rated(optimizer).ratio_of
 
 
 def decay_of(optimizer: Any) -> Optional[LayerDecay]:
@@ -134,9 +165,9 @@ def _tower_by_name(names: Iterable[str], towers: Iterable[str]) -> dict[str, Opt
     Of several towers in a name the outermost counts, then the longest.
     """
     patterns = {tower: re.compile(rf"(^|\.){re.escape(tower)}\.") for tower in towers}
-    found: dict[str, Optional[str]] = {}
+    tower_of: dict[str, Optional[str]] = {}
     for name in names:
         matches = {tower: pattern.search(name) for tower, pattern in patterns.items()}
-        at = [(match.start(), -len(tower), tower) for tower, match in matches.items() if match]
-        found[name] = min(at)[2] if at else None
-    return found
+        ranked = [(match.start(), -len(tower), tower) for tower, match in matches.items() if match]
+        tower_of[name] = min(ranked)[2] if ranked else None
+    return tower_of

@@ -12,7 +12,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 __all__ = ["Stack", "find_stacks"]
 
@@ -53,6 +53,10 @@ class _Row:
         named = len(self.rest) > 2 and self.rest[0] in STACK_NAMES
         if is_index(self.rest[named]):
             self.inner, self.inner_rest = int(self.rest[named]), self.rest[named + 1 :]
+
+
+_ListKey = tuple[str, bool]  # name of a list, and whether it is made of `layer1`, `layer2`
+_Rows = dict[_ListKey, list[_Row]]
 
 
 class Stack:
@@ -118,6 +122,14 @@ class Stack:
         return True
 
 
+class NumberedLists(NamedTuple):
+    """The numbered lists of a model."""
+
+    stacks: list[Stack]
+    others: dict[str, int]  # other lists that may be of blocks: name -> length
+    single: dict[str, int]  # lists of single layers: name -> length
+
+
 def find_stacks(
     names: list[str],
     placed: Container[str],
@@ -125,7 +137,7 @@ def find_stacks(
     whole: bool,
     alone: bool,
     shapes: Mapping[str, Any],
-) -> tuple[list[Stack], dict[str, int], dict[str, int]]:
+) -> NumberedLists:
     """Return the stacks, other lists that may be of blocks (name -> length), and lists of single layers.
 
     Args:
@@ -136,9 +148,32 @@ def find_stacks(
         alone: whether all blocks are in `names`, so that at least one list is a stack.
         shapes: name of a parameter -> its shape, if known.
     """
-    known: dict[tuple[str, bool], list[_Row]] = {}  # (name, whether it is made of `layer1`, `layer2`) -> rows
+    known, unknown, partial = _rows_of_lists(names, placed)
+    _merge_halves(known)
+    # a word that begins the names of all lists cannot tell one list from another
+    common = len(os.path.commonprefix([tower.split(".") for tower, _ in known])) if len(known) > 1 else 0
+    lists = []
+    for (tower, fused), rows in known.items():
+        name = f"{tower}<i>" if fused and (tower, False) in known else tower
+        is_whole = whole and (tower, fused) not in partial
+        lists.append(Stack(name, rows, fused, is_whole, doubted(".".join(tower.split(".")[common:]))))
+    stacks = _lists_of_blocks(lists, alone)
+    found = NumberedLists(stacks, {s.tower: s.depth for s in lists if s not in stacks and not s.doubted and s.long}, {})
+    in_stacks = {name for stack in stacks for name in stack.numbers}
+    for tower, rows in unknown.items():
+        if any(stack.take_between(tower, rows) for stack in stacks) or any(row.name in in_stacks for row in rows):
+            continue
+        if not doubted(tower) and any(stack.join(tower, rows, shapes) for stack in stacks):
+            continue
+        _note_other(tower, rows, doubted(tower), found)
+    return found
+
+
+def _rows_of_lists(names: list[str], placed: Container[str]) -> tuple[_Rows, dict[str, list[_Row]], set[_ListKey]]:
+    """Return the rows of lists with and without a known name, and the lists with a parameter that is `placed`."""
+    known: _Rows = {}
     unknown: dict[str, list[_Row]] = {}
-    partial = set()  # lists with a parameter that is placed without them
+    partial = set()
     with_stacks = _paths_with_stacks(names)
     for position, name in enumerate(names):
         tokens, fused = _tokens(name, with_stacks)
@@ -160,36 +195,20 @@ def find_stacks(
                 unknown.setdefault(tower, []).append(row)
             if is_known:  # lists further in belong to this one
                 break
-    _merge_halves(known)
-    # a word that begins the names of all lists cannot tell one list from another
-    common = len(os.path.commonprefix([tower.split(".") for tower, _ in known])) if len(known) > 1 else 0
-    lists = []
-    for (tower, fused), rows in known.items():
-        name = f"{tower}<i>" if fused and (tower, False) in known else tower
-        all_there = whole and (tower, fused) not in partial
-        lists.append(Stack(name, rows, fused, all_there, doubted(".".join(tower.split(".")[common:]))))
-    stacks = _lists_of_blocks(lists, alone)
-    inside = {name for stack in stacks for name in stack.numbers}
-    others = {s.tower: s.depth for s in lists if s not in stacks and not s.doubted and s.long}
-    single: dict[str, int] = {}
-    for tower, rows in unknown.items():
-        if any(stack.take_between(tower, rows) for stack in stacks):
-            continue
-        taken = any(row.name in inside for row in rows)
-        if taken or (not doubted(tower) and any(stack.join(tower, rows, shapes) for stack in stacks)):
-            continue
-        length, kinds = len({row.token for row in rows}), _kinds(rows)
-        parts = "<i>" in tower
-        if not doubted(tower) and length >= _MIN_PARTS and kinds < (_MIN_KINDS_OF_PART if parts else _MIN_KINDS):
-            single[tower] = length
-        if parts and (length < _MIN_PARTS or kinds < _MIN_KINDS_OF_PART or doubted(tower)):
-            continue
-        if kinds >= _MIN_KINDS and length > 1:
-            others[tower] = length
-    return stacks, others, single
+    return known, unknown, partial
 
 
-def _merge_halves(known: dict[tuple[str, bool], list[_Row]]) -> None:
+def _note_other(tower: str, rows: list[_Row], doubted: bool, found: NumberedLists) -> None:
+    """Add a list that is no stack to the lists that may be of blocks, or to those of single layers."""
+    length, kinds, in_parts = len({row.token for row in rows}), _kinds(rows), "<i>" in tower
+    least, shortest = (_MIN_KINDS_OF_PART, _MIN_PARTS) if in_parts else (_MIN_KINDS, 2)
+    if kinds >= least and length >= shortest and not (in_parts and doubted):
+        found.others[tower] = length
+    elif kinds < least and length >= _MIN_PARTS and not doubted:
+        found.single[tower] = length
+
+
+def _merge_halves(known: _Rows) -> None:
     """Join lists with two names, in place: EfficientNet's `block`, which lacks the numbers of `_blocks`."""
     for tower, fused in [key for key in known if key[0].rpartition(".")[2] == "_blocks"]:
         other = (f"{tower.removesuffix('_blocks')}block", fused)
@@ -221,10 +240,10 @@ def _kinds(rows: list[_Row]) -> int:
 
 def _ranks(indexes: Iterable[int], whole: bool, from_one: bool = False) -> dict[int, int]:
     """Return index in a list -> number from 0; missing indexes count unless `whole`, or if indexes are keys."""
-    found = sorted(set(indexes))
-    if found and not whole and found[-1] < _MOST_BLOCKS:
-        found = list(range(1 if from_one and found[0] else 0, found[-1] + 1))
-    return {index: number for number, index in enumerate(found)}
+    ordered = sorted(set(indexes))
+    if ordered and not whole and ordered[-1] < _MOST_BLOCKS:
+        ordered = list(range(1 if from_one and ordered[0] else 0, ordered[-1] + 1))
+    return {index: number for number, index in enumerate(ordered)}
 
 
 def _number(digits: str) -> int:
@@ -259,10 +278,10 @@ def _tokens(name: str, with_stacks: set[str]) -> tuple[list[str], bool]:
     k, fused = 0, False
     while k < len(parts):
         here, after = parts[k], parts[k + 1] if k + 1 < len(parts) else ""
-        match, both = _FUSED.match(here), _BOTH.match(here)
+        match, stage_and_block = _FUSED.match(here), _BOTH.match(here)
         letter = _LETTER.match(after[len(here) :]) if match and after.startswith(here) else None
-        if both:
-            out += both.groups()
+        if stage_and_block:
+            out += stage_and_block.groups()
         elif match and letter:
             out += [*match.groups(), letter[2] or str(ord(letter[1]) - ord("a"))]
             k += 1

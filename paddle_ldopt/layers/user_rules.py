@@ -4,66 +4,73 @@ import re
 from typing import Any, Callable, Optional, Union
 
 from .._messages import first_few, refusal, shown
+from .layer import HEAD
+from .patterns import check_matches, checked_patterns, matches_of
 from .stacks import is_index
 
 Place = Union[int, str]  # a layer id, "embeddings" or "head"
 Rules = Union[dict[str, Place], Callable[[str], Optional[Place]]]
-HEAD = -1  # stands for the head's layer id until the depth is known
+
+
+def check_rules(rules: Any) -> None:
+    """Raise unless `rules` is a dict of patterns, a function or None."""
+    if rules is not None and not callable(rules):
+        checked_rules(rules)
+
+
+def checked_rules(rules: Any, argument: str = "rules") -> dict[str, Place]:
+    """Return a dict of `rules`; raise for an invalid pattern, or a place of another type."""
+    for place in checked_patterns(rules, argument, "layers").values():
+        if isinstance(place, bool) or not isinstance(place, (int, str)):
+            raise refusal(TypeError, f"`{argument}` must map names to layer ids or strings.", **{argument: rules})
+    return rules
 
 
 def apply_rules(names: list[str], rules: Optional[Rules]) -> tuple[dict[str, int], set[str]]:
     """Return name -> layer id for names that `rules` place, and the names numbered by a template."""
-    if rules is None:
-        return {}, set()
-    if not callable(rules) and not isinstance(rules, dict):
-        raise refusal(TypeError, "`rules` must be a dict of regular expressions or a callable.", rules=rules)
+    if isinstance(rules, dict):
+        return _by_patterns(names, rules)
+    places = {} if rules is None else {name: rules(name) for name in names}
+    placed = {name: _layer_id(place, name) for name, place in places.items() if place is not None}
+    if places and not placed:
+        raise ValueError(f"`rules` place no parameter. Received: rules={shown(rules)}, names=[{first_few(names, 8)}]")
+    return placed, set()
+
+
+def _by_patterns(names: list[str], rules: dict[str, Place]) -> tuple[dict[str, int], set[str]]:
+    """Return name -> layer id by the first pattern that matches, and the names numbered by a template."""
+    placed: dict[str, int] = {}
     numbered: set[str] = set()
-    place = rules if callable(rules) else _from_dict(rules, numbered)
-    found = {name: place(name) for name in names}
-    placed = {name: _checked_layer(layer, name) for name, layer in found.items() if layer is not None}
-    if not placed:
-        raise ValueError(f"`rules` match no parameter. Received: rules={shown(rules)}, names=[{first_few(names, 8)}]")
+    matches = matches_of(rules, names)
+    check_matches(matches, names, "rules")
+    for pattern, matched in matches.items():
+        for name in [name for name in matched if name not in placed]:
+            number = _expanded(rules[pattern], re.search(pattern, name))
+            if isinstance(number, str) and is_index(number):
+                numbered.add(name)
+                number = int(number) + 1
+            placed[name] = _layer_id(number, name)
     return placed, numbered
 
 
-def _from_dict(rules: dict[str, Place], numbered: set[str]) -> Callable[[str], Optional[Place]]:
-    """Return a dict of patterns as a function name -> place, which adds names numbered by a template to `numbered`."""
-    compiled = []
-    for pattern, place in rules.items():
-        try:
-            compiled.append((re.compile(pattern), place))
-        except (re.error, TypeError) as error:
-            wrong = f"The keys of `rules` must be regular expressions ({error})."
-            raise ValueError(f"{wrong} Received: {shown(pattern)}") from error
-
-    def place_of(name: str) -> Optional[Place]:
-        for pattern, place in compiled:
-            match = pattern.search(name)
-            if match and isinstance(place, str):
-                try:
-                    number = match.expand(place)
-                except (re.error, IndexError) as error:
-                    raise ValueError(f"`rules` has a bad template ({error}). Received: {shown(place)}") from error
-                if not is_index(number):
-                    return number
-                numbered.add(name)
-                return int(number) + 1
-            if match:
-                return place
-        return None
-
-    return place_of
+def _expanded(place: Place, match: Any) -> Place:
+    """Return a place with the groups of a match in its template."""
+    try:
+        return match.expand(place) if isinstance(place, str) else place
+    except (re.error, IndexError) as error:
+        raise refusal(ValueError, f"`rules` has a bad template ({error}).", template=place) from error
 
 
-def _checked_layer(layer: Any, name: str) -> int:
-    if layer in ("embeddings", "head"):
-        return 0 if layer == "embeddings" else HEAD
-    if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
+def _layer_id(place: Any, name: str) -> int:
+    """Return the layer id of a place, HEAD for "head"; raise if it is neither an id nor "embeddings" nor "head"."""
+    if place in ("embeddings", "head"):
+        return 0 if place == "embeddings" else HEAD
+    if isinstance(place, bool) or not isinstance(place, int) or place < 0:
         raise ValueError(
-            "A rule must give a layer id from 0, 'embeddings', 'head' or a template that expands to a block's number. "
-            f"Received: {shown(layer)} for '{name}'"
+            "`rules` must give a layer id from 0, 'embeddings', 'head' or a template that expands to a block's number. "
+            f"Received: {shown(place)} for '{name}'"
         )
-    return layer
+    return place
 
 
 def close_gaps(placed: dict[str, int], numbered: set[str], blocks: int) -> None:

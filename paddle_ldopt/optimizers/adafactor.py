@@ -138,6 +138,7 @@ class Adafactor(FactoredOptimizer):
             check=numbers("()", "[)"),
             kind="(0, inf) and [0, inf)",
             group=True,
+            setting="epsilon",
         ),
         "clip_threshold": Option(1.0, "the largest RMS of the update", ends="()", group=True),
         "decay_rate": Option(-0.8, "exponent of the second moment's decay rate", -math.inf, 0.0, "(]", group=True),
@@ -217,6 +218,10 @@ class Adafactor(FactoredOptimizer):
         owner = masters(self).get(param.name, param).name
         known = isinstance(used.get(owner), paddle.Tensor) and steps[owner].item() > 0
         return float(used[owner].item()) if known else None
+
+    def used_rates(self) -> Optional[dict[str, float]]:
+        """Return `used_lr` with `relative_step`, None without it."""
+        return self.used_lr() if self.sets_own_rate else None
 
     def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
         """Return the rate of the parameter's last update with `relative_step`; later rates are not known beforehand."""

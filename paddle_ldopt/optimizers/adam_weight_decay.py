@@ -68,7 +68,7 @@ def adam_weight_decay_update(
 @register(
     "numbers of TensorFlow's BERT fine-tuning; 8 bytes",
     own_exclusion=tuple(PATTERNS),
-    trainer={"beta_1": "adam_beta1", "beta_2": "adam_beta2", "epsilon": "adam_epsilon"},
+    trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
 )
 class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
     r"""Adam with weight decay selected by regular expressions: the choice to reproduce TensorFlow fine-tuning.
@@ -140,8 +140,8 @@ class AdamWeightDecay(KerasConfigMixin, SharedStepCount, RuleOptimizer):
     """
 
     OPTIONS: ClassVar[dict[str, Option]] = {
-        "beta_1": Option(0.9, "decay rate of the first moment", high=1.0, ends="[)", group=True),
-        "beta_2": Option(0.999, "decay rate of the second moment", high=1.0, ends="[)", group=True),
+        "beta_1": Option(0.9, "decay rate of the first moment", high=1.0, ends="[)", group=True, setting="beta1"),
+        "beta_2": Option(0.999, "decay rate of the second moment", high=1.0, ends="[)", group=True, setting="beta2"),
         "epsilon": Option(1e-7, "added to the root of the second moment", group=True),
         "weight_decay": Option(
             0.0, "decoupled weight decay", called="weight_decay_rate", group=True, read=plain_weight_decay

@@ -8,6 +8,7 @@ from paddle.optimizer import Optimizer
 
 from .._paddle import asks_for_rates, grad_of, may_have_cut, parameters_of, unwrap
 from ..layers.decay import LayerDecay
+from ..layers.ratio_checks import check_trained
 from ._base.layerwise import LayerwiseMixin
 from ._base.layerwise_arguments import ratio_fn
 
@@ -29,7 +30,8 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
     Raises:
         TypeError: not a Paddle optimizer, or a wrapped one; an optimizer without per-parameter learning rates, such as
             LBFGS, Rprop, Muon and ModelAverage.
-        ValueError: a parameter that is not in `layers`; an optimizer with a layer-wise decay of its own.
+        ValueError: a parameter that is not in `layers`; an optimizer with a layer-wise decay of its own; a tower or a
+            multiplier for parameters that the optimizer lacks.
 
     Examples:
         >>> import paddle, paddle_ldopt as ldopt
@@ -52,8 +54,7 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
             f"use another optimizer. Received: optimizer={name}"
         )
     ratio_of = ratio_fn(layers, layerwise_decay)
-    for param in parameters_of(inner):
-        ratio_of(param)
+    check_trained(ratio_of, parameters_of(inner))
     inner.__class__ = _layerwise_class(plain)  # in place, because wrappers and schedules hold this object
     inner.ratio_of, inner._rates_asked = ratio_of, set()
     return optimizer

@@ -180,7 +180,12 @@ class Came(FactoredOptimizer):
     OPTIONS: ClassVar[dict[str, Option]] = {
         "lr": Option(None, "the group's own rate", optional=True, group=True, argument=False),
         "eps": Option(
-            _EPS, "three small numbers above 0", check=numbers("()", "()", "()"), kind="three of (0, inf)", group=True
+            _EPS,
+            "three small numbers above 0",
+            check=numbers("()", "()", "()"),
+            kind="three of (0, inf)",
+            group=True,
+            setting="epsilon",
         ),
         "clip_threshold": Option(1.0, "the largest RMS of the update", ends="()", group=True),
         "decay_rate": Option(_DECAY_RATE, "exponent of the second moment's decay rate", high=1.0, group=True),

@@ -139,7 +139,7 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
     OPTIONS: ClassVar[dict[str, Option]] = {
         "beta1": Option(0.9, "decay rate of the first moment", high=1.0, ends="()", group=True),
         "beta2": Option(0.999, "decay rate of the second moment", high=1.0, ends="()", group=True),
-        "eps": Option(1e-6, "added to the root of the second moment", ends="()", group=True),
+        "eps": Option(1e-6, "added to the root of the second moment", ends="()", group=True, setting="epsilon"),
         "weight_decay": Option(
             0.0,
             "decoupled weight decay",

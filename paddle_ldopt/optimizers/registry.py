@@ -24,7 +24,7 @@ class OptimizerInfo:
 
     cls: type[Any]
     summary: str  # when to choose it, and bytes of state a parameter
-    # argument of the class -> field of a Trainer's arguments that gives its value
+    # setting -> field of a Trainer's arguments that gives its value
     trainer: dict[str, str] = dataclasses.field(default_factory=dict)
     external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments it needs beside a learning rate
     own_exclusion: tuple[str, ...] = ()  # arguments that exclude parameters from weight decay
@@ -33,20 +33,19 @@ class OptimizerInfo:
     options: dict[str, Option] = dataclasses.field(default_factory=dict)
 
     @property
-    def weight_decay(self) -> str:
-        """The class's name of its weight decay."""
-        declared = self.options.get("weight_decay")
-        return (declared and declared.called) or "weight_decay"
+    def settings(self) -> dict[str, Option]:
+        """Name in `create` and `LdoptConfig` -> option, for each that the constructor takes except the weight decay."""
+        taken = {name: option for name, option in self.options.items() if option.argument and name != "weight_decay"}
+        return {option.setting or name: option for name, option in taken.items()}
 
-    @property
-    def arguments(self) -> dict[str, Option]:
-        """The options that its constructor takes, except for the weight decay."""
-        return {name: option for name, option in self.options.items() if option.argument and name != "weight_decay"}
+    def setting(self, name: str) -> str:
+        """Return the name in `settings` of an option that has this name there or in the class."""
+        return (name in self.options and self.options[name].setting) or name
 
     @property
     def all_arguments(self) -> set[str]:
         """The names of all arguments of its constructor, including arguments that it passes on to a base."""
-        names = {*self.arguments, *LAYERWISE}
+        names = {*self.settings, *LAYERWISE}
         for init in [vars(base)["__init__"] for base in self.cls.__mro__ if "__init__" in vars(base)]:
             parameters = inspect.signature(init).parameters.values()
             names.update(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)

@@ -1,24 +1,45 @@
 """Learning-rate schedules, all of transformers' and more, as Paddle `LRScheduler`s.
 
-- `functions`: one function for each kind of schedule. Most build a `CurveSchedule` from one of the `curves`, the rest
-  one of the schedules in `metric`.
-- `registry`, `options`: the table of all kinds, and the types of their arguments.
-- `factory`: builds a schedule by name.
+- `constant`, `linear`, `cosine`, `polynomial`, `inverse_sqrt`, `stable_decay`, `cool_down`: functions of the step. Each
+  file has a curve, and a function that builds the `CurveSchedule` with this curve.
+- `plateau`, `greedy`: schedules that follow a metric.
+- `factory`: builds a schedule by name, from the table in `registry`.
 - `warmup`: a warm-up before any other schedule.
 - `ahead`: reads the future rates of a schedule.
 """
 
-from . import curve_schedule, factory, metric, registry, warmup
-from .curve_schedule import *  # noqa: F403
+from .constant import get_constant_schedule, get_constant_schedule_with_warmup
+from .cool_down import get_constant_schedule_with_cool_down
+from .cosine import (
+    get_cosine_schedule_with_warmup,
+    get_cosine_with_hard_restarts_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
+)
+from .curve_schedule import CurveSchedule
 from .curve_schedule import RuleSchedule as RuleSchedule
-from .factory import *  # noqa: F403
 from .factory import ON_METRIC as ON_METRIC
-from .functions import *  # noqa: F403
-from .metric import *  # noqa: F403
-from .warmup import *  # noqa: F403
+from .factory import SchedulerType, get_scheduler
+from .greedy import GreedyLR, get_greedy_schedule
+from .inverse_sqrt import get_inverse_sqrt_schedule
+from .linear import get_linear_schedule_with_warmup
+from .metric import MetricSchedule
+from .plateau import ReduceLROnPlateau, get_reduce_on_plateau_schedule
+from .polynomial import get_polynomial_decay_schedule_with_warmup
+from .stable_decay import get_wsd_schedule
+from .warmup import WarmUp
 
-__all__ = [kind.function.__name__ for kind in registry.SCHEDULES.values()]
-__all__ += curve_schedule.__all__
-__all__ += factory.__all__
-__all__ += metric.__all__
-__all__ += warmup.__all__
+# fmt: off
+__all__ = [
+    # any kind by name
+    "SchedulerType", "get_scheduler",
+    # one function for each kind
+    "get_constant_schedule", "get_constant_schedule_with_cool_down", "get_constant_schedule_with_warmup",
+    "get_cosine_schedule_with_warmup", "get_cosine_with_hard_restarts_schedule_with_warmup",
+    "get_cosine_with_min_lr_schedule_with_warmup", "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+    "get_greedy_schedule", "get_inverse_sqrt_schedule", "get_linear_schedule_with_warmup",
+    "get_polynomial_decay_schedule_with_warmup", "get_reduce_on_plateau_schedule", "get_wsd_schedule",
+    # classes
+    "CurveSchedule", "GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "WarmUp",
+]
+# fmt: on

@@ -1,7 +1,7 @@
 """The base class of all schedules, their peak, and attaching them to an optimizer."""
 
 import numbers
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Union
 
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
@@ -33,10 +33,11 @@ class Schedule(LRScheduler):
     set_dict = set_state_dict
 
 
+OptimizerOrRate = Union[Optimizer, float]  # an optimizer may be in wrappers of `fleet` and `amp`
 _AnySchedule = TypeVar("_AnySchedule", bound=Schedule)
 
 
-def peak_of(optimizer: Any) -> float:
+def peak_of(optimizer: OptimizerOrRate) -> float:
     """Return the peak, above 0, of a new schedule for an optimizer, or the given learning rate.
 
     An optimizer that already has one of our schedules keeps that peak: its current rate may be that of a warm-up.
@@ -57,7 +58,7 @@ def peak_of(optimizer: Any) -> float:
     return checked_number(peak, "learning_rate", ends="(]")
 
 
-def attach(schedule: _AnySchedule, optimizer: Any) -> _AnySchedule:
+def attach(schedule: _AnySchedule, optimizer: OptimizerOrRate) -> _AnySchedule:
     """Attach `schedule` to `optimizer` if an optimizer was given; return the schedule."""
     optimizer = unwrap(optimizer)
     if isinstance(optimizer, Optimizer):

@@ -4,7 +4,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Any, Callable, Optional
+from typing import Callable, Optional, Union
 
 import paddle
 from paddle.optimizer.lr import LRScheduler
@@ -19,7 +19,7 @@ from .warmup import WarmUp
 __all__ = ["follows_metric", "length_of", "peak_learning_rate", "schedule_rates"]
 
 
-def length_of(schedule: Any) -> Optional[int]:
+def length_of(schedule: LRScheduler) -> Optional[int]:
     """Return the number of steps that a schedule covers, counted from its first step; None if unknown."""
     curve = _curve_of(schedule)
     if curve is not None:
@@ -34,14 +34,16 @@ def length_of(schedule: Any) -> Optional[int]:
     return None if after is None else int(schedule.warmup_steps) + after
 
 
-def _curve_of(schedule: Any) -> Optional[Curve]:
+def _curve_of(schedule: LRScheduler) -> Optional[Curve]:
     """Return the curve of a schedule if it is a `Curve`, with known turns and length."""
     curve = schedule.curve if isinstance(schedule, CurveSchedule) else None
     return curve if isinstance(curve, Curve) else None
 
 
 def peak_learning_rate(
-    learning_rate: Any, num_steps: Optional[int] = None, divisor: Optional[Callable[[int], float]] = None
+    learning_rate: Union[float, LRScheduler],
+    num_steps: Optional[int] = None,
+    divisor: Optional[Callable[[int], float]] = None,
 ) -> Optional[float]:
     """Return the greatest rate that a schedule reaches from its present step on, or the rate itself if it is a number.
 
@@ -78,7 +80,7 @@ def peak_learning_rate(
     return max(rate / divisor(i) for i, rate in rates)
 
 
-def schedule_rates(schedule: Any, num_steps: int) -> tuple[int, list[float]]:
+def schedule_rates(schedule: LRScheduler, num_steps: int) -> tuple[int, list[float]]:
     """Return the first known step of a schedule, and its rates from this step to step `num_steps` - 1.
 
     The first step is 0 if a copy stepped from 0 arrives at the present rate, otherwise the present step. A schedule
@@ -95,7 +97,7 @@ def schedule_rates(schedule: Any, num_steps: int) -> tuple[int, list[float]]:
     return start, [*itertools.islice(_rates_ahead(schedule), num_steps - start)]
 
 
-def _rates_ahead(schedule: Any, start: Optional[int] = None) -> Iterator[float]:
+def _rates_ahead(schedule: LRScheduler, start: Optional[int] = None) -> Iterator[float]:
     """Yield the rate of each step from `start` or the present step on; ValueError if copying or stepping fails."""
     if start is None:
         yield float(schedule.last_lr)

@@ -1,12 +1,10 @@
 """`CurveSchedule`: a Paddle `LRScheduler` whose rate depends on the step alone."""
 
-from typing import Any, Callable
+from typing import Callable
 
 from .._messages import refusal
-from ._base import Schedule, attach, peak_of
+from ._base import OptimizerOrRate, Schedule, attach, peak_of
 from .options import Flag, LastStep, Positive, checks_arguments
-
-__all__ = ["CurveSchedule"]
 
 
 class CurveSchedule(Schedule):
@@ -26,7 +24,7 @@ class CurveSchedule(Schedule):
 
     Examples:
         >>> from paddle_ldopt.schedules import CurveSchedule
-        >>> from paddle_ldopt.schedules.curves import Linear
+        >>> from paddle_ldopt.schedules.linear import Linear
         >>> schedule = CurveSchedule(0.1, Linear(warmup=1, decay=2))
         >>> [(schedule(), schedule.step())[0] for _ in range(4)]
         [0.0, 0.1, 0.05, 0.0]
@@ -52,6 +50,6 @@ class CurveSchedule(Schedule):
 RuleSchedule = CurveSchedule  # its name in 0.1
 
 
-def scheduled(optimizer: Any, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
+def scheduled(optimizer: OptimizerOrRate, curve: Callable[[int], float], last_epoch: int) -> CurveSchedule:
     """Return the schedule of a curve, with the peak of `optimizer`; attach it if this is an optimizer."""
     return attach(CurveSchedule(peak_of(optimizer), curve, last_epoch), optimizer)

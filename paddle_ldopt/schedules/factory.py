@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal
-from . import functions  # noqa: F401 - fills the table
+from . import (  # noqa: F401 - each adds its kinds to the table
+    constant,
+    cool_down,
+    cosine,
+    greedy,
+    inverse_sqrt,
+    linear,
+    plateau,
+    polynomial,
+    stable_decay,
+)
+from ._base import OptimizerOrRate
 from .options import REQUIRED
 from .registry import SCHEDULES, kind_of
-
-__all__ = ["SchedulerType", "get_scheduler"]
 
 ON_METRIC = tuple(kind.name for kind in SCHEDULES.values() if kind.on_metric)  # the kinds that follow a metric
 
@@ -49,7 +58,7 @@ class SchedulerType(str, enum.Enum, metaclass=_Members):
 
 def get_scheduler(
     name: Union[str, SchedulerType],
-    optimizer: Any,
+    optimizer: OptimizerOrRate,
     num_warmup_steps: Optional[int] = None,
     num_training_steps: Optional[int] = None,
     scheduler_specific_kwargs: Optional[dict[str, Any]] = None,

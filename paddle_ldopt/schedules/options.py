@@ -7,10 +7,11 @@ import dataclasses
 import functools
 import inspect
 import typing
+import warnings
 from typing import Annotated, Any, Callable, Optional, TypeVar
 
 from .._checks import Option, checked_bool, checked_choice, checked_number, checked_steps
-from .curves import FALLS
+from .._messages import refusal
 
 REQUIRED = inspect.Parameter.empty  # the default of a required argument
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -21,7 +22,8 @@ def _steps(least: int) -> Option:
     return Option(REQUIRED, "", check=check, kind=f"an int from {least}")
 
 
-def _choice(*choices: str) -> Option:
+def choice(*choices: str) -> Option:
+    """Return the declaration of one of some words."""
     return Option(REQUIRED, "", check=functools.partial(checked_choice, choices=choices), kind=" or ".join(choices))
 
 
@@ -33,9 +35,8 @@ Positive = Annotated[float, Option(REQUIRED, "", ends="(]")]
 Fraction = Annotated[float, Option(REQUIRED, "", high=1.0)]
 Factor = Annotated[float, Option(REQUIRED, "", high=1.0, ends="()")]  # the factor of a reduction
 Flag = Annotated[bool, Option(REQUIRED, "", check=checked_bool)]
-Shape = Annotated[str, _choice(*FALLS)]
-Mode = Annotated[str, _choice("min", "max")]
-ThresholdMode = Annotated[str, _choice("rel", "abs")]
+Mode = Annotated[str, choice("min", "max")]
+ThresholdMode = Annotated[str, choice("rel", "abs")]
 
 
 def _options_of(function: Callable[..., Any]) -> dict[str, Option]:
@@ -77,6 +78,15 @@ def checks_arguments(function: _Function) -> _Function:
 
     vars(checked)["options"] = options
     return typing.cast(_Function, checked)
+
+
+def steps_left(num_training_steps: int, **phases: int) -> int:
+    """Return the number of training steps left after `phases`; negative, with a warning, if they are too long."""
+    left = num_training_steps - sum(phases.values())
+    if left < 0:
+        longer = "The schedule is longer than the training and is cut off at its end."
+        warnings.warn(refusal(UserWarning, longer, **phases, num_training_steps=num_training_steps), stacklevel=4)
+    return left
 
 
 def checked_fraction(name: str, value: Any, peak: float) -> float:

@@ -2,7 +2,7 @@
 
     @schedule("triangle")
     def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1) -> CurveSchedule:
-        return scheduled(optimizer, curves.Linear(num_warmup_steps, num_warmup_steps), last_epoch)
+        return scheduled(optimizer, Linear(num_warmup_steps, num_warmup_steps), last_epoch)
 
 Checks, `SchedulerType`, `LdoptConfig`, the Trainer, the command line and the docs read the signature.
 """

@@ -11,8 +11,6 @@ from ._copies import copy_schedule
 from .metric import follows_metric
 from .options import Flag, LastStep, NonNegative, Positive, Steps, checks_arguments
 
-__all__ = ["WarmUp"]
-
 
 class WarmUp(LRScheduler):
     r"""A warm-up before a schedule without one.

@@ -10,11 +10,11 @@ from ..config import (
     BUILT_IN,
     DecaySettings,
     decay_problems,
+    decay_setting,
     json_object,
     name_of,
     option_problems,
     settings_of,
-    with_decay_settings,
 )
 from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
@@ -43,7 +43,6 @@ def _flag(default: Any, text: str) -> Any:
 
 
 @dataclasses.dataclass
-@with_decay_settings(str)
 class LdoptArgumentsMixin(DecaySettings, _Arguments):
     """Add the layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
 
@@ -87,6 +86,18 @@ class LdoptArgumentsMixin(DecaySettings, _Arguments):
 
     allow_layerwise_change: bool = _flag(False, "Resume even if the checkpoint has other layer-wise settings.")
     optim_kwargs: Optional[str] = _flag(None, "Further options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'.")
+    layerwise_lr_decay: float = decay_setting("layerwise_decay")
+    layerwise_convention: str = decay_setting("convention")
+    layerwise_min_ratio: float = decay_setting("min_ratio")
+    layerwise_head_ratio: float = decay_setting("head_ratio")
+    layerwise_freeze_below: float = decay_setting("freeze_below")
+    layerwise_bound: float = decay_setting("bound")
+    layerwise_scale: float = decay_setting("scale")
+    layerwise_end: Optional[float] = decay_setting("end")
+    layerwise_steps: Optional[int] = decay_setting("steps")
+    layerwise_preserve_mean: bool = decay_setting("preserve_mean")
+    layerwise_towers: Optional[str] = decay_setting("towers")
+    layerwise_multipliers: Optional[str] = decay_setting("multipliers")
     layerwise_rules: Optional[str] = _flag(None, 'Layers of parameters by name, as JSON: \'{"adapter": "head"}\'.')
     layerwise_granularity: str = _flag("block", "Size of a layer: block, stage, or a number of groups of blocks.")
     lr_scheduler_kwargs: Optional[str] = _flag(None, "Further options of the schedule, as JSON: '{\"num_cycles\": 3}'.")
@@ -186,11 +197,11 @@ def _option_problems(args: Any, optim: str, options: dict[str, Any]) -> Iterator
     if optim not in REGISTRY:
         yield f"`optim_kwargs` are for {', '.join(map(repr, REGISTRY))}. Received: optim={shown(optim)}, {received}"
         return
-    own = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}
-    for name in options.keys() & own.keys():
-        yield f"`{own[name]}` sets the {name} of {shown(optim)}: leave it out here. Received: {received}"
+    own, setting = {**REGISTRY[optim].trainer, "multi_precision": "fp16_opt_level"}, REGISTRY[optim].setting
+    for name in [name for name in options if setting(name) in own]:
+        yield f"`{own[setting(name)]}` sets the {name} of {shown(optim)}: leave it out here. Received: {received}"
     if options.get("relative_step"):
         advice = "goes to the Trainer as `optimizers=LdoptConfig(...).build(model)`"
         yield f"An optimizer that sets its own rate {advice}. Received: {received}"
     else:
-        yield from option_problems(optim, {name: value for name, value in options.items() if name not in own})
+        yield from option_problems(optim, {name: value for name, value in options.items() if setting(name) not in own})

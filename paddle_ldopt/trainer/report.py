@@ -227,6 +227,7 @@ def _draw_rates(axes: list[Any], towers: dict[str, list[Any]], steps: list[int])
         )
         axis.set(xlabel="step", ylabel="learning rate", ylim=(0, 1.05 * top or None))  # the same in all panels
         axis.ticklabel_format(axis="y", scilimits=(-2, 3))
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         name_lines(axis)
 
 
@@ -245,6 +246,7 @@ def _draw_history(axes: list[Any], history: list[dict[str, Any]], baseline: Any 
         axes[1].axhline(value, color="0.5", ls="--", lw=1, label=f"{metric} of the baseline ({name})")
     for axis in axes:
         axis.set_xlabel("step")
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.grid(alpha=0.3)
         if axis.lines:
             name_lines(axis)

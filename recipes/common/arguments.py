@@ -20,6 +20,7 @@ from paddle_ldopt import SchedulerType, list_optimizers
 from paddle_ldopt.config import read_yaml
 from paddle_ldopt.trainer import LdoptArgumentsMixin
 
+from .errors import error, refuse
 from .run_folder import check_folder, take, with_arguments_of_run
 
 HELP = {  # help of the Trainer's own arguments and of arguments with another default here
@@ -83,32 +84,32 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     verbose: bool = dataclasses.field(default=False, metadata={"help": "print the Trainer's log and the schedule"})
 
     def __post_init__(self):
-        check_least(self, early_stopping_patience=1)
+        sizes = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+        check_least(self, early_stopping_patience=1, num_train_epochs=0, logging_steps=1, **dict.fromkeys(sizes, 1))
         refuse(self._impossible())
         if self.greater_is_better is None:
             self.greater_is_better = self.metric_for_best_model not in LOWER_IS_BETTER
         self.output_dir = self.output_dir or time.strftime(f"runs/{self.recipe}-%Y%m%d-%H%M%S")
         super().__post_init__()
         if self.load_best_model_at_end and self.evaluation_strategy.value == "no":
-            raise ValueError("`load_best_model_at_end` needs evaluations. Received: evaluation_strategy=no")
+            raise error("`load_best_model_at_end` needs evaluations.", evaluation_strategy="no")
         if self.metric_for_best_model not in self.metrics:
-            received = f"Received: metric_for_best_model={self.metric_for_best_model!r}"
-            raise ValueError(f"`metric_for_best_model` must be {' or '.join(self.metrics)}. {received}")
+            problem = f"`metric_for_best_model` must be {' or '.join(self.metrics)}."
+            raise error(problem, metric_for_best_model=self.metric_for_best_model)
 
     def _impossible(self):
-        """Yield a message for each argument that this machine does not support."""
-        on_cpu, processes = self.device.startswith("cpu"), paddle.distributed.get_world_size()
-        if not on_cpu and self.device.startswith("gpu") and not paddle.is_compiled_with_cuda():
-            yield f"This Paddle has no GPU support: leave `device` out. Received: device={self.device!r}"
+        """Yield an error for each argument that this machine does not support."""
+        if self.device.startswith("gpu") and not paddle.is_compiled_with_cuda():
+            yield error("This Paddle has no GPU support: leave `device` out.", device=self.device)
         for name in ("fp16", "bf16"):
-            if getattr(self, name) and on_cpu:
-                yield f"`{name}` needs a GPU: leave it out on a CPU. Received: {name}=True, device={self.device!r}"
+            if getattr(self, name) and self.device.startswith("cpu"):
+                yield error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=self.device)
         if self.fp16 and self.bf16:
-            yield "Choose one of `fp16` and `bf16`. Received: fp16=True, bf16=True"
+            yield error("Choose one of `fp16` and `bf16`.", fp16=True, bf16=True)
         for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"):
-            if getattr(self, name) > processes:
+            if (degree := getattr(self, name)) > paddle.distributed.get_world_size():
                 launch = "start the recipe with `python -m paddle.distributed.launch`"
-                yield f"`{name}` exceeds the number of processes: {launch}. Received: {name}={getattr(self, name)}"
+                yield error(f"`{name}` exceeds the number of processes: {launch}.", **{name: degree})
 
 
 def option(default, text):
@@ -120,18 +121,9 @@ def option(default, text):
 
 def check_least(options, **least):
     """Raise ValueError if an option is below the given minimum."""
-    low = [(name, value) for name, value in least.items() if getattr(options, name) < value]
-    refuse(f"`{name}` must be {value} or more. Received: {name}={getattr(options, name)}" for name, value in low)
-
-
-def refuse(problems):
-    """Raise one ValueError that lists the problems; return without problems."""
-    found = list(problems)
-    if len(found) == 1:
-        raise ValueError(found[0])
-    if found:
-        lines = "".join(f"\n  {i}. {problem}" for i, problem in enumerate(found, 1))
-        raise ValueError(f"{len(found)} arguments are wrong:{lines}")
+    found = {name: getattr(options, name) for name in least}
+    low = {name: value for name, value in found.items() if value < least[name]}
+    refuse(error(f"`{name}` must be {least[name]} or more.", **{name: value}) for name, value in low.items())
 
 
 def parse(argv, *classes):
@@ -147,10 +139,8 @@ def parse(argv, *classes):
     found = parse_line(argv, *classes)
     patience, _ = take(argv, "early_stopping_patience")
     if patience is not None and not found[-1].load_best_model_at_end:
-        raise ValueError(
-            "Early stopping needs `load_best_model_at_end`: leave one of them out. "
-            f"Received: early_stopping_patience={patience}, load_best_model_at_end=False"
-        )
+        problem = "Early stopping needs `load_best_model_at_end`: leave one of them out."
+        raise error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
     check_folder(found[-1])
     if found[-1].verbose:
         logger.set_level("INFO")
@@ -185,9 +175,7 @@ def parse_line(argv, *classes):
     *found, unknown = parser.parse_args_into_dataclasses(_with_config(argv, classes), return_remaining_strings=True)
     known = sorted(name for action in parser._actions for name in action.option_strings)
     wrong = [word for word in unknown if word.startswith("-")] or unknown  # their values are among the others
-    refuse(
-        f"{word!r} is not a known argument{_nearest(word.partition('=')[0], known)}. Received: {word}" for word in wrong
-    )
+    refuse(_unknown(word.partition("=")[0], known, argument=word) for word in wrong)
     return found
 
 
@@ -226,8 +214,9 @@ def _may_be_none(classes):
     return {f.name for f in fields if f.default is None or type(None) in get_args(hints[f.name])}
 
 
-def _nearest(name, known):
-    return "".join(f"; the nearest is {near!r}" for near in difflib.get_close_matches(name, known, 1, 0.4))
+def _unknown(name, known, /, **received):
+    nearest = "".join(f"; the nearest is {near!r}" for near in difflib.get_close_matches(name, known, 1, 0.4))
+    return error(f"{name!r} is not a known argument{nearest}.", **received)
 
 
 def _with_config(argv, classes):
@@ -236,14 +225,14 @@ def _with_config(argv, classes):
         return argv
     settings = read_yaml(path)
     if not isinstance(settings, dict):
-        raise ValueError(f"A config must hold `name: value` lines. Received: config={path!r}")
+        raise error("A config must hold `name: value` lines.", config=path)
     known = [field.name for cls in classes for field in dataclasses.fields(cls) if field.init]
     first, wrong, may_be_none = [], [], _may_be_none(classes)
     for name, value in settings.items():
         if name not in known:
-            wrong.append(f"{name!r} is not a known argument{_nearest(str(name), known)}. Received: {name}={value!r}")
+            wrong.append(_unknown(str(name), known, **{str(name): value}))
         elif value is None and name not in may_be_none:
-            wrong.append(f"`{name}` needs a value: leave it out for its default. Received: {name}=None")
+            wrong.append(error(f"`{name}` needs a value: leave it out for its default.", **{name: None}))
         elif value is None:
             first += ["--null", name]
         elif isinstance(value, list):

@@ -12,10 +12,12 @@ from scipy.special import softmax
 from sklearn import metrics
 
 from .fine_tuning import Score
+from .trainers import logits_of
 
 METRICS = ("accuracy", "macro_f1", "matthews", "loss")
 MOST = 12  # most classes for a confusion matrix in the report; with more, it lists the most frequent confusions
 MISTAKES = 10
+MISTAKE = ("input", "label", "predicted", "probability")
 
 
 def majority_score(rows):
@@ -28,61 +30,56 @@ def class_scores(prediction):
     return scores_of(np.argmax(prediction.predictions, axis=-1), prediction.label_ids)
 
 
-def scores_of(found, right):
+def scores_of(predicted, labels):
     """Return the scores of predicted class numbers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of rows of a single class
         return {
-            "accuracy": float(metrics.accuracy_score(right, found)),
-            "macro_f1": float(metrics.f1_score(right, found, average="macro", zero_division=0)),
-            "matthews": float(metrics.matthews_corrcoef(right, found)),
+            "accuracy": float(metrics.accuracy_score(labels, predicted)),
+            "macro_f1": float(metrics.f1_score(labels, predicted, average="macro", zero_division=0)),
+            "matthews": float(metrics.matthews_corrcoef(labels, predicted)),
         }
 
 
 def judge(names, inputs=None):
     """Return a function (logits, labels) -> `details`, and their `tables`."""
 
-    def found(logits, labels):
-        logits = logits[0] if isinstance(logits, (tuple, list)) else logits
-        more = details(logits, labels, names, inputs)
+    def judged(logits, labels):
+        more = details(logits_of(logits), labels, names, inputs)
         return more, tables(more)
 
-    return found
+    return judged
 
 
 def details(logits, right, names, inputs=None):
     """Return precision, recall and F1 of each class, the confusion matrix, the most confident mistakes.
 
-    Args:
-        logits (array): [rows, classes].
-        right (array): the class number of each row.
-        names (list[str]): names of the classes.
-        inputs (list, optional): the text or pair of each row; without it, mistakes are not listed.
+    `right` are the class numbers of the rows. Mistakes are listed if `inputs` are given, the text or pair of each row.
     """
     probabilities, right = softmax(np.asarray(logits, "float64"), axis=-1), np.asarray(right)
-    found, numbers = probabilities.argmax(-1), np.arange(len(names))
-    each = metrics.precision_recall_fscore_support(right, found, labels=numbers, zero_division=0)
+    predicted, numbers = probabilities.argmax(-1), np.arange(len(names))
+    each = metrics.precision_recall_fscore_support(right, predicted, labels=numbers, zero_division=0)
     columns = ("precision", "recall", "f1", "rows")
-    matrix = metrics.confusion_matrix(right, found, labels=numbers)
+    matrix = metrics.confusion_matrix(right, predicted, labels=numbers)
     sure = probabilities.max(-1)
-    wrong = [i for i in np.argsort(-sure, kind="stable") if found[i] != right[i]] if inputs is not None else []
+    wrong = [i for i in np.argsort(-sure, kind="stable") if predicted[i] != right[i]] if inputs is not None else []
     return {
         "classes": {name: dict(zip(columns, map(float, row))) for name, *row in zip(names, *each)},
         "confusion matrix": {"rows are the true classes, columns the predicted": matrix.tolist(), "classes": names},
         "mistakes": [
-            {"input": inputs[i], "label": names[right[i]], "predicted": names[found[i]], "probability": float(sure[i])}
+            dict(zip(MISTAKE, (inputs[i], names[right[i]], names[predicted[i]], float(sure[i]))))
             for i in wrong[:MISTAKES]
         ],
     }
 
 
-def tables(found):
+def tables(results):
     """Return the result of `details` as tables: title -> (header, rows)."""
-    names, (matrix, _) = list(found["classes"]), found["confusion matrix"].values()
+    names, (matrix, _) = list(results["classes"]), results["confusion matrix"].values()
     columns = ("precision", "recall", "f1")
     classes = [  # a class without test rows has no scores
         (name, *(f"{row[column]:.3f}" if row["rows"] else "-" for column in columns), int(row["rows"]))
-        for name, row in found["classes"].items()
+        for name, row in results["classes"].items()
     ]
     out = {"Test rows by class": (("class", "precision", "recall", "F1", "rows"), classes)}
     if len(names) <= MOST:
@@ -92,9 +89,10 @@ def tables(found):
         often = [pair for pair in sorted(pairs, key=lambda pair: -pair[2])[:20] if pair[2]]
         if often:
             out["Most frequent confusions"] = (("true class", "predicted", "rows"), often)
-    if found["mistakes"]:
-        lines = [(_shown(m["input"]), m["label"], m["predicted"], f"{m['probability']:.3f}") for m in found["mistakes"]]
-        out["Most confident mistakes"] = (("text", "label", "predicted", "probability"), lines)
+    if results["mistakes"]:
+        rows = [tuple(mistake[name] for name in MISTAKE) for mistake in results["mistakes"]]
+        rows = [(_shown(text), label, predicted, f"{share:.3f}") for text, label, predicted, share in rows]
+        out["Most confident mistakes"] = (("text", *MISTAKE[1:]), rows)
     return out
 
 

@@ -43,12 +43,8 @@ def compare(args, learning_rates, seeds, train, description=""):
     The validation score chooses the best rate of each arm; its test scores are compared. Each finished run is added to
     ``compare.json``; a run that diverged has no score. ``report.html`` has the table, a plot and the verdict.
 
-    Args:
-        args (TrainingArguments): with `layerwise_lr_decay`, the decay of the second arm.
-        learning_rates (list[float]): the rates.
-        seeds (int): number of seeds, from `args.seed` on.
-        train (callable): args -> (validation score, test score) of a new model.
-        description (str): the data.
+    The second arm has the decay of `args`; the `seeds` seeds begin with that of `args`. `train(args)` returns the
+    validation score and the test score of a new model. `description` is of the data.
     """
     arms, runs = {"uniform": 1.0, f"decay {args.layerwise_lr_decay:g}": args.layerwise_lr_decay}, []
     todo = [(rate, arm, args.seed + seed) for rate in learning_rates for arm in arms for seed in range(seeds)]
@@ -93,6 +89,8 @@ def verdict(uniform, layerwise, uniform_name, layerwise_name):
     gains = np.subtract(layerwise, uniform)
     mean, said = gains.mean(), f"{layerwise_name} scores {abs(gains.mean()):.3f}"
     said += f" {'more' if mean >= 0 else 'less'} than {uniform_name}"
+    if not gains.any():
+        return "Verdict: both score the same, seed by seed."
     if len(gains) < 2:
         return f"Verdict: {said}. With one seed, this may be chance."
     half = interval(gains)
@@ -116,6 +114,8 @@ def _draw(axes, runs, learning_rates, arms):
         places = [rate * 1.03**beside for rate in learning_rates]
         axes[0].errorbar(places, [np.mean(one) for one in found], halves, marker="o", capsize=3, label=arm)
     axes[0].set(xscale="log", xlabel="learning rate", ylabel="test score")
+    axes[0].set_xticks(learning_rates, [f"{rate:g}" for rate in learning_rates])
+    axes[0].minorticks_off()
     axes[0].grid(alpha=0.3)
     axes[0].legend()
 
@@ -123,13 +123,8 @@ def _draw(axes, runs, learning_rates, arms):
 def tabulate(runs, arms, title):
     """Print the test scores by learning rate and arm, and each arm at its best rate.
 
-    Args:
-        runs (list[dict]): results, one of each run.
-        arms (dict): name -> the values in `runs` that an arm's runs have in common.
-        title (str): of the table.
-
-    Returns:
-        tuple: the header, the rows, and arm -> (sentence, test scores) at its best rate.
+    `arms` is name -> the values that an arm's runs have in common. Return the header and the rows of the table, and
+    arm -> (sentence, test scores) at its best rate.
     """
     rates = dict.fromkeys(run["learning_rate"] for run in runs)
     header, rows, best = ("learning rate", *arms), [], {}

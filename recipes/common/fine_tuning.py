@@ -19,7 +19,7 @@ from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback
 
 from .arguments import LOWER_IS_BETTER
 from .progress import replace_progress
-from .run_folder import NoteArguments, check_data, note_for_predictions, write_json
+from .run_folder import NoteArguments, check_data, names_in, note_for_predictions, write_json
 from .stopping import StopWithCheckpoint
 
 
@@ -54,19 +54,6 @@ class FileSchedule(ScheduleCallback):
             super().on_train_begin(*args, **kwargs)
 
 
-def add_callbacks(trainer, report):
-    """Add the callbacks of all recipes to a Trainer: report, rates of the layers, schedule, early stopping."""
-    args = trainer.args
-    trainer.add_callback(report)
-    trainer.add_callback(LayerLRCallback())
-    known_beforehand = trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC
-    if known_beforehand:
-        schedule = ScheduleCallback if args.verbose else FileSchedule
-        trainer.add_callback(schedule(f"{args.output_dir}/schedule.png"))  # also schedule.csv
-    if args.load_best_model_at_end:
-        trainer.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
-
-
 def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None):
     """Train, evaluate on the test split, write results and report; print the score and the baseline.
 
@@ -90,10 +77,14 @@ def fine_tune(trainer, test, score, options, argv, parts, judge=None, noted=None
     rate = f"{args.learning_rate:g}" if trainer.optimizer is None else "the optimizer's own"
     rates = f"decay {args.layerwise_lr_decay:g}, learning rate {rate}"
     report = RunReport(args.output_dir, f"{options.model} on {options.data}, {rates}", trainer.layer_map)
-    add_callbacks(trainer, report)
     check_data(args, parts)
-    stop = StopWithCheckpoint()
-    for callback in (noted_arguments, stop):
+    callbacks, stop = [report, LayerLRCallback()], StopWithCheckpoint()
+    if trainer.optimizer is None and args.lr_scheduler_type.value not in ON_METRIC:  # known beforehand
+        schedule = ScheduleCallback if args.verbose else FileSchedule
+        callbacks.append(schedule(f"{args.output_dir}/schedule.png"))  # also schedule.csv
+    if args.load_best_model_at_end:
+        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
+    for callback in (*callbacks, noted_arguments, stop):
         trainer.add_callback(callback)
     progress = None if args.verbose else replace_progress(trainer)
     began = time.perf_counter()
@@ -146,16 +137,16 @@ def _why_it_stopped(args, state):
     if state.global_step < state.max_steps:
         better = f"no better validation {args.metric_for_best_model} in {args.early_stopping_patience} evaluations"
         return f"early, at step {state.global_step} of {state.max_steps}: {better}"
-    return f"all {state.max_steps} steps done" + ("" if args.max_steps > 0 else f" ({args.num_train_epochs:g} epochs)")
+    epochs = f"{args.num_train_epochs:g} epoch{'' if args.num_train_epochs == 1 else 's'}"
+    return f"all {state.max_steps} steps done" + ("" if args.max_steps > 0 else f" ({epochs})")
 
 
 def defaults_of(settings, argv, *objects):
     """Return setting -> default for settings on the command line, and the value of the others, which may be derived."""
-    given = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
     fields = {field.name: field for one in objects for field in dataclasses.fields(one)}
     made = {name: field.default_factory for name, field in fields.items() if field.default_factory is not MISSING}
     defaults = {name: made[name]() if name in made else field.default for name, field in fields.items()}
-    return {name: defaults.get(name) if name in given else value for name, value in settings.items()}
+    return {name: defaults.get(name) if name in names_in(argv) else value for name, value in settings.items()}
 
 
 def conclude(folder, score, reached, more, report, *, settings, description, tables=None, defaults=None):

@@ -9,15 +9,9 @@ from .comparison import scores_of, spread
 
 
 def heat_map(path, runs, columns, rows, labels, lower_is_better):
-    """Draw the mean test score of each learning rate and decay, labelled with mean and standard deviation.
+    """Draw the mean test score of each learning rate (`columns`) and decay (`rows`), with its standard deviation.
 
-    Args:
-        path (str|Path): the picture.
-        runs (list[dict]): results, one of each run.
-        columns (list[float]): learning rates, from left to right.
-        rows (list[float]): decays, from bottom to top.
-        labels (dict[str, str]): "xlabel", "ylabel" and "title".
-        lower_is_better (bool): whether low scores are bright.
+    `labels` has "xlabel", "ylabel" and "title".
     """
     cells = [[scores_of(runs, "test", learning_rate=x, layerwise_lr_decay=y) for x in columns] for y in rows]
     means = [[statistics.mean(cell) for cell in row] for row in cells]

@@ -14,8 +14,9 @@ import paddle
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from .errors import error
 from .parts import check_examples, deal
-from .text_sources import STEMS, error, hub_rows, label_names
+from .text_sources import STEMS, hub_rows, label_names
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 MEAN, DEVIATION = (0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758)  # mean and deviation of CLIP's training pixels
@@ -68,12 +69,12 @@ def _content(image):
     return image.read_bytes() if isinstance(image, Path) else image.tobytes()
 
 
-def few(parts, most):
-    """Return the `Parts` with the first `most` training images of each class."""
+def few(parts, per_class):
+    """Return the `Parts` with the first `per_class` training images of each class."""
     counts = Counter(name for _, name in parts.train)
-    check_examples(counts, most, "images")
-    train = [row for name in sorted(counts) for row in [r for r in parts.train if r[1] == name][:most]]
-    used = f"{parts.description} Trained on {len(train)}, {most} of each class."
+    check_examples(counts, per_class, "images")
+    train = [row for name in sorted(counts) for row in [r for r in parts.train if r[1] == name][:per_class]]
+    used = f"{parts.description} Trained on {len(train)}, {per_class} of each class."
     return dataclasses.replace(parts, train=train, description=used)
 
 

@@ -6,7 +6,35 @@ loss = unigram(labels[labels != IGNORED], tested[tested != IGNORED], VOCABULARY)
 
 import numpy as np
 
+from .errors import error
+from .parts import load_parts
+from .text_sources import read_jsonl
+
 IGNORED, VOCABULARY = -100, 256  # label of tokens without a loss; size of the vocabulary of bytes
+
+
+def load_pairs(options, own):
+    """Return the `Parts` of (source, target) rows of `options.data`: a name in `own`, .jsonl files, or a hub's data."""
+    return load_parts(
+        options.data,
+        own=own,
+        suffixes=(".jsonl",),
+        read=lambda path: pairs(read_jsonl(path), options, path),
+        rows_of=lambda data, split: pairs(data, options, split),
+        key=lambda row: row[0],
+    )
+
+
+def pairs(records, options, source):
+    """Return [(source, target), ...] of dicts."""
+    rows = []
+    for number, record in enumerate(records, 1):
+        row = tuple(record.get(field) for field in (options.source_field, options.target_field))
+        if not all(isinstance(text, str) and text.strip() for text in row):
+            fields = {"source_field": options.source_field, "target_field": options.target_field}
+            raise error(f"Row {number} lacks a text: it has {list(record)}.", source=source, **fields)
+        rows.append(row)
+    return rows
 
 
 def by_bytes(prompt, text):

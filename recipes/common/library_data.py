@@ -13,9 +13,9 @@ import re
 import sys
 from dataclasses import dataclass
 
-from .parts import Parts, deal, draw
+from .errors import error
+from .parts import Parts, deal, draw, sizes
 from .text_data import NO_DOCSTRINGS, library_trees
-from .text_sources import error
 
 EXCEPTIONS = {
     name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, Exception)
@@ -143,12 +143,10 @@ def docstring_pairs():
         if len(first.split()) >= 4 and len(rest.split()) >= 8:
             pairs.append((first, rest))
     parts = deal(pairs[:900], lambda row: row[0], "")
-    found = [
-        [row for i, (a, b) in enumerate(part) for row in ((a, b, 1), (a, part[i - 1][1], 0))]
-        for part in (parts.train, parts.validation, parts.test)
-    ]
-    sizes = ", ".join(f"{len(rows)} {name}" for rows, name in zip(found, ("train", "validation", "test")))
-    return Parts(*found, f"{_source('Sentences and texts of docstrings')}: {sizes} rows.")
+    found = parts.each(
+        lambda rows: [pair for i, (a, b) in enumerate(rows) for pair in ((a, b, 1), (a, rows[i - 1][1], 0))]
+    )
+    return Parts(**found, description=f"{_source('Sentences and texts of docstrings')}: {sizes(found)} rows.")
 
 
 def docstring_texts():

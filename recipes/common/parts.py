@@ -7,9 +7,12 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .text_sources import error, hub_rows, split_files
+from .errors import error
+from .text_sources import hub_rows, split_files
 
+SPLITS = ("train", "validation", "test")
 SHARES = {"test": 0.2, "validation": 0.1}
+FEW = 20  # rows; scores of fewer mean little
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,10 @@ class Parts:
     validation: list
     test: list
     description: str
+
+    def each(self, function):
+        """Return split -> the result of `function` for its rows."""
+        return {split: function(getattr(self, split)) for split in SPLITS}
 
 
 def load_parts(source, *, own, suffixes, read, rows_of, key):
@@ -50,7 +57,7 @@ def deal(parts, key, description):
     parts = {"train": parts} if isinstance(parts, list) else parts
     dealt = {**parts, **assign(parts["train"], missing(parts), key)}
     check_rows(dealt, description)
-    return Parts(**dealt, description=f"{description}: {sizes(dealt)} rows.")
+    return Parts(**dealt, description=f"{description}: {sizes(dealt)} rows.{warn_of_few(dealt)}")
 
 
 def missing(parts):
@@ -79,7 +86,14 @@ def draw(text, seed=""):
 
 def sizes(parts):
     """Return the number of rows in each split as text."""
-    return ", ".join(f"{len(parts[split])} {split}" for split in ("train", "validation", "test"))
+    return ", ".join(f"{len(parts[split])} {split}" for split in SPLITS)
+
+
+def warn_of_few(parts):
+    """Return a line that warns if the validation or test rows are too few to judge a model by, or "" if not."""
+    few = [f"{len(parts[split])} {split}" for split in ("validation", "test") if len(parts[split]) < FEW]
+    advice = f"scores of fewer than {FEW} mean little; give more rows, or files of their own for these splits"
+    return f"\nwarning: few rows to judge by ({', '.join(few)}): {advice}." if few else ""
 
 
 def check_rows(parts, source):
@@ -89,9 +103,9 @@ def check_rows(parts, source):
             raise error(f"No rows are left for {split}: give more rows, or a {split} file.", source=source)
 
 
-def check_examples(counts, most, rows):
-    """Raise ValueError if `most` is not from 1 to the rows of the rarest class."""
+def check_examples(counts, per_class, rows):
+    """Raise ValueError if `per_class` is not from 1 to the rows of the rarest class."""
     fewest = min(counts, key=counts.get)
-    if type(most) is not int or not 1 <= most <= counts[fewest]:
+    if type(per_class) is not int or not 1 <= per_class <= counts[fewest]:
         problem = f"`examples_per_class` must be from 1 to {counts[fewest]}, the training {rows} of {fewest!r}."
-        raise error(problem, examples_per_class=most)
+        raise error(problem, examples_per_class=per_class)

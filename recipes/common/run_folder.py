@@ -21,6 +21,8 @@ from paddlenlp.trainer import TrainerCallback
 from paddle_ldopt.trainer import last_checkpoint
 from paddle_ldopt.trainer.folders import write_whole
 
+from .errors import error
+
 ARGUMENTS = "arguments.json"
 DATA = "data.json"
 PREDICTION = "prediction.json"
@@ -60,6 +62,11 @@ def take(argv, name):
     return getattr(given, name), rest
 
 
+def names_in(argv):
+    """Return the names of the arguments in a command line."""
+    return {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
+
+
 def with_arguments_of_run(argv):
     """Return the command line of a resume: the run's last arguments, overridden by `argv`; others are unchanged."""
     given, rest = take(argv, "resume_from_checkpoint")
@@ -69,7 +76,7 @@ def with_arguments_of_run(argv):
     if not re.fullmatch(r"checkpoint-\d+", os.path.basename(checkpoint)):
         checkpoint = last_checkpoint(given)
     if checkpoint is None or not os.path.exists(os.path.join(checkpoint, "trainer_state.json")):
-        raise ValueError(f"There is no complete checkpoint to resume from. Received: resume_from_checkpoint={given!r}")
+        raise error("There is no complete checkpoint to resume from.", resume_from_checkpoint=given)
     folder = os.path.dirname(checkpoint) or "."
     path, first = os.path.join(folder, ARGUMENTS), []
     if os.path.exists(path):
@@ -82,29 +89,23 @@ def check_folder(args):
     """Raise ValueError if a folder has, or would get, checkpoints of two runs."""
     folder, checkpoint = args.output_dir, args.resume_from_checkpoint
     if checkpoint and os.path.realpath(os.path.dirname(checkpoint) or ".") != os.path.realpath(folder):
-        raise ValueError(
-            "A run is resumed in its own folder: leave `output_dir` out, or copy the folder first. "
-            f"Received: output_dir={folder!r}, resume_from_checkpoint={checkpoint!r}"
-        )
+        problem = "A run is resumed in its own folder: leave `output_dir` out, or copy the folder first."
+        raise error(problem, output_dir=folder, resume_from_checkpoint=checkpoint)
     if checkpoint:
         return
     if last_checkpoint(folder):
-        raise ValueError(
-            f"The folder has checkpoints of another run: pass `--resume_from_checkpoint {folder}` to resume it, or "
-            f"another `output_dir`. Received: output_dir={folder!r}"
-        )
+        advice = f"pass `--resume_from_checkpoint {folder}` to resume it, or another `output_dir`"
+        raise error(f"The folder has checkpoints of another run: {advice}.", output_dir=folder)
     found = sorted(path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json"))
     damaged = [path.name for path in found if not any(path.glob("*.partial"))]  # others are incomplete
     if damaged:
-        raise ValueError(
-            f"The folder has checkpoints of another run, all of them damaged ({', '.join(damaged)}): give another "
-            f"`output_dir`, or remove them to start over. Received: output_dir={folder!r}"
-        )
+        problem = f"The folder has checkpoints of another run, all of them damaged ({', '.join(damaged)})"
+        raise error(f"{problem}: give another `output_dir`, or remove them to start over.", output_dir=folder)
 
 
 def check_data(args, parts):
     """Write checksums of a run's rows; raise ValueError if a resumed run has other rows."""
-    now = {split: _digest(getattr(parts, split)) for split in ("train", "validation", "test")}
+    now = parts.each(_digest)
     path = os.path.join(args.output_dir, DATA)
     if not args.resume_from_checkpoint or not os.path.exists(path):
         write_json(args.output_dir, DATA, now)
@@ -113,11 +114,9 @@ def check_data(args, parts):
         was = json.load(file)
     changed = [split for split, digest in now.items() if was.get(split) != digest]
     if changed:
-        raise ValueError(
-            f"The {', '.join(changed)} rows changed after the run began: restore them, begin a new run, or remove "
-            f"{path!r} to continue with the new rows (the resume skips as many rows as were trained on). "
-            f"Received: {parts.description}"
-        )
+        problem = f"The {', '.join(changed)} rows changed after the run began: restore them, begin a new run, or remove"
+        advice = f"{path!r} to continue with the new rows (the resume skips as many rows as were trained on)"
+        raise error(f"{problem} {advice}.", data=parts.description)
 
 
 def _digest(rows):

@@ -21,13 +21,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .parts import Parts, assign, check_examples, check_rows, draw, missing, sizes
-from .text_sources import Rows, check_labels, error, file_rows, hub_text_rows
-
-try:
-    from paddle.io import Dataset
-except ModuleNotFoundError:  # reading data needs no Paddle
-    Dataset = object
+from .errors import error
+from .parts import Parts, assign, check_examples, check_rows, draw, missing, sizes, warn_of_few
+from .text_sources import Rows, check_labels, file_rows, hub_text_rows
 
 NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
 NO_DOCSTRINGS = "This Python carries no docstrings in its library; name a file instead."
@@ -39,54 +35,46 @@ class Splits(Parts):
     """Three lists of (text or pair of texts, label id), the label names in id order, the columns."""
 
     labels: list
-    columns: dict = field(default_factory=dict)  # "text", "text pair", "label" -> name
+    columns: dict = field(default_factory=dict)  # "text_column", "text_pair_column", "label_column" -> name
 
 
-class TextDataset(Dataset):
-    """Tokenized rows of `Splits`, for PaddleNLP's Trainer; `lazy` tokenizes at each access, not all rows at once."""
+class TextDataset(list):
+    """Tokenized rows of `Splits`, for PaddleNLP's Trainer."""
 
-    def __init__(self, rows, tokenizer, max_length=128, lazy=False):
+    def __init__(self, rows, tokenizer, max_length):
         self.rows, self.tokenizer, self.max_length = rows, tokenizer, max_length
-        self.encoded = None if lazy else [self._encode(*row) for row in rows]
+        super().__init__(
+            {**self._tokens(text, max_length=max_length, truncation=True), "labels": label} for text, label in rows
+        )
 
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return self._encode(*self.rows[index]) if self.encoded is None else self.encoded[index]
-
-    def _encode(self, text, label):
-        texts = (text,) if isinstance(text, str) else text
-        return {**self.tokenizer(*texts, max_length=self.max_length, truncation=True), "labels": label}
+    def _tokens(self, text, **options):
+        return self.tokenizer(*((text,) if isinstance(text, str) else text), **options)
 
     def lengths(self):
         """Return the number of tokens of each row before it is cut."""
-        full = [len(self[i]["input_ids"]) for i in range(len(self))]
-        for i, length in enumerate(full):
-            if length >= self.max_length:
-                text = self.rows[i][0]
-                full[i] = len(self.tokenizer(*((text,) if isinstance(text, str) else text))["input_ids"])
-        return full
+        kept = [len(row["input_ids"]) for row in self]
+        pairs = zip(kept, self.rows)
+        return [n if n < self.max_length else len(self._tokens(text)["input_ids"]) for n, (text, _) in pairs]
 
 
-def say_cut(dataset, most=0.05):
-    """Return what `max_length` cuts of a `TextDataset`, with advice if it is more than `most` of the rows.
+def say_cut(dataset, limit=0.05):
+    """Return what `max_length` cuts of a `TextDataset`, with advice if it is more than `limit` of the rows.
 
-    A second line warns of a tokenizer that does not know more than `most` of the tokens, such as MiniLM's of Chinese.
+    A second line warns of a tokenizer that does not know more than `limit` of the tokens, such as MiniLM's of Chinese.
     """
     lengths = sorted(dataset.lengths())
     cut = sum(length > dataset.max_length for length in lengths)
-    share, kept = cut / len(lengths), dataset.max_length
-    said = f"{cut} of {len(lengths)} training texts ({share:.1%}) are cut to max_length={kept}"
-    if share > most:
-        enough = lengths[int((1 - most) * (len(lengths) - 1))]
-        said = f"warning: {said}; --max_length {enough} would cut at most {most:.0%}"
-    tokens = [token for i in range(min(len(dataset), 1000)) for token in dataset[i]["input_ids"]]
+    share, length = cut / len(lengths), dataset.max_length
+    line = f"{cut} of {len(lengths)} training texts ({share:.1%}) are cut to max_length={length}"
+    if share > limit:
+        enough = lengths[int((1 - limit) * (len(lengths) - 1))]
+        line = f"warning: {line}; --max_length {enough} would cut at most {limit:.0%}"
+    tokens = [token for row in dataset[:1000] for token in row["input_ids"]]
     unknown = tokens.count(dataset.tokenizer.unk_token_id) / len(tokens)
-    if unknown > most:
+    if unknown > limit:
         advice = "choose a `--model` for the language of the texts, such as ernie-3.0-base-zh for Chinese"
-        said += f".\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}"
-    return f"{said}."
+        line += f".\nwarning: the tokenizer does not know {unknown:.1%} of the tokens ([UNK]); {advice}"
+    return f"{line}."
 
 
 def load_splits(
@@ -103,17 +91,10 @@ def load_splits(
 ):
     """Return the `Splits` of a data set; missing ones are taken from its training rows, by a hash of the text.
 
-    Args:
-        source (str|Path): see the top of this file. The delimiter of .csv and .tsv files is detected. In a .tsv a quote
-            is a character like any other unless all cells are quoted as pandas writes them.
-        text_column (str|int): a name, or a position from 0; None looks for a usual name, then takes the first of two.
-        text_pair_column (str|int): the second text; None looks for a usual pair of names if `text_column` is None.
-        pairs (bool): texts must be pairs.
-        label_column (str|int): of the labels; None looks for a usual name, then takes the second of two columns.
-        has_header (bool): whether .tsv and .csv files begin with column names; None looks for them in the first row.
-        encoding (str): encoding of the files.
-        examples_per_class (int): training rows to keep of each class (few-sample protocol); None keeps all.
-        seed (int): draws these rows.
+    A column is a name or a position from 0; None looks for usual names, then takes text and label from two columns.
+    The delimiter of .csv and .tsv files is detected, and by default (`has_header=None`) also whether they begin with
+    column names. In a .tsv a quote is a character like any other unless all cells are quoted as pandas writes them.
+    `pairs` demands pairs of texts. `seed` draws `examples_per_class` training rows of each class; None keeps all.
 
     Raises:
         ValueError: the source is unknown or unreadable, rows lack a text or a label, or the labels are not classes.
@@ -130,7 +111,7 @@ def load_splits(
         is_hub = hub in ("paddlenlp", "datasets") and name
         found = hub_text_rows(hub, name, wanted) if is_hub else file_rows(Path(source), wanted, has_header, encoding)
         labels = [label for rows in found.parts.values() for _, label in rows]
-        check_labels(labels, found.columns["label"], source)
+        check_labels(labels, found.columns["label_column"], source)
         found.parts, note = _complete(found.parts, source)
     return _number(found, note, source, examples_per_class, seed)
 
@@ -232,6 +213,7 @@ def _describe(parts, labels, note, found):
     repeated = f" Training texts that are in the test rows as well: {common}." if common else ""
     said = f"{note}: {sizes(parts)} rows; training rows by label: {each}.{repeated}"
     if found.columns:
-        said += f" Columns: {', '.join(f'{role} = {name!r}' for role, name in found.columns.items())}."
+        roles = {option.removesuffix("_column").replace("_", " "): name for option, name in found.columns.items()}
+        said += f" Columns: {', '.join(f'{role} = {name!r}' for role, name in roles.items())}."
     dropped = ", ".join(f"{count} {reason}" for reason, count in found.dropped.items() if count)
-    return f"{said} Rows dropped: {dropped or 'none'}."
+    return f"{said} Rows dropped: {dropped or 'none'}.{warn_of_few(parts)}"

@@ -1,4 +1,4 @@
-"""Scores of answers and written texts, and the Trainer of data sets that compute their own scores.
+"""Scores of answers and written texts.
 
 answer_scores(["the cat"], [["cat", "a cat"]])  # SQuAD's: {"exact_match": 1.0, "f1": 1.0}
 rouge(["the cat sat"], ["the cat sleeps"])      # {"rouge_1": 0.67, "rouge_l": 0.67}
@@ -8,23 +8,12 @@ import re
 import string
 from collections import Counter
 
-from .fine_tuner import FineTuner
-
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class ScoringTuner(FineTuner):
-    """A Trainer for data sets that score predictions themselves (`score`)."""
-
-    def evaluate(self, eval_dataset=None, *args, **kwargs):
-        """Evaluate with the data set's own score."""
-        self.compute_metrics = (eval_dataset or self.eval_dataset).score
-        return super().evaluate(eval_dataset, *args, **kwargs)
-
-
-def answer_scores(found, right):
+def answer_scores(answers, references):
     """Return SQuAD's exact match and F1 of answers, each against the nearest of its correct answers."""
-    pairs = [(_squad_words(one), [_squad_words(text) for text in texts]) for one, texts in zip(found, right)]
+    pairs = [(_squad_words(one), [_squad_words(text) for text in texts]) for one, texts in zip(answers, references)]
     exact = sum(one in texts for one, texts in pairs)
     common = sum(max(_f1(_in_common(one, text), one, text) for text in texts) for one, texts in pairs)
     return {"exact_match": exact / len(pairs), "f1": common / len(pairs)}
@@ -44,9 +33,9 @@ def _f1(common, a, b):
     return 2 * common / (len(a) + len(b)) if a or b else 1.0
 
 
-def rouge(found, right):
+def rouge(texts, references):
     """Return the mean F1 of common words, ROUGE-1, and of the longest common subsequence, ROUGE-L; 1 is best."""
-    both = [(words(a), words(b)) for a, b in zip(found, right)]
+    both = [(words(a), words(b)) for a, b in zip(texts, references)]
     counts = {"rouge_1": _in_common, "rouge_l": _longest_common}
     return {name: sum(_f1(count(a, b), a, b) for a, b in both) / len(both) for name, count in counts.items()}
 

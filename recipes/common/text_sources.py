@@ -9,7 +9,8 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from .errors import error
 
 SUFFIXES = (".tsv", ".csv", ".jsonl")
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
@@ -30,14 +31,10 @@ class Rows:
     """Split -> [(text or pair, label name), ...], the columns they were taken from, and how many rows were dropped."""
 
     parts: dict = field(default_factory=dict)
-    columns: dict = field(default_factory=dict)  # training columns: "text", "text pair", "label" -> name
+    columns: dict = field(
+        default_factory=dict
+    )  # training columns: "text_column", "text_pair_column", "label_column" -> name
     dropped: Counter = field(default_factory=Counter)  # reason -> rows
-
-
-def error(problem, **received):
-    """Return a ValueError with the problem and the values received."""
-    values = (f"{name}={str(value) if isinstance(value, Path) else value!r}" for name, value in received.items())
-    return ValueError(f"{problem} Received: {', '.join(values)}.")
 
 
 def split_files(path, suffixes, accepted=""):
@@ -66,8 +63,11 @@ def file_rows(path, wanted, has_header, encoding="utf-8"):
     return found
 
 
-def read_table(path, wanted, has_header=None, encoding="utf-8"):
-    """Return the column names of a file (positions for a file without names) and a list of (place, cells)."""
+def read_table(path, wanted, has_header=None, encoding="utf-8", likely=()):
+    """Return the column names of a file (positions for a file without names) and a list of (place, cells).
+
+    A first row that holds a name in `likely` is a header.
+    """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise error(f"The name of a data file must end in {', '.join(SUFFIXES)}.", source=path)
@@ -85,7 +85,7 @@ def read_table(path, wanted, has_header=None, encoding="utf-8"):
         return _flatten(records)
     first = records[0][1]
     if has_header is None:
-        has_header = _is_header(first, wanted) or _refuse_doubtful_header(records, wanted, path)
+        has_header = _is_header(first, wanted, likely) or _begins_with_label_name(records, wanted, path)
     if not has_header:
         return [str(i) for i in range(len(first))], records
     twice = [name for name, count in Counter(first).items() if count > 1]
@@ -169,21 +169,26 @@ def _is_quoted(text, delimiter):
     return rows in (written(csv.QUOTE_MINIMAL), written(csv.QUOTE_ALL))
 
 
-def _is_header(first, wanted):
-    """Return whether a first row holds the given column names, or else the usual names."""
-    asked = [column for column in wanted.values() if isinstance(column, str) and not column.isdigit()]
+def _is_header(first, wanted, likely):
+    """Return whether a first row is a header: columns are wanted by name, or it holds likely or the usual names."""
+    if any(isinstance(column, str) and not column.isdigit() for column in wanted.values()):
+        return True
     lower = {cell.strip().lower() for cell in first}
     usual = all(not lower.isdisjoint(USUAL_NAMES[name]) for name in ("text_column", "label_column") if name in wanted)
-    return any(column in first for column in asked) or usual
+    return usual or not set(likely).isdisjoint(first)
 
 
-def _refuse_doubtful_header(records, wanted, path):
-    """Raise if the first row's label is unique: it is a heading, or a class of a single row."""
+def _begins_with_label_name(records, wanted, path):
+    """Return whether the first row's label is unique and a usual name; raise if it is unique and another word."""
     column = str(1 if wanted.get("label_column", "") is None else wanted.get("label_column", ""))
     labels = [cells[int(column)] for _, cells in records if column.isdigit() and int(column) < len(cells)]
-    if len(labels) > 1 and labels[0] not in labels[1:]:
-        problem = f"No other row has the first row's label {labels[0]!r}: is it a column name? Pass `--has_header True`"
-        raise error(f"{problem} or `--has_header False`.", source=path, has_header=None)
+    if len(labels) < 2 or labels[0] in labels[1:]:
+        return False
+    if labels[0].strip().lower() in USUAL_NAMES["label_column"]:
+        return True
+    problem = f"No other row has the first row's label {labels[0]!r}. If the first row holds column names, pass"
+    advice = "`--text_column` and `--label_column` with two of them; if not, `--has_header False`"
+    raise error(f"{problem} {advice}.", source=path, has_header=None)
 
 
 def hub_text_rows(hub, name, wanted):
@@ -276,23 +281,26 @@ def _columns(names, wanted, source):
     usual_pair = wanted["text_column"] is None and any(lower.issuperset(pair) for pair in PAIRS)
     if usual_pair and "text_pair_column" not in wanted:
         wanted = {"text_column": None, "text_pair_column": None, "label_column": wanted["label_column"]}
-    found = {option: column_of(names, option, column, source) for option, column in wanted.items()}
+    of_two = {"text_column": ("0",), "label_column": ("1",)} if len(names) == 2 else {}
+    found = {
+        option: column_of(names, option, column, source, of_two.get(option, ())) for option, column in wanted.items()
+    }
     if len(set(found.values())) < len(found):
         raise error(f"Texts and label must be different columns of {names}.", source=source, **wanted)
     return found
 
 
-def column_of(names, option, column, source):
-    """Return the position of the given column, or else of a column with a usual name."""
+def column_of(names, option, column, source, others=()):
+    """Return the position of the given column, or else of a column with a usual name, or else of one in `others`."""
     known = {str(i): i for i in range(len(names))}
     known.update({name.lower(): i for i, name in enumerate(names)})
     known.update({name: i for i, name in enumerate(names)})
-    of_two = {"text_column": ("0",), "label_column": ("1",)}.get(option, ()) if len(names) == 2 else ()
-    for choice in (str(column),) if column is not None else USUAL_NAMES[option] + of_two:
+    for choice in (*USUAL_NAMES[option], *others) if column is None else (str(column),):
         if choice in known:
             return known[choice]
     numbered = " (numbers: the file has no column names)" if names and names[0] == "0" else ""
-    raise error(f"Name the column through `{option}`. Valid: {names}{numbered}.", source=source, **{option: column})
+    problem = f"Name the column through `{option}`." if column is None else "There is no such column."
+    raise error(f"{problem} Valid: {names}{numbered}.", source=source, **{option: column})
 
 
 def _add(found, split, names, table, wanted, source):
@@ -308,7 +316,7 @@ def _add(found, split, names, table, wanted, source):
     if found.columns and len(found.columns) != len(columns):
         raise error(f"All splits need the columns of the training rows: {found.columns}.", source=source, has=names)
     if split == "train":
-        found.columns = {option[: -len("_column")].replace("_", " "): names[i] for option, i in columns.items()}
+        found.columns = {option: names[i] for option, i in columns.items()}
     pick = (lambda cells: cells[texts[0]]) if len(texts) == 1 else lambda cells: tuple(cells[i] for i in texts)
     found.parts[split] = [(pick(cells), _label(cells[label])) for _, cells in table]
 

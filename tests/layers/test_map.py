@@ -90,7 +90,7 @@ def test_a_head_with_as_many_layers_as_there_are_blocks_is_no_part_of_them():
 
 
 def test_an_error_names_eight_parameters():
-    with pytest.raises(ValueError, match=r"names=\[embed.w, (h\.\d\.\S+, ){7}\.\.\. 3 more\]"):
+    with pytest.raises(ValueError, match=r"names are \[embed.w, (h\.\d\.\S+, ){7}\.\.\. 3 more\]"):
         LayerMap.from_names(names_of(), {"nowhere": 1})
 
 
@@ -105,16 +105,19 @@ def test_a_models_own_parameter_that_a_sublayer_shares_is_mapped_as_the_lower():
 @pytest.mark.parametrize(
     "rules, error, match",
     [
-        ({"nowhere": 1}, ValueError, "match no parameter. Received: rules={'nowhere': 1}, names=.embed.w"),
-        ({"(": 1}, ValueError, r"regular expressions .*Received: '\('"),
+        ({"nowhere": 1}, ValueError, r"`rules` matches no parameter; the names are \[embed.w, .*pattern='nowhere'"),
+        ({"h": 1, "nowhere": 1}, ValueError, "matches no parameter.*Received: pattern='nowhere'"),
+        (lambda name: None, ValueError, "`rules` place no parameter. Received: rules=<function .*names=.embed.w"),
+        ({"(": 1}, ValueError, r"regular expressions .*Received: pattern='\('"),
         ({"h": -1}, ValueError, "Received: -1 for 'h.0.attn.w'"),
         ({"h": "tail"}, ValueError, "Received: 'tail' for 'h.0.attn.w'"),
-        ({"h": 1.5}, ValueError, "Received: 1.5 for"),
-        ({"h": True}, ValueError, "Received: True for"),
-        ({"h": r"\2"}, ValueError, r"bad template .*Received: '.*2'"),
+        ({"h": 1.5}, TypeError, "must map names to layer ids or strings.*Received: rules={'h': 1.5}"),
+        ({"h": True}, TypeError, "Received: rules={'h': True}"),
+        (lambda name: 1.5, ValueError, "Received: 1.5 for 'embed.w'"),
+        ({"h": r"\2"}, ValueError, r"bad template .*Received: template='.*2'"),
         ({r"^h\.0": 9}, ValueError, "leave no layer empty behind the 3 blocks.*Received: layer 9 for 'h.0.attn.w'"),
         ({r"^h\.0": 4, "norm": 6}, ValueError, "Received: layer 4 for 'h.0.attn.w', layer 6 the last"),
-        ([("h", 1)], TypeError, "dict of regular expressions or a callable"),
+        ([("h", 1)], TypeError, "must be a dict from regular expressions to layers, not empty.*Received: rules="),
     ],
 )
 def test_illegal_rules(rules, error, match):
@@ -133,6 +136,8 @@ def test_names_and_models_of_another_type(names):
 def test_an_unknown_parameter():
     with pytest.raises(ValueError, match="after the model is complete .*Received: name='lora_A'"):
         LayerMap.from_model(Tied()).layer_of("lora_A")
+    with pytest.raises(ValueError, match="nearest is 'norm.weight'.*Received: name='norm.weigth'"):
+        LayerMap.from_model(Tied()).layer_of("norm.weigth")
     with pytest.raises(ValueError, match=r"Map: a map made by .* to an optimizer\. Received: name='lora_A'"):
         LayerMap.from_names(names_of()).layer_of("lora_A")
 

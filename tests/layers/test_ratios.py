@@ -2,13 +2,15 @@
 
 import io
 import itertools
+import warnings
 from collections import Counter
 
 import paddle
 import pytest
 import rich.console
+from layer_models import Parts, blocks
 
-from paddle_ldopt import LayerDecay, LayerMap, apply_layerwise_decay
+from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay
 
 KINDS = ("attn.weight", "mlp.weight", "norm.weight")
 
@@ -140,6 +142,40 @@ def test_a_multiplier_for_frozen_parameters_warns():
     ):
         layers.ratio_fn(LayerDecay(0.5, multipliers={"linear1.weight": 2}))
     layers.ratio_fn(LayerDecay(0.5, multipliers={"linear1": 2}))  # biases train
+
+
+@pytest.mark.parametrize(
+    "decay, received",
+    [
+        (LayerDecay(0.5, multipliers={"answer": 3, "body": 2}), "multipliers='answer'"),
+        (LayerDecay(0.5, towers={"other": 0.9}), "towers='other'"),
+        (LayerDecay(0.5, head_ratio=3), "head_ratio=3.0"),
+    ],
+)
+def test_an_option_for_parameters_that_the_optimizer_lacks_is_refused(decay, received):
+    model = Parts(body__layers=blocks(2), other__layers=blocks(2), answer=paddle.nn.Linear(4, 2))
+    layers, part = LayerMap.from_model(model), model.body.parameters()
+    sgd = paddle.optimizer.SGD(0.1, parameters=part)
+    for build in (
+        lambda: apply_layerwise_decay(sgd, layers, decay),
+        lambda: AdamWDL(0.1, parameters=part, layers=layers, layerwise_decay=decay),
+    ):
+        with pytest.raises(ValueError, match=f"the optimizer lacks all its parameters.*Received: {received}"):
+            build()
+    assert type(sgd) is paddle.optimizer.SGD
+    whole = paddle.optimizer.SGD(0.1, parameters=[*part, model.answer.weight, *model.other.parameters()])
+    apply_layerwise_decay(whole, layers, decay)
+    for param in model.parameters():
+        param.stop_gradient = all(param is not own for own in part)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # frozen parameters only warn
+        apply_layerwise_decay(sgd, layers, decay)
+
+
+def test_a_multiplier_of_0_may_be_for_parameters_that_the_optimizer_lacks():
+    model = Parts(body__layers=blocks(2), answer=paddle.nn.Linear(4, 2))
+    sgd = paddle.optimizer.SGD(0.1, parameters=model.body.parameters())
+    apply_layerwise_decay(sgd, LayerMap.from_model(model), LayerDecay(0.5, multipliers={"answer": 0}))
 
 
 def test_a_decay_moves_to_its_end():

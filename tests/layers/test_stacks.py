@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from layer_models import PARTS, Parts, block, blocks, ids, indexes, names_of
 
 from paddle_ldopt import LayerMap
-from paddle_ldopt.layers.map import _all_paths
+from paddle_ldopt.layers.network import all_paths
 
 HINTED = ["embed", "text_embedder", "embs", "wte", "shared", "shared_encoder", "stem", "cls_tokens", "pos_encoder"]
 HINTED += ["encode_positions", "rel_pos_bias", "relative_attention_bias", "masked_spec_embed", "heads", "head_encoder"]
@@ -150,7 +150,7 @@ def test_nested_sharing_is_walked_in_bounded_time():
     part = paddle.nn.Linear(4, 4)
     for _ in range(13):
         part = Parts(a=part, b=part)
-    assert len(list(_all_paths(part))) < 6_000, "not 2^14 - 1"
+    assert len(list(all_paths(part))) < 6_000, "not 2^14 - 1"
     assert indexes(LayerMap.from_model(Parts(layers=blocks(3), head=part)), "head") == [4]
 
 
@@ -184,6 +184,14 @@ def test_a_norm_that_precedes_stages_goes_by_its_width(width, index):
     stages = paddle.nn.LayerList([paddle.nn.LayerList([wide(size), wide(size)]) for size in (4, 8)])
     layers = LayerMap.from_model(Parts(norm=paddle.nn.LayerNorm(width), stages=stages))
     assert layers.towers == {"stages": 4} and layers.layer_of("norm.weight").index == index
+
+
+def test_an_error_suggests_the_longest_list_of_the_model():
+    nested = [f"scales.{i}.cells.{j}.{part}" for i in range(3) for j in range(5) for part in PARTS]
+    for names, pattern in ((names_of("cells"), r"cells\.(\d+)\."), (nested, r"scales\.(\d+)\.")):
+        with pytest.raises(ValueError, match=re.escape(f"such as {{r'{pattern}': r'\\1'}}.")):
+            LayerMap.from_names(names)
+        assert LayerMap.from_names(names, {pattern: r"\1"}).n_layers == 3
 
 
 def test_stacks_with_other_items_between_them_are_a_guess():

@@ -223,6 +223,12 @@ def test_options_that_an_optimizer_settles_are_refused_beside_it():
             LayerMap.from_model(model).table(optimizer=opt, **{name: value})
 
 
+@pytest.mark.parametrize("rate", [None, 0.1])
+def test_steps_without_a_schedule_are_refused(rate):
+    with pytest.raises(ValueError, match="no effect without a schedule.*Received: num_steps=5, learning_rate="):
+        LayerMap.from_names(names_of()).table(0.5, rate, num_steps=5)
+
+
 def test_table_of_another_models_optimizer():
     model, other = Tied(), paddle.nn.Linear(2, 2)
     opt = paddle.optimizer.SGD(0.1, parameters=other.parameters())

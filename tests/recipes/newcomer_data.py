@@ -22,7 +22,7 @@ ACTIONS = {
 OBJECTS = ("card", "virtual card", "top-up", "transfer", "direct debit", "cash withdrawal", "exchange", "account")
 OBJECTS += ("passcode", "refund", "statement")
 OPENINGS = ("", "hello, ", "hi there, ", "quick question: ", "excuse me, ", "urgent: ")
-THINGS = (
+THINGS = [
     "film",
     "story",
     "script",
@@ -35,23 +35,13 @@ THINGS = (
     "comedy",
     "drama",
     "sequel",
-)
-OPINIONS = (
-    "is a charming surprise",
-    "never quite works",
-    "feels oddly moving",
-    "deserves far better",
-    "is a tedious mess",
-)
-OPINIONS += ("will win you over", "is too clever by half", "wears its heart proudly", "lacks any real wit")
+]
+OPINIONS = ("is a charming surprise", "never quite works", "feels oddly moving", "deserves far better")
+OPINIONS += ("is a tedious mess", "will win you over", "is too clever by half", "wears its heart proudly")
+OPINIONS += ("lacks any real wit",)
 FACTS = ("moves to the city with a brother", "is shot in black and white", "opens in a small town in 1942")
-FACTS += (
-    "follows two sisters to the coast",
-    "runs for ninety minutes",
-    "was made in four weeks",
-    "ends at a railway station",
-)
-FACTS += ("is based on a novel of 1890", "has three parts")
+FACTS += ("follows two sisters to the coast", "runs for ninety minutes", "was made in four weeks")
+FACTS += ("ends at a railway station", "is based on a novel of 1890", "has three parts")
 SUBJECTS = ("the cat", "my sister", "every student", "the old man", "a doctor", "our neighbour", "the child", "no one")
 VERBS = ("reads", "sees", "likes", "sells", "paints", "finds", "wants", "keeps")
 NOUNS = ("the letter", "a red car", "these books", "an apple", "the garden", "two chairs", "some bread", "her picture")

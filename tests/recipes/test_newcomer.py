@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import pathlib
 import re
 import signal
 import sys
@@ -17,6 +16,7 @@ import pytest
 import sequence_classification as recipe
 from common import arguments, classification, comparison
 from common.fine_tuning import Score
+from matplotlib.figure import Figure
 from paddlenlp.trainer import TrainerCallback
 
 from paddle_ldopt import SchedulerType
@@ -278,24 +278,17 @@ def test_every_option_of_ours_has_a_help_text(name):
         ),
         ([0.5], [0.6], "With one seed, this may be chance"),
         ([0.5, float("nan")], [0.6, 0.7], "none, because an arm diverged"),
+        ([1.0, 1.0], [1.0, 1.0], "^Verdict: both score the same, seed by seed.$"),
     ],
 )
 def test_the_verdict_of_a_comparison(uniform, layerwise, says):
     assert re.search(says, comparison.verdict(uniform, layerwise, "uniform", "decay"))
 
 
-def test_a_comparison_leaves_a_report(tmp_path, capsys):
-    scores = iter([(0.5, 0.5), (0.5, 0.6), (0.6, 0.8), (0.6, 0.91)])
-    args = recipe.Arguments(output_dir=str(tmp_path), layerwise_lr_decay=0.9)
-    comparison.compare(args, [1e-3], 2, train=lambda now: next(scores), description="the data")
-    page = (tmp_path / "report.html").read_text()
-    printed = capsys.readouterr().out
-    (said,) = re.findall(r"^Verdict: .*$", printed, re.M)
-    assert f"<p>{said}</p>" in page and "<p>the data</p>" in page and page.count("<img") == 1
-    assert "decay 0.9: 0.855 ± 0.078 at learning rate 0.001, the best by validation" in page
-    assert "logging folder" not in page, "a comparison writes none"
-    assert "<td>0.001</td><td>0.550 ± 0.071</td><td>0.855 ± 0.078</td>" in page
-    assert f"report: {pathlib.Path(args.output_dir, 'report.html')}" in printed
+def test_the_axis_of_a_comparison_names_its_learning_rates_alone():
+    axes = Figure().subplots()
+    comparison._draw([axes], [{"learning_rate": 1e-3, "arm": "uniform", "test": 0.5}], [1e-3], ["uniform"])
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.001"] and not axes.get_xticklabels(minor=True)
 
 
 def test_the_interval_is_students():

@@ -1,10 +1,12 @@
 """recipes/predict.py: the runs of every recipe with an output, files and standard input, CSV and JSONL."""
 
+import codecs
 import csv
 import io
 import json
 import math
 import os
+import shutil
 
 import numpy as np
 import predict
@@ -26,14 +28,14 @@ def predicted(capsys, *argv):
 
 
 def rows_of(path):
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     return (
         list(map(json.loads, text.splitlines())) if path.suffix == ".jsonl" else list(csv.DictReader(io.StringIO(text)))
     )
 
 
 INPUTS = {
-    "language_model_sft": ["upper: ", "lower: "],
+    "language_model_sft": [f"{sentence}: " for sentence in test_recipes.SENTENCES[:2]],
     "matching": ["--pair", "Return the path", "of value", "one", "two"],
     "question_answering": ["--pair", "What is the default of path?", "f(path=3) - a path", "What?", "long " * 200],
     "seq2seq": ["Return the path of value", "name"],
@@ -44,7 +46,8 @@ OUTPUTS = {"matching": "label", "token_classification": "tags", "question_answer
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_run_of_a_recipe_is_applied(start, tmp_path, capsys, name):  # noqa: F811
-    start(name, *two_steps(name, tmp_path / "out"))
+    short = ["--max_length", "44"] if name == "language_model_sft" else []  # it generates token by token
+    start(name, *two_steps(name, tmp_path / "out"), *short)
     predicted(capsys, tmp_path / "out", *INPUTS[name], "--output", tmp_path / "a.jsonl")
     found = rows_of(tmp_path / "a.jsonl")
     assert len(found) == 2
@@ -85,7 +88,19 @@ def labels(tiny, tmp_path_factory):
     model.config.id2label, model.config.label2id = {0: "bad", 1: "good"}, {"bad": 0, "good": 1}
     model.save_pretrained(str(folder))
     predictors.load_tokenizer(tiny).save_pretrained(str(folder))
+    return note(folder)
+
+
+def note(folder, **more):
+    """Note what predictions need in the folder of a model, as a run does; return the folder."""
+    noted = {"recipe": "sequence_classification", "max_length": 64, "pair": False, **more}
+    (folder / "prediction.json").write_text(json.dumps(noted))
     return folder
+
+
+@pytest.fixture(scope="module")
+def labels_of_pairs(labels, tmp_path_factory):
+    return note(shutil.copytree(labels, tmp_path_factory.mktemp("pairs") / "run"), pair=True)
 
 
 TEXTS = [f"Return the {word}" for word in ("path", "value", "name", "delta", "café")]
@@ -97,6 +112,7 @@ FILES = {
 }
 
 
+@pytest.mark.representatives
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("output", ["out.csv", "out.jsonl"])
 def test_files_are_labelled_in_batches(labels, tmp_path, capsys, monkeypatch, name, output):
@@ -112,28 +128,74 @@ def test_files_are_labelled_in_batches(labels, tmp_path, capsys, monkeypatch, na
         assert float(row["probability"]) == max(each.values())
 
 
+def test_a_csv_begins_with_the_mark_that_excel_needs_and_is_read_back(labels, tmp_path, capsys):
+    predicted(capsys, labels, "评论", "中文", "--output", tmp_path / "a.CSV")
+    assert (tmp_path / "a.CSV").read_bytes().startswith(codecs.BOM_UTF8 + b"text,label,")
+    once = rows_of(tmp_path / "a.CSV")
+    assert [row["text"] for row in once] == ["评论", "中文"]
+    predicted(capsys, labels, "--input", tmp_path / "a.CSV", "--output", tmp_path / "b.jsonl")
+    assert [row["label"] for row in rows_of(tmp_path / "b.jsonl")] == [row["label"] for row in once]
+    assert not (tmp_path / "b.jsonl").read_bytes().startswith(codecs.BOM_UTF8)
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "content"),
+    [
+        ("utterance", "id;utterance\n" + "".join(f"{i};{text}\n" for i, text in enumerate(TEXTS))),
+        ("utterance", "id;text\n" + "".join(f"{i};{text}\n" for i, text in enumerate(TEXTS))),
+        ("utterance", "\n".join(TEXTS)),
+        ("1", "".join(f"{i};{text}\n" for i, text in enumerate(TEXTS))),
+    ],
+    ids=["its own name", "a usual name", "one column", "its own place"],
+)
+def test_a_file_is_read_as_the_file_of_the_training(labels, tmp_path, capsys, trained_on, content):
+    run = note(shutil.copytree(labels, tmp_path / "run"), columns={"text_column": trained_on, "label_column": "intent"})
+    (tmp_path / "a.csv").write_text(content, encoding="utf-8")
+    predicted(capsys, run, "--input", tmp_path / "a.csv", "--output", tmp_path / "out.jsonl")
+    assert [row["text"] for row in rows_of(tmp_path / "out.jsonl")] == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("empty.csv", "", "The file has no rows. Received: source="),
+        ("two.csv", "1;a text\n2;another\n", r"Name the column through `text_column`. Valid: \['0', '1'\]"),
+        ("gap.csv", "id;text\n1;a text\n2; \n3;another\n4;\n", "2 rows lack a text or .*, the first at line 3"),
+        ("gap.jsonl", '{"text": "a"}\n{"id": 2}\n', "1 rows lack a text or .*, the first at line 2"),
+    ],
+)
+def test_a_file_without_texts_is_refused(labels, tmp_path, name, content, says):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(SystemExit, match=says):
+        predict.main([str(labels), "--input", str(tmp_path / name)])
+
+
 def test_padding_does_not_change_a_label(labels):
     together = predictors.Predictor(labels)([(text * n,) for n, text in enumerate(TEXTS, 1)])
     for n, (text, row) in enumerate(zip(TEXTS, together), 1):
-        assert predict.label(labels, text * n) == (row["label"], pytest.approx(row["probability"], abs=1e-5))
+        (alone,) = predictors.Predictor(labels)([(text * n,)])
+        assert (alone["label"], alone["probability"]) == (row["label"], pytest.approx(row["probability"], abs=1e-5))
 
 
-def test_standard_input_and_pairs(labels, capsys, monkeypatch):
+def test_standard_input_and_pairs(labels, labels_of_pairs, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS) + "\n"))
     assert len(predicted(capsys, labels, "--input", "-").splitlines()) == 5
     monkeypatch.setattr("sys.stdin", io.StringIO("a text\tits partner\nanother\tone\n"))
-    assert len(predicted(capsys, labels, "--input", "-", "--pair").splitlines()) == 2
+    assert len(predicted(capsys, labels_of_pairs, "--input", "-", "--pair").splitlines()) == 2
     monkeypatch.setattr("sys.stdin", io.StringIO("a text\n"))
     with pytest.raises(SystemExit, match="Line 1 must be two texts with a tab between them.*'standard input'"):
-        predict.main([str(labels), "--input", "-", "--pair"])
+        predict.main([str(labels_of_pairs), "--input", "-", "--pair"])
+    with pytest.raises(SystemExit, match="`--pair` needs an even number of texts"):
+        predict.main([str(labels_of_pairs), "--pair", *TEXTS])
 
 
-def test_two_texts_are_two_inputs(labels, capsys):
-    one, two = (predict.label(labels, text) for text in TEXTS[:2])
-    assert predicted(capsys, labels, *TEXTS[:2]) == f"{one[0]} ({one[1]:.3f})\n{two[0]} ({two[1]:.3f})\n"
-    pair = predict.label(labels, *TEXTS[:2])
-    assert predicted(capsys, labels, "--pair", *TEXTS[:2]) == f"{pair[0]} ({pair[1]:.3f})\n"
-    assert not math.isclose(pair[1], one[1], abs_tol=1e-7)
+def test_two_texts_are_two_inputs(labels, labels_of_pairs, capsys):
+    applied = predictors.Predictor(labels)
+    rows = [*applied([(text,) for text in TEXTS[:2]]), *applied([TEXTS[:2]])]
+    one, two, pair = (f"{row['label']} ({row['probability']:.3f})\n" for row in rows)
+    assert predicted(capsys, labels, *TEXTS[:2]) == one + two
+    assert predicted(capsys, labels_of_pairs, "--pair", *TEXTS[:2]) == pair
+    assert not math.isclose(rows[2]["probability"], rows[0]["probability"], abs_tol=1e-7)
 
 
 def test_a_folder_of_no_output_is_refused(start, tmp_path):  # noqa: F811
@@ -142,10 +204,7 @@ def test_a_folder_of_no_output_is_refused(start, tmp_path):  # noqa: F811
         predict.main([str(tmp_path / "out"), "a text"])
 
 
-def test_an_empty_file_is_refused_and_a_closed_pipe_is_no_error(labels, tmp_path):
-    (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(SystemExit, match="The file has no rows. Received: source="):
-        predict.main([str(labels), "--input", str(tmp_path / "empty.csv")])
+def test_a_closed_pipe_is_no_error(labels):
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as out, pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,6 @@
 """recipes/common/text_data.py: what each source gives, how splits are drawn, and what every bad input is told."""
 
 import json
-import subprocess
 import sys
 import sysconfig
 import types
@@ -9,10 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from common import text_data, text_sources
-from common.text_data import Splits, TextDataset, load_splits
+from common import library_data, text_data, text_sources
+from common.text_data import TextDataset, load_splits
 
-RECIPES = Path(text_data.__file__).parents[1]
 ROWS = [(f"Text number {i}, in full.", ("good", "bad")[i % 2]) for i in range(60)]
 
 
@@ -42,13 +40,45 @@ def everything(splits):
 
 
 @pytest.fixture(scope="module")
-def docstrings():
+def part_of_library(tmp_path_factory):
+    """Have Python's own library be every third file of it: parsing all takes seconds."""
+    folder, root = tmp_path_factory.mktemp("library"), Path(sysconfig.get_paths()["stdlib"])
+    files = [
+        path for path in sorted(root.rglob("*.py")) if text_data.NOT_LIBRARY.isdisjoint(path.relative_to(root).parts)
+    ]
+    for number, path in enumerate(files[::3]):
+        (folder / f"{number}.py").symlink_to(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(folder)})
+        yield
+    library_data.functions.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def docstrings(part_of_library):
     return load_splits()
+
+
+def test_the_tasks_of_the_library_have_right_answers(part_of_library):
+    tagged = library_data.tagged_docstrings()
+    assert len(tagged.train) > 200
+    words, tags = next((w, t) for w, t in tagged.train if "B-EXCEPTION" in t)
+    assert words[tags.index("B-EXCEPTION")].endswith(
+        ("Error", "Exception", "Interrupt", "Iteration", "Warning", "Exit")
+    )
+    for question, context, (answer,), begin in library_data.signature_questions().test:
+        assert context[begin : begin + len(answer)] == answer
+        if question.startswith("What is the default of"):
+            assert context[:begin].endswith(f"{question[len('What is the default of ') : -1]}=")
+    assert all(name and name == name.lower() for _, name in library_data.function_names().train)
+    for part in ("train", "validation", "test"):
+        labels = [label for *_, label in getattr(library_data.docstring_pairs(), part)]
+        assert sum(labels) * 2 == len(labels)
 
 
 def test_docstrings_have_equal_classes_and_no_text_twice(docstrings):
     assert docstrings.labels == ["class", "function", "module"]
-    for rows, least in ((docstrings.train, 100), (docstrings.validation, 20), (docstrings.test, 100)):
+    for rows, least in ((docstrings.train, 40), (docstrings.validation, 5), (docstrings.test, 40)):
         counts = Counter(label for _, label in rows)
         assert set(counts) == {0, 1, 2} and len(set(counts.values())) == 1 and min(counts.values()) >= least
     openings = [tuple(text_data.re.findall(r"\w+", text.casefold())[:4]) for text, _ in everything(docstrings)]
@@ -76,17 +106,13 @@ async def h():
 '''
 
 
-def library(folder, count=40):
-    """Writes a standard library of `count` modules, each with a class, a method and a coroutine."""
-    for i in range(count):
-        (folder / f"m{i}.py").write_text(MODULE.format(i=i))
-    return folder
-
-
 @pytest.fixture
 def fake_library(tmp_path, monkeypatch):
+    """A standard library of 40 modules, each with a class, a method and a coroutine."""
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    return library(tmp_path)
+    for i in range(40):
+        (tmp_path / f"m{i}.py").write_text(MODULE.format(i=i))
+    return tmp_path
 
 
 def test_labels_are_those_of_the_syntax_tree(fake_library):
@@ -109,26 +135,10 @@ def test_repeated_shared_and_foreign_docstrings_are_left_out(fake_library):
     assert len(kept) == len(set(kept))
 
 
-def test_docstrings_stay_in_their_split_when_the_library_grows(fake_library):
-    before = load_splits("docstrings")
-    after = load_splits(library(fake_library, 80) and "docstrings")
-    assert len(after.train) > len(before.train)
-    assert not texts(before.train) & (texts(after.test) | texts(after.validation))
-    assert not texts(before.test) & (texts(after.train) | texts(after.validation))
-
-
 def test_a_python_without_sources_is_told_so(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(ValueError, match=r"no docstrings .* Received: source='docstrings'\.$"):
         load_splits()
-
-
-def test_reading_needs_no_paddle(tmp_path):
-    path = write(tmp_path / "a.tsv", ROWS)
-    code = "import sys; sys.modules['paddle'] = None; sys.path.insert(0, sys.argv[1]); from common import text_data; "
-    code += "print(len(text_data.load_splits(sys.argv[2]).labels))"
-    done = subprocess.run([sys.executable, "-c", code, str(RECIPES), str(path)], capture_output=True, text=True)
-    assert done.stdout.strip() == "2", done.stderr
 
 
 # Files and folders.
@@ -168,7 +178,7 @@ def test_pairs_are_found_by_the_usual_names(tmp_path, names):
     for options in ({}, {"pairs": True}):
         splits = load_splits(path, **options)
         assert {type(text) for text, _ in everything(splits)} == {tuple}
-        assert splits.columns == {"text": names[0], "text pair": names[1], "label": "label"}
+        assert splits.columns == dict(zip(("text_column", "text_pair_column", "label_column"), (*names, "label")))
     assert {type(text) for text, _ in everything(load_splits(path, text_column=names[0]))} == {str}
     single = write(tmp_path / "single.tsv", ROWS, ("text", "label"))
     with pytest.raises(ValueError, match=r"`text_pair_column`. Valid: \['text', 'label'\].*text_pair_column=None"):
@@ -201,24 +211,37 @@ def test_delimiters_are_detected(tmp_path, mark, suffix, header):
     assert len(everything(load_splits(path))) == 60
 
 
-def test_an_encoding_is_read_and_suggested(tmp_path):
-    rows = [(f"Café {i}", label) for i, (_, label) in enumerate(ROWS)]
-    (tmp_path / "a.tsv").write_text(tsv(rows), encoding="cp1252")
-    assert texts(everything(load_splits(tmp_path / "a.tsv", encoding="cp1252"))) == texts(rows)
-    with pytest.raises(ValueError, match="Python does not know this encoding.*encoding='cp0'"):
-        load_splits(tmp_path / "a.tsv", encoding="cp0")
-
-
 def test_the_description_says_what_is_used(tmp_path):
     path = write(
         tmp_path / "a.csv", [(label, i, text) for i, (text, label) in enumerate(ROWS)], ("label", "id", "text")
     )
     splits = load_splits(path, examples_per_class=5)
     assert "Columns: text = 'text', label = 'label'." in splits.description
-    assert splits.columns == {"text": "text", "label": "label"}
+    assert splits.columns == {"text_column": "text", "label_column": "label"}
     dropped = 60 - len(everything(splits))
     assert f"Rows dropped: {dropped} beyond `examples_per_class`." in splits.description
-    assert load_splits(path).description.endswith("Rows dropped: none.")
+    assert "Rows dropped: none.\nwarning: few rows " in load_splits(path).description
+
+
+def test_a_usual_name_that_no_row_has_as_its_label_is_a_header(tmp_path):
+    splits = load_splits(write(tmp_path / "a.tsv", ROWS, ("utterance", "Intent")))
+    assert splits.columns == {"text_column": "utterance", "label_column": "Intent"} and len(everything(splits)) == 60
+    rows = [("class", "class"), *((text, "class" if label == "good" else "module") for text, label in ROWS)]
+    assert len(everything(load_splits(write(tmp_path / "b.tsv", rows)))) == 61, "here it is a label"
+
+
+def test_splits_that_are_too_small_to_judge_by_are_warned_of(tmp_path):
+    write(tmp_path / "train.tsv", ROWS, ("text", "label"))
+    write(tmp_path / "dev.tsv", ROWS[:19], ("text", "label"))
+    write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
+    (warning,) = load_splits(tmp_path).description.splitlines()[1:]
+    assert warning.startswith("warning: few rows to judge by (19 validation): scores of fewer than 20 mean little")
+    write(tmp_path / "test.tsv", ROWS[:2], ("text", "label"))
+    assert "\nwarning: few rows to judge by (19 validation, 2 test): " in load_splits(tmp_path).description
+    write(tmp_path / "dev.tsv", ROWS[:20], ("text", "label"))
+    assert "\nwarning: few rows to judge by (2 test): " in load_splits(tmp_path).description
+    write(tmp_path / "test.tsv", ROWS[:20], ("text", "label"))
+    assert "warning" not in load_splits(tmp_path).description
 
 
 def test_whole_numbers_with_a_point_are_classes(tmp_path):
@@ -278,44 +301,44 @@ def tsv(rows):
 
 
 GOOD = tsv(ROWS)
-MISTAKES = {  # name: (files, what is loaded, options, what the message says)
+
+
+def of_file(name, content, says, **options):
+    return {name: content}, name, options, says
+
+
+MISTAKES = {  # name: (files, source, options, what the message says)
     "missing file": ({}, "a.tsv", {}, "The source does not exist. Accepted: .*docstrings"),
     "unknown kind": ({}, "sql:table", {}, "The source does not exist. Accepted: .*datasets:NAME"),
     "hub without a name": ({}, "datasets:", {}, "The source does not exist. Accepted"),
-    "wrong ending": ({"a.xlsx": "x"}, "a.xlsx", {}, r"must end in \.tsv, \.csv, \.jsonl"),
-    "empty": ({"a.tsv": ""}, "a.tsv", {}, "The file has no rows"),
-    "only a header": ({"a.csv": "text,label\n"}, "a.csv", {}, "The file has no rows"),
-    "no objects": ({"a.jsonl": "\n"}, "a.jsonl", {}, "The file has no rows"),
-    "one label": ({"a.tsv": tsv((t, "x") for t, _ in ROWS)}, "a.tsv", {}, r"two labels or more.*\['x'\]"),
-    "missing column": ({"a.tsv": GOOD + "no tab\n"}, "a.tsv", {}, "Line 61 must have 2 columns, not 1"),
-    "column too many": ({"a.tsv": GOOD + "a tab\tin it\tgood\n"}, "a.tsv", {}, "Line 61 must have 2 columns, not 3"),
-    "empty text": ({"a.tsv": GOOD + " \tgood\n"}, "a.tsv", {}, "Line 61 has no text"),
-    "empty label": ({"a.tsv": GOOD + "text\t \n"}, "a.tsv", {}, "Line 61 has no string or number"),
-    "missing key": (
-        {"a.jsonl": '{"text": "a", "label": 1}\n\n{"text": "b"}'},
-        "a.jsonl",
-        {},
-        "Line 3 has no string or number",
-    ),
-    "list as label": ({"a.jsonl": '{"text": "a", "label": [1]}'}, "a.jsonl", {}, "Line 1 has no string or number"),
-    "continuous labels": (
-        {"a.tsv": tsv((text, i % 30 / 7) for i, (text, _) in enumerate(ROWS))},
+    "wrong ending": of_file("a.xlsx", "x", r"must end in \.tsv, \.csv, \.jsonl"),
+    "empty": of_file("a.tsv", "", "The file has no rows"),
+    "only a header": of_file("a.csv", "text,label\n", "The file has no rows"),
+    "no objects": of_file("a.jsonl", "\n", "The file has no rows"),
+    "one label": of_file("a.tsv", tsv((t, "x") for t, _ in ROWS), r"two labels or more.*\['x'\]"),
+    "missing column": of_file("a.tsv", GOOD + "no tab\n", "Line 61 must have 2 columns, not 1"),
+    "column too many": of_file("a.tsv", GOOD + "a tab\tin it\tgood\n", "Line 61 must have 2 columns, not 3"),
+    "empty text": of_file("a.tsv", GOOD + " \tgood\n", "Line 61 has no text"),
+    "empty label": of_file("a.tsv", GOOD + "text\t \n", "Line 61 has no string or number"),
+    "missing key": of_file("a.jsonl", '{"text": "a", "label": 1}\n\n{"text": "b"}', "Line 3 has no string or number"),
+    "list as label": of_file("a.jsonl", '{"text": "a", "label": [1]}', "Line 1 has no string or number"),
+    "continuous labels": of_file(
         "a.tsv",
-        {"has_header": False},
+        tsv((text, i % 30 / 7) for i, (text, _) in enumerate(ROWS)),
         r"continuous numbers \(0.0, 0.14.*bin them.*label_column='1'",
+        has_header=False,
     ),
-    "unique labels": (
-        {"a.tsv": tsv((text, f"id{i}") for i, (text, _) in enumerate(ROWS))},
+    "unique labels": of_file(
         "a.tsv",
-        {"has_header": False},
+        tsv((text, f"id{i}") for i, (text, _) in enumerate(ROWS)),
         "60 of 60 rows have a unique label.*identifier",
+        has_header=False,
     ),
-    "one name twice": ({"a.csv": "text,label,text\na,b,c\n"}, "a.csv", {}, r"the same name: \['text'\]"),
-    "one key twice": ({"a.jsonl": '{"text": "a", "text": "b"}'}, "a.jsonl", {}, r"the same name: \['text'\]"),
-    "many wrong rows": (
-        {"a.tsv": GOOD + " \tgood\nno tab\n" + "\tbad\n" * 7},
+    "one name twice": of_file("a.csv", "text,label,text\na,b,c\n", r"the same name: \['text'\]"),
+    "one key twice": of_file("a.jsonl", '{"text": "a", "text": "b"}', r"the same name: \['text'\]"),
+    "many wrong rows": of_file(
         "a.tsv",
-        {},
+        GOOD + " \tgood\nno tab\n" + "\tbad\n" * 7,
         "Line 61 has no text.*; Line 62 must have 2 .*; Line 63 has no text in column '0'; 9 of 69 rows are wrong",
     ),
     "pair in train alone": (
@@ -327,44 +350,31 @@ MISTAKES = {  # name: (files, what is loaded, options, what the message says)
         {},
         "need the columns of the training rows",
     ),
-    "text is a list": ({"a.jsonl": '{"text": ["a"], "label": 1}'}, "a.jsonl", {}, "Line 1 has no text"),
-    "broken json": ({"a.jsonl": '{"text": "a", "label": 1}\n{"text"'}, "a.jsonl", {}, "after line 1 cannot be read"),
-    "json list": ({"a.jsonl": "[1, 2]"}, "a.jsonl", {}, "at the top cannot be read: not a JSON object"),
-    "open quote": ({"a.csv": 'a,x\n"b,y\nc,x\n'}, "a.csv", {}, "after line 1 cannot be read"),
-    "unknown name": (
-        {"a.csv": "text,label\na,b\n"},
-        "a.csv",
-        {"label_column": "x"},
-        r"\['text', 'label'\].*label_column='x'",
-    ),
-    "position too high": ({"a.tsv": GOOD}, "a.tsv", {"label_column": 2}, r"Valid: \['0', '1'\].*label_column=2"),
-    "no usual name": (
-        {"a.csv": "a,b,c\n1,2,3\n"},
-        "a.csv",
-        {"has_header": True},
-        r"`text_column`. Valid: \['a', 'b', 'c'\]",
-    ),
-    "same column": ({"a.tsv": GOOD}, "a.tsv", {"text_column": 1}, "different columns"),
-    "doubtful header": (
-        {"a.tsv": "body\tstars\n" + GOOD},
+    "text is a list": of_file("a.jsonl", '{"text": ["a"], "label": 1}', "Line 1 has no text"),
+    "broken json": of_file("a.jsonl", '{"text": "a", "label": 1}\n{"text"', "after line 1 cannot be read"),
+    "json list": of_file("a.jsonl", "[1, 2]", "at the top cannot be read: not a JSON object"),
+    "open quote": of_file("a.csv", 'a,x\n"b,y\nc,x\n', "after line 1 cannot be read"),
+    "unknown name": of_file("a.csv", "text,label\na,b\n", r"\['text', 'label'\].*label_column='x'", label_column="x"),
+    "position too high": of_file("a.tsv", GOOD, r"Valid: \['0', '1'\].*label_column=2", label_column=2),
+    "no usual name": of_file("a.csv", "a,b,c\n1,2,3\n", r"`text_column`. Valid: \['a', 'b', 'c'\]", has_header=True),
+    "same column": of_file("a.tsv", GOOD, "different columns", text_column=1),
+    "doubtful header": of_file(
         "a.tsv",
-        {},
-        "first row's label 'stars'.*Pass `--has_header T",
+        "body\tstars\n" + GOOD,
+        "first row's label 'stars'.*pass `--text_column` and `--label_column`.*has_header F",
     ),
-    "not UTF-8": (
-        {"a.tsv": GOOD.encode() + b"caf\xe9\tx\n"},
-        "a.tsv",
-        {},
-        "Line 61 is not UTF-8.*`--encoding cp1252` or `gb18030`",
+    "not UTF-8": of_file(
+        "a.tsv", GOOD.encode() + b"caf\xe9\tx\n", "Line 61 is not UTF-8.*`--encoding cp1252` or `gb18030`"
     ),
-    "UTF-16": ({"a.csv": GOOD.encode("utf-16")}, "a.csv", {}, "Line 1 is not UTF-8.*pass `--encoding utf-16`"),
-    "one column": ({"a.csv": "a\nb\n"}, "a.csv", {}, r"Valid: \['0'\] \(numbers: the file has no column names\)"),
+    "unknown encoding": of_file("a.tsv", GOOD, "Python does not know this encoding.*encoding='cp0'", encoding="cp0"),
+    "UTF-16": of_file("a.csv", GOOD.encode("utf-16"), "Line 1 is not UTF-8.*pass `--encoding utf-16`"),
+    "one column": of_file("a.csv", "a\nb\n", r"Valid: \['0'\] \(numbers: the file has no column names\)"),
     "no train file": ({"test.tsv": GOOD}, ".", {}, "The folder must have one train file"),
     "two train files": ({"train.tsv": GOOD, "train.csv": "a,b\n"}, ".", {}, r"\['train.csv', 'train.tsv'\]"),
     "new label": ({"train.tsv": GOOD, "test.tsv": "a\tok\nb\tok\n"}, ".", {}, r"test rows have labels .*\['ok'\]"),
-    "too few to split": ({"a.tsv": "a\tx\nb\ty\n" * 2}, "a.tsv", {"has_header": False}, "No rows are left for"),
-    "too many a class": ({"a.tsv": GOOD}, "a.tsv", {"examples_per_class": 31}, "examples_per_class=31"),
-    "none a class": ({"a.tsv": GOOD}, "a.tsv", {"examples_per_class": 0}, "examples_per_class=0"),
+    "too few to split": of_file("a.tsv", "a\tx\nb\ty\n" * 2, "No rows are left for", has_header=False),
+    "too many a class": of_file("a.tsv", GOOD, "examples_per_class=31", examples_per_class=31),
+    "none a class": of_file("a.tsv", GOOD, "examples_per_class=0", examples_per_class=0),
 }
 
 
@@ -515,7 +525,10 @@ def test_a_chinese_file_needs_its_encoding_alone(tmp_path):
     with pytest.raises(ValueError, match=r"Line 1 is not UTF-8 .*`--encoding .*`gb18030`.*评论\.csv"):
         load_splits(tmp_path / "评论.csv")
     splits = load_splits(tmp_path / "评论.csv", encoding="gb18030")
-    assert splits.columns == {"text": "评论", "label": "标签"} and sorted(splits.labels) == ["好评", "差评"]
+    assert splits.columns == {"text_column": "评论", "label_column": "标签"} and sorted(splits.labels) == [
+        "好评",
+        "差评",
+    ]
     assert len(everything(splits)) == 40
 
 
@@ -524,15 +537,8 @@ def test_rows_become_padded_batches(tokenizer):
     from paddlenlp.data import DataCollatorWithPadding
 
     rows = [("one two three four", 1), (("two", "three"), 0), ("one", 2)]
-    ready, lazy = TextDataset(rows, tokenizer, max_length=5), TextDataset(rows, tokenizer, max_length=5, lazy=True)
-    assert isinstance(ready, paddle.io.Dataset)
-    assert [ready[i] for i in range(len(ready))] == [lazy[i] for i in range(3)]
+    ready = TextDataset(rows, tokenizer, max_length=5)
     assert ready[1] == {"input_ids": [2, 6, 3, 7, 3], "token_type_ids": [0, 0, 0, 1, 1], "labels": 0}
     batch = next(iter(paddle.io.DataLoader(ready, batch_size=3, collate_fn=DataCollatorWithPadding(tokenizer))))
     assert batch["input_ids"].tolist() == [[2, 5, 6, 7, 3], [2, 6, 3, 7, 3], [2, 5, 3, 0, 0]]
     assert batch["labels"].tolist() == [1, 0, 2] and batch["labels"].dtype == paddle.int64
-
-
-def test_splits_cannot_be_reassigned():
-    with pytest.raises(AttributeError):
-        Splits([], [], [], [], "").train = [1]

@@ -35,11 +35,7 @@ def arguments(recipe, folder, *more):
 def test_a_row_has_the_next_token_at_each_of_the_text():
     inputs, labels = encode_pairs([("ab", "cd"), ("ab", "cdefg"), ("abcdefgh", "i")], 5)
     assert [bytes(row.tolist()) for row in inputs.astype("uint8")] == [b"abcd\0", b"abcde", b"abcde"]
-    assert labels.tolist() == [
-        [IGNORED, *b"cd\n", IGNORED],
-        [IGNORED, *b"cdef"],
-        [IGNORED] * 5,
-    ]
+    assert labels.tolist() == [[IGNORED, *b"cd\n", IGNORED], [IGNORED, *b"cdef"], [IGNORED] * 5]
 
 
 def test_rows_of_a_tokenizer():
@@ -107,7 +103,7 @@ def test_a_run_with_adapters_is_resumed_with_the_same_weights(tiny_llama, tmp_pa
     rows = "".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in PAIRS)
     (tmp_path / "rows.jsonl").write_text(rows)
     line = ["--data", str(tmp_path / "rows.jsonl"), "--model", tiny_llama, *OFF]
-    settings = "--lora_rank 2 --max_length 32 --per_device_train_batch_size 4 --save_strategy steps --save_steps 2"
+    settings = "--lora_rank 2 --max_length 20 --per_device_train_batch_size 4 --save_strategy steps --save_steps 2"
     line += [*settings.split(), "--save_total_limit", "2", "--evaluation_strategy", "steps", "--eval_steps", "2"]
     with paddle.utils.unique_name.guard():
         language_model_sft.main([*line, "--max_steps", "4", "--output_dir", str(tmp_path / "run")])

@@ -96,13 +96,6 @@ def test_similarities_are_the_published_ones(minilm):
     np.testing.assert_allclose(means @ means.T, published, rtol=0, atol=1e-4)
 
 
-def test_every_tensor_is_accounted_for(minilm):
-    model, _, weights = minilm
-    assert len(weights) == len(model.bert.state_dict()) + 1  # position_ids
-    rest = {name for name, _ in model.named_parameters() if not name.startswith("bert.")}
-    assert rest == {"classifier.weight", "classifier.bias"}
-
-
 def test_configuration_is_the_stored_one_but_for_the_overrides(minilm):
     stored = json.loads((minilm_dir() / "config.json").read_text(encoding="utf-8"))
     config = minilm[0].config
@@ -139,21 +132,12 @@ def small_weights():
         weight = next((size for end, size in sizes.items() if name.endswith("." + end)), (16, 16))
         weight = (16,) if "LayerNorm" in name else weight
         tensors.update({f"{name}.weight": rng.normal(size=weight), f"{name}.bias": rng.normal(size=weight[:1])})
-    return model, tensors, shapes
-
-
-def test_a_tiny_bert_with_random_weights_converts_too():
-    model, tensors, shapes = small_weights()
-    model.set_state_dict({k: paddle.to_tensor(v) for k, v in convert_bert(tensors, shapes).items()})
-    model.eval()
-    ids = [3, 1, 4, 1, 5]
-    got = model(paddle.to_tensor([ids]))[0].numpy()[0]
-    np.testing.assert_allclose(got, numpy_bert(tensors, ids, heads=2)[0], rtol=0, atol=1e-4)
+    return tensors, shapes
 
 
 @pytest.mark.parametrize("what", ["missing", "extra", "misshaped"])
 def test_weights_that_do_not_fit_are_refused(what):
-    _, tensors, shapes = small_weights()
+    tensors, shapes = small_weights()
     name = "encoder.layer.1.output.dense.weight"
     if what == "missing":
         del tensors[name]
@@ -167,7 +151,7 @@ def test_weights_that_do_not_fit_are_refused(what):
 
 
 def test_two_tensors_for_one_place_are_refused():
-    _, tensors, shapes = small_weights()
+    tensors, shapes = small_weights()
     tensors["encoder.layers.0.norm1.bias"] = np.zeros(16)
     with pytest.raises(ValueError, match=r"extra=\['encoder"):
         convert_bert(tensors, shapes)

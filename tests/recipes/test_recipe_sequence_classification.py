@@ -19,6 +19,7 @@ import pytest
 import sequence_classification as recipe
 from common import text_data
 from common.comparison import compare
+from common.predictors import Predictor
 from common.run_folder import with_arguments_of_run
 from paddlenlp.trainer import EarlyStoppingCallback, PdArgumentParser
 from processes import search_path
@@ -120,32 +121,11 @@ FILES = {
         lines(("stars", "id", "review"), *((label, "7", f'"{text}, ""so"""') for text, label in ROWS)),
         {"text_column": "review", "label_column": "stars"},
     ),
-    "bare.csv": (lines(*((label, text) for text, label in ROWS)), {"text_column": 1, "label_column": 0}),
-    "told.tsv": (lines(*ROWS, sep="\t"), {"has_header": False}),
-    "rows.jsonl": (lines(*((json.dumps({"label": int(y == "good"), "text": x}),) for x, y in ROWS)), {}),
-    "pairs.tsv": (lines(*PAIRS, sep="\t"), {"text_column": 0, "text_pair_column": 1, "label_column": 2}),
+    "pairs.tsv": (
+        lines(*PAIRS, sep="\t"),
+        {"text_column": 0, "text_pair_column": 1, "label_column": 2, "has_header": False},
+    ),
 }
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_any_file_trains(run, tmp_path, name):
-    text, options = FILES[name]
-    (tmp_path / name).write_text(text)
-    done = run(data=name, **options, **QUICK)
-    data = [done.trainer.train_dataset, done.trainer.eval_dataset, done.test]
-    assert sum(map(len, data)) == len(ROWS)
-    assert sorted(done.trainer.model.config.id2label.values()) == (["0", "1"] if "json" in name else ["bad", "good"])
-    segments = {max(example["token_type_ids"]) for part in data for example in part.encoded}
-    assert segments == ({1} if name == "pairs.tsv" else {0})
-    assert re.search(r"test accuracy [01]\.\d{3} \(majority class: 0\.\d{3}\)", done.out)
-    assert str(done.folder / "report.html") in done.out and (done.folder / "report.html").exists()
-
-
-def test_a_folder_of_splits_trains(run, tmp_path):
-    for part, of in {"train.tsv": ROWS[:60], "dev.tsv": ROWS[60:70], "test.tsv": ROWS[70:]}.items():
-        (tmp_path / part).write_text(lines(("text", "label"), *of, sep="\t"))
-    done = run(data=".", **QUICK)
-    assert [len(d) for d in (done.trainer.train_dataset, done.trainer.eval_dataset, done.test)] == [60, 10, 14]
 
 
 def test_the_default_data_is_docstrings(run, monkeypatch):
@@ -170,14 +150,20 @@ def test_a_model_that_returns_its_logits_in_a_tuple_trains(run):
     with pytest.warns(UserWarning, match="RANDOMLY"):
         done = run(model="XLMRobertaForSequenceClassification", **QUICK)
     assert 0 <= json.loads((done.folder / "results.json").read_text())["test accuracy"] <= 1
-    assert predict.label(str(done.folder), "a great day")[0] in ("good", "bad")
+    assert Predictor(done.folder)([("a great day",)])[0]["label"] in ("good", "bad")
 
 
-@pytest.mark.parametrize("name", ["named.csv", "pairs.tsv"])
-def test_the_command_at_the_end_labels_a_text(run, tmp_path, capsys, name):
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_trains_and_the_command_at_the_end_labels_a_text(run, tmp_path, capsys, name):
     text, options = FILES[name]
     (tmp_path / name).write_text(text)
     done = run(data=name, output_dir="my runs/out", max_length=7, **options, **QUICK)
+    data = [done.trainer.train_dataset, done.trainer.eval_dataset, done.test]
+    assert sum(map(len, data)) == len(ROWS) and {len(row["input_ids"]) for row in data[0]} <= set(range(8))
+    assert sorted(done.trainer.model.config.id2label.values()) == ["bad", "good"]
+    assert {max(row["token_type_ids"]) for part in data for row in part} == {int(name == "pairs.tsv")}
+    assert re.search(r"test accuracy [01]\.\d{3} \(majority class: 0\.\d{3}\)", done.out)
+    assert str(done.folder / "report.html") in done.out and (done.folder / "report.html").exists()
     (said,) = re.findall(r"^label texts: (.*)$", done.out, re.M)
     program, script, *argv = shlex.split(said)
     assert program == sys.executable and (tmp_path / script).samefile(predict.__file__)
@@ -189,19 +175,21 @@ def test_the_command_at_the_end_labels_a_text(run, tmp_path, capsys, name):
     logits = paddle.to_tensor(done.trainer.predict(done.test).predictions)
     for row in (0, len(done.test) - 1):
         words = done.test.rows[row][0]
-        found = predict.label(folder, *([words] if isinstance(words, str) else words))
-        assert found[0] == done.trainer.model.config.id2label[int(logits[row].argmax())]
-        assert found[1] == pytest.approx(float(paddle.nn.functional.softmax(logits[row]).max()), abs=1e-5)
+        (found,) = Predictor(folder)([(words,) if isinstance(words, str) else words])
+        assert found["label"] == done.trainer.model.config.id2label[int(logits[row].argmax())]
+        expected = float(paddle.nn.functional.softmax(logits[row]).max())
+        assert found["probability"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_what_cannot_be_labelled_is_said_in_one_line(run):
     folder = str(run(**QUICK).folder)
     for argv, says in (
         (["nowhere", "a text"], "no model of a finished run"),
-        ([folder, "--pair", "a", "b", "c"], "even number of texts"),
         ([folder, "--pair", "a", "b"], "trained on single inputs: leave `--pair` out"),
-        ([folder], "either inputs or `--input`"),
+        ([folder], "either inputs or `--input FILE`"),
         ([folder, "a", "--output", "a.txt"], "must end in .csv or .jsonl"),
+        ([folder, "a", "--max_length", "3"], "`max_length` must be 4 or more"),
+        ([folder, "a", "--max_length", "513"], "`max_length` must be 512 or less for this model"),
         ([folder, "--input", "nowhere.csv"], "input file does not exist"),
     ):
         with pytest.raises(SystemExit, match=f"^error: .*{says}.*Received: "):
@@ -221,25 +209,11 @@ def test_the_command_works_in_a_process_of_its_own(run, tmp_path):
 
 
 def test_every_option_is_tested():
-    tested = {"model", "data", *FILES["pairs.tsv"][1], *FILES["told.tsv"][1]}  # above
-    tested |= {"examples_per_class", "max_length"}  # below
+    tested = {"model", "data", "max_length", *FILES["pairs.tsv"][1]}  # above
+    tested |= {"examples_per_class"}  # test_newcomer.py
     tested |= {"encoding"}  # test_recipe_data.py
     tested |= {"compare", "compare_learning_rates", "compare_seeds"}
     assert tested == {field.name for field in dataclasses.fields(recipe.Options)}
-
-
-def test_examples_per_class(run):
-    done = run(examples_per_class=5, **QUICK)
-    assert Counter(label for _, label in done.trainer.train_dataset.rows) == {0: 5, 1: 5}
-
-
-@pytest.mark.parametrize("options", [{}, FILES["pairs.tsv"][1]], ids=["text", "pair"])
-def test_max_length(run, tmp_path, options):
-    (tmp_path / "long.tsv").write_text(
-        lines(("text", "other", "label"), *((f"{x} {x}", x, y) for x, y in ROWS), sep="\t")
-    )
-    done = run(data="long.tsv", max_length=6, **(options or {"text_column": 0, "label_column": 2}), **QUICK)
-    assert {len(example["input_ids"]) for example in done.trainer.train_dataset.encoded} == {6}
 
 
 @pytest.mark.representatives(count=2)
@@ -260,13 +234,6 @@ def test_a_run_without_best_model_or_evaluation(run):
     )
     assert json.loads((done.folder / "results.json").read_text())["best validation accuracy"] is None
     assert done.trainer.state.global_step == 8
-
-
-def test_the_report_has_the_settings(run):
-    done = run(weight_decay=0.0625, max_length=33, **QUICK)
-    page = (done.folder / "report.html").read_text()
-    for name, value in {"weight_decay": "0.0625", "max_length": "33", "optim": "adamwdl", "model": "tiny"}.items():
-        assert re.search(f"<td>{name}</td><td>[^<]*{value}[^<]*</td>", page)
 
 
 def test_labels_of_a_file_are_no_markup_in_the_report(run, tmp_path):
@@ -311,6 +278,9 @@ ERRORS = {
     "examples": ({"examples_per_class": 0}, "examples_per_class=0"),
     "more examples than rows": ({"examples_per_class": 1000}, "examples_per_class=1000"),
     "length": ({"max_length": 3}, "`max_length` must be 4 or more"),
+    "positions": ({"max_length": 513}, "`max_length` must be 512 or less for this model. Received: max_length=513"),
+    "epochs": ({"num_train_epochs": -1}, "`num_train_epochs` must be 0 or more"),
+    "batch": ({"per_device_train_batch_size": 0, "logging_steps": 0}, "2 arguments are wrong"),
     "patience": ({"early_stopping_patience": 0}, "`early_stopping_patience` must be 1 or more"),
     "patience for nothing": ({"load_best_model_at_end": False, "early_stopping_patience": 3}, "Early stopping needs"),
     "metric": ({"metric_for_best_model": "f1"}, "accuracy or macro_f1 or matthews or loss"),
@@ -448,6 +418,7 @@ def test_sigterm_in_an_epochs_last_step_waits_for_its_evaluation_if_a_batch_is_l
     assert steps(resumed.folder) == steps(pathlib.Path("whole")) and model_state("cut") == model_state("whole")
 
 
+@pytest.mark.slow
 def test_early_stopping_counts_evaluations_by_steps(run, tmp_path, monkeypatch):
     build, values = recipe.build, {3: 0.5, 6: 0.6, 9: 0.5, 12: 0.5, 15: 0.5}
 
@@ -472,7 +443,7 @@ def test_patience_and_the_loss_as_metric(run):
     assert not [c for c in done.trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback)]
 
 
-@pytest.mark.representatives(count=2)
+@pytest.mark.representatives(count=1)
 @pytest.mark.parametrize("form", ["whole", "whole/", "./whole/checkpoint-4", "../{here}/whole/checkpoint-4/", "."])
 def test_a_run_is_resumed_by_folder_or_checkpoint_with_its_own_arguments(run, tmp_path, monkeypatch, form):
     whole = run(output_dir="whole", num_train_epochs=2, max_length=9, seed=7, learning_rate=1e-3)
@@ -553,13 +524,13 @@ def test_the_comparison_trains_both_arms_alike(run, tmp_path):
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"compare.json", "report.html"}, "no checkpoints, no model"
 
 
-def test_the_comparison_says_what_it_found(monkeypatch, tmp_path, capsys):
+def test_the_comparison_says_what_it_found_and_leaves_a_report(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     # validation would have uniform at 0.001 and the decay at 0.003; by test score it would be the other way round
     found = [(0.6, 0.5), (0.8, 0.7), (0.3, 0.9), (0.5, 0.7), (0.2, 0.9), (0.2, 0.9), (0.9, 0.1), (0.9, 0.3)]
     scores = iter(found)
     args = recipe.Arguments(output_dir="out", layerwise_lr_decay=0.9)
-    compare(args, [1e-3, 3e-3], 2, train=lambda now: next(scores))
+    compare(args, [1e-3, 3e-3], 2, train=lambda now: next(scores), description="the data")
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "[1/8] learning rate 0.001, uniform, seed 42: validation 0.600, test 0.500"
     assert [line.split("│")[1:4] for line in printed if line.startswith("│")] == [
@@ -571,6 +542,12 @@ def test_the_comparison_says_what_it_found(monkeypatch, tmp_path, capsys):
         "decay 0.9: 0.200 ± 0.141 at learning rate 0.003, the best by validation",
     ]
     assert [(r["validation"], r["test"]) for r in json.loads((tmp_path / "out/compare.json").read_text())] == found
+    page = (tmp_path / "out/report.html").read_text()
+    assert printed[-2].startswith("Verdict: decay 0.9 scores 0.400 less than uniform (95 % interval ")
+    assert f"<p>{printed[-2]}</p>" in page and "<p>the data</p>" in page and page.count("<img") == 1
+    assert f"<p>{printed[-3]}</p>" in page and "logging folder" not in page, "a comparison writes none"
+    assert "<td>0.003</td><td>0.900 ± 0.000</td><td>0.200 ± 0.141</td>" in page
+    assert printed[-1] == "report: out/report.html"
     compare(args, [1e-3], 1, train=lambda now: (0.5, 0.25))
     assert "uniform: 0.250 at learning rate 0.001" in capsys.readouterr().out, "one seed has no spread"
 

@@ -20,7 +20,7 @@ import pytest
 import question_answering
 import seq2seq
 import token_classification
-from common import arguments, image_data, library_data, parts, pretrained, text_data, text_scores, text_sources
+from common import arguments, image_data, language_data, parts, pretrained, text_data, text_scores, text_sources
 from paddlenlp.trainer import PdArgumentParser
 
 from paddle_ldopt import LdoptConfig
@@ -57,7 +57,7 @@ OWN = {  # reading the library's own files takes seconds: rows of the same form
         [
             (f"What is the default of {w}?", f"f({w}={i}) - {s}", (str(i),), len(w) + 3)
             for i, (s, w) in enumerate(zip(SENTENCES, WORDS * 14))
-        ],
+        ]
     ),
     "written_dates": lambda: dealt([(s, s.split()[2]) for s in SENTENCES], key=lambda row: row[0]),
     "docstring_pairs": lambda: dealt([(s, f"which is {s}", i % 2) for i, s in enumerate(SENTENCES)]),
@@ -175,8 +175,13 @@ def test_a_config_runs_by_the_command_in_its_first_line(start, tmp_path, path):
         assert len(mine) >= 4 and {key: settings[key] for key in mine} == {key: config[key] for key in mine}
 
 
-@pytest.mark.representatives(count=2)
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - OWN_TESTS))
+@pytest.mark.parametrize(
+    "name",
+    [  # a loop of its own, and the Trainer
+        name if name in ("matching", "token_classification") else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(set(RECIPES) - OWN_TESTS)
+    ],
+)
 def test_sigterm_saves_a_checkpoint_and_a_resume_is_exact(start, tmp_path, monkeypatch, name):
     few = ["--save_steps", "100"] + ([] if name == "matching" else ["--no_load_best_model_at_end"])
     start(name, *two_steps(name, tmp_path / "whole"), *few)
@@ -236,7 +241,7 @@ def test_a_loop_trains_on_pairs_of_ones_own_and_leaves_a_model_to_start_from(sta
     (tmp_path / "bare.tsv").write_text(f"one\tother\tsame\n{rows}")
     columns = ["--text_column", "0", "--text_pair_column", "1", "--label_column", "2"]
     argv = ["--data", "bare.tsv", *columns, *two_steps("matching", tmp_path / "bare")]
-    with pytest.raises(SystemExit, match="Pass `--has_header True`"):
+    with pytest.raises(SystemExit, match="pass `--text_column` and"):
         start("matching", *argv)
     assert "text = 'one', text pair = 'other'" in start("matching", *argv, "--has_header", "True")
     (tmp_path / "single.tsv").write_text(f"sentence1\tother\tlabel\n{rows}")
@@ -248,14 +253,8 @@ def test_a_loop_trains_on_pairs_of_ones_own_and_leaves_a_model_to_start_from(sta
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (
-            ["--optim", "adamw"],
-            "`save_optimizer`, which is for .*adamwdl.*Received: optim='adamw'",
-        ),
-        (
-            ["--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_ratio", "0"],
-            "needs no metric. Received: lr_sch",
-        ),
+        (["--optim", "adamw"], "`save_optimizer`, which is for .*adamwdl.*Received: optim='adamw'"),
+        (["--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_ratio", "0"], "needs no metric. Received: lr_sch"),
     ],
 )
 def test_what_a_loop_cannot_do_is_refused_before_it_begins(start, tmp_path, argv, says):
@@ -279,6 +278,9 @@ def test_arguments_of_the_command_line_come_on_top_of_a_config(tmp_path):
 def test_all_that_is_wrong_with_a_config_is_told_at_once(start, tmp_path):
     (tmp_path / "c.yaml").write_text("learningrate: 1e-3\nmax_lenght: 7\n")
     with pytest.raises(SystemExit, match="nearest is 'learning_rate'.*nearest is 'max_length'"):
+        start("seq2seq", "--config", str(tmp_path / "c.yaml"))
+    (tmp_path / "c.yaml").write_text("name: 1\nproblem: 2\n")
+    with pytest.raises(SystemExit, match="'name' is not a known .*Received: name=1.*Received: problem=2"):
         start("seq2seq", "--config", str(tmp_path / "c.yaml"))
     (tmp_path / "c.yaml").write_text("- 1\n")
     with pytest.raises(SystemExit, match="`name: value` lines"):
@@ -379,7 +381,8 @@ def test_scores_of_written_texts():
     assert text_scores.rouge([""], ["a"]) == {"rouge_1": 0.0, "rouge_l": 0.0}
 
 
-def test_what_is_written_is_scored_against_the_whole_target(start, tmp_path):
+def test_what_is_written_is_scored_against_the_whole_target(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(seq2seq, "fine_tune", lambda *_: None)
     whole = "one two three four five six seven eight nine ten"
     (tmp_path / "a.jsonl").write_text(
         "".join(json.dumps({"source": f"{s} {i}", "target": f"{whole} {i}"}) + "\n" for i, s in enumerate(SENTENCES))
@@ -407,7 +410,8 @@ def test_a_rate_beside_relative_step_is_refused(start, tmp_path, given):
 
 
 def test_a_report_names_no_rate_that_the_optimizer_does_not_take(start, tmp_path):
-    start("seq2seq", "--relative_step", *two_steps("seq2seq", tmp_path / "out"))
+    once = ["--evaluation_strategy", "no", "--save_strategy", "no", "--no_load_best_model_at_end"]
+    start("seq2seq", "--relative_step", *two_steps("seq2seq", tmp_path / "out"), *once)
     page = (tmp_path / "out/report.html").read_text()
     assert "learning rate the optimizer&#x27;s own" in page and "learning rate 0." not in page
 
@@ -416,9 +420,9 @@ def test_jsonl_rows(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"a": "x", "b": "y"}\n\n{"a": "z", "b": ""}\n')
     records = text_sources.read_jsonl(tmp_path / "a.jsonl")
     options = seq2seq.Options(source_field="a", target_field="b")
-    assert seq2seq.pairs(records[:1], options, "a.jsonl") == [("x", "y")]
+    assert language_data.pairs(records[:1], options, "a.jsonl") == [("x", "y")]
     with pytest.raises(ValueError, match=r"Row 2 lacks a text: .*target_field='b'"):
-        seq2seq.pairs(records, options, "a.jsonl")
+        language_data.pairs(records, options, "a.jsonl")
 
 
 def test_hub_rows():
@@ -445,23 +449,7 @@ def test_a_split_that_is_missing_is_dealt_out_of_the_training_rows(tmp_path):
     assert sum(sizes) == 1000 and abs(sizes[1] - 100) < 40 and abs(sizes[2] - 200) < 50
     two = parts.deal({"train": rows, "test": ["other"]}, str, "rows")
     assert two.test == ["other"] and len(two.train) + len(two.validation) == 1000
+    assert "\nwarning: few rows to judge by (1 test): " in two.description and "warning" not in all_three.description
     assert parts.deal(rows[::-1], str, "rows").test == all_three.test[::-1], "whatever their order"
     with pytest.raises(ValueError, match="No rows are left for"):
         parts.deal(["one row"], str, "rows")
-
-
-def test_the_own_data_is_true():
-    tagged = library_data.tagged_docstrings()
-    assert len(tagged.train) > 500
-    words, tags = next((w, t) for w, t in tagged.train if "B-EXCEPTION" in t)
-    assert words[tags.index("B-EXCEPTION")].endswith(
-        ("Error", "Exception", "Interrupt", "Iteration", "Warning", "Exit")
-    )
-    for question, context, (answer,), begin in library_data.signature_questions().test:
-        assert context[begin : begin + len(answer)] == answer
-        if question.startswith("What is the default of"):
-            assert context[:begin].endswith(f"{question[len('What is the default of ') : -1]}=")
-    assert all(name and name == name.lower() for _, name in library_data.function_names().train)
-    for part in ("train", "validation", "test"):
-        labels = [label for *_, label in getattr(library_data.docstring_pairs(), part)]
-        assert sum(labels) * 2 == len(labels)

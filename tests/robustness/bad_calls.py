@@ -16,7 +16,7 @@ from project import public_names
 import paddle_ldopt as ldopt
 from paddle_ldopt import parallel, schedules, trainer
 from paddle_ldopt.layers.decay_checks import check_decay
-from paddle_ldopt.layers.param_lr_fun import adapt_hook, check_ratio
+from paddle_ldopt.layers.hook_calls import adapt_hook, check_ratio
 from paddle_ldopt.optimizers._base.declared import LAYERWISE
 from paddle_ldopt.schedules.registry import SCHEDULES
 from paddle_ldopt.tools import memory
@@ -370,7 +370,7 @@ CALLS = {
     ),
     "LayerMap.layer_of": Row(method(layer_map, "layer_of", name="head.weight")),
     "LayerMap.ratio_fn": Row(method(layer_map, "ratio_fn", layerwise_decay=0.5)),
-    "LayerMap.table": Row(method(layer_map, "table", layerwise_decay=0.5, learning_rate=0.1, num_steps=5), words=WORDS),
+    "LayerMap.table": Row(method(layer_map, "table", layerwise_decay=0.5, learning_rate=0.1), words=WORDS),
     "LayerMap.plot": Row(
         method(layer_map, "plot", path=path(".svg"), layerwise_decay=0.5), words=WORDS, also=(OSError,)
     ),

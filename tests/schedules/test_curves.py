@@ -8,9 +8,12 @@ import pytest
 from hypothesis import strategies as st
 from schedule_cases import KINDS, make, rates
 
-from paddle_ldopt import schedules
 from paddle_ldopt.schedules import ON_METRIC, get_scheduler
+from paddle_ldopt.schedules.cool_down import CoolDown
+from paddle_ldopt.schedules.cosine import Cosine, CosineRestarts
+from paddle_ldopt.schedules.polynomial import Polynomial
 from paddle_ldopt.schedules.registry import SCHEDULES
+from paddle_ldopt.schedules.stable_decay import StableDecay
 
 EDGE = {  # kind -> arguments with warm-up 0 and n = 4, its rates; the same with warm-up 4, its rates: by hand
     "linear": ([1, 0.75, 0.5, 0.25, 0, 0], [0, 0.25, 0.5, 0.75, 0, 0]),
@@ -40,10 +43,10 @@ def test_a_wave_begins_anew_after_each_third():
 @pytest.mark.parametrize(
     "curve",
     [
-        schedules.curves.StableDecay(4, 7, 20, "linear", "cosine", 0.1, 1.6),
-        schedules.curves.CoolDown(4, 7, 20, 5, 0.2, 0.3, 0.9, 1.6),
-        schedules.curves.Cosine(4, 20, 1.6),
-        schedules.curves.CosineRestarts(4, 20, 2.6),
+        StableDecay(4, 7, 20, "linear", "cosine", 0.1, 1.6),
+        CoolDown(4, 7, 20, 5, 0.2, 0.3, 0.9, 1.6),
+        Cosine(4, 20, 1.6),
+        CosineRestarts(4, 20, 2.6),
     ],
     ids=lambda curve: type(curve).__name__,
 )
@@ -55,9 +58,9 @@ def test_the_greatest_factor_ahead_is_at_a_turn(curve):
 
 
 def test_defaults_of_curves():
-    assert [schedules.curves.CoolDown(2)(step) for step in range(3)] == [0.0, 0.5, 1.0]
-    assert [schedules.curves.CosineRestarts(1)(step) for step in range(3)] == [0.0, 1.0, 0.0]
-    assert schedules.curves.Polynomial(2, 3).turns() == [2, 6]  # the end is at the step after the decay
+    assert [CoolDown(2)(step) for step in range(3)] == [0.0, 0.5, 1.0]
+    assert [CosineRestarts(1)(step) for step in range(3)] == [0.0, 1.0, 0.0]
+    assert Polynomial(2, 3).turns() == [1, 2, 6]  # the end is at the step after the decay
 
 
 steps = st.integers(0, 40)

@@ -103,8 +103,7 @@ def optimizer_of(name, network, rate=1e-2, **arguments):
     schedule = paddle.optimizer.lr.LambdaDecay(1.0 if name == "sgd" else rate, lambda epoch: 0.9**epoch)
     if name == "sgd":
         return paddle.optimizer.SGD(schedule, network.parameters())
-    decay = {ldopt.optimizers.registry.REGISTRY[name].weight_decay: 0.01}
-    return ldopt.create(name, network, learning_rate=schedule, **decay, **ARGUMENTS[name], **arguments)
+    return ldopt.create(name, network, learning_rate=schedule, weight_decay=0.01, **ARGUMENTS[name], **arguments)
 
 
 def directly(name, steps, overflows=(), parts=1, ragged=False, max_norm=0.05, scaler=None):

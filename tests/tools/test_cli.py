@@ -38,6 +38,14 @@ def test_towers_multipliers_and_groups(capsys):
     assert "ratio at end" in capsys.readouterr().out
 
 
+def test_rules(capsys):
+    assert main(["layers", "--model", BERT, "--decay", "0.5", "--rules", '{"pooler": 12}', "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["layers"]
+    assert [(row["label"], row["ratio"][0]) for row in rows[-2:]] == [("head", 1.0), ("block 11", 0.5)]
+    assert main(["layers", "--model", BERT, "--rules", '["pooler"]']) == 2
+    assert "`--rules` must be a JSON object such as" in capsys.readouterr().err
+
+
 def test_a_wide_table_is_whole_in_a_file(capsys):
     options = ["--end", "1", "--steps", "10", "--lr", "1e-4", "--multipliers", '{"bias$": 2}']
     assert main(["layers", "--model", BERT, "--decay", "0.35", *options]) == 0

@@ -13,7 +13,7 @@ import trainer_common as common
 from matplotlib.figure import Figure
 from reference import needs_library
 
-from paddle_ldopt import Adafactor, AdamWDL, LayerMap
+from paddle_ldopt import Adafactor, AdamWDL, LayerMap, plots
 from paddle_ldopt.trainer import RunReport, report
 
 HOSTILE = "<script>alert(1)</script>\"><img src=x onerror=alert(1)> & '$\\frac{' \udcff"
@@ -266,6 +266,17 @@ def test_the_rates_of_all_layers_are_drawn(tmp_path, figures):
         assert steps == [1, 2, 3] and heights == pytest.approx([ratio * rate for rate in rates])
     assert len(drawn) == 4
     assert [row[4] for row in page.tables[1]] == ["lr peak", "0.0125", "0.025", "0.05", "0.1"]
+
+
+def test_steps_on_an_axis_are_whole(tmp_path, figures, monkeypatch):
+    made, optimizer = begun(tmp_path)
+    log(made, optimizer, 0.5, 0.25)
+    log(made, optimizer, 0.5, key="eval_accuracy", first=2)
+    made.write({}, {})
+    drawn = [*figures[0], *figures[1]]
+    monkeypatch.setattr(plots, "_write", lambda axes, *_: drawn.append(axes))
+    plots.plot_schedule(tmp_path / "a.png", 1, {"head": [0.1, 0.2]})
+    assert [float(tick).is_integer() for axis in drawn for tick in axis.get_xticks()].count(False) == 0
 
 
 def test_frozen_layers_have_a_rate_of_zero(tmp_path, figures):

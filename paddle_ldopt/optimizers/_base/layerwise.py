@@ -22,9 +22,10 @@ from ..._paddle import (
     sharding_setting,
     weight_decay_fun_is_replaced,
 )
+from ...layers.hook_calls import HookRatios
 from ...layers.paddlenlp_hook import check_documented_hook, layerwise_lr_decay
-from ...layers.param_lr_fun import HookRatios
-from ...layers.ratios import Ratios, decay_of, moves
+from ...layers.ratio_checks import check_trained
+from ...layers.ratios import LayerRatios, RatedOptimizer, decay_of, moves
 from ...schedules.ahead import follows_metric, length_of
 from .._shards import unknown_parameter
 from .layerwise_arguments import ratios_of_hook, ratios_of_layers, refuse_names_before_sharding
@@ -32,14 +33,13 @@ from .layerwise_arguments import ratios_of_hook, ratios_of_layers, refuse_names_
 _Base: Any = object
 
 
-class LayerwiseMixin(_Base):
+class LayerwiseMixin(RatedOptimizer, _Base):
     """Multiplies the rate of each parameter by a ratio, before Paddle's optimizer in the bases.
 
     A subclass calls `_init_layerwise` before Paddle's constructor. All ratios of a step are computed and checked before
     the step changes anything. A ratio of 0 freezes: neither the parameter nor its state is updated.
     """
 
-    ratio_of: Optional[Ratios] = None  # None: every ratio is 1
     _documented = False  # whether the ratios come from PaddleNLP's documented hook
     _built_with: Optional[list[Any]] = None  # the parameters before any wrapper; None without `ratio_of`
     _by_name: dict[str, Any] = {}  # of `_built_with`
@@ -77,6 +77,8 @@ class LayerwiseMixin(_Base):
         self._documented = layers is None and set_param_lr_fun is layerwise_lr_decay
         if params is not None and self.ratio_of is not None:
             self._check_ratios([param for param in params if not param.stop_gradient])
+            if isinstance(self.ratio_of, LayerRatios):
+                check_trained(self.ratio_of, params)
             self._built_with = params
 
     def _check_ratios(self, params: list[Any]) -> None:

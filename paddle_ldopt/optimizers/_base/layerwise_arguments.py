@@ -4,8 +4,8 @@ from typing import Any, Optional
 
 from ..._messages import refusal
 from ...layers.decay_checks import check_decay
+from ...layers.hook_calls import HookRatios, adapt_hook
 from ...layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
-from ...layers.param_lr_fun import HookRatios, adapt_hook
 from ...layers.ratios import LayerRatios
 
 

@@ -74,18 +74,6 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         """Return the rate of the parameter's group that overrides the optimizer's, or None."""
         return self.group_of(param).get("lr")
 
-    def shown_rate(self, param: Any, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        """Return (rate of the next step, peak rate ahead) of a parameter, each None if it is unknown beforehand.
-
-        None: the rate is `learning_rate` times `factor`, which includes the parameter's layer and group.
-        """
-        return None
-
-    @property
-    def sets_own_rate(self) -> bool:
-        """Whether the optimizer computes its rate itself, so that a scheduler has no effect."""
-        return False
-
     def _read_rate(self, learning_rate: Any) -> Any:
         """Return the constructor's rate after checking it."""
         return checked_rate(learning_rate, "learning_rate")

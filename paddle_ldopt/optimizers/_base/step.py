@@ -83,6 +83,10 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
                     self._update(tasks)
         return done
 
+    def decays_weights(self, param: Any) -> bool:
+        """Return whether the next step applies weight decay to a parameter."""
+        return bool(self.step_options(param).get("weight_decay", 0.0) != 0)
+
     # ---- for subclasses to override
 
     def _one_step(self) -> contextlib.AbstractContextManager[None]:

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
 from ...config import option_of
 from ...layers.decay import OPTIONS, LayerDecay
@@ -13,7 +13,7 @@ from ...layers.decay_checks import idle_options
 FLAGS = {name: "--decay" if name == "layerwise_decay" else f"--{name.replace('_', '-')}" for name in OPTIONS}
 
 
-def add_decay_flags(add: Any, *without: str) -> None:
+def add_decay_flags(add: Callable[..., argparse.Action], *without: str) -> None:
     """Add the flags of all options except `without`."""
     for field in dataclasses.fields(LayerDecay):
         if field.name in without:

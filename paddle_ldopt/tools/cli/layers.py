@@ -3,9 +3,10 @@
 import argparse
 import json
 import sys
-from typing import Any
+from typing import Callable
 
 from ..._checks import checked_number
+from ...config import json_object
 from ...layers.granularity import checked_granularity
 from ...layers.map import LayerMap
 from ...plots import check_picture
@@ -13,7 +14,7 @@ from .decay import add_decay_flags, decay_of
 from .models import MODEL, load_model
 
 
-def add_flags(add: Any) -> None:
+def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Add the flags of the command."""
     add("--model", required=True, help=MODEL)
     add("--lr", type=float, help="learning rate of the head")
@@ -23,6 +24,7 @@ def add_flags(add: Any) -> None:
         default="block",
         help="a layer is a block, a stage, or a group of blocks: block, stage or a number",
     )
+    add("--rules", metavar="JSON", help='layers of parameters by name: \'{"adapter": "head"}\'')
     add("--plot", metavar="FILE", help="draw the rates into a .png, .svg or .pdf")
     add("--json", action="store_true", help="print JSON instead of a table")
 
@@ -34,7 +36,8 @@ def show(options: argparse.Namespace) -> None:
     if options.lr is not None:
         checked_number(options.lr, "--lr")
     decay, granularity = decay_of(options), checked_granularity(options.granularity, "--granularity")
-    layers = LayerMap.from_model(load_model(options.model), granularity=granularity)
+    rules = json_object(options.rules, "--rules") or None
+    layers = LayerMap.from_model(load_model(options.model), rules, granularity)
     table = layers.table(decay, options.lr)
     if options.json:
         print(json.dumps({"model": options.model, "towers": layers.towers, "layers": table.to_dict()}, indent=1))

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import json
 import math
-from typing import Any, Union
+from typing import Any, Callable, Union
 
 from ..._checks import checked_bool, checked_int, checked_number
 from ..._messages import refusal, shown, unknown
@@ -30,7 +30,7 @@ _HELP = {
 }
 
 
-def add_flags(add: Any) -> None:
+def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Add the flags of the command."""
     add("--params", type=float, help="number of parameters, from 1e9, of a typical decoder")
     for field in dataclasses.fields(Transformer):

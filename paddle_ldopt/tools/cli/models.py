@@ -1,7 +1,6 @@
 """PaddleNLP models by name, without their weights."""
 
 import os
-from typing import Any
 
 import paddle
 
@@ -10,7 +9,7 @@ from ..._messages import refusal
 MODEL = "a PaddleNLP class (BertForSequenceClassification: its default size), a local folder, or a hub name"
 
 
-def load_model(name: str) -> Any:
+def load_model(name: str) -> paddle.nn.Layer:
     """Build a PaddleNLP model without its weights: parameters have shapes but take no memory.
 
     `name` is a class (built from its default config), a local folder or a hub name (only the config is read).

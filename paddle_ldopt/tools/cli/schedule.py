@@ -2,7 +2,9 @@
 
 import argparse
 import sys
-from typing import Any
+from typing import Callable
+
+from paddle.optimizer.lr import LRScheduler
 
 from ..._checks import checked_choice, checked_int, checked_number, checked_steps
 from ..._messages import refusal, tell_all
@@ -17,7 +19,7 @@ from .decay import add_decay_flags, decay_flags_in, decay_of
 _NOT_HERE = ("steps", "towers", "multipliers")  # a moving decay takes all steps; towers and multipliers need a model
 
 
-def add_flags(add: Any) -> None:
+def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Add the flags of the command."""
     kinds = ", ".join(kind.name for kind in SCHEDULES.values() if not kind.on_metric)
     add("--type", required=True, metavar="KIND", help=kinds)
@@ -42,7 +44,7 @@ def show(options: argparse.Namespace) -> None:
         print(text_plot(0, series))
 
 
-def _schedule(options: argparse.Namespace) -> Any:
+def _schedule(options: argparse.Namespace) -> LRScheduler:
     kind = checked_choice(options.type, "--type", SCHEDULES)
     if kind in ON_METRIC:
         raise refusal(ValueError, "`--type` must be a schedule that follows no metric.", **{"--type": kind})

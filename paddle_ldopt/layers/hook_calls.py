@@ -1,4 +1,4 @@
-"""Hooks of `set_param_lr_fun`: a caller's function that gives the ratio of a parameter, with any accepted signature."""
+"""Calls of hooks (`set_param_lr_fun`): a caller's function parameter -> ratio, with any accepted signature."""
 
 import functools
 import inspect
@@ -87,19 +87,12 @@ def adapt_hook(
         TypeError, ValueError: another signature; a decay that the hook cannot see, because it only takes `param`.
     """
     call, is_given = _bind(hook, (layerwise_decay, name_dict, n_layers))
-    bound = [
-        *getattr(hook, "args", ())[:1],
-        *getattr(hook, "keywords", {}).values(),
-    ]  # arguments of a functools.partial
+    bound = [*getattr(hook, "args", ())[:1], *getattr(hook, "keywords", {}).values()]  # of a functools.partial
     is_bound = any(isinstance(n, numbers.Real) and n == layerwise_decay for n in map(plain_number, bound))
     if layerwise_decay != 1.0 and not is_given and not is_bound:
-        raise refusal(
-            ValueError,
-            "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`: leave the decay out, or "
-            "give a hook that takes (layerwise_decay, name_dict, n_layers, param).",
-            layerwise_decay=layerwise_decay,
-            set_param_lr_fun=hook,
-        )
+        unseen = "`set_param_lr_fun` takes the parameter alone and cannot see `layerwise_decay`"
+        how = "leave the decay out, or give a hook that takes (layerwise_decay, name_dict, n_layers, param)."
+        raise refusal(ValueError, f"{unseen}: {how}", layerwise_decay=layerwise_decay, set_param_lr_fun=hook)
     return HookRatios(call)
 
 
@@ -118,7 +111,7 @@ def _bind(hook: Callable[..., Any], settings: tuple[Any, ...]) -> tuple[Callable
     positional = [p.name for p in arguments if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(required) == 1 and not (len(positional) == 4 and positional[-1] == "param"):
         only = required[0]
-        if only.kind is only.KEYWORD_ONLY:  # partial(rule, decay_rate=..., name_dict=..., n_layers=...)
+        if only.kind is only.KEYWORD_ONLY:  # partial(hook, decay_rate=..., name_dict=..., n_layers=...)
             return lambda param: hook(**{only.name: param}), False
         return hook, False
     try:

@@ -1,10 +1,36 @@
-"""PaddleNLP's Trainer for models that predict tokens; in evaluations each token has the same weight."""
+"""The Trainers of the recipes: for classifiers, for data sets with their own scores, for models that predict tokens."""
 
 import numpy as np
 import paddle
 from paddle.nn.functional import cross_entropy
+from paddlenlp.trainer import Trainer
 
-from .fine_tuner import FineTuner
+from paddle_ldopt.trainer import LdoptTrainerMixin
+
+
+def logits_of(outputs):
+    """Return the logits of a model's outputs; some models also return their cache."""
+    return outputs[0] if isinstance(outputs, (tuple, list)) else outputs
+
+
+class FineTuner(LdoptTrainerMixin, Trainer):
+    """PaddleNLP's Trainer with layer-wise rates, for any classifier of texts or tokens."""
+
+    def compute_loss(self, model, inputs, return_outputs=False):
+        """Return the cross entropy; with `return_outputs` also (loss, logits)."""
+        labels = inputs.pop("labels")
+        logits = logits_of(model(**inputs))
+        loss = cross_entropy(logits, labels)
+        return (loss, (loss, logits)) if return_outputs else loss
+
+
+class ScoringTuner(FineTuner):
+    """A Trainer for data sets that score predictions themselves (`score`)."""
+
+    def evaluate(self, eval_dataset=None, *args, **kwargs):
+        """Evaluate with the data set's own score."""
+        self.compute_metrics = (eval_dataset or self.eval_dataset).score
+        return super().evaluate(eval_dataset, *args, **kwargs)
 
 
 def token_scores(prediction):

@@ -1,0 +1,27 @@
+"""The layer of one parameter."""
+
+import dataclasses
+
+HEAD = -1  # stands for the head's layer id until the depth is known
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The layer of one parameter."""
+
+    tower: str  #: name of its stack of blocks; "" for parameters of several towers
+    index: int  #: layer id within the tower: 0 = embeddings, 1..depth = blocks, depth + 1 = head
+    depth: int  #: number of blocks of the tower; of the deepest one for parameters of several towers
+    kind: str = "block"  #: "block", or with a granularity "stage" or "group"
+
+    @property
+    def is_block(self) -> bool:
+        """Whether the layer is a block (or stage, or group)."""
+        return 0 < self.index <= self.depth
+
+    @property
+    def label(self) -> str:
+        """The layer's name: "embeddings", "block 3" (from 0, as in the model's names) or "head"."""
+        if self.is_block:
+            return f"{self.kind} {self.index - 1}"
+        return "head" if self.index else "embeddings"

@@ -1,0 +1,97 @@
+"""Warm-up, constant rate, decay, and low constant rates at the end."""
+
+import dataclasses
+from typing import Optional
+
+from .._messages import refusal
+from ._base import OptimizerOrRate, peak_of
+from .curve_schedule import CurveSchedule, scheduled
+from .curves import Curve, cosine, waves
+from .options import LastStep, NonNegative, Positive, Steps, StepsFrom1, checked_fraction, steps_left
+from .registry import schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class CoolDown(Curve):
+    """Linear from `start` to 1, `keep` steps at 1, a cosine to `end1`, `final` steps at `end1`, then `end2`."""
+
+    keep: int = 0
+    decay: int = 1
+    final: int = 0
+    start: float = 0.0
+    end1: float = 0.0
+    end2: float = 0.0
+    cycles: float = 0.5
+
+    def _before(self, step: int) -> float:
+        return self.start + (1.0 - self.start) * (step / self.warmup)
+
+    def _after(self, k: int) -> float:
+        k -= self.keep
+        if k < 0:
+            return 1.0
+        if k < self.decay:
+            return self.end1 + (1.0 - self.end1) * cosine(k / self.decay, self.cycles)
+        return self.end1 if k < self.decay + self.final else self.end2
+
+    @property
+    def length(self) -> int:
+        """The steps of the four phases."""
+        return self.warmup + self.keep + self.decay + self.final
+
+    def _turns_after(self, until: int) -> list[int]:
+        return [*waves(self.warmup + self.keep, self.decay, 2.0 * self.cycles), self.length]
+
+
+@schedule("cool_down")
+def get_constant_schedule_with_cool_down(
+    optimizer: OptimizerOrRate,
+    num_warmup_steps: Steps,
+    num_training_steps: Optional[StepsFrom1] = None,
+    keep_steps: Steps = 0,
+    decay_steps: Optional[Steps] = None,
+    num_cycles: Positive = 0.5,
+    lr_end1: NonNegative = 0.0,
+    final_steps: Steps = 0,
+    lr_end2: Optional[NonNegative] = None,
+    warmup_lr_init: NonNegative = 0.0,
+    last_epoch: LastStep = -1,
+) -> CurveSchedule:
+    r"""Warm-up, constant rate, a decay along half a cosine, then one or two low constant rates.
+
+    .. math::
+        \eta_t = \eta_0 + (\eta - \eta_0) \tfrac{t}{w} \;(t < w), \quad \eta \;(t < w + k), \quad
+        \eta_1 + \tfrac{\eta - \eta_1}{2} \left(1 + \cos\left(2 \pi c \tfrac{t - w - k}{d}\right)\right)
+        \;(t < w + k + d), \quad \eta_1 \;(t < w + k + d + l), \quad \eta_2
+
+    - w, k, d and l are `num_warmup_steps`, `keep_steps`, `decay_steps` and `final_steps`. By default d is
+      `num_training_steps` - w - k - l; if this is negative, 0 with a warning.
+    - c is `num_cycles`, the number of waves in the decay, above 0.
+    - :math:`\eta_0`, :math:`\eta_1` and :math:`\eta_2` are `warmup_lr_init`, `lr_end1` and `lr_end2` (`lr_end1` by
+      default), each from 0 to the peak.
+
+    Differs from MindFormers: there, `decay_steps` is the whole training by default, which ends before the decay does,
+    and an `lr_end2` of 0 is ignored.
+
+    Examples:
+        >>> from paddle_ldopt.schedules import get_constant_schedule_with_cool_down
+        >>> schedule = get_constant_schedule_with_cool_down(
+        ...     0.005, 10, keep_steps=10, decay_steps=10, lr_end1=0.002, final_steps=10, lr_end2=0.001
+        ... )
+        >>> [(schedule.step(t), round(schedule(), 6))[1] for t in (1, 15, 25, 35, 45)]
+        [0.0005, 0.005, 0.0035, 0.002, 0.001]
+
+    Source: ``mindformers.core.ConstantWithCoolDownLR``; DeepSeek-V3 (arXiv 2412.19437), section 4.2.
+    """
+    peak = peak_of(optimizer)
+    if decay_steps is None:
+        if num_training_steps is None:
+            needed = "Either num_training_steps or decay_steps must be specified."
+            raise refusal(ValueError, needed, num_training_steps=None, decay_steps=None)
+        phases = {"num_warmup_steps": num_warmup_steps, "keep_steps": keep_steps, "final_steps": final_steps}
+        decay_steps = max(0, steps_left(num_training_steps, **phases))
+    start = checked_fraction("warmup_lr_init", warmup_lr_init, peak)
+    end1 = checked_fraction("lr_end1", lr_end1, peak)
+    end2 = end1 if lr_end2 is None else checked_fraction("lr_end2", lr_end2, peak)
+    curve = CoolDown(num_warmup_steps, keep_steps, decay_steps, final_steps, start, end1, end2, num_cycles)
+    return scheduled(optimizer, curve, last_epoch)

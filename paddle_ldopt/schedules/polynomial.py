@@ -1,0 +1,59 @@
+"""A polynomial decay."""
+
+import dataclasses
+
+from .._messages import refusal
+from ._base import OptimizerOrRate, peak_of
+from .curve_schedule import CurveSchedule, scheduled
+from .curves import DecayingCurve
+from .options import LastStep, NonNegative, Positive, Steps, StepsFrom1, steps_left
+from .registry import schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial(DecayingCurve):
+    """e + (1 - e) (1 - k / decay)^power, then e."""
+
+    power: float = 1.0
+    end: float = 0.0
+
+    def _after(self, k: int) -> float:
+        if k > self.decay:
+            return self.end
+        return (1.0 - self.end) * (1 - k / (self.decay or 1)) ** self.power + self.end
+
+    def _turns_after(self, until: int) -> list[int]:
+        return [] if self.decay < 0 else [self.warmup + self.decay + 1]
+
+
+@schedule("polynomial")
+def get_polynomial_decay_schedule_with_warmup(
+    optimizer: OptimizerOrRate,
+    num_warmup_steps: Steps,
+    num_training_steps: StepsFrom1,
+    lr_end: NonNegative = 1e-7,
+    power: Positive = 1.0,
+    last_epoch: LastStep = -1,
+) -> CurveSchedule:
+    r"""Linear warm-up, then a polynomial decay to `lr_end`.
+
+    .. math::
+        \eta_t = \eta_{end} + (\eta - \eta_{end}) \left(1 - \frac{t - w}{n - w}\right)^p \quad (w \le t \le n), \qquad
+        \eta_{end} \quad (t > n)
+
+    `lr_end` is at least 0 and below the peak. `power` is p, above 0; 1 is linear.
+
+    Differs from transformers: a warm-up as long as the training ends at the peak, where transformers divides by 0.
+
+    Examples:
+        >>> from paddle_ldopt.schedules import get_polynomial_decay_schedule_with_warmup
+        >>> schedule = get_polynomial_decay_schedule_with_warmup(0.1, 0, 2, lr_end=0.02, power=2.0)
+        >>> [round((schedule(), schedule.step())[0], 6) for _ in range(4)]
+        [0.1, 0.04, 0.02, 0.02]
+    """
+    peak = peak_of(optimizer)
+    if lr_end >= peak:
+        sentence = f"lr_end ({lr_end}) must be smaller than initial lr ({peak})."
+        raise refusal(ValueError, sentence, lr_end=lr_end, peak=peak)
+    decay = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps)
+    return scheduled(optimizer, Polynomial(num_warmup_steps, decay, power, lr_end / peak), last_epoch)

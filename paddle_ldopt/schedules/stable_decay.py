@@ -1,0 +1,110 @@
+"""Warm-up, constant rate, decay (WSD)."""
+
+import dataclasses
+import math
+import warnings
+from typing import Annotated, Callable, Optional
+
+from .._messages import refusal
+from ._base import OptimizerOrRate
+from .curve_schedule import CurveSchedule, scheduled
+from .curves import Curve, cosine, waves
+from .options import Fraction, LastStep, Positive, Steps, StepsFrom1, choice, steps_left
+from .registry import schedule
+
+# name of a shape -> (fraction of the phase, waves) -> factor, which falls from 1 to 0 or rises from 0 to 1
+FALLS: dict[str, Callable[[float, float], float]] = {
+    "linear": lambda progress, cycles: 1.0 - progress,
+    "cosine": cosine,
+    "1-sqrt": lambda progress, cycles: 1.0 - math.sqrt(progress),
+}
+RISES: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: progress,
+    "cosine": lambda progress: 0.5 * (1.0 - math.cos(math.pi * progress)),
+    "1-sqrt": lambda progress: 1.0 - math.sqrt(1.0 - progress),
+}
+Shape = Annotated[str, choice(*FALLS)]
+
+
+@dataclasses.dataclass(frozen=True)
+class StableDecay(Curve):
+    """f + (1 - f) rise(step / w), then 1 for `stable` steps, then f + (1 - f) fall(k / decay), then f, the floor."""
+
+    stable: int = 0
+    decay: int = 1
+    rise: str = "linear"
+    fall: str = "cosine"
+    floor: float = 0.0
+    cycles: float = 0.5
+
+    def _before(self, step: int) -> float:
+        return RISES[self.rise](step / self.warmup) * (1.0 - self.floor) + self.floor
+
+    def _after(self, k: int) -> float:
+        k -= self.stable
+        if k < 0:
+            return 1.0
+        if k >= self.decay:
+            return self.floor
+        return FALLS[self.fall](k / self.decay, self.cycles) * (1.0 - self.floor) + self.floor
+
+    @property
+    def length(self) -> int:
+        """The steps of the three phases."""
+        return self.warmup + self.stable + self.decay
+
+    def _turns_after(self, until: int) -> list[int]:
+        start = self.warmup + max(0, self.stable)  # a decay that begins in the warm-up is cut
+        return waves(start, self.decay, 2.0 * self.cycles)
+
+
+@schedule("warmup_stable_decay")
+def get_wsd_schedule(
+    optimizer: OptimizerOrRate,
+    num_warmup_steps: Steps,
+    num_decay_steps: Steps,
+    num_training_steps: Optional[StepsFrom1] = None,
+    num_stable_steps: Optional[Steps] = None,
+    warmup_type: Shape = "linear",
+    decay_type: Shape = "cosine",
+    min_lr_ratio: Fraction = 0,
+    num_cycles: Positive = 0.5,
+    last_epoch: LastStep = -1,
+) -> CurveSchedule:
+    r"""Warm-up, constant rate, decay in the last steps: a run can be extended from a checkpoint before the decay.
+
+    .. math::
+        \eta_t = \eta (f + (1 - f)\, u(t / w)) \;(t < w), \qquad \eta \;(t < w + s), \qquad
+        \eta (f + (1 - f)\, v(\tfrac{t - w - s}{d})) \;(t < w + s + d), \qquad \eta f
+
+    .. math::
+        v(x) = 1 - x, \quad \tfrac12 (1 + \cos 2 \pi c x), \quad 1 - \sqrt{x}; \qquad
+        u(x) = x, \quad \tfrac12 (1 - \cos \pi x), \quad 1 - \sqrt{1 - x}
+
+    - w, s and d are `num_warmup_steps`, `num_stable_steps` and `num_decay_steps`, at least 0.
+    - u and v are `warmup_type` and `decay_type`: "linear", "cosine" or "1-sqrt".
+    - f is `min_lr_ratio`, the first and last rate as a fraction of the peak.
+    - c is `num_cycles`, the number of waves in a cosine decay, above 0.
+
+    Give s, or `num_training_steps`, n, for s = n - w - d. If this is negative, the function warns, and only the last
+    n - w steps of the decay are taken. If both are given, s overrides n, with a warning unless w + s + d = n.
+
+    Examples:
+        >>> from paddle_ldopt.schedules import get_wsd_schedule
+        >>> schedule = get_wsd_schedule(0.1, 2, 2, num_training_steps=6, decay_type="linear")
+        >>> [(schedule(), schedule.step())[0] for _ in range(7)]
+        [0.0, 0.05, 0.1, 0.1, 0.1, 0.05, 0.0]
+    """
+    if num_stable_steps is None:
+        if num_training_steps is None:
+            needed = "Either num_training_steps or num_stable_steps must be specified."
+            raise refusal(ValueError, needed, num_training_steps=None, num_stable_steps=None)
+        stable = steps_left(num_training_steps, num_warmup_steps=num_warmup_steps, num_decay_steps=num_decay_steps)
+    else:
+        stable = num_stable_steps
+        if num_training_steps not in (None, num_warmup_steps + stable + num_decay_steps):
+            phases = f"{num_warmup_steps} + {stable} + {num_decay_steps} steps, the training {num_training_steps}"
+            message = f"The phases of the schedule have {phases}: num_stable_steps will be used."
+            warnings.warn(message, stacklevel=3)
+    curve = StableDecay(num_warmup_steps, stable, num_decay_steps, warmup_type, decay_type, min_lr_ratio, num_cycles)
+    return scheduled(optimizer, curve, last_epoch)
