@@ -13,7 +13,18 @@ from typing import Any, Union
 
 from ._messages import refusal, shown
 
-__all__ = ["Path", "checked_path", "damages", "digest", "opened", "strict_json", "unique_keys", "write_file"]
+__all__ = [
+    "Path",
+    "checked_path",
+    "damages",
+    "digest",
+    "file_errors",
+    "opened",
+    "read_json",
+    "strict_json",
+    "unique_keys",
+]
+__all__ += ["write_file"]
 
 Path = Union[str, os.PathLike[str]]
 
@@ -69,9 +80,8 @@ def opened(path: str) -> Iterator[Any]:
     if os.path.islink(path):
         problem = "`path` must be a file, not a link to one."
         raise refusal(ValueError, problem, path=path, target=os.path.realpath(path))
-    flags = (
-        getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
-    )  # do not wait for a pipe
+    # do not wait for a pipe
+    flags = (getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     descriptor = os.open(path, os.O_RDONLY | sum(flags))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -110,6 +120,23 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise ValueError(f"duplicate key {shown(twice)}")
     return out
+
+
+@contextlib.contextmanager
+def file_errors(path: Path, content: str) -> Iterator[None]:
+    """Turn every error in reading the `content` of a file, such as "the record", into a ValueError with its path."""
+    try:
+        yield
+    except RecursionError:
+        raise ValueError(f"{content} is nested too deeply. Received: {os.fspath(path)!r}") from None
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        raise ValueError(f"{content} cannot be read: {error}. Received: {os.fspath(path)!r}") from error
+
+
+def read_json(path: Path, content: str = "This JSON") -> Any:
+    """Return the content of a JSON file; raise ValueError for unreadable content or a duplicate key."""
+    with open(checked_path(path), encoding="utf-8") as file, file_errors(path, content):
+        return json.load(file, object_pairs_hook=unique_keys)
 
 
 def strict_json(text: str) -> Any:

@@ -3,7 +3,7 @@
 from .decay import DecaySettings, decay_from, decay_problems, decay_setting, option_of, settings_of
 from .files import json_object, read_yaml
 from .problems import MANY_STEPS, build_schedule, option_problems, schedule_problems
-from .settings import BUILT_IN, LdoptConfig, evaluation_metric, schedule_kwargs
+from .settings import BUILT_IN, LdoptConfig, evaluation_metric, name_of, schedule_settings
 
 __all__ = [
     "BUILT_IN",
@@ -19,7 +19,8 @@ __all__ = [
     "option_problems",
     "read_yaml",
     "evaluation_metric",
-    "schedule_kwargs",
+    "name_of",
     "schedule_problems",
+    "schedule_settings",
     "settings_of",
 ]

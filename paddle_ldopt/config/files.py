@@ -1,14 +1,11 @@
-"""Settings in JSON and YAML. An unreadable file or a duplicate key is a ValueError with the name of the file."""
+"""Settings in JSON objects and in YAML files. A duplicate key is a ValueError."""
 
-import contextlib
 import functools
 import json
-import os
 import re
-from collections.abc import Iterator
 from typing import Any
 
-from .._files import Path, checked_path, unique_keys
+from .._files import Path, checked_path, file_errors, unique_keys
 from .._messages import shown
 
 _EXAMPLES = {  # last word of a setting's name -> a value
@@ -38,12 +35,6 @@ def json_object(value: Any, name: str) -> dict[str, Any]:
     return dict(found or {})
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; raise ValueError for unreadable content or a duplicate key."""
-    with open(checked_path(path), encoding="utf-8") as file, _naming("JSON", path):
-        return json.load(file, object_pairs_hook=unique_keys)
-
-
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file, in which 1e-5 is a number; raise ValueError like `read_json`."""
     import yaml
@@ -58,19 +49,8 @@ def read_yaml(path: Path) -> Any:
     exponent = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+.0123456789"))
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    with open(checked_path(path), encoding="utf-8") as file, _naming("YAML", path):
+    with open(checked_path(path), encoding="utf-8") as file, file_errors(path, "This YAML"):
         try:
             return yaml.load(file, Loader)
         except yaml.YAMLError as error:
             raise ValueError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _naming(kind: str, path: Path) -> Iterator[None]:
-    """Turn every error in the content of a file into a ValueError that names the file."""
-    try:
-        yield
-    except RecursionError:
-        raise ValueError(f"This {kind} is nested too deeply. Received: {os.fspath(path)!r}") from None
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"This {kind} cannot be read: {error}. Received: {os.fspath(path)!r}") from error

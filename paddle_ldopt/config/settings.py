@@ -12,8 +12,8 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import plain_number
-from .._files import Path, checked_path
-from .._messages import refusal, tell_all, unknown, wrong_type
+from .._files import Path, checked_path, read_json
+from .._messages import problem, refusal, tell_all, unknown, wrong_type
 from .._paddle import parameters_of
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.granularity import checked_granularity
@@ -21,8 +21,16 @@ from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules import ON_METRIC
 from ..schedules.registry import SCHEDULES
 from .decay import DecaySettings, decay_setting, settings_of
-from .files import json_object, read_json, read_yaml
+from .files import json_object, read_yaml
 from .problems import build_schedule, config_problems
+
+_VISION = '`layerwise_towers`, such as {"vision_model": {"layerwise_decay": 0.9, "convention": "ernie_vl"}}'
+_OF_ERNIEKIT = {  # argument of ERNIEKit's Trainer -> the equivalent settings
+    "layerwise_lr_decay_bound": "`layerwise_bound` and layerwise_convention='linear'",
+    "moe_gate_lr_ratio": "`layerwise_multipliers`",
+    "visual_ld": _VISION,
+    "vit_lr_ratio": _VISION,
+}
 
 # Kinds of schedules that every Trainer has -> their options among its arguments. Without `lr_scheduler_kwargs` the
 # Trainer builds them itself, so adding our mixin changes nothing.
@@ -140,7 +148,7 @@ class LdoptConfig(DecaySettings):
         if not isinstance(values, dict):
             raise wrong_type(values, "values", "a dict of settings")
         known = _defaults(cls)
-        unknown_settings = (unknown("setting", key, value, known) for key, value in values.items() if key not in known)
+        unknown_settings = (_unknown(key, value, known) for key, value in values.items() if key not in known)
         valid = {key: value for key, value in values.items() if key in known}
         tell_all(itertools.chain(unknown_settings, config_problems(types.SimpleNamespace(**{**known, **valid}), known)))
         return cls(**valid)
@@ -179,8 +187,7 @@ class LdoptConfig(DecaySettings):
 
         Raises ValueError for the Trainer's own optimizers other than "adamw".
         """
-        # the Trainer's arguments are enums
-        optim, kind = (str(getattr(name, "value", name)) for name in (args.optim, args.lr_scheduler_type))
+        optim = name_of(args.optim)
         options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
         if optim in OPTIMIZERS:
             info = OPTIMIZERS[optim]
@@ -193,16 +200,12 @@ class LdoptConfig(DecaySettings):
         return cls(
             optim=optim,
             optim_kwargs=options,
-            learning_rate=args.learning_rate,
             weight_decay=args.weight_decay,
             max_grad_norm=max(args.max_grad_norm, 0.0),  # for the Trainer, any negative number is off
             **own,
             layerwise_rules=rules or None,
             layerwise_granularity=getattr(args, "layerwise_granularity", "block"),
-            lr_scheduler_type=kind,
-            lr_scheduler_kwargs=schedule_kwargs(args, kind),
-            warmup_steps=args.warmup_steps,
-            warmup_ratio=0.0 if args.warmup_steps > 0 else args.warmup_ratio,  # as in the Trainer
+            **schedule_settings(args),
         )
 
     def to_arguments(self) -> dict[str, Any]:
@@ -224,15 +227,28 @@ class LdoptConfig(DecaySettings):
         return {name: json.dumps(value) if isinstance(value, dict) else value for name, value in out.items()}
 
 
-def schedule_kwargs(args: Any, kind: str) -> dict[str, Any]:
-    """Return the options of a schedule of this kind from all fields of a Trainer's arguments."""
+def name_of(choice: Any) -> str:
+    """Return the name of an optimizer, schedule or strategy given as a string or as a member of the Trainer's enum."""
+    return str(getattr(choice, "value", choice))
+
+
+def schedule_settings(args: Any) -> dict[str, Any]:
+    """Return the settings of the schedule from all fields of a Trainer's arguments."""
+    kind = name_of(args.lr_scheduler_type)
     fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
-    own = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
+    kwargs = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
     if kind in ON_METRIC:
         mode = evaluation_metric(args)[1]
         if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
-            own["mode"] = mode
-    return {**own, **json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs")}
+            kwargs["mode"] = mode
+    kwargs.update(json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs"))
+    return {
+        "lr_scheduler_type": kind,
+        "lr_scheduler_kwargs": kwargs,
+        "learning_rate": args.learning_rate,
+        "warmup_steps": args.warmup_steps,
+        "warmup_ratio": 0.0 if args.warmup_steps > 0 else args.warmup_ratio,  # as in the Trainer
+    }
 
 
 def evaluation_metric(args: Any) -> tuple[str, str]:
@@ -245,6 +261,13 @@ def evaluation_metric(args: Any) -> tuple[str, str]:
     if greater is None:
         greater = metric not in ("loss", "eval_loss")
     return metric if metric.startswith("eval_") else f"eval_{metric}", "max" if greater else "min"
+
+
+def _unknown(key: Any, value: Any, known: dict[str, Any]) -> str:
+    """Return the message for an unknown setting."""
+    if key in _OF_ERNIEKIT:
+        return problem(f"`{key}` is an argument of ERNIEKit's Trainer: use {_OF_ERNIEKIT[key]}.", **{key: value})
+    return unknown("setting", key, value, known)
 
 
 def _defaults(cls: Any) -> dict[str, Any]:

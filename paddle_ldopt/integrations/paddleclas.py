@@ -38,12 +38,8 @@ class ClasComponent(Component):
 def register() -> None:
     """Add our optimizers to PaddleClas's configuration files; ours replaces its own `AdamWDL`.
 
-    The settings of PaddleClas's own optimizers keep their meaning: `lr`, `regularizer` (L2), `clip_norm`, `scope`,
-    `no_weight_decay_name`, `one_dim_param_no_weight_decay`, `filter_bias_and_bn`. Options of the optimizer and of
-    `LayerDecay`, `rules` and `granularity` of `LayerMap.from_model`, and `allow_layerwise_change` are settings too.
-
-    Raises:
-        ImportError: PaddleClas's package `ppcls` cannot be imported.
+    Its settings: `lr`, `regularizer` (L2), `clip_norm`, `scope`, `no_weight_decay_name`,
+    `one_dim_param_no_weight_decay`, `filter_bias_and_bn`. Raises ImportError without its package `ppcls`.
     """
     module = framework("ppcls.optimizer.optimizer", "PaddleClas")
     for name in NAMES:

@@ -19,13 +19,9 @@ _OWN_HOOK = "layerwise_lr_decay"  # the only hook that PaddleDetection's files n
 def register() -> None:
     """Add our optimizers to PaddleDetection's configuration files; ours replaces its `AdamWDL`.
 
-    The settings of PaddleDetection's own optimizers keep their meaning: `clip_grad_by_norm`, `clip_grad_by_value`,
-    `regularizer` (L2) and `param_groups`. So do the settings of its `AdamWDL`: `betas`, `layer_decay`, `num_layers`,
-    `filter_bias_and_bn`, `skip_decay_names`. Options of the optimizer and of `LayerDecay`, `rules` and `granularity` of
-    `LayerMap.from_model`, and `allow_layerwise_change` are settings too.
-
-    Raises:
-        ImportError: PaddleDetection's package `ppdet` cannot be imported.
+    Its settings: `clip_grad_by_norm`, `clip_grad_by_value`, `regularizer` (L2), `param_groups`, and of its `AdamWDL`
+    `betas`, `layer_decay`, `num_layers`, `filter_bias_and_bn`, `skip_decay_names`. Raises ImportError without its
+    package `ppdet`.
     """
     module = framework("ppdet.optimizer.optimizer", "PaddleDetection")
     base: Any = module.OptimizerBuilder
@@ -47,11 +43,11 @@ def register() -> None:
 
         def _regularized(self, name: str) -> bool:
             """Return whether the file's L2 decay applies; PaddleDetection's own AdamWDL and AdamW ignore it."""
-            given = bool(self.regularizer) and self.regularizer != "None"
-            if given and name != "AdamWDL" and self.regularizer["type"] != "L2":
+            has_regularizer = bool(self.regularizer) and self.regularizer != "None"
+            if has_regularizer and name != "AdamWDL" and self.regularizer["type"] != "L2":
                 advice = "The optimizers of paddle_ldopt have no L1 decay: use L2."
                 raise refusal(ValueError, advice, regularizer=self.regularizer)
-            return given and name != "AdamWDL"
+            return has_regularizer and name != "AdamWDL"
 
         def _clip(self) -> Any:
             if self.clip_grad_by_norm is not None:

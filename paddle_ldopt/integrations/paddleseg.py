@@ -16,12 +16,8 @@ _OF_A_GROUP = ("name", "lr_mult", "weight_decay_mult")  # settings of an entry o
 def register() -> None:
     """Add our optimizers to PaddleSeg's configuration files; ours replaces its own `AdamWDL`.
 
-    The settings of PaddleSeg's own optimizers keep their meaning: `weight_decay`, `grad_clip_cfg` and `custom_cfg`,
-    whose `lr_mult` multiplies the layer's rate. Options of the optimizer and of `LayerDecay`, `rules` and
-    `granularity` of `LayerMap.from_model` and `allow_layerwise_change` are settings too.
-
-    Raises:
-        ImportError: PaddleSeg cannot be imported.
+    Its settings: `weight_decay`, `grad_clip_cfg` and `custom_cfg`, whose `lr_mult` multiplies the layer's rate. Raises
+    ImportError without PaddleSeg.
     """
     base: Any = framework("paddleseg.optimizers.optimizer", "PaddleSeg").BaseOptimizer
     known = framework("paddleseg.cvlibs.manager", "PaddleSeg").OPTIMIZERS.components_dict

@@ -20,7 +20,7 @@ class Pending(paddle.optimizer.SGD):
     """Placeholder for an optimizer until PaddleSpeech's trainer has set up the model."""
 
     def __init__(self, learning_rate: Any, parameters: Any, grad_clip: Any = None) -> None:
-        self.given = {"learning_rate": learning_rate, "groups": list(parameters), "grad_clip": grad_clip}
+        self.arguments = {"learning_rate": learning_rate, "groups": list(parameters), "grad_clip": grad_clip}
         super().__init__(learning_rate, parameters=list(parameters), grad_clip=grad_clip)
 
     def step(self) -> None:
@@ -32,13 +32,9 @@ class Pending(paddle.optimizer.SGD):
 def register() -> None:
     """Add our optimizers to the configuration files of PaddleSpeech's s2t experiments.
 
-    `optim`, `optim_conf.weight_decay`, schedules and clipping keep their meaning; experiments with two optimizers
-    (wav2vec2, HuBERT, WavLM) take ours for either. `optim_conf` also takes the options of optimizer and `LayerDecay`,
-    `rules` and `granularity` of `LayerMap.from_model` and `allow_layerwise_change`. Text to speech (t2s) passes no such
-    settings on: use `apply_layerwise_decay` there.
-
-    Raises:
-        ImportError: PaddleSpeech cannot be imported.
+    Our settings are in `optim_conf`; experiments with two optimizers (wav2vec2, HuBERT, WavLM) take ours for either.
+    Text to speech (t2s) passes no such settings on: use `apply_layerwise_decay` there. Raises ImportError without
+    PaddleSpeech.
     """
     module = framework("paddlespeech.s2t.training.optimizer", "PaddleSpeech")
     trainer = framework("paddlespeech.s2t.training.trainer", "PaddleSpeech").Trainer
@@ -65,4 +61,4 @@ def _built(trainer: Any, kind: str, pending: Pending) -> Any:
     weight_decay = settings.pop("weight_decay", None)
     settings.pop("grad_clip", None)  # the factory has already built the clipping from it
     name = names[trainer.config[f"{kind}optim"].lower()]
-    return from_settings(name, trainer.model, settings, weight_decay=weight_decay or 0.0, **pending.given)
+    return from_settings(name, trainer.model, settings, weight_decay=weight_decay or 0.0, **pending.arguments)

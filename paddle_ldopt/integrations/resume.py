@@ -1,24 +1,18 @@
-"""The layer-wise settings in a framework's checkpoints: a resume with other settings is refused.
-
-An optimizer's state has neither decay nor layers, so without a record such a resume would go unnoticed.
-"""
+"""The layer-wise settings in a framework's checkpoints: a resume with other settings is refused."""
 
 import functools
 import warnings
-from collections.abc import Iterator
 from typing import Any, Optional
 
-from .._messages import refusal, shown
 from .._paddle import parameters_of
 from ..layers.decay import OPTIONS
 from ..layers.map import layers_of
 from ..layers.ratios import decay_of
+from ..saving.layerwise_record import ALLOW, Settings, changes, check_changes
 
 __all__ = ["ALLOW", "with_record"]
 
-ALLOW = "allow_layerwise_change"  # a setting of the YAML file, named like the Trainer's argument
 _KEY = "paddle_ldopt_layerwise"  # key of the record in the state
-_SHOWN = 3  # differences in a message
 
 
 @functools.cache
@@ -30,7 +24,9 @@ def with_record(cls: Any) -> Any:
 
     def set_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
         state = dict(state_dict)
-        _check(state.pop(_KEY, None), _record(self), getattr(self, ALLOW))
+        record = state.pop(_KEY, None)
+        if not getattr(self, ALLOW):
+            _check(record, _record(self))
         cls.set_state_dict(self, state)
 
     methods = {"state_dict": state_dict, "set_state_dict": set_state_dict, "load_state_dict": set_state_dict}
@@ -46,29 +42,19 @@ def _record(optimizer: Any) -> dict[str, Any]:
     return {"decay": decay.to_dict(), "layers": {name: [at.label, at.depth] for name, at in places.items()}}
 
 
-def _check(was: Optional[dict[str, Any]], now: dict[str, Any], allowed: bool) -> None:
+def _check(was: Optional[dict[str, Any]], now: dict[str, Any]) -> None:
     """Raise ValueError if the record of a checkpoint differs from the present one; warn without a record."""
-    if was is None:
-        if now["decay"] and not allowed:
-            advice = f"set `{ALLOW}: true` to resume with the rates of the file."
-            unknown = "The checkpoint does not say which layer-wise decay it was trained with"
-            warnings.warn(f"{unknown}: {advice}", stacklevel=3)
-        return
-    found = [] if allowed else list(_differences(was, now))
-    if found:
-        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        problem = f"The checkpoint was trained with other layer-wise settings: {'; '.join(found[:_SHOWN])}{more}."
-        raise refusal(ValueError, f"{problem} Use the same settings, or set `{ALLOW}: true`.", **{ALLOW: allowed})
+    if was is not None:
+        names = was["layers"].keys() & now["layers"].keys()  # Paddle's names
+        found = changes(*(_settings(record, names) for record in (was, now)))
+        check_changes(found, f"set `{ALLOW}: true`", **{ALLOW: False})
+    elif now["decay"]:
+        advice = f"set `{ALLOW}: true` to resume with the rates of the file."
+        unknown = "The checkpoint does not say which layer-wise decay it was trained with"
+        warnings.warn(f"{unknown}: {advice}", stacklevel=3)
 
 
-def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    for option, declared in OPTIONS.items():
-        before, after = (record["decay"].get(option, declared.default) for record in (was, now))
-        if before != after:
-            yield f"{option} was {shown(before)} in the checkpoint and is {shown(after)} now"
-    if was["layers"] and now["layers"]:
-        for name in now["layers"]:
-            before, after = was["layers"].get(name), now["layers"][name]
-            if before is not None and list(before) != after:
-                sides = [f"{label} of {depth} blocks" for label, depth in (before, after)]
-                yield f"the layer of '{name}' was {sides[0]} in the checkpoint and is {sides[1]} now"
+def _settings(record: dict[str, Any], names: set[str]) -> Settings:
+    decay = {option: record["decay"].get(option, declared.default) for option, declared in OPTIONS.items()}
+    layers = {name: "{} of {} blocks".format(*record["layers"][name]) for name in sorted(names)}
+    return {"decay": decay, "layers": layers}

@@ -51,21 +51,21 @@ def from_json(value: Any) -> Any:
     return {key: from_json(item) for key, item in value.items()}
 
 
-def check_like(there: Any, here: Any, where: str, may_be_none: tuple[str, ...] = ()) -> None:
+def check_like(loaded: Any, present: Any, where: str, may_be_none: tuple[str, ...] = ()) -> None:
     """Raise ValueError unless a loaded state has the structure of the present one; None may become a number."""
-    if isinstance(here, dict) and isinstance(there, dict):
-        if set(there) != set(here):
-            raise refusal(ValueError, f"{where} must have {sorted(here)}.", keys=sorted(there))
-        for key, value in there.items():
+    if isinstance(present, dict) and isinstance(loaded, dict):
+        if set(loaded) != set(present):
+            raise refusal(ValueError, f"{where} must have {sorted(present)}.", keys=sorted(loaded))
+        for key, value in loaded.items():
             if value is not None or key not in may_be_none:
-                check_like(value, here[key], f"{where}[{shown(key)}]")
+                check_like(value, present[key], f"{where}[{shown(key)}]")
         return
-    kinds = ("None", "a number") if here is None else (_kind(here),)
-    if _kind(there) not in kinds:
-        raise ValueError(f"{where} must be {' or '.join(kinds)}. Received: {_kind(there)}")
+    kinds = ("None", "a number") if present is None else (_kind(present),)
+    if _kind(loaded) not in kinds:
+        raise ValueError(f"{where} must be {' or '.join(kinds)}. Received: {_kind(loaded)}")
     if kinds == ("a list",):
-        for i, item in enumerate(there):  # a longer list repeats the first kind; an empty one takes numbers
-            check_like(item, here[i] if i < len(here) else here[0] if here else 0.0, f"{where}[{i}]")
+        for i, item in enumerate(loaded):  # a longer list repeats the first kind; an empty one takes numbers
+            check_like(item, present[i] if i < len(present) else present[0] if present else 0.0, f"{where}[{i}]")
 
 
 def check_part(part: Any, state: Any, where: str) -> None:

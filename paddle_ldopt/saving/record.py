@@ -18,9 +18,9 @@ from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..layers.ratios import LayerRatios, moves
 from ..version import __version__
 from .json_state import to_json
+from .layerwise_record import ABSENT, differences
 
 Record = dict[str, Any]
-ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()  # value of a missing setting
 # names for `changed` beside the optimizer's own options
 _NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learning_rate", "schedule")
 
@@ -139,48 +139,33 @@ def merged(records: Sequence[Record]) -> Record:
     return {**records[0], "options": options, "parameters": parameters}
 
 
-def differences(there: Record, here: Record) -> Record:
-    """Return the differences as {setting: {where: (value there, value here)}}.
-
-    Both arguments are {setting: {where: value}}, in the file and at present; settings missing in `here` are skipped.
-    """
-    found: Record = {}
-    for setting, now in here.items():
-        was = there.get(setting, {})
-        for where in {**was, **now}:
-            pair = was.get(where, ABSENT), now.get(where, ABSENT)
-            if pair[0] != pair[1]:
-                found.setdefault(setting, {})[where] = pair
-    return found
-
-
-def check_same(there: Record, here: Record, changed: Collection[str] = ()) -> None:
+def check_same(saved: Record, present: Record, changed: Collection[str] = ()) -> None:
     """Raise ValueError if a file's record differs from the present one, except in the options in `changed`."""
-    if there["optimizer"] != here["optimizer"]:
-        problem = f"The saved state is of {there['optimizer']}: resume with the same class."
-        raise ValueError(f"{problem} Received: optimizer of type {here['optimizer']}")
-    _check_parameters(there["parameters"], here["parameters"])
-    constant = there["layerwise"]["constant"] and here["layerwise"]["constant"]
-    ours = _settings(here, constant)
+    if saved["optimizer"] != present["optimizer"]:
+        problem = f"The saved state is of {saved['optimizer']}: resume with the same class."
+        raise ValueError(f"{problem} Received: optimizer of type {present['optimizer']}")
+    _check_parameters(saved["parameters"], present["parameters"])
+    constant = saved["layerwise"]["constant"] and present["layerwise"]["constant"]
+    ours = _settings(present, constant)
     known = {*_NOT_OPTIONS, *ours}
     unknown = sorted(set(changed) - known)
     if unknown:
         raise refusal(ValueError, f"`changed` may name {', '.join(sorted(known))}.", changed=unknown)
-    found = differences(_settings(there, constant), ours)
+    found = differences(_settings(saved, constant), ours)
     first = {name: next(iter(places.items())) for name, places in found.items() if name not in changed}
     if first:
-        said = [_said(value, where, was, now) for (value, where), (was, now) in first.values()]
+        changes = [_change(value, where, was, now) for (value, where), (was, now) in first.values()]
         problem = f"The saved optimizer has other options. If this is intended, give changed={sorted(first)}."
-        raise ValueError(f"{problem} Received: {', '.join(said)}")
+        raise ValueError(f"{problem} Received: {', '.join(changes)}")
 
 
-def _check_parameters(there: Record, here: Record) -> None:
-    missing, unexpected = sorted(set(here) - set(there)), sorted(set(there) - set(here))
+def _check_parameters(saved: Record, present: Record) -> None:
+    missing, unexpected = sorted(set(present) - set(saved)), sorted(set(saved) - set(present))
     if missing or unexpected:
         problem = f"The saved state is of another model: it lacks {quoted(missing)}, and also has {quoted(unexpected)}."
-        raise ValueError(f"{problem} Received: {len(here)} parameters, not {len(there)}")
-    for name, now in here.items():
-        was = there[name]
+        raise ValueError(f"{problem} Received: {len(present)} parameters, not {len(saved)}")
+    for name, now in present.items():
+        was = saved[name]
         if (was["shape"], was["dtype"]) != (now["shape"], now["dtype"]):
             problem = f"The saved '{name}' has another type or shape: build the same model."
             raise ValueError(f"{problem} Received: {now['dtype']} {now['shape']}, not {was['dtype']} {was['shape']}")
@@ -202,7 +187,7 @@ def _settings(record: Record, constant: bool) -> Record:
     return out
 
 
-def _said(value: str, where: str, was: Any, now: Any) -> str:
+def _change(value: str, where: str, was: Any, now: Any) -> str:
     """Describe how a value differs; for two dicts, such as schedules, only the differing entries."""
     if isinstance(was, dict) and isinstance(now, dict):
         pairs = (was, now), (now, was)

@@ -33,7 +33,7 @@ class LoadReport:
 
     def __str__(self) -> str:
         rows = [("parameter", "in the file", "")]
-        rows += [(here, there, "transposed" * (here in self.transposed)) for there, here in self.matched]
+        rows += [(name, source_name, "transposed" * (name in self.transposed)) for source_name, name in self.matched]
         rows += [(name, "-", "missing") for name in self.missing]
         rows += [("-", name, "unexpected") for name in self.unexpected]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]

@@ -11,9 +11,19 @@ from .._files import checked_path
 from .._messages import refusal
 from .._paddle import parameters_of, rate_source
 from ..optimizers.states import GLOBAL_STEP, STEP
-from .json_state import check_part, from_json, set_parts, to_json
+from .json_state import from_json, set_parts, to_json
+from .load_checks import (
+    PDOPT,
+    check_contents,
+    check_pdopt_arguments,
+    check_pdopt_schedule,
+    check_scaler,
+    checked_parts,
+    checked_target,
+    content_errors,
+)
 from .pdopt import read_pdopt
-from .record import check_same, describe
+from .record import describe
 from .report import LoadReport
 from .safetensors_file import Arrays, read_record, write_record
 from .state import (
@@ -28,8 +38,6 @@ from .state import (
 )
 
 __all__ = ["load_optimizer", "save_optimizer"]
-
-_PDOPT = ".pdopt"  # extension of Paddle's own files
 
 
 def save_optimizer(
@@ -70,24 +78,27 @@ def save_optimizer(
         ...     print(ldopt.load_optimizer(path, optimizer, model).step)
         0
     """
-    inner = checked_optimizer(optimizer)
-    path = checked_path(path)
-    if path.endswith(_PDOPT):
-        problem = "`load_optimizer` would take it for one of Paddle's own files: use the extension .safetensors."
-        raise refusal(ValueError, problem, path=path)
+    inner, path = checked_optimizer(optimizer), checked_target(path)
     step = None if step is None else checked_int(step, "step")
-    _check_scaler(scaler)
+    check_scaler(scaler)
     names, structured = structured_names(inner, model)
-    states = state_of(inner)
-    record = describe(inner, names)
-    record["naming"] = "structured" if structured else "paddle"
-    record["step"] = steps_of(inner, states) if step is None else step
-    record["with_state"] = [names[tensor] for tensor in states]
-    rate = rate_source(inner)
-    for key, part in (("schedule", rate if isinstance(rate, LRScheduler) else None), ("scaler", scaler)):
-        record[f"{key}_state"] = None if part is None else to_json(part.state_dict(), f"The {key}'s state")
-    arrays = {f"{names[tensor]}.{name}": value for tensor, held in states.items() for name, value in held.items()}
+    states, schedule = state_of(inner), _schedule_of(inner)
+    record = {
+        **describe(inner, names),
+        "naming": "structured" if structured else "paddle",
+        "step": steps_of(inner, states) if step is None else step,
+        "with_state": [names[tensor] for tensor in states],
+        "schedule_state": None if schedule is None else to_json(schedule.state_dict(), "The schedule's state"),
+        "scaler_state": None if scaler is None else to_json(scaler.state_dict(), "The scaler's state"),
+    }
+    arrays = {f"{names[tensor]}.{name}": value for tensor, state in states.items() for name, value in state.items()}
     write_record(path, arrays, record)
+
+
+def _schedule_of(optimizer: Any) -> Any:
+    """Return the schedule of an optimizer, or None."""
+    rate = rate_source(optimizer)
+    return rate if isinstance(rate, LRScheduler) else None
 
 
 def load_optimizer(
@@ -132,31 +143,14 @@ def load_optimizer(
         >>> print(report.step, len(report.matched))
         1 2
     """
-    inner = checked_optimizer(optimizer)
-    _check_scaler(scaler)
+    inner, path = checked_optimizer(optimizer), checked_path(path)
+    check_scaler(scaler)
     changed = set(checked_names(changed, "changed"))
-    path = checked_path(path)
-    if path.endswith(_PDOPT):
-        if scaler is not None or model is not None or changed - {"schedule"}:
-            problem = "A .pdopt holds Paddle's names, no options and no scaler: leave out `model`, `scaler`, `changed`."
-            raise refusal(ValueError, problem, path=path)
-        saved = _from_pdopt(path, inner, "schedule" in changed)
-    else:
-        record, arrays = read_record(path)
-        names, structured = structured_names(inner, model)
-        try:
-            saved = _from_record(record, arrays, inner, names, structured, changed)
-        except (
-            KeyError,
-            TypeError,
-            AttributeError,
-            IndexError,
-        ) as error:  # the checksum is right, the content is invalid
-            problem = f"The file's record differs from the records of `save_optimizer`: {error!r}."
-            raise refusal(ValueError, problem, path=path) from error
+    read = _from_pdopt if path.endswith(PDOPT) else _from_record
+    saved = read(path, inner, model, scaler, changed)
     _fit_counts(inner, saved.states)
     check_state(inner, saved.states, saved.names)
-    set_parts(_checked_parts(inner, saved, scaler))
+    set_parts(checked_parts((_schedule_of(inner), saved.schedule), (scaler, saved.scaler)))
     set_state(inner, saved.states)
     step = steps_of(inner, saved.states) if saved.step is None else saved.step
     matched = tuple((name, name) for tensor, name in saved.names.items() if tensor in saved.states)
@@ -174,54 +168,42 @@ class _Saved(NamedTuple):
     scaler: Any = None  # state of the scaler to load
 
 
-def _from_pdopt(path: Any, optimizer: Any, other_schedule: bool) -> _Saved:
+def _from_pdopt(path: str, optimizer: Any, model: Any, scaler: Any, changed: set[str]) -> _Saved:
+    check_pdopt_arguments(path, model, scaler, changed)
     states, schedule = read_pdopt(path, optimizer)
-    rate = rate_source(optimizer)
-    if other_schedule:
+    if "schedule" in changed:
         schedule = None
-    elif (schedule is not None) != isinstance(rate, LRScheduler):
-        problem = "Only one of file and optimizer has a schedule. If this is intended, give changed=['schedule']."
-        raise ValueError(f"{problem} Received: {type(rate).__name__} as the rate")
+    else:
+        check_pdopt_schedule(schedule, rate_source(optimizer))
     return _Saved({param.name: param.name for param in parameters_of(optimizer)}, states, schedule=schedule)
 
 
-def _from_record(
-    record: Any, arrays: Arrays, optimizer: Any, names: dict[str, str], structured: bool, changed: set[str]
-) -> _Saved:
-    if (record["naming"] == "structured") != structured:
-        has = "the model's names: give `model`" if not structured else "Paddle's names: leave out `model` and `layers`"
-        raise refusal(ValueError, f"Parameters are matched by name, and the file has {has}.", naming=record["naming"])
-    here = describe(optimizer, names)
-    check_same(record, here, changed)
-    step = record["step"]
-    if step is not None and (type(step) is not int or step < 0):
-        raise refusal(ValueError, "The file's step must be at least 0.", step=step)
-    there, ours = record["schedule"], here["schedule"]
-    same = there is not None and ours is not None and there["class"] == ours["class"]
-    schedule = from_json(record["schedule_state"]) if same else None
-    if same and schedule is None:
-        raise refusal(ValueError, "The file lacks its schedule's state.", schedule_state=schedule)
-    return _Saved(names, _by_parameter(record, arrays, names), step, schedule, from_json(record["scaler_state"]))
+def _from_record(path: str, optimizer: Any, model: Any, scaler: Any, changed: set[str]) -> _Saved:
+    record, arrays = read_record(path)
+    names, structured = structured_names(optimizer, model)
+    with content_errors(path):
+        present = describe(optimizer, names)
+        check_contents(record, present, structured, changed)
+        saved, own = record["schedule"], present["schedule"]
+        schedule = None
+        if saved is not None and own is not None and saved["class"] == own["class"]:
+            schedule = from_json(record["schedule_state"])
+            if schedule is None:
+                raise refusal(ValueError, "The file lacks its schedule's state.", schedule_state=schedule)
+        states = _by_parameter(record["with_state"], arrays)
+        loaded = {tensor: states[name] for tensor, name in names.items() if name in states}
+        return _Saved(names, loaded, record["step"], schedule, from_json(record["scaler_state"]))
 
 
-def _check_scaler(scaler: Any) -> None:
-    if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
-        raise refusal(TypeError, "`scaler` must be a loss scaler.", scaler=scaler)
-
-
-def _by_parameter(record: Any, arrays: Arrays, names: dict[str, str]) -> States:
-    """Return the states; raise ValueError unless tensors and record agree."""
-    with_state = record["with_state"]
-    unknown = set(with_state) - set(names.values())
-    if unknown or len(set(with_state)) < len(with_state):
-        raise refusal(ValueError, "The file's record lacks the parameters with state.", with_state=with_state[:8])
+def _by_parameter(with_state: list[str], arrays: Arrays) -> States:
+    """Return the states by the names in the file; raise ValueError for a tensor of an unknown parameter."""
     states: States = {name: {} for name in with_state}
     for key, value in arrays.items():
         owner, _, state = key.rpartition(".")
         if owner not in states:
             raise refusal(ValueError, "The file has a tensor that belongs to no parameter.", tensor=key)
         states[owner][state] = value
-    return {tensor: states[name] for tensor, name in names.items() if name in states}
+    return states
 
 
 def _fit_counts(optimizer: Any, states: States) -> None:
@@ -229,20 +211,8 @@ def _fit_counts(optimizer: Any, states: States) -> None:
     for param in parameters_of(optimizer):
         state, wanted = states.get(param.name), GLOBAL_STEP in optimizer.state_layout(param)
         if state and wanted and GLOBAL_STEP not in state:
-            counts = [held[STEP][1] for held in states.values() if STEP in held]
+            counts = [own[STEP][1] for own in states.values() if STEP in own]
             count = max((float(values.max()) for values in counts if values.size), default=0.0)
             state[GLOBAL_STEP] = "float32", np.full([1], count, "float32")
         elif state and not wanted:
             state.pop(GLOBAL_STEP, None)
-
-
-def _checked_parts(optimizer: Any, saved: _Saved, scaler: Any) -> list[tuple[Any, Any]]:
-    """Return [(schedule or scaler, its state)] to load."""
-    if (scaler is None) != (saved.scaler is None):
-        found = f"scaler of type {type(scaler).__name__}, {'one' if scaler is None else 'none'} in the file"
-        raise ValueError(f"`scaler` must be given if and only if one was saved. Received: {found}")
-    held = [("schedule", rate_source(optimizer), saved.schedule), ("scaler", scaler, saved.scaler)]
-    for name, part, state in held:
-        if state is not None:
-            check_part(part, state, f"The {name}'s state")
-    return [(part, state) for _, part, state in held if state is not None]

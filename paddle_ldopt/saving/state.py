@@ -79,8 +79,8 @@ def state_of(optimizer: Any) -> States:
     states: States = {}
     for param in parameters_of(optimizer):
         optimizer.check_type(param)
-        if held := _tensors(optimizer, param):
-            states[param.name] = {name: (dtype_name(tensor.dtype), tensor.numpy()) for name, tensor in held.items()}
+        if tensors := _tensors(optimizer, param):
+            states[param.name] = {name: (dtype_name(tensor.dtype), tensor.numpy()) for name, tensor in tensors.items()}
     return states
 
 
@@ -96,8 +96,8 @@ def _tensors(optimizer: Any, param: Any) -> dict[str, Any]:
     owner = master.get(MASTER, param).name
     keys = {name: prefixed(optimizer, name) for name in optimizer.state_layout(param)}
     if param.name in _paddle.with_state(optimizer):
-        held = _paddle.accumulators(optimizer)
-        return {**{name: held[key][owner] for name, key in keys.items()}, **master}
+        accumulators = _paddle.accumulators(optimizer)
+        return {**{name: accumulators[key][owner] for name, key in keys.items()}, **master}
     loaded = {name: _paddle.waiting_state(optimizer).get(f"{owner}_{key}_0") for name, key in keys.items()}
     if any(value is None for value in loaded.values()):
         return {}
@@ -134,10 +134,10 @@ def set_state(optimizer: Any, states: States) -> None:
     with paddle.utils.unique_name.guard(), paddle.no_grad():  # Paddle's checkpoints only find names ending in "_0"
         create_state(optimizer, [param for param in params if param.name in states])
         for param in params:
-            given = states.get(param.name, {})
+            values = states.get(param.name, {})
             for name, tensor in _tensors(optimizer, param).items():
-                if name in given:
-                    tensor.set_value(np.array(given[name][1]))
+                if name in values:
+                    tensor.set_value(np.array(values[name][1]))
                 elif name == MASTER:
                     paddle.assign(param.astype("float32"), tensor)
                 else:

@@ -12,23 +12,23 @@ from .._messages import quoted, refusal, shown
 from .safetensors_file import read_tensors
 from .state import checked_names
 
-Given = dict[str, Any]  # a parameter's states in the checkpoint, name -> array
+TorchState = dict[str, Any]  # a parameter's states in the checkpoint, name -> array
 _LEAST_TORCH = (2, 6)  # earlier, `weights_only` could run code (CVE-2025-32434)
 
 
-def read_checkpoint(source: Any, names: Any, rename: Any, strict: bool) -> dict[str, tuple[str, Given]]:
+def read_checkpoint(source: Any, names: Any, rename: Any, strict: bool) -> dict[str, tuple[str, TorchState]]:
     """Return the model's name -> (PyTorch's name, {state: array}); the arguments of `convert_torch_optimizer`."""
     return _renamed(_named(*_read(source), names), rename, strict)
 
 
-def _read(source: Any) -> tuple[dict[Any, Given], Any]:
+def _read(source: Any) -> tuple[dict[Any, TorchState], Any]:
     """Return (parameter's number or name -> {state: array}, names by number or None)."""
     if isinstance(source, Mapping):
         return _from_dict(source)
     path = checked_path(source, "source", "a dict or a path")
     if not path.endswith(".safetensors"):
         return _from_dict(_by_torch(path))
-    found: dict[Any, Given] = {}
+    found: dict[Any, TorchState] = {}
     for key, (dtype, values) in read_tensors(path).items():
         owner, _, state = re.sub(r"^state\.", "", key).rpartition(".")
         if dtype == "bfloat16":
@@ -58,18 +58,17 @@ def _by_torch(path: str) -> Any:
     return found
 
 
-def _from_dict(checkpoint: Any) -> tuple[dict[Any, Given], Any]:
+def _from_dict(checkpoint: Any) -> tuple[dict[Any, TorchState], Any]:
     whole = isinstance(checkpoint, Mapping) and isinstance(checkpoint.get("state"), Mapping)
     if not whole or not isinstance(checkpoint.get("param_groups"), (list, tuple)):
         has = sorted(map(str, checkpoint)) if isinstance(checkpoint, Mapping) else type(checkpoint).__name__
         raise ValueError(f"A checkpoint of PyTorch must be a dict with 'state' and 'param_groups'. Received: {has}")
-    found: dict[Any, Given] = {}
+    found: dict[Any, TorchState] = {}
     named: dict[Any, str] = {}
     for key, state in checkpoint["state"].items():
         if not isinstance(state, Mapping) or not _are(str, list(state)):
-            raise refusal(
-                ValueError, "A parameter's state must be a dict with string keys.", parameter=key, state=state
-            )
+            problem = "A parameter's state must be a dict with string keys."
+            raise refusal(ValueError, problem, parameter=key, state=state)
         found[int(key) if str(key).isdecimal() else key] = {name: _array(value) for name, value in state.items()}
     for group in checkpoint["param_groups"]:
         settings: Any = group if isinstance(group, Mapping) else {}
@@ -99,7 +98,7 @@ def _array(value: Any) -> Any:
         raise refusal(ValueError, f"A state must be an array: {error}.", value=value) from None
 
 
-def _named(found: dict[Any, Given], known: Any, names: Any) -> dict[str, Given]:
+def _named(found: dict[Any, TorchState], known: Any, names: Any) -> dict[str, TorchState]:
     """Return PyTorch's name -> {state: array}."""
     if names is not None:
         known = dict(enumerate(checked_names(names, "names")))
@@ -114,7 +113,7 @@ def _named(found: dict[Any, Given], known: Any, names: Any) -> dict[str, Given]:
     return {known[key] if isinstance(key, int) else key: state for key, state in found.items()}
 
 
-def _renamed(found: dict[str, Given], rename: Any, strict: bool) -> dict[str, tuple[str, Given]]:
+def _renamed(found: dict[str, TorchState], rename: Any, strict: bool) -> dict[str, tuple[str, TorchState]]:
     """Return the model's name -> (PyTorch's name, {state: array})."""
     if rename is not None and not callable(rename) and not isinstance(rename, Mapping):
         raise refusal(TypeError, "`rename` must be a dict or callable.", rename=rename)
@@ -122,12 +121,12 @@ def _renamed(found: dict[str, Given], rename: Any, strict: bool) -> dict[str, tu
     if strict and unknown:
         problem = "`rename` must name parameters of the checkpoint: correct it, or give strict=False."
         raise ValueError(f"{problem} Received: {quoted(unknown)}, not in the checkpoint")
-    out: dict[str, tuple[str, Given]] = {}
-    for there, state in found.items():
-        name = rename(there) if callable(rename) else (rename or {}).get(there, there)
+    out: dict[str, tuple[str, TorchState]] = {}
+    for torch_name, state in found.items():
+        name = rename(torch_name) if callable(rename) else (rename or {}).get(torch_name, torch_name)
         if name in out:
             problem = f"`rename` must give each parameter its own name; {shown(name)} is taken."
-            raise refusal(ValueError, problem, parameter=there)
+            raise refusal(ValueError, problem, parameter=torch_name)
         if name is not None:
-            out[name] = there, state
+            out[name] = torch_name, state
     return out

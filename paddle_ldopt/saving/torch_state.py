@@ -5,16 +5,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
-import paddle
 
 from .._checks import checked_bool, checked_int
-from .._messages import quoted, refusal, shown, wrong_type
-from .._paddle import checked_model, parameters_of, unwrap_model
-from ..optimizers.registry import REGISTRY
+from .._paddle import checked_model, parameters_of
 from ..optimizers.states import GLOBAL_STEP, STEP
 from .report import LoadReport
-from .state import MASTER, States, check_state, checked_names, checked_optimizer, layout_of, set_state, structured_names
-from .torch_checkpoint import Given, read_checkpoint
+from .state import MASTER, States, check_state, checked_optimizer, layout_of, set_state, structured_names
+from .torch_checkpoint import TorchState, read_checkpoint
+from .torch_checks import (
+    check_matched,
+    check_step_is_used,
+    checked_updates,
+    checked_values,
+    torch_names,
+    transposed_names,
+)
 
 __all__ = ["convert_torch_optimizer"]
 
@@ -24,13 +29,8 @@ _KEPT: dict[str, tuple[str, Optional[int]]] = {
     "col_var": ("exp_avg_sq_col", -2),
     "variance": ("exp_avg_sq", None),
 }
-_UNUSED = (
-    "step",
-    "RMS",
-    "weight_norm",
-    "adam_norm",
-    "trust_ratio",
-)  # step is read separately; no rule reads the others
+# step is read separately; no rule reads the others
+_UNUSED = ("step", "RMS", "weight_norm", "adam_norm", "trust_ratio")
 _SWAPPED = {"_row": "_col", "_col": "_row"}
 
 
@@ -95,31 +95,30 @@ def convert_torch_optimizer(
         bias       bias
     """
     inner = checked_optimizer(optimizer)
-    state_names = _torch_names(inner)
+    state_names = torch_names(inner)
     step = None if step is None else checked_int(step, "step")
     strict = checked_bool(strict, "strict")
     checked_model(model)
     ours, _ = structured_names(inner, model)
-    transposed = _transposed(model, transpose)
+    transposed = transposed_names(model, transpose)
     found = read_checkpoint(source, names, rename, strict)
-    _check_step_is_used(step, found)
+    check_step_is_used(step, found)
     states: States = {}
     matched, missing, unexpected, steps = [], [], [], set()
     for param in parameters_of(inner):
         name = ours[param.name]
-        there, given = found.pop(name, ("", {}))
-        if not given:
+        torch_name, torch_state = found.pop(name, ("", {}))
+        if not torch_state:
             missing += [name] * (not param.stop_gradient and inner.layerwise_ratio(param) != 0.0)
             continue
-        taken = _step_of(given, step, there)
-        steps.add(taken)
-        states[param.name], unused = _state(inner, state_names, param, given, taken, name in transposed, there)
-        matched.append((there, name))
-        unexpected += [f"{there}.{state}" for state in unused]
-    unexpected += [there for there, given in found.values() if given]
-    if strict:
-        _check_nothing_left(missing, unexpected, len(matched))
-    _check_matched(matched, unexpected)
+        updates = checked_updates(torch_state, step, torch_name)
+        steps.add(updates)
+        left = _as_ours(torch_state, name in transposed)
+        states[param.name] = _state(inner, state_names, param, left, updates, torch_name)
+        matched.append((torch_name, name))
+        unexpected += [f"{torch_name}.{state}" for state in sorted(left)]
+    unexpected += [torch_name for torch_name, torch_state in found.values() if torch_state]
+    check_matched(matched, missing, unexpected, strict)
     for state in states.values():
         if GLOBAL_STEP in state:
             state[GLOBAL_STEP] = "float32", np.full([1], max(steps), "float32")
@@ -130,101 +129,38 @@ def convert_torch_optimizer(
     return LoadReport(label, max(steps), tuple(matched), tuple(missing), tuple(unexpected), done)
 
 
-def _torch_names(optimizer: Any) -> dict[str, str]:
-    """Return our name of a state -> PyTorch's, where they differ; raise for an optimizer without a counterpart."""
-    served = {info.cls: info.torch_names for info in REGISTRY.values() if info.torch_names is not None}
-    if type(optimizer) not in served:
-        known = ", ".join(cls.__name__ for cls in served)
-        raise wrong_type(optimizer, "optimizer", f"one of {known}, the optimizers with a counterpart in PyTorch")
-    return served[type(optimizer)]
-
-
-def _check_step_is_used(step: Optional[int], found: dict[str, tuple[str, Given]]) -> None:
-    counted = ["step" in given for _, given in found.values() if given]
-    if step is not None and counted and all(counted):
-        problem = "The checkpoint has the number of steps, so `step` would be ignored: leave it out."
-        raise refusal(ValueError, problem, step=step)
-
-
-def _check_nothing_left(missing: list[str], unexpected: list[str], matched: int) -> None:
-    if missing or unexpected:
-        problem = "Checkpoint and optimizer differ in parameters or states: give `rename`, or strict=False."
-        left = f"no state for {quoted(missing)} ({len(missing)}), no use for {quoted(unexpected)} ({len(unexpected)})"
-        raise ValueError(f"{problem} Received: {left}, {matched} matched")
-
-
-def _check_matched(matched: list[tuple[str, str]], unexpected: list[str]) -> None:
-    if not matched:
-        problem = "Checkpoint and model share no parameter: give `rename`, or other `names`."
-        raise ValueError(f"{problem} Received: {quoted(unexpected)}")
-
-
-def _transposed(model: Any, transpose: Optional[Iterable[str]]) -> set[str]:
-    """Return the names of the matrices that PyTorch stores transposed."""
-    plain = unwrap_model(model)
-    named = dict(plain.named_parameters())
-    if transpose is None:
-        weights = {layer.weight.name for layer in plain.sublayers(True) if isinstance(layer, paddle.nn.Linear)}
-        return {name for name, param in named.items() if param.name in weights}
-    transposed = set(checked_names(transpose, "transpose"))
-    wrong = sorted(name for name in transposed if name not in named or len(named[name].shape) != 2)
-    if wrong:
-        raise refusal(ValueError, "`transpose` must name matrices of the model.", transpose=wrong)
-    return transposed
-
-
-def _step_of(given: Given, step: Optional[int], name: str) -> int:
-    """Return the number of updates of a parameter."""
-    if "step" not in given and step is None:
-        problem = "The checkpoint lacks the number of steps: give `step`."
-        raise refusal(ValueError, problem, parameter=name)
-    taken = np.asarray(given.get("step", step))
-    number = taken.item() if taken.size == 1 and taken.dtype.kind in "iuf" else -1
-    if not (np.isfinite(number) and number >= 0 and number == int(number)):
-        problem = "A number of steps must be an integer of at least 0."
-        raise refusal(ValueError, problem, parameter=name, step=taken)
-    return int(number)
-
-
-def _state(
-    optimizer: Any, names: dict[str, str], param: Any, given: Given, step: int, transposed: bool, there: str
-) -> tuple[Any, list[str]]:
-    """Return our state of a parameter, and the names of unused states in `given`."""
-    given = dict(_as_others(key, value) for key, value in given.items() if key not in _UNUSED)
+def _as_ours(torch_state: TorchState, transposed: bool) -> TorchState:
+    """Return the states with the axes of ours, under the names of transformers' Adafactor."""
+    states = dict(_without_kept_axis(key, value) for key, value in torch_state.items() if key not in _UNUSED)
     if transposed:
-        given = {key[:-4] + _SWAPPED.get(key[-4:], key[-4:]): value.T for key, value in given.items()}
+        return {key[:-4] + _SWAPPED.get(key[-4:], key[-4:]): value.T for key, value in states.items()}
+    return states
+
+
+def _state(optimizer: Any, names: dict[str, str], param: Any, left: TorchState, step: int, torch_name: str) -> Any:
+    """Return our state of a parameter, and remove its parts from `left`."""
     kinds, state = optimizer.state_kinds(param), {}
     for name, (dtype, shape) in layout_of(optimizer, param).items():
         if name == MASTER:
             continue
         if kinds.get(name, "scalar") == "scalar":
-            state[name] = dtype, np.full(shape, _number(optimizer, param, name, step), dtype)
+            state[name] = dtype, np.full(shape, _scalar(optimizer, param, name, step), dtype)
             continue
-        wanted = names.get(name, name)
-        values = given.pop(wanted, None)
-        if values is None:
-            problem = f"'{there}' lacks {shown(wanted)}: the checkpoint is of another optimizer, or of other options."
-            raise ValueError(f"{problem} Received: {', '.join(sorted(given)) or 'nothing else'}")
-        if values.dtype.kind not in "iuf":
-            raise refusal(ValueError, "A state must be made of numbers.", parameter=there, state=name, value=values)
-        values = values.reshape(shape) if (values.shape, shape) == ((), (1,)) else values  # a single number
-        if values.shape != shape:
-            problem = f"The state of '{there}' has another shape here: give `transpose`, `rename` or `names`."
-            raise ValueError(f"{problem} Received: {name} {list(values.shape)}, not {list(shape)}")
+        values = checked_values(left, names.get(name, name), shape, torch_name)
         if dtype == "float16":  # as Came's `compression` stores it
             limits = np.finfo(dtype)
             values = np.clip(values, limits.min, limits.max)
         state[name] = dtype, values.astype(dtype)
-    return state, sorted(given)
+    return state
 
 
-def _as_others(key: str, value: Any) -> tuple[str, Any]:
+def _without_kept_axis(key: str, value: Any) -> tuple[str, Any]:
     """Return name and values of a state as in transformers' Adafactor."""
     name, axis = _KEPT.get(key, (key, None))
     return name, value if axis is None or value.shape[axis:][:1] != (1,) else value.squeeze(axis)
 
 
-def _number(optimizer: Any, param: Any, name: str, step: int) -> float:
+def _scalar(optimizer: Any, param: Any, name: str, step: int) -> float:
     """Return the value of a state of one number after some steps."""
     if name in (STEP, GLOBAL_STEP) and optimizer.counts_steps:
         return float(step)

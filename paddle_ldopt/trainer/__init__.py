@@ -1,6 +1,11 @@
 """Mixins for layer-wise learning-rate decay in the Trainer of PaddleNLP (2.8 and 3.0) and PaddleFormers.
 
-Importing this package imports neither of them.
+Importing this package imports neither of them. The classes that override their methods, and the functions of these::
+
+    LdoptArgumentsMixin                 arguments.py    erniekit, lr_scheduler
+    LdoptTrainerMixin                   mixin.py        record
+     ├─ LayerwiseRatesMixin             layerwise.py    optimizer_checks, erniekit, lr_scheduler, stages
+     └─ ResumeMixin (also alone)        resume.py       folders, epoch_rng, data_errors
 """
 
 from .arguments import LdoptArgumentsMixin, OptimizerName, SchedulerName

@@ -12,6 +12,7 @@ from ..config import (
     decay_problems,
     decay_setting,
     json_object,
+    name_of,
     option_problems,
     settings_of,
 )
@@ -19,9 +20,8 @@ from ..layers.decay import LayerDecay
 from ..optimizers.registry import REGISTRY
 from ..schedules.registry import SCHEDULES
 from . import lr_scheduler
-from .base import check_mixed_in_first, name_of
 from .erniekit import with_erniekit
-from .required_mixin import MixinRequired
+from .shared import check_mixed_in_first
 
 _Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
 
@@ -43,8 +43,12 @@ def _flag(default: Any, text: str) -> Any:
 
 
 @dataclasses.dataclass
-class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
+class LdoptArgumentsMixin(DecaySettings, _Arguments):
     """Add the layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
+
+    It overrides `__post_init__`, which checks all arguments and lets our names past the Trainer's enums,
+    `should_load_sharding_stage1_model`, which every Trainer reads when it is constructed, to refuse one without our
+    mixin, and `print_config`, which also reads that property.
 
     Args:
         layerwise_lr_decay: 1 is off, 0.8 to 0.95 is usual. Every other option of `LayerDecay` is an argument too, such
@@ -98,6 +102,8 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
     layerwise_granularity: str = _flag("block", "Size of a layer: block, stage, or a number of groups of blocks.")
     lr_scheduler_kwargs: Optional[str] = _flag(None, "Further options of the schedule, as JSON: '{\"num_cycles\": 3}'.")
 
+    ldopt_served = False  # whether a Trainer with our mixin has received the arguments
+
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         check_mixed_in_first(cls, LdoptArgumentsMixin, "__post_init__")
@@ -134,8 +140,26 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
         """The `LayerDecay` of all arguments, ERNIEKit's own included."""
         return with_erniekit(super().layerwise_decay, self)
 
-    def check_trainer(self) -> None:
-        """Raise if our arguments are used and no Trainer with our mixin has received them."""
+    @property
+    def should_load_sharding_stage1_model(self) -> Any:
+        """The Trainer's own property, which every Trainer reads in its constructor: refuse one without our mixin."""
+        if not self.ldopt_served:
+            self._check_unused()
+        return super().should_load_sharding_stage1_model
+
+    def print_config(self, *args: Any, **kwargs: Any) -> None:
+        """Print as the Trainer's own does, which reads every property."""
+        before, self.ldopt_served = self.ldopt_served, True
+        try:
+            super().print_config(*args, **kwargs)
+        finally:
+            self.ldopt_served = before
+
+    def __getstate__(self) -> dict[str, Any]:  # a copy is for another Trainer
+        return {key: value for key, value in vars(self).items() if key != "ldopt_served"}
+
+    def _check_unused(self) -> None:
+        """Raise if our arguments are used, which a Trainer without our mixin would silently ignore."""
         args: Any = self
         settings, off = settings_of(super().layerwise_decay), settings_of(OFF)
         chosen = {name: value for name, value in settings.items() if value != off[name]}
@@ -143,9 +167,15 @@ class LdoptArgumentsMixin(DecaySettings, MixinRequired, _Arguments):
             chosen["optim"] = name_of(args.optim)
         if lr_scheduler.is_ours(args):
             chosen["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
-        if chosen and not self.ldopt_served:
+        if chosen:
             problem = "The Trainer lacks LdoptTrainerMixin and would ignore these arguments"
             raise refusal(RuntimeError, f"{problem}: class MyTrainer(LdoptTrainerMixin, Trainer).", **chosen)
+
+
+def mark_received(args: Any) -> None:
+    """Mark our arguments as received by a Trainer with our mixin; leave other objects alone."""
+    if isinstance(args, LdoptArgumentsMixin):
+        args.ldopt_served = True
 
 
 def _problems(args: Any) -> Iterator[str]:

@@ -12,7 +12,7 @@ from ..layers.ratios import LayerRatios, moves, ratios_of
 from ..layers.table import short_names
 from ..plots import check_picture, plot_schedule, text_plot, write_schedule
 from ..schedules.ahead import follows_metric, schedule_rates
-from .base import Callback
+from .shared import Callback
 from .stages import map_layers
 from .unfreezing import all_open
 
@@ -45,9 +45,7 @@ class LayerLRCallback(Callback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Find the layers."""
-        if not self.attached:
-            remedy = "class MyTrainer(LdoptTrainerMixin, Trainer). Received: a Trainer without it"
-            raise TypeError(f"LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: {remedy}")
+        self._check_attached()
         layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
         towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
@@ -57,10 +55,15 @@ class LayerLRCallback(Callback):
             for tensor, layer in sorted(placed.items(), key=lambda item: (towers.index(item[1].tower), item[1].index))
         }
 
+    def _check_attached(self) -> None:
+        if not self.attached:
+            remedy = "class MyTrainer(LdoptTrainerMixin, Trainer). Received: a Trainer without it"
+            raise TypeError(f"LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: {remedy}")
+
     def on_optimizer_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Note the rate of the coming step, because the schedule advances before the log."""
         reports = sets_own_rate(optimizer) and hasattr(unwrap(optimizer), "used_lr")  # reading them waits
-        self._step = at_this_step(optimizer), None if reports else next_rate(optimizer)
+        self._step = _at_this_step(optimizer), None if reports else next_rate(optimizer)
 
     def extra_logs(self) -> dict[str, float]:
         """Return the rates of the last step by their names in the logs."""
@@ -97,32 +100,16 @@ class ScheduleCallback(Callback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Print and write the schedule."""
-        lr_scheduler, remedy = kwargs.get("lr_scheduler"), "leave it out; LayerLRCallback logs the rates."
-        if follows_metric(lr_scheduler):
-            problem = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
-            raise refusal(ValueError, f"{problem}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
-        if sets_own_rate(optimizer):
-            problem = "ScheduleCallback cannot show the schedule of an optimizer that sets its own rate"
-            raise refusal(ValueError, f"{problem}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
+        lr_scheduler = kwargs.get("lr_scheduler")
+        _check_known_ahead(lr_scheduler, optimizer)
         layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         first, rates = schedule_rates(lr_scheduler, state.max_steps)
         rates = [rate / rate_divisor(optimizer, first + i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # the resumed run was already over
             return
-        opened, starts = all_open(optimizer)
-        rows = layers.table(optimizer=opened).rows  # in all processes: each has a stage
-        moved = _moved_ratios(unwrap(opened), range(first, first + len(rates)))
+        series = _rates_by_row(layers, optimizer, first, rates)  # in all processes: each has a stage
         if not state.is_world_process_zero:
             return
-        short = short_names([row.tower for row in rows])
-        series = {}
-        for row in rows:
-            ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
-            closed = starts.get((row.tower, row.index), 0) - first
-            own = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
-            if moved and ratio:
-                own = [rate * ratios[row.tower, row.index] for rate, ratios in zip(own, moved)]
-            series[short[row.tower] + row.label] = own
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         plot_schedule(self.path, first, series)
         table = os.path.splitext(self.path)[0] + ".csv"
@@ -130,7 +117,34 @@ class ScheduleCallback(Callback):
         print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(first, series)}")
 
 
-def at_this_step(optimizer: Any) -> Any:
+def _check_known_ahead(lr_scheduler: Any, optimizer: Any) -> None:
+    """Raise ValueError if the rates depend on an evaluation metric or on the optimizer's state."""
+    remedy = "leave it out; LayerLRCallback logs the rates."
+    if follows_metric(lr_scheduler):
+        problem = "ScheduleCallback cannot show a schedule that follows an evaluation metric before the training"
+        raise refusal(ValueError, f"{problem}: {remedy}", lr_scheduler=type(lr_scheduler).__name__)
+    if sets_own_rate(optimizer):
+        problem = "ScheduleCallback cannot show the schedule of an optimizer that sets its own rate"
+        raise refusal(ValueError, f"{problem}: {remedy}", optimizer=type(unwrap(optimizer)).__name__)
+
+
+def _rates_by_row(layers: LayerMap, optimizer: Any, first: int, rates: list[float]) -> dict[str, list[float]]:
+    """Return the label of each row of the layer table -> its rate in every step from `first`."""
+    opened, starts = all_open(optimizer)
+    rows = layers.table(optimizer=opened).rows
+    moved = _moved_ratios(unwrap(opened), range(first, first + len(rates)))
+    short, series = short_names([row.tower for row in rows]), {}
+    for row in rows:
+        ratio = 0.0 if row.frozen == row.tensors else row.ratio[1]
+        closed = starts.get((row.tower, row.index), 0) - first
+        own = [0.0 if i < closed else ratio * rate for i, rate in enumerate(rates)]
+        if moved and ratio:
+            own = [rate * ratios[row.tower, row.index] for rate, ratios in zip(own, moved)]
+        series[short[row.tower] + row.label] = own
+    return series
+
+
+def _at_this_step(optimizer: Any) -> Any:
     """Return the optimizer to read from, with a moving decay fixed at its present value."""
     inner = unwrap(optimizer)
     if moves(ratios_of(inner)):

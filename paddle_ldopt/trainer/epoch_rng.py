@@ -1,11 +1,12 @@
 """The random states from which samplers shuffle an epoch, in memory and in a checkpoint."""
 
-import functools
+import os
 import random
 from typing import Any
 
 import numpy as np
 
+from .._files import file_errors, read_json
 from . import folders
 
 
@@ -17,8 +18,13 @@ def now() -> dict[str, Any]:
 
 def read(folder: str) -> Any:
     """Return the states in a checkpoint, or None; raise ValueError if they are corrupt."""
-    check = functools.partial(restore, of_numpy=np.random.RandomState(), of_python=random.Random())
-    return folders.read_json(folder, folders.EPOCH_RNG, "states of the generators", check)
+    path, content = os.path.join(folder, folders.EPOCH_RNG), "The states of the random generators"
+    if not os.path.exists(path):
+        return None
+    states = read_json(path, content)
+    with file_errors(path, content):
+        restore(states, of_numpy=np.random.RandomState(), of_python=random.Random())  # only a trial
+    return states
 
 
 def restore(states: dict[str, Any], of_numpy: Any = np.random, of_python: Any = random) -> None:

@@ -34,27 +34,27 @@ def with_erniekit(decay: LayerDecay, args: Any) -> LayerDecay:
 
     Raise TypeError or ValueError for a value out of range, or an option that the decay already sets.
     """
-    given = _settings_given(args)
-    for argument, value in given.items():
+    arguments = _active_arguments(args)
+    for argument, value in arguments.items():
         for option in _ARGUMENTS[argument][1]:
             own = getattr(decay, option)
             if own != OPTIONS[option].default:
                 twice = f"`{argument}` and the option `{option}` of the layer-wise decay exclude each other."
                 raise refusal(ValueError, twice, **{argument: value, option: own})
     options: dict[str, Any] = {}
-    if "layerwise_lr_decay_bound" in given:
-        options.update(convention="linear", bound=given["layerwise_lr_decay_bound"])
-    vision = given.get("vit_lr_ratio", given.get("visual_ld"))
+    if "layerwise_lr_decay_bound" in arguments:
+        options.update(convention="linear", bound=arguments["layerwise_lr_decay_bound"])
+    vision = arguments.get("vit_lr_ratio", arguments.get("visual_ld"))
     if vision is not None:
         options["towers"] = {"vision_model": LayerDecay(vision, "ernie_vl")}
-    if "moe_gate_lr_ratio" in given:
-        options["multipliers"] = {_GATE: given["moe_gate_lr_ratio"]}
+    if "moe_gate_lr_ratio" in arguments:
+        options["multipliers"] = {_GATE: arguments["moe_gate_lr_ratio"]}
     return dataclasses.replace(decay, **options) if options else decay
 
 
 def check_router(args: Any, layers: LayerMap) -> None:
     """Raise ValueError if the model lacks the router that `moe_gate_lr_ratio` applies to."""
-    gate = _settings_given(args).get("moe_gate_lr_ratio")
+    gate = _active_arguments(args).get("moe_gate_lr_ratio")
     if gate is not None and "ernie.layers.0.mlp.gate.weight" not in layers.names:
         problem = (
             "ERNIEKit gives `moe_gate_lr_ratio` to 'ernie.layers.0.mlp.gate.weight' alone, which the model does not "
@@ -77,7 +77,7 @@ def left_to_us(args: Any) -> Iterator[None]:
             setattr(args, name, value)
 
 
-def _settings_given(args: Any) -> dict[str, float]:
+def _active_arguments(args: Any) -> dict[str, float]:
     """Return the arguments with an effect, and their values."""
     values = {name: getattr(args, name, None) for name in _ARGUMENTS}
     if values["vit_lr_ratio"]:

@@ -10,9 +10,9 @@ import os
 import re
 import tempfile
 import warnings
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
-from .._files import Path, checked_path, damages, digest, write_file
+from .._files import Path, checked_path, damages, digest, file_errors, read_json, write_file
 from .._messages import refusal
 
 RECORD = "ldopt_layerwise.json"
@@ -63,20 +63,6 @@ def _write_json(folder: str, name: str, content: Any) -> None:
         json.dump(content, file, indent=1)
 
 
-def read_json(folder: str, name: str, kind: str, check: Callable[[Any], Any]) -> Any:
-    """Return the content of one of our files, None if it is missing; raise ValueError if `check` cannot read it."""
-    path = os.path.join(folder, name)
-    if not os.path.exists(path):
-        return None
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-        check(content)
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"The {kind} cannot be read ({error}). Received: {path!r}") from error
-    return content
-
-
 def check_complete(folder: str) -> None:
     """Raise ValueError if a checkpoint is incomplete, or a file that it lists is missing or changed."""
     if os.path.exists(os.path.join(folder, PARTIAL)):
@@ -98,11 +84,10 @@ def _damage(folder: str) -> Optional[str]:
     if not os.path.exists(path):
         return None
     try:
-        with open(path, encoding="utf-8") as file:
-            listed = json.load(file)["files"].items()
-        problems = damages(folder, listed)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{FILES} cannot be read ({error})"
+        with file_errors(path, FILES):
+            problems = damages(folder, read_json(path)["files"].items())
+    except ValueError:
+        return f"{FILES} cannot be read"
     except OSError as error:
         return str(error)
     return "; ".join(problems[:3]) or None

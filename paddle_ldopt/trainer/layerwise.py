@@ -8,7 +8,7 @@ from paddle import distributed
 from .._messages import refusal
 from .._paddle import leave_out_frozen, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
-from ..config import DecaySettings, json_object
+from ..config import DecaySettings, json_object, name_of
 from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap, layers_of
@@ -17,24 +17,36 @@ from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
 from . import erniekit, lr_scheduler
-from .arguments import LdoptArgumentsMixin
-from .base import TrainerMixin, check_mixed_in_first, name_of
-from .given_optimizer import OwnRate, check_given_optimizer, check_given_settings, check_schedule, check_unified
+from .arguments import mark_received
+from .optimizer_checks import OwnRate, check_optimizer, check_schedule, check_settings, check_unified
+from .shared import agree, check_mixed_in_first, inform, listening
 from .stages import gathered, map_layers
 from .unfreezing import all_open
 
+_Trainer: Any = object  # for type checkers: the Trainer that follows in the bases
 
-class LayerwiseRatesMixin(TrainerMixin):
-    """The half of `LdoptTrainerMixin` that handles rates; `ResumeMixin` handles checkpoints."""
+
+class LayerwiseRatesMixin(_Trainer):
+    """Build a Trainer's optimizer and schedule with layer-wise rates; a half of `LdoptTrainerMixin`.
+
+    Methods of the Trainer that it overrides:
+
+    - `__init__` marks our arguments as received; a Trainer without the mixin refuses them.
+    - `train` checks optimizer and arguments before anything changes, and shows the rates before the first step.
+    - `create_optimizer` and `create_scheduler` build ours.
+    - `log` adds the rates of `LayerLRCallback`, because a callback cannot add to the logs.
+    - `evaluate` and `_maybe_log_save_evaluate` step a schedule that follows a metric between an evaluation and the
+      checkpoint after it.
+    """
 
     layer_rules: Any = None
     optimizer: Any  # the Trainer's optimizer
     lr_scheduler: Any
 
-    _own_optimizer: Any = None  # the optimizer that we made, without a wrapper
-    _own_scheduler: Any = None  # the schedule that we made
+    _own_optimizer: Any = None  # the optimizer that we built, without a wrapper
+    _own_scheduler: Any = None  # the schedule that we built
     _num_training_steps: Optional[int] = None  # None until the Trainer knows it
-    _found: Any = None  # metrics of the running evaluation, until the schedule's metric is among them
+    _other_metrics: Any = None  # during an evaluation: its metrics, until the schedule's metric is among them
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -42,7 +54,7 @@ class LayerwiseRatesMixin(TrainerMixin):
 
     def __init__(self, *args: Any, **kwargs: Any):
         for argument in (*args, *kwargs.values()):
-            _serve(argument)
+            mark_received(argument)
         super().__init__(*args, **kwargs)
 
     @functools.cached_property
@@ -58,15 +70,16 @@ class LayerwiseRatesMixin(TrainerMixin):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does, after all checks that can be made beforehand."""
         self._prepare()
-        return super().train(*args, **kwargs)
+        with listening(self, on_train_begin=self._begin):
+            return super().train(*args, **kwargs)
 
     def _prepare(self) -> None:
         """Called in all processes before a training begins."""
-        _serve(self.args)  # the user may have replaced them
+        mark_received(self.args)  # the user may have replaced them
         self._check_optimizer()
         if self._schedule_is_ours:
-            given = None if self.lr_scheduler is self._own_scheduler else self.lr_scheduler
-            check_schedule(self.optimizer, given, self.args, self.eval_dataset)
+            passed = None if self.lr_scheduler is self._own_scheduler else self.lr_scheduler
+            check_schedule(self.optimizer, passed, self.args, self.eval_dataset)
         if self._decay.multipliers:
             erniekit.check_router(self.args, self.layer_map)
         for callback in self.callback_handler.callbacks:
@@ -84,22 +97,9 @@ class LayerwiseRatesMixin(TrainerMixin):
             self._freeze(layers)
         info = REGISTRY.get(name_of(args.optim))
         if info is not None:
-            groups = self.optimizer_grouped_parameters
-            self.optimizer = build_optimizer(
-                info,
-                self.model,
-                layerwise_decay=decay,
-                layers=layers,
-                groups=self.model.parameters() if groups is None else groups,
-                max_grad_norm=args.max_grad_norm,
-                learning_rate=self.lr_scheduler if lr_scheduler is None else lr_scheduler,
-                weight_decay=args.weight_decay,
-                multi_precision=args.fp16_opt_level == "O2",
-                **{name: getattr(args, field) for name, field in info.trainer.items()},
-                **json_object(getattr(args, "optim_kwargs", None), "optim_kwargs"),
-            )
+            self.optimizer = self._build(info, layers, self.lr_scheduler if lr_scheduler is None else lr_scheduler)
             processes = distributed.get_world_size()
-            self._agree(lambda: check_unified(args, self.optimizer, processes))
+            agree(self, lambda: check_unified(args, self.optimizer, processes))
         else:
             with erniekit.left_to_us(args):
                 super().create_optimizer(lr_scheduler)
@@ -107,13 +107,30 @@ class LayerwiseRatesMixin(TrainerMixin):
                 apply_layerwise_decay(self.optimizer, layers, decay)
         self._own_optimizer = unwrap(self.optimizer)
         leave_out_frozen(self._own_optimizer)
-        self._tell_steps(self._num_training_steps)
+        self._set_steps(self._num_training_steps)
         return self.optimizer
+
+    def _build(self, info: Any, layers: Optional[LayerMap], learning_rate: Any) -> Any:
+        """Return one of our optimizers with the settings of the Trainer's arguments."""
+        args, groups = self.args, self.optimizer_grouped_parameters
+        return build_optimizer(
+            info,
+            self.model,
+            layerwise_decay=self._decay,
+            layers=layers,
+            groups=self.model.parameters() if groups is None else groups,
+            max_grad_norm=args.max_grad_norm,
+            learning_rate=learning_rate,
+            weight_decay=args.weight_decay,
+            multi_precision=args.fp16_opt_level == "O2",
+            **{name: getattr(args, field) for name, field in info.trainer.items()},
+            **json_object(getattr(args, "optim_kwargs", None), "optim_kwargs"),
+        )
 
     def create_scheduler(self, num_training_steps: int) -> Any:
         """Return the Trainer's schedule; if it has none, create ours."""
         self._num_training_steps = num_training_steps
-        self._tell_steps(num_training_steps)
+        self._set_steps(num_training_steps)
         # PaddleFormers' `freeze_training` has a schedule of its own
         if self.lr_scheduler is None and sets_own_rate(self.optimizer):
             self.lr_scheduler = OwnRate(self.optimizer)
@@ -137,42 +154,34 @@ class LayerwiseRatesMixin(TrainerMixin):
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as the Trainer does; during training, step a schedule that follows a metric."""
         metrics = super().evaluate(*args, **kwargs)
-        if self._found is not None:
-            self._found.update(metrics)
+        if self._other_metrics is not None:
+            self._other_metrics.update(metrics)
             if lr_scheduler.step_on_metric(self.lr_scheduler, self.args, metrics):
-                self._found = None  # other data sets of this evaluation have other metrics
+                self._other_metrics = None  # other data sets of this evaluation have other metrics
         return metrics
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         # the Trainer evaluates, then saves a checkpoint: the schedule must take its step in between
-        self._found = {}
+        self._other_metrics = {}
         try:
             super()._maybe_log_save_evaluate(*args, **kwargs)
-            missed = self._found
+            lr_scheduler.check_metric_found(self.args, self._other_metrics)
         finally:
-            self._found = None
-        if missed:
-            problem = "The evaluation lacks the metric that the schedule follows"
-            raise refusal(
-                ValueError,
-                f"{problem}: set `metric_for_best_model` to one of {', '.join(sorted(missed))}.",
-                metric_for_best_model=self.args.metric_for_best_model,
-                lr_scheduler_type=name_of(self.args.lr_scheduler_type),
-            )
+            self._other_metrics = None
 
-    def _begin_training(self) -> None:
-        super()._begin_training()
+    def _begin(self) -> None:
+        """Called before the first step, with the training's state loaded."""
         if unwrap(self.optimizer) is not self._own_optimizer:  # the Trainer's `create_optimizer_and_scheduler` made it
             self._check_optimizer()
-        self._tell_steps(self.state.max_steps)
+        self._set_steps(self.state.max_steps)
         layers = layers_of(self.optimizer)
         if layers is not None:
             ahead = max(self.state.max_steps - 1 - self.state.global_step, 0)
             table = layers.table(optimizer=all_open(self.optimizer)[0], num_steps=ahead)
-            self._tell(f"Learning rates by layer:\n{table}")
+            inform(self, f"Learning rates by layer:\n{table}")
 
-    def _tell_steps(self, steps: Optional[int]) -> None:
-        """Tell the optimizer, if any, the number of steps, which a moving decay may need."""
+    def _set_steps(self, steps: Optional[int]) -> None:
+        """Give the optimizer, if there is one, the number of steps, which a moving decay may need."""
         if isinstance(optimizer := unwrap(self.optimizer), LayerwiseMixin):
             optimizer.training_steps = steps
 
@@ -189,10 +198,10 @@ class LayerwiseRatesMixin(TrainerMixin):
         """Raise if the Trainer's optimizer, if any, contradicts the arguments."""
         if self.optimizer is None:
             return
-        check_given_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._decay)
+        check_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._decay)
         if unwrap(self.optimizer) is not self._own_optimizer:
             layers = self.layer_map if getattr(self.args, "layerwise_rules", None) else None
-            check_given_settings(self.optimizer, self.args, layers)
+            check_settings(self.optimizer, self.args, layers)
 
     def _freeze(self, layers: LayerMap) -> None:
         """Set `stop_gradient` of the parameters whose ratio is 0."""
@@ -202,14 +211,6 @@ class LayerwiseRatesMixin(TrainerMixin):
             return
         for param in frozen:
             param.stop_gradient = True
-        of = sorted({layers.layer_of(param.name) for param in frozen}, key=lambda layer: (layer.tower, layer.index))
-        self._tell(
-            f"layerwise_freeze_below={self._decay.freeze_below} freezes {len(frozen)} of {len(params)} parameters: "
-            f"{', '.join(layer.label for layer in of) or 'no layer has a smaller ratio'}"
-        )
-
-
-def _serve(args: Any) -> None:
-    """Mark our arguments as received by a Trainer with our mixin."""
-    if isinstance(args, LdoptArgumentsMixin):
-        args.ldopt_served = True
+        found = sorted({layers.layer_of(param.name) for param in frozen}, key=lambda layer: (layer.tower, layer.index))
+        counts = f"layerwise_freeze_below={self._decay.freeze_below} freezes {len(frozen)} of {len(params)} parameters"
+        inform(self, f"{counts}: {', '.join(layer.label for layer in found) or 'no layer has a smaller ratio'}")

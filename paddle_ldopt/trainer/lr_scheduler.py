@@ -12,12 +12,12 @@ from ..config import (
     build_schedule,
     evaluation_metric,
     json_object,
-    schedule_kwargs,
+    name_of,
     schedule_problems,
+    schedule_settings,
 )
 from ..schedules import ON_METRIC, MetricSchedule
 from ..schedules.registry import SCHEDULES
-from .base import name_of
 
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # option of a schedule -> its source
 
@@ -73,15 +73,10 @@ def build_scheduler(args: Any, num_training_steps: int) -> Any:
 
 
 def _settings(args: Any, num_training_steps: int) -> tuple[Any, int]:
-    """Return the settings of the schedule under the names of `LdoptConfig`, and its number of steps."""
-    kind = name_of(args.lr_scheduler_type)
-    settings = types.SimpleNamespace(
-        lr_scheduler_type=kind,
-        lr_scheduler_kwargs=schedule_kwargs(args, kind),
-        learning_rate=args.learning_rate,
-        warmup_steps=args.warmup_steps if args.warmup_steps > 0 else int(args.warmup_ratio * num_training_steps),
-        warmup_ratio=0.0,
-    )
+    """Return the settings of the schedule, and its number of steps."""
+    settings = types.SimpleNamespace(**schedule_settings(args))
+    if args.warmup_steps <= 0:  # a fraction of the training's steps, not of the schedule's
+        settings.warmup_steps, settings.warmup_ratio = int(args.warmup_ratio * num_training_steps), 0.0
     decay_steps = getattr(args, "decay_steps", None)  # some Trainers lack this argument
     return settings, decay_steps if decay_steps and decay_steps > 0 else num_training_steps
 
@@ -114,3 +109,15 @@ def step_on_metric(schedule: Any, args: Any, metrics: dict[str, float]) -> bool:
     if key in metrics:
         schedule.step(float(metrics[key]))
     return key in metrics
+
+
+def check_metric_found(args: Any, other_metrics: Any) -> None:
+    """Raise ValueError if an evaluation had `other_metrics` without the metric that the schedule follows."""
+    if other_metrics:
+        raise refusal(
+            ValueError,
+            "The evaluation lacks the metric that the schedule follows: set `metric_for_best_model` to one of "
+            f"{', '.join(sorted(other_metrics))}.",
+            metric_for_best_model=args.metric_for_best_model,
+            lr_scheduler_type=name_of(args.lr_scheduler_type),
+        )

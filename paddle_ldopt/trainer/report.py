@@ -19,9 +19,9 @@ from ..layers.ratios import moves, ratios_of
 from ..layers.table import LayerTable
 from ..plots import font_families, name_lines
 from . import report_page as page
-from .base import Callback
 from .folders import write_whole
 from .report_facts import run_facts
+from .shared import Callback
 from .unfreezing import all_open
 
 

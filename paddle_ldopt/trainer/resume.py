@@ -7,31 +7,41 @@ from typing import Any, Optional
 from paddle import distributed
 
 from .._messages import refusal
+from ..config import name_of
 from . import epoch_rng, folders
-from .base import TrainerMixin, check_mixed_in_first, name_of
 from .data_errors import raising_errors
+from .shared import agree, check_mixed_in_first, listening, warn
+
+_Trainer: Any = object  # for type checkers: the Trainer that follows in the bases
 
 
-class ResumeMixin(TrainerMixin):
+class ResumeMixin(_Trainer):
     """Make a Trainer resume exactly, and only from complete checkpoints. No arguments of ours and no decay are needed.
 
-    - **Exact**: in one process, a resumed run ends with the same weights, bit for bit, as an uninterrupted one. The
-      mixin restores the order of batches in the second and later epochs, and dropout after a checkpoint at an epoch's
-      end. `gradient_accumulation_steps` must divide the batches of an epoch, or the Trainer carries gradients over.
+    - **Exact**: in one process, a resumed run ends with the same weights, bit for bit, as an uninterrupted one.
+      `gradient_accumulation_steps` must divide the batches of an epoch, or the Trainer carries gradients over.
     - **Complete**: a resume refuses incomplete checkpoints and damaged files. ``train(resume_from_checkpoint=True)``
       takes the last valid checkpoint and warns of damaged ones. (With asynchronous saving, a checkpoint counts as
       complete once all files were begun, and damage is not detected.)
     - **The run's end**: a finished run that is resumed takes no further step. PaddleNLP's `EarlyStoppingCallback` keeps
       its count; other callbacks set `training_is_over`.
-    - **Evaluation first**: a checkpoint due in an epoch's last step (by its number, or by a callback on SIGTERM) is
-      saved after the evaluation at the epoch's end, if any, and records the best model.
     - **Earlier checkpoints**: a run resumed from a checkpoint before the last renames the later ones to
       ``superseded-checkpoint-<step>`` with a warning, when it first saves. Automatic resumes ignore them, and nothing
       deletes them.
-    - **Rotation**: ``save_total_limit`` goes by steps, not by file times, and works in one process too.
-    - **Moved runs**: the best model is found beside the checkpoint that the run resumes from.
-    - **Errors**: an unwritable folder ends `train` before the first step. `train` and `evaluate` raise the errors of
-      data sets and collators, for which the Trainer would wait forever.
+
+    Methods of the Trainer that it overrides:
+
+    - `train` checks the checkpoint and that `output_dir` is writable, before the first step. It finds the best model of
+      a moved run beside the checkpoint that the run resumes from.
+    - `_inner_training_loop` takes no step if the run is over. It and `evaluation_loop` raise the errors of data sets
+      and collators, for which the Trainer would wait forever.
+    - `_load_rng_state` restores the random state once: the Trainer repeats it in every epoch, or leaves it out after
+      an epoch's end. The mixin also restores the order of batches in the second and later epochs.
+    - `_maybe_log_save_evaluate` saves a checkpoint that is due in an epoch's last step (by its number, or by a callback
+      on SIGTERM) after the epoch's evaluation, so that it records the best model.
+    - `_save_checkpoint` marks the checkpoint as complete before any other is deleted.
+    - `_rotate_checkpoints` also deletes in one process, and never the best checkpoint of another folder.
+    - `_sorted_checkpoints` sorts by steps: by file times, a clock set back would delete the newest.
 
     Raises:
         TypeError: at the definition of the class, if the mixin does not come first.
@@ -46,30 +56,31 @@ class ResumeMixin(TrainerMixin):
         >>> trainer.train(resume_from_checkpoint=True if resume else None)  # doctest: +SKIP
     """
 
-    _rotation: Optional[list[Any]] = None  # calls of `_rotate_checkpoints` that wait for the save
-    _went_on_from: Optional[int] = None  # the first step of a resume, until the first checkpoint is saved
+    _delayed_rotations: Optional[list[Any]] = None  # arguments of `_rotate_checkpoints` while a checkpoint is saved
+    _resumed_at: Optional[int] = None  # the step of a resume, until the first checkpoint is saved
     _resumed_from: Optional[str] = None  # the checkpoint with the RNG state of the first epoch
     _rng_restored = False
     _epoch_rng: Any = None  # random states of the samplers at the start of the epoch
-    _steps_of_an_epoch = 1
+    _steps_per_epoch = 1
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         check_mixed_in_first(cls, ResumeMixin, "_rotate_checkpoints")
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does, from a checkpoint's folder, or with True from the last valid one."""
-        checkpoint = self._agree(lambda: self._checked(resume_from_checkpoint))
+        """Train from a checkpoint's folder, or with True from the last valid one."""
+        checkpoint = agree(self, lambda: self._checked_folder(resume_from_checkpoint))
         if name_of(self.args.save_strategy) != "no":
-            self._agree(lambda: folders.check_writable(self.args.output_dir))
+            agree(self, lambda: folders.check_writable(self.args.output_dir))
         self._resumed_from, self._rng_restored = checkpoint, False
-        return super().train(checkpoint, *args, **kwargs)
+        with listening(self, on_train_begin=self._find_best_model, on_epoch_begin=self._begin_epoch):
+            return super().train(checkpoint, *args, **kwargs)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as the Trainer does."""
         return super().evaluation_loop(raising_errors(dataloader), *args, **kwargs)
 
-    def _checked(self, checkpoint: Any) -> Optional[str]:
+    def _checked_folder(self, checkpoint: Any) -> Optional[str]:
         """Return the folder to resume from, or None; raise if it must not be resumed."""
         if checkpoint is True:
             checkpoint = folders.last_checkpoint(self.args.output_dir)
@@ -87,18 +98,18 @@ class ResumeMixin(TrainerMixin):
         folders.check_complete(folder)
         epoch_rng.read(folder)  # files written in the background have no checksum: damage shows only here
 
-    def _files(self) -> dict[str, Any]:
+    def _checkpoint_files(self) -> dict[str, Any]:
         """Return the content of our files in a checkpoint by name."""
         return {} if self._epoch_rng is None else {folders.EPOCH_RNG: self._epoch_rng}
 
-    def _begin_training(self) -> None:
-        super()._begin_training()
+    def _find_best_model(self) -> None:
+        """Called before the first step, with the training's state loaded."""
         best, checkpoint = self.state.best_model_checkpoint, self._resumed_from
         if best is not None and checkpoint is not None:  # the run may have been moved or copied
             self.state.best_model_checkpoint = folders.beside(checkpoint, best, self.args.output_dir)
 
     def _begin_epoch(self) -> None:
-        super()._begin_epoch()
+        """Called before the first batch of an epoch."""
         checkpoint, self._resumed_from = self._resumed_from, None
         skips = not (self.args.ignore_data_skip or getattr(self.args, "ignore_load_lr_and_optim", False))
         if checkpoint is not None and skips and self.state.global_step > 0:
@@ -107,14 +118,14 @@ class ResumeMixin(TrainerMixin):
 
     def _restore_rng(self, checkpoint: str) -> None:
         """Restore the random state of the resumed epoch's start; the Trainer does so only after skipping batches."""
-        if self.state.global_step % self._steps_of_an_epoch == 0:
+        if self.state.global_step % self._steps_per_epoch == 0:
             self._load_rng_state(checkpoint)
         elif self.args.world_size <= 1:  # in several processes, samplers shuffle with the epoch's number
             if states := epoch_rng.read(checkpoint):
                 epoch_rng.restore(states)
-            elif self.state.global_step > self._steps_of_an_epoch:
+            elif self.state.global_step > self._steps_per_epoch:
                 effect = "the next batches differ from the batches of an uninterrupted run"
-                self._logger.warning(f"{checkpoint} has no random state of its epoch: {effect}")
+                warn(self, f"{checkpoint} has no random state of its epoch: {effect}")
 
     def _load_rng_state(self, checkpoint: Any) -> None:
         # some samplers make the Trainer call this in every epoch after a resume
@@ -126,14 +137,14 @@ class ResumeMixin(TrainerMixin):
         call = inspect.signature(super()._inner_training_loop).bind(*args, **kwargs)
         arguments = call.arguments
         arguments["train_dataloader"] = raising_errors(arguments["train_dataloader"])
-        self._steps_of_an_epoch = arguments["num_update_steps_per_epoch"]  # all steps, if the length is unknown
+        self._steps_per_epoch = arguments["num_update_steps_per_epoch"]  # all steps, if the length is unknown
         state, checkpoint = None, self._resumed_from
         if checkpoint is not None and not getattr(self.args, "ignore_load_lr_and_optim", False):
             state = folders.state_of(checkpoint, type(self.state))
-        taken = 0 if state is None else state.global_step
-        self._went_on_from = None if checkpoint is None else taken
+        step = 0 if state is None else state.global_step
+        self._resumed_at = None if checkpoint is None else step
         # the Trainer would take a step before it checks whether the run is over
-        if self._was_stopped(state) or taken >= arguments["max_steps"]:
+        if self._was_stopped(state) or step >= arguments["max_steps"]:
             arguments["num_train_epochs"] = 0
         return super()._inner_training_loop(*call.args, **call.kwargs)
 
@@ -146,7 +157,7 @@ class ResumeMixin(TrainerMixin):
         since_best = state.global_step - int(state.best_model_checkpoint.rpartition("-")[2])
         by_steps = name_of(self.args.evaluation_strategy) == "steps"
         for callback in (one for one in callbacks if hasattr(one, "early_stopping_patience_counter")):
-            evaluations = since_best // (self.args.eval_steps if by_steps else self._steps_of_an_epoch)
+            evaluations = since_best // (self.args.eval_steps if by_steps else self._steps_per_epoch)
             callback.early_stopping_patience_counter = evaluations
             stopped = stopped or evaluations >= callback.early_stopping_patience
         return stopped
@@ -163,24 +174,24 @@ class ResumeMixin(TrainerMixin):
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         folder = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        files = self._files()
-        if self._went_on_from is not None:
-            self._agree(self._set_aside)
-            self._went_on_from = None
+        files = self._checkpoint_files()
+        if self._resumed_at is not None:
+            agree(self, self._set_aside)
+            self._resumed_at = None
         if self.args.should_save:
             folders.begin_checkpoint(folder, files)
         self._wait_for_all()  # before any process writes into the checkpoint or deletes another
-        self._rotation = []
+        self._delayed_rotations = []
         try:
             super()._save_checkpoint(*args, **kwargs)
             self._wait_for_all()  # now it is complete
             if self.args.should_save:
                 folders.finish_checkpoint(folder, not self._saves_in_background, folders.RECORD in files)
-            if not self._rotation and self.args.local_rank == -1:  # PaddleNLP rotates only if it is 0
-                self._rotation.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
+            if not self._delayed_rotations and self.args.local_rank == -1:  # PaddleNLP rotates only if it is 0
+                self._delayed_rotations.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
         finally:
-            rotation, self._rotation = self._rotation, None
-        for positional, named in rotation:
+            rotations, self._delayed_rotations = self._delayed_rotations, None
+        for positional, named in rotations:
             self._rotate_checkpoints(*positional, **named)
 
     @property
@@ -194,16 +205,17 @@ class ResumeMixin(TrainerMixin):
 
     def _set_aside(self) -> None:
         """Rename the checkpoints of an earlier run over the same steps."""
-        step: Any = self._went_on_from
+        step: Any = self._resumed_at
         for was, now in folders.set_aside(self.args.output_dir, step):
-            self._logger.warning(
+            warn(
+                self,
                 f"{was} is renamed {now}: this run was resumed from the earlier step {step}, and a later resume must "
-                "take its own checkpoints. Delete the folder if you do not need it."
+                "take its own checkpoints. Delete the folder if you do not need it.",
             )
 
     def _rotate_checkpoints(self, *args: Any, **kwargs: Any) -> None:
-        if self._rotation is not None:
-            self._rotation.append((args, kwargs))
+        if self._delayed_rotations is not None:
+            self._delayed_rotations.append((args, kwargs))
             return
         # the Trainer assumes that the best checkpoint is among the checkpoints to delete
         best = self.state.best_model_checkpoint

@@ -5,7 +5,7 @@ import signal
 import sys
 from typing import Any
 
-from .base import Callback
+from .shared import Callback
 
 
 class StopOnSigterm(Callback):

@@ -11,7 +11,7 @@ from ..layers.map import LayerMap, layers_of
 from ..layers.ratios import Ratios, ratios_of
 from ..optimizers import LayerwiseMixin
 from ..optimizers.apply import apply_layerwise_decay
-from .base import Callback
+from .shared import Callback
 
 
 class GradualUnfreezeCallback(Callback):
@@ -47,22 +47,12 @@ class GradualUnfreezeCallback(Callback):
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Wrap the optimizer's ratios in `UnfreezingRatios`."""
         optimizer = unwrap(optimizer)
-        own, layers, name = layers_of(optimizer), self.layers, type(optimizer).__name__
-        if own is None and layers is None:
-            raise ValueError(
-                "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or `layers` "
-                f"(LayerMap.from_model(model)) to the callback. Received: optimizer={name}"
-            )
+        own = layers_of(optimizer)
+        _check_layers(optimizer, own, self.layers)
         if own is None and isinstance(optimizer, LayerwiseMixin) and "_plain" not in vars(type(optimizer)):
-            if optimizer.ratio_of is not None:
-                problem = "GradualUnfreezeCallback cannot open layers of an optimizer whose ratios come from a hook."
-                raise refusal(ValueError, problem, set_param_lr_fun=optimizer.set_param_lr_fun)
-            optimizer.ratio_of = layers.ratio_fn(1.0)
+            optimizer.ratio_of = self.layers.ratio_fn(1.0)
         elif own is None:
-            apply_layerwise_decay(optimizer, layers, 1.0)
-        elif layers is not None and layers is not own:
-            problem = "The optimizer has layers of its own: leave out the callback's."
-            raise refusal(ValueError, problem, layers=layers, optimizer=name)
+            apply_layerwise_decay(optimizer, self.layers, 1.0)
         self._restore(optimizer)  # left by an interrupted training
         self._ratio = optimizer.ratio_of = UnfreezingRatios(optimizer.ratio_of, self.every_k_steps)
         self._ratio.step = state.global_step
@@ -89,6 +79,20 @@ class GradualUnfreezeCallback(Callback):
     def _restore(self, optimizer: Any) -> None:
         if isinstance(optimizer.ratio_of, UnfreezingRatios):
             optimizer.ratio_of = optimizer.ratio_of.when_open
+
+
+def _check_layers(optimizer: Any, own: Optional[LayerMap], layers: Optional[LayerMap]) -> None:
+    """Raise ValueError unless either the optimizer has layers of its `own`, or the callback has `layers`."""
+    name = type(optimizer).__name__
+    if own is None and layers is None:
+        needs = "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or `layers`"
+        raise refusal(ValueError, f"{needs} (LayerMap.from_model(model)) to the callback.", optimizer=name)
+    if own is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None:
+        problem = "GradualUnfreezeCallback cannot open layers of an optimizer whose ratios come from a hook."
+        raise refusal(ValueError, problem, set_param_lr_fun=optimizer.set_param_lr_fun)
+    if own is not None and layers is not None and layers is not own:
+        problem = "The optimizer has layers of its own: leave out the callback's."
+        raise refusal(ValueError, problem, layers=layers, optimizer=name)
 
 
 class UnfreezingRatios:

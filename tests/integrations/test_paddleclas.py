@@ -112,12 +112,10 @@ def test_a_resumed_engine_goes_on_exactly(engine, tmp_path):
     first.train()
     resumed = engine(epochs=2, checkpoints=str(tmp_path / "latest"))
     resumed.train()
-    for (name, want), got in zip(straight.model.named_parameters(), resumed.model.parameters()):
-        np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+    frameworks.assert_same_weights(straight.model, resumed.model)
     with pytest.raises(ValueError, match=frameworks.another_decay(DECAY)):
-        engine(
-            checkpoints=str(tmp_path / "latest"), optimizer={"name": "AdamWDL", "lr": LR, "layerwise_decay": 0.5}
-        ).train()
+        other = {"name": "AdamWDL", "lr": LR, "layerwise_decay": 0.5}
+        engine(checkpoints=str(tmp_path / "latest"), optimizer=other).train()
 
 
 @pytest.mark.parametrize("name", ["Came", "Lamb", "Adafactor", "AdamWeightDecay"])
@@ -125,9 +123,7 @@ def test_every_optimizer_is_a_name_of_the_configuration_file(engine, name):
     run = engine(optimizer={"name": name, "lr": LR, "layerwise_decay": DECAY, "clip_norm": 1.0})
     [opt] = run.optimizer
     assert isinstance(opt, getattr(ldopt, name))
-    assert {name: opt.layerwise_ratio(param) for name, param in run.model.named_parameters()} == pytest.approx(
-        {name: ratio(name) for name, _ in run.model.named_parameters()}, rel=1e-12
-    )
+    frameworks.assert_ratios(opt, run.model, ratio)
     run.train()
 
 
@@ -148,10 +144,8 @@ def test_an_average_of_the_weights_and_amp_change_no_rate(engine, more):
     plain, run = engine(), engine(**more)
     plain.train()
     run.train()
-    for (name, want), got in zip(plain.model.named_parameters(), run.model.parameters()):
-        np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
-    [opt] = run.optimizer
-    assert all(opt.layerwise_ratio(param) == pytest.approx(ratio(name)) for name, param in run.model.named_parameters())
+    frameworks.assert_same_weights(plain.model, run.model)
+    frameworks.assert_ratios(run.optimizer[0], run.model, ratio)
 
 
 def test_its_own_adamwdl_s_arguments_are_taken(engine):

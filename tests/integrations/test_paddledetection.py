@@ -138,8 +138,7 @@ def test_a_resumed_trainer_goes_on_exactly(trainer, tmp_path):
     resumed.resume_weights(str(tmp_path / "config" / "model_final"))
     assert resumed.start_epoch == 1
     resumed.train()
-    for (name, want), got in zip(straight.model.named_parameters(), resumed.model.parameters()):
-        np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+    frameworks.assert_same_weights(straight.model, resumed.model)
     with pytest.raises(ValueError, match=frameworks.another_decay(DECAY)):
         trainer(optimizer={**OWN, "layer_decay": 0.5}).resume_weights(str(tmp_path / "config" / "model_final"))
 
@@ -149,9 +148,8 @@ def test_an_average_of_the_weights_and_amp_change_no_rate(trainer, more):
     plain, run = trainer(), trainer(more)
     plain.train()
     run.train()
-    for (name, want), got in zip(plain.model.named_parameters(), run.model.parameters()):
-        assert run.optimizer.layerwise_ratio(got) == pytest.approx(ratio(name)), name
-        np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+    frameworks.assert_ratios(run.optimizer, run.model, ratio)
+    frameworks.assert_same_weights(plain.model, run.model)
 
 
 @pytest.mark.parametrize("name", ["Came", "Lamb", "Adafactor", "AdamWeightDecay"])
@@ -159,8 +157,7 @@ def test_every_optimizer_is_a_name_of_the_configuration_file(trainer, name):
     settings = {"type": name, "layerwise_decay": DECAY}
     run = trainer(optimizer=settings, regularizer={"type": "L2", "factor": 1e-4}, clip_grad_by_norm=1.0)
     assert isinstance(run.optimizer, getattr(ldopt, name))
-    for parameter, param in run.model.named_parameters():
-        assert run.optimizer.layerwise_ratio(param) == pytest.approx(ratio(parameter), rel=1e-12)
+    frameworks.assert_ratios(run.optimizer, run.model, ratio)
     run.train()
 
 

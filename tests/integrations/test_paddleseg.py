@@ -77,7 +77,7 @@ def built(tmp_path, monkeypatch):
     return build
 
 
-def train(builder, folder, iters=5, resume=None):
+def train(builder, folder, iters=5, resume=None, **more):
     from paddleseg.core import train
 
     for sampler in (np.random, paddle):
@@ -93,6 +93,7 @@ def train(builder, folder, iters=5, resume=None):
         save_interval=100,
         log_iters=100,  # its log reads losses as vectors, which Paddle 3 no longer has
         resume_model=resume,
+        **more,
     )
 
 
@@ -103,6 +104,14 @@ def test_the_training_loop_gives_each_layer_its_rate(built, tmp_path):
     train(builder, tmp_path / "run")
     assert len(watched.rates) == 5
     watched.assert_follows(ratio, weight_decay=0.1)
+
+
+def test_an_average_of_the_weights_changes_no_rate(built, tmp_path):
+    plain, averaged = built(), built()
+    train(plain, tmp_path / "plain")
+    train(averaged, tmp_path / "averaged", use_ema=True)
+    frameworks.assert_same_weights(plain.model, averaged.model)
+    frameworks.assert_ratios(averaged.optimizer, averaged.model, ratio)
 
 
 @pytest.mark.parametrize("shape", ["linear", "multipliers", "towers"])
@@ -140,8 +149,7 @@ def test_custom_cfg_multiplies_the_rates_of_the_layers(built):
 def test_every_optimizer_is_a_name_of_the_configuration_file(built, name, tmp_path):
     builder = built(type=name, weight_decay=0.01)
     assert isinstance(builder.optimizer, getattr(ldopt, name))
-    for parameter, param in builder.model.named_parameters():
-        assert builder.optimizer.layerwise_ratio(param) == pytest.approx(ratio(parameter), rel=1e-12)
+    frameworks.assert_ratios(builder.optimizer, builder.model, ratio)
     train(builder, tmp_path / "run", iters=2)
 
 
@@ -154,7 +162,6 @@ def test_a_resumed_training_goes_on_exactly(built, tmp_path):
     paddle.save(first.optimizer.state_dict(), str(tmp_path / "iter_3" / "model.pdopt"))
     train(straight, tmp_path / "straight", iters=2)
     train(resumed, tmp_path / "resumed", iters=5, resume=str(tmp_path / "iter_3"))
-    for (name, want), got in zip(straight.model.named_parameters(), resumed.model.parameters()):
-        np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+    frameworks.assert_same_weights(straight.model, resumed.model)
     with pytest.raises(ValueError, match="layerwise_decay was 0.5 in the checkpoint and is 0.25 now"):
         train(other, tmp_path / "other", resume=str(tmp_path / "iter_3"))

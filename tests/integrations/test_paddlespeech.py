@@ -143,8 +143,7 @@ def test_a_resumed_trainer_goes_on_exactly(trainer):
     resumed.args.checkpoint_path = f"{first.checkpoint_dir}/3"
     assert not resumed.resume_or_scratch()
     resumed.train_on(resumed.train_loader.batches[3:])
-    for (name, want), got in zip(straight.model.named_parameters(), resumed.model.parameters()):
-        np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+    frameworks.assert_same_weights(straight.model, resumed.model)
     other = trainer(optim_conf={**SETTINGS["optim_conf"], "layerwise_decay": 0.5})
     other.args.checkpoint_path = resumed.args.checkpoint_path
     with pytest.raises(ValueError, match=frameworks.another_decay(DECAY)):
@@ -155,8 +154,7 @@ def test_a_resumed_trainer_goes_on_exactly(trainer):
 def test_every_optimizer_is_a_name_of_the_configuration_file(trainer, name):
     run = trainer(optim=name)
     assert isinstance(run.optimizer, getattr(ldopt, name))
-    for parameter, param in run.model.named_parameters():
-        assert run.optimizer.layerwise_ratio(param) == pytest.approx(ratio(parameter), rel=1e-12)
+    frameworks.assert_ratios(run.optimizer, run.model, ratio)
     run.train_on(run.train_loader.batches[:2])
 
 

@@ -74,57 +74,49 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, victim):
 
 
 def test_arguments_are_checked(saved, tmp_path, victim):
-    calls = {
-        r"one of paddle_ldopt; `paddle.save\(optimizer": lambda: ldopt.load_optimizer(
-            saved, paddle.optimizer.Adam(parameters=[]), victim.model
-        ),
-        "must be a paddle.nn.Layer": lambda: ldopt.load_optimizer(saved, victim.optimizer, "model"),
-        "`changed` may name": lambda: ldopt.load_optimizer(saved, victim.optimizer, victim.model, changed=["bta1"]),
-        "`changed` must be a list": lambda: ldopt.load_optimizer(saved, victim.optimizer, changed="beta1"),
-        "build it after the model": lambda: ldopt.load_optimizer(saved, victim.optimizer, paddle.nn.Linear(2, 2)),
-        "`step` must be an int": lambda: ldopt.save_optimizer(saved, victim.optimizer, victim.model, step=1.5),
-        "`step` must be at least 0": lambda: ldopt.save_optimizer(saved, victim.optimizer, victim.model, step=-1),
-        "a folder": lambda: ldopt.save_optimizer(tmp_path, victim.optimizer, victim.model),
-        "Received: path=None": lambda: ldopt.load_optimizer(None, victim.optimizer, victim.model),
-        "Received: path=b'a'": lambda: ldopt.load_optimizer(b"a", victim.optimizer, victim.model),
-        "Received: path=b'b'": lambda: ldopt.save_optimizer(b"b", victim.optimizer, victim.model),
-        "one of Paddle's own files": lambda: ldopt.save_optimizer(tmp_path / "a.pdopt", victim.optimizer, victim.model),
-        "leave out `model`": lambda: ldopt.load_optimizer(tmp_path / "a.pdopt", victim.optimizer, victim.model),
-    }
-    for says, call in calls.items():
+    model, optimizer, foreign = victim.model, victim.optimizer, paddle.optimizer.Adam(parameters=[])
+    load, save = ldopt.load_optimizer, ldopt.save_optimizer
+    for says, call in {
+        r"one of paddle_ldopt; `paddle.save\(optimizer": lambda: load(saved, foreign, model),
+        "must be a paddle.nn.Layer": lambda: load(saved, optimizer, "model"),
+        "`changed` may name": lambda: load(saved, optimizer, model, changed=["bta1"]),
+        "`changed` must be a list": lambda: load(saved, optimizer, changed="beta1"),
+        "build it after the model": lambda: load(saved, optimizer, paddle.nn.Linear(2, 2)),
+        "`step` must be an int": lambda: save(saved, optimizer, model, step=1.5),
+        "`step` must be at least 0": lambda: save(saved, optimizer, model, step=-1),
+        "a folder": lambda: save(tmp_path, optimizer, model),
+        "Received: path=None": lambda: load(None, optimizer, model),
+        "Received: path=b'a'": lambda: load(b"a", optimizer, model),
+        "Received: path=b'b'": lambda: save(b"b", optimizer, model),
+        "one of Paddle's own files": lambda: save(tmp_path / "a.pdopt", optimizer, model),
+        "leave out `model`": lambda: load(tmp_path / "a.pdopt", optimizer, model),
+    }.items():
         with refused(says, (TypeError, ValueError), victim):
             call()
 
 
+def warmed_up(steps):
+    return paddle.optimizer.lr.LinearWarmup(paddle.optimizer.lr.PolynomialDecay(1e-3, steps), 2, 0.0, 1e-3)
+
+
+SCHEDULES = {  # two schedules, each as a function and its arguments, and what is shown of both
+    "kind": (ldopt.get_scheduler, ("cosine", 1e-3, 2, 10), ("linear", 1e-3, 2, 10), "'Linear'.*'class': 'Cosine'"),
+    "steps": (ldopt.get_scheduler, ("linear", 1e-3, 2, 10), ("linear", 1e-3, 2, 20), "'decay': 18.*'decay': 8"),
+    "within a warm-up": (warmed_up, (10,), (20,), "'decay_steps': 20.*'decay_steps': 10"),
+    "peak": (
+        ldopt.get_scheduler,
+        ("reduce_lr_on_plateau", 1e-3),
+        ("reduce_lr_on_plateau", 2e-3),
+        "'base_lr': 0.002.*'base_lr': 0.001",
+    ),
+}
+
+
 @pytest.mark.promise("another optimizer, model, schedule or format is refused")
-@pytest.mark.parametrize(
-    "was, now, shown",
-    [
-        (
-            lambda: ldopt.get_scheduler("cosine", 1e-3, 2, 10),
-            lambda: ldopt.get_scheduler("linear", 1e-3, 2, 10),
-            "'class': 'Linear'.*'class': 'Cosine'",
-        ),
-        (
-            lambda: ldopt.get_scheduler("linear", 1e-3, 2, 10),
-            lambda: ldopt.get_scheduler("linear", 1e-3, 2, 20),
-            "'decay': 18.*'decay': 8",
-        ),
-        (
-            lambda: paddle.optimizer.lr.LinearWarmup(paddle.optimizer.lr.PolynomialDecay(1e-3, 10), 2, 0.0, 1e-3),
-            lambda: paddle.optimizer.lr.LinearWarmup(paddle.optimizer.lr.PolynomialDecay(1e-3, 20), 2, 0.0, 1e-3),
-            "'decay_steps': 20.*'decay_steps': 10",
-        ),
-        (
-            lambda: ldopt.get_scheduler("reduce_lr_on_plateau", 1e-3),
-            lambda: ldopt.get_scheduler("reduce_lr_on_plateau", 2e-3),
-            "'base_lr': 0.002.*'base_lr': 0.001",
-        ),
-    ],
-    ids=["kind", "steps", "within a warm-up", "peak"],
-)
-def test_a_schedule_with_other_numbers_is_refused_unless_it_is_meant(was, now, shown, path):
-    run, same_again, other = Run("adamwdl", rate=was()), Run("adamwdl", rate=was()), Run("adamwdl", rate=now())
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_a_schedule_with_other_numbers_is_refused_unless_it_is_meant(case, path):
+    make, was, now, shown = SCHEDULES[case]
+    run, same_again, other = (Run("adamwdl", rate=make(*arguments)) for arguments in (was, was, now))
     schedule = run.optimizer._learning_rate
     for _ in range(2):
         schedule.step(*([0.5] if hasattr(schedule, "patience") else []))

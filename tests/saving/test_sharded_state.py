@@ -38,12 +38,7 @@ def trained(variant, dtype="float32", steps=1, **more):
 
 
 def shape_of(kind, shape):
-    return {
-        "element": shape,
-        "row": shape[:-1],
-        "column": (*shape[:-2], shape[-1]),
-        "scalar": (1,),
-    }[kind]
+    return {"element": shape, "row": shape[:-1], "column": (*shape[:-2], shape[-1]), "scalar": (1,)}[kind]
 
 
 @every_variant

@@ -39,6 +39,18 @@ def assert_shape(shape, build, ratio, decay, n, tower=None):
         assert optimizer.layerwise_ratio(param) == pytest.approx(expected(below, n, known), rel=1e-12), name
 
 
+def assert_ratios(optimizer, model, ratio):
+    """Check the ratio of each parameter."""
+    for name, param in model.named_parameters():
+        assert optimizer.layerwise_ratio(param) == pytest.approx(ratio(name), rel=1e-12), name
+
+
+def assert_same_weights(model, other):
+    """Check that two models are equal bit for bit."""
+    for (name, want), got in zip(model.named_parameters(), other.parameters()):
+        np.testing.assert_array_equal(got.numpy(), want.numpy(), err_msg=name)
+
+
 class Watched:
     """Records the gradients of every step of an optimizer, and the rate at each."""
 

@@ -6,6 +6,7 @@ Dropout would differ between layouts, so only what is resumed in the same one ha
 import contextlib
 import io
 import os
+import types
 
 STEPS = 6
 BFLOAT16 = {"bf16": True, "fp16_opt_level": "O2", "amp_master_grad": True}
@@ -74,7 +75,7 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
     import paddle
     import trainer_common as common
 
-    from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback
+    from paddle_ldopt.trainer import LayerLRCallback, RunReport, ScheduleCallback, shared
 
     paddle.set_default_dtype(dtype)
 
@@ -83,6 +84,7 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
             return {"input_ids": self.ids[i], "labels": self.ids[i]}
 
     said = []
+    shared.logger_of = lambda trainer: types.SimpleNamespace(info=said.append, warning=said.append)
 
     class Listener(common.TrainerCallback):
         logs = []
@@ -92,9 +94,6 @@ def train(folder, layout=None, model="bert", dropout=0.0, resume=None, callbacks
 
     class Ranks(common.LdoptTrainer):
         """Takes the data in the same order in every layout."""
-
-        class _logger:
-            info = warning = staticmethod(said.append)
 
         def _get_train_sampler(self):
             return paddle.io.DistributedBatchSampler(

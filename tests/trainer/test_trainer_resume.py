@@ -18,6 +18,7 @@ import trainer_run
 
 import paddle_ldopt as ldopt
 from paddle_ldopt.build import OPTIMIZERS
+from paddle_ldopt.saving.layerwise_record import changes
 from paddle_ldopt.trainer import (
     GradualUnfreezeCallback,
     LdoptTrainerMixin,
@@ -25,8 +26,8 @@ from paddle_ldopt.trainer import (
     StopOnSigterm,
     folders,
     last_checkpoint,
-    record,
 )
+from paddle_ldopt.trainer.record import comparable
 
 FORMATS = ["plain", "flex"] if common.FORMERS else ["plain", "unified"]
 RECORD = "ldopt_layerwise.json"
@@ -55,6 +56,10 @@ def checkpoint(saved, tmp_path):
 
 def resume(folder, output_dir, **kwargs):
     return trainer_run.run(output_dir, resume=str(folder), **{"max_steps": 4, "save_steps": 100, **kwargs})
+
+
+def record_in(checkpoint):
+    return json.loads((pathlib.Path(checkpoint) / RECORD).read_text(encoding="utf-8"))
 
 
 def state_of(trainer):
@@ -92,25 +97,28 @@ def test_a_resume_is_exact_from_any_checkpoint_and_twice(whole, tmp_path):
     assert resumed(tmp_path / "checkpoint-10", save_steps=100) == expected
 
 
+def assert_exact(tmp_path, step, form="plain", **settings):
+    """Check that a run resumed from a checkpoint ends as an uninterrupted one; return it."""
+    expected = state_of(trainer_run.run(tmp_path / "whole", form, **settings))
+    folder = str(tmp_path / f"whole/checkpoint-{step}")
+    resumed = trainer_run.run(tmp_path / "resumed", form, resume=folder, **settings)
+    assert state_of(resumed) == expected
+    return resumed
+
+
 @pytest.mark.representatives
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("optim", [name for name in OPTIMIZERS if name != "adamwdl"])
 def test_resume_is_exact_with_every_optimizer(tmp_path, form, optim):
-    whole = trainer_run.run(tmp_path / "whole", form, max_steps=7, save_steps=4, optim=optim)
-    assert isinstance(whole.optimizer, OPTIMIZERS[optim].cls)
-    assert whole.optimizer.layerwise_ratio(whole.model.parameters()[0]) < 1
-    folder = str(tmp_path / "whole/checkpoint-4")
-    resumed = trainer_run.run(tmp_path / "resumed", form, resume=folder, max_steps=7, optim=optim)
-    assert state_of(resumed) == state_of(whole)
+    resumed = assert_exact(tmp_path, 4, form, max_steps=7, optim=optim)
+    assert isinstance(resumed.optimizer, OPTIMIZERS[optim].cls)
+    assert resumed.optimizer.layerwise_ratio(resumed.model.parameters()[0]) < 1
 
 
 @pytest.mark.representatives(count=1)
 @pytest.mark.parametrize("form", FORMATS)
 def test_resume_with_frozen_layers_is_exact(tmp_path, form):
-    settings = {"layerwise_lr_decay": 0.5, "layerwise_freeze_below": 0.2, "max_steps": 9}
-    expected = state_of(trainer_run.run(tmp_path / "whole", form, **settings))
-    resumed = trainer_run.run(tmp_path / "resumed", form, resume=str(tmp_path / "whole/checkpoint-8"), **settings)
-    assert state_of(resumed) == expected
+    resumed = assert_exact(tmp_path, 8, form, layerwise_lr_decay=0.5, layerwise_freeze_below=0.2, max_steps=9)
     start, end = common.weights(common.tiny_model(dropout=0.1)), common.weights(resumed.model)
     name = next(name for name in start if "embeddings" in name)
     assert start[name].tobytes() == end[name].tobytes()
@@ -127,9 +135,7 @@ def test_resume_with_frozen_layers_is_exact(tmp_path, form):
 def test_resume_is_exact_with_other_ways_to_train(tmp_path, settings, step):
     if common.FORMERS and "gradient_accumulation_steps" in settings:
         pytest.skip("the Trainer of PaddleFormers accumulates gradients on GPUs only")
-    expected = state_of(trainer_run.run(tmp_path / "whole", **settings))
-    folder = str(tmp_path / f"whole/checkpoint-{step}")
-    assert state_of(trainer_run.run(tmp_path / "resumed", resume=folder, **settings)) == expected
+    assert_exact(tmp_path, step, **settings)
 
 
 class Stops(common.TrainerCallback):
@@ -218,9 +224,7 @@ class Stream(paddle.io.IterableDataset):
 @pytest.mark.parametrize("step", [4, 6])
 def test_resume_is_exact_with_data_of_unknown_length(tmp_path, monkeypatch, step):
     monkeypatch.setattr(common, "Data", Stream)
-    expected = state_of(trainer_run.run(tmp_path / "whole", max_steps=9, save_steps=2))
-    folder = str(tmp_path / f"whole/checkpoint-{step}")
-    assert state_of(trainer_run.run(tmp_path / "resumed", max_steps=9, resume=folder)) == expected
+    assert_exact(tmp_path, step, max_steps=9, save_steps=2)
 
 
 @pytest.mark.promise("a Trainer checkpoint of version 0.1 resumes with the same bits", seen="equal")
@@ -273,23 +277,18 @@ def build_passed(model, decay=0.8, hook=False):
     return opt, scheduler
 
 
-def run_passed(output_dir, resume=None, decay=0.8, hook=False):
-    build = functools.partial(build_passed, decay=decay, hook=hook)
-    return trainer_run.run(output_dir, resume=resume, passed=build, max_steps=9, save_steps=2)
-
-
 @pytest.mark.parametrize("hook", [False, True])
 def test_resume_with_a_passed_optimizer(tmp_path, hook):
-    expected = state_of(run_passed(tmp_path / "whole", hook=hook))
-    folder = str(tmp_path / "whole/checkpoint-4")
-    assert state_of(run_passed(tmp_path / "resumed", folder, hook=hook)) == expected
+    settings = {"passed": functools.partial(build_passed, hook=hook), "max_steps": 9}
+    assert_exact(tmp_path, 4, **settings)
     message = (
         r"the ratio that a hook gives to '.*layers\.0\..*' was 0\.64.* in the checkpoint and is 0\.25 now.*and \d+ more"
         if hook
         else r"layerwise_lr_decay was 0\.8 in the checkpoint and is 0\.5 now"
     )
+    settings["passed"] = functools.partial(build_passed, hook=hook, decay=0.5)
     with pytest.raises(ValueError, match=message):
-        run_passed(tmp_path / "other", folder, decay=0.5, hook=hook)
+        trainer_run.run(tmp_path / "other", resume=str(tmp_path / "whole/checkpoint-4"), **settings)
 
 
 def mortal(folder, form, death, resume):
@@ -329,18 +328,12 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
     [
         ({"layerwise_lr_decay": 0.9}, "layerwise_lr_decay was 0.8 in the checkpoint and is 0.9 now"),
         ({"layerwise_lr_decay": 1.0}, "layerwise_lr_decay was 0.8 in the checkpoint and is 1.0 now"),
-        (
-            {"layerwise_convention": "electra"},
-            "layerwise_convention was 'paddlenlp' in the checkpoint and is 'electra' now",
-        ),
+        ({"layerwise_convention": "electra"}, "was 'paddlenlp' in the checkpoint and is 'electra' now"),
         ({"layerwise_min_ratio": 0.7}, "layerwise_min_ratio was 0.0 in the checkpoint and is 0.7 now"),
         ({"layerwise_head_ratio": 2.0}, "layerwise_head_ratio was 1.0 in the checkpoint and is 2.0 now"),
         ({"layerwise_freeze_below": 0.6}, "layerwise_freeze_below was 0.0 in the checkpoint and is 0.6 now"),
         ({"optim": "adamw"}, "the optimizer was AdamWDL in the checkpoint and is AdamW now"),
-        (
-            {"layerwise_lr_decay": 0.9, "optim": "adamw"},
-            "layerwise_lr_decay was 0.8 in the checkpoint and is 0.9 now; the optimizer was AdamWDL",
-        ),
+        ({"layerwise_lr_decay": 0.9, "optim": "adamw"}, "and is 0.9 now; the optimizer was AdamWDL"),
     ],
 )
 def test_resume_with_other_settings_is_refused(saved, tmp_path, change, message):
@@ -365,23 +358,21 @@ def test_resume_with_another_depth_or_layer_map_is_refused_before_anything_chang
 
     trainer = common.trainer(tmp_path, cls=OtherLayers, optim="adamwdl", layerwise_lr_decay=0.8)
     with pytest.raises(
-        ValueError, match=r"the layer of '.*linear1\.weight' was block 1 in the checkpoint and is head now"
+        ValueError, match=r"the layer of '.*linear1\.weight' was block 1 of .* in the checkpoint and is head of .* now"
     ):
         trainer.train(resume_from_checkpoint=saved)
 
 
 def test_parameters_that_come_and_go_are_named(saved):
-    with open(os.path.join(saved, RECORD), encoding="utf-8") as file:
-        was = json.load(file)
-    now = json.loads(json.dumps(was))
+    was, now = record_in(saved), record_in(saved)
     names = list(was["layers"])
     for name in names[:5]:
         del now["layers"][name]
-    assert record.differences(was, now) == [
+    assert changes(comparable(was), comparable(now)) == [
         *(f"'{name}' is in the checkpoint only" for name in names[:3]),
         "and 2 more",
     ]
-    assert record.differences(now, was)[0] == f"'{names[0]}' is not in the checkpoint"
+    assert changes(comparable(now), comparable(was))[0] == f"'{names[0]}' is not in the checkpoint"
 
 
 def test_a_change_can_be_allowed(saved, tmp_path, monkeypatch):
@@ -467,34 +458,25 @@ def test_resume_from_the_last_complete_checkpoint(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    "name, text, message",
     [
-        ("{", "cannot be read"),
-        ("[]", "cannot be read"),
-        ("{}", "cannot be read"),
-        ('{"format": 1}', "cannot be read"),
-        ('{"format": 2}', "Another version of paddle_ldopt .*reads format 1. Received: format=2"),
+        *((RECORD, text, "settings cannot be read") for text in ("{", "[]", "{}", '{"format": 1}')),
+        (RECORD, '{"format": 2}', "Another version of paddle_ldopt .*reads format 1. Received: format=2"),
+        *((EPOCH_RNG, text, f"generators cannot be read.*{EPOCH_RNG}") for text in ("{", "{}")),
+        (EPOCH_RNG, '{"numpy": ["MT19937", [1], 0, 0, 0.0], "python": [3, [1], null]}', "generators cannot be read"),
     ],
 )
-def test_a_record_that_cannot_be_read(checkpoint, tmp_path, text, message):
-    (checkpoint / RECORD).write_text(text)
+def test_a_file_of_ours_that_cannot_be_read(checkpoint, tmp_path, name, text, message):
+    (checkpoint / name).write_text(text)
     os.remove(checkpoint / FILES)  # which would tell
     with pytest.raises(ValueError, match=message):
-        resume(checkpoint, tmp_path)
-
-
-@pytest.mark.parametrize("text", ["{", "{}", '{"numpy": ["MT19937", [1], 0, 0, 0.0], "python": [3, [1], null]}'])
-def test_states_of_generators_that_cannot_be_read(checkpoint, tmp_path, text):
-    (checkpoint / EPOCH_RNG).write_text(text)
-    os.remove(checkpoint / FILES)  # which would tell
-    with pytest.raises(ValueError, match=f"generators cannot be read.*{EPOCH_RNG}"):
         resume(checkpoint, tmp_path)
 
 
 def test_another_layout_is_refused_in_a_folder_with_any_name(saved, tmp_path):
     folder = tmp_path / "run[1]" / "checkpoint-2"
     shutil.copytree(saved, folder)
-    record = json.loads((folder / RECORD).read_text())
+    record = record_in(folder)
     (folder / RECORD).write_text(json.dumps({**record, "layout": {**record["layout"], "sharding": 2}}))
     os.remove(folder / FILES)
     with pytest.raises(ValueError, match="saved in another layout, sharding=2"):
@@ -511,8 +493,7 @@ def test_a_missing_folder_is_left_to_the_trainer(tmp_path):
 
 
 def test_the_record_says_what_was_trained(saved):
-    with open(os.path.join(saved, RECORD), encoding="utf-8") as file:
-        record = json.load(file)
+    record = record_in(saved)
     assert record["optimizer"] == "AdamWDL"
     assert record["rule"]["layerwise_lr_decay"] == 0.8
     assert record["towers"] == {"bert.encoder.layers": 2}
@@ -543,11 +524,18 @@ def test_the_new_checkpoint_is_complete_before_an_older_one_goes(tmp_path, monke
     assert [name for name in os.listdir(tmp_path) if name.startswith("checkpoint-")] == ["checkpoint-4"]
 
 
-def test_of_the_checkpoints_the_best_and_the_last_stay(tmp_path, monkeypatch):
-    values = iter([3.0, 1.0, 2.0, 4.0, 5.0])
+ROTATED = {"save_strategy": "epoch", "max_steps": -1, "save_total_limit": 2, **EVALUATE}
+
+
+def script_losses(monkeypatch, *losses):
+    """Let each evaluation find the next of the losses."""
+    values = iter(losses)
     monkeypatch.setattr(common.Trainer, "evaluate", lambda self, *args, **kwargs: {"eval_loss": next(values)})
-    settings = {"save_strategy": "epoch", "num_train_epochs": 5, "max_steps": -1, "save_total_limit": 2, **EVALUATE}
-    trainer = trainer_run.run(f"{tmp_path}/", **settings)
+
+
+def test_of_the_checkpoints_the_best_and_the_last_stay(tmp_path, monkeypatch):
+    script_losses(monkeypatch, 3.0, 1.0, 2.0, 4.0, 5.0)
+    trainer = trainer_run.run(f"{tmp_path}/", num_train_epochs=5, **ROTATED)
     kept = sorted(name for name in os.listdir(tmp_path) if name.startswith("checkpoint-"))
     assert kept == ["checkpoint-12", "checkpoint-30"]
     assert os.path.basename(trainer.state.best_model_checkpoint) == "checkpoint-12"
@@ -566,20 +554,19 @@ def test_a_run_that_ended_within_an_epoch_is_over(tmp_path, end):
 
 
 def test_the_best_model_of_a_run_that_was_moved(tmp_path, monkeypatch):
-    values = iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    monkeypatch.setattr(common.Trainer, "evaluate", lambda self, *args, **kwargs: {"eval_loss": next(values)})
-    settings = {"save_strategy": "epoch", "num_train_epochs": 3, "max_steps": -1, "save_total_limit": 2, **EVALUATE}
-    trainer_run.run(tmp_path / "first", **settings)
+    script_losses(monkeypatch, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+
+    def run(folder, epochs, checkpoint=None):
+        resume = checkpoint and str(tmp_path / "second" / checkpoint)
+        return trainer_run.run(tmp_path / folder, resume=resume, num_train_epochs=epochs, **ROTATED)
+
+    run("first", 3)
     best = dict(np.load(one_array(tmp_path / "first/checkpoint-6")))
     shutil.move(tmp_path / "first", tmp_path / "second")
-    done = trainer_run.run(
-        tmp_path / "second", resume=str(tmp_path / "second/checkpoint-18"), **{**settings, "num_train_epochs": 4}
-    )
+    done = run("second", 4, "checkpoint-18")
     assert done.state.best_model_checkpoint == str(tmp_path / "second/checkpoint-6")
     assert common.same(best, common.weights(done.model)), "the best model is loaded at the end"
-    copied = trainer_run.run(
-        tmp_path / "third", resume=str(tmp_path / "second/checkpoint-24"), **{**settings, "num_train_epochs": 5}
-    )
+    copied = run("third", 5, "checkpoint-24")
     assert copied.state.best_model_checkpoint == str(tmp_path / "second/checkpoint-6")
     assert sorted(os.listdir(tmp_path / "third"))[0].startswith("checkpoint-"), "none of another folder is deleted"
     assert (tmp_path / "second/checkpoint-6").exists()
@@ -612,12 +599,10 @@ def test_other_gradual_unfreezing_is_refused(tmp_path):
         with pytest.raises(ValueError, match=f"GradualUnfreezeCallback was 1 in the checkpoint and is {said} now"):
             run(k, resume=folder)
     assert run(1, resume=folder).state.global_step == 4
-    with open(os.path.join(folder, RECORD), encoding="utf-8") as file:
-        record = json.load(file)
+    record = record_in(folder)
     del record["unfreeze_every_k_steps"], record["layout"]  # as version 0.1 wrote it
     os.remove(os.path.join(folder, FILES))
-    with open(os.path.join(folder, RECORD), "w", encoding="utf-8") as file:
-        json.dump(record, file)
+    pathlib.Path(folder, RECORD).write_text(json.dumps(record), encoding="utf-8")
     with pytest.warns(UserWarning, match=r"steps \[4, 6\] are never trained"):
         assert run(2, resume=folder).state.global_step == 4
 
@@ -630,12 +615,8 @@ def test_resume_is_exact_with_an_optimizer_that_sets_its_rate_itself(tmp_path, k
             return ldopt.Came(relative_step=True, **how), None
         return ldopt.Lamb(lambda step: 1e-2 / (step + 1), **how), None
 
-    def run(output_dir, resume=None):
-        return trainer_run.run(output_dir, resume=resume, passed=build, max_steps=7)
-
-    whole = run(tmp_path / "whole")
-    assert whole.optimizer.get_lr() == pytest.approx(1e-2 if kind == "came" else 1e-2 / 8)
-    assert state_of(run(tmp_path / "resumed", str(tmp_path / "whole/checkpoint-4"))) == state_of(whole)
+    resumed = assert_exact(tmp_path, 4, passed=build, max_steps=7)
+    assert resumed.optimizer.get_lr() == pytest.approx(1e-2 if kind == "came" else 1e-2 / 8)
 
 
 def test_the_order_of_batches_that_a_checkpoint_does_not_tell_is_warned_of(tmp_path, monkeypatch):

@@ -36,9 +36,8 @@ def train(folder, resume=None, cls=common.LdoptTrainer, **kwargs):
     """Return the Trainer after a training, and the rates of its steps."""
     rates = Rates()
     with paddle.utils.unique_name.guard():
-        trainer = common.trainer(
-            folder, cls=cls, callbacks=[rates], **{"max_steps": STEPS, **checkpoint_format("plain"), **kwargs}
-        )
+        settings = {"max_steps": STEPS, **checkpoint_format("plain"), **kwargs}
+        trainer = common.trainer(folder, cls=cls, callbacks=[rates], **settings)
         trainer.train(resume_from_checkpoint=resume)
     return trainer, rates.rates
 
@@ -78,19 +77,15 @@ def test_a_training_uses_it_and_resumes_exactly(tmp_path):
 @pytest.mark.parametrize("kind", sorted(BUILT_IN))
 def test_the_trainers_own_kinds_stay_its_own(tmp_path, kind):
     trainer = common.trainer(tmp_path, max_steps=STEPS, lr_scheduler_type=kind)
-    plain = common.trainer(
-        tmp_path,
-        cls=common.Trainer,
-        args=common.arguments(tmp_path, cls=common.TrainingArguments, lr_scheduler_type=kind),
-    )
+    args = common.arguments(tmp_path, cls=common.TrainingArguments, lr_scheduler_type=kind)
+    plain = common.trainer(tmp_path, cls=common.Trainer, args=args)
     assert trainer.args.lr_scheduler_type is plain.args.lr_scheduler_type
     assert type(trainer.create_scheduler(STEPS)) is type(plain.create_scheduler(STEPS))
 
 
 def test_arguments_of_a_built_in_kind_as_json(tmp_path):
-    trainer = common.trainer(
-        tmp_path, max_steps=STEPS, lr_scheduler_type="polynomial", lr_end=1e-3, lr_scheduler_kwargs='{"power": 2.0}'
-    )
+    settings = {"lr_scheduler_type": "polynomial", "lr_end": 1e-3, "lr_scheduler_kwargs": '{"power": 2.0}'}
+    trainer = common.trainer(tmp_path, max_steps=STEPS, **settings)
     got = trainer.create_scheduler(STEPS)
     expected = get_scheduler("polynomial", 1e-2, 0, STEPS, {"power": 2.0, "lr_end": 1e-3})
     got.step(4)
@@ -117,7 +112,7 @@ def test_from_a_command_line_and_through_a_file(tmp_path):
         ({"lr_scheduler_type": "no_such", "lr_scheduler_kwargs": '{"a": 1}'}, "are for 'constant', .*'linear'"),
         (
             {"lr_scheduler_kwargs": '{"a": 1}'},
-            "'linear' takes no `lr_scheduler_kwargs`. Received: lr_scheduler_kwargs=",
+            "'linear' takes no `lr_scheduler_kwargs`. Received: lr_sched",
         ),
         ({"lr_scheduler_type": "constant", "lr_scheduler_kwargs": '{"a": 1}'}, "'constant' takes no"),
         ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": "{a}"}, "must be a JSON object.*kwargs='{a}'$"),
@@ -167,53 +162,42 @@ class Scripted(common.LdoptTrainer):
         return output
 
 
+class Accuracy(Scripted):
+    script, key = [0.5, 0.6, 0.5, 0.4, 0.3], "eval_accuracy"
+
+
+class Equal(Scripted):
+    script = [1.0] * 7
+
+
 PLATEAU = {
     "lr_scheduler_type": "reduce_lr_on_plateau",
     "lr_scheduler_kwargs": '{"patience": 1, "factor": 0.5}',
     "evaluation_strategy": "steps",
     "eval_steps": 2,
 }
+EPOCHS = {"lr_scheduler_kwargs": '{"patience": 0, "factor": 0.5}', "evaluation_strategy": "epoch", "max_steps": 14}
 
 
-def test_a_plateau_lowers_the_rate_after_evaluations_only(tmp_path):
-    _, rates = train(tmp_path, cls=Scripted, **PLATEAU)
+@pytest.mark.parametrize("cls, metric", [(Scripted, None), (Accuracy, "accuracy")], ids=["falls", "rises"])
+def test_a_plateau_lowers_the_rate_after_evaluations_only(tmp_path, cls, metric):
+    _, rates = train(tmp_path, cls=cls, metric_for_best_model=metric, **PLATEAU)
     # the third evaluation in a row without a gain is the second bad one, at step 8: more than `patience`
     assert rates == [1e-2] * 8 + [5e-3] * 2
 
 
-def test_a_plateau_of_a_metric_that_shall_rise(tmp_path):
-    class Accuracy(Scripted):
-        script, key = [0.5, 0.6, 0.5, 0.4, 0.3], "eval_accuracy"
-
-    _, rates = train(tmp_path, cls=Accuracy, metric_for_best_model="accuracy", **PLATEAU)
-    assert rates == [1e-2] * 8 + [5e-3] * 2
-
-
-def test_a_plateau_resumes_exactly(tmp_path):
-    settings = {**PLATEAU, "save_steps": 6}
-    whole, rates = train(tmp_path / "whole", cls=Scripted, **settings)
-    checkpoint = str(tmp_path / "whole" / "checkpoint-6")
-    rest, later = train(tmp_path / "rest", resume=checkpoint, cls=Scripted, **settings)
-    assert later == rates[6:]
-    assert common.same(common.weights(rest.model), common.weights(whole.model))
-    assert rest.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()
-
-
 @pytest.mark.promise("a run stopped by SIGTERM has the same evaluations, metric-driven rates and best model")
-@pytest.mark.parametrize("step", [6, 12])
-def test_a_plateau_resumes_exactly_from_the_end_of_an_epoch(tmp_path, step):
-    class Equal(common.LdoptTrainer):
-        def evaluation_loop(self, *args, **kwargs):
-            output = super().evaluation_loop(*args, **kwargs)
-            output.metrics["eval_loss"] = 1.0
-            return output
-
-    kwargs = '{"patience": 0, "factor": 0.5}'
-    settings = {**PLATEAU, "lr_scheduler_kwargs": kwargs, "evaluation_strategy": "epoch", "save_steps": 3}
-    whole, rates = train(tmp_path / "whole", cls=Equal, max_steps=14, **settings)
-    assert rates == [1e-2] * 12 + [5e-3] * 2, "six steps make an epoch, whose evaluation counts from the next step on"
+@pytest.mark.parametrize(
+    "cls, settings, lowered, step",
+    [(Scripted, {}, 8, 6), (Equal, EPOCHS, 12, 6), (Equal, EPOCHS, 12, 12)],
+    ids=["within an epoch", "end of an epoch", "end of the next"],
+)
+def test_a_plateau_resumes_exactly(tmp_path, cls, settings, lowered, step):
+    settings = {**PLATEAU, "save_steps": 3, **settings}
+    whole, rates = train(tmp_path / "whole", cls=cls, **settings)
+    assert rates == [1e-2] * lowered + [5e-3] * 2, "six steps make an epoch, whose evaluation counts from the next on"
     checkpoint = str(tmp_path / f"whole/checkpoint-{step}")
-    rest, later = train(tmp_path / "rest", resume=checkpoint, cls=Equal, max_steps=14, **settings)
+    rest, later = train(tmp_path / "rest", resume=checkpoint, cls=cls, **settings)
     assert later == rates[step:]
     assert common.same(common.weights(rest.model), common.weights(whole.model))
     assert rest.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()

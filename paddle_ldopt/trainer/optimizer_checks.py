@@ -7,14 +7,13 @@ from paddle.optimizer.lr import LRScheduler
 from .._messages import refusal, shown
 from .._paddle import check_wrapper_state, parameters_of, rate_source, unwrap
 from ..build import OFF
-from ..config import json_object
+from ..config import json_object, name_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..layers.rates import sets_own_rate
 from ..layers.ratios import decay_of
 from ..optimizers.registry import REGISTRY
 from ..schedules import ON_METRIC
-from .base import name_of
 
 
 class OwnRate(LRScheduler):
@@ -29,7 +28,7 @@ class OwnRate(LRScheduler):
         return float(self.optimizer.get_lr())
 
 
-def check_given_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
+def check_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
     """Raise if an optimizer that the mixin did not make contradicts the Trainer's schedule, `optim` or decay."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
@@ -48,7 +47,7 @@ def check_given_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: Lay
         )
 
 
-def check_given_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) -> None:
+def check_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) -> None:
     """Raise if an optimizer differs from `optim_kwargs` in an option, or from `layerwise_rules` in a layer."""
     optimizer = unwrap(optimizer)
     name = type(optimizer).__name__

@@ -1,0 +1,80 @@
+"""Checks of `save_optimizer` and `load_optimizer`: their arguments, and the content of a file."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from paddle.optimizer.lr import LRScheduler
+
+from .._files import checked_path
+from .._messages import refusal
+from .json_state import check_part
+from .record import check_same
+
+PDOPT = ".pdopt"  # extension of Paddle's own files
+
+
+def checked_target(path: Any) -> str:
+    """Return the path of a file to write; raise for one that `load_optimizer` would take for Paddle's."""
+    path = checked_path(path)
+    if path.endswith(PDOPT):
+        problem = "`load_optimizer` would take it for one of Paddle's own files: use the extension .safetensors."
+        raise refusal(ValueError, problem, path=path)
+    return path
+
+
+def check_scaler(scaler: Any) -> None:
+    """Raise TypeError for an object without the `state_dict` of a loss scaler."""
+    if scaler is not None and not callable(getattr(scaler, "state_dict", None)):
+        raise refusal(TypeError, "`scaler` must be a loss scaler.", scaler=scaler)
+
+
+def check_pdopt_arguments(path: str, model: Any, scaler: Any, changed: set[str]) -> None:
+    """Raise ValueError for arguments without effect on a .pdopt."""
+    if scaler is not None or model is not None or changed - {"schedule"}:
+        problem = "A .pdopt holds Paddle's names, no options and no scaler: leave out `model`, `scaler`, `changed`."
+        raise refusal(ValueError, problem, path=path)
+
+
+def check_pdopt_schedule(state: Any, rate: Any) -> None:
+    """Raise ValueError if only one of file and optimizer has a schedule."""
+    if (state is not None) != isinstance(rate, LRScheduler):
+        problem = "Only one of file and optimizer has a schedule. If this is intended, give changed=['schedule']."
+        raise ValueError(f"{problem} Received: {type(rate).__name__} as the rate")
+
+
+@contextlib.contextmanager
+def content_errors(path: str) -> Iterator[None]:
+    """Turn an error in the content of a file with a correct checksum into a ValueError with its path."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        problem = f"The file's record differs from the records of `save_optimizer`: {error!r}."
+        raise refusal(ValueError, problem, path=path) from error
+
+
+def check_contents(record: Any, present: Any, structured: bool, changed: set[str]) -> None:
+    """Raise ValueError if a file's record does not fit the optimizer, described by `present`.
+
+    `structured` says whether the optimizer's parameters have the model's names.
+    """
+    if (record["naming"] == "structured") != structured:
+        has = "the model's names: give `model`" if not structured else "Paddle's names: leave out `model` and `layers`"
+        raise refusal(ValueError, f"Parameters are matched by name, and the file has {has}.", naming=record["naming"])
+    check_same(record, present, changed)
+    step, with_state = record["step"], record["with_state"]
+    if step is not None and (type(step) is not int or step < 0):
+        raise refusal(ValueError, "The file's step must be at least 0.", step=step)
+    if set(with_state) - set(present["parameters"]) or len(set(with_state)) < len(with_state):
+        raise refusal(ValueError, "The file's record lacks the parameters with state.", with_state=with_state[:8])
+
+
+def checked_parts(schedule: tuple[Any, Any], scaler: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return the pairs with a state to load, from (schedule, its state or None) and (scaler, its state or None)."""
+    if (scaler[0] is None) != (scaler[1] is None):
+        found = f"scaler of type {type(scaler[0]).__name__}, {'one' if scaler[0] is None else 'none'} in the file"
+        raise ValueError(f"`scaler` must be given if and only if one was saved. Received: {found}")
+    for name, (part, state) in (("schedule", schedule), ("scaler", scaler)):
+        if state is not None:
+            check_part(part, state, f"The {name}'s state")
+    return [(part, state) for part, state in (schedule, scaler) if state is not None]

@@ -1,0 +1,69 @@
+"""Shared by mixins and callbacks: events, agreement of all processes, the logger."""
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Iterator
+from typing import Any, Callable
+
+from .._processes import together
+
+
+def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
+    """Raise TypeError if `cls` inherits `method` from an unrelated base that precedes `mixin`."""
+    owner = next(base for base in cls.__mro__ if method in vars(base))
+    if not issubclass(owner, mixin):
+        name = next(base.__name__ for base in cls.__mro__[1:] if issubclass(base, mixin))
+        bases = ", ".join(base.__name__ for base in cls.__bases__)
+        advice = f"{name} must come first: class {cls.__name__}({name}, {owner.__name__})"
+        raise TypeError(f"{advice}. Received: class {cls.__name__}({bases})")
+
+
+class Callback:
+    """A TrainerCallback without the base class, which differs between packages."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("on_"):
+            return lambda *args, **kwargs: None
+        raise AttributeError(name)
+
+
+@contextlib.contextmanager
+def listening(trainer: Any, **events: Callable[[], None]) -> Iterator[None]:
+    """Call functions at events of a Trainer, such as `on_train_begin`, before the user's callbacks."""
+    listener: Any = Callback()
+    for event, call in events.items():
+        setattr(listener, event, lambda *args, call=call, **kwargs: call())
+    trainer.callback_handler.callbacks.insert(0, listener)
+    try:
+        yield
+    finally:
+        trainer.callback_handler.pop_callback(listener)
+
+
+def agree(trainer: Any, ask: Callable[[], Any]) -> Any:
+    """Return the result of `ask()` in the main process to all processes, or raise its error in all."""
+    if trainer.args.world_size <= 1:
+        return ask()
+    _, answers = together(lambda: (None, ask() if trainer.is_world_process_zero() else None))
+    return answers[0]
+
+
+def inform(trainer: Any, message: str) -> None:
+    """Log a message in the main process."""
+    if trainer.is_world_process_zero():
+        logger_of(trainer).info(message)
+
+
+def warn(trainer: Any, message: str) -> None:
+    """Log a warning."""
+    logger_of(trainer).warning(message)
+
+
+def logger_of(trainer: Any) -> Any:
+    """Return the logger of the Trainer's package."""
+    packages = {cls.__module__.partition(".")[0] for cls in type(trainer).__mro__}
+    for package in ("paddlenlp", "paddleformers"):
+        if package in packages:
+            return importlib.import_module(f"{package}.utils.log").logger
+    return logging.getLogger(__name__)
