@@ -89,7 +89,7 @@ def test_imports_point_one_way(name):
 
 
 def test_every_arrow_is_used():
-    drawn = {(room, below) for room, arrows in ARROWS.items() for below in arrows}
+    drawn = {(package, below) for package, arrows in ARROWS.items() for below in arrows}
     assert drawn <= {(part(name), part(module)) for name, path in OURS.items() for module in imports(name, path, OURS)}
 
 
@@ -107,13 +107,13 @@ def test_no_imports_go_in_a_circle(modules):
 
 
 def test_the_readme_draws_the_arrows():
-    """Each room stands above those that it may import."""
+    """Each package stands above those that it may import."""
     section = (ROOT.parent / "README.md").read_text(encoding="utf-8").partition("## Architecture")[2]
     rows = [line.split() for line in section.split("```")[1].splitlines()]
-    height = {room: -i for i, row in enumerate(rows) for room in row if room in ARROWS}
+    height = {package: -i for i, row in enumerate(rows) for package in row if package in ARROWS}
     assert height.keys() >= ARROWS.keys() - {"version", "__main__"}
-    for room in height:
-        assert all(height[room] > height[below] for below in ARROWS[room] & height.keys()), room
+    for package in height:
+        assert all(height[package] > height[below] for below in ARROWS[package] & height.keys()), package
 
 
 def test_importing_the_package_is_cheap():

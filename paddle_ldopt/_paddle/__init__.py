@@ -16,7 +16,7 @@ moved one, `import paddle_ldopt` still works, and using the feature raises `Move
 a subclass overrides, and their `super()` calls, are in the subclass.
 """
 
-# ruff: noqa: F403  every name is for the rooms of the package
+# ruff: noqa: F403  every name is for the whole package
 from .declared import PRIVATE as PRIVATE
 from .declared import MovedError as MovedError
 from .fleet import *

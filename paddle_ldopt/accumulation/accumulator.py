@@ -13,7 +13,7 @@ from .._processes import gathered
 from .checks import (
     check_gradient,
     check_group,
-    check_state,
+    check_sums,
     check_trains,
     check_weight,
     checked_parameters_of,
@@ -236,7 +236,7 @@ class GradientAccumulator:
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, to continue bit for bit; an inconsistent state raises and changes nothing."""
-        check_state(state_dict, self.reduction)
+        check_sums(state_dict, self.reduction)
         saved = state_dict["gradients"]
         self._sums = [_own_tensor(saved.get(str(place))) for place in range(state_dict["slots"])]
         self._names = None if state_dict["names"] is None else list(state_dict["names"])

@@ -128,7 +128,7 @@ def check_group(group: Any, sums: list[Any]) -> None:
 # ---- a state
 
 
-def check_state(state: Any, reduction: str) -> None:
+def check_sums(state: Any, reduction: str) -> None:
     """Raise unless the entries of a state have the right types, are consistent, and of the same reduction."""
     missing = sorted(_KEYS - set(checked_state(state)))
     if missing:

@@ -9,7 +9,7 @@ import paddle
 
 from .._messages import refusal
 from ..layers.map import LayerMap
-from .settings import NAMES, framework, from_settings, groups_by_name, name_parts, undecayed_names
+from .settings import NAMES, framework, from_settings, name_parts, named_groups, undecayed_names
 
 __all__ = ["register"]
 
@@ -83,7 +83,7 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
     skipped = name_parts(settings.pop("skip_decay_names", None) or (), "skip_decay_names")
     undecayed = undecayed_names(model, skipped, one_dimensional=filters)
     chosen = [(name_parts(group.get("params"), "params"), group) for group in settings.pop("param_groups", ())]
-    groups = groups_by_name(model, chosen) if chosen else None
+    groups = named_groups(model, chosen) if chosen else None
     weight_decay = settings.pop("weight_decay")
     return from_settings(name, model, settings, weight_decay=weight_decay, undecayed=undecayed, groups=groups, **common)
 

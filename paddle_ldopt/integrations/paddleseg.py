@@ -6,7 +6,7 @@ Call `register()` before PaddleSeg builds its optimizer.
 from typing import Any, Optional
 
 from .._messages import refusal, unknown
-from .settings import NAMES, framework, from_settings, groups_by_name, numbers_read
+from .settings import NAMES, framework, from_settings, named_groups, numbers_read
 
 __all__ = ["register"]
 
@@ -38,7 +38,7 @@ def register() -> None:
         def __call__(self, model: Any, lr: Any) -> Any:
             groups = None
             if self.custom_cfg:
-                groups = groups_by_name(
+                groups = named_groups(
                     model, [(self._parts(chosen), self._options(chosen)) for chosen in self.custom_cfg]
                 )
             name, common = type(self).__name__, {**self.args, "weight_decay": self.weight_decay or 0.0}

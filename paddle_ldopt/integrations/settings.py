@@ -23,7 +23,7 @@ __all__ = [
     "Component",
     "framework",
     "from_settings",
-    "groups_by_name",
+    "named_groups",
     "name_parts",
     "numbers_read",
     "undecayed_names",
@@ -138,7 +138,7 @@ def undecayed_names(model: Any, parts: Iterable[str] = (), *, one_dimensional: b
     }
 
 
-def groups_by_name(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]]) -> list[dict[str, Any]]:
+def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return a parameter group for each entry, matched by parts of structured names, and one for all other parameters.
 
     The first entry that matches gets the parameter. Raise ValueError for an entry without a parameter.

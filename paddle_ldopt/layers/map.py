@@ -11,13 +11,13 @@ from .._files import Path
 from .._messages import first_few, refusal
 from .._paddle import name_dict_of, unwrap_model
 from ..plots import plot_table
-from .before_blocks import ParameterInfo
 from .decay import LayerDecay, as_decay
 from .granularity import Granularity, checked_granularity
+from .head_or_embeddings import ParameterInfo
 from .layer import Layer
 from .map_checks import check_network, check_table_arguments, checked_names, unknown_name
-from .network import parameter_infos
-from .places import place
+from .model_parameters import parameter_infos
+from .placement import place
 from .rates import planned_rates, rates_of_optimizer
 from .ratio_checks import check_effects
 from .ratios import LayerRatios, ratios_of

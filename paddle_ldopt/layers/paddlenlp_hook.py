@@ -1,4 +1,4 @@
-"""The default hook, PaddleNLP's `layerwise_lr_decay`; `hooks.py` calls it and hooks of the caller's own."""
+"""The default hook, PaddleNLP's `layerwise_lr_decay`; `hook_calls.py` calls it and hooks of the caller's own."""
 
 import re
 import warnings

@@ -34,7 +34,7 @@ class Ratios(Protocol):
 
 
 class RatedOptimizer:
-    """All that this room reads from an optimizer; the defaults are true of Paddle's optimizers."""
+    """All that `layers` reads from an optimizer; the defaults are true of Paddle's optimizers."""
 
     ratio_of: Optional[Ratios] = None  # None: every ratio is 1
 

@@ -12,7 +12,7 @@ import paddle
 
 from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
-from ._base.arithmetic import Temporary, average, decayed, power
+from ._base.arithmetic import Temporary, after_weight_decay, average, power
 from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, is_factored, scaled_rate
 from ._base.updates import Update
 from ._fused.plan import FusedRule
@@ -62,7 +62,7 @@ def adafactor_update(
     if beta1 is not None:  # an average of steps, rates included
         step = new_state["exp_avg"] = average(state["exp_avg"], step, beta1)
     if weight_decay != 0.0:  # not in the paper
-        param = decayed(param, weight_decay * alpha)
+        param = after_weight_decay(param, weight_decay * alpha)
     return param - step, {**new_state, _USED_LR: alpha}
 
 

@@ -12,7 +12,7 @@ import paddle
 from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import Temporary, adam_moments, decayed, one_minus_power, root, times
+from ._base.arithmetic import Temporary, adam_moments, after_weight_decay, one_minus_power, root, times
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_count import SharedStepCount
 from ._base.updates import Update
@@ -55,7 +55,7 @@ def adam_weight_decay_update(
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:
-        param = decayed(param, lr * weight_decay)  # first, and not with the bias-corrected rate
+        param = after_weight_decay(param, lr * weight_decay)  # first, and not with the bias-corrected rate
     m, v = adam_moments(state, grad, beta_1, beta_2)
     new_state = {"moment1": m, "moment2": v}
     if amsgrad:

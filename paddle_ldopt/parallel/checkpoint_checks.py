@@ -44,7 +44,7 @@ def checked_arguments(folder: Any, network: Any, rename: Any) -> tuple[str, Any,
     return folder, weights, names
 
 
-def check_record(folder: str, saved: Any, present: Any, changed: set[str]) -> None:
+def check_same_record(folder: str, saved: Any, present: Any, changed: set[str]) -> None:
     """Raise unless the records are of the same optimizer, with the same options except those in `changed`."""
     with files.readable(os.path.join(folder, RECORD)):
         if "parameters" not in saved:  # a record of version 0.1 names the optimizer only

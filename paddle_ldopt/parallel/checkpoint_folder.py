@@ -38,7 +38,7 @@ def own_files(items: Iterable[Any]) -> list[Any]:
     return sorted(items)[dist.get_rank() :: dist.get_world_size()]
 
 
-def read_record(folder: str) -> Any:
+def record_in(folder: str) -> Any:
     """Return the record of a complete checkpoint; raise ValueError if it cannot be read."""
     path = os.path.join(folder, RECORD)
     with readable(path), open(path, encoding="utf-8") as file:

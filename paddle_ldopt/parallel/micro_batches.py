@@ -9,7 +9,7 @@ import paddle.distributed as dist
 
 from .. import _paddle
 from .._messages import refusal
-from .process_groups import ProcessGroups, sum_over
+from .process_groups import ProcessGroups, sum_of_processes
 from .scalers import LossScaler
 from .step_checks import check_loss, check_pipeline, check_tokens, checked_shapes
 
@@ -64,13 +64,13 @@ class MicroBatches:
         """
         groups = self._groups
         if not self._per_token:
-            loss = sum_over(groups.data_groups, self._loss) / groups.data_ranks
+            loss = sum_of_processes(groups.data_groups, self._loss) / groups.data_ranks
             return loss.reshape([]), 1.0 / (self._count * self._share)
         tokens = paddle.add_n(self._tokens) if self._tokens else paddle.zeros([1])
         stages = groups.group("pipe")
         if stages is not None:
             dist.broadcast(tokens, src=stages.ranks[-1], group=stages)
-        loss_and_tokens = sum_over(groups.data_groups, paddle.concat([self._loss * self._count, tokens]))
+        loss_and_tokens = sum_of_processes(groups.data_groups, paddle.concat([self._loss * self._count, tokens]))
         total = loss_and_tokens[1].item()
         check_tokens(total)
         return loss_and_tokens[0] / total, groups.data_ranks / (total * self._share)

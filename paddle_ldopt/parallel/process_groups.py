@@ -78,8 +78,8 @@ class ProcessGroups:
 
     def sum_of_squares(self, split: Any, whole: Any) -> Any:
         """Return the sum over all parameters, from this process's sums over split and over whole parameters."""
-        both = sum_over([self.group("sharding"), self.group("pipe")], paddle.concat([split, whole]))
-        return sum_over([self.group("model")], both[:1]) + both[1:]
+        both = sum_of_processes([self.group("sharding"), self.group("pipe")], paddle.concat([split, whole]))
+        return sum_of_processes([self.group("model")], both[:1]) + both[1:]
 
     def repeated(self) -> set[int]:
         """Return the ids of the copies of tied weights, and of their slices, which another stage counts."""
@@ -95,7 +95,7 @@ class ProcessGroups:
         return {id(tensor) for copy in copies for tensor in (copy, slices.get(copy.name, copy))}
 
 
-def sum_over(groups: list[Any], value: Any) -> Any:
+def sum_of_processes(groups: list[Any], value: Any) -> Any:
     """Sum a Tensor in place over groups of processes, one after the other; None is a group of one."""
     for group in groups:
         if group is not None:

@@ -20,9 +20,9 @@ from .._messages import refusal, shown
 from .._paddle import rate_source, unwrap, wrappers
 from .._processes import together
 from ..saving.record import describe, merged
-from ..saving.state import checked_names, one_of_ours
+from ..saving.state import checked_name_list, one_of_ours
 from . import checkpoint_folder as files
-from .checkpoint_checks import check_all_loaded, check_record, check_tensors, checked_arguments, saved_schedule
+from .checkpoint_checks import check_all_loaded, check_same_record, check_tensors, checked_arguments, saved_schedule
 from .checkpoint_folder import RECORD, SCHEDULE
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
@@ -118,14 +118,14 @@ def load_checkpoint(
 
     def prepare() -> tuple[Any, Any]:
         path, weights, names = checked_arguments(folder, network, rename)
-        may_differ = set(checked_names(changed, "changed"))
+        may_differ = set(checked_name_list(changed, "changed"))
         content = files.content(path) or "is missing or empty"
         if content != files.COMPLETE:
             problem = f"`folder` {content}: give a complete checkpoint of `save_checkpoint`."
             raise refusal(ValueError, problem, folder=path)
-        record, shards = files.read_record(path), _shards(optimizer)
+        record, shards = files.record_in(path), _shards(optimizer)
         present = _described(weights, optimizer, names)
-        check_record(path, record, present, may_differ)
+        check_same_record(path, record, present, may_differ)
         files.check_files(path, record)
         saved = files.read_metadata(path, record)
         schedule = saved_schedule(path, record, rate_source(unwrap(optimizer)), may_differ)

@@ -14,7 +14,7 @@ from .record import check_same
 PDOPT = ".pdopt"  # extension of Paddle's own files
 
 
-def checked_target(path: Any) -> str:
+def checked_target_path(path: Any) -> str:
     """Return the path of a file to write; raise for one that `load_optimizer` would take for Paddle's."""
     path = checked_path(path)
     if path.endswith(PDOPT):

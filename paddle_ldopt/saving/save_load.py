@@ -19,7 +19,7 @@ from .load_checks import (
     check_pdopt_schedule,
     check_scaler,
     checked_parts,
-    checked_target,
+    checked_target_path,
     content_errors,
 )
 from .pdopt import read_pdopt
@@ -29,7 +29,7 @@ from .safetensors_file import Arrays, read_record, write_record
 from .state import (
     States,
     check_state,
-    checked_names,
+    checked_name_list,
     checked_optimizer,
     set_state,
     state_of,
@@ -78,7 +78,7 @@ def save_optimizer(
         ...     print(ldopt.load_optimizer(path, optimizer, model).step)
         0
     """
-    inner, path = checked_optimizer(optimizer), checked_target(path)
+    inner, path = checked_optimizer(optimizer), checked_target_path(path)
     step = None if step is None else checked_int(step, "step")
     check_scaler(scaler)
     names, structured = structured_names(inner, model)
@@ -145,7 +145,7 @@ def load_optimizer(
     """
     inner, path = checked_optimizer(optimizer), checked_path(path)
     check_scaler(scaler)
-    changed = set(checked_names(changed, "changed"))
+    changed = set(checked_name_list(changed, "changed"))
     read = _from_pdopt if path.endswith(PDOPT) else _from_record
     saved = read(path, inner, model, scaler, changed)
     _fit_counts(inner, saved.states)

@@ -144,7 +144,7 @@ def set_state(optimizer: Any, states: States) -> None:
                     paddle.assign(paddle.full_like(tensor, optimizer.initial_state(param, name)), tensor)
 
 
-def checked_names(names: Any, argument: str) -> list[str]:
+def checked_name_list(names: Any, argument: str) -> list[str]:
     """Return `names` as a list; raise TypeError unless all are strings."""
     single = isinstance(names, (str, bytes, paddle.Tensor)) or getattr(names, "ndim", 1) == 0
     listed: list[Any] = list(names) if isinstance(names, Iterable) and not single else [None]

@@ -10,7 +10,7 @@ import numpy as np
 from .._files import checked_path
 from .._messages import quoted, refusal, shown
 from .safetensors_file import read_tensors
-from .state import checked_names
+from .state import checked_name_list
 
 TorchState = dict[str, Any]  # a parameter's states in the checkpoint, name -> array
 _LEAST_TORCH = (2, 6)  # earlier, `weights_only` could run code (CVE-2025-32434)
@@ -101,7 +101,7 @@ def _array(value: Any) -> Any:
 def _named(found: dict[Any, TorchState], known: Any, names: Any) -> dict[str, TorchState]:
     """Return PyTorch's name -> {state: array}."""
     if names is not None:
-        known = dict(enumerate(checked_names(names, "names")))
+        known = dict(enumerate(checked_name_list(names, "names")))
     known = known or {}
     twice = sorted(name for name, times in Counter(known.values()).items() if times > 1)
     if twice:

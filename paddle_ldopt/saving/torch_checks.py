@@ -9,7 +9,7 @@ import paddle
 from .._messages import quoted, refusal, shown, wrong_type
 from .._paddle import unwrap_model
 from ..optimizers.registry import REGISTRY
-from .state import checked_names
+from .state import checked_name_list
 from .torch_checkpoint import TorchState
 
 
@@ -29,7 +29,7 @@ def transposed_names(model: Any, transpose: Optional[Iterable[str]]) -> set[str]
     if transpose is None:
         weights = {layer.weight.name for layer in plain.sublayers(True) if isinstance(layer, paddle.nn.Linear)}
         return {name for name, param in named.items() if param.name in weights}
-    transposed = set(checked_names(transpose, "transpose"))
+    transposed = set(checked_name_list(transpose, "transpose"))
     wrong = sorted(name for name in transposed if name not in named or len(named[name].shape) != 2)
     if wrong:
         raise refusal(ValueError, "`transpose` must name matrices of the model.", transpose=wrong)

@@ -192,7 +192,7 @@ def write_whole(path: Path, text: str) -> None:
             file.write(content)
 
 
-def state_of(checkpoint: str, state_class: Any) -> Any:
+def trainer_state_in(checkpoint: str, state_class: Any) -> Any:
     """Return the `TrainerState` in a checkpoint, or None."""
     for name, load in (("trainer_state.json", "load_from_json"), ("trainer_state.bin", "load")):
         path = os.path.join(checkpoint, name)

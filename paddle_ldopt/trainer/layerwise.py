@@ -18,9 +18,9 @@ from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
 from . import erniekit, lr_scheduler
 from .arguments import mark_received
-from .optimizer_checks import OwnRate, check_optimizer, check_schedule, check_settings, check_unified
+from .optimizer_checks import OwnRate, check_settings, check_trainer_optimizer, check_trainer_schedule, check_unified
 from .shared import agree, check_mixed_in_first, inform, listening
-from .stages import gathered, map_layers
+from .stages import from_all_stages, map_layers
 from .unfreezing import all_open
 
 _Trainer: Any = object  # for type checkers: the Trainer that follows in the bases
@@ -79,7 +79,7 @@ class LayerwiseRatesMixin(_Trainer):
         self._check_optimizer()
         if self._schedule_is_ours:
             passed = None if self.lr_scheduler is self._own_scheduler else self.lr_scheduler
-            check_schedule(self.optimizer, passed, self.args, self.eval_dataset)
+            check_trainer_schedule(self.optimizer, passed, self.args, self.eval_dataset)
         if self._decay.multipliers:
             erniekit.check_router(self.args, self.layer_map)
         for callback in self.callback_handler.callbacks:
@@ -145,7 +145,7 @@ class LayerwiseRatesMixin(_Trainer):
             for callback in self.callback_handler.callbacks:
                 if hasattr(callback, "extra_logs"):
                     more = callback.extra_logs()
-                    for stage in [more] if pipeline_of(self.model) is None else gathered(more):
+                    for stage in [more] if pipeline_of(self.model) is None else from_all_stages(more):
                         for name, rate in stage.items():  # the largest rate of a layer in several stages
                             found[name] = max(rate, found.get(name, 0.0))
             logs.update(found)  # the Trainer's own "learning_rate" is the next step's
@@ -198,7 +198,7 @@ class LayerwiseRatesMixin(_Trainer):
         """Raise if the Trainer's optimizer, if any, contradicts the arguments."""
         if self.optimizer is None:
             return
-        check_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._decay)
+        check_trainer_optimizer(self.optimizer, self.lr_scheduler, name_of(self.args.optim), self._decay)
         if unwrap(self.optimizer) is not self._own_optimizer:
             layers = self.layer_map if getattr(self.args, "layerwise_rules", None) else None
             check_settings(self.optimizer, self.args, layers)

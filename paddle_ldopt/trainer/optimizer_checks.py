@@ -28,7 +28,7 @@ class OwnRate(LRScheduler):
         return float(self.optimizer.get_lr())
 
 
-def check_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
+def check_trainer_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
     """Raise if an optimizer that the mixin did not make contradicts the Trainer's schedule, `optim` or decay."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
@@ -95,7 +95,7 @@ def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
     )
 
 
-def check_schedule(optimizer: Any, scheduler: Any, args: Any, eval_dataset: Any) -> None:
+def check_trainer_schedule(optimizer: Any, scheduler: Any, args: Any, eval_dataset: Any) -> None:
     """Raise if `lr_scheduler_type`, one of our schedules, would be ignored or lacks the metric that it follows.
 
     `scheduler` is the Trainer's, None if the mixin builds it.

@@ -140,7 +140,7 @@ class ResumeMixin(_Trainer):
         self._steps_per_epoch = arguments["num_update_steps_per_epoch"]  # all steps, if the length is unknown
         state, checkpoint = None, self._resumed_from
         if checkpoint is not None and not getattr(self.args, "ignore_load_lr_and_optim", False):
-            state = folders.state_of(checkpoint, type(self.state))
+            state = folders.trainer_state_in(checkpoint, type(self.state))
         step = 0 if state is None else state.global_step
         self._resumed_at = None if checkpoint is None else step
         # the Trainer would take a step before it checks whether the run is over

@@ -20,7 +20,7 @@ def map_layers(model: Any, rules: Any = None, granularity: Granularity = "block"
     return (LayerMap if pipeline_of(model) is None else StageLayers).from_model(model, rules, granularity)
 
 
-def gathered(value: Any) -> list[Any]:
+def from_all_stages(value: Any) -> list[Any]:
     """Return `value` of every stage of this pipeline, first to last; all must call it together."""
     values: list[Any] = []
     distributed.all_gather_object(values, value, group=fleet.get_hybrid_communicate_group().get_pipe_parallel_group())
@@ -40,7 +40,7 @@ class StageLayers(LayerMap):
         trained = {param.name: param for param in model.parameters()}
         own = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}
         shared = {key: own[tensor] for key, tensor in _shared(pipeline_of(model)).items()}
-        stages = gathered((list(own.values()), shared))
+        stages = from_all_stages((list(own.values()), shared))
         whole = LayerMap.from_names(dict.fromkeys(name for names, _ in stages for name in names), rules, granularity)
         layers = {name: whole.layer_of(name) for name in whole.names}
         for key in {key for _, shared in stages for key in shared}:
@@ -52,7 +52,7 @@ class StageLayers(LayerMap):
     def table(self, *args: Any, **kwargs: Any) -> LayerTable:
         """Return the table of all stages, as `LayerMap.table`; all must call it together."""
         merged: dict[tuple[str, int], Any] = {}
-        for rows in gathered(super().table(*args, **kwargs).rows):
+        for rows in from_all_stages(super().table(*args, **kwargs).rows):
             for row in rows:
                 place = row.tower, row.index
                 merged[place] = _added(merged[place], row) if place in merged else row

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from layer_models import PARTS, Parts, block, blocks, ids, indexes, names_of
 
 from paddle_ldopt import LayerMap
-from paddle_ldopt.layers.network import all_paths
+from paddle_ldopt.layers.model_parameters import all_paths
 
 HINTED = ["embed", "text_embedder", "embs", "wte", "shared", "shared_encoder", "stem", "cls_tokens", "pos_encoder"]
 HINTED += ["encode_positions", "rel_pos_bias", "relative_attention_bias", "masked_spec_embed", "heads", "head_encoder"]

@@ -365,7 +365,7 @@ def test_reading_writes_nothing_not_even_for_a_moment(tmp_path, name, stepped):
             getattr(callback, event)(None, state, None, model=model, **given)
     logs.extra_logs(), report.write({}, {})
     record._hook_ratios(optimizer, model), rates.sets_own_rate(optimizer)
-    optimizer_checks.check_optimizer(optimizer, schedule, "", layerwise.OFF)
+    optimizer_checks.check_trainer_optimizer(optimizer, schedule, "", layerwise.OFF)
     [optimizer.layerwise_ratio(param) for param in model.parameters()]
     assert not written
     assert {key: dict(value) for key, value in optimizer._accumulators.items()} == accumulators

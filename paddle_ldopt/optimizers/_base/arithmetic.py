@@ -79,7 +79,7 @@ def adam_moments(state: dict[str, Any], grad: Any, beta1: float, beta2: float) -
     return average(state["moment1"], grad, beta1), v.tensor
 
 
-def decayed(param: Any, rate: Any) -> Any:
+def after_weight_decay(param: Any, rate: Any) -> Any:
     """Return param - rate * param: decoupled weight decay."""
     return (Temporary(times(param, -rate)) + param).tensor
 

@@ -31,7 +31,7 @@ def allocated_bytes(tensor: Any) -> int:
     return _paddle.bytes_behind(tensor) - _paddle.bytes_before(tensor)
 
 
-def unsupported_reason(tensor: Any) -> Optional[str]:
+def unsupported_tensor(tensor: Any) -> Optional[str]:
     """Return why the C library cannot use a contiguous tensor, None if it can."""
     if tensor.is_dist():
         return "it is a DistTensor"  # this process may have a part of its shape

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..states import STEP
-from .memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_reason, versions
+from .memory import TYPES, addresses, allocated_bytes, same_shapes, unsupported_tensor, versions
 from .step_inputs import StepInputs
 
 _Tensor = paddle.Tensor
@@ -130,7 +130,7 @@ class Plan:
             return rule
         tensors = self._tensors(param, rule)
         for place, tensor in tensors.items():
-            why = unsupported_reason(tensor) or (None if tensor is param else _unsupported_state(place, tensor))
+            why = unsupported_tensor(tensor) or (None if tensor is param else _unsupported_state(place, tensor))
             if why is not None:
                 return why
             field, at = (struct["state"], place) if isinstance(place, int) else (struct, place)

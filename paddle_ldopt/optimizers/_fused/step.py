@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ... import _paddle, kernels
 from ..._messages import refusal
-from .memory import TYPES, allocated_bytes, unsupported_reason
+from .memory import TYPES, allocated_bytes, unsupported_tensor
 from .plan import Plan
 from .step_inputs import StepInputs
 
@@ -202,7 +202,7 @@ def _readable(grad: Any, param: Any) -> tuple[Any, Optional[str]]:
         return None, "it is not contiguous"
     if not grad.is_contiguous():
         grad = grad.contiguous()
-    why = unsupported_reason(grad)
+    why = unsupported_tensor(grad)
     return (grad, None) if why is None else (None, f"of the gradient: {why}")
 
 

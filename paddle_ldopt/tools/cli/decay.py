@@ -24,7 +24,7 @@ def add_decay_flags(add: Callable[..., argparse.Action], *without: str) -> None:
         add(FLAGS[field.name], **how, dest=field.name, default=option.default, help=about)
 
 
-def decay_of(options: argparse.Namespace, *without: str) -> LayerDecay:
+def decay_from_flags(options: argparse.Namespace, *without: str) -> LayerDecay:
     """Return the decay of the flags; errors name the flags."""
     values = {name: option.default for name, option in OPTIONS.items()}
     given = {name: getattr(options, name) for name in OPTIONS if name not in without}

@@ -10,7 +10,7 @@ from ...config import json_object
 from ...layers.granularity import checked_granularity
 from ...layers.map import LayerMap
 from ...plots import check_picture
-from .decay import add_decay_flags, decay_of
+from .decay import add_decay_flags, decay_from_flags
 from .models import MODEL, load_model
 
 
@@ -35,7 +35,7 @@ def show(options: argparse.Namespace) -> None:
         check_picture(options.plot, "--plot")
     if options.lr is not None:
         checked_number(options.lr, "--lr")
-    decay, granularity = decay_of(options), checked_granularity(options.granularity, "--granularity")
+    decay, granularity = decay_from_flags(options), checked_granularity(options.granularity, "--granularity")
     rules = json_object(options.rules, "--rules") or None
     layers = LayerMap.from_model(load_model(options.model), rules, granularity)
     table = layers.table(decay, options.lr)

@@ -14,7 +14,7 @@ from ...plots import Series, check_picture, plot_schedule, text_plot
 from ...schedules import ON_METRIC, get_scheduler
 from ...schedules.ahead import schedule_rates
 from ...schedules.registry import SCHEDULES
-from .decay import add_decay_flags, decay_flags_in, decay_of
+from .decay import add_decay_flags, decay_flags_in, decay_from_flags
 
 _NOT_HERE = ("steps", "towers", "multipliers")  # a moving decay takes all steps; towers and multipliers need a model
 
@@ -64,7 +64,7 @@ def _by_layer(options: argparse.Namespace, rates: list[float]) -> Series:
     if n is None or not given:
         raise refusal(ValueError, "`--layers` and a decay go together.", **{**given, "--layers": n})
     checked_int(n, "--layers", 1)
-    decay = decay_of(options, *_NOT_HERE)
+    decay = decay_from_flags(options, *_NOT_HERE)
     return {
         Layer("", i, n).label: [decay.ratio(i, n, step / options.steps) * rate for step, rate in enumerate(rates)]
         for i in range(n + 2)

@@ -9,9 +9,9 @@ import os
 import re
 from typing import NamedTuple, Optional
 
-from .before_blocks import ParameterInfo, PartBeforeBlocks, is_head
 from .granularity import Granularity, grouped
 from .guesses import check_found, guesses_of_lists
+from .head_or_embeddings import ParameterInfo, PartBeforeBlocks, is_head
 from .layer import HEAD, Layer
 from .names import encoder_norms, exceptions, index_by_words, is_hinted
 from .stacks import NumberedLists, Stack, find_stacks

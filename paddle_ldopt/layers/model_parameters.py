@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 from .._paddle import own_parameters, sublayers
-from .before_blocks import ParameterInfo
+from .head_or_embeddings import ParameterInfo
 
 _MOST_PATHS = 1_000  # paths to one sublayer: nested sharing doubles them at each level
 
