@@ -134,9 +134,10 @@ def test_create_leaves_exclusion_to_patterns():
 def test_create_builds_paddles_own_adamw_with_layerwise_rates():
     model = Net()
     opt = ldopt.create("adamw", model, 0.5, learning_rate=0.1, weight_decay=0.5, max_grad_norm=2.0)
-    assert type(opt) is paddle.optimizer.AdamW and opt.get_lr() == 0.1 and opt._grad_clip.clip_norm == 2.0
-    ratios = [param.optimize_attr["learning_rate"] for param in (model.embed.weight, model.head.weight)]
+    assert isinstance(opt, paddle.optimizer.AdamW) and opt.get_lr() == 0.1 and opt._grad_clip.clip_norm == 2.0
+    ratios = [opt.layerwise_ratio(param) for param in (model.embed.weight, model.head.weight)]
     assert ratios == [0.5 ** (len(model.blocks) + 1), 1.0]
+    assert type(ldopt.create("adamw", model)) is paddle.optimizer.AdamW
     with pytest.raises(ValueError, match="`layers` has no effect without a layer-wise decay"):
         ldopt.create("adamw", model, layers=ldopt.LayerMap.from_model(model))
 
