@@ -12,7 +12,7 @@ import paddle
 
 from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
-from ._base.arithmetic import Temporary, after_weight_decay, average, power
+from ._base.arithmetic import average, minus_step, multiply_by, power
 from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, is_factored, scaled_rate
 from ._base.updates import Update
 from ._fused.plan import FusedRule
@@ -58,11 +58,11 @@ def adafactor_update(
         scale_parameter=scale_parameter,
     )
     alpha = scaled_rate(lr, t, param_rms, eps[1], relative_step=relative_step, warmup_init=warmup_init)
-    step = (Temporary(u) * alpha).tensor
+    step = multiply_by(u, alpha)
     if beta1 is not None:  # an average of steps, rates included
         step = new_state["exp_avg"] = average(state["exp_avg"], step, beta1)
     if weight_decay != 0.0:  # not in the paper
-        param = after_weight_decay(param, weight_decay * alpha)
+        param = minus_step(param, weight_decay * alpha, param)
     return param - step, {**new_state, _USED_LR: alpha}
 
 

@@ -8,11 +8,16 @@ import math
 import warnings
 from typing import Any, Callable, ClassVar, Optional
 
-import paddle
-
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
-from ._base.arithmetic import Temporary, adam_moments, one_minus_power
+from ._base.arithmetic import (
+    adam_direction,
+    adam_moments,
+    add_to,
+    bias_corrected,
+    minus_adapted_step,
+    trust_ratio,
+)
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_functions import decay_or_function, rate_or_function
 from ._base.step_schedules import StepSchedulesMixin
@@ -53,17 +58,12 @@ def lamb_update(
         (sums,) = yield [shard.channel_sums(grad)]
         grad = grad - shard.spread_channels(sums / math.prod(shard.shape[1:]))  # arXiv 2004.01461, eq. 1
     m, v = adam_moments(state, grad, beta1, beta2)
-    m_hat = Temporary(m / one_minus_power(beta1, t))
-    v_hat = Temporary(v / one_minus_power(beta2, t))
-    r = m_hat / (v_hat.sqrt() + eps)
-    u = r + weight_decay * param
-    x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u.tensor)]
-    x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
-    one = paddle.ones_like(x_norm)
-    adapted = paddle.logical_and(x_norm > 0, u_norm > 0)
-    ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-    new_param = u * (-lr * ratio) + param
-    return new_param.tensor, {"moment1": m, "moment2": v}
+    m_hat, v_hat = bias_corrected(m, beta1, t), bias_corrected(v, beta2, t)
+    r = adam_direction(m_hat, v_hat, eps)
+    u = add_to(r, weight_decay * param)
+    x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
+    ratio = trust_ratio(x_square.sqrt(), u_square.sqrt())
+    return minus_adapted_step(param, lr * ratio, u), {"moment1": m, "moment2": v}
 
 
 @register(
