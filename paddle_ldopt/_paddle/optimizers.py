@@ -77,11 +77,16 @@ def drop_waiting_state(optimizer: Any) -> None:
     optimizer._accumulators_holder = {}
 
 
+def content_of(group: Any) -> Any:
+    """Return the "params" of a group; anything other than a dict as it is."""
+    return group["params"] if isinstance(group, dict) else group
+
+
 def flatten_groups(parameters: Any) -> list[Any]:
     """Return the parameters in a list of Tensors or parameter groups."""
     out: list[Any] = []
     for item in parameters:
-        params = item["params"] if isinstance(item, dict) else item
+        params = content_of(item)
         out.extend([params] if hasattr(params, "stop_gradient") else params)
     return out
 

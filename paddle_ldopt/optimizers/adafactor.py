@@ -43,7 +43,10 @@ def adafactor_update(
     relative_step: bool,
     warmup_init: bool,
 ) -> Update:
-    """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options."""
+    """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options.
+
+    Yields the sums of `factored_update`: for V and RMS(p), then for the clipping of u.
+    """
     t = state[STEP]
     share = power(t, decay_rate)  # 1 - beta2_t (7.2)
     u, param_rms, new_state = yield from factored_update(

@@ -58,7 +58,10 @@ def came_update(
     compression: bool = False,
     loss_scale: int = 1,
 ) -> Update:
-    """Return (new parameter, new state): Algorithm 2 of the paper. See `Came` for the options."""
+    """Return (new parameter, new state): Algorithm 2 of the paper. See `Came` for the options.
+
+    Yields the sums of `factored_update`, for V and the clipping of u, then the sums of the instability, for S.
+    """
     t = state[STEP]
     if loss_scale != 1:
         grad = grad / loss_scale

@@ -52,7 +52,10 @@ def lamb_update(
     weight_decay: float,
     grad_centralization: bool = False,
 ) -> Update:
-    """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options."""
+    """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options.
+
+    Yields the sums of the gradient's means (with `grad_centralization`), then the squares of both norms of the ratio.
+    """
     t = state[STEP]
     if grad_centralization and is_convolution(shard.shape):
         (sums,) = yield [shard.channel_sums(grad)]
@@ -184,15 +187,14 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         parameters = without_order(one_of_two("parameters", parameters, "params", params))
         super().__init__(learning_rate, parameters, **layerwise)
 
-    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
+    def _prepare(self, rate: Any, parameters: Any) -> None:
+        super()._prepare(rate, parameters)
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         self._grouped = bool(groups)
-        first = super()._initial_rate(rate, parameters)
         for group in groups:
             if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
                 idle = "'grad_centralization' has no effect on a group without a convolution's weight"
                 warnings.warn(idle, stacklevel=4)
-        return first
 
     # ---- the rule
 

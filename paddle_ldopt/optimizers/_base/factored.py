@@ -88,7 +88,8 @@ def factored_update(
     r"""Return :math:`u / \max(1, RMS(u) / d)` of :math:`u = g / \sqrt V`, RMS(p), and the new state of V.
 
     V is the average of :math:`g^2 + \epsilon`, factored for a matrix (Algorithm 4), whole for a vector (Algorithm 5).
-    RMS(p) is None without `scale_parameter`: its sum shares a round with those of the rows and the columns.
+    Yields the sums for the row and column means of V and for RMS(p), which is None without `scale_parameter`; then the
+    sum for RMS(u).
     """
     shape, square = shard.shape, add_number(grad * grad, eps)
     sums_asked = row_col_sums(square, shard) if is_factored(shape) else []
