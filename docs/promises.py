@@ -41,15 +41,11 @@ def promises():
     return [(*row, "")[:4] for row in found]
 
 
-def collected(run=subprocess.run):
-    """Return (file, test) -> number of cases, as pytest collects them; `run` starts a process."""
+def collected():
+    """Return (file, test) -> number of cases, as pytest collects them."""
     files = sorted({f"tests/{file}" for _, file, *_ in promises()})
     command = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "promise", *files]
-    command += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # a fork has imported some plugins already
-    if run is subprocess.run:
-        done = run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
-    else:
-        done = run(command, cwd=ROOT)
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     names = re.findall(r"^tests/(\S+?\.py)::(\w+)", done.stdout, re.M)
     if done.returncode or not names:
         raise RuntimeError(f"pytest collects nothing: {done.stdout[-2000:]}{done.stderr[-2000:]}")

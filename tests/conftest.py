@@ -3,8 +3,10 @@
 What a device or version does otherwise or cannot do is named here: tests that show it are skipped, with the reason.
 """
 
+import collections
 import gc
 import os
+import pathlib
 import re
 
 import paddle
@@ -31,6 +33,7 @@ FIRST = {  # reason -> (first Paddle without it, pattern of the tests' ids)
     ),
 }
 LONGEST = ["distributed", "recipes", "trainer", "robustness"]  # folders whose files take longest
+HERE = pathlib.Path(__file__).parent
 VERSION = tuple(int(part) for part in re.findall(r"\d+", paddle.__version__)[:2])
 
 
@@ -50,8 +53,11 @@ def pytest_configure():
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out the slow ones
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected
+def pytest_collection_modifyitems(config, items):
     """Choose what `make test` runs; begin with the longest files; skip what cannot hold on this Paddle."""
+    names = ((item.path.relative_to(HERE).as_posix(), getattr(item, "originalname", "")) for item in items)
+    config.cases = collections.Counter(names)  # for docs/test_promises.py
     mark_the_rest_slow(items)
     places = {folder: place for place, folder in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))

@@ -1,7 +1,6 @@
 """docs/reliability.md has what the tests are marked with, and what they were collected as."""
 
 import paddle
-import processes
 import promises
 import pytest
 from reference import needs_library
@@ -11,10 +10,12 @@ WITH = "3.3.1"  # the Paddle that the page names
 
 @needs_library
 @pytest.mark.skipif(paddle.__version__ != WITH, reason=f"the page was written with Paddle {WITH}")
-def test_the_page_is_not_stale():
-    page = promises.PAGE.read_text(encoding="utf-8")
+def test_the_page_is_not_stale(request):
+    page, cases = promises.PAGE.read_text(encoding="utf-8"), request.config.cases
     assert WITH in page
-    assert promises.filled(page, promises.collected(processes.run)) == page, "run `python docs/promises.py`"
+    if not {file for _, file, *_ in promises.promises()} <= {file for file, _ in cases}:
+        pytest.skip("this run has not collected every marked test")
+    assert promises.filled(page, cases) == page, "run `python docs/promises.py`"
 
 
 def test_a_marker_is_a_row(monkeypatch, tmp_path):

