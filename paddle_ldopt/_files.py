@@ -23,8 +23,9 @@ __all__ = [
     "read_json",
     "strict_json",
     "unique_keys",
+    "write_file",
+    "write_whole",
 ]
-__all__ += ["write_file"]
 
 Path = Union[str, os.PathLike[str]]
 
@@ -72,6 +73,20 @@ def write_file(path: str, parts: Iterable[Any]) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file completely or not at all: a killed process leaves the old file.
+
+    A link stays a link. A device or a pipe is written to, never replaced.
+    """
+    path = os.path.realpath(path)
+    content = text.encode("utf-8", "backslashreplace")  # file names may not be UTF-8
+    if os.path.isfile(path) or not os.path.exists(path):
+        write_file(path, [content])
+    else:
+        with open(path, "wb") as file:
+            file.write(content)
 
 
 @contextlib.contextmanager
@@ -123,14 +138,20 @@ def unique_keys(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 @contextlib.contextmanager
-def file_errors(path: Path, content: str) -> Iterator[None]:
-    """Turn every error in reading the `content` of a file, such as "the record", into a ValueError with its path."""
+def file_errors(path: Path, content: str, checks: bool = False) -> Iterator[None]:
+    """Turn every error in reading the `content` of a file, such as "The record", into a ValueError with its path.
+
+    With `checks`, a ValueError is the result of a check and stays as it is.
+    """
     try:
         yield
     except RecursionError:
-        raise ValueError(f"{content} is nested too deeply. Received: {os.fspath(path)!r}") from None
+        raise refusal(ValueError, f"{content} is nested too deeply.", path=os.fspath(path)) from None
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError(f"{content} cannot be read: {error}. Received: {os.fspath(path)!r}") from error
+        if checks and isinstance(error, ValueError):
+            raise
+        cause = error if isinstance(error, ValueError) else repr(error)  # the text of a KeyError is only the key
+        raise refusal(ValueError, f"{content} cannot be read: {cause}.", path=os.fspath(path)) from error
 
 
 def read_json(path: Path, content: str = "This JSON") -> Any:

@@ -6,13 +6,14 @@ from typing import Any, Optional, Union
 
 import paddle
 from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
 
-from ._messages import nearest, refusal
+from ._messages import nearest, refusal, shown, unknown
 from ._paddle import checked_model, name_dict_of
 from .layers import LayerDecay, LayerMap, as_decay, decayed_parameter_names
 from .layers.granularity import Granularity
 from .layers.user_rules import Rules
-from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay, optimizer_class
+from .optimizers import LayerwiseMixin, OptimizerInfo, apply_layerwise_decay
 from .optimizers.groups import parameters_to_train
 from .optimizers.options import flag
 from .optimizers.registry import REGISTRY
@@ -60,6 +61,8 @@ def build_optimizer(
     decay = as_decay(layerwise_decay)
     layers = _layers_of(model, layers, rules, granularity, decay, arguments)  # raises before anything is built
     if not issubclass(info.cls, LayerwiseMixin):
+        if decay == OFF and layers is not None:
+            raise refusal(ValueError, "`layers` has no effect without a layer-wise decay.", layers=layers)
         opt = info.cls(**arguments)
         return opt if decay == OFF else apply_layerwise_decay(opt, layers, decay)
     if layers is not None:
@@ -134,6 +137,10 @@ def create(
     layerwise_decay: Union[float, LayerDecay] = 1.0,
     rules: Optional[Rules] = None,
     granularity: Granularity = "block",
+    *,
+    learning_rate: Union[float, LRScheduler, None] = None,
+    weight_decay: Optional[float] = None,
+    max_grad_norm: float = 0.0,
     **arguments: Any,
 ) -> Optimizer:
     """Build an optimizer for all parameters of a model, with one learning rate per layer.
@@ -142,14 +149,17 @@ def create(
     unfrozen at any time, except under sharding, where the optimizer takes only the parameters that are trainable now.
 
     Args:
-        name: one of `list_optimizers`.
+        name: one of `list_optimizers`, or "adamw" for Paddle's own.
         model: the network.
         layerwise_decay: ratio of the rates of neighbouring layers, in (0, 1], or a `LayerDecay`.
         rules: the `rules` of `LayerMap.from_model`, which is called if there is a decay.
         granularity: the `granularity` of `LayerMap.from_model`.
-        **arguments: further arguments of the class. Options have one name for all optimizers: `learning_rate`,
-            `weight_decay`, `beta1`, `beta2`, `epsilon`...; the class's own names (`lr`, `beta_1`, `eps`) work too.
-            `apply_decay_param_fun` overrides the exclusion from weight decay.
+        learning_rate: at least 0, or a schedule. None is the class's default, 1e-3 for "adamwdl".
+        weight_decay: at least 0. None is the class's default, 0.01 for "adamwdl".
+        max_grad_norm: the global norm for gradient clipping; 0 is off.
+        **arguments: further arguments of the class. Options have one name for all optimizers: `beta1`, `beta2`,
+            `epsilon`...; the class's own names (`lr`, `beta_1`, `eps`) work too. `apply_decay_param_fun` overrides the
+            exclusion from weight decay.
 
     Raises:
         TypeError: an argument that the class does not have.
@@ -163,11 +173,21 @@ def create(
         >>> opt.layerwise_ratio(encoder.layers[0].linear1.weight)
         0.125
     """
-    cls = optimizer_class(name)  # raises for a name that is not ours
-    known = REGISTRY[name].all_arguments | {"rules", "granularity", "layers", "groups", "max_grad_norm"}
+    if not isinstance(name, str) or name not in OPTIMIZERS:
+        raise ValueError(unknown("optimizer", name, None, OPTIMIZERS, f"name={shown(name)}"))
+    known = OPTIMIZERS[name].all_arguments | {"rules", "granularity", "layers", "groups", "max_grad_norm"}
     for argument in arguments.keys() - known:
-        wrong = f"{cls.__name__} has no argument `{argument}`{nearest(argument, known)}."
+        wrong = f"{OPTIMIZERS[name].cls.__name__} has no argument `{argument}`{nearest(argument, known)}."
         raise refusal(TypeError, wrong, **{argument: arguments[argument]})
+    if learning_rate is not None:
+        arguments["learning_rate"] = learning_rate
     return build_optimizer(
-        name, model, layerwise_decay=layerwise_decay, rules=rules, granularity=granularity, **arguments
+        name,
+        model,
+        layerwise_decay=layerwise_decay,
+        rules=rules,
+        granularity=granularity,
+        weight_decay=weight_decay,
+        max_grad_norm=max_grad_norm,
+        **arguments,
     )

@@ -1,5 +1,6 @@
 """The table of optimizers, and `create`."""
 
+import inspect
 import json
 
 import numpy as np
@@ -106,8 +107,12 @@ def test_create_takes_a_model_without_blocks_if_there_is_no_decay():
 @pytest.mark.parametrize(
     "arguments, error, match",
     [
-        ({"name": "camel"}, ValueError, "'adamweightdecay'; the nearest is 'came'. Received: name='camel'"),
-        ({"name": "AdamWDL"}, ValueError, "the nearest is 'adamwdl'. Received: name='AdamWDL'"),
+        (
+            {"name": "camel"},
+            ValueError,
+            "'camel' is not a .*; the nearest is 'came'.*Received: name='camel'",
+        ),
+        ({"name": "AdamWDL"}, ValueError, "the nearest is 'adamwdl'.*Received: name='AdamWDL'"),
         ({"name": None}, ValueError, "Received: name=None"),
         ({"rules": {"a": 1}}, ValueError, "`rules` has no effect without a layer-wise decay"),
         ({"granularity": 2}, ValueError, "`granularity` has no effect without .*Received: granularity=2"),
@@ -124,6 +129,25 @@ def test_create_leaves_exclusion_to_patterns():
     model, patterns = Net(), {"include_in_weight_decay": ["head.bias"], "exclude_from_weight_decay": ["bias", "norm"]}
     opt = ldopt.create("adamweightdecay", model, weight_decay_rate=0.1, **patterns)
     assert opt.has_weight_decay(model.head.bias) and not opt.has_weight_decay(model.blocks[0].linear1.bias)
+
+
+def test_create_builds_paddles_own_adamw_with_layerwise_rates():
+    model = Net()
+    opt = ldopt.create("adamw", model, 0.5, learning_rate=0.1, weight_decay=0.5, max_grad_norm=2.0)
+    assert isinstance(opt, paddle.optimizer.AdamW) and opt.get_lr() == 0.1 and opt._grad_clip.clip_norm == 2.0
+    ratios = [opt.layerwise_ratio(param) for param in (model.embed.weight, model.head.weight)]
+    assert ratios == [0.5 ** (len(model.blocks) + 1), 1.0]
+    assert type(ldopt.create("adamw", model)) is paddle.optimizer.AdamW
+    with pytest.raises(ValueError, match="`layers` has no effect without a layer-wise decay"):
+        ldopt.create("adamw", model, layers=ldopt.LayerMap.from_model(model))
+
+
+def test_the_defaults_of_create_are_the_classes_and_those_of_the_configuration_the_trainers():
+    model = Net()
+    opt, (configured, _) = ldopt.create("adamwdl", model), ldopt.LdoptConfig().build(model, 9)
+    found = [(each.get_lr(), each.step_options()["weight_decay"], each._grad_clip) for each in (opt, configured)]
+    assert found[0] == (1e-3, 0.01, None) and found[1][:2] == (5e-5, 0.0) and found[1][2].clip_norm == 1.0
+    assert {"learning_rate", "weight_decay", "max_grad_norm"} <= inspect.signature(ldopt.create).parameters.keys()
 
 
 def test_create_with_a_rate_or_without_and_with_layers_or_params_of_its_own():

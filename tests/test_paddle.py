@@ -17,6 +17,7 @@ from paddle_ldopt._paddle import declared
 ROOT = pathlib.Path(paddle_ldopt.__file__).parent
 TREES = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 SAMPLE = paddle.optimizer.AdamW(parameters=paddle.nn.Linear(1, 1).parameters())
+AREAS = [path.stem for path in (ROOT / "_paddle").glob("[a-z]*.py") if path.stem != "declared"]
 INHERITED = {*dir(SAMPLE), *dir(paddle.optimizer.lr.LinearWarmup(0.1, 1, 0, 1))}  # names that are Paddle's in any case
 
 
@@ -36,6 +37,16 @@ OURS = {name for tree in TREES.values() for name in defined(tree)} | {
 
 def is_super(node):
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "super"
+
+
+def test_only_names_of_the_package_are_imported_from_here():
+    names = [name for name in vars(_paddle) if not name.startswith("__")]
+    modules = [name for name in names if inspect.ismodule(getattr(_paddle, name))]
+    assert set(modules) <= {path.stem for path in (ROOT / "_paddle").glob("*.py")}
+    declared_here = {"PRIVATE", "MovedError"}.union(
+        *(sys.modules[f"{_paddle.__name__}.{name}"].__all__ for name in AREAS)
+    )
+    assert set(names) - set(modules) == declared_here
 
 
 @pytest.mark.parametrize(("owner", "name", "feature"), _paddle.PRIVATE, ids=lambda value: value or "-")

@@ -1,11 +1,13 @@
 """The private names of Paddle and PaddleNLP that this package uses, and nothing else of it touches them.
 
-To use one, declare it in the module of its area, with its owner and the feature that needs it, and import the result
-from here. For example, in optimizers.py:
+To use one, declare it in the module of its area, with its owner and the feature that needs it, add it to the module's
+`__all__`, and import the result from here. For example, in optimizers.py:
 
     masters = attribute("paddle.optimizer.Optimizer", "_master_weights", "Every optimizer")
 
     masters(optimizer)  # optimizer._master_weights
+
+declared.py has these ways to declare:
 
 - `attribute`: a function that reads it from an instance.
 - `part`: the object itself, looked up on import; `lazy`: a function that looks it up in its first call.
@@ -16,7 +18,7 @@ moved one, `import paddle_ldopt` still works, and using the feature raises `Move
 a subclass overrides, and their `super()` calls, are in the subclass.
 """
 
-# ruff: noqa: F403  every name is for the whole package
+# ruff: noqa: F403  every name in an `__all__` is for the whole package
 from .declared import PRIVATE as PRIVATE
 from .declared import MovedError as MovedError
 from .fleet import *

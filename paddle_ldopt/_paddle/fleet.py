@@ -13,6 +13,17 @@ from .declared import FLEET, SAVING, attribute, lazy
 from .optimizers import param_groups, parameter_list
 from .rates import decayed_names
 
+# fmt: off
+__all__ = [
+    "all_reduce_gradients", "assign_slice_gradients", "backward_step", "check_own_gradients", "collect_buffers",
+    "delays_scale", "engine_layers", "forget_checkpoint", "has_dynamic_shape", "hybrid_optimizer", "hybrid_parameters",
+    "inner_clip", "is_pipeline_engine", "is_sharded", "leave_out_frozen", "loss_functions", "overlaps",
+    "pipeline_engine", "pipeline_layer", "pipeline_of", "prepare_training", "reduced_step", "report_overflow",
+    "sharded_optimizer", "sharding_setting", "sharding_v1", "sharding_v2", "slice_ranges", "slices", "stage_functions",
+    "topology", "topology_of", "weight_decay_fun_is_replaced",
+]
+# fmt: on
+
 _STEP = "The pipeline training step"
 _META, _UTILS = f"{FLEET}.meta_parallel", f"{FLEET}.utils"
 _DYGRAPH = f"{FLEET}.meta_optimizers.dygraph_optimizer"

@@ -10,6 +10,13 @@ import paddle
 from .declared import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare
 from .optimizers import stand_in
 
+# fmt: off
+__all__ = [
+    "asks_for_rates", "create_rate", "decayed_names", "decays_weights", "global_rate", "rate_factor", "rate_parts",
+    "rate_source", "ratio_in_kernel", "set_rate_source", "start_without_step", "weight_decay_coefficient",
+]
+# fmt: on
+
 rate_source = attribute(OPTIMIZER, "_learning_rate", EVERY)  # a float or the LRScheduler
 rate_factor = attribute(OPTIMIZER, "_create_param_lr", EVERY)  # ((param, grad)) -> the rate, a Tensor
 global_rate = attribute(OPTIMIZER, "_global_learning_rate", EVERY)  # () -> Tensor

@@ -9,6 +9,15 @@ import paddle
 from .._messages import wrong_type
 from .declared import EVERY, FUSED, SAVING, attribute, lazy, part
 
+# fmt: off
+__all__ = [
+    "SHARDS_ITSELF", "add_to", "assign_out", "bump_version", "bytes_before", "bytes_behind", "checked_model",
+    "divide_by", "dtype_name", "flags", "grad_of", "graph_value", "in_to_static_mode", "is_allocated", "is_float64",
+    "local_shape", "multiply_by", "own_parameters", "share_memory", "slice_of", "square_sum", "stack", "state_dtype",
+    "sublayers", "sum_over", "unstack", "version_of", "view_of",
+]
+# fmt: on
+
 _TENSOR, _NETWORK = "paddle.Tensor", "paddle.nn.Layer"
 _GRAPH = "Static graphs"
 

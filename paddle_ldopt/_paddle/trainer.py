@@ -2,6 +2,8 @@
 
 from .declared import attribute, declare, lazy
 
+__all__ = ["end_reading", "reader_class"]
+
 _ERRORS = "Raising the errors of a data set"
 _READER = "paddle.io.dataloader.dataloader_iter._DataLoaderIterSingleProcess"
 reader_class = lazy(_READER, _ERRORS)

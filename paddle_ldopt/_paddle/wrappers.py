@@ -6,6 +6,13 @@ from .declared import FLEET, declare
 from .optimizers import flatten_groups
 from .tensors import sublayers
 
+# fmt: off
+__all__ = [
+    "check_wrapper_state", "is_group_sharded", "may_have_cut", "name_dict_of", "parameters_of", "unwrap",
+    "unwrap_model", "wrappers",
+]
+# fmt: on
+
 _SHARDING = f"{FLEET}.meta_parallel.sharding"
 # attribute in which wrappers keep their optimizer -> one of these wrappers
 _INNER = {
@@ -23,9 +30,15 @@ _INSIDE = {
 # Compared by name, because no Paddle has all. MetaParallelBase: tensor, pipeline, sharding and segment parallel.
 _WRAPPERS = {"DataParallel", "MetaParallelBase", "MixPrecisionLayer"}
 _WRAPPERS |= {"GroupShardedStage2", "GroupShardedStage3", "FullyShard"}
-for wrapped, names in ("Optimizers", _INNER), ("Networks", _INSIDE):
-    for attribute, owner in names.items():
-        declare(owner, f"{wrapped} in wrappers", attribute)
+
+
+def _declare_all(wrapped: str, owners: dict[str, str]) -> None:
+    for name, owner in owners.items():
+        declare(owner, f"{wrapped} in wrappers", name)
+
+
+_declare_all("Optimizers", _INNER)
+_declare_all("Networks", _INSIDE)
 
 
 def wrappers(optimizer: Any) -> list[Any]:

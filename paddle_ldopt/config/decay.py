@@ -17,7 +17,11 @@ _DICTS = {field.name for field in dataclasses.fields(LayerDecay) if "dict" in st
 
 
 class DecaySettings:
-    """Base of a dataclass with a `decay_setting` for each option of `LayerDecay`."""
+    """Base of a dataclass with a `decay_setting` for each option of `LayerDecay`.
+
+    The fields are listed in `LdoptConfig` and in `LdoptArgumentsMixin`, because only one of the two is frozen, and a
+    frozen dataclass and a mutable one cannot inherit fields from the same dataclass.
+    """
 
     @property
     def layerwise_decay(self) -> LayerDecay:

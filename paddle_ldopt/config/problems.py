@@ -12,9 +12,9 @@ from .._checks import checked_number, checked_steps, refused
 from .._messages import problem, refusal, shown, unknown
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.user_rules import checked_rules
-from ..schedules import ON_METRIC, get_scheduler
+from ..schedules import get_scheduler
 from ..schedules.factory import kwargs_problems
-from ..schedules.registry import SCHEDULES
+from ..schedules.registry import SCHEDULES, follows_metric
 from .decay import decay_from, decay_problems
 
 _Check = Callable[[Any, str], Any]
@@ -72,7 +72,7 @@ def build_schedule(settings: Any, steps: Optional[int]) -> LRScheduler:
             advice = "`warmup_ratio` is a fraction of all steps: give their number."
             raise refusal(ValueError, advice, num_training_steps=None)
         warmup = int(settings.warmup_ratio * checked_steps(steps, "num_training_steps"))
-    timed = {} if kind in ON_METRIC else {"num_warmup_steps": warmup, "num_training_steps": steps}
+    timed = {} if follows_metric(kind) else {"num_warmup_steps": warmup, "num_training_steps": steps}
     return get_scheduler(kind, settings.learning_rate, **timed, scheduler_specific_kwargs=settings.lr_scheduler_kwargs)
 
 
@@ -143,8 +143,7 @@ def _idle_schedule_problems(config: Any, defaults: dict[str, Any]) -> Iterator[s
 def _moving_decay_problems(config: Any) -> Iterator[str]:
     names = ("learning_rate", "lr_scheduler_type", "layerwise_end")
     needs = "A decay with `layerwise_end` moves with the steps of a schedule: it needs a `learning_rate` and"
-    follows = isinstance(config.lr_scheduler_type, str) and config.lr_scheduler_type in ON_METRIC
-    if decay_from(vars(config)).moves and (config.learning_rate is None or follows):
+    if decay_from(vars(config)).moves and (config.learning_rate is None or follows_metric(config.lr_scheduler_type)):
         received = {name: getattr(config, name) for name in names}
         yield problem(f"{needs} an `lr_scheduler_type` that does not follow a metric.", **received)
 

@@ -18,8 +18,7 @@ from .._paddle import parameters_of
 from ..build import OPTIMIZERS, build_optimizer
 from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
-from ..schedules import ON_METRIC
-from ..schedules.registry import SCHEDULES
+from ..schedules.registry import SCHEDULES, follows_metric
 from .decay import DecaySettings, decay_setting, settings_of
 from .files import json_object, read_yaml
 from .problems import build_schedule, config_problems
@@ -237,7 +236,7 @@ def schedule_settings(args: Any) -> dict[str, Any]:
     kind = name_of(args.lr_scheduler_type)
     fields = {field: getattr(args, field) for field in BUILT_IN.get(kind, ())}
     kwargs = {field: value for field, value in fields.items() if value != SCHEDULES[kind].options[field].default}
-    if kind in ON_METRIC:
+    if follows_metric(kind):
         mode = evaluation_metric(args)[1]
         if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
             kwargs["mode"] = mode

@@ -65,9 +65,9 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
         betas = settings.pop("betas")
         if not isinstance(betas, (list, tuple)) or len(betas) != 2:
             raise refusal(ValueError, "`betas` must be two numbers, `beta1` and `beta2`.", betas=betas)
-        _set(settings, "betas", beta1=betas[0], beta2=betas[1])
+        _set_or_refuse(settings, "betas", beta1=betas[0], beta2=betas[1])
     if "layer_decay" in settings:
-        _set(settings, "layer_decay", layerwise_decay=settings.pop("layer_decay"))
+        _set_or_refuse(settings, "layer_decay", layerwise_decay=settings.pop("layer_decay"))
     hook = settings.pop("set_param_lr_func", _OWN_HOOK)
     if hook != _OWN_HOOK:
         raise refusal(
@@ -88,8 +88,8 @@ def _build(name: str, model: Any, settings: dict[str, Any], common: dict[str, An
     return from_settings(name, model, settings, weight_decay=weight_decay, undecayed=undecayed, groups=groups, **common)
 
 
-def _set(settings: dict[str, Any], theirs: str, **ours: Any) -> None:
-    """Add options from PaddleDetection's setting `theirs`; raise if the file sets one of them by our name too."""
+def _set_or_refuse(settings: dict[str, Any], theirs: str, **ours: Any) -> None:
+    """Add options from PaddleDetection's setting `theirs`; raise ValueError if the file also sets one by our name."""
     for option in ours.keys() & settings.keys():
         raise refusal(ValueError, f"`{option}` and `{theirs}` exclude each other.", **{option: settings[option]})
     settings.update(ours)

@@ -16,8 +16,20 @@ from numpy.typing import NDArray
 
 from .layout import FLAGS, PLACES, RULES, TENSOR, TYPES
 
-__all__ = ["FLAGS", "PLACES", "RULES", "TENSOR", "TYPES", "largest_step", "library", "load", "norm", "outside", "step"]
-__all__ += ["unsupported_reason"]
+__all__ = [
+    "FLAGS",
+    "PLACES",
+    "RULES",
+    "TENSOR",
+    "TYPES",
+    "largest_step",
+    "library",
+    "load",
+    "norm",
+    "outside",
+    "step",
+    "unsupported_reason",
+]
 
 _FOLDER = pathlib.Path(__file__).absolute().parent
 

@@ -8,5 +8,16 @@ from .ratios import LayerRatios
 from .table import LayerRow, LayerTable
 from .weight_decay import decayed_parameter_names
 
-__all__ = ["CONVENTIONS", "Layer", "LayerDecay", "LayerMap", "LayerRatios", "LayerRow", "LayerTable"]
-__all__ += ["adapt_hook", "as_decay", "decayed_parameter_names", "layerwise_lr_decay"]
+__all__ = [
+    "CONVENTIONS",
+    "Layer",
+    "LayerDecay",
+    "LayerMap",
+    "LayerRatios",
+    "LayerRow",
+    "LayerTable",
+    "adapt_hook",
+    "as_decay",
+    "decayed_parameter_names",
+    "layerwise_lr_decay",
+]

@@ -1,6 +1,6 @@
 """Training in several processes on Paddle's engines (`paddle.distributed.fleet`)."""
 
-from .pipeline import PipelineWithLossScale
+from .pipeline import PipelineWithLossScale, StepOutput, StepOutputWithLocalNorm
 from .scalers import AdaptiveLossScaler, DynamicLossScaler, FixedLossScaler, LossScaler
 from .sharded_checkpoint import load_checkpoint, save_checkpoint
 
@@ -10,6 +10,8 @@ __all__ = [
     "FixedLossScaler",
     "LossScaler",
     "PipelineWithLossScale",
+    "StepOutput",
+    "StepOutputWithLocalNorm",
     "load_checkpoint",
     "save_checkpoint",
 ]

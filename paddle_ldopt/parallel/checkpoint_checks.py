@@ -9,7 +9,7 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from .. import _paddle
-from .._files import checked_path
+from .._files import checked_path, file_errors
 from .._messages import quoted, refusal, shown
 from ..saving.json_state import check_part, set_parts
 from ..saving.record import check_same, class_in_files
@@ -46,7 +46,7 @@ def checked_arguments(folder: Any, network: Any, rename: Any) -> tuple[str, Any,
 
 def check_same_record(folder: str, saved: Any, present: Any, changed: set[str]) -> None:
     """Raise unless the records are of the same optimizer, with the same options except those in `changed`."""
-    with files.readable(os.path.join(folder, RECORD)):
+    with file_errors(os.path.join(folder, RECORD), "The record of the checkpoint", checks=True):
         if "parameters" not in saved:  # a record of version 0.1 names the optimizer only
             saved = {**present, "optimizer": saved["optimizer"]}
         common = sorted(set(saved["parameters"]) & set(present["parameters"]))  # `check_tensors` finds the others

@@ -3,16 +3,15 @@
 Each process checks a part of the files. Paddle's own files, `.metadata` and `.distcp`, are pickles.
 """
 
-import contextlib
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Optional
 
 import paddle
 import paddle.distributed as dist
 
-from .._files import damages, strict_json
+from .._files import damages, file_errors, strict_json
 from .._messages import quoted, refusal
 
 RECORD = "ldopt_checkpoint.json"
@@ -41,31 +40,17 @@ def own_files(items: Iterable[Any]) -> list[Any]:
 def record_in(folder: str) -> Any:
     """Return the record of a complete checkpoint; raise ValueError if it cannot be read."""
     path = os.path.join(folder, RECORD)
-    with readable(path), open(path, encoding="utf-8") as file:
-        try:
-            record = strict_json(file.read())
-        except ValueError as error:
-            problem = f"The record of the checkpoint cannot be read: {error}."
-            raise refusal(ValueError, problem, path=path) from error
-        if record["format"] != FORMAT:
-            problem = f"The checkpoint is not of format {FORMAT}."
-            raise refusal(ValueError, problem, format=record["format"], path=path)
+    with open(path, encoding="utf-8") as file, file_errors(path, "The record of the checkpoint"):
+        record = strict_json(file.read())
+        version = record["format"]
+    if version != FORMAT:
+        raise refusal(ValueError, f"The checkpoint is not of format {FORMAT}.", format=version, path=path)
     return record
-
-
-@contextlib.contextmanager
-def readable(path: str) -> Iterator[None]:
-    """Turn errors from a file's content into a ValueError with its path."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        problem = f"The file is not from `save_checkpoint`: {error!r}."
-        raise refusal(ValueError, problem, path=path) from error
 
 
 def check_files(folder: str, record: Any) -> None:
     """Raise ValueError if a file was changed; a record of version 0.1 has no checksums."""
-    with readable(os.path.join(folder, RECORD)):
+    with file_errors(os.path.join(folder, RECORD), "The record of the checkpoint"):
         found = damages(folder, own_files(record.get("files", {}).items()))
     if found:
         raise _damaged(folder, found[0])
@@ -77,7 +62,7 @@ def read_metadata(folder: str, record: Any) -> dict[str, str]:
     if len(names) != 1:
         raise _damaged(folder, f"it must have one '.metadata' file, not {names}")
     metadata = read_pickle(folder, names[0])
-    with readable(os.path.join(folder, names[0])):
+    with file_errors(os.path.join(folder, names[0]), "The metadata", checks=True):
         tensors = metadata.state_dict_metadata.items()
         saved = {key: f"{shards[0].dtype} {list(map(int, shards[0].global_shape))}" for key, shards in tensors}
         if "files" not in record:  # written by version 0.1

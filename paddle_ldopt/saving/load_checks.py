@@ -1,7 +1,5 @@
 """Checks of `save_optimizer` and `load_optimizer`: their arguments, and the content of a file."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from paddle.optimizer.lr import LRScheduler
@@ -41,16 +39,6 @@ def check_pdopt_schedule(state: Any, rate: Any) -> None:
     if (state is not None) != isinstance(rate, LRScheduler):
         problem = "Only one of file and optimizer has a schedule. If this is intended, give changed=['schedule']."
         raise ValueError(f"{problem} Received: {type(rate).__name__} as the rate")
-
-
-@contextlib.contextmanager
-def content_errors(path: str) -> Iterator[None]:
-    """Turn an error in the content of a file with a correct checksum into a ValueError with its path."""
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
-        problem = f"The file's record differs from the records of `save_optimizer`: {error!r}."
-        raise refusal(ValueError, problem, path=path) from error
 
 
 def check_contents(record: Any, present: Any, structured: bool, changed: set[str]) -> None:

@@ -21,6 +21,7 @@ from .json_state import to_json
 from .layerwise_record import ABSENT, differences
 
 Record = dict[str, Any]
+CURVE_KEY = "rule"  # key of a schedule's curve; version 0.1 called it a rule, and its files can still be read
 # names for `changed` beside the optimizer's own options
 _NOT_OPTIONS = ("apply_decay_param_fun", "grad_clip", "layerwise_decay", "learning_rate", "schedule")
 
@@ -98,7 +99,7 @@ def _schedule(schedule: Any) -> Record:
     """Return the class of a schedule and the arguments that it keeps; unlike its state, they never change."""
     names = [*inspect.signature(type(schedule)).parameters, "base_lr"]
     kept = {name: vars(schedule)[name] for name in names if name in vars(schedule)}
-    named = {"rule" if name == "curve" else name: value for name, value in kept.items()}  # its name in files
+    named = {CURVE_KEY if name == "curve" else name: value for name, value in kept.items()}
     arguments = {name: _argument(value) for name, value in named.items() if name not in ("last_epoch", "verbose")}
     return {"class": class_in_files(schedule), **arguments}
 

@@ -7,7 +7,7 @@ import numpy as np
 from paddle.optimizer.lr import LRScheduler
 
 from .._checks import checked_int
-from .._files import checked_path
+from .._files import checked_path, file_errors
 from .._messages import refusal
 from .._paddle import parameters_of, rate_source
 from ..optimizers.states import GLOBAL_STEP, STEP
@@ -20,7 +20,6 @@ from .load_checks import (
     check_scaler,
     checked_parts,
     checked_target_path,
-    content_errors,
 )
 from .pdopt import read_pdopt
 from .record import describe
@@ -181,8 +180,8 @@ def _from_pdopt(path: str, optimizer: Any, model: Any, scaler: Any, changed: set
 def _from_record(path: str, optimizer: Any, model: Any, scaler: Any, changed: set[str]) -> _Saved:
     record, arrays = read_record(path)
     names, structured = structured_names(optimizer, model)
-    with content_errors(path):
-        present = describe(optimizer, names)
+    present = describe(optimizer, names)
+    with file_errors(path, "The file's record", checks=True):
         check_contents(record, present, structured, changed)
         saved, own = record["schedule"], present["schedule"]
         schedule = None

@@ -6,6 +6,19 @@
 - `factory`: builds a schedule by name, from the table in `registry`.
 - `warmup`: a warm-up before any other schedule.
 - `ahead`: reads the future rates of a schedule.
+
+A new schedule is a curve and a function, whose signature declares the options::
+
+    @dataclasses.dataclass(frozen=True)
+    class Triangle(Curve):
+        floor: float = 0.0
+
+        def _after(self, k: int) -> float:
+            return max(self.floor, 1.0 - k / self.warmup)
+
+    @schedule("triangle")
+    def get_triangle_schedule(optimizer, num_warmup_steps: Steps, floor: Fraction = 0.0, last_epoch: LastStep = -1):
+        return scheduled(optimizer, Triangle(num_warmup_steps, floor), last_epoch)
 """
 
 from .constant import get_constant_schedule, get_constant_schedule_with_warmup
@@ -16,16 +29,19 @@ from .cosine import (
     get_cosine_with_min_lr_schedule_with_warmup,
     get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
 )
-from .curve_schedule import CurveSchedule
+from .curve_schedule import CurveSchedule, scheduled
 from .curve_schedule import RuleSchedule as RuleSchedule
+from .curves import Curve
 from .factory import ON_METRIC as ON_METRIC
 from .factory import SchedulerType, get_scheduler
 from .greedy import GreedyLR, get_greedy_schedule
 from .inverse_sqrt import get_inverse_sqrt_schedule
 from .linear import get_linear_schedule_with_warmup
 from .metric import MetricSchedule
+from .options import Fraction, LastStep, NonNegative, Positive, Steps
 from .plateau import ReduceLROnPlateau, get_reduce_on_plateau_schedule
 from .polynomial import get_polynomial_decay_schedule_with_warmup
+from .registry import schedule
 from .stable_decay import get_wsd_schedule
 from .warmup import WarmUp
 
@@ -41,5 +57,7 @@ __all__ = [
     "get_polynomial_decay_schedule_with_warmup", "get_reduce_on_plateau_schedule", "get_wsd_schedule",
     # classes
     "CurveSchedule", "GreedyLR", "MetricSchedule", "ReduceLROnPlateau", "WarmUp",
+    # for new schedules
+    "Curve", "Fraction", "LastStep", "NonNegative", "Positive", "Steps", "schedule", "scheduled",
 ]
 # fmt: on

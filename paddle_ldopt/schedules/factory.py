@@ -22,7 +22,7 @@ from ._base import OptimizerOrRate
 from .options import REQUIRED
 from .registry import SCHEDULES, kind_of
 
-ON_METRIC = tuple(kind.name for kind in SCHEDULES.values() if kind.on_metric)  # the kinds that follow a metric
+ON_METRIC = tuple(kind.name for kind in SCHEDULES.values() if kind.on_metric)  # of this package
 
 if TYPE_CHECKING:
 
@@ -33,7 +33,9 @@ else:
 
 
 class SchedulerType(str, enum.Enum, metaclass=_Members):
-    """The names for `get_scheduler` and a Trainer's ``--lr_scheduler_type``.
+    """The schedules of this package: names for `get_scheduler` and a Trainer's ``--lr_scheduler_type``.
+
+    A schedule that you add with `schedules.schedule` is not a member. Give its name as a string.
 
     Examples:
         >>> from paddle_ldopt.schedules import SchedulerType

@@ -4,7 +4,8 @@
     def get_triangle_schedule(optimizer: Any, num_warmup_steps: Steps, last_epoch: LastStep = -1) -> CurveSchedule:
         return scheduled(optimizer, Linear(num_warmup_steps, num_warmup_steps), last_epoch)
 
-Checks, `SchedulerType`, `LdoptConfig`, the Trainer, the command line and the docs read the signature.
+`get_scheduler`, `LdoptConfig`, the Trainer and the command line look a name up in this table, and read the options from
+the signature. Only the enum `SchedulerType` is fixed: it has the kinds of this package.
 """
 
 import dataclasses
@@ -76,6 +77,11 @@ def schedule(
         return checked
 
     return add
+
+
+def follows_metric(name: Any) -> bool:
+    """Return whether a name is that of a schedule that follows a metric."""
+    return any(kind.on_metric for kind in SCHEDULES.values() if kind.name == name)
 
 
 def kind_of(name: Any) -> Kind:

@@ -12,7 +12,8 @@ import tempfile
 import warnings
 from typing import Any, Optional
 
-from .._files import Path, checked_path, damages, digest, file_errors, read_json, write_file
+from .._files import Path, checked_path, damages, digest, file_errors, read_json
+from .._files import write_whole as write_whole
 from .._messages import refusal
 
 RECORD = "ldopt_layerwise.json"
@@ -176,20 +177,6 @@ def within(folder: str, path: str) -> Optional[str]:
     """Return `path` as a path in `folder`, because the Trainer compares paths; None if it is elsewhere."""
     inside = os.path.isdir(path) and os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
     return os.path.join(folder, os.path.basename(path)) if inside else None
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file completely or not at all: a killed process leaves the old file.
-
-    A link stays a link. A device or a pipe is written to, never replaced.
-    """
-    path = os.path.realpath(path)
-    content = text.encode("utf-8", "backslashreplace")  # file names may not be UTF-8
-    if os.path.isfile(path) or not os.path.exists(path):
-        write_file(path, [content])
-    else:
-        with open(path, "wb") as file:
-            file.write(content)
 
 
 def trainer_state_in(checkpoint: str, state_class: Any) -> Any:

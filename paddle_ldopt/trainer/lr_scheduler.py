@@ -16,8 +16,8 @@ from ..config import (
     schedule_problems,
     schedule_settings,
 )
-from ..schedules import ON_METRIC, MetricSchedule
-from ..schedules.registry import SCHEDULES
+from ..schedules import MetricSchedule
+from ..schedules.registry import SCHEDULES, follows_metric
 
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # option of a schedule -> its source
 
@@ -84,7 +84,7 @@ def _settings(args: Any, num_training_steps: int) -> tuple[Any, int]:
 def check_evaluation(args: Any) -> None:
     """Raise ValueError if the schedule follows a metric and the Trainer does not evaluate."""
     kind = name_of(args.lr_scheduler_type)
-    if kind in ON_METRIC and name_of(args.evaluation_strategy) == "no":
+    if follows_metric(kind) and name_of(args.evaluation_strategy) == "no":
         problem = f"The schedule {shown(kind)} follows an evaluation metric and would never change without one"
         advice = "give `evaluation_strategy` 'steps' or 'epoch'."
         raise refusal(ValueError, f"{problem}: {advice}", evaluation_strategy="no", lr_scheduler_type=kind)

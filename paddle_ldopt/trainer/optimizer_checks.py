@@ -13,7 +13,7 @@ from ..layers.map import LayerMap
 from ..layers.rates import sets_own_rate
 from ..layers.ratios import decay_of
 from ..optimizers.registry import REGISTRY
-from ..schedules import ON_METRIC
+from ..schedules.registry import follows_metric
 
 
 class OwnRate(LRScheduler):
@@ -106,7 +106,7 @@ def check_trainer_schedule(optimizer: Any, scheduler: Any, args: Any, eval_datas
         problem = f"The optimizer sets its own rate, {ignored} it out."
     elif scheduler is not None:
         problem = f"`optimizers` already has a scheduler, {ignored} one of them out."
-    elif kind in ON_METRIC and eval_dataset is None:
+    elif follows_metric(kind) and eval_dataset is None:
         problem = "The schedule follows an evaluation metric: give the Trainer an `eval_dataset`."
         received = {"eval_dataset": None}
     else:

@@ -16,6 +16,7 @@ from .folders import FORMAT, RECORD
 from .unfreezing import GradualUnfreezeCallback
 
 Record = dict[str, Any]
+DECAY_KEY = "rule"  # key of the decay; version 0.1 called it a rule, and its checkpoints can still be read
 _DEGREES = [(kind, f"{kind}_parallel_degree") for kind in ("sharding", "tensor", "pipeline")]  # the Trainer's arguments
 _SAME_STATE = {"AdamW", "AdamWDL"}  # each can load the state of the other
 
@@ -46,7 +47,7 @@ def constant_settings(trainer: Any) -> Record:
         ratios = _hook_ratios(optimizer, trainer.model)
         layers = None if decay == OFF else layers_of(optimizer)
     fingerprint = {"towers": None, "layers": None} if layers is None else layers.fingerprint()
-    return {"optimizer": name, "rule": settings_of(decay), "ratios": ratios, **fingerprint}
+    return {"optimizer": name, DECAY_KEY: settings_of(decay), "ratios": ratios, **fingerprint}
 
 
 def _optimizer_name(trainer: Any) -> str:
@@ -106,7 +107,7 @@ def comparable(record: Record) -> Settings:
     """Return the parts of a record that `changes` compares."""
     layers = {name: Layer(*place) for name, place in (record["layers"] or {}).items()}
     return {
-        "decay": settings_of(decay_from(record["rule"])),
+        "decay": settings_of(decay_from(record[DECAY_KEY])),
         "optimizer": {
             "the optimizer": record["optimizer"],
             "every_k_steps of GradualUnfreezeCallback": record.get("unfreeze_every_k_steps") or "not used",
@@ -134,7 +135,7 @@ def _is_active(record: Record) -> bool:
     """Return whether the settings give layers different rates."""
     ratios = record["ratios"] or {}
     return (
-        decay_from(record["rule"]) != OFF
+        decay_from(record[DECAY_KEY]) != OFF
         or any(ratio != 1.0 for ratio in ratios.values())
         or record["unfreeze_every_k_steps"] is not None
     )
@@ -174,7 +175,7 @@ def _check_frozen(folder: str, was: Record, record: Record) -> None:
             f"{len(unfrozen)} parameters, such as '{min(unfrozen)}', were frozen in the checkpoint and have no "
             "optimizer state in it: freeze the same layers, or begin a new training from the checkpoint's weights."
         )
-        below = record["rule"]["layerwise_freeze_below"]
+        below = record[DECAY_KEY]["layerwise_freeze_below"]
         raise refusal(ValueError, problem, resume_from_checkpoint=folder, layerwise_freeze_below=below)
 
 
@@ -183,5 +184,5 @@ def _frozen(record: Record) -> set[str]:
     layers = {name: Layer(*place) for name, place in (record["layers"] or {}).items()}
     if not layers:
         return set()
-    ratios = LayerRatios(LayerMap(layers, record["towers"]), decay_from(record["rule"]))
+    ratios = LayerRatios(LayerMap(layers, record["towers"]), decay_from(record[DECAY_KEY]))
     return {name for name in layers if ratios.of(name) == 0}

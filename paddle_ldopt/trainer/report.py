@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 from urllib.parse import quote
 
-from .._files import Path, checked_path
+from .._files import Path, checked_path, write_whole
 from .._messages import wrong_type
 from .._paddle import parameters_of
 from ..layers.map import LayerMap
@@ -19,7 +19,6 @@ from ..layers.ratios import moves, ratios_of
 from ..layers.table import LayerTable
 from ..plots import font_families, name_lines
 from . import report_page as page
-from .folders import write_whole
 from .report_facts import run_facts
 from .shared import Callback
 from .unfreezing import all_open

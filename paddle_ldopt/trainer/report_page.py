@@ -6,8 +6,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
-from .._files import Path
-from .folders import write_whole
+from .._files import Path, write_whole
 
 _STYLE = """:root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}

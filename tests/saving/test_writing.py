@@ -10,9 +10,9 @@ import pytest
 from saving_cases import HALF, SLOW, Run, read, refused, same
 
 import paddle_ldopt as ldopt
+from paddle_ldopt._files import write_whole
 from paddle_ldopt.plots import plot_schedule, write_schedule
 from paddle_ldopt.saving import safetensors_file
-from paddle_ldopt.trainer.folders import write_whole
 
 WRITERS = {
     "to_json": ("json", lambda path: ldopt.LdoptConfig().to_json(path)),

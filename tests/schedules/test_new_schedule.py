@@ -1,8 +1,6 @@
 """A schedule of a few lines is known everywhere: the paragraph "A new schedule" of CONTRIBUTING."""
 
 import dataclasses
-import runpy
-import warnings
 from typing import Any
 
 import pytest
@@ -10,10 +8,8 @@ import tables
 import trainer_common as common
 
 import paddle_ldopt as ldopt
-from paddle_ldopt.schedules.curve_schedule import scheduled
-from paddle_ldopt.schedules.curves import Curve
-from paddle_ldopt.schedules.options import Fraction, LastStep, Steps
-from paddle_ldopt.schedules.registry import SCHEDULES, schedule
+from paddle_ldopt.schedules import Curve, Fraction, LastStep, ReduceLROnPlateau, Steps, schedule, scheduled
+from paddle_ldopt.schedules.registry import SCHEDULES
 from paddle_ldopt.tools.cli import main
 
 
@@ -68,7 +64,16 @@ def test_a_schedule_of_a_few_lines_is_known_everywhere(triangle, tmp_path, capsy
         main(["schedule", "--help"])
     assert "triangle" in capsys.readouterr().out
     assert "| `triangle` | `floor` | `0` | [0, 1] |" in tables.schedules_table()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*found in sys.modules")
-        factory = runpy.run_module("paddle_ldopt.schedules.factory")  # imported after the kind was added
-    assert factory["SchedulerType"].TRIANGLE == "triangle"
+    with pytest.raises(ValueError, match="'triangle' is not a valid SchedulerType"):
+        ldopt.SchedulerType("triangle")
+
+
+def test_a_new_schedule_that_follows_a_metric_is_known_as_such(tmp_path):
+    schedule("patience", on_metric=ReduceLROnPlateau)(lambda optimizer, **options: None)
+    try:
+        with pytest.raises(ValueError, match="an `lr_scheduler_type` that does not follow a metric"):
+            ldopt.LdoptConfig(layerwise_lr_decay=0.5, layerwise_end=1.0, lr_scheduler_type="patience")
+        with pytest.raises(ValueError, match="follows an evaluation metric and would never change without one"):
+            common.arguments(tmp_path, lr_scheduler_type="patience")
+    finally:
+        del SCHEDULES["patience"]

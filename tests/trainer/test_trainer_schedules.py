@@ -9,9 +9,9 @@ import pytest
 import trainer_common as common
 from trainer_run import checkpoint_format
 
-from paddle_ldopt.schedules import SchedulerType, get_scheduler
+from paddle_ldopt.schedules import ON_METRIC, SchedulerType, get_scheduler
 from paddle_ldopt.trainer.arguments import SchedulerName
-from paddle_ldopt.trainer.lr_scheduler import BUILT_IN, ON_METRIC
+from paddle_ldopt.trainer.lr_scheduler import BUILT_IN
 
 STEPS = 10
 EXTRA = {  # what a kind cannot do without

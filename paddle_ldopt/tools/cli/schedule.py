@@ -11,7 +11,7 @@ from ..._messages import refusal, tell_all
 from ...config import json_object
 from ...layers.map import Layer
 from ...plots import Series, check_picture, plot_schedule, text_plot
-from ...schedules import ON_METRIC, get_scheduler
+from ...schedules import get_scheduler
 from ...schedules.ahead import schedule_rates
 from ...schedules.registry import SCHEDULES
 from .decay import add_decay_flags, decay_flags_in, decay_from_flags
@@ -46,7 +46,7 @@ def show(options: argparse.Namespace) -> None:
 
 def _schedule(options: argparse.Namespace) -> LRScheduler:
     kind = checked_choice(options.type, "--type", SCHEDULES)
-    if kind in ON_METRIC:
+    if SCHEDULES[kind].on_metric:
         raise refusal(ValueError, "`--type` must be a schedule that follows no metric.", **{"--type": kind})
     checked_int(options.steps, "--steps", 1)
     checked_steps(options.warmup, "--warmup")
