@@ -14,8 +14,8 @@ from .declared import ADAMW, EVERY, OPTIMIZER, attribute, lazy
 __all__ = [
     "accumulators", "content_of", "create_state", "drop_waiting_state", "flatten_groups", "found_inf", "grad_clip",
     "groups_by_name", "is_called_by", "is_low_precision", "keeps_masters", "masters", "new_master", "new_state",
-    "overflow_is_found", "param_groups", "parameter_list", "prefixed", "set_attributes", "stand_in", "state_getter", "state_prefix",
-    "waiting_state", "waiting_state_as", "weight_decay_fun", "with_state",
+    "overflow_is_found", "param_groups", "parameter_list", "prefixed", "set_attributes", "stand_in", "state_getter",
+    "state_prefix", "waiting_state", "waiting_state_as", "weight_decay_fun", "with_state",
 ]
 # fmt: on
 
