@@ -12,10 +12,10 @@ from .declared import ADAMW, EVERY, OPTIMIZER, attribute, lazy
 
 # fmt: off
 __all__ = [
-    "accumulators", "create_state", "drop_waiting_state", "flatten_groups", "found_inf", "grad_clip", "groups_by_name",
-    "is_called_by", "is_low_precision", "keeps_masters", "masters", "new_master", "new_state", "overflow_is_found",
-    "param_groups", "parameter_list", "prefixed", "set_attributes", "stand_in", "state_getter", "state_prefix",
-    "waiting_state", "waiting_state_as", "weight_decay_fun", "with_state",
+    "accumulators", "content_of", "create_state", "drop_waiting_state", "flatten_groups", "found_inf", "grad_clip",
+    "groups_by_name", "is_called_by", "is_low_precision", "keeps_masters", "masters", "new_master", "new_state",
+    "overflow_is_found", "param_groups", "parameter_list", "prefixed", "set_attributes", "stand_in", "state_getter",
+    "state_prefix", "waiting_state", "waiting_state_as", "weight_decay_fun", "with_state",
 ]
 # fmt: on
 
@@ -86,11 +86,16 @@ def drop_waiting_state(optimizer: Any) -> None:
     optimizer._accumulators_holder = {}
 
 
+def content_of(group: Any) -> Any:
+    """Return the "params" of a group; anything other than a dict as it is."""
+    return group["params"] if isinstance(group, dict) else group
+
+
 def flatten_groups(parameters: Any) -> list[Any]:
     """Return the parameters in a list of Tensors or parameter groups."""
     out: list[Any] = []
     for item in parameters:
-        params = item["params"] if isinstance(item, dict) else item
+        params = content_of(item)
         out.extend([params] if hasattr(params, "stop_gradient") else params)
     return out
 

@@ -12,7 +12,7 @@ import paddle
 
 from .._checks import Option, one_of_two
 from .._paddle import masters, parameters_of
-from ._base.arithmetic import Temporary, after_weight_decay, average, power
+from ._base.arithmetic import average, minus_step, multiply_by, power
 from ._base.factored import FactoredOptimizer, factored_kinds, factored_update, is_factored, scaled_rate
 from ._base.updates import Update
 from ._fused.plan import FusedRule
@@ -43,7 +43,10 @@ def adafactor_update(
     relative_step: bool,
     warmup_init: bool,
 ) -> Update:
-    """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options."""
+    """Return (new parameter, new state) of Algorithm 4 or 5. See `Adafactor` for the options.
+
+    Yields the sums of `factored_update`: for V and RMS(p), then for the clipping of u.
+    """
     t = state[STEP]
     share = power(t, decay_rate)  # 1 - beta2_t (7.2)
     u, param_rms, new_state = yield from factored_update(
@@ -58,11 +61,11 @@ def adafactor_update(
         scale_parameter=scale_parameter,
     )
     alpha = scaled_rate(lr, t, param_rms, eps[1], relative_step=relative_step, warmup_init=warmup_init)
-    step = (Temporary(u) * alpha).tensor
+    step = multiply_by(u, alpha)
     if beta1 is not None:  # an average of steps, rates included
         step = new_state["exp_avg"] = average(state["exp_avg"], step, beta1)
     if weight_decay != 0.0:  # not in the paper
-        param = after_weight_decay(param, weight_decay * alpha)
+        param = minus_step(param, weight_decay * alpha, param)
     return param - step, {**new_state, _USED_LR: alpha}
 
 

@@ -12,7 +12,7 @@ import paddle
 from .._checks import Option, one_of_two
 from .._messages import refusal
 from .._paddle import flatten_groups, parameter_list
-from ._base.arithmetic import Temporary, adam_moments, after_weight_decay, one_minus_power, root, times
+from ._base.arithmetic import adam_moments, minus_adam_step, minus_step, one_minus_power
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_count import SharedStepCount
 from ._base.updates import Update
@@ -44,7 +44,10 @@ def adam_weight_decay_update(
     clipvalue: Optional[float] = None,
     clipnorm: Optional[float] = None,
 ) -> Update:
-    """Return (new parameter, new state). See `AdamWeightDecay` for the options."""
+    """Return (new parameter, new state). See `AdamWeightDecay` for the options.
+
+    Yields the square of the gradient's norm, with `clipnorm`.
+    """
     t = state[STEP]
     if decay:
         lr = lr / (1.0 + decay * (t - 1.0))  # Keras counts the iterations before this one
@@ -55,15 +58,14 @@ def adam_weight_decay_update(
         norm = square.sqrt()
         grad = grad * (clipnorm / paddle.maximum(norm, paddle.full_like(norm, clipnorm)))
     if weight_decay:
-        param = after_weight_decay(param, lr * weight_decay)  # first, and not with the bias-corrected rate
+        param = minus_step(param, lr * weight_decay, param)  # first, and not with the bias-corrected rate
     m, v = adam_moments(state, grad, beta_1, beta_2)
     new_state = {"moment1": m, "moment2": v}
     if amsgrad:
         v = new_state["moment2_max"] = paddle.maximum(state["moment2_max"], v)
     # Adam before section 2.1: the rate has both corrections, and epsilon is added to the root of an uncorrected v
     step_size = lr * one_minus_power(beta_2, t).sqrt() / one_minus_power(beta_1, t)
-    new_param = Temporary(times(m, -step_size)) / (Temporary(root(v)) + epsilon) + param
-    return new_param.tensor, new_state
+    return minus_adam_step(param, step_size, m, v, epsilon), new_state
 
 
 @register(

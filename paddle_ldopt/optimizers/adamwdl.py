@@ -10,7 +10,7 @@ from typing import Any, Callable, ClassVar, NamedTuple, Optional, Union
 import paddle
 
 from .._checks import Option
-from .._paddle import global_rate, set_attributes, state_getter
+from .._paddle import content_of, global_rate, set_attributes, state_getter
 from ..layers.paddlenlp_hook import N_LAYERS, layerwise_lr_decay
 from ._base.arithmetic import root
 from ._base.declared import LAYERWISE
@@ -37,7 +37,7 @@ def adamw_update(
     epsilon: float,
     weight_decay: float,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return (new parameter, new state): Algorithm 2 of the paper, in the order of Paddle's kernel.
+    """Return (new parameter, new state): Algorithm 2 of the paper.
 
     The C library and Paddle's kernel compute the same; the step calls this function where Paddle has no kernel.
     """
@@ -45,9 +45,8 @@ def adamw_update(
     param = param * (1.0 - lr * weight_decay)
     m = beta1 * state["moment1"] + (1.0 - beta1) * grad
     v = beta2 * state["moment2"] + (1.0 - beta2) * grad * grad
-    # m_hat / (sqrt(v_hat) + epsilon) with numerator and denominator multiplied by this root
-    scale = (1.0 - beta2_t).sqrt()
-    param = param - lr * scale / (1.0 - beta1_t) * m / (root(v) + epsilon * scale)
+    m_hat, v_hat = m / (1.0 - beta1_t), v / (1.0 - beta2_t)
+    param = param - lr * m_hat / (root(v_hat) + epsilon)
     new_powers = {"beta1_pow_acc": beta1_t * beta1, "beta2_pow_acc": beta2_t * beta2}
     return param, {"moment1": m, "moment2": v, **new_powers}
 
@@ -172,7 +171,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
         if self.ratio_of is not None and paddle.is_compiled_with_cuda():
             set_attributes(self, lr_ratio=self._ratio_for_kernel)
 
-    update = staticmethod(adamw_update)
+    rule = staticmethod(adamw_update)
     counts_steps = False
 
     def initial_state(self, param: Any, name: str) -> float:
@@ -195,7 +194,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
         return FusedRule("adamw", ("moment1", "moment2"), fields, aux="beta2_pow_acc")
 
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
-        for param in parameters["params"] if isinstance(parameters, dict) else parameters:
+        for param in content_of(parameters):
             self.check_type(param)
         super()._create_accumulators(block, parameters)
 
@@ -217,7 +216,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
             self._update_by_paddle(block, task.param, task.grad)
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
-        param, grad = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
+        param, grad = content_of(param_and_grad)
         if self._tasks is None:
             if self.fused and paddle.in_dynamic_mode():
                 why = "`fused=True` is not possible inside `dist.shard_optimizer`, which calls Paddle's operations"

@@ -6,7 +6,7 @@ from typing import Any, Optional, Union
 import paddle
 from paddle.optimizer import Optimizer
 
-from .._paddle import asks_for_rates, grad_of, may_have_cut, parameters_of, unwrap
+from .._paddle import asks_for_rates, content_of, grad_of, may_have_cut, parameters_of, unwrap
 from ..layers.decay import LayerDecay
 from ..layers.ratio_checks import check_trained
 from ._base.layerwise import LayerwiseMixin
@@ -121,7 +121,7 @@ class _Applied(LayerwiseMixin):
         return done
 
     def _apply_optimize(self, loss: Any, startup_program: Any, params_grads: Any, *args: Any, **kwargs: Any) -> Any:
-        params = [p for p, _ in (params_grads["params"] if isinstance(params_grads, dict) else params_grads)]
+        params = [param for param, _ in content_of(params_grads)]
         self._check_in_step(params)
         if self._step_ratios is not None:
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
@@ -129,7 +129,7 @@ class _Applied(LayerwiseMixin):
             return super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
-        param = (param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad)[0]
+        param, _ = content_of(param_and_grad)
         return None if self._is_frozen(param) else super()._append_optimize_op(block, param_and_grad)
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:

@@ -11,14 +11,14 @@ import paddle
 
 from .._checks import Option, checked_int, one_of_two
 from .._messages import refusal
-from ._base.arithmetic import Temporary, average, power, times
+from ._base.arithmetic import add_to, average, instability, minus_step, power
 from ._base.factored import (
     FactoredOptimizer,
     factored_averages,
     factored_kinds,
     factored_update,
-    inverse_sqrt_factored,
     is_factored,
+    over_sqrt_factored,
     relative_rate,
     row_col_sums,
     scaled_rate,
@@ -58,7 +58,10 @@ def came_update(
     compression: bool = False,
     loss_scale: int = 1,
 ) -> Update:
-    """Return (new parameter, new state): Algorithm 2 of the paper. See `Came` for the options."""
+    """Return (new parameter, new state): Algorithm 2 of the paper. See `Came` for the options.
+
+    Yields the sums of `factored_update`, for V and the clipping of u, then the sums of the instability, for S.
+    """
     t = state[STEP]
     if loss_scale != 1:
         grad = grad / loss_scale
@@ -80,16 +83,14 @@ def came_update(
         step = m = average(state["exp_avg"], u, beta1)
         new_state["exp_avg"] = _fit_for_float16(m) if compression else m
         if is_factored(shard.shape):
-            instability = Temporary(u - m).square() + eps[2]  # the less, the more confidence
-            sums = yield row_col_sums(instability.tensor, shard)
+            sums = yield row_col_sums(instability(u, m, eps[2]), shard)
             s = factored_averages("exp_avg_res", sums, state, shard, beta3)
-            step = (Temporary(inverse_sqrt_factored(s, shard)) * m).tensor
+            step = over_sqrt_factored(m, s, shard)
             new_state.update(s)
     if weight_decay:
-        step = (Temporary(weight_decay * param) + step).tensor
+        step = add_to(weight_decay * param, step)
     lr = scaled_rate(lr, t, param_rms, eps[1], relative_step=relative_step, warmup_init=warmup_init)
-    new_param = Temporary(times(step, -lr)) + param
-    return new_param.tensor, new_state
+    return minus_step(param, lr, step), new_state
 
 
 def _fit_for_float16(m: Any) -> Any:

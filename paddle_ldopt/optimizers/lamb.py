@@ -8,11 +8,16 @@ import math
 import warnings
 from typing import Any, Callable, ClassVar, Optional
 
-import paddle
-
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
-from ._base.arithmetic import Temporary, adam_moments, one_minus_power
+from ._base.arithmetic import (
+    adam_direction,
+    adam_moments,
+    add_to,
+    bias_corrected,
+    minus_adapted_step,
+    trust_ratio,
+)
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_functions import decay_or_function, rate_or_function
 from ._base.step_schedules import StepSchedulesMixin
@@ -47,23 +52,21 @@ def lamb_update(
     weight_decay: float,
     grad_centralization: bool = False,
 ) -> Update:
-    """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options."""
+    """Return (new x, new moments): Algorithm 2 of the paper. See `Lamb` for the options.
+
+    Yields the sums of the gradient's means (with `grad_centralization`), then the squares of both norms of the ratio.
+    """
     t = state[STEP]
     if grad_centralization and is_convolution(shard.shape):
         (sums,) = yield [shard.channel_sums(grad)]
         grad = grad - shard.spread_channels(sums / math.prod(shard.shape[1:]))  # arXiv 2004.01461, eq. 1
     m, v = adam_moments(state, grad, beta1, beta2)
-    m_hat = Temporary(m / one_minus_power(beta1, t))
-    v_hat = Temporary(v / one_minus_power(beta2, t))
-    r = m_hat / (v_hat.sqrt() + eps)
-    u = r + weight_decay * param
-    x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u.tensor)]
-    x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
-    one = paddle.ones_like(x_norm)
-    adapted = paddle.logical_and(x_norm > 0, u_norm > 0)
-    ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-    new_param = u * (-lr * ratio) + param
-    return new_param.tensor, {"moment1": m, "moment2": v}
+    m_hat, v_hat = bias_corrected(m, beta1, t), bias_corrected(v, beta2, t)
+    r = adam_direction(m_hat, v_hat, eps)
+    u = add_to(r, weight_decay * param)
+    x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
+    ratio = trust_ratio(x_square.sqrt(), u_square.sqrt())
+    return minus_adapted_step(param, lr * ratio, u), {"moment1": m, "moment2": v}
 
 
 @register(
@@ -184,15 +187,14 @@ class Lamb(StepSchedulesMixin, RuleOptimizer):
         parameters = without_order(one_of_two("parameters", parameters, "params", params))
         super().__init__(learning_rate, parameters, **layerwise)
 
-    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
+    def _prepare(self, rate: Any, parameters: Any) -> None:
+        super()._prepare(rate, parameters)
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         self._grouped = bool(groups)
-        first = super()._initial_rate(rate, parameters)
         for group in groups:
             if group.get("grad_centralization") and not any(is_convolution(p.shape) for p in flatten_groups([group])):
                 idle = "'grad_centralization' has no effect on a group without a convolution's weight"
                 warnings.warn(idle, stacklevel=4)
-        return first
 
     # ---- the rule
 

@@ -148,7 +148,7 @@ def _at_this_step(optimizer: Any) -> Any:
     """Return the optimizer to read from, with a moving decay fixed at its present value."""
     inner = unwrap(optimizer)
     if moves(ratios_of(inner)):
-        return stand_in(inner, parameters_of(optimizer), ratio_of=inner.ratio_now(), _step_ratios=None)
+        return stand_in(inner, parameters_of(optimizer), ratio_of=inner.current_ratio_of(), _step_ratios=None)
     return optimizer
 
 
@@ -157,7 +157,7 @@ def _moved_ratios(optimizer: Any, steps: Iterable[int]) -> list[dict[tuple[str, 
     ratios = ratios_of(optimizer)
     if not isinstance(ratios, LayerRatios) or not ratios.decay.moves:
         return []
-    now = optimizer.ratio_now().by_layer()
+    now = optimizer.current_ratio_of().by_layer()
     moved = [ratios.at(optimizer.progress_at(step)).by_layer() for step in steps]
     return [{at: ratio / now[at] if now[at] else 0.0 for at, ratio in then.items()} for then in moved]
 

@@ -1,35 +1,39 @@
-"""Arithmetic of the rules: operators that reuse the memory of intermediate results."""
-
-import operator
+"""Arithmetic of the rules: the memory that a function uses again, and the memory that it leaves alone."""
 
 import numpy as np
 import paddle
 import pytest
 
-from paddle_ldopt.optimizers._base.arithmetic import Temporary
+from paddle_ldopt.optimizers._base import arithmetic
 
-OTHERS = {"tensor": lambda: paddle.full([2, 3], 3.0), "temporary": lambda: Temporary(paddle.full([2, 3], 3.0))}
-
-
-@pytest.mark.parametrize("name", ["add", "mul", "truediv"])
-@pytest.mark.parametrize("other", OTHERS)
-def test_an_operation_overwrites_a_temporary_and_no_tensor(name, other):
-    x, y, apply = paddle.arange(6.0).reshape([2, 3]), OTHERS[other](), getattr(operator, name)
-    value = y.tensor if other == "temporary" else y
-    result = apply(Temporary(x), y)
-    np.testing.assert_array_equal(result.tensor, apply(np.arange(6.0, dtype="float32").reshape(2, 3), np.float32(3)))
-    assert result.tensor.data_ptr() == x.data_ptr()
-    assert value.tolist() == [[3.0] * 3] * 2
-
-
-def test_squares_roots_and_sums_with_a_number():
-    result = (Temporary(paddle.to_tensor([-3.0, 4.0])).square().sqrt() + 0.5).tensor
-    np.testing.assert_allclose(result, [3.5, 4.5], rtol=1e-6)
+X, Y, EPS = np.float32([4.0, 9.0]), np.float32([2.0, 3.0]), 0.5
+# function: arguments, expected result, the arguments that it may overwrite
+CASES = {
+    "add_to": ((X, Y), X + Y, [0]),
+    "multiply_by": ((X, Y), X * Y, [0]),
+    "divide_by": ((X, Y), X / Y, [0]),
+    "add_number": ((X, EPS), X + EPS, [0]),
+    "adam_direction": ((Y, X, EPS), Y / (np.sqrt(X) + EPS), [0, 1]),
+    "minus_adapted_step": ((X, X, Y), X - X * Y, [2]),
+    "minus_adam_step": ((X, EPS, Y, X, EPS), X - EPS * Y / (np.sqrt(X) + EPS), []),
+    "minus_step": ((X, EPS, Y), X - EPS * Y, []),
+    "instability": ((X, Y, EPS), (X - Y) ** 2 + EPS, []),
+}
 
 
-@pytest.mark.parametrize("use", [lambda x: x + 1.0, lambda x: Temporary(paddle.ones([2])) * x, lambda x: x.tensor])
-def test_a_temporary_is_an_operand_once(use):
-    x = Temporary(paddle.ones([2]))
-    assert (x * x.tensor).tensor.tolist() == [1.0, 1.0]
-    with pytest.raises(RuntimeError, match="an operand only once"):
-        use(x)
+@pytest.mark.parametrize("name", CASES)
+def test_a_function_overwrites_only_the_arguments_that_it_names(name):
+    arrays, expected, overwritten = CASES[name]
+    given = [paddle.to_tensor(value) if isinstance(value, np.ndarray) else value for value in arrays]
+    result = getattr(arithmetic, name)(*given)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    for i, (tensor, array) in enumerate(zip(given, arrays)):
+        if isinstance(array, np.ndarray) and i not in overwritten:
+            np.testing.assert_array_equal(tensor, array)
+    if overwritten:
+        assert result.data_ptr() == given[overwritten[0]].data_ptr()
+
+
+def test_the_trust_ratio_is_1_if_a_norm_is_0():
+    ratio = arithmetic.trust_ratio(paddle.to_tensor([6.0, 0.0, 6.0]), paddle.to_tensor([2.0, 2.0, 0.0]))
+    assert ratio.tolist() == [3.0, 1.0, 1.0]

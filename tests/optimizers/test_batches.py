@@ -194,8 +194,8 @@ LIKE_THE_LAST = {
 @pytest.fixture
 def repeated(monkeypatch):
     """Count the steps that are taken like the last one."""
-    taken, take = [], RepeatedStep.take
-    monkeypatch.setattr(RepeatedStep, "take", lambda self, *given: taken.append(self) or take(self, *given))
+    taken, repeat = [], RepeatedStep.repeat
+    monkeypatch.setattr(RepeatedStep, "repeat", lambda self, *given: taken.append(self) or repeat(self, *given))
     return taken
 
 

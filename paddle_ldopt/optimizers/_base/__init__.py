@@ -3,7 +3,7 @@
 `LayerwiseOptimizer.step` (step.py) lists one dygraph step:
 
 1. `_repeat_step`: if only the gradients differ from the last step, repeat it with the new ones (repeated.py).
-2. `FusedStep.take` (`_fused/step.py`): take the whole step in the C library, if it needs only updates and clipping.
+2. `FusedStep.try_step` (`_fused/step.py`): take the whole step in the C library, if it needs only updates and clipping.
 3. `_with_ratios` (layerwise.py): compute and check the ratio of every parameter.
 4. `_apply_optimize`, which Paddle calls for each parameter group: check the gradients, then let Paddle clip them and
    create missing state (rule_state.py).

@@ -1,4 +1,9 @@
-"""Arithmetic of the rules: values whose memory is reused, averages, roots and powers."""
+"""Arithmetic of the rules, named as in the papers.
+
+On a CPU the memory pages of a new tensor cost several times as much as the arithmetic. So a function uses the memory of
+its intermediate results again, and of an argument that its docstring says it overwrites. A static graph has no memory
+to use again.
+"""
 
 import math
 from typing import Any, Optional
@@ -8,56 +13,24 @@ import paddle
 from ... import _paddle
 
 
-class Temporary:
-    """An intermediate result of a rule, whose memory the next operation takes for its own result.
-
-    On a CPU the memory pages of a new tensor cost several times as much as the arithmetic. The result of an operation
-    is a Temporary again, and `tensor` its value. A Temporary can be an operand only once, because dygraph overwrites
-    it. The other operand is a Tensor, a Temporary or, of `+`, a number.
-    """
-
-    __slots__ = ("_is_overwritten", "_tensor")
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor, self._is_overwritten = tensor, False
-
-    @property
-    def tensor(self) -> Any:
-        """The value, until an operation overwrites it."""
-        if self._is_overwritten:
-            raise RuntimeError("A Temporary can be an operand only once. Received: an overwritten Temporary")
-        return self._tensor
-
-    def _take(self) -> Any:
-        tensor, self._is_overwritten = self.tensor, True
-        return tensor
-
-    def __add__(self, other: Any) -> "Temporary":
-        x, y = self._take(), _operand(other)
-        if not paddle.in_dynamic_mode():
-            return Temporary(x + y)
-        return Temporary(_paddle.add_to(x, y) if isinstance(y, paddle.Tensor) else x.scale_(1.0, y))
-
-    def __mul__(self, other: Any) -> "Temporary":
-        x, y = self._take(), _operand(other)
-        return Temporary(_paddle.multiply_by(x, y) if paddle.in_dynamic_mode() else x * y)
-
-    def __truediv__(self, other: Any) -> "Temporary":
-        x, y = self._take(), _operand(other)
-        return Temporary(_paddle.divide_by(x, y) if paddle.in_dynamic_mode() else x / y)
-
-    def square(self) -> "Temporary":
-        """Return the squares."""
-        return self * self.tensor
-
-    def sqrt(self) -> "Temporary":
-        """Return the square roots; Paddle's vectorized `sqrt` on a CPU returns NaN for inf."""
-        x = self._take()
-        return Temporary(x.rsqrt_().reciprocal_() if paddle.in_dynamic_mode() else x.rsqrt().reciprocal())
+def add_to(x: Any, y: Any) -> Any:
+    """Return x + y; overwrites x. y is a Tensor."""
+    return _paddle.add_to(x, y) if paddle.in_dynamic_mode() else x + y
 
 
-def _operand(value: Any) -> Any:
-    return value._take() if isinstance(value, Temporary) else value
+def multiply_by(x: Any, y: Any) -> Any:
+    """Return x * y; overwrites x."""
+    return _paddle.multiply_by(x, y) if paddle.in_dynamic_mode() else x * y
+
+
+def divide_by(x: Any, y: Any) -> Any:
+    """Return x / y; overwrites x."""
+    return _paddle.divide_by(x, y) if paddle.in_dynamic_mode() else x / y
+
+
+def add_number(x: Any, eps: float) -> Any:
+    """Return x + eps; overwrites x."""
+    return x.scale_(1.0, eps) if paddle.in_dynamic_mode() else x + eps
 
 
 def times(x: Any, factor: Any) -> Any:
@@ -70,18 +43,51 @@ def times(x: Any, factor: Any) -> Any:
 
 def average(old: Any, new: Any, beta: Any, share: Optional[Any] = None) -> Any:
     """Return the exponential moving average beta * old + (1 - beta) * new; `share` is a more exact 1 - beta."""
-    return (Temporary(times(old, beta)) + times(new, 1 - beta if share is None else share)).tensor
+    return add_to(times(old, beta), times(new, 1 - beta if share is None else share))
 
 
 def adam_moments(state: dict[str, Any], grad: Any, beta1: float, beta2: float) -> tuple[Any, Any]:
     """Return Adam's new moments m and v: the averages of the gradient and of its square."""
-    v = Temporary(beta2 * state["moment2"]) + Temporary((1 - beta2) * grad) * grad
-    return average(state["moment1"], grad, beta1), v.tensor
+    v = add_to(beta2 * state["moment2"], multiply_by((1 - beta2) * grad, grad))
+    return average(state["moment1"], grad, beta1), v
 
 
-def after_weight_decay(param: Any, rate: Any) -> Any:
-    """Return param - rate * param: decoupled weight decay."""
-    return (Temporary(times(param, -rate)) + param).tensor
+def bias_corrected(moment: Any, beta: float, t: Any) -> Any:
+    """Return moment / (1 - beta^t)."""
+    return moment / one_minus_power(beta, t)
+
+
+def adam_direction(m_hat: Any, v_hat: Any, eps: float) -> Any:
+    """Return m_hat / (sqrt(v_hat) + eps); overwrites both."""
+    root_v = v_hat.rsqrt_().reciprocal_() if paddle.in_dynamic_mode() else root(v_hat)
+    return divide_by(m_hat, add_number(root_v, eps))
+
+
+def minus_adam_step(param: Any, rate: Any, m: Any, v: Any, eps: float) -> Any:
+    """Return param - rate * m / (sqrt(v) + eps)."""
+    return add_to(divide_by(times(m, -rate), add_number(root(v), eps)), param)
+
+
+def minus_step(param: Any, rate: Any, step: Any) -> Any:
+    """Return param - rate * step; with `param` as its own step, decoupled weight decay."""
+    return add_to(times(step, -rate), param)
+
+
+def minus_adapted_step(param: Any, rate: Any, u: Any) -> Any:
+    """Return param - rate * u; overwrites u."""
+    return add_to(multiply_by(u, -rate), param)
+
+
+def trust_ratio(x_norm: Any, u_norm: Any) -> Any:
+    """Return x_norm / u_norm, 1 if either of them is 0."""
+    one, adapted = paddle.ones_like(x_norm), paddle.logical_and(x_norm > 0, u_norm > 0)
+    return paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
+
+
+def instability(u: Any, m: Any, eps: float) -> Any:
+    """Return (u - m)^2 + eps: the less, the more confidence CAME has in the step."""
+    difference = u - m
+    return add_number(multiply_by(difference, difference), eps)
 
 
 def power(t: Any, exponent: float) -> Any:
@@ -90,7 +96,7 @@ def power(t: Any, exponent: float) -> Any:
 
 
 def root(x: Any) -> Any:
-    """Return the square roots of x in a new tensor; see `Temporary.sqrt`."""
+    """Return the square roots of x; Paddle's vectorized `sqrt` on a CPU returns NaN for inf."""
     return x.rsqrt().reciprocal_() if paddle.in_dynamic_mode() else x.rsqrt().reciprocal()
 
 

@@ -18,7 +18,7 @@ import paddle
 
 from ..._messages import refusal
 from ..states import COLUMN, ROW
-from .arithmetic import Temporary, average, times
+from .arithmetic import add_number, average, divide_by, multiply_by, times
 from .rule_optimizer import RuleOptimizer, checked_rate
 from .updates import Values
 
@@ -49,15 +49,15 @@ def factored_averages(name: str, sums: Any, state: Values, shard: Any, beta: Any
     return new_state
 
 
-def inverse_sqrt_factored(averages: Values, shard: Any) -> Any:
-    r"""Return :math:`1 / \sqrt{V}` of [..., R, C] for :math:`V_{ij} = row_i \, col_j / \overline{row}` (Algorithm 4).
+def over_sqrt_factored(x: Any, averages: Values, shard: Any) -> Any:
+    r"""Return :math:`x / \sqrt{V}` of [..., R, C] for :math:`V_{ij} = row_i \, col_j / \overline{row}` (Algorithm 4).
 
     `averages` are the means of the whole matrix's rows and columns, above 0; the result is the part in `shard`.
     """
     row, col = averages.values()
     # not rsqrt(row / mean): without a gradient in the row it may be denormal, which Paddle's rsqrt takes for 0
     row = times(row.rsqrt(), row.mean(axis=-2, keepdim=True).sqrt())
-    return shard.spread_product(row, col.rsqrt())
+    return multiply_by(shard.spread_product(row, col.rsqrt()), x)
 
 
 def rms(square_sum: Any, shape: Any) -> Any:
@@ -88,9 +88,10 @@ def factored_update(
     r"""Return :math:`u / \max(1, RMS(u) / d)` of :math:`u = g / \sqrt V`, RMS(p), and the new state of V.
 
     V is the average of :math:`g^2 + \epsilon`, factored for a matrix (Algorithm 4), whole for a vector (Algorithm 5).
-    RMS(p) is None without `scale_parameter`: its sum shares a round with those of the rows and the columns.
+    Yields the sums for the row and column means of V and for RMS(p), which is None without `scale_parameter`; then the
+    sum for RMS(u).
     """
-    shape, square = shard.shape, (Temporary(grad * grad) + eps).tensor
+    shape, square = shard.shape, add_number(grad * grad, eps)
     sums_asked = row_col_sums(square, shard) if is_factored(shape) else []
     if scale_parameter:
         sums_asked.append(shard.square_sum(param))
@@ -99,13 +100,12 @@ def factored_update(
 
     if is_factored(shape):
         new_state = factored_averages("exp_avg_sq", sums, state, shard, beta2, share)
-        u = Temporary(inverse_sqrt_factored(new_state, shard)) * grad
+        u = over_sqrt_factored(grad, new_state, shard)
     else:
         new_state = {"exp_avg_sq": average(state["exp_avg_sq"], square, beta2, share)}
-        u = Temporary(new_state["exp_avg_sq"].rsqrt()) * grad
-    (u_square,) = yield [shard.square_sum(u.tensor)]
-    clipped = u / (rms(u_square, shape) / clip_threshold).clip(min=1.0)
-    return clipped.tensor, param_rms, new_state
+        u = multiply_by(new_state["exp_avg_sq"].rsqrt(), grad)
+    (u_square,) = yield [shard.square_sum(u)]
+    return divide_by(u, (rms(u_square, shape) / clip_threshold).clip(min=1.0)), param_rms, new_state
 
 
 def scaled_rate(

@@ -44,7 +44,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
     _built_with: Optional[list[Any]] = None  # the parameters before any wrapper; None without `ratio_of`
     _by_name: dict[str, Any] = {}  # of `_built_with`
     _step_ratios: Optional[dict[str, Any]] = None  # the ratios of the running step, by parameter name
-    _kept_ratios: Any = None  # of `_ratios_now`: function, parameters, which of them were frozen, ratios
+    _last_ratio_list: Any = None  # of `_ratio_list`: function, parameters, which of them were frozen, ratios
     structured_names: Mapping[str, str] = {}  # param.name -> structured name, if given
     _groups: dict[str, dict[str, Any]] = {}  # param.name -> its group; filled on demand
     training_steps: Optional[int] = None  # for a moving decay, if neither it nor the schedule has them
@@ -93,18 +93,18 @@ class LayerwiseMixin(RatedOptimizer, _Base):
         for known in (self._step_ratios, self.ratio_of.last if isinstance(self.ratio_of, HookRatios) else None):
             if known and param.name in known:
                 return known[param.name]
-        return self.ratio_now()(self._original(param))
+        return self.current_ratio_of()(self._original(param))
 
-    def _ratios_now(self, params: list[Any], frozen: list[bool]) -> list[float]:
+    def _ratio_list(self, params: list[Any], frozen: list[bool]) -> list[float]:
         """Return the current ratios of parameters, computed and checked; 0 for frozen ones."""
         if self.ratio_of is None:
             return [1.0] * len(params)
-        ratio_of, kept = self.ratio_now(), self._kept_ratios
+        ratio_of, kept = self.current_ratio_of(), self._last_ratio_list
         if kept is not None and kept[0] is ratio_of and kept[1] is params and kept[2] == frozen:
             return kept[3]
         ratios = [0.0 if idle else ratio_of(param) for param, idle in zip(params, frozen)]
         if ratio_of.is_constant:  # a LayerMap's
-            self._kept_ratios = ratio_of, params, frozen, ratios
+            self._last_ratio_list = ratio_of, params, frozen, ratios
         return ratios
 
     def _is_frozen(self, param: Any) -> bool:
@@ -112,7 +112,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
         ratio = self.layerwise_ratio(param)
         return isinstance(ratio, float) and ratio == 0.0
 
-    def ratio_now(self) -> Any:
+    def current_ratio_of(self) -> Any:
         """Return the current ratios, None if all are 1; raise if a decay moves and its steps are unknown."""
         ratios = self.ratio_of
         return ratios.at(self.progress_at()) if ratios and moves(ratios) and not ratios.is_constant else ratios
@@ -166,7 +166,7 @@ class LayerwiseMixin(RatedOptimizer, _Base):
     @contextlib.contextmanager
     def _with_ratios(self, params: list[Any], ratio_of: Any = None) -> Iterator[None]:
         """Compute and check the ratios of a step, and keep them until it ends."""
-        ratio_of = ratio_of or self.ratio_now()
+        ratio_of = ratio_of or self.current_ratio_of()
         trained = [] if ratio_of is None else [param for param in params if not param.stop_gradient]
         self._step_ratios = {param.name: ratio_of(self._original(param)) for param in trained}
         try:

@@ -34,7 +34,7 @@ class RepeatedStep:
         self._list, self._groups = _paddle.parameter_list(optimizer), _settings(optimizer)
         self._every = _all_parameters(optimizer)
         self._seen = seen._replace(grads=[])  # which would keep them alive
-        self._ratios = optimizer._ratios_now(self._every, seen.frozen)
+        self._ratios = optimizer._ratio_list(self._every, seen.frozen)
         self._decayed, self._defaults = list(map(optimizer.has_weight_decay, seen.params)), dict(optimizer._defaults)
         self._shapes = [_paddle.view_of(param.detach(), list(param.shape)) for param in seen.params]
         row = {param.name: row for row, param in enumerate(seen.params)}
@@ -95,11 +95,11 @@ class RepeatedStep:
         asked = _paddle.weight_decay_fun(optimizer) is not None
         if asked and list(map(optimizer.has_weight_decay, seen.params)) != self._decayed:
             return None
-        if optimizer._ratios_now(self._every, seen.frozen) != self._ratios:
+        if optimizer._ratio_list(self._every, seen.frozen) != self._ratios:
             return None
         return seen if all(unit.batch is None or unit.batch.holds() for unit in self.units) else None
 
-    def take(self, optimizer: Any, seen: StepInputs) -> None:
+    def repeat(self, optimizer: Any, seen: StepInputs) -> None:
         """Take the step again with new gradients."""
         grads = list(seen.grads)
         for clip, rows in self._clips if self._groups else [(_paddle.grad_clip(optimizer), range(len(grads)))]:

@@ -39,7 +39,8 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
     - `sums(options, shape)`: the kinds of these sums, if the rule yields any.
 
     It may override `fused_rule` and `fused_flags` (the rule in the C library), `check_together` (options that exclude
-    each other), `rule_clips`, and, if it sets its rate, `sets_own_rate`, `shown_rate`, `_read_rate`, `_initial_rate`.
+    each other), `rule_clips`, and, if it sets its rate, `sets_own_rate`, `shown_rate`, `_read_rate`,
+    `_prepare`, `_initial_rate`.
 
     It takes the arguments of all optimizers (see `AdamWDL`), the declared options, and
 
@@ -72,6 +73,7 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         self._finder, self._batches = ShardFinder(_paddle.flatten_groups(parameters or [])), Batches()
         _paddle.set_attributes(self, param_groups=None, multi_precision=multi_precision)
         _paddle.set_attributes(self, apply_decay_param_fun=apply_decay_param_fun)
+        self._prepare(rate, parameters)
         # no `weight_decay`: Paddle would add an L2 penalty to the gradient
         super().__init__(self._initial_rate(rate, parameters), parameters, grad_clip=grad_clip, name=name)
         self.type = type(self).__name__.lower()
@@ -89,8 +91,11 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
         """Return the constructor's rate after checking it."""
         return checked_rate(learning_rate, "learning_rate")
 
+    def _prepare(self, rate: Any, parameters: Any) -> None:
+        """Set attributes of the subclass; called when the options are known, before Paddle's constructor."""
+
     def _initial_rate(self, rate: Any, parameters: Any) -> Any:
-        """Return the initial rate as Paddle takes it, a float or a scheduler; called when the options are known."""
+        """Return the initial rate as Paddle takes it, a float or a scheduler; called after `_prepare`."""
         return rate
 
     # ---- groups
@@ -121,7 +126,7 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
                 seen = self._last.again(self)
                 if seen is not None:
                     if not _paddle.overflow_is_found(self):
-                        self._last.take(self, seen)
+                        self._last.repeat(self, seen)
                     return True
         self._last = None
         return False
@@ -138,7 +143,7 @@ class RuleOptimizer(RuleState, LayerwiseOptimizer, Optimizer):
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
         """Collect the update of one parameter; in a static graph, add its operations."""
-        param, grad = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
+        param, grad = _paddle.content_of(param_and_grad)
         if self._is_frozen(param) or math.prod(param.shape) == 0:
             return
         self._check_shape(param)

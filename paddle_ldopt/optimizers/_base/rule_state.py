@@ -30,7 +30,7 @@ class RuleState(_Base):
         return {**layout, STEP: (compute_dtype(param), [1])}
 
     def _create_accumulators(self, block: Any, parameters: Any) -> None:
-        for param in parameters["params"] if isinstance(parameters, dict) else parameters:
+        for param in _paddle.content_of(parameters):
             self.check_type(param)
             if param.name in _paddle.with_state(self):
                 continue

@@ -38,7 +38,7 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
     def step(self) -> Any:
         """Update all parameters that have a gradient once."""
         with self._one_step():
-            if self._repeat_step() or self._fused_step.take(self):
+            if self._repeat_step() or self._fused_step.try_step(self):
                 return None
             if not paddle.in_dynamic_mode():  # `to_static`, which calls `apply_gradients`
                 return super().step()
@@ -49,7 +49,7 @@ class LayerwiseOptimizer(DeclaredMixin, ShardedStateMixin, LayerwiseMixin):
         with self._one_step():
             if not isinstance(params_grads, dict):
                 params_grads = self._missing.drop_from(params_grads)
-            pairs = params_grads["params"] if isinstance(params_grads, dict) else params_grads
+            pairs = _paddle.content_of(params_grads)
             for param, grad in pairs:
                 _check_gradient(self, param, grad)
             params = [param for param, _ in pairs]

@@ -27,7 +27,8 @@ class StepSchedulesMixin(StepCount):
     def _read_rate(self, learning_rate: Any) -> Any:
         return rate_or_function(learning_rate, "learning_rate")
 
-    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
+    def _prepare(self, rate: Any, parameters: Any) -> None:
+        super()._prepare(rate, parameters)
         groups = [group for group in parameters or [] if isinstance(group, dict)]
         self.rate_function = rate if isinstance(rate, StepFunction) else None
         values = [rate, *(options.get(key) for options in (self._defaults, *groups) for key in ("weight_decay", "lr"))]
@@ -35,7 +36,9 @@ class StepSchedulesMixin(StepCount):
         self._has_schedules = bool(self._step_functions)
         self._scheduled: dict[Any, float] = {}  # in a running step: function -> value, GLOBAL_STEP -> step
         self._refuse_functions_in_a_graph()
-        first = {function: function(0) for function in self._step_functions}
+
+    def _initial_rate(self, rate: Any, parameters: Any) -> Any:
+        first = {function: function(0) for function in self._step_functions}  # checks every function
         return rate if self.rate_function is None else first[rate]
 
     def _states_of(self, param: Any) -> dict[str, State]:

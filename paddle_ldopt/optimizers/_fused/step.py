@@ -50,13 +50,13 @@ class FusedStep:
 
     # ---- a whole step, without Paddle's Python code for each parameter
 
-    def take(self, optimizer: Any) -> bool:
+    def try_step(self, optimizer: Any) -> bool:
         """Take a step that needs only updates and clipping; return False, with nothing changed, for other steps."""
         every = _paddle.parameter_list(optimizer)
         seen = StepInputs.of(every) if _may_be_taken(optimizer) else None
         if seen is None:
             return False
-        ratios = np.array(optimizer._ratios_now(every, seen.frozen))[seen.live]
+        ratios = np.array(optimizer._ratio_list(every, seen.frozen))[seen.live]
         plan = self._plan_for(optimizer, seen, every)
         types = None if plan is None else plan.grad_types(seen)
         if plan is None or types is None:
