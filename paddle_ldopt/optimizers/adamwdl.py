@@ -37,7 +37,7 @@ def adamw_update(
     epsilon: float,
     weight_decay: float,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return (new parameter, new state): Algorithm 2 of the paper.
+    """Return (new parameter, new state): Algorithm 2 of the paper, in the order of Paddle's kernel.
 
     The C library and Paddle's kernel compute the same; the step calls this function where Paddle has no kernel.
     """
@@ -45,8 +45,9 @@ def adamw_update(
     param = param * (1.0 - lr * weight_decay)
     m = beta1 * state["moment1"] + (1.0 - beta1) * grad
     v = beta2 * state["moment2"] + (1.0 - beta2) * grad * grad
-    m_hat, v_hat = m / (1.0 - beta1_t), v / (1.0 - beta2_t)
-    param = param - lr * m_hat / (root(v_hat) + epsilon)
+    # m_hat / (sqrt(v_hat) + epsilon) with numerator and denominator multiplied by this root
+    scale = (1.0 - beta2_t).sqrt()
+    param = param - lr * scale / (1.0 - beta1_t) * m / (root(v) + epsilon * scale)
     new_powers = {"beta1_pow_acc": beta1_t * beta1, "beta2_pow_acc": beta2_t * beta2}
     return param, {"moment1": m, "moment2": v, **new_powers}
 
