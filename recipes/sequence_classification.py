@@ -39,6 +39,17 @@ class Arguments(RecipeArguments):
     recipe = "sequence_classification"
     metrics = classification.METRICS
 
+    layerwise_lr_decay: float = 0.8  # chosen by the second study of docs/evidence.md, with the mean kept
+    layerwise_preserve_mean: Optional[bool] = dataclasses.field(
+        default=None,
+        metadata={"help": "divide all ratios by their mean over the blocks; by default with a decay other than 1"},
+    )
+
+    def __post_init__(self):
+        if self.layerwise_preserve_mean is None:
+            self.layerwise_preserve_mean = self.layerwise_lr_decay != 1
+        super().__post_init__()
+
 
 @dataclasses.dataclass
 class Options(TextOptions):

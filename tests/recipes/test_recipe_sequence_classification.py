@@ -221,11 +221,18 @@ def test_every_option_is_tested():
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
 def test_decay_and_optimizer_are_what_was_asked_for(run, optim, decay):
     done = run(layerwise_lr_decay=decay, optim=optim, **QUICK)
-    assert [row.ratio for row in done.trainer.layer_map.table(optimizer=done.trainer.optimizer).rows] == [
-        (decay**power,) * 2 for power in (3, 2, 1, 0)
-    ]
+    mean = (decay**2 + decay) / 2  # of the two blocks, kept by default
+    for row, power in zip(done.trainer.layer_map.table(optimizer=done.trainer.optimizer).rows, (3, 2, 1, 0)):
+        assert row.ratio == pytest.approx((decay**power / mean,) * 2)
     assert ("AdamWDL" in type(done.trainer.optimizer).__mro__[0].__name__) == (optim == "adamwdl")
     assert f"decay {decay:g}, learning rate 0.0003" in (done.folder / "report.html").read_text()
+
+
+def test_the_mean_rate_is_kept_unless_it_is_declined(run):
+    declined = run(layerwise_lr_decay=0.5, layerwise_preserve_mean=False, **QUICK).trainer
+    ratios = [row.ratio[0] for row in declined.layer_map.table(optimizer=declined.optimizer).rows]
+    assert ratios == pytest.approx([0.125, 0.25, 0.5, 1.0])
+    assert recipe.Arguments(output_dir="out", layerwise_lr_decay=1).layerwise_preserve_mean is False
 
 
 def test_a_run_without_best_model_or_evaluation(run):
@@ -512,12 +519,12 @@ def test_a_resume_with_other_rows_is_refused_and_says_how_to_go_on(run, tmp_path
 
 def test_the_comparison_trains_both_arms_alike(run, tmp_path):
     done = run("--compare", compare_learning_rates=[1e-3, 3e-3], compare_seeds=2, seed=5, output_dir="out")
-    grid = [(rate, decay, seed) for rate in (1e-3, 3e-3) for decay in (1.0, 0.65) for seed in (5, 6)]
+    grid = [(rate, decay, seed) for rate in (1e-3, 3e-3) for decay in (1.0, 0.8) for seed in (5, 6)]
     trained = [(t.args.learning_rate, t.args.layerwise_lr_decay, t.args.seed) for t in done.trainers]
     assert trained == grid
     assert len({t.state.global_step for t in done.trainers}) == 1 and done.trainer.state.global_step > 0
     runs = json.loads((tmp_path / "out/compare.json").read_text())
-    assert [(r["learning_rate"], {"uniform": 1.0, "decay 0.65": 0.65}[r["arm"]], r["seed"]) for r in runs] == grid
+    assert [(r["learning_rate"], {"uniform": 1.0, "decay 0.8": 0.8}[r["arm"]], r["seed"]) for r in runs] == grid
     for i, (r, trainer) in enumerate(zip(runs, done.trainers), 1):
         assert f"[{i}/8] learning rate {r['learning_rate']:g}, {r['arm']}, seed {r['seed']}: " in done.out
         assert r["validation"] == trainer.evaluate()["eval_accuracy"]
