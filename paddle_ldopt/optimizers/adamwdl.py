@@ -172,7 +172,7 @@ class AdamWDL(LayerwiseOptimizer, LayerwiseAdamW):
         if self.ratio_of is not None and paddle.is_compiled_with_cuda():
             set_attributes(self, lr_ratio=self._ratio_for_kernel)
 
-    rule = staticmethod(adamw_update)
+    update = staticmethod(adamw_update)
     counts_steps = False
 
     def initial_state(self, param: Any, name: str) -> float:

@@ -17,7 +17,7 @@ _LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: to compare dtypes i
 class LayerwiseAdamW(LayerwiseMixin, AdamW):
     """The step by Paddle's operations; a subclass declares its options and states (see `DeclaredMixin`)."""
 
-    rule: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # for types without a kernel of Paddle's
+    update: ClassVar[Callable[..., tuple[Any, dict[str, Any]]]]  # for types without a kernel of Paddle's
 
     def _ratio_for_kernel(self, param: Any) -> float:  # used on a GPU only, where it saves an operation
         return self.layerwise_ratio(param) if paddle.in_dynamic_mode() and param.place.is_gpu_place() else 1.0
@@ -66,7 +66,7 @@ class LayerwiseAdamW(LayerwiseMixin, AdamW):
         state = {name: value.astype("float32") for name, value in stored.items()}
         rate = rate_factor(self)((param, grad))
         numbers = {name: float(options[name]) for name in ("beta1", "beta2", "epsilon", "weight_decay")}
-        new_weight, new_state = self.rule(weight, grad.astype("float32"), state, rate, **numbers)
+        new_weight, new_state = self.update(weight, grad.astype("float32"), state, rate, **numbers)
         for name, old in stored.items():
             paddle.assign(new_state[name].reshape(old.shape).astype(old.dtype), old)
         new_weight = new_weight.reshape(param.shape)  # the powers are of shape [1], the parameter may be of []
