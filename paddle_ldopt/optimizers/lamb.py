@@ -8,6 +8,8 @@ import math
 import warnings
 from typing import Any, Callable, ClassVar, Optional
 
+import paddle
+
 from .._checks import Option, one_of_two
 from .._paddle import flatten_groups, weight_decay_fun
 from ._base.arithmetic import (
@@ -16,7 +18,6 @@ from ._base.arithmetic import (
     add_to,
     bias_corrected,
     minus_adapted_step,
-    trust_ratio,
 )
 from ._base.rule_optimizer import RuleOptimizer
 from ._base.step_functions import decay_or_function, rate_or_function
@@ -65,7 +66,10 @@ def lamb_update(
     r = adam_direction(m_hat, v_hat, eps)
     u = add_to(r, weight_decay * param)
     x_square, u_square = yield [shard.square_sum(param), shard.square_sum(u)]
-    ratio = trust_ratio(x_square.sqrt(), u_square.sqrt())
+    x_norm, u_norm = x_square.sqrt(), u_square.sqrt()
+    # not in a function of its own: while these small tensors live, the system's allocator keeps the large ones' pages
+    one, adapted = paddle.ones_like(x_norm), paddle.logical_and(x_norm > 0, u_norm > 0)
+    ratio = paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
     return minus_adapted_step(param, lr * ratio, u), {"moment1": m, "moment2": v}
 
 

@@ -78,12 +78,6 @@ def minus_adapted_step(param: Any, rate: Any, u: Any) -> Any:
     return add_to(multiply_by(u, -rate), param)
 
 
-def trust_ratio(x_norm: Any, u_norm: Any) -> Any:
-    """Return x_norm / u_norm, 1 if either of them is 0."""
-    one, adapted = paddle.ones_like(x_norm), paddle.logical_and(x_norm > 0, u_norm > 0)
-    return paddle.where(adapted, x_norm / paddle.where(adapted, u_norm, one), one)
-
-
 def instability(u: Any, m: Any, eps: float) -> Any:
     """Return (u - m)^2 + eps: the less, the more confidence CAME has in the step."""
     difference = u - m
