@@ -4,9 +4,9 @@ import re
 from typing import Any
 
 from .._messages import quoted, refusal
-from .._paddle import parameters_of, prefixed
+from .._paddle import MASTER, prefixed
 from .plain_pickle import Array, is_plain, read_plain
-from .state import MASTER, States
+from .state import States, layouts
 
 _COUNTED = re.compile(r"(_fp32_master)_\d+(?=_)|_\d+$")  # Paddle numbers the copies in a process
 
@@ -21,19 +21,19 @@ def read_pdopt(path: str, optimizer: Any) -> tuple[States, Any]:
     found.pop("StructuredToParameterName@@", None)  # Paddle's names of the state, without masters
     states: States = {}
     known = {_COUNTED.sub(lambda match: match[1] or "", key): key for key in found}
-    for param in parameters_of(optimizer):
+    for param, layout in layouts(optimizer).items():
         state = {}
-        for name, (_, shape) in optimizer.state_layout(param).items():
-            for owner in (f"{param.name}_fp32_master", param.name):
+        for name, (_, shape, _) in layout.items():
+            for owner in (f"{param}_fp32_master", param):
                 key = known.get(f"{owner}_{prefixed(optimizer, name)}")
                 if key in found:
                     dtype, values = _array(found.pop(key))
                     # [1] and [] are the same
                     state[name] = dtype, values.reshape(shape) if values.size == 1 else values
-        if param.name in masters:
-            state[MASTER] = masters.pop(param.name)
+        if param in masters:
+            state[MASTER] = masters.pop(param)
         if state:
-            states[param.name] = state
+            states[param] = state
     _check_all_used([*found, *masters])
     return states, schedule
 

@@ -12,13 +12,14 @@ import safetensors
 from paddle.optimizer.lr import LRScheduler
 
 from .._messages import quoted, refusal, shown
-from .._paddle import dtype_name, grad_clip, inner_clip, parameters_of, rate_source
+from .._paddle import dtype_name, grad_clip, inner_clip, parameters_of, rate_source, weight_decay_coefficient
 from ..layers.map import layers_of
 from ..layers.paddlenlp_hook import layerwise_lr_decay
 from ..layers.ratios import LayerRatios, moves
 from ..version import __version__
 from .json_state import to_json
 from .layerwise_record import ABSENT, differences
+from .state import paddles_class
 
 Record = dict[str, Any]
 CURVE_KEY = "rule"  # key of a schedule's curve; version 0.1 called it a rule, and its files can still be read
@@ -47,7 +48,7 @@ def describe(optimizer: Any, names: dict[str, str], params: Optional[Iterable[An
     schedule = rate if isinstance(rate, LRScheduler) else None
     lambs = getattr(optimizer, "rate_function", None)  # Lamb's: its present rate is not an argument
     return {
-        "optimizer": type(optimizer).__name__,
+        "optimizer": paddles_class(optimizer) or type(optimizer).__name__,
         "arguments": {name: _plain(value) for name, value in optimizer.fixed_options().items()},
         "options": options,
         "learning_rate": _plain(lambs if lambs is not None else None if schedule is not None else rate),
@@ -78,10 +79,13 @@ def _index(options: list[Any], own: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, paddle.nn.clip.ClipGradBase):
+        return _clip(value)
     try:
         return to_json(value, "an option")
     except ValueError:
-        return {"class": type(value).__name__}
+        coefficient = weight_decay_coefficient(value)  # of Paddle's L1Decay and L2Decay
+        return {"class": type(value).__name__, **({} if coefficient is None else {"coeff": coefficient})}
 
 
 def _layerwise(optimizer: Any) -> Record:

@@ -30,6 +30,7 @@ from .state import (
     check_state,
     checked_name_list,
     checked_optimizer,
+    layouts,
     set_state,
     state_of,
     steps_of,
@@ -51,8 +52,9 @@ def save_optimizer(
 
     Args:
         path (str|os.PathLike): the file, usually ".safetensors". Not a link.
-        optimizer (Optimizer): one of this package's, wrapped or not, with its whole state in this process: in data
-            parallel, one process saves; with pipeline stages, each saves its own file.
+        optimizer (Optimizer): one of this package's, or of `paddle.optimizer` after `apply_layerwise_decay`; wrapped or
+            not, with its whole state in this process: in data parallel, one process saves; with pipeline stages, each
+            saves its own file.
         model (paddle.nn.Layer, optional): the model it trains; may be wrapped by `paddle.DataParallel`.
         scaler (object, optional): a loss scaler with ``state_dict()``: this package's or `paddle.amp.GradScaler`.
         step (int, optional): the steps taken, which `load_optimizer` returns; by default the optimizer's own count.
@@ -207,8 +209,8 @@ def _by_parameter(with_state: list[str], arrays: Arrays) -> States:
 
 def _fit_counts(optimizer: Any, states: States) -> None:
     """Add or remove the step count, which only a Lamb with schedules has."""
-    for param in parameters_of(optimizer):
-        state, wanted = states.get(param.name), GLOBAL_STEP in optimizer.state_layout(param)
+    for name, layout in layouts(optimizer).items():
+        state, wanted = states.get(name), GLOBAL_STEP in layout
         if state and wanted and GLOBAL_STEP not in state:
             counts = [own[STEP][1] for own in states.values() if STEP in own]
             count = max((float(values.max()) for values in counts if values.size), default=0.0)

@@ -7,10 +7,10 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 
 from .._checks import checked_bool, checked_int
-from .._paddle import checked_model, parameters_of
+from .._paddle import MASTER, checked_model, parameters_of
 from ..optimizers.states import GLOBAL_STEP, STEP
 from .report import LoadReport
-from .state import MASTER, States, check_state, checked_optimizer, layout_of, set_state, structured_names
+from .state import Layout, States, check_state, checked_optimizer, layouts, set_state, structured_names
 from .torch_checkpoint import TorchState, read_checkpoint
 from .torch_checks import (
     check_matched,
@@ -104,7 +104,7 @@ def convert_torch_optimizer(
     found = read_checkpoint(source, names, rename, strict)
     check_step_is_used(step, found)
     states: States = {}
-    matched, missing, unexpected, steps = [], [], [], set()
+    matched, missing, unexpected, steps, known = [], [], [], set(), layouts(inner)
     for param in parameters_of(inner):
         name = ours[param.name]
         torch_name, torch_state = found.pop(name, ("", {}))
@@ -114,7 +114,7 @@ def convert_torch_optimizer(
         updates = checked_updates(torch_state, step, torch_name)
         steps.add(updates)
         left = _as_ours(torch_state, name in transposed)
-        states[param.name] = _state(inner, state_names, param, left, updates, torch_name)
+        states[param.name] = _state(inner, state_names, param, known[param.name], left, updates, torch_name)
         matched.append((torch_name, name))
         unexpected += [f"{torch_name}.{state}" for state in sorted(left)]
     unexpected += [torch_name for torch_name, torch_state in found.values() if torch_state]
@@ -137,10 +137,12 @@ def _as_ours(torch_state: TorchState, transposed: bool) -> TorchState:
     return states
 
 
-def _state(optimizer: Any, names: dict[str, str], param: Any, left: TorchState, step: int, torch_name: str) -> Any:
+def _state(
+    optimizer: Any, names: dict[str, str], param: Any, layout: Layout, left: TorchState, step: int, torch_name: str
+) -> dict[str, tuple[str, Any]]:
     """Return our state of a parameter, and remove its parts from `left`."""
     kinds, state = optimizer.state_kinds(param), {}
-    for name, (dtype, shape) in layout_of(optimizer, param).items():
+    for name, (dtype, shape, _) in layout.items():
         if name == MASTER:
             continue
         if kinds.get(name, "scalar") == "scalar":
@@ -161,7 +163,8 @@ def _without_kept_axis(key: str, value: Any) -> tuple[str, Any]:
 
 
 def _scalar(optimizer: Any, param: Any, name: str, step: int) -> float:
-    """Return the value of a state of one number after some steps."""
+    """Return the value of a state of one number after some steps; 0 for the unknown last rate."""
     if name in (STEP, GLOBAL_STEP) and optimizer.counts_steps:
         return float(step)
-    return optimizer.initial_state(param, name) ** (step + 1)  # a power of a beta; 0 for the unknown last rate
+    beta, power, _ = name.partition("_pow_acc")
+    return float(optimizer.options_of(param)[beta]) ** (step + 1) if power else 0.0
