@@ -25,7 +25,7 @@ from ._base.layerwise_arguments import ratio_fn
 __all__ = ["apply_layerwise_decay", "reset_layerwise_decay"]
 
 
-def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Any:
+def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Union[float, LayerDecay]) -> Optimizer:
     """Give any Paddle optimizer layer-wise learning rates, in place, and return it.
 
     Nothing is written into the parameters, so a second call replaces the first, and other optimizers of the same
@@ -73,7 +73,7 @@ def apply_layerwise_decay(optimizer: Any, layers: Any, layerwise_decay: Union[fl
     return optimizer
 
 
-def reset_layerwise_decay(optimizer: Any) -> Any:
+def reset_layerwise_decay(optimizer: Optimizer) -> Optimizer:
     """Undo `apply_layerwise_decay` and return the optimizer: all layers have the same rate again.
 
     Examples:
@@ -93,12 +93,12 @@ def reset_layerwise_decay(optimizer: Any) -> Any:
     return optimizer
 
 
-def plain_class(optimizer: Any) -> Optional[type]:
+def plain_class(optimizer: Optimizer) -> Optional[type]:
     """Return the class that an optimizer had before `apply_layerwise_decay`, None if this was not applied."""
     return vars(type(optimizer)).get("_plain")
 
 
-def _inside(optimizer: Any) -> Any:
+def _inside(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer, taken out of LookAhead; raise TypeError for wrappers of `fleet`."""
     inner = unwrap(optimizer)
     if may_have_cut(optimizer) or not isinstance(inner, Optimizer):
@@ -121,11 +121,11 @@ class _Applied(LayerwiseMixin):
         """Return the options that no parameter group can override."""
         return other_options(self)
 
-    def options_of(self, param: Any) -> dict[str, Any]:
+    def options_of(self, param: paddle.Tensor) -> dict[str, Any]:
         """Return the options of a parameter's group."""
         return group_options(self, param, self._group_of(param))
 
-    def has_weight_decay(self, param: Any) -> bool:
+    def has_weight_decay(self, param: paddle.Tensor) -> bool:
         """Return whether the user's functions let weight decay apply to a parameter."""
         chosen, excluded = decayed_names(self), self.options_of(param).get("exclude_from_weight_decay_fn")
         return not (chosen and not chosen(param.name)) and not (excluded and excluded(param))

@@ -1,7 +1,10 @@
 """Reads the states of an optimizer from Paddle's ``.pdopt`` without `paddle.load`, which would run any code in it."""
 
 import re
-from typing import Any
+from typing import Any, Optional
+
+from numpy.typing import NDArray
+from paddle.optimizer import Optimizer
 
 from .._messages import quoted, refusal
 from .._paddle import MASTER, prefixed
@@ -11,7 +14,7 @@ from .state import States, layouts
 _COUNTED = re.compile(r"(_fp32_master)_\d+(?=_)|_\d+$")  # Paddle numbers the copies in a process
 
 
-def read_pdopt(path: str, optimizer: Any) -> tuple[States, Any]:
+def read_pdopt(path: str, optimizer: Optimizer) -> tuple[States, Optional[dict[str, Any]]]:
     """Return the states of an optimizer's parameters in a ``.pdopt``, and its schedule's state or None."""
     found = read_plain(path)
     masters = {name: _array(value) for name, value in found.pop("master_weights", {}).items()}
@@ -45,7 +48,7 @@ def _check_all_used(unused: list[str]) -> None:
         raise ValueError(f"{problem} {todo} Received: {quoted(unused)} ({len(unused)} of them)")
 
 
-def _array(value: Any) -> tuple[str, Any]:
+def _array(value: object) -> tuple[str, NDArray[Any]]:
     """Return (dtype, values) of an array or, as Paddle writes some Tensors, of (name, array)."""
     array = value[1] if type(value) is tuple and len(value) == 2 else value
     if type(array) is not Array or not hasattr(array, "values"):

@@ -5,6 +5,8 @@ from typing import Any, Optional
 
 import numpy as np
 import paddle
+from paddle.nn import Layer
+from paddle.optimizer import Optimizer
 
 from .. import _paddle
 from .._messages import quoted, refusal, wrong_type
@@ -12,12 +14,13 @@ from .._paddle import MASTER, create_state, dtype_name, masters, name_dict_of, p
 from ..optimizers import ShardedStateMixin
 from ..optimizers.apply import plain_class
 from ..optimizers.states import GLOBAL_STEP, STEP, check_value
+from .safetensors_file import Arrays
 
-States = dict[str, dict[str, tuple[str, Any]]]  # param.name -> {state name: (dtype, values)}
+States = dict[str, Arrays]  # param.name -> {state name: (dtype, values)}
 Layout = dict[str, _paddle.StateForm]  # by state name
 
 
-def one_of_ours(optimizer: Any, or_paddles: bool = False) -> Any:
+def one_of_ours(optimizer: Optimizer, or_paddles: bool = False) -> Optimizer:
     """Return the optimizer inside its wrappers; raise TypeError unless it is ours and no wrapper keeps state.
 
     With `or_paddles`, it may also be one of Paddle's to which `apply_layerwise_decay` was applied.
@@ -31,14 +34,14 @@ def one_of_ours(optimizer: Any, or_paddles: bool = False) -> Any:
     return inner
 
 
-def paddles_class(optimizer: Any) -> Optional[str]:
+def paddles_class(optimizer: Optimizer) -> Optional[str]:
     """Return "paddle.optimizer.<class>" after `apply_layerwise_decay`, None for any other class."""
     name = type(optimizer).__name__
     plain = plain_class(optimizer)
     return f"paddle.optimizer.{name}" if plain and plain is getattr(paddle.optimizer, name, None) else None
 
 
-def checked_optimizer(optimizer: Any) -> Any:
+def checked_optimizer(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer inside its wrappers; raise unless its whole state can be read in this process."""
     inner = one_of_ours(optimizer, or_paddles=True)
     if not paddle.in_dynamic_mode() or _paddle.parameter_list(inner) is None:
@@ -60,7 +63,7 @@ def checked_optimizer(optimizer: Any) -> Any:
     return inner
 
 
-def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str], bool]:
+def structured_names(optimizer: Optimizer, model: Optional[Layer] = None) -> tuple[dict[str, str], bool]:
     """Return ``param.name`` -> name in a file, and whether these are the model's names.
 
     The names come from `model`, otherwise from the optimizer's `layers` or `name_dict`, otherwise from Paddle.
@@ -80,14 +83,14 @@ def structured_names(optimizer: Any, model: Any = None) -> tuple[dict[str, str],
     return names, bool(known)
 
 
-def layouts(optimizer: Any) -> dict[str, Layout]:
+def layouts(optimizer: Optimizer) -> dict[str, Layout]:
     """Return ``param.name`` -> the layout of its state after the first update, its master included."""
     groups = _paddle.groups_by_name(optimizer)
     params = parameters_of(optimizer)
     return {param.name: _paddle.first_state(optimizer, param, groups.get(param.name, {})) for param in params}
 
 
-def state_of(optimizer: Any) -> States:
+def state_of(optimizer: Optimizer) -> States:
     """Return the state of all parameters that have one."""
     states: States = {}
     known = layouts(optimizer)
@@ -98,7 +101,7 @@ def state_of(optimizer: Any) -> States:
     return states
 
 
-def _tensors(optimizer: Any, param: Any, layout: Layout) -> Optional[dict[str, Any]]:
+def _tensors(optimizer: Optimizer, param: paddle.Tensor, layout: Layout) -> Optional[dict[str, paddle.Tensor]]:
     """Return the tensors of a parameter's state; before its first update, the state that Paddle loaded, or None."""
     owner = masters(optimizer).get(param.name, param) if MASTER in layout else param
     found = {MASTER: None if owner is param else owner} if MASTER in layout else {}
@@ -114,7 +117,7 @@ def _tensors(optimizer: Any, param: Any, layout: Layout) -> Optional[dict[str, A
     return None if missing else found
 
 
-def steps_of(optimizer: Any, states: States) -> Optional[int]:
+def steps_of(optimizer: Optimizer, states: States) -> Optional[int]:
     """Return the optimizer's step count, None without one (AdamWDL keeps powers of its betas)."""
     if not optimizer.counts_steps:
         return None
@@ -122,7 +125,7 @@ def steps_of(optimizer: Any, states: States) -> Optional[int]:
     return max((int(state[name][1].reshape(-1)[0]) for state in states.values()), default=0)
 
 
-def check_state(optimizer: Any, states: States, names: dict[str, str], optional: Collection[str] = ()) -> None:
+def check_state(optimizer: Optimizer, states: States, names: dict[str, str], optional: Collection[str] = ()) -> None:
     """Raise ValueError unless each parameter's state fits its layout; states in `optional` may be missing."""
     known = layouts(optimizer)
     for param in parameters_of(optimizer):
@@ -138,7 +141,7 @@ def check_state(optimizer: Any, states: States, names: dict[str, str], optional:
             check_value(f"'{name}.{key}'", key, values, layout[key][:2], dtype)
 
 
-def set_state(optimizer: Any, states: States) -> None:
+def set_state(optimizer: Optimizer, states: States) -> None:
     """Load checked state. Missing masters are copied from parameters; parameters without state start anew."""
     params, known = parameters_of(optimizer), layouts(optimizer)
     _paddle.drop_waiting_state(optimizer)
@@ -155,7 +158,7 @@ def set_state(optimizer: Any, states: States) -> None:
                     paddle.assign(paddle.full_like(tensor, layout[name].fill), tensor)
 
 
-def checked_name_list(names: Any, argument: str) -> list[str]:
+def checked_name_list(names: object, argument: str) -> list[str]:
     """Return `names` as a list; raise TypeError unless all are strings."""
     single = isinstance(names, (str, bytes, paddle.Tensor)) or getattr(names, "ndim", 1) == 0
     listed: list[Any] = list(names) if isinstance(names, Iterable) and not single else [None]
