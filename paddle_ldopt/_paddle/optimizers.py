@@ -102,7 +102,7 @@ def first_state(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, 
         return types.SimpleNamespace(name=param.name, shape=param.shape, dtype=paddle.float32)
 
     replaced = {"_add_accumulator": note, "_create_master_weight": note_master}
-    other = stand_in(optimizer, **replaced, _already_create_accumulator=set(), _master_weights={})
+    other = stand_in(optimizer, **replaced, _already_create_accumulator=set())
     block = paddle.static.default_main_program().global_block()
     _create_accumulators(other)(block, {**group, "params": [param]} if group else [param])
     return found

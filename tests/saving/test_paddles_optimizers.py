@@ -1,5 +1,6 @@
 """Files of Paddle's optimizers after `apply_layerwise_decay`. test_saving.py resumes each class."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -10,6 +11,7 @@ from saving_cases import ALL, HALF, UNTRAINED, Run, bits, refused, same
 import paddle_ldopt as ldopt
 from paddle_ldopt._paddle import create_state
 from paddle_ldopt.parallel import save_checkpoint
+from paddle_ldopt.saving.safetensors_file import read_record
 
 MOVING = ldopt.LayerDecay(
     0.5, end=1.0, towers={"blocks": ldopt.LayerDecay(0.6, end=0.9, scale=2.0)}, multipliers={"bias$": 2.0, "head": 0.5}
@@ -79,7 +81,14 @@ OTHERS = {  # case, options in the file, options now, for `changed`, part of the
     "flag": ("Lamb", {}, {"always_adapt": True}, ["always_adapt"], r"always_adapt=True \(in the file False\)"),
     "L2": ("SGD", {"weight_decay": 0.1}, {"weight_decay": 0.2}, ["weight_decay"], "'coeff': 0.2.*'coeff': 0.1"),
     "L1": ("NAdam", {"weight_decay": 0.1}, {}, ["weight_decay"], "'L1Decay'.*'L2Decay'"),
-    "decayed": ("AdamW", {}, {"apply_decay_param_fun": None}, ["apply_decay_param_fun"], "=None"),
+    "decayed": ("AdamW", {}, {"apply_decay_param_fun": lambda name: False}, ["apply_decay_param_fun"], "decayed=False"),
+    "excluded": (
+        "Lamb",
+        {},
+        {"exclude_from_weight_decay_fn": lambda param: True},
+        ["apply_decay_param_fun"],
+        "decayed=",
+    ),
     "clip": ("SGD", {"grad_clip": CLIPS[0]}, {"grad_clip": CLIPS[1]}, ["grad_clip"], "'clip_norm': 2.0"),
     "ratios": ("SGD", {}, {"decay": 0.6}, ["layerwise_decay"], "ratio=0.21"),
     "convention": ("SGD", {}, {"decay": LINEAR}, ["layerwise_decay"], "ratio="),
@@ -103,6 +112,24 @@ def test_a_file_of_other_settings_is_refused_unless_they_are_meant(what, path):
         ldopt.load_optimizer(path, other.optimizer, other.model)
     ldopt.load_optimizer(path, other.optimizer, other.model, changed=changed)
     assert same(run.state(), other.state())
+
+
+def test_the_regularizer_of_a_parameter_is_compared(path):
+    run, other = Run("SGD"), Run("SGD")
+    run.model.head.bias.regularizer = paddle.regularizer.L2Decay(0.1)
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    with refused(r"weight_decay=None \(in the file .*'coeff': 0.1}\) of 'head.bias'", ValueError, other):
+        ldopt.load_optimizer(path, other.optimizer, other.model)
+
+
+def test_the_record_names_paddles_class_and_the_decay(path):
+    run = Run("Lamb")
+    ldopt.save_optimizer(path, run.optimizer, run.model)
+    record, _ = read_record(path)
+    assert record["optimizer"] == "paddle.optimizer.Lamb" and record["step"] is None
+    assert record["layerwise"] == {**dataclasses.asdict(ldopt.LayerDecay(0.5)), "n_layers": 2, "constant": True}
+    assert record["arguments"] == {"always_adapt": False, "multi_precision": False}
+    assert record["parameters"]["blocks.0.weight"]["layer"] == ["blocks", 1, 2]
 
 
 def test_a_decay_that_moves_elsewhere_is_refused(path):
