@@ -147,10 +147,11 @@ def groups_by_name(optimizer: Any) -> dict[str, dict[str, Any]]:
 
 
 def group_options(optimizer: Any, param: Any, group: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a Paddle optimizer for a parameter in `group`."""
-    options = {name: group.get(name, default) for name, default in _defaults(optimizer).items()}
-    decay = param.regularizer or options.get("weight_decay") or optimizer.regularization
-    return {**options, "weight_decay": decay, "grad_clip": group.get("grad_clip", grad_clip(optimizer))}
+    """Return the options of a Paddle optimizer for a parameter in `group`, which is {} without groups."""
+    defaults = {"weight_decay": optimizer.regularization, "grad_clip": grad_clip(optimizer), **_defaults(optimizer)}
+    options = {name: group.get(name, default) for name, default in defaults.items()}
+    # of a parameter in a group, it is the group's weight decay
+    return {**options, "regularizer": None if group else param.regularizer}
 
 
 def other_options(optimizer: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import safetensors
 from numpy.typing import NDArray
 
-from .._files import Path, checked_path, opened, strict_json, write_file
+from .._files import opened, strict_json, write_file
 from .._messages import refusal
 
 Arrays = dict[str, tuple[str, NDArray[Any]]]  # name -> (dtype, values); "bfloat16" as its bits in uint16
@@ -62,9 +62,8 @@ def _checksum(*parts: Any) -> str:
     return found.hexdigest()
 
 
-def read_record(path: Path) -> tuple[dict[str, Any], Arrays]:
+def read_record(path: str) -> tuple[dict[str, Any], Arrays]:
     """Return record and tensors of a file of `write_record`; raise ValueError for any other or a changed file."""
-    path = checked_path(path)
     metadata, data = _read(path)
     found = metadata.get("format")
     if found != FORMAT:
@@ -85,9 +84,8 @@ def read_record(path: Path) -> tuple[dict[str, Any], Arrays]:
     return record, _arrays(path, data)
 
 
-def read_tensors(path: Path) -> Arrays:
+def read_tensors(path: str) -> Arrays:
     """Return the tensors of any safetensors file; raises as `read_record`."""
-    path = checked_path(path)
     return _arrays(path, _read(path)[1])
 
 

@@ -118,7 +118,7 @@ def test_the_regularizer_of_a_parameter_is_compared(path):
     run, other = Run("SGD"), Run("SGD")
     run.model.head.bias.regularizer = paddle.regularizer.L2Decay(0.1)
     ldopt.save_optimizer(path, run.optimizer, run.model)
-    with refused(r"weight_decay=None \(in the file .*'coeff': 0.1}\) of 'head.bias'", ValueError, other):
+    with refused(r"regularizer=None \(in the file .*'coeff': 0.1}\) of 'head.bias'", ValueError, other):
         ldopt.load_optimizer(path, other.optimizer, other.model)
 
 
