@@ -19,7 +19,7 @@ from ..build import OPTIMIZERS, build_optimizer
 from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules.registry import SCHEDULES, follows_metric
-from .decay import DecaySettings, decay_setting, settings_of
+from .decay import DecaySettings, decay_setting, setting, settings_of
 from .files import json_object, read_yaml
 from .problems import build_schedule, config_problems
 
@@ -83,7 +83,9 @@ class LdoptConfig(DecaySettings):
 
     # plain dicts: PdArgumentParser reads JSON for no other annotation
     optim: str = "adamwdl"
-    optim_kwargs: dict = dataclasses.field(default_factory=dict)  # type: ignore[type-arg]
+    optim_kwargs: dict = setting(  # type: ignore[type-arg]
+        {}, "Further options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'."
+    )
     learning_rate: Optional[float] = 5e-5
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
@@ -99,10 +101,14 @@ class LdoptConfig(DecaySettings):
     layerwise_preserve_mean: bool = decay_setting("preserve_mean")
     layerwise_towers: Optional[dict] = decay_setting("towers")  # type: ignore[type-arg]
     layerwise_multipliers: Optional[dict] = decay_setting("multipliers")  # type: ignore[type-arg]
-    layerwise_rules: Optional[dict] = None  # type: ignore[type-arg]
-    layerwise_granularity: str = "block"
+    layerwise_rules: Optional[dict] = setting(  # type: ignore[type-arg]
+        None, 'Layers of parameters by name, as JSON: \'{"adapter": "head"}\'.'
+    )
+    layerwise_granularity: str = setting("block", "Size of a layer: block, stage, or a number of groups of blocks.")
     lr_scheduler_type: str = "linear"
-    lr_scheduler_kwargs: dict = dataclasses.field(default_factory=dict)  # type: ignore[type-arg]
+    lr_scheduler_kwargs: dict = setting(  # type: ignore[type-arg]
+        {}, "Further options of the schedule, as JSON: '{\"num_cycles\": 3}'."
+    )
     warmup_steps: int = 0
     warmup_ratio: float = 0.0
 

@@ -9,8 +9,8 @@ from ..build import OFF
 from ..config import (
     BUILT_IN,
     DecaySettings,
+    LdoptConfig,
     decay_problems,
-    decay_setting,
     json_object,
     name_of,
     option_problems,
@@ -38,12 +38,22 @@ class SchedulerName(str):
     value = property(str)
 
 
-def _flag(default: Any, text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text})
+def _as_argument(setting: Any) -> tuple[str, Any, Any]:
+    """Return name, type and field of a setting of `LdoptConfig` as an argument; a dict becomes JSON in a string."""
+    is_dict = "dict" in str(setting.type)
+    field = dataclasses.field(default=None if is_dict else setting.default, metadata=setting.metadata)
+    return setting.name, Optional[str] if is_dict else setting.type, field
+
+
+_Settings: Any = dataclasses.make_dataclass(
+    "_Settings",
+    [_as_argument(field) for field in dataclasses.fields(LdoptConfig) if field.metadata],
+    bases=(DecaySettings,),
+)
 
 
 @dataclasses.dataclass
-class LdoptArgumentsMixin(DecaySettings, _Arguments):
+class LdoptArgumentsMixin(_Settings, _Arguments):
     """Add the layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
 
     It overrides `__post_init__`, which checks all arguments and lets our names past the Trainer's enums,
@@ -84,23 +94,9 @@ class LdoptArgumentsMixin(DecaySettings, _Arguments):
         0.8
     """
 
-    allow_layerwise_change: bool = _flag(False, "Resume even if the checkpoint has other layer-wise settings.")
-    optim_kwargs: Optional[str] = _flag(None, "Further options of the optimizer, as JSON: '{\"clip_threshold\": 2.0}'.")
-    layerwise_lr_decay: float = decay_setting("layerwise_decay")
-    layerwise_convention: str = decay_setting("convention")
-    layerwise_min_ratio: float = decay_setting("min_ratio")
-    layerwise_head_ratio: float = decay_setting("head_ratio")
-    layerwise_freeze_below: float = decay_setting("freeze_below")
-    layerwise_bound: float = decay_setting("bound")
-    layerwise_scale: float = decay_setting("scale")
-    layerwise_end: Optional[float] = decay_setting("end")
-    layerwise_steps: Optional[int] = decay_setting("steps")
-    layerwise_preserve_mean: bool = decay_setting("preserve_mean")
-    layerwise_towers: Optional[str] = decay_setting("towers")
-    layerwise_multipliers: Optional[str] = decay_setting("multipliers")
-    layerwise_rules: Optional[str] = _flag(None, 'Layers of parameters by name, as JSON: \'{"adapter": "head"}\'.')
-    layerwise_granularity: str = _flag("block", "Size of a layer: block, stage, or a number of groups of blocks.")
-    lr_scheduler_kwargs: Optional[str] = _flag(None, "Further options of the schedule, as JSON: '{\"num_cycles\": 3}'.")
+    allow_layerwise_change: bool = dataclasses.field(
+        default=False, metadata={"help": "Resume even if the checkpoint has other layer-wise settings."}
+    )
 
     ldopt_served = False  # whether a Trainer with our mixin has received the arguments
 
