@@ -1,7 +1,7 @@
 """`LdoptConfig`: the settings of optimizer, layers and schedule, their checks and their files."""
 
 from .decay import DecaySettings, decay_from, decay_problems, option_of, settings_of
-from .files import json_object, read_yaml
+from .files import json_argument, json_object, read_yaml
 from .problems import MANY_STEPS, build_schedule, option_problems, schedule_problems
 from .settings import BUILT_IN, LdoptConfig, evaluation_metric, name_of, schedule_settings
 
@@ -13,6 +13,7 @@ __all__ = [
     "build_schedule",
     "decay_from",
     "decay_problems",
+    "json_argument",
     "json_object",
     "option_of",
     "option_problems",

@@ -20,7 +20,7 @@ from ..layers.granularity import checked_granularity
 from ..optimizers import Adafactor, AdafactorSchedule
 from ..schedules.registry import SCHEDULES, follows_metric
 from .decay import DecaySettings, decay_setting, setting, settings_of
-from .files import json_object, read_yaml
+from .files import json_argument, read_yaml
 from .problems import build_schedule, config_problems
 
 _VISION = '`layerwise_towers`, such as {"vision_model": {"layerwise_decay": 0.9, "convention": "ernie_vl"}}'
@@ -193,7 +193,7 @@ class LdoptConfig(DecaySettings):
         Raises ValueError for the Trainer's own optimizers other than "adamw".
         """
         optim = name_of(args.optim)
-        options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
+        options = json_argument(args, "optim_kwargs")
         if optim in OPTIMIZERS:
             info = OPTIMIZERS[optim]
             mapped = {name: getattr(args, field) for name, field in info.trainer.items()}
@@ -201,14 +201,13 @@ class LdoptConfig(DecaySettings):
         if args.fp16_opt_level == "O2":
             options["multi_precision"] = True
         own = settings_of(args.layerwise_decay) if isinstance(args, DecaySettings) else {}
-        rules = json_object(getattr(args, "layerwise_rules", None), "layerwise_rules")
         return cls(
             optim=optim,
             optim_kwargs=options,
             weight_decay=args.weight_decay,
             max_grad_norm=max(args.max_grad_norm, 0.0),  # for the Trainer, any negative number is off
             **own,
-            layerwise_rules=rules or None,
+            layerwise_rules=json_argument(args, "layerwise_rules") or None,
             layerwise_granularity=getattr(args, "layerwise_granularity", "block"),
             **schedule_settings(args),
         )
@@ -246,7 +245,7 @@ def schedule_settings(args: Any) -> dict[str, Any]:
         mode = evaluation_metric(args)[1]
         if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
             kwargs["mode"] = mode
-    kwargs.update(json_object(getattr(args, "lr_scheduler_kwargs", None), "lr_scheduler_kwargs"))
+    kwargs.update(json_argument(args, "lr_scheduler_kwargs"))
     return {
         "lr_scheduler_type": kind,
         "lr_scheduler_kwargs": kwargs,

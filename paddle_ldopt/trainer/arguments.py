@@ -11,7 +11,7 @@ from ..config import (
     DecaySettings,
     LdoptConfig,
     decay_problems,
-    json_object,
+    json_argument,
     name_of,
     option_problems,
     settings_of,
@@ -21,9 +21,7 @@ from ..optimizers.registry import REGISTRY
 from ..schedules.registry import SCHEDULES
 from . import lr_scheduler
 from .erniekit import with_erniekit
-from .shared import check_mixed_in_first
-
-_Arguments: Any = object  # for type checkers: the TrainingArguments that follow in the bases
+from .shared import Trainer, check_mixed_in_first
 
 
 class OptimizerName(str):
@@ -53,12 +51,8 @@ _Settings: Any = dataclasses.make_dataclass(
 
 
 @dataclasses.dataclass
-class LdoptArgumentsMixin(_Settings, _Arguments):
+class LdoptArgumentsMixin(_Settings, Trainer):
     """Add the layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
-
-    It overrides `__post_init__`, which checks all arguments and lets our names past the Trainer's enums,
-    `should_load_sharding_stage1_model`, which every Trainer reads when it is constructed, to refuse one without our
-    mixin, and `print_config`, which also reads that property.
 
     Args:
         layerwise_lr_decay: 1 is off, 0.8 to 0.95 is usual. Every other option of `LayerDecay` is an argument too, such
@@ -138,7 +132,7 @@ class LdoptArgumentsMixin(_Settings, _Arguments):
 
     @property
     def should_load_sharding_stage1_model(self) -> Any:
-        """The Trainer's own property, which every Trainer reads in its constructor: refuse one without our mixin."""
+        """The Trainer's own property, which its constructor reads: refuse a Trainer without our mixin."""
         if not self.ldopt_served:
             self._check_unused()
         return super().should_load_sharding_stage1_model
@@ -179,7 +173,7 @@ def _problems(args: Any) -> Iterator[str]:
     found = {}
     for name in ("layerwise_rules", "optim_kwargs", "lr_scheduler_kwargs"):
         try:
-            found[name] = json_object(getattr(args, name), name)
+            found[name] = json_argument(args, name)
         except ValueError as error:
             yield str(error)
     if found.get("optim_kwargs"):

@@ -8,7 +8,7 @@ from paddle import distributed
 from .._messages import refusal
 from .._paddle import leave_out_frozen, pipeline_of, unwrap
 from ..build import OFF, build_optimizer
-from ..config import DecaySettings, json_object, name_of
+from ..config import DecaySettings, json_argument, name_of
 from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap, layers_of
@@ -19,24 +19,15 @@ from ..optimizers.registry import REGISTRY
 from . import erniekit, lr_scheduler
 from .arguments import mark_received
 from .optimizer_checks import OwnRate, check_settings, check_trainer_optimizer, check_trainer_schedule, check_unified
-from .shared import agree, check_mixed_in_first, inform, listening
+from .shared import Trainer, agree, check_mixed_in_first, inform, listening
 from .stages import from_all_stages, map_layers
 from .unfreezing import all_open
 
-_Trainer: Any = object  # for type checkers: the Trainer that follows in the bases
 
-
-class LayerwiseRatesMixin(_Trainer):
+class LayerwiseRatesMixin(Trainer):
     """Build a Trainer's optimizer and schedule with layer-wise rates; a half of `LdoptTrainerMixin`.
 
-    Methods of the Trainer that it overrides:
-
-    - `__init__` marks our arguments as received; a Trainer without the mixin refuses them.
-    - `train` checks optimizer and arguments before anything changes, and shows the rates before the first step.
-    - `create_optimizer` and `create_scheduler` build ours.
-    - `log` adds the rates of `LayerLRCallback`, because a callback cannot add to the logs.
-    - `evaluate` and `_maybe_log_save_evaluate` step a schedule that follows a metric between an evaluation and the
-      checkpoint after it.
+    It overrides methods of the Trainer; each override says why.
     """
 
     layer_rules: Any = None
@@ -60,7 +51,7 @@ class LayerwiseRatesMixin(_Trainer):
     @functools.cached_property
     def layer_map(self) -> LayerMap:
         """The layers of the model."""
-        rules = json_object(getattr(self.args, "layerwise_rules", None), "layerwise_rules")
+        rules = json_argument(self.args, "layerwise_rules")
         if rules and self.layer_rules is not None:
             problem = "The Trainer has `layer_rules` and its arguments `layerwise_rules`: leave one of them out."
             raise refusal(ValueError, problem, layerwise_rules=rules)
@@ -68,7 +59,7 @@ class LayerwiseRatesMixin(_Trainer):
         return map_layers(self.model, rules or self.layer_rules, granularity)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does, after all checks that can be made beforehand."""
+        """Train as the Trainer does: check optimizer and arguments before, show the rates before the first step."""
         self._prepare()
         with listening(self, on_train_begin=self._begin):
             return super().train(*args, **kwargs)
@@ -124,7 +115,7 @@ class LayerwiseRatesMixin(_Trainer):
             weight_decay=args.weight_decay,
             multi_precision=args.fp16_opt_level == "O2",
             **{name: getattr(args, field) for name, field in info.trainer.items()},
-            **json_object(getattr(args, "optim_kwargs", None), "optim_kwargs"),
+            **json_argument(args, "optim_kwargs"),
         )
 
     def create_scheduler(self, num_training_steps: int) -> Any:
@@ -139,7 +130,7 @@ class LayerwiseRatesMixin(_Trainer):
         return super().create_scheduler(num_training_steps)
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Log as the Trainer does, with the values of callbacks such as `LayerLRCallback`."""
+        """Log as the Trainer does, with the values of `LayerLRCallback`: a callback cannot add to the logs."""
         if "loss" in logs:  # logs of the training, not of an evaluation or a summary
             found: dict[str, float] = {}
             for callback in self.callback_handler.callbacks:

@@ -11,7 +11,7 @@ from ..config import (
     MANY_STEPS,
     build_schedule,
     evaluation_metric,
-    json_object,
+    json_argument,
     name_of,
     schedule_problems,
     schedule_settings,
@@ -22,19 +22,15 @@ from ..schedules.registry import SCHEDULES, follows_metric
 _FROM_ELSEWHERE = {"mode": "`greater_is_better`", "last_epoch": "the checkpoint"}  # option of a schedule -> its source
 
 
-def _kwargs_of(args: Any) -> dict[str, Any]:
-    return json_object(args.lr_scheduler_kwargs, "lr_scheduler_kwargs")
-
-
 def is_ours(args: Any) -> bool:
     """Return whether we build the schedule: the Trainer lacks its kind, or `lr_scheduler_kwargs` are given."""
     kind = name_of(args.lr_scheduler_type)
-    return kind in SCHEDULES and (kind not in BUILT_IN or bool(_kwargs_of(args)))
+    return kind in SCHEDULES and (kind not in BUILT_IN or bool(json_argument(args, "lr_scheduler_kwargs")))
 
 
 def schedule_problem(args: Any) -> Iterator[str]:
     """Yield the first problem of `lr_scheduler_kwargs` and the other arguments of the schedule."""
-    kind, kwargs = name_of(args.lr_scheduler_type), _kwargs_of(args)
+    kind, kwargs = name_of(args.lr_scheduler_type), json_argument(args, "lr_scheduler_kwargs")
     fields, received = BUILT_IN.get(kind, ()), f"lr_scheduler_kwargs={shown(args.lr_scheduler_kwargs)}"
     warmup = {"warmup_steps": args.warmup_steps, "warmup_ratio": args.warmup_ratio}
     idle = list(SCHEDULES[kind].idle_warmup(**warmup)) if kind in SCHEDULES else []
@@ -66,9 +62,7 @@ def build_scheduler(args: Any, num_training_steps: int) -> Any:
     schedule = build_schedule(*_settings(args, num_training_steps))
     if isinstance(schedule, MetricSchedule):
         plain: Any = type(schedule)
-        waiting = object.__new__(_on_metric_class(plain))
-        vars(waiting).update(vars(schedule))
-        return waiting
+        schedule.__class__ = _on_metric_class(plain)
     return schedule
 
 

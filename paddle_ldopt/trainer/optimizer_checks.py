@@ -7,7 +7,7 @@ from paddle.optimizer.lr import LRScheduler
 from .._messages import refusal, shown
 from .._paddle import check_wrapper_state, parameters_of, rate_source, unwrap
 from ..build import OFF
-from ..config import json_object, name_of
+from ..config import json_argument, name_of
 from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..layers.rates import sets_own_rate
@@ -51,7 +51,7 @@ def check_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) -> Non
     """Raise if an optimizer differs from `optim_kwargs` in an option, or from `layerwise_rules` in a layer."""
     optimizer = unwrap(optimizer)
     name = type(optimizer).__name__
-    options = json_object(getattr(args, "optim_kwargs", None), "optim_kwargs")
+    options = json_argument(args, "optim_kwargs")
     remedy = "leave them out, or build the optimizer with"
     for param in parameters_of(optimizer):
         has = {"fused": optimizer.fused, **optimizer.fixed_options(), **optimizer.options_of(param)} if options else {}

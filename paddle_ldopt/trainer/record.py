@@ -120,7 +120,8 @@ def comparable(record: Record) -> Settings:
 
 def _without_record(folder: str, record: Record, allowed: bool) -> list[str]:
     """Return the message for a checkpoint without a record; raise if there are layer-wise rates to compare."""
-    if not _is_active(record):
+    ratios, unfreezes = record["ratios"] or {}, record["unfreeze_every_k_steps"] is not None
+    if decay_from(record[DECAY_KEY]) == OFF and set(ratios.values()) <= {1.0} and not unfreezes:
         return []
     if not allowed:
         problem = (
@@ -129,16 +130,6 @@ def _without_record(folder: str, record: Record, allowed: bool) -> list[str]:
         )
         raise refusal(ValueError, problem, resume_from_checkpoint=folder)
     return [f"the checkpoint has no {RECORD}"]
-
-
-def _is_active(record: Record) -> bool:
-    """Return whether the settings give layers different rates."""
-    ratios = record["ratios"] or {}
-    return (
-        decay_from(record[DECAY_KEY]) != OFF
-        or any(ratio != 1.0 for ratio in ratios.values())
-        or record["unfreeze_every_k_steps"] is not None
-    )
 
 
 def _check_layout(folder: str, was: Record, record: Record) -> None:

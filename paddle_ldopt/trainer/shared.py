@@ -8,6 +8,8 @@ from typing import Any, Callable
 
 from .._processes import together
 
+Trainer: Any = object  # for type checkers: the Trainer, or its arguments, that follow a mixin in the bases
+
 
 def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
     """Raise TypeError if `cls` inherits `method` from an unrelated base that precedes `mixin`."""
