@@ -3,6 +3,7 @@
 from typing import Any
 
 import paddle
+from paddle.optimizer import Optimizer
 
 from .declared import ADAMW, EVERY, FUSED, OPTIMIZER, attribute, declare
 from .optimizers import stand_in
@@ -34,7 +35,7 @@ _momentum_decay = attribute("paddle.optimizer.Momentum", "_regularization_coeff"
 weight_decay_coefficient = attribute("paddle.regularizer.L2Decay", "_coeff", _DECAY, optional=True)
 
 
-def set_rate_source(optimizer: Any, source: Any) -> None:
+def set_rate_source(optimizer: Optimizer, source: Any) -> None:
     """Replace the schedule of an optimizer and drop the variable of the old one, without calling its class's code."""
     vars(optimizer).update(_learning_rate=source, _learning_rate_map={})
 
@@ -44,7 +45,7 @@ def start_without_step(schedule: Any) -> None:
     schedule._var_name = None
 
 
-def rate_parts(optimizer: Any, params: list[Any]) -> dict[str, tuple[float, float]]:
+def rate_parts(optimizer: Optimizer, params: list[paddle.Tensor]) -> dict[str, tuple[float, float]]:
     """Return ``param.name`` -> (factor, own): a step would use the rate factor * (optimizer's rate) + own."""
     if has_one_rate(type(optimizer)):  # regardless of groups
         return {param.name: (1.0, 0.0) for param in params}
@@ -63,7 +64,7 @@ def has_one_rate(cls: type) -> bool:
     return any(base.__name__ in _ONE_RATE for base in cls.__mro__)
 
 
-def decays_weights(optimizer: Any, param: Any, group: dict[str, Any]) -> bool:
+def decays_weights(optimizer: Optimizer, param: paddle.Tensor, group: dict[str, Any]) -> bool:
     """Return whether a Paddle optimizer applies weight decay to `param` in `group`, by any of its options."""
     chosen, excluded = decayed_names(optimizer), _not_decayed(optimizer)
     if (chosen is not None and not chosen(param.name)) or (excluded is not None and excluded(param)):

@@ -21,7 +21,8 @@ from ..optimizers.registry import REGISTRY
 from ..schedules.registry import SCHEDULES
 from . import lr_scheduler
 from .erniekit import with_erniekit
-from .shared import Trainer, check_mixed_in_first
+from .shared import check_mixed_in_first
+from .types import Args
 
 
 class OptimizerName(str):
@@ -51,7 +52,7 @@ _Settings: Any = dataclasses.make_dataclass(
 
 
 @dataclasses.dataclass
-class LdoptArgumentsMixin(_Settings, Trainer):
+class LdoptArgumentsMixin(_Settings, Args):
     """Add the layer-wise arguments to TrainingArguments, and our names to `optim` and `lr_scheduler_type`.
 
     Args:
@@ -99,7 +100,7 @@ class LdoptArgumentsMixin(_Settings, Trainer):
         check_mixed_in_first(cls, LdoptArgumentsMixin, "__post_init__")
 
     def __post_init__(self) -> None:
-        args: Any = self
+        args: Args = self
         tell_all(_problems(args))
         optim, kind = name_of(args.optim), name_of(args.lr_scheduler_type)
         ours = kind in SCHEDULES and kind not in BUILT_IN
@@ -150,25 +151,24 @@ class LdoptArgumentsMixin(_Settings, Trainer):
 
     def _check_unused(self) -> None:
         """Raise if our arguments are used, which a Trainer without our mixin would silently ignore."""
-        args: Any = self
         settings, off = settings_of(super().layerwise_decay), settings_of(OFF)
         chosen = {name: value for name, value in settings.items() if value != off[name]}
-        if name_of(args.optim) in REGISTRY:
-            chosen["optim"] = name_of(args.optim)
-        if lr_scheduler.is_ours(args):
-            chosen["lr_scheduler_type"] = name_of(args.lr_scheduler_type)
+        if name_of(self.optim) in REGISTRY:
+            chosen["optim"] = name_of(self.optim)
+        if lr_scheduler.is_ours(self):
+            chosen["lr_scheduler_type"] = name_of(self.lr_scheduler_type)
         if chosen:
             problem = "The Trainer lacks LdoptTrainerMixin and would ignore these arguments"
             raise refusal(RuntimeError, f"{problem}: class MyTrainer(LdoptTrainerMixin, Trainer).", **chosen)
 
 
-def mark_received(args: Any) -> None:
+def mark_received(args: Args) -> None:
     """Mark our arguments as received by a Trainer with our mixin; leave other objects alone."""
     if isinstance(args, LdoptArgumentsMixin):
         args.ldopt_served = True
 
 
-def _problems(args: Any) -> Iterator[str]:
+def _problems(args: Args) -> Iterator[str]:
     yield from decay_problems(args)
     found = {}
     for name in ("layerwise_rules", "optim_kwargs", "lr_scheduler_kwargs"):
@@ -182,7 +182,7 @@ def _problems(args: Any) -> Iterator[str]:
         yield from lr_scheduler.schedule_problem(args)
 
 
-def _option_problems(args: Any, optim: str, options: dict[str, Any]) -> Iterator[str]:
+def _option_problems(args: Args, optim: str, options: dict[str, Any]) -> Iterator[str]:
     received = f"optim_kwargs={shown(args.optim_kwargs)}"
     if optim not in REGISTRY:
         yield f"`optim_kwargs` are for {', '.join(map(repr, REGISTRY))}. Received: optim={shown(optim)}, {received}"

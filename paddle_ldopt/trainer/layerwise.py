@@ -4,6 +4,8 @@ import functools
 from typing import Any, Optional
 
 from paddle import distributed
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal
 from .._paddle import leave_out_frozen, pipeline_of, unwrap
@@ -13,14 +15,15 @@ from ..layers.decay import LayerDecay
 from ..layers.granularity import checked_granularity
 from ..layers.map import LayerMap, layers_of
 from ..layers.rates import sets_own_rate
-from ..optimizers import LayerwiseMixin
+from ..optimizers import LayerwiseMixin, OptimizerInfo
 from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
 from . import erniekit, lr_scheduler
 from .arguments import mark_received
 from .optimizer_checks import OwnRate, check_settings, check_trainer_optimizer, check_trainer_schedule, check_unified
-from .shared import Trainer, agree, check_mixed_in_first, inform, listening
+from .shared import agree, check_mixed_in_first, inform, listening
 from .stages import from_all_stages, map_layers
+from .types import Trainer
 from .unfreezing import all_open
 
 
@@ -77,7 +80,7 @@ class LayerwiseRatesMixin(Trainer):
             if hasattr(callback, "extra_logs"):
                 callback.attached = True
 
-    def create_optimizer(self, lr_scheduler: Any = None) -> Any:
+    def create_optimizer(self, lr_scheduler: Optional[LRScheduler] = None) -> Optimizer:
         """Return the Trainer's optimizer; if it has none, create it with the layer-wise rates."""
         if self.optimizer is not None:
             self._check_optimizer()
@@ -101,7 +104,9 @@ class LayerwiseRatesMixin(Trainer):
         self._set_steps(self._num_training_steps)
         return self.optimizer
 
-    def _build(self, info: Any, layers: Optional[LayerMap], learning_rate: Any) -> Any:
+    def _build(
+        self, info: OptimizerInfo, layers: Optional[LayerMap], learning_rate: Optional[LRScheduler]
+    ) -> Optimizer:
         """Return one of our optimizers with the settings of the Trainer's arguments."""
         args, groups = self.args, self.optimizer_grouped_parameters
         return build_optimizer(
@@ -118,7 +123,7 @@ class LayerwiseRatesMixin(Trainer):
             **json_argument(args, "optim_kwargs"),
         )
 
-    def create_scheduler(self, num_training_steps: int) -> Any:
+    def create_scheduler(self, num_training_steps: int) -> LRScheduler:
         """Return the Trainer's schedule; if it has none, create ours."""
         self._num_training_steps = num_training_steps
         self._set_steps(num_training_steps)

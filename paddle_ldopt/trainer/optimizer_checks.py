@@ -2,6 +2,7 @@
 
 from typing import Any, Optional
 
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal, shown
@@ -14,12 +15,13 @@ from ..layers.rates import sets_own_rate
 from ..layers.ratios import decay_of
 from ..optimizers.registry import REGISTRY
 from ..schedules.registry import follows_metric
+from .types import Args
 
 
 class OwnRate(LRScheduler):
     """The placeholder schedule of an optimizer that sets its own rate: it only reports the rate."""
 
-    def __init__(self, optimizer: Any):
+    def __init__(self, optimizer: Optimizer):
         self.optimizer = unwrap(optimizer)
         super().__init__(float(self.optimizer.get_lr()))
 
@@ -28,7 +30,9 @@ class OwnRate(LRScheduler):
         return float(self.optimizer.get_lr())
 
 
-def check_trainer_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: LayerDecay) -> None:
+def check_trainer_optimizer(
+    optimizer: Optimizer, scheduler: Optional[LRScheduler], optim: str, decay: LayerDecay
+) -> None:
     """Raise if an optimizer that the mixin did not make contradicts the Trainer's schedule, `optim` or decay."""
     check_wrapper_state(optimizer)
     optimizer = unwrap(optimizer)
@@ -47,7 +51,7 @@ def check_trainer_optimizer(optimizer: Any, scheduler: Any, optim: str, decay: L
         )
 
 
-def check_settings(optimizer: Any, args: Any, layers: Optional[LayerMap]) -> None:
+def check_settings(optimizer: Optimizer, args: Args, layers: Optional[LayerMap]) -> None:
     """Raise if an optimizer differs from `optim_kwargs` in an option, or from `layerwise_rules` in a layer."""
     optimizer = unwrap(optimizer)
     name = type(optimizer).__name__
@@ -74,7 +78,7 @@ def _ignored(argument: str, remedy: str, received: str) -> ValueError:
     return ValueError(f"{problem} Received: {received}")
 
 
-def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
+def _check_scheduler(optimizer: Optimizer, scheduler: Optional[LRScheduler]) -> None:
     """Raise if the Trainer would step a schedule that the optimizer does not use."""
     name, own = type(optimizer).__name__, rate_source(optimizer)
     scheduled, sets_own = isinstance(own, LRScheduler), sets_own_rate(optimizer)
@@ -95,7 +99,7 @@ def _check_scheduler(optimizer: Any, scheduler: Any) -> None:
     )
 
 
-def check_trainer_schedule(optimizer: Any, scheduler: Any, args: Any, eval_dataset: Any) -> None:
+def check_trainer_schedule(optimizer: Optimizer, scheduler: Any, args: Args, eval_dataset: Any) -> None:
     """Raise if `lr_scheduler_type`, one of our schedules, would be ignored or lacks the metric that it follows.
 
     `scheduler` is the Trainer's, None if the mixin builds it.
@@ -114,7 +118,7 @@ def check_trainer_schedule(optimizer: Any, scheduler: Any, args: Any, eval_datas
     raise refusal(ValueError, problem, **received, lr_scheduler_type=kind)
 
 
-def check_unified(args: Any, optimizer: Any, processes: int) -> None:
+def check_unified(args: Args, optimizer: Optimizer, processes: int) -> None:
     """Raise if PaddleNLP could save unified checkpoints of one of our optimizers but not resume from them."""
     if processes == 1 or not getattr(args, "unified_checkpoint", False):
         return

@@ -10,7 +10,8 @@ from .._messages import refusal
 from ..config import name_of
 from . import epoch_rng, folders
 from .data_errors import raising_errors
-from .shared import Trainer, agree, check_mixed_in_first, listening, warn
+from .shared import agree, check_mixed_in_first, listening, warn
+from .types import Trainer
 
 
 class ResumeMixin(Trainer):

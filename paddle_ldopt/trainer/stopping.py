@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from .shared import Callback
+from .types import Args, Control, State
 
 
 class StopOnSigterm(Callback):
@@ -40,13 +41,13 @@ class StopOnSigterm(Callback):
         self.asked = True
         signal.signal(signal.SIGTERM, self._before)  # a second signal does not wait for a step
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Request a checkpoint."""
         control.should_save = control.should_save or self.asked
 
     on_epoch_end = on_step_end  # for a signal after the epoch's last step
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Exit."""
         if self.asked:
             print(f"SIGTERM: resume with --resume_from_checkpoint {args.output_dir}", file=sys.stderr)
