@@ -262,21 +262,6 @@ def test_parameters_may_be_a_part_of_the_model_or_groups():
     assert optimizer.has_weight_decay(head[0]) and not optimizer.has_weight_decay(head[1])
 
 
-def test_frozen_parameters_of_the_model_stay_until_they_are_unfrozen():
-    model, moved = Net(), []
-    weight = model.embeddings.weight
-    weight.stop_gradient = True
-    optimizer, schedule = create_optimizer(1e-3, 10, 2, model=model)
-    for frozen in (True, True, False):
-        weight.stop_gradient, before = frozen, weight.numpy()
-        model(paddle.arange(5).reshape([5, 1])).sum().backward()
-        optimizer.step()
-        optimizer.clear_grad()
-        schedule.step()
-        moved.append(not np.array_equal(weight.numpy(), before))
-    assert moved == [False, False, True]
-
-
 def test_in_static_graph_mode():
     warnings.filterwarnings("ignore", "(Tensor|Value) do not have 'place'")  # Paddle, of its own doing
     paddle.enable_static()
@@ -320,12 +305,9 @@ def test_arguments_reach_the_optimizer():
     "argument, value, error",
     [
         ("init_lr", -1.0, ValueError),
-        ("init_lr", None, TypeError),
         ("num_train_steps", 0, ValueError),
-        ("num_train_steps", 10.0, TypeError),
         ("num_warmup_steps", -1, ValueError),
         ("min_lr_ratio", 1.5, ValueError),
-        ("min_lr_ratio", -0.1, ValueError),
         ("adam_beta1", 1.0, ValueError),
         ("adam_beta2", -0.1, ValueError),
         ("adam_epsilon", -1e-8, ValueError),
@@ -335,9 +317,6 @@ def test_arguments_reach_the_optimizer():
         ("power", 0.0, ValueError),
         ("include_in_weight_decay", "norm", TypeError),
         ("include_in_weight_decay", ["("], ValueError),
-        ("include_in_weight_decay", [3], TypeError),
-        ("model", "bert", TypeError),
-        ("parameters", "bert", TypeError),
         ("layerwise_decay", 1.5, ValueError),
     ],
 )

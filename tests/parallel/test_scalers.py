@@ -169,11 +169,6 @@ def test_a_state_that_is_wrong_changes_nothing(state, message):
     assert scaler.state_dict() == before
 
 
-def test_a_fixed_scale_takes_nothing_else():
-    with pytest.raises(TypeError, match="positional arguments"):
-        FixedLossScaler(8, 1.0)
-
-
 def test_scale_multiplies():
     assert FixedLossScaler(4).scale(paddle.to_tensor([1.5])).tolist() == [6.0]
 
@@ -182,16 +177,11 @@ def test_scale_multiplies():
     ("cls", "arguments", "error"),
     [
         (FixedLossScaler, {"loss_scale_value": 0}, ValueError),
-        (FixedLossScaler, {"loss_scale_value": math.nan}, ValueError),
-        (FixedLossScaler, {"loss_scale_value": "1"}, TypeError),
         (DynamicLossScaler, {"loss_scale_value": 0.5}, ValueError),
         (DynamicLossScaler, {"scale_factor": 1}, ValueError),
         (DynamicLossScaler, {"scale_window": 0}, ValueError),
-        (DynamicLossScaler, {"scale_window": 1.5}, TypeError),
         (AdaptiveLossScaler, {"max_scale_window": 20}, ValueError),
-        (AdaptiveLossScaler, {"min_scale_window": 0}, ValueError),
         (AdaptiveLossScaler, {"scale_window": 25}, ValueError),
-        (AdaptiveLossScaler, {"max_scale_window": 1000.0}, TypeError),
     ],
 )
 def test_wrong_arguments(cls, arguments, error):
@@ -208,14 +198,11 @@ def test_a_number_is_a_fixed_scale(given):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ("64", TypeError, "scale_sense='64'"),
-        (None, TypeError, "scale_sense=None"),
         (True, TypeError, "scale_sense=True"),
         (np.ones(2), TypeError, "array"),
         (paddle.ones([2]), ValueError, r"shape=\[2\]"),
         (paddle.ones([1, 1]), ValueError, r"shape=\[1, 1\]"),
         (0, ValueError, "scale_sense=0"),
-        (-1.0, ValueError, "scale_sense=-1.0"),
         (math.inf, ValueError, "scale_sense=inf"),
     ],
 )

@@ -329,8 +329,6 @@ def test_killed_and_resumed_ends_with_the_same_weights(tmp_path, form):
         ({"layerwise_lr_decay": 0.9}, "layerwise_lr_decay was 0.8 in the checkpoint and is 0.9 now"),
         ({"layerwise_lr_decay": 1.0}, "layerwise_lr_decay was 0.8 in the checkpoint and is 1.0 now"),
         ({"layerwise_convention": "electra"}, "was 'paddlenlp' in the checkpoint and is 'electra' now"),
-        ({"layerwise_min_ratio": 0.7}, "layerwise_min_ratio was 0.0 in the checkpoint and is 0.7 now"),
-        ({"layerwise_head_ratio": 2.0}, "layerwise_head_ratio was 1.0 in the checkpoint and is 2.0 now"),
         ({"layerwise_freeze_below": 0.6}, "layerwise_freeze_below was 0.0 in the checkpoint and is 0.6 now"),
         ({"optim": "adamw"}, "the optimizer was AdamWDL in the checkpoint and is AdamW now"),
         ({"layerwise_lr_decay": 0.9, "optim": "adamw"}, "and is 0.9 now; the optimizer was AdamWDL"),
