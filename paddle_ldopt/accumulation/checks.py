@@ -119,9 +119,6 @@ def check_group(group: Any, sums: list[Any]) -> None:
         raise refusal(ValueError, "`group` must hold this process.", group=group)
     if dist.get_world_size(group) == 1:
         return
-    if not dist.is_initialized():
-        advice = "Processes must be connected: call `paddle.distributed.init_parallel_env` first."
-        raise ValueError(f"{advice} Received: {dist.get_world_size()} processes, not initialized")
     if any(total is not None and total.is_dist() for total in sums):
         problem = "Gradients of DistTensors (`dist.shard_tensor`) are already summed over all processes"
         received = f"{len(sums)} gradients, DistTensors among them"

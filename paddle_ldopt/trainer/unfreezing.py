@@ -88,17 +88,12 @@ class GradualUnfreezeCallback(Callback):
 
 
 def _check_layers(optimizer: Optimizer, own: Optional[LayerMap], layers: Optional[LayerMap]) -> None:
-    """Raise ValueError unless either the optimizer has layers of its `own`, or the callback has `layers`."""
-    name = type(optimizer).__name__
-    if own is None and layers is None:
-        needs = "GradualUnfreezeCallback needs an optimizer with layers: give a layer-wise decay, or `layers`"
-        raise refusal(ValueError, f"{needs} (LayerMap.from_model(model)) to the callback.", optimizer=name)
-    if own is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None:
-        problem = "GradualUnfreezeCallback cannot open layers of an optimizer whose ratios come from a hook."
-        raise refusal(ValueError, problem, set_param_lr_fun=optimizer.set_param_lr_fun)
-    if own is not None and layers is not None and layers is not own:
-        problem = "The optimizer has layers of its own: leave out the callback's."
-        raise refusal(ValueError, problem, layers=layers, optimizer=name)
+    """Raise ValueError unless the layers are known: the optimizer's `own`, or the callback's if it has no ratios."""
+    hooked = own is None and isinstance(optimizer, LayerwiseMixin) and optimizer.ratio_of is not None
+    if hooked or (own or layers) is None or (own is not None and layers not in (None, own)):
+        needs = "GradualUnfreezeCallback needs an optimizer with layers (give a layer-wise decay), or `layers`"
+        advice = "(LayerMap.from_model(model)) beside an optimizer without ratios of its own."
+        raise refusal(ValueError, f"{needs} {advice}", optimizer=type(optimizer).__name__, layers=layers)
 
 
 class UnfreezingRatios:

@@ -246,9 +246,12 @@ def test_layers_can_be_given_to_an_optimizer_without(tmp_path):
     assert changed(watch.weights[0], watch.weights[1]) == {3}
 
 
-def test_an_optimizer_without_layers(tmp_path):
+def test_an_optimizer_without_layers_or_with_two_maps(tmp_path):
     with pytest.raises(ValueError, match="needs an optimizer with layers.*Received: optimizer='AdamW'"):
         train(tmp_path, GradualUnfreezeCallback(2), layerwise_lr_decay=1.0, optim="adamw")
+    twice = GradualUnfreezeCallback(2, layers=ldopt.LayerMap.from_model(common.tiny_model()))
+    with pytest.raises(ValueError, match="without ratios of its own. Received: optimizer='AdamWDL', layers=<"):
+        train(tmp_path, twice)
 
 
 def test_the_schedule_and_the_report_show_the_opening(tmp_path):
