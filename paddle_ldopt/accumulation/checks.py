@@ -138,18 +138,14 @@ def check_sums(state: Any, reduction: str) -> None:
         needed = f"The state must be of an accumulator with the same `reduction`, {shown(reduction)}."
         raise refusal(ValueError, needed, reduction=state["reduction"])
     slots, step = checked_steps(state["slots"], "slots"), checked_steps(state["step"], "step")
-    count = checked_steps(state["count"], "count", least=step)
+    checked_steps(state["count"], "count", least=step)
     checked_number(state["weight"], "weight")
-    synchronized = checked_bool(state["synchronized"], "synchronized")
+    checked_bool(state["synchronized"], "synchronized")
     names, received, sums = state["names"], state["received"], state["gradients"]
-    if count > step and not synchronized:
-        raise refusal(ValueError, "`count` must equal `step` before `synchronize`.", count=count, step=step)
     for key, listed in (("received", received), ("names", received if names is None else names)):
         if not isinstance(listed, (list, tuple)) or len(listed) != slots:
             size = len(listed) if isinstance(listed, (list, tuple)) else type(listed).__name__
             raise ValueError(f"`{key}` must be a list with an entry for each slot. Received: {key} of {size}, {slots=}")
-    if any(received) and not count:
-        raise refusal(ValueError, "`count` must be at least 1 where gradients were received.", count=0)
     places = {str(place): flag for place, flag in enumerate(received)}
     if not isinstance(sums, dict) or not {place for place, flag in places.items() if flag} <= set(sums) <= set(places):
         keys = sorted(map(str, sums))[:8] if isinstance(sums, dict) else type(sums).__name__

@@ -13,7 +13,6 @@ from typing import Any
 from .._checks import checked_number
 from .._messages import refusal
 from ..layers.decay import OPTIONS, LayerDecay
-from ..layers.map import LayerMap
 from .types import Args
 
 _GATE = r"^ernie\.layers\.0\.mlp\.gate\.weight$"
@@ -51,18 +50,6 @@ def with_erniekit(decay: LayerDecay, args: Args) -> LayerDecay:
     if "moe_gate_lr_ratio" in arguments:
         options["multipliers"] = {_GATE: arguments["moe_gate_lr_ratio"]}
     return dataclasses.replace(decay, **options) if options else decay
-
-
-def check_router(args: Args, layers: LayerMap) -> None:
-    """Raise ValueError if the model lacks the router that `moe_gate_lr_ratio` applies to."""
-    gate = _active_arguments(args).get("moe_gate_lr_ratio")
-    if gate is not None and "ernie.layers.0.mlp.gate.weight" not in layers.names:
-        problem = (
-            "ERNIEKit gives `moe_gate_lr_ratio` to 'ernie.layers.0.mlp.gate.weight' alone, which the model does not "
-            "have: leave it out, or name the routers by `layerwise_multipliers`, such as "
-            "'{\"mlp\\\\.gate\\\\.weight\": 0.01}'."
-        )
-        raise refusal(ValueError, problem, moe_gate_lr_ratio=gate)
 
 
 @contextlib.contextmanager

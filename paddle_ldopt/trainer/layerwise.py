@@ -74,8 +74,6 @@ class LayerwiseRatesMixin(Trainer):
         if self._schedule_is_ours:
             passed = None if self.lr_scheduler is self._own_scheduler else self.lr_scheduler
             check_trainer_schedule(self.optimizer, passed, self.args, self.eval_dataset)
-        if self._decay.multipliers:
-            erniekit.check_router(self.args, self.layer_map)
         for callback in self.callback_handler.callbacks:
             if hasattr(callback, "extra_logs"):
                 callback.attached = True
