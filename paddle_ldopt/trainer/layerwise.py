@@ -20,7 +20,7 @@ from ..optimizers.apply import apply_layerwise_decay
 from ..optimizers.registry import REGISTRY
 from . import erniekit, lr_scheduler
 from .arguments import mark_received
-from .optimizer_checks import OwnRate, check_settings, check_trainer_optimizer, check_trainer_schedule, check_unified
+from .optimizer_checks import check_settings, check_trainer_optimizer, check_trainer_schedule, check_unified
 from .shared import agree, check_mixed_in_first, inform, listening
 from .stages import from_all_stages, map_layers
 from .types import Trainer
@@ -127,7 +127,7 @@ class LayerwiseRatesMixin(Trainer):
         self._set_steps(num_training_steps)
         # PaddleFormers' `freeze_training` has a schedule of its own
         if self.lr_scheduler is None and sets_own_rate(self.optimizer):
-            self.lr_scheduler = OwnRate(self.optimizer)
+            self.lr_scheduler = lr_scheduler.OwnRate(self.optimizer)
         elif self.lr_scheduler is None and self._schedule_is_ours and not getattr(self.args, "freeze_training", False):
             self.lr_scheduler = self._own_scheduler = lr_scheduler.build_scheduler(self.args, num_training_steps)
         return super().create_scheduler(num_training_steps)

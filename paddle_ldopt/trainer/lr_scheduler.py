@@ -5,9 +5,11 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from .._messages import refusal, shown
+from .._paddle import unwrap
 from ..config import (
     BUILT_IN,
     MANY_STEPS,
@@ -76,6 +78,18 @@ def _settings(args: Args, num_training_steps: int) -> tuple[Any, int]:
         settings.warmup_steps, settings.warmup_ratio = int(args.warmup_ratio * num_training_steps), 0.0
     decay_steps = getattr(args, "decay_steps", None)  # some Trainers lack this argument
     return settings, decay_steps if decay_steps and decay_steps > 0 else num_training_steps
+
+
+class OwnRate(LRScheduler):
+    """The placeholder schedule of an optimizer that sets its own rate: it only reports the rate."""
+
+    def __init__(self, optimizer: Optimizer):
+        self.optimizer = unwrap(optimizer)
+        super().__init__(float(self.optimizer.get_lr()))
+
+    def get_lr(self) -> float:
+        """Return the rate that the optimizer reports."""
+        return float(self.optimizer.get_lr())
 
 
 def check_evaluation(args: Args) -> None:

@@ -18,18 +18,6 @@ from ..schedules.registry import follows_metric
 from .types import Args
 
 
-class OwnRate(LRScheduler):
-    """The placeholder schedule of an optimizer that sets its own rate: it only reports the rate."""
-
-    def __init__(self, optimizer: Optimizer):
-        self.optimizer = unwrap(optimizer)
-        super().__init__(float(self.optimizer.get_lr()))
-
-    def get_lr(self) -> float:
-        """Return the rate that the optimizer reports."""
-        return float(self.optimizer.get_lr())
-
-
 def check_trainer_optimizer(
     optimizer: Optimizer, scheduler: Optional[LRScheduler], optim: str, decay: LayerDecay
 ) -> None:
