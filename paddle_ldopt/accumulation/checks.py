@@ -19,12 +19,10 @@ _KEYS = {"reduction", "names", "slots", "received", "step", "count", "weight", "
 
 def check_weight(weight: Any, reduction: str) -> None:
     """Raise unless the weight of a micro-batch is given with "token", and only then."""
-    if reduction != "token" and weight is not None:
-        effect = '`weight` has no effect without reduction="token".'
-        raise refusal(ValueError, effect, weight=weight, reduction=reduction)
-    if reduction == "token" and weight is None:
-        raise refusal(ValueError, '`weight` must be given with reduction="token".', weight=None)
-    if reduction == "token":
+    if (weight is None) == (reduction == "token"):
+        needed = '`weight` must be given with reduction="token", and has no effect without.'
+        raise refusal(ValueError, needed, weight=weight, reduction=reduction)
+    if weight is not None:
         checked_number(weight, "weight")
 
 

@@ -49,7 +49,9 @@ class LayerLRCallback(Callback):
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         """Find the layers."""
-        self._check_attached()
+        if not self.attached:
+            remedy = "class MyTrainer(LdoptTrainerMixin, Trainer). Received: a Trainer without it"
+            raise TypeError(f"LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: {remedy}")
         layers = _find_layers(self.layers, optimizer, kwargs.get("model"))
         placed = {param.name: layers.layer_of(param.name) for param in parameters_of(optimizer)}
         towers = list(dict.fromkeys(layer.tower for layer in placed.values()))
@@ -58,11 +60,6 @@ class LayerLRCallback(Callback):
             tensor: f"lr/{short[layer.tower]}{layer.label.replace(' ', '_')}".replace(" ", "/")
             for tensor, layer in sorted(placed.items(), key=lambda item: (towers.index(item[1].tower), item[1].index))
         }
-
-    def _check_attached(self) -> None:
-        if not self.attached:
-            remedy = "class MyTrainer(LdoptTrainerMixin, Trainer). Received: a Trainer without it"
-            raise TypeError(f"LayerLRCallback adds to the Trainer's logs by LdoptTrainerMixin: {remedy}")
 
     def on_optimizer_begin(
         self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any
