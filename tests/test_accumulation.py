@@ -80,7 +80,7 @@ def test_the_test_of_transformers():
 # ---- lists
 
 
-def test_none_stays_and_what_comes_to_it_later_is_left_out_aloud():
+def test_none_stays_and_a_later_gradient_is_ignored_with_a_warning():
     accumulator = GradientAccumulator()
     accumulator([None, tensor(1.0)])
     accumulator([None, None])
@@ -120,7 +120,7 @@ def test_reductions(dtype):
         assert accumulator.gradients[0].tolist() == [0.0] * 4
 
 
-def test_a_weight_of_nothing_leaves_out_what_is_not_a_number():
+def test_a_weight_of_0_ignores_nan_gradients():
     accumulator = GradientAccumulator("token")
     accumulator([tensor(float("nan"))], weight=0)
     with pytest.raises(ValueError, match="weight=0 in all of 1 calls"):

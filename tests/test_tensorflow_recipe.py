@@ -186,7 +186,7 @@ def test_norms_and_biases_are_not_decayed_and_nothing_is_warned_of():
     assert decayed(optimizer, model) == weights(model) | {f"layers.{i}.post.weight" for i in range(3)}
 
 
-def test_include_wins():
+def test_include_overrides_exclude():
     model = Net()
     wanted = weights(model) | {"norm.weight", "norm.bias"}
     for how in ({"model": model}, {"model": model, "layers": LayerMap.from_model(model)}):
@@ -207,7 +207,7 @@ def test_an_idle_include_warns_and_nothing_to_exclude_does_not():
     assert optimizer.has_weight_decay(plain.weight)
 
 
-def test_the_decay_is_applied_where_it_is_said():
+def test_only_chosen_parameters_are_decayed():
     model = Net()
     optimizer, schedule = create_optimizer(0.1, 10, 0, weight_decay_rate=0.5, model=model)
     before = {n: p.numpy() for n, p in model.named_parameters()}
@@ -326,7 +326,7 @@ def test_bad_arguments_of_the_factory(argument, value, error):
         create_optimizer(**{**arguments, "model": Net(), argument: value})
 
 
-def test_what_contradicts_itself_is_refused():
+def test_contradictory_arguments_are_refused():
     with pytest.raises(ValueError, match="`parameters` or `model`"):
         create_optimizer(1e-3, 10, 2)
     with pytest.raises(ValueError, match="adam_clipnorm=1.0, adam_global_clipnorm=2.0"):

@@ -206,7 +206,7 @@ def test_a_number_is_a_fixed_scale(given):
         (math.inf, ValueError, "scale_sense=inf"),
     ],
 )
-def test_what_is_no_scale(given, error, message):
+def test_wrong_scales(given, error, message):
     with pytest.raises(error, match=f"Received: .*{message}"):
         as_scaler(given)
 
@@ -219,7 +219,7 @@ def test_paddles_scaler_is_off_on_a_cpu():
 
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array with ndim")  # of Paddle's own scaler, where it halves
-def test_paddles_scaler_is_told(monkeypatch, capsys):
+def test_paddles_scaler_gets_our_overflows(monkeypatch, capsys):
     """As it is on GPU: its own arithmetic and its own state, our decisions."""
     place = type("Place", (), {"is_gpu_place": lambda self: True})()
     tracer = type("Tracer", (), {"_expected_place": place})()

@@ -78,7 +78,7 @@ def shapes_of(model):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("build", [bert, llama])
 @pytest.mark.parametrize("name", CASES)
-def test_state_and_masters_are_what_the_optimizers_hold(name, build, dtype):
+def test_state_and_masters_equal_the_bytes_of_real_optimizers(name, build, dtype):
     shapes, (arguments, _) = build(), CASES[name]
     optimizer = optimizer_of(name, arguments, shapes, dtype)
     optimizer.step()
@@ -103,7 +103,7 @@ def test_a_transformer_is_a_llama():
 
 
 @pytest.mark.parametrize("params", [1e9, 7e9, 70e9, 400e9, 1e12])
-def test_sizes_are_near_what_was_asked_for(params):
+def test_sizes_are_near_the_requested_number(params):
     model = Transformer.of_size(params)
     assert abs(model.size / params - 1) < 0.06
     assert model.weights(mp=8, pp=4), "and can be cut"
@@ -111,7 +111,7 @@ def test_sizes_are_near_what_was_asked_for(params):
 
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "came", "adamweightdecay"])
 @pytest.mark.parametrize("shape", [[6], [4, 6], [2, 4, 6]])
-def test_sums_are_what_the_rules_ask_for(name, shape):
+def test_sums_are_those_that_the_rules_request(name, shape):
     optimizer = optimizer_of(name, ROWS[name][0], {"weight": shape})
     (param,) = optimizer._parameter_list
     state = {key: paddle.ones(rule_shape(kind, shape)) for key, kind in optimizer.state_kinds(param).items()}
@@ -151,7 +151,7 @@ def params_of(weights, dtype="float32"):
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize("stage", [1, 2])
-def test_whole_parameters_are_dealt_out_as_paddle_does(stage, ranks):
+def test_whole_parameters_are_assigned_as_in_paddle(stage, ranks):
     weights = SMALL.weights()
     params = params_of(weights)
     if stage == 1:
@@ -203,7 +203,7 @@ def test_volumes_by_hand():
     assert sent("adamwdl", sharding=2, stage=3) == (120, 0, 0), "small parameters stay whole"
 
 
-def test_slices_send_the_sums_of_what_is_cut():
+def test_slices_send_the_sums_of_split_parameters():
     shapes = {"cut": [64, 6], "whole": [6]}  # 384 and 128 elements with padding: 256 on each device
 
     def sent(name):
@@ -218,7 +218,7 @@ def test_slices_send_the_sums_of_what_is_cut():
     assert sent("adamwdl") == sent("adamweightdecay") == 0
 
 
-def test_tensor_parallel_sends_the_sums_of_what_is_cut():
+def test_tensor_parallel_sends_the_sums_of_split_parameters():
     model = Transformer(hidden=8, layers=1, vocab=6, intermediate=16, heads=2)
     lines = (6 + 8) + 4 * (8 + 8) + 3 * (8 + 16) + (8 + 6)  # all nine matrices are cut, by rows or by columns
     answer = estimate(model, OptimizerSpec("came", dtype="float32"), Layout(mp=2))

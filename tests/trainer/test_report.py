@@ -319,7 +319,7 @@ def test_every_panel_is_an_image(panels):
     assert page.count('<img alt="alt" src="data:image/png;base64,') == panels == len({axis.figure for axis in seen})
 
 
-def test_what_lies_beside_the_report_is_linked(tmp_path):
+def test_files_beside_the_report_are_linked(tmp_path):
     made, _ = begun(tmp_path)
     names = ["checkpoint-12", "javascript:alert(1)", "a b#c?&.json", 'x"><b>.txt']
     for name in names:
@@ -376,7 +376,7 @@ def test_a_single_logged_loss_is_drawn_as_a_dot(tmp_path, figures, losses, visib
 # --- crashes, resumes, several processes ---
 
 
-def test_a_resume_keeps_what_came_before_its_checkpoint_and_no_more(tmp_path):
+def test_a_resume_keeps_the_history_up_to_its_checkpoint(tmp_path):
     made, optimizer = begun(tmp_path)
     log(made, optimizer, 1.0, 0.9, 0.8, 0.7)
     with open(tmp_path / "history.jsonl", "a") as file:

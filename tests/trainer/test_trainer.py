@@ -268,7 +268,7 @@ def test_the_trainers_settings_reach_the_optimizer(tmp_path):
     assert made(fp16_opt_level="O2")._multi_precision
 
 
-def test_what_is_decayed():
+def test_biases_and_norms_have_no_weight_decay():
     class RMSNorm(nn.Layer):
         def __init__(self):
             super().__init__()
@@ -289,7 +289,7 @@ def test_what_is_decayed():
 
 
 @pytest.mark.parametrize("optim", ["adamwdl", "adamw"])
-def test_groups_say_what_is_decayed_and_multiply_the_rate(tmp_path, optim, paddles_operations):
+def test_groups_set_the_weight_decay_and_multiply_the_rate(tmp_path, optim, paddles_operations):
     def groups(model):  # as PaddleNLP's ernie-m classifier makes them: one for each parameter
         return [
             {"params": param, "dygraph_key_name": name, "weight_decay": wd, "learning_rate": rate}
@@ -343,7 +343,7 @@ def test_rules_of_the_user(tmp_path):
         assert trainer.layer_map.layer_of(embedding.name).label == "head"
 
 
-def test_the_layer_table_is_shown_once_and_read_back(tmp_path, said):
+def test_the_layer_table_is_logged_once_per_training(tmp_path, said):
     trainer = train(tmp_path, optim="adamwdl", layerwise_lr_decay=0.5)
     trainer.train()
     first, second = (line for line in said if "Learning rates by layer" in line)
@@ -540,7 +540,7 @@ CONSTANT = "LambdaDecay(lr, lambda step: 1) keeps the rate constant. Received: o
         ("adamwdl", "own", {"layerwise_lr_decay": 0.8}, "and AdamWDL with LayerDecay(layerwise_decay=0.5, convention="),
     ],
 )
-def test_passed_optimizers_that_would_not_do_as_told(tmp_path, kind, scheduler, kwargs, message):
+def test_passed_optimizers_that_contradict_the_arguments(tmp_path, kind, scheduler, kwargs, message):
     model, opt, own = passed(kind)
     before = common.weights(model)
     optimizers = opt, own if scheduler == "own" else scheduler
@@ -610,7 +610,7 @@ def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
         train(tmp_path, optim="adafactor", layerwise_lr_decay=0.5)
 
 
-def test_an_optimizer_that_a_trainer_makes_past_the_mixin_is_refused(tmp_path):
+def test_an_optimizer_made_by_the_trainers_own_method_is_refused(tmp_path):
     """As `create_optimizer_and_scheduler` of PaddleMIX's BLIP2Trainer and MiniGPT4Trainer."""
 
     class Past(common.Trainer):
