@@ -17,7 +17,7 @@ _DICTS = {field.name for field in dataclasses.fields(LayerDecay) if "dict" in st
 
 
 class DecaySettings:
-    """Base of `LdoptConfig`, which lists the settings, and of `LdoptArgumentsMixin`, which takes them from there."""
+    """Base of `LdoptConfig`, which lists the settings, and of `LdoptArgumentsMixin`, which is made from its fields."""
 
     @property
     def layerwise_decay(self) -> LayerDecay:

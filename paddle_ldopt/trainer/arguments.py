@@ -44,11 +44,9 @@ def _as_argument(setting: Any) -> tuple[str, Any, Any]:
     return setting.name, Optional[str] if is_dict else setting.type, field
 
 
-_Settings: Any = dataclasses.make_dataclass(
-    "_Settings",
-    [_as_argument(field) for field in dataclasses.fields(LdoptConfig) if field.metadata],
-    bases=(DecaySettings,),
-)
+# The settings with a help text, which every Trainer lacks. `LdoptConfig` is frozen, so it cannot be a base class here.
+_SETTINGS = [_as_argument(setting) for setting in dataclasses.fields(LdoptConfig) if "help" in setting.metadata]
+_Settings: Any = dataclasses.make_dataclass("_Settings", _SETTINGS, bases=(DecaySettings,))
 
 
 @dataclasses.dataclass
