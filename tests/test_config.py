@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import textwrap
 
 import numpy as np
 import paddle
@@ -441,21 +440,6 @@ def test_a_checkpoint_of_a_given_optimizer_has_no_config_and_loses_an_old_one(tm
     optimizers = LdoptConfig("lamb").build(model, 4)
     common.trainer(tmp_path, model, optimizers, max_steps=2, save_steps=2).train()
     assert (tmp_path / "checkpoint-2").is_dir() and not (tmp_path / "checkpoint-2/ldopt_config.json").exists()
-
-
-def test_the_example_of_a_file(tmp_path):
-    text = """
-        optim: came
-        optim_kwargs: {clip_threshold: 2.0}
-        learning_rate: 2e-4
-        layerwise_lr_decay: 0.8
-        lr_scheduler_type: warmup_stable_decay
-        lr_scheduler_kwargs: {num_decay_steps: 100}
-        warmup_ratio: 0.1
-    """
-    (tmp_path / "c.yaml").write_text(textwrap.dedent(text))
-    config = LdoptConfig.from_yaml(tmp_path / "c.yaml")
-    assert (config.optim, config.optim_kwargs["clip_threshold"], config.learning_rate) == ("came", 2.0, 2e-4)
 
 
 def test_a_key_twice_in_a_json_string_is_refused():

@@ -109,12 +109,6 @@ def test_the_adaptive_window_as_documented():
     assert scaler.scale_window == 20, "next to it"
 
 
-def test_the_numbers_that_are_documented():
-    assert AdaptiveLossScaler(212, 2, 1000, max_scale_window=1000, min_scale_window=20).get_loss_scale() == 212
-    assert AdaptiveLossScaler(4294967296, 2, 20, 1000, 20).windows == WINDOWS
-    assert DynamicLossScaler(loss_scale_value=2**12, scale_factor=2, scale_window=1000).get_loss_scale() == 4096.0
-
-
 @pytest.mark.parametrize(
     ("low", "high", "windows"),
     [(20, 150, [20, 150]), (7, 50, [7, 8, 11, 15, 18, 22, 25, 29, 32, 36, 39, 43, 46, 50]), (100, 250, [100, 250])],
